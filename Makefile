@@ -1,0 +1,61 @@
+# Every command a developer or CI needs. `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+LOCKS := requirements/pip.txt requirements/dev.txt
+# Caches make a second start faster; a machine-wide "no bytecode" setting would undo that.
+unexport PYTHONDONTWRITEBYTECODE
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up test check format bench bench-large ci-deps lock clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make the environment in .venv from hashed requirement files
+
+up: setup ## run the product on its embedded default
+	@$(BIN)/python scripts/first_run.py
+
+test: setup ## run the tests
+	@$(BIN)/python -m pytest
+
+check: setup ## formatting, lint, types, import rules, sizes
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/check_sizes.py
+
+format: setup ## rewrite the sources in the house format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.bench-ready ## measure: ratios to peers and limits in one run
+	@$(BIN)/python -m bench
+
+bench-large: $(VENV)/.bench-ready ## measure a store of 100k runs and 10M events
+	@$(BIN)/python -m bench large
+
+ci-deps: setup ## install what CI must have
+
+lock: ## pin the newest allowed versions anew, with hashes
+	@scripts/lock
+
+clean: ## remove the environment and all caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(STAMP): $(LOCKS) pyproject.toml scripts/preflight
+	@scripts/preflight $(PYTHON)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --quiet --require-hashes -r requirements/pip.txt
+	@$(BIN)/python -m pip install --quiet --quiet --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q src
+	@touch $@
+
+$(VENV)/.bench-ready: $(STAMP) requirements/bench.txt
+	@$(BIN)/python -m pip install --quiet --quiet --require-hashes -r requirements/bench.txt
+	@touch $@

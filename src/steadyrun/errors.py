@@ -1,0 +1,200 @@
+"""What can go wrong, split by what the caller does next.
+
+SteadyrunError
+    Usage                    correct what was typed or written, then call again       exit 2
+        ConfigInvalid            a setting is unknown, of the wrong type or impossible
+        ConfigUntrusted          a project's file sets what only a trusted one may
+        VariableUnset            a ${VAR} that is needed now is not in the environment
+    NotFound                 look the name up; nothing was changed                     exit 3
+    Conflict                 look again at the present state, then decide              exit 5
+        NameTaken                an agent of that name exists
+        ChangeRefused            this step is not possible from the present state
+        OffsetMismatch           read on from the stored offset
+    LeaseLost                stop; write nothing more                                  exit 5
+    StoreFailed              the record could not be read or written                   exit 1
+        StoreBusy                another process held the store too long; try again
+        StoreFull                make room, then try again
+        StoreUnusable            the place or its permissions are wrong
+        StoreForeign             the file is not ours
+        StoreFromFuture          upgrade steadyrun
+        StoreCorrupt             restore from a copy
+
+Every error says what was expected, what was found and what to try; its facts are attributes.
+`retryable` says whether the same call may succeed later with nothing else changed.
+"""
+
+from pathlib import Path
+from typing import ClassVar
+
+
+class SteadyrunError(Exception):
+    """Something a caller or a person can act on; `message` and `hint` are for people."""
+
+    exit_code: ClassVar[int] = 1
+    code: ClassVar[str] = "failed"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class Usage(SteadyrunError):
+    """The call or the configuration is wrong; nothing was done."""
+
+    exit_code = 2
+    code = "usage"
+
+
+class ConfigInvalid(Usage):
+    """A setting cannot be used as it is written."""
+
+    code = "config_invalid"
+
+    def __init__(
+        self, problem: str, *, file: Path | None, line: int | None = None, hint: str = ""
+    ) -> None:
+        place = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
+        super().__init__(f"{place}{problem}", hint=hint)
+        self.problem, self.file, self.line = problem, file, line
+
+
+class ConfigUntrusted(ConfigInvalid):
+    """A project's file sets what could run commands or redirect data."""
+
+    code = "config_untrusted"
+
+
+class VariableUnset(Usage):
+    """A `${VAR}` that is needed now has no value."""
+
+    code = "variable_unset"
+
+    def __init__(self, variable: str, *, setting: str) -> None:
+        super().__init__(
+            f"{setting} needs the environment variable {variable}, which is not set",
+            hint=f"Set it before starting: export {variable}=…",
+        )
+        self.variable, self.setting = variable, setting
+
+
+class NotFound(SteadyrunError):
+    """There is no such thing, or the shortened id fits several."""
+
+    exit_code = 3
+    code = "not_found"
+
+    def __init__(self, kind: str, name: str, *, hint: str = "") -> None:
+        super().__init__(f"no {kind} {name!r}", hint=hint)
+        self.kind, self.name = kind, name
+
+
+class Conflict(SteadyrunError):
+    """The present state does not allow it."""
+
+    exit_code = 5
+    code = "conflict"
+
+
+class NameTaken(Conflict):
+    """Agents are told apart by name."""
+
+    code = "name_taken"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"an agent named {name!r} exists already", hint="Choose another name.")
+        self.name = name
+
+
+class ChangeRefused(Conflict):
+    """A step that is not possible from the present state."""
+
+    code = "change_refused"
+
+    def __init__(self, change: str, *, found: str) -> None:
+        super().__init__(f"cannot apply {change!r}: {found}")
+        self.change, self.found = change, found
+
+
+class OffsetMismatch(Conflict):
+    """An append that does not begin where the record ends."""
+
+    code = "offset_mismatch"
+
+    def __init__(self, process: str, *, stored: int, given: int) -> None:
+        super().__init__(
+            f"the record of {process} ends at offset {stored}, the append begins at {given}",
+            hint="Read the journal again from the stored offset.",
+        )
+        self.process, self.stored, self.given = process, stored, given
+
+
+class LeaseLost(SteadyrunError):
+    """Another holder owns the lane now. Final: stop, write nothing more."""
+
+    exit_code = 5
+    code = "lease_lost"
+
+    def __init__(self, agent: str, *, fence: int) -> None:
+        super().__init__(f"the claim on {agent} with fence {fence} is over")
+        self.agent, self.fence = agent, fence
+
+
+class StoreFailed(SteadyrunError):
+    """The record could not be read or written."""
+
+    code = "store_failed"
+
+    def __init__(self, problem: str, *, path: Path, hint: str = "") -> None:
+        super().__init__(f"{path}: {problem}", hint=hint)
+        self.problem, self.path = problem, path
+
+
+class StoreBusy(StoreFailed):
+    """Another process held the store longer than we wait."""
+
+    code = "store_busy"
+    retryable = True
+
+
+class StoreFull(StoreFailed):
+    """No room left on the device. What was acknowledged before is safe."""
+
+    code = "store_full"
+    retryable = True
+
+
+class StoreUnusable(StoreFailed):
+    """The place cannot be created, opened, read or written."""
+
+    code = "store_unusable"
+
+
+class StoreForeign(StoreFailed):
+    """A database, but not one of ours."""
+
+    code = "store_foreign"
+
+
+class StoreFromFuture(StoreFailed):
+    """Written by a later version; opening it could lose what this one does not know."""
+
+    code = "store_from_future"
+
+    def __init__(self, path: Path, *, found: int, known: int) -> None:
+        super().__init__(
+            f"the store has version {found}, this steadyrun knows up to {known}",
+            path=path,
+            hint="Upgrade steadyrun, or point STEADYRUN_HOME at another directory.",
+        )
+        self.found, self.known = found, known
+
+
+class StoreCorrupt(StoreFailed):
+    """The file is damaged."""
+
+    code = "store_corrupt"

@@ -1,0 +1,1 @@
+"""The nouns of the runtime as plain data, and the pure rules over them."""

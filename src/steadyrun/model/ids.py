@@ -1,0 +1,50 @@
+"""How are things named? By a typed prefix and 26 characters that sort by time."""
+
+import secrets
+from collections.abc import Callable
+from datetime import datetime
+from typing import NewType
+
+AgentId = NewType("AgentId", str)
+ItemId = NewType("ItemId", str)
+RunId = NewType("RunId", str)
+ProcessId = NewType("ProcessId", str)
+HolderId = NewType("HolderId", str)
+
+# Crockford's alphabet in lower case: no i, l, o, u, and its order is the order of its values.
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_RANDOM_BITS = 80
+
+
+class Ids:
+    """Makes ids. Two of the same kind sort by the millisecond they were made in."""
+
+    def __init__(
+        self, now: Callable[[], datetime], randbits: Callable[[int], int] = secrets.randbits
+    ) -> None:
+        self._now = now
+        self._randbits = randbits
+
+    def agent(self) -> AgentId:
+        return AgentId(self._make("agt"))
+
+    def item(self) -> ItemId:
+        return ItemId(self._make("itm"))
+
+    def run(self) -> RunId:
+        return RunId(self._make("run"))
+
+    def process(self) -> ProcessId:
+        return ProcessId(self._make("prc"))
+
+    def holder(self) -> HolderId:
+        return HolderId(self._make("hld"))
+
+    def _make(self, prefix: str) -> str:
+        milliseconds = int(self._now().timestamp() * 1000)
+        number = milliseconds << _RANDOM_BITS | self._randbits(_RANDOM_BITS)
+        return f"{prefix}_{_encode(number)}"
+
+
+def _encode(number: int) -> str:
+    return "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -5, -5))

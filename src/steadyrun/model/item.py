@@ -1,0 +1,77 @@
+"""What is there to do? An item: accepted once, run in order, settled for ever."""
+
+from datetime import datetime
+from typing import Literal
+
+from msgspec import Struct
+
+from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
+from steadyrun.model.run import Run
+
+ItemKind = Literal["message", "reminder", "call", "step", "self"]
+ItemStatus = Literal["queued", "running", "completed", "failed", "cancelled"]
+Delivery = Literal["none", "offered", "absorbed", "own_turn", "returned"]
+OnLost = Literal["resume", "retry", "fail"]
+
+SETTLED: frozenset[ItemStatus] = frozenset({"completed", "failed", "cancelled"})
+
+
+class Message(Struct, frozen=True):
+    """What somebody asks of an agent. The same `key` again is the same item."""
+
+    agent: AgentId
+    text: str
+    kind: ItemKind = "message"
+    key: str | None = None
+    on_lost: OnLost = "resume"
+
+
+class Item(Struct, frozen=True):
+    """A message in its agent's lane. `seq` is its place, and it keeps it."""
+
+    id: ItemId
+    agent: AgentId
+    seq: int
+    kind: ItemKind
+    text: str
+    on_lost: OnLost
+    created_at: datetime
+    status: ItemStatus = "queued"
+    delivery: Delivery = "none"
+    attempt: int = 0
+    cancel_requested: bool = False
+    run: RunId | None = None
+    reply: str | None = None
+    started_at: datetime | None = None
+    settled_at: datetime | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.status in SETTLED
+
+
+class Claim(Struct, frozen=True):
+    """This holder owns the lane and runs `item`. Every write names it; the highest fence wins."""
+
+    agent: AgentId
+    holder: HolderId
+    fence: int
+    item: Item
+
+
+def status_after(run: Run, item: Item) -> ItemStatus:
+    """What becomes of an item when its run ends."""
+    if run.status == "completed":
+        return "completed"
+    if run.stop_reason == "shutdown" or run.status == "rate_limited":
+        return "cancelled" if item.cancel_requested else "queued"
+    return "cancelled" if run.status == "cancelled" else "failed"
+
+
+def status_of_absorbed(run: Run, item: Item) -> ItemStatus:
+    """What becomes of a follow-up that the run had absorbed: it shares success, not bad luck."""
+    if run.status == "completed":
+        return "completed"
+    if run.stop_reason == "user_stop" or item.cancel_requested:
+        return "cancelled"
+    return "queued"

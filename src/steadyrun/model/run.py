@@ -1,0 +1,305 @@
+"""What is a run, and which changes may it see? `step` is the only place that makes one.
+
+    (none) --created--> starting --launched|adopted--> running --finished|cancelled|orphaned--> …
+
+The last five statuses are terminal: whatever comes later returns the run untouched. Pure: no
+clock, no store; every time is carried by the change.
+"""
+
+from datetime import datetime
+from typing import Any, Literal, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from steadyrun.errors import ChangeRefused
+from steadyrun.model import event as ev
+from steadyrun.model.event import Diagnostic, Emitted, ErrorFact, Event, EventId
+from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
+from steadyrun.model.usage import Cost, Usage
+
+RunStatus = Literal[
+    "starting", "running", "completed", "failed", "cancelled", "timed_out", "rate_limited"
+]
+StopReason = Literal[
+    "user_stop", "idle_timeout", "stall", "hang", "wall_timeout", "shutdown", "budget", "policy",
+    "orphaned", "keeper_lost", "disk_full", "journal_full", "machine_lost",
+]  # fmt: skip
+EndStatus = Literal["completed", "failed", "cancelled", "timed_out", "rate_limited"]
+LostReason = Literal["orphaned", "keeper_lost", "machine_lost"]
+Metadata = dict[str, Any]
+
+STDERR_EXCERPT_CHARS = 200
+
+_ENDINGS: dict[EndStatus, type[ev.RunEnded]] = {
+    "completed": ev.RunCompleted,
+    "failed": ev.RunFailed,
+    "cancelled": ev.RunCancelled,
+    "timed_out": ev.RunTimedOut,
+    "rate_limited": ev.RunRateLimited,
+}
+TERMINAL: frozenset[RunStatus] = frozenset(_ENDINGS)
+
+
+class Run(Struct, frozen=True):
+    """One attempt to do an item. Terminal runs never change."""
+
+    id: RunId
+    agent: AgentId
+    item: ItemId | None
+    provider: str
+    created_at: datetime
+    status: RunStatus = "starting"
+    model: str | None = None
+    process: ProcessId | None = None
+    allowed_tools: tuple[str, ...] | None = None
+    metadata: Metadata = {}
+    stop_reason: StopReason | None = None
+    text: str | None = None
+    usage: Usage = Usage()
+    cost: Cost = Cost()
+    resume_token: str | None = None
+    exit_code: int | None = None
+    error: ErrorFact | None = None
+    diagnostic: Diagnostic | None = None
+    started_at: datetime | None = None
+    active_at: datetime | None = None
+    ended_at: datetime | None = None
+    events: int = 0
+    tools: int = 0
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def duration_ms(self) -> int | None:
+        if self.ended_at is None:
+            return None
+        since = self.started_at or self.created_at
+        return max(0, round((self.ended_at - since).total_seconds() * 1000))
+
+
+class Created(Struct, frozen=True, tag="created"):
+    """The intent to run, written before anything is started."""
+
+    id: RunId
+    agent: AgentId
+    item: ItemId | None
+    provider: str
+    at: datetime
+    model: str | None = None
+    allowed_tools: tuple[str, ...] | None = None
+    metadata: Metadata = {}
+
+
+class Launched(Struct, frozen=True, tag="launched"):
+    """The provider's process took the turn. Again on a running run: a refresh."""
+
+    at: datetime
+    process: ProcessId | None = None
+    active_at: datetime | None = None
+    metadata: Metadata = {}
+
+
+class Adopted(Struct, frozen=True, tag="adopted"):
+    """Another holder drives the process from here on."""
+
+    at: datetime
+    process: ProcessId | None = None
+    active_at: datetime | None = None
+
+
+class Touched(Struct, frozen=True, tag="touched"):
+    """A sign of life, with what has been used so far."""
+
+    active_at: datetime
+    usage: Usage | None = None
+    cost: Cost | None = None
+    resume_token: str | None = None
+
+
+class Finished(Struct, frozen=True, tag="finished"):
+    """The turn ended by itself, by a clock or by a limit."""
+
+    at: datetime
+    status: EndStatus
+    stop_reason: StopReason | None = None
+    text: str | None = None
+    usage: Usage | None = None
+    cost: Cost | None = None
+    resume_token: str | None = None
+    exit_code: int | None = None
+    error: ErrorFact | None = None
+    diagnostic: Diagnostic | None = None
+    active_at: datetime | None = None
+
+
+class Cancelled(Struct, frozen=True, tag="cancelled"):
+    """Somebody stopped it; `reason` is their word."""
+
+    at: datetime
+    reason: str | None = None
+
+
+class Orphaned(Struct, frozen=True, tag="orphaned"):
+    """Nobody can say any more how it went on."""
+
+    at: datetime
+    stop_reason: LostReason = "orphaned"
+
+
+Change = Created | Launched | Adopted | Touched | Finished | Cancelled | Orphaned
+
+
+def step(run: Run | None, change: Change) -> Run:
+    """Apply one change. A terminal run comes back as the very same object."""
+    if run is None:
+        return _first(change)
+    return run if run.is_terminal else _applied(run, change)
+
+
+def told(before: Run | None, after: Run) -> list[Emitted]:
+    """The event that a change of status makes; none when the status stayed as it was."""
+    if before is not None and before.status == after.status:
+        return []
+    if after.status == "running" and after.started_at:
+        return [Emitted(EventId(f"{after.id}:started"), after.started_at, _started_event(after))]
+    if after.ended_at:
+        return [Emitted(EventId(f"{after.id}:ended"), after.ended_at, _ended_event(after))]
+    return []
+
+
+def counted(run: Run, events: int, tools: int) -> Run:
+    """Add to the counters of the row: they are kept here so that nobody counts events."""
+    return _replace(run, events=run.events + events, tools=run.tools + tools)
+
+
+def merged(old: Metadata, new: Metadata) -> Metadata:
+    """Merge `new` into `old`, table by table; on a clash the newer value wins."""
+    both = dict(old)
+    for key, value in new.items():
+        before = both.get(key)
+        nested = isinstance(before, dict) and isinstance(value, dict)
+        both[key] = merged(before, value) if nested else value  # type: ignore[arg-type]
+    return both
+
+
+def _first(change: Change) -> Run:
+    if not isinstance(change, Created):
+        raise ChangeRefused(str(change.__struct_config__.tag), found="there is no such run")
+    return Run(
+        id=change.id,
+        agent=change.agent,
+        item=change.item,
+        provider=change.provider,
+        created_at=change.at,
+        model=change.model,
+        allowed_tools=change.allowed_tools,
+        metadata=change.metadata,
+    )
+
+
+def _applied(run: Run, change: Change) -> Run:
+    match change:
+        case Created():
+            after = _replace(run, metadata=merged(run.metadata, change.metadata))
+        case Launched() | Adopted():
+            after = _started(run, change)
+        case Touched():
+            after = _touched(run, change)
+        case Finished():
+            after = _finished(run, change)
+        case Cancelled():
+            after = _cancelled(run, change)
+        case Orphaned():
+            after = _orphaned(run, change)
+        case _:
+            assert_never(change)
+    return after
+
+
+def _started(run: Run, change: Launched | Adopted) -> Run:
+    metadata = change.metadata if isinstance(change, Launched) else {}
+    return _replace(
+        run,
+        status="running",
+        process=change.process or run.process,
+        started_at=run.started_at or change.at,
+        active_at=change.active_at or run.active_at,
+        metadata=merged(run.metadata, metadata),
+    )
+
+
+def _touched(run: Run, change: Touched) -> Run:
+    return _replace(
+        run,
+        active_at=change.active_at,
+        usage=change.usage or run.usage,
+        cost=change.cost or run.cost,
+        resume_token=change.resume_token or run.resume_token,
+    )
+
+
+def _finished(run: Run, change: Finished) -> Run:
+    return _replace(
+        run,
+        status=change.status,
+        stop_reason=change.stop_reason,
+        text=change.text,
+        usage=change.usage or run.usage,
+        cost=change.cost or run.cost,
+        resume_token=change.resume_token or run.resume_token,
+        exit_code=change.exit_code,
+        error=change.error,
+        diagnostic=_excerpt(change.diagnostic) if change.status == "failed" else None,
+        active_at=change.active_at or run.active_at,
+        ended_at=change.at,
+    )
+
+
+def _cancelled(run: Run, change: Cancelled) -> Run:
+    error = ErrorFact("cancelled", change.reason) if change.reason else None
+    return _replace(
+        run, status="cancelled", stop_reason="user_stop", error=error, ended_at=change.at
+    )
+
+
+def _orphaned(run: Run, change: Orphaned) -> Run:
+    error = ErrorFact(
+        change.stop_reason, "the process that ran this is gone", "It can be sent again.", True
+    )
+    return _replace(
+        run, status="failed", stop_reason=change.stop_reason, error=error, ended_at=change.at
+    )
+
+
+def _excerpt(diagnostic: Diagnostic | None) -> Diagnostic | None:
+    if diagnostic is None:
+        return None
+    return Diagnostic(diagnostic.exit_code, diagnostic.stderr_excerpt[-STDERR_EXCERPT_CHARS:])
+
+
+def _started_event(run: Run) -> Event:
+    return ev.RunStarted(provider=run.provider, model=run.model, item=run.item)
+
+
+def _ended_event(run: Run) -> Event:
+    assert run.status != "starting"
+    assert run.status != "running"
+    return _ENDINGS[run.status](
+        status=run.status,
+        stop_reason=run.stop_reason,
+        text=run.text,
+        usage=run.usage,
+        cost=run.cost,
+        resume_token=run.resume_token,
+        duration_ms=run.duration_ms,
+        exit_code=run.exit_code,
+        error=run.error,
+        diagnostic=run.diagnostic,
+    )
+
+
+def _replace(run: Run, **fields: Any) -> Run:
+    return msgspec.structs.replace(run, **fields)

@@ -1,0 +1,351 @@
+"""What does the runtime ask of its system of record? Domain verbs, never SQL.
+
+The promises stand here once; `steadyrun.testing` checks every engine against them.
+
+- What a verb returned is durable: it survives kill -9 of anything. Only `append` may lose its last
+  moments to a power cut, and then the journal still has them.
+- Every write by a holder names its claim. When the claim is over it raises `LeaseLost` and nothing
+  is written: final.
+- Anything may be said twice. Accepting a key again, appending the same events again, finishing a
+  finished run or cancelling a settled item changes nothing.
+- A verb that raises has changed nothing.
+- A write that was begun is carried to its end also when its caller is cancelled meanwhile.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Literal, Protocol
+
+import anyio
+from msgspec import Struct
+
+from steadyrun.errors import ChangeRefused, OffsetMismatch
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import LIVE_ONLY, Emitted, StoredEvent, our_number, type_of
+from steadyrun.model.gate import Gate
+from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
+from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.process import Checkpoint, Marks, Process
+from steadyrun.model.run import Change, Run
+from steadyrun.model.session import ResumeToken, Session
+from steadyrun.model.usage import UsageSum
+
+# How long a key is remembered after its item was accepted.
+DEDUP_RETENTION = timedelta(days=14)
+# Hints may be lost: whoever waits looks again at least this often.
+FALLBACK_POLL_SECONDS = 15.0
+PAGE = 500
+
+LaneStatus = Literal["idle", "ready", "held"]
+
+
+class Holder(Struct, frozen=True):
+    """A process that may own lanes, as long as it lives."""
+
+    id: HolderId
+    kind: str
+    machine: str
+    version: str
+    joined_at: datetime
+
+
+class Lane(Struct, frozen=True):
+    """An agent's queue and who owns it."""
+
+    agent: AgentId
+    status: LaneStatus = "idle"
+    is_paused: bool = False
+    ready_at: datetime | None = None
+    holder: HolderId | None = None
+    fence: int = 0
+    last_seq: int = 0
+    queued: int = 0
+    event_seq: int = 0
+
+
+class Accepted(Struct, frozen=True):
+    """The item a message became, or had become before."""
+
+    item: Item
+    is_new: bool
+
+
+class Batch(Struct, frozen=True):
+    """What one stretch of a process's journal came to: written whole or not at all.
+
+    `run` is the run the events belong to. `change` is applied to it after them (a `Launched` before
+    them), `token` becomes the session's present one, `checkpoint` is saved with `to_offset`.
+    """
+
+    process: ProcessId
+    run: RunId | None
+    from_offset: int
+    to_offset: int
+    events: tuple[Emitted, ...] = ()
+    change: Change | None = None
+    token: ResumeToken | None = None
+    checkpoint: Checkpoint | None = None
+
+
+class Appended(Struct, frozen=True):
+    """How many events were new, and where the record ends now (for this agent, and for all)."""
+
+    count: int
+    last_seq: int
+    cursor: int
+
+
+class Watch:
+    """Somebody waiting for news of one agent or of all."""
+
+    def __init__(self) -> None:
+        self._bell = anyio.Event()
+
+    def ring(self) -> None:
+        self._bell.set()
+
+    async def wait(self, limit_seconds: float = FALLBACK_POLL_SECONDS) -> bool:
+        """Return at the next hint, True, or after the limit, False. Either way: look again."""
+        with anyio.move_on_after(limit_seconds):
+            await self._bell.wait()
+        rung = self._bell.is_set()
+        self._bell = anyio.Event()
+        return rung
+
+
+class Hints:
+    """Who wants to hear of what. Hints may be lost, doubled or late; nothing depends on them."""
+
+    def __init__(self) -> None:
+        self._watches: dict[AgentId | None, set[Watch]] = {}
+
+    @contextmanager
+    def watch(self, agent: AgentId | None) -> Iterator[Watch]:
+        """Register before reading, so that news between the reading and the waiting is heard."""
+        watch = Watch()
+        self._watches.setdefault(agent, set()).add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches[agent].discard(watch)
+
+    def ring(self, agents: Iterable[AgentId]) -> None:
+        """Tell those who watch one of `agents`, and those who watch everything."""
+        for agent in (*agents, None):
+            for watch in self._watches.get(agent, ()):
+                watch.ring()
+
+    def ring_all(self) -> None:
+        """Tell everybody: something changed and we cannot say what."""
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.ring()
+
+
+class Store(Protocol):
+    """The system of record."""
+
+    hints: Hints
+
+    # -- agents and sessions
+
+    async def add_agent(self, agent: Agent) -> None:
+        """Add an agent and its empty lane; `NameTaken` if the name is in use."""
+
+    async def agent(self, name: str) -> Agent:
+        """The agent of that name or id, else `NotFound`."""
+
+    async def agents(self) -> list[Agent]:
+        """All agents by name."""
+
+    async def session(self, agent: AgentId, provider: str) -> Session | None:
+        """The agent's conversation with that provider, if one was begun."""
+
+    # -- items
+
+    async def accept(self, message: Message) -> Accepted:
+        """Store a message at the end of its agent's lane. The same key again is the same item."""
+
+    async def item(self, item: ItemId) -> Item:
+        """The item, else `NotFound`."""
+
+    async def items(
+        self,
+        agent: AgentId | None = None,
+        *,
+        include_settled: bool = False,
+        before: ItemId | None = None,
+        limit: int = PAGE,
+    ) -> list[Item]:
+        """A page of items, newest first."""
+
+    async def cancel(self, item: ItemId) -> Item:
+        """Cancel it at once if queued, ask its holder to if running; settled stays as it is."""
+
+    # -- lanes
+
+    async def lane(self, agent: AgentId) -> Lane: ...
+
+    async def pause(self, agent: AgentId) -> None:
+        """No claim is given for this lane until `resume`; what runs goes on."""
+
+    async def resume(self, agent: AgentId) -> None: ...
+
+    async def join(self, kind: str) -> Holder:
+        """Become a holder: alive until `leave` or the end of this process, however it ends."""
+
+    async def leave(self, holder: HolderId) -> None:
+        """Stop being one; what it still holds is there for `reap`."""
+
+    async def holders(self) -> list[Holder]: ...
+
+    async def claim(self, holder: HolderId, limit: int = 1) -> list[Claim]:
+        """Own up to `limit` ready lanes whose gate is open, longest ready first, head item running.
+
+        A held, paused or empty lane is never given. Two holders never get the same lane.
+        """
+
+    async def take(self, claim: Claim, limit: int = 1) -> list[Item]:
+        """The holder takes follow-ups queued on its own lane, in order; they are `offered`."""
+
+    async def absorb(self, claim: Claim, item: ItemId) -> None:
+        """An offered follow-up entered the claim's run and shares its end."""
+
+    async def give_back(self, claim: Claim, item: ItemId) -> None:
+        """An offered follow-up was not taken: queued again, `returned`, in its old place."""
+
+    async def release(self, claim: Claim) -> Item:
+        """Give the lane up and the item back to its place. Its run, if any, must have ended."""
+
+    async def settle(
+        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+    ) -> Item:
+        """End the claim: append `batch`, apply `change` to the item's run, settle what it ran.
+
+        The run must be terminal by then. `status_after` and `status_of_absorbed` say what becomes
+        of the item and of what the run absorbed; open offers are returned. The lane is ready again
+        if anything is queued. One transaction.
+        """
+
+    async def reap(self, holder: HolderId) -> list[Claim]:
+        """Take over, with a higher fence, every lane whose holder is gone. Nothing is run again
+        by this: the new holder adopts what lives and settles or releases the rest."""
+
+    # -- runs, processes, events
+
+    async def change(self, claim: Claim, run: RunId, change: Change) -> Run:
+        """Apply a change to a run of the claim's agent; row and event in one transaction.
+
+        `Created` binds the run to the claim's item.
+        """
+
+    async def run(self, run: RunId) -> Run:
+        """The run, else `NotFound`."""
+
+    async def runs(
+        self, agent: AgentId | None = None, *, before: RunId | None = None, limit: int = 50
+    ) -> list[Run]:
+        """A page of runs, newest first."""
+
+    async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
+        """Runs whose id begins so: for ids typed by hand."""
+
+    async def open_process(self, claim: Claim, process: Process) -> None: ...
+
+    async def close_process(self, claim: Claim, process: ProcessId) -> None: ...
+
+    async def process(self, process: ProcessId) -> Process:
+        """The process, else `NotFound`."""
+
+    async def open_processes(self, agent: AgentId | None = None) -> list[Process]: ...
+
+    async def append(self, claim: Claim, batch: Batch) -> Appended:
+        """Write a batch if it begins where the record of its process ends.
+
+        Said again it is once: what lies wholly before the stored offset, and an event of ours
+        whose number is stored, is left out. Anything else is `OffsetMismatch`. A run that has ended
+        takes no more events: `ChangeRefused`.
+        """
+
+    async def events(
+        self,
+        after: int = 0,
+        *,
+        agent: AgentId | None = None,
+        run: RunId | None = None,
+        limit: int = PAGE,
+    ) -> list[StoredEvent]:
+        """Events with a higher cursor, oldest first, of a run or an agent or all."""
+
+    async def last_events(
+        self, *, agent: AgentId | None = None, run: RunId | None = None, limit: int = 50
+    ) -> list[StoredEvent]:
+        """The newest events, oldest first."""
+
+    async def usage(
+        self,
+        *,
+        agent: AgentId | None = None,
+        provider: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> UsageSum:
+        """Totals over the runs created in [since, until)."""
+
+    # -- gates
+
+    async def set_gate(self, gate: Gate) -> None: ...
+
+    async def gates(self) -> list[Gate]: ...
+
+    # -- life
+
+    async def close(self) -> None:
+        """Finish what was begun and let go. Closing twice is fine."""
+
+
+def fresh_events(process: Process, batch: Batch) -> tuple[tuple[Emitted, ...], Marks]:
+    """Which events of a batch are not in the record yet, and the marks once they are."""
+    is_repeat = batch.from_offset < batch.to_offset <= process.offset
+    if not is_repeat and batch.from_offset != process.offset:
+        raise OffsetMismatch(process.id, stored=process.offset, given=batch.from_offset)
+    if batch.to_offset < batch.from_offset:
+        raise ChangeRefused("append", found="the batch ends before it begins")
+    fresh, marks = [], {"s": process.marks.s, "x": process.marks.x, "r": process.marks.r}
+    for emitted in batch.events:
+        ours = our_number(emitted.id, process.id)
+        if ours is None:
+            if not is_repeat:
+                fresh.append(emitted)
+        elif ours[1] > marks[ours[0]]:
+            marks[ours[0]] = ours[1]
+            fresh.append(emitted)
+    refuse_live_only(fresh)
+    return tuple(fresh), Marks(**marks)
+
+
+def refuse_live_only(events: Iterable[Emitted]) -> None:
+    """Deltas and raw output are never rows: the journal has them."""
+    for emitted in events:
+        if type(emitted.event) in LIVE_ONLY:
+            raise ChangeRefused("append", found=f"{type_of(emitted.event)} is never stored")
+
+
+async def follow(
+    store: Store,
+    after: int = 0,
+    *,
+    agent: AgentId | None = None,
+    run: RunId | None = None,
+    poll_seconds: float = FALLBACK_POLL_SECONDS,
+) -> AsyncIterator[StoredEvent]:
+    """Every event after a cursor, stored ones first, then each as it is committed. Never ends."""
+    with store.hints.watch(agent) as watch:
+        while True:
+            page: Sequence[StoredEvent] = await store.events(after, agent=agent, run=run)
+            for event in page:
+                yield event
+                after = event.cursor
+            if not page:
+                await watch.wait(poll_seconds)

@@ -1,0 +1,1 @@
+"""What tests of the runtime and of new engines need: references, fakes and conformance suites."""

@@ -1,0 +1,32 @@
+"""A clock that stands still until it is told to go on."""
+
+import random
+from datetime import UTC, datetime, timedelta
+
+from steadyrun.clock import Clock
+from steadyrun.model.ids import Ids
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class FakeClock:
+    """Time passes only by `advance`."""
+
+    def __init__(self, start: datetime = START) -> None:
+        self._now = start
+        self._monotonic = 0.0
+
+    def now(self) -> datetime:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance(self, by: timedelta) -> None:
+        self._now += by
+        self._monotonic += by.total_seconds()
+
+
+def seeded_ids(clock: Clock, seed: int) -> Ids:
+    """Ids that come out the same for the same seed: two stores can then be compared whole."""
+    return Ids(clock.now, random.Random(seed).getrandbits)  # noqa: S311 (not a secret)

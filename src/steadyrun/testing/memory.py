@@ -1,0 +1,414 @@
+"""What exactly does a store promise? The reference: the same verbs over plain dictionaries.
+
+Nothing here is durable. Where an engine and this file disagree, this file is right.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from steadyrun import __version__
+from steadyrun.clock import Clock
+from steadyrun.errors import ChangeRefused, NameTaken, NotFound
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import (
+    Emitted,
+    StoredEvent,
+    ToolStarted,
+    decode_lines,
+    encode_lines,
+)
+from steadyrun.model.gate import Gate
+from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
+from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.process import Process
+from steadyrun.model.run import Change, Created, Launched, Run, counted, step, told
+from steadyrun.model.secret import Scrubber
+from steadyrun.model.session import Session
+from steadyrun.model.usage import UsageSum
+from steadyrun.store import (
+    DEDUP_RETENTION,
+    PAGE,
+    Accepted,
+    Appended,
+    Batch,
+    Hints,
+    Holder,
+    Lane,
+    fresh_events,
+)
+from steadyrun.testing import tables as rows
+from steadyrun.testing.tables import Tables
+
+
+class MemoryStore:
+    """The reference store. It never awaits inside a verb, so each verb is one step."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        ids: Ids | None = None,
+        tables: Tables | None = None,
+        hints: Hints | None = None,
+        scrubber: Scrubber | None = None,
+        machine: str = "here",
+    ) -> None:
+        self.hints = hints or Hints()
+        self._clock = clock
+        self._ids = ids or Ids(clock.now)
+        self._tables = tables or Tables()
+        self._scrubber = scrubber or Scrubber()
+        self._machine = machine
+
+    # -- agents and sessions
+
+    async def add_agent(self, agent: Agent) -> None:
+        with self._transaction([agent.id]) as t:
+            if any(agent.name in {a.name, a.id} or agent.id == a.id for a in t.agents.values()):
+                raise NameTaken(agent.name)
+            t.agents[agent.id] = agent
+            t.lanes[agent.id] = Lane(agent.id)
+
+    async def agent(self, name: str) -> Agent:
+        for agent in self._tables.agents.values():
+            if name in {agent.name, agent.id}:
+                return agent
+        raise NotFound("agent", name)
+
+    async def agents(self) -> list[Agent]:
+        return sorted(self._tables.agents.values(), key=lambda a: a.name)
+
+    async def session(self, agent: AgentId, provider: str) -> Session | None:
+        return self._tables.sessions.get((agent, provider))
+
+    # -- items
+
+    async def accept(self, message: Message) -> Accepted:
+        now = self._clock.now()
+        with self._transaction([message.agent]) as t:
+            lane = rows.lane_of(t, message.agent)
+            t.dedup = {key: seen for key, seen in t.dedup.items() if seen[1] > now}
+            known = t.dedup.get((message.agent, message.key or ""))
+            if known and message.key is not None:
+                return Accepted(t.items[known[0]], is_new=False)
+            item = rows.new_item(self._ids.item(), message, lane.last_seq + 1, now)
+            t.items[item.id] = item
+            if message.key is not None:
+                t.dedup[message.agent, message.key] = (item.id, now + DEDUP_RETENTION)
+            waiting = rows.altered(lane, last_seq=item.seq, queued=lane.queued + 1)
+            t.lanes[lane.agent] = rows.readied(waiting, now) if lane.status == "idle" else waiting
+            return Accepted(item, is_new=True)
+
+    async def item(self, item: ItemId) -> Item:
+        return rows.item_of(self._tables, item)
+
+    async def items(
+        self,
+        agent: AgentId | None = None,
+        *,
+        include_settled: bool = False,
+        before: ItemId | None = None,
+        limit: int = PAGE,
+    ) -> list[Item]:
+        found = [
+            item
+            for item in self._tables.items.values()
+            if agent in {None, item.agent}
+            and (include_settled or not item.is_settled)
+            and (before is None or item.id < before)
+        ]
+        return sorted(found, key=lambda i: i.id, reverse=True)[:limit]
+
+    async def cancel(self, item: ItemId) -> Item:
+        found = rows.item_of(self._tables, item)
+        with self._transaction([found.agent]) as t:
+            if found.status == "queued":
+                lane = rows.lane_of(t, found.agent)
+                rows.settle_item(t, found, "cancelled", self._clock.now())
+                lane = rows.altered(lane, queued=lane.queued - 1)
+                is_empty = lane.status == "ready" and not lane.queued
+                t.lanes[lane.agent] = rows.idled(lane) if is_empty else lane
+            elif found.status == "running":
+                t.items[item] = rows.altered(found, cancel_requested=True)
+            return t.items[item]
+
+    # -- lanes
+
+    async def lane(self, agent: AgentId) -> Lane:
+        return rows.lane_of(self._tables, agent)
+
+    async def pause(self, agent: AgentId) -> None:
+        with self._transaction([agent]) as t:
+            t.lanes[agent] = rows.altered(rows.lane_of(t, agent), is_paused=True)
+
+    async def resume(self, agent: AgentId) -> None:
+        with self._transaction([agent]) as t:
+            t.lanes[agent] = rows.altered(rows.lane_of(t, agent), is_paused=False)
+
+    async def join(self, kind: str) -> Holder:
+        now = self._clock.now()
+        holder = Holder(self._ids.holder(), kind, self._machine, __version__, now)
+        self._tables.holders[holder.id] = holder
+        return holder
+
+    async def leave(self, holder: HolderId) -> None:
+        self._tables.holders.pop(holder, None)
+
+    async def holders(self) -> list[Holder]:
+        return sorted(self._tables.holders.values(), key=lambda h: h.id)
+
+    async def claim(self, holder: HolderId, limit: int = 1) -> list[Claim]:
+        now = self._clock.now()
+        with self._transaction([]) as t:
+            ready = [lane for lane in t.lanes.values() if rows.is_claimable(t, lane, now)]
+            ready.sort(key=lambda lane: (lane.ready_at, lane.agent))
+            claims = [rows.claim(t, lane, holder, now) for lane in ready[:limit]]
+        self.hints.ring(claim.agent for claim in claims)
+        return claims
+
+    async def take(self, claim: Claim, limit: int = 1) -> list[Item]:
+        now = self._clock.now()
+        with self._transaction([claim.agent]) as t:
+            lane = rows.held(t, claim)
+            taken = [
+                rows.altered(
+                    item, status="running", delivery="offered", started_at=self._clock.now()
+                )
+                for item in rows.in_lane(t, lane.agent, "queued")[:limit]
+            ]
+            t.items.update({item.id: item for item in taken})
+            t.lanes[lane.agent] = rows.altered(lane, queued=lane.queued - len(taken))
+            return taken
+
+    async def absorb(self, claim: Claim, item: ItemId) -> None:
+        with self._transaction([claim.agent]) as t:
+            rows.held(t, claim)
+            offer = rows.offer(t, claim, item)
+            run = rows.item_of(t, claim.item.id).run
+            t.items[item] = rows.altered(offer, delivery="absorbed", run=run)
+
+    async def give_back(self, claim: Claim, item: ItemId) -> None:
+        with self._transaction([claim.agent]) as t:
+            rows.held(t, claim)
+            rows.requeue(t, rows.offer(t, claim, item), self._clock.now())
+
+    async def release(self, claim: Claim) -> Item:
+        with self._transaction([claim.agent]) as t:
+            rows.held(t, claim)
+            item = rows.item_of(t, claim.item.id)
+            if item.run and not t.runs[item.run].is_terminal:
+                raise ChangeRefused("release", found=f"its run {item.run} has not ended")
+            for other in rows.in_lane(t, claim.agent, "running"):
+                rows.requeue(t, other, self._clock.now())
+            rows.free(t, claim.agent, self._clock.now())
+            return t.items[item.id]
+
+    async def settle(
+        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+    ) -> Item:
+        now = self._clock.now()
+        with self._transaction([claim.agent]) as t:
+            rows.held(t, claim)
+            if batch:
+                self._append(t, claim, batch)
+            item = rows.item_of(t, claim.item.id)
+            if item.run is None:
+                raise ChangeRefused("settle", found="the item has no run")
+            run = self._change(t, item.run, change) if change else t.runs[item.run]
+            if not run.is_terminal:
+                raise ChangeRefused("settle", found=f"its run {run.id} has not ended")
+            for other in rows.in_lane(t, claim.agent, "running"):
+                rows.settle_with(t, other, run, now)
+            rows.free(t, claim.agent, now)
+            return t.items[item.id]
+
+    async def reap(self, holder: HolderId) -> list[Claim]:
+        with self._transaction([]) as t:
+            lost = [
+                lane
+                for lane in t.lanes.values()
+                if lane.status == "held" and lane.holder not in t.holders
+            ]
+            lost.sort(key=lambda lane: lane.agent)
+            claims = [rows.take_over(t, lane, holder) for lane in lost]
+        self.hints.ring(claim.agent for claim in claims)
+        return claims
+
+    # -- runs, processes, events
+
+    async def change(self, claim: Claim, run: RunId, change: Change) -> Run:
+        with self._transaction([claim.agent]) as t:
+            rows.held(t, claim)
+            if run in t.runs:
+                rows.run_of(t, claim, run)
+            elif isinstance(change, Created):
+                rows.bind_run(t, claim, run, change)
+            return self._change(t, run, change)
+
+    async def run(self, run: RunId) -> Run:
+        if run not in self._tables.runs:
+            raise NotFound("run", run)
+        return self._tables.runs[run]
+
+    async def runs(
+        self, agent: AgentId | None = None, *, before: RunId | None = None, limit: int = 50
+    ) -> list[Run]:
+        found = [
+            run
+            for run in self._tables.runs.values()
+            if agent in {None, run.agent} and (before is None or run.id < before)
+        ]
+        return sorted(found, key=lambda r: r.id, reverse=True)[:limit]
+
+    async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
+        found = [run for run in self._tables.runs.values() if run.id.startswith(prefix)]
+        return sorted(found, key=lambda r: r.id)[:limit]
+
+    async def open_process(self, claim: Claim, process: Process) -> None:
+        with self._transaction([claim.agent]) as t:
+            rows.held(t, claim)
+            if process.id in t.processes or process.agent != claim.agent:
+                raise ChangeRefused("open_process", found=f"{process.id} belongs elsewhere")
+            t.processes[process.id] = process
+
+    async def close_process(self, claim: Claim, process: ProcessId) -> None:
+        with self._transaction([claim.agent]) as t:
+            rows.held(t, claim)
+            found = rows.process_of(t, claim, process)
+            closed_at = found.closed_at or self._clock.now()
+            t.processes[process] = rows.altered(found, closed_at=closed_at)
+
+    async def process(self, process: ProcessId) -> Process:
+        if process not in self._tables.processes:
+            raise NotFound("process", process)
+        return self._tables.processes[process]
+
+    async def open_processes(self, agent: AgentId | None = None) -> list[Process]:
+        found = [
+            p
+            for p in self._tables.processes.values()
+            if agent in {None, p.agent} and p.closed_at is None
+        ]
+        return sorted(found, key=lambda p: p.id)
+
+    async def append(self, claim: Claim, batch: Batch) -> Appended:
+        with self._transaction([claim.agent]) as t:
+            rows.held(t, claim)
+            return self._append(t, claim, batch)
+
+    async def events(
+        self,
+        after: int = 0,
+        *,
+        agent: AgentId | None = None,
+        run: RunId | None = None,
+        limit: int = PAGE,
+    ) -> list[StoredEvent]:
+        found = [e for e in self._placed(agent, run) if e.cursor > after]
+        return [self._stored(e) for e in found[:limit]]
+
+    async def last_events(
+        self, *, agent: AgentId | None = None, run: RunId | None = None, limit: int = 50
+    ) -> list[StoredEvent]:
+        return [self._stored(e) for e in self._placed(agent, run)[-limit:]]
+
+    async def usage(
+        self,
+        *,
+        agent: AgentId | None = None,
+        provider: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> UsageSum:
+        total = UsageSum()
+        for run in self._tables.runs.values():
+            is_in = (since is None or run.created_at >= since) and (
+                until is None or run.created_at < until
+            )
+            if is_in and agent in {None, run.agent} and provider in {None, run.provider}:
+                total = rows.added(total, run)
+        return total
+
+    # -- gates
+
+    async def set_gate(self, gate: Gate) -> None:
+        self._tables.gates[gate.provider, gate.account] = gate
+        self.hints.ring_all()
+
+    async def gates(self) -> list[Gate]:
+        return [gate for _, gate in sorted(self._tables.gates.items())]
+
+    # -- life
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    # -- inside a verb
+
+    @contextmanager
+    def _transaction(self, agents: Iterable[AgentId]) -> Iterator[Tables]:
+        tables = self._tables.copy()
+        yield tables
+        self._tables.become(tables)
+        self.hints.ring(agents)
+
+    def _change(self, t: Tables, run: RunId, change: Change) -> Run:
+        before = t.runs.get(run)
+        after = step(before, change)
+        events = told(before, after)
+        if after is not before:
+            after = rows.scrubbed_run(counted(after, len(events), 0), self._scrubber)
+            t.runs[after.id] = after
+            self._place(t, after.agent, after.id, events)
+        return after
+
+    def _append(self, t: Tables, claim: Claim, batch: Batch) -> Appended:
+        process = rows.process_of(t, claim, batch.process)
+        fresh, marks = fresh_events(process, batch)
+        run = rows.run_of(t, claim, batch.run) if batch.run else None
+        if fresh and run and run.is_terminal:
+            raise ChangeRefused("append", found=f"{run.id} is {run.status}")
+        count = len(t.events)
+        if run and isinstance(batch.change, Launched):
+            self._change(t, run.id, batch.change)
+        self._add(t, claim.agent, batch.run, fresh)
+        if run and batch.change and not isinstance(batch.change, Launched):
+            self._change(t, run.id, batch.change)
+        t.processes[process.id] = rows.advanced(process, batch, marks)
+        if batch.token:
+            rows.bind_token(t, claim.agent, process.provider, batch.token)
+        return Appended(len(t.events) - count, t.lanes[claim.agent].event_seq, len(t.events))
+
+    def _add(
+        self, t: Tables, agent: AgentId, run: RunId | None, fresh: tuple[Emitted, ...]
+    ) -> None:
+        if run and fresh:
+            tools = sum(isinstance(e.event, ToolStarted) for e in fresh)
+            t.runs[run] = counted(t.runs[run], len(fresh), tools)
+        self._place(t, agent, run, fresh)
+
+    def _place(
+        self, t: Tables, agent: AgentId, run: RunId | None, events: Iterable[Emitted]
+    ) -> None:
+        lane = t.lanes[agent]
+        for emitted in decode_lines(self._scrubber.scrub(encode_lines(events))):
+            lane = rows.altered(lane, event_seq=lane.event_seq + 1)
+            t.events.append(rows.Placed(len(t.events) + 1, lane.event_seq, agent, run, emitted))
+        t.lanes[agent] = lane
+
+    def _placed(self, agent: AgentId | None, run: RunId | None) -> list[rows.Placed]:
+        return [e for e in self._tables.events if agent in {None, e.agent} and run in {None, e.run}]
+
+    def _stored(self, placed: rows.Placed) -> StoredEvent:
+        emitted = placed.emitted
+        return StoredEvent(
+            cursor=placed.cursor,
+            seq=placed.seq,
+            id=emitted.id,
+            at=emitted.at,
+            agent=self._tables.agents[placed.agent].name,
+            run=placed.run,
+            provider=self._tables.runs[placed.run].provider if placed.run else None,
+            event=emitted.event,
+        )

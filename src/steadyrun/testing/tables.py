@@ -1,0 +1,235 @@
+"""How does the reference keep its rows? Dictionaries, and the steps that the verbs share."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import Emitted
+from steadyrun.model.gate import Gate
+from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
+from steadyrun.model.item import Claim, Item, Message, status_after, status_of_absorbed
+from steadyrun.model.process import Marks, Process, SavedState
+from steadyrun.model.run import Created, Run
+from steadyrun.model.secret import Scrubber
+from steadyrun.model.session import ResumeToken, Session
+from steadyrun.model.usage import UsageSum
+from steadyrun.store import Batch, Holder, Lane
+
+
+@dataclass
+class Placed:
+    """An event in its place, before it is shown to anybody."""
+
+    cursor: int
+    seq: int
+    agent: AgentId
+    run: RunId | None
+    emitted: Emitted
+
+
+@dataclass
+class Tables:
+    """All there is. Several stores over the same tables are several processes on one home."""
+
+    agents: dict[AgentId, Agent] = field(default_factory=dict)
+    sessions: dict[tuple[AgentId, str], Session] = field(default_factory=dict)
+    lanes: dict[AgentId, Lane] = field(default_factory=dict)
+    holders: dict[HolderId, Holder] = field(default_factory=dict)
+    items: dict[ItemId, Item] = field(default_factory=dict)
+    dedup: dict[tuple[AgentId, str], tuple[ItemId, datetime]] = field(default_factory=dict)
+    processes: dict[ProcessId, Process] = field(default_factory=dict)
+    runs: dict[RunId, Run] = field(default_factory=dict)
+    events: list[Placed] = field(default_factory=list)
+    gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
+
+    def copy(self) -> "Tables":
+        """Rows are frozen, so copying the tables is enough."""
+        return Tables(*(getattr(self, f.name).copy() for f in dataclasses.fields(self)))
+
+    def become(self, other: "Tables") -> None:
+        for f in dataclasses.fields(self):
+            setattr(self, f.name, getattr(other, f.name))
+
+
+def altered(row: Any, **fields: Any) -> Any:
+    return msgspec.structs.replace(row, **fields)
+
+
+def lane_of(t: Tables, agent: AgentId) -> Lane:
+    if agent not in t.lanes:
+        raise NotFound("agent", agent)
+    return t.lanes[agent]
+
+
+def item_of(t: Tables, item: ItemId) -> Item:
+    if item not in t.items:
+        raise NotFound("item", item)
+    return t.items[item]
+
+
+def held(t: Tables, claim: Claim) -> Lane:
+    lane = lane_of(t, claim.agent)
+    if (lane.status, lane.holder, lane.fence) != ("held", claim.holder, claim.fence):
+        raise LeaseLost(claim.agent, fence=claim.fence)
+    return lane
+
+
+def offer(t: Tables, claim: Claim, item: ItemId) -> Item:
+    found = item_of(t, item)
+    if (found.agent, found.status, found.delivery) != (claim.agent, "running", "offered"):
+        raise ChangeRefused("follow-up", found=f"{item} is {found.status}, {found.delivery}")
+    return found
+
+
+def process_of(t: Tables, claim: Claim, process: ProcessId) -> Process:
+    found = t.processes.get(process)
+    if found is None or found.agent != claim.agent:
+        raise NotFound("process", process)
+    return found
+
+
+def run_of(t: Tables, claim: Claim, run: RunId) -> Run:
+    found = t.runs.get(run)
+    if found is None or found.agent != claim.agent:
+        raise NotFound("run", run)
+    return found
+
+
+def bind_run(t: Tables, claim: Claim, run: RunId, change: Created) -> None:
+    item = item_of(t, claim.item.id)
+    if (change.id, change.agent, change.item) != (run, claim.agent, item.id):
+        raise ChangeRefused("created", found="the claim is for another agent or item")
+    if item.run is not None and not t.runs[item.run].is_terminal:
+        raise ChangeRefused("created", found=f"its run {item.run} has not ended")
+    t.items[item.id] = altered(item, run=run)
+
+
+def in_lane(t: Tables, agent: AgentId, status: str) -> list[Item]:
+    found = [i for i in t.items.values() if i.agent == agent and i.status == status]
+    return sorted(found, key=lambda i: i.seq)
+
+
+def is_claimable(t: Tables, lane: Lane, now: datetime) -> bool:
+    provider = t.agents[lane.agent].provider
+    gates = [gate for gate in t.gates.values() if gate.provider == provider]
+    return (
+        lane.status == "ready" and not lane.is_paused and all(gate.is_open(now) for gate in gates)
+    )
+
+
+def claim(t: Tables, lane: Lane, holder: HolderId, now: datetime) -> Claim:
+    head = in_lane(t, lane.agent, "queued")[0]
+    item = altered(
+        head,
+        status="running",
+        delivery="none",
+        attempt=head.attempt + 1,
+        run=None,
+        started_at=now,
+    )
+    fence = lane.fence + 1
+    t.items[item.id] = item
+    t.lanes[lane.agent] = altered(
+        lane, status="held", holder=holder, fence=fence, queued=lane.queued - 1, ready_at=None
+    )
+    return Claim(lane.agent, holder, fence, item)
+
+
+def take_over(t: Tables, lane: Lane, holder: HolderId) -> Claim:
+    fence = lane.fence + 1
+    t.lanes[lane.agent] = altered(lane, holder=holder, fence=fence)
+    running = in_lane(t, lane.agent, "running")
+    main = next(item for item in running if item.delivery in {"none", "own_turn"})
+    return Claim(lane.agent, holder, fence, main)
+
+
+def settle_item(t: Tables, item: Item, status: str, now: datetime) -> None:
+    t.items[item.id] = altered(item, status=status, settled_at=now)
+
+
+def requeue(t: Tables, item: Item, now: datetime) -> None:
+    """Back to its place; what somebody cancelled meanwhile is cancelled instead."""
+    if item.cancel_requested:
+        settle_item(t, item, "cancelled", now)
+        return
+    delivery = "none" if item.delivery in {"none", "own_turn"} else "returned"
+    t.items[item.id] = altered(item, status="queued", delivery=delivery)
+    lane = t.lanes[item.agent]
+    t.lanes[item.agent] = altered(lane, queued=lane.queued + 1)
+
+
+def settle_with(t: Tables, item: Item, run: Run, now: datetime) -> None:
+    if item.delivery == "offered":
+        requeue(t, item, now)
+        return
+    is_absorbed = item.delivery == "absorbed"
+    status = status_of_absorbed(run, item) if is_absorbed else status_after(run, item)
+    if status == "queued":
+        requeue(t, item, now)
+    else:
+        reply = run.text if status == "completed" else None
+        settle_item(t, altered(item, reply=reply), status, now)
+
+
+def free(t: Tables, agent: AgentId, now: datetime) -> None:
+    lane = altered(t.lanes[agent], holder=None)
+    t.lanes[agent] = readied(lane, now) if lane.queued else idled(lane)
+
+
+def readied(lane: Lane, now: datetime) -> Lane:
+    ready: Lane = altered(lane, status="ready", ready_at=now)
+    return ready
+
+
+def idled(lane: Lane) -> Lane:
+    idle: Lane = altered(lane, status="idle", ready_at=None)
+    return idle
+
+
+def new_item(item: ItemId, message: Message, seq: int, now: datetime) -> Item:
+    return Item(
+        id=item,
+        agent=message.agent,
+        seq=seq,
+        kind=message.kind,
+        text=message.text,
+        on_lost=message.on_lost,
+        created_at=now,
+    )
+
+
+def advanced(process: Process, batch: Batch, marks: Marks) -> Process:
+    saved = process.saved
+    if batch.checkpoint and batch.to_offset >= process.offset:
+        saved = SavedState(batch.checkpoint.state, batch.checkpoint.sent, batch.to_offset)
+    offset = max(process.offset, batch.to_offset)
+    advanced: Process = altered(process, offset=offset, marks=marks, saved=saved)
+    return advanced
+
+
+def bind_token(t: Tables, agent: AgentId, provider: str, token: ResumeToken) -> None:
+    known = t.sessions.get((agent, provider))
+    t.sessions[agent, provider] = known.bound(token) if known else Session(provider, token)
+
+
+def scrubbed_run(run: Run, scrubber: Scrubber) -> Run:
+    return msgspec.json.decode(scrubber.scrub(msgspec.json.encode(run)), type=Run)
+
+
+def added(total: UsageSum, run: Run) -> UsageSum:
+    usage, cost = run.usage, run.cost
+    return UsageSum(
+        runs=total.runs + 1,
+        input_tokens=total.input_tokens + (usage.input_tokens or 0),
+        output_tokens=total.output_tokens + (usage.output_tokens or 0),
+        cache_read_tokens=total.cache_read_tokens + (usage.cache_read_tokens or 0),
+        cache_write_tokens=total.cache_write_tokens + (usage.cache_write_tokens or 0),
+        known_usd=total.known_usd + (cost.usd or 0.0 if cost.kind == "known" else 0.0),
+        estimated_usd=total.estimated_usd + (cost.usd or 0.0 if cost.kind == "estimated" else 0.0),
+        unknown_cost_runs=total.unknown_cost_runs + (cost.kind == "unknown"),
+    )
