@@ -12,7 +12,7 @@ The promises stand here once; `steadyrun.testing` checks every engine against th
 - A write that was begun is carried to its end also when its caller is cancelled meanwhile.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Literal, Protocol
@@ -119,10 +119,13 @@ class Hints:
 
     def __init__(self) -> None:
         self._watches: dict[AgentId | None, set[Watch]] = {}
+        # An engine that must do something to hear of other processes hangs it in here.
+        self.on_watch: Callable[[], None] = _nothing
 
     @contextmanager
     def watch(self, agent: AgentId | None) -> Iterator[Watch]:
         """Register before reading, so that news between the reading and the waiting is heard."""
+        self.on_watch()
         watch = Watch()
         self._watches.setdefault(agent, set()).add(watch)
         try:
@@ -141,6 +144,10 @@ class Hints:
         for watches in self._watches.values():
             for watch in watches:
                 watch.ring()
+
+
+def _nothing() -> None:
+    """Nothing to do."""
 
 
 class Store(Protocol):
@@ -200,8 +207,11 @@ class Store(Protocol):
 
     async def holders(self) -> list[Holder]: ...
 
-    async def claim(self, holder: HolderId, limit: int = 1) -> list[Claim]:
-        """Own up to `limit` ready lanes whose gate is open, longest ready first, head item running.
+    async def claim(
+        self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None
+    ) -> list[Claim]:
+        """Own up to `limit` ready lanes whose gate is open, longest ready first, head item running;
+        with `agent`, that agent's lane or none.
 
         A held, paused or empty lane is never given. Two holders never get the same lane.
         """
@@ -339,7 +349,7 @@ async def follow(
     agent: AgentId | None = None,
     run: RunId | None = None,
     poll_seconds: float = FALLBACK_POLL_SECONDS,
-) -> AsyncIterator[StoredEvent]:
+) -> AsyncGenerator[StoredEvent, None]:
     """Every event after a cursor, stored ones first, then each as it is committed. Never ends."""
     with store.hints.watch(agent) as watch:
         while True:

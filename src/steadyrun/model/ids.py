@@ -17,13 +17,14 @@ _RANDOM_BITS = 80
 
 
 class Ids:
-    """Makes ids. Two of the same kind sort by the millisecond they were made in."""
+    """Makes ids. They sort by the time they were made; those of one maker never tie."""
 
     def __init__(
         self, now: Callable[[], datetime], randbits: Callable[[int], int] = secrets.randbits
     ) -> None:
         self._now = now
         self._randbits = randbits
+        self._last = 0
 
     def agent(self) -> AgentId:
         return AgentId(self._make("agt"))
@@ -42,8 +43,10 @@ class Ids:
 
     def _make(self, prefix: str) -> str:
         milliseconds = int(self._now().timestamp() * 1000)
-        number = milliseconds << _RANDOM_BITS | self._randbits(_RANDOM_BITS)
-        return f"{prefix}_{_encode(number)}"
+        fresh = milliseconds << _RANDOM_BITS | self._randbits(_RANDOM_BITS)
+        # Within one millisecond, and when the clock steps back, the order is kept by counting.
+        self._last = max(fresh, self._last + 1)
+        return f"{prefix}_{_encode(self._last)}"
 
 
 def _encode(number: int) -> str:

@@ -158,10 +158,13 @@ class MemoryStore:
     async def holders(self) -> list[Holder]:
         return sorted(self._tables.holders.values(), key=lambda h: h.id)
 
-    async def claim(self, holder: HolderId, limit: int = 1) -> list[Claim]:
+    async def claim(
+        self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None
+    ) -> list[Claim]:
         now = self._clock.now()
         with self._transaction([]) as t:
-            ready = [lane for lane in t.lanes.values() if rows.is_claimable(t, lane, now)]
+            lanes = [lane for lane in t.lanes.values() if agent in {None, lane.agent}]
+            ready = [lane for lane in lanes if rows.is_claimable(t, lane, now)]
             ready.sort(key=lambda lane: (lane.ready_at, lane.agent))
             claims = [rows.claim(t, lane, holder, now) for lane in ready[:limit]]
         self.hints.ring(claim.agent for claim in claims)
@@ -173,7 +176,7 @@ class MemoryStore:
             lane = rows.held(t, claim)
             taken = [
                 rows.altered(
-                    item, status="running", delivery="offered", started_at=self._clock.now()
+                    item, status="running", delivery="offered", started_at=now
                 )
                 for item in rows.in_lane(t, lane.agent, "queued")[:limit]
             ]

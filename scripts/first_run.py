@@ -1,0 +1,93 @@
+"""What `make up` shows: one made-up run, written through the store's verbs and read back.
+
+No agent is started: it shows that the record works on this machine, and how to look at it.
+"""
+
+import sys
+from datetime import datetime
+
+import anyio
+
+from steadyrun.assemble import open_store
+from steadyrun.cli import render
+from steadyrun.clock import SystemClock
+from steadyrun.config import Config, load, printable
+from steadyrun.errors import SteadyrunError
+from steadyrun.model import event as ev
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import Emitted, Event, journal_id
+from steadyrun.model.ids import Ids, ProcessId, RunId
+from steadyrun.model.item import Claim, Message
+from steadyrun.model.process import Process
+from steadyrun.model.run import Created, Finished, Launched
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.store import Batch, Store
+
+REQUEST = "why does test_retry fail?"
+REPLY = "The retry waits one second too little. I raised it and the test passes."
+COMMAND = {"command": "pytest -q tests/test_retry.py"}
+SEEN: tuple[Event, ...] = (
+    ev.TextFinal("I'll look at the test first."),
+    ev.ToolStarted("call_1", "Bash", COMMAND),
+    ev.ToolCompleted("call_1", "Bash", COMMAND, "1 passed in 0.42s"),
+    ev.TextFinal(REPLY),
+)
+
+
+def main() -> int:
+    """Write it, show it, say what to try next."""
+    try:
+        anyio.run(_main, load())
+    except SteadyrunError as error:
+        print(f"steadyrun: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+async def _main(config: Config) -> None:
+    async with open_store(config) as store:
+        run = await write_run(store)
+        print(f"One made-up run is in {printable(config.places.home)}. Read back from there:\n")
+        for event in await store.events(run=run):
+            print(f"  {render.event_line(event)}")
+    print("\nNothing is running: agents and the daemon come later. Try next:")
+    for command in ("runs", f"show {run}", f"tail {run} --jsonl", "doctor", "--help"):
+        print(f"  .venv/bin/steadyrun {command}")
+
+
+async def write_run(store: Store) -> RunId:
+    """Accept a message, claim it, and record a run the way the runtime will."""
+    clock = SystemClock()
+    ids = Ids(clock.now)
+    run, process = ids.run(), ids.process()
+    # A run that no agent was asked for belongs to an agent of its own name.
+    agent = Agent(ids.agent(), run, ("scripted",), home=".")
+    await store.add_agent(agent)
+    await store.accept(Message(agent.id, REQUEST))
+    holder = await store.join("first-run")
+    [claim] = await store.claim(holder.id, agent=agent.id)
+    now = clock.now()
+    created = Created(run, agent.id, claim.item.id, agent.provider, now)
+    await store.change(claim, run, created)
+    await store.open_process(claim, Process(process, agent.id, agent.provider, "here", "none", now))
+    await store.append(claim, _batch(process, run, now))
+    await _settle(store, claim, clock.now())
+    await store.leave(holder.id)
+    return run
+
+
+def _batch(process: ProcessId, run: RunId, now: datetime) -> Batch:
+    events = tuple(
+        Emitted(journal_id(process, 100 * n, 0), now, event) for n, event in enumerate(SEEN, 1)
+    )
+    return Batch(process, run, 0, 100 * len(SEEN), events, Launched(now, process))
+
+
+async def _settle(store: Store, claim: Claim, now: datetime) -> None:
+    usage = Usage(input_tokens=1200, output_tokens=85, cache_read_tokens=900)
+    ended = Finished(now, "completed", text=REPLY, usage=usage, cost=Cost(0.0031, "estimated"))
+    await store.settle(claim, ended)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

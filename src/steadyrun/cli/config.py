@@ -1,0 +1,97 @@
+"""How does a person look at the configuration? `config show|path|check` and `trust`."""
+
+from argparse import Namespace
+from typing import Any
+
+import msgspec
+
+from steadyrun.config import (
+    Config,
+    Places,
+    as_document,
+    describe,
+    is_trusted,
+    load,
+    locate,
+    printable,
+)
+from steadyrun.config import trust as trust_project
+
+
+def show(args: Namespace) -> int:
+    """Print every setting with its origin."""
+    config = load()
+    if args.json:
+        return _print_json(as_document(config))
+    rows = [(f"{key} = {value}", origin) for key, value, origin in describe(config)]
+    width = min(60, max(len(setting) for setting, _ in rows))
+    for setting, origin in rows:
+        print(f"{setting:<{width}}  # {origin}")
+    return 0
+
+
+def path(args: Namespace) -> int:
+    """Print where the configuration is looked for; works also when what it says is wrong."""
+    files = _files(locate())
+    if args.json:
+        return _print_json(files)
+    user, project = files["user"], files["project"]
+    print(f"user     {user['path']}  ({'exists' if user['exists'] else 'does not exist'})")
+    if project["path"] is None:
+        print("project  none from here upwards")
+    else:
+        print(f"project  {project['path']}  ({_standing(project['trusted'])})")
+    return 0
+
+
+def check(args: Namespace) -> int:
+    """Load everything; what is wrong is raised."""
+    config = load()
+    if args.json:
+        names = {kind: sorted(getattr(config.settings, kind)) for kind in ("providers", "agents")}
+        return _print_json({"ok": True, **_files(config.places), **names})
+    for line in _findings(config):
+        print(f"ok: {line}")
+    return 0
+
+
+def trust(args: Namespace) -> int:
+    """Trust the project's file as it is now."""
+    file = printable(trust_project())
+    if args.json:
+        return _print_json({"trusted": file})
+    print(f"trusted: {file}\nIf the file changes, this is needed again.")
+    return 0
+
+
+def _findings(config: Config) -> list[str]:
+    files, settings = _files(config.places), config.settings
+    user, project = files["user"], files["project"]
+    found = [f"user file {user['path']}" if user["exists"] else f"no user file {user['path']}"]
+    if project["path"] is not None:
+        found.append(f"project file {project['path']} ({_standing(config.project_trusted)})")
+    found.append(f"providers: {', '.join(sorted(settings.providers)) or 'none set'}")
+    found.append(f"agents: {', '.join(sorted(settings.agents)) or 'none set'}")
+    return found
+
+
+def _files(places: Places) -> dict[str, Any]:
+    project = places.project_file
+    return {
+        "home": printable(places.home),
+        "user": {"path": printable(places.user_file), "exists": places.has_user_file},
+        "project": {
+            "path": None if project is None else printable(project),
+            "exists": project is not None,
+            "trusted": is_trusted(places),
+        },
+    }
+
+
+def _standing(trusted: bool) -> str:
+    return "trusted" if trusted else "not trusted: it may set only harmless keys"
+
+
+def _print_json(document: dict[str, Any]) -> int:
+    print(msgspec.json.encode(document).decode())
+    return 0

@@ -1,0 +1,105 @@
+"""Is everything in order here? Each check says what it found and what repairs it."""
+
+import os
+import stat
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import anyio
+from msgspec import Struct
+
+from steadyrun.cli import render
+from steadyrun.config import load, locate, printable
+from steadyrun.errors import SteadyrunError
+from steadyrun.stores.sqlite import DATABASE, SqliteStore
+
+OLDEST_PYTHON = (3, 11)
+
+
+class Finding(Struct, frozen=True):
+    """The outcome of one check."""
+
+    check: str
+    state: Literal["ok", "warn", "fail"]
+    detail: str
+    repair: str = ""
+
+
+def doctor(args: Namespace) -> int:
+    findings = list(examine(locate().home))
+    if args.json:
+        print(render.to_json({"checks": findings}))
+    else:
+        for finding in findings:
+            print(f"{finding.state:<5} {finding.check:<8} {render.plain(finding.detail)}")
+            if finding.repair:
+                print(f"{'':<14} -> {render.plain(finding.repair)}")
+    return 1 if any(finding.state == "fail" for finding in findings) else 0
+
+
+def examine(home: Path) -> Iterator[Finding]:
+    yield _python()
+    yield _config()
+    yield from _home(home)
+    yield anyio.run(_store, home)
+
+
+def _python() -> Finding:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    if sys.version_info < OLDEST_PYTHON:
+        return Finding("python", "fail", version, "Use Python 3.11 or later.")
+    return Finding("python", "ok", version)
+
+
+def _config() -> Finding:
+    try:
+        config = load()
+    except SteadyrunError as error:
+        return Finding("config", "fail", error.message, error.hint)
+    places = config.places
+    used = printable(places.user_file) if places.has_user_file else "defaults (no file)"
+    return Finding("config", "ok", used)
+
+
+def _home(home: Path) -> Iterator[Finding]:
+    shown = printable(home)
+    try:
+        found = home.stat()
+    except FileNotFoundError:
+        yield Finding("home", "ok", f"{shown} does not exist yet; the first command makes it")
+        return
+    except OSError as error:
+        yield Finding("home", "fail", f"{shown}: {error.strerror}", "Check STEADYRUN_HOME.")
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        yield Finding("home", "fail", f"{shown} is not a directory", "Check STEADYRUN_HOME.")
+    elif not os.access(home, os.W_OK | os.X_OK):
+        yield Finding("home", "fail", f"{shown} cannot be written to", f"chmod u+rwx {shown}")
+    elif found.st_mode & 0o077:
+        mode = f"{stat.S_IMODE(found.st_mode):04o}"
+        detail = f"{shown} has mode {mode}: others on this machine can look into it"
+        yield Finding("home", "warn", detail, f"chmod 700 {shown}")
+    else:
+        yield Finding("home", "ok", f"{shown} (mode 0700)")
+
+
+async def _store(home: Path) -> Finding:
+    path = home / DATABASE
+    shown = printable(path)
+    try:
+        if not path.exists():
+            return Finding("store", "ok", f"{shown} does not exist yet")
+        store = await SqliteStore.open(home)
+        try:
+            damage = await store.check()
+        finally:
+            await store.close()
+    except (SteadyrunError, OSError) as error:
+        hint = error.hint if isinstance(error, SteadyrunError) else ""
+        return Finding("store", "fail", str(error).partition("\n")[0], hint)
+    if damage:
+        return Finding("store", "fail", f"{shown}: {damage[0]}", "Restore it from a backup.")
+    return Finding("store", "ok", f"{shown} ({path.stat().st_size} bytes, no damage found)")

@@ -1,0 +1,140 @@
+"""Which command was meant, and how does its failure look? Commands are imported when called."""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from steadyrun import __version__
+from steadyrun.errors import SteadyrunError
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+_EPILOG = """\
+Everything lives in $STEADYRUN_HOME (default ~/.steadyrun).
+exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 not found, 4 not allowed, 5 conflict,
+            6 rate limited or paused, 7 timed out, 8 cancelled, 69 no daemon, 130 interrupted
+"""
+
+
+class Command(NamedTuple):
+    """A command: `target` is `module:function` in this room, taking the parsed arguments."""
+
+    words: str
+    summary: str
+    target: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+
+
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
+    _json_flag(parser)
+
+
+def _runs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--agent", metavar="NAME", help="only this agent's runs")
+    parser.add_argument("-n", type=_count, default=20, metavar="N", help="how many (20)")
+    _json_flag(parser)
+
+
+def _show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
+    _json_flag(parser)
+
+
+def _tail_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="AGENT|RUN", help="an agent's name, or a run's id")
+    parser.add_argument("-n", type=_count, default=50, metavar="N", help="how many events (50)")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on as events come")
+    parser.add_argument("--jsonl", action="store_true", help="one JSON document a line")
+
+
+COMMANDS = (
+    Command("runs", "list runs, newest first", "runs:list_runs", _runs_arguments),
+    Command("show", "show one run", "runs:show", _show_arguments),
+    Command("tail", "print an agent's or a run's last events", "runs:tail", _tail_arguments),
+    Command("config show", "print every setting and where it comes from", "config:show",
+            _no_arguments),
+    Command("config path", "print which files are read", "config:path", _no_arguments),
+    Command("config check", "check the configuration", "config:check", _no_arguments),
+    Command("trust", "let this project's steadyrun.toml set everything", "config:trust",
+            _no_arguments),
+    Command("doctor", "check this machine, the home directory and the store", "doctor:doctor",
+            _no_arguments),
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Run one command; every failure is a line on stderr and an exit code, never a traceback."""
+    args = build_parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        # A file name or a message may hold what this terminal cannot show.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = _call(args)
+        sys.stdout.flush()
+    except SteadyrunError as error:
+        code = _report(error, as_json=_wants_json(args))
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not complain about it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_BROKEN_PIPE
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line, from `COMMANDS`."""
+    parser = argparse.ArgumentParser(
+        prog="steadyrun",
+        description="A durable runtime for coding agents.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"steadyrun {__version__}")
+    groups: dict[str, Any] = {"": parser.add_subparsers(metavar="COMMAND", required=True)}
+    for command in COMMANDS:
+        group, _, word = command.words.rpartition(" ")
+        if group not in groups:
+            inner = groups[""].add_parser(group, help=f"{group} commands: see {group} --help")
+            groups[group] = inner.add_subparsers(metavar="COMMAND", required=True)
+        sub = groups[group].add_parser(word, help=command.summary, description=command.summary)
+        command.arguments(sub)
+        sub.set_defaults(target=command.target)
+    return parser
+
+
+def _call(args: argparse.Namespace) -> int:
+    module, _, function = args.target.partition(":")
+    code: int = getattr(importlib.import_module(f"steadyrun.cli.{module}"), function)(args)
+    return code
+
+
+def _report(error: SteadyrunError, *, as_json: bool) -> int:
+    if as_json:
+        facts = {"code": error.code, "message": error.message, "hint": error.hint,
+                 "retryable": error.retryable}  # fmt: skip
+        print(json.dumps({"error": facts}))
+    else:
+        print(f"steadyrun: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"  {error.hint}", file=sys.stderr)
+    return error.exit_code
+
+
+def _wants_json(args: argparse.Namespace) -> bool:
+    return bool(getattr(args, "json", False) or getattr(args, "jsonl", False))
+
+
+def _json_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:7]) <= 100_000:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 100000, found {text!r}")
+    return int(text)

@@ -1,0 +1,35 @@
+"""What is this process told to do? Settings from files and the environment, checked and typed."""
+
+from steadyrun.config.describe import as_document, describe
+from steadyrun.config.load import Config, load
+from steadyrun.config.places import Places, locate
+from steadyrun.config.schema import (
+    HARMLESS,
+    PROVIDERS,
+    AgentSettings,
+    Daemon,
+    ProviderSettings,
+    Settings,
+    setting_patterns,
+)
+from steadyrun.config.source import printable
+from steadyrun.config.trusted import is_trusted, trust
+
+__all__ = [
+    "HARMLESS",
+    "PROVIDERS",
+    "AgentSettings",
+    "Config",
+    "Daemon",
+    "Places",
+    "ProviderSettings",
+    "Settings",
+    "as_document",
+    "describe",
+    "is_trusted",
+    "load",
+    "locate",
+    "printable",
+    "setting_patterns",
+    "trust",
+]

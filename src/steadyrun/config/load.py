@@ -1,0 +1,107 @@
+"""What are the settings now, and where does each come from?
+
+Layers, later ones win key by key: defaults, the user's file, the project's file, the environment.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from steadyrun.config.places import Places, locate, process_environ
+from steadyrun.config.schema import (
+    HARMLESS,
+    ProviderSettings,
+    Settings,
+    build,
+    leaves,
+    pattern_of,
+    set_values,
+)
+from steadyrun.config.source import KeyPath, Source, dotted, line_of, read_source
+from steadyrun.config.template import expand, looks_secret, secret_values
+from steadyrun.config.trusted import is_source_trusted, read_project
+from steadyrun.errors import ConfigUntrusted
+from steadyrun.model.secret import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The settings of this process. Its repr names files only: settings may hold secrets."""
+
+    settings: Settings = field(repr=False)
+    places: Places
+    project_trusted: bool
+    origins: Mapping[str, str] = field(repr=False)
+    environ: Mapping[str, str] = field(repr=False)
+
+    def provider_env(self, name: str) -> dict[str, Secret]:
+        """Fill in what a provider's `env` says, for a launch now."""
+        provider = self.settings.providers.get(name, ProviderSettings())
+        return {
+            key: Secret(
+                expand(value, self.environ, setting=dotted(("providers", name, "env", key)))
+            )
+            for key, value in provider.env.items()
+        }
+
+    def secrets(self) -> list[Secret]:
+        """List what must never be recorded, as far as it is known now."""
+        providers = self.settings.providers.values()
+        return [Secret(value) for each in providers for value in self._secret_values(each)]
+
+    def _secret_values(self, provider: ProviderSettings) -> Iterator[str]:
+        for name, template in provider.env.items():
+            yield from secret_values(name, template, self.environ)
+        for name, value in provider.options.items():
+            if looks_secret(name) and isinstance(value, str):
+                yield value
+
+
+def load(
+    home: Path | None = None, cwd: Path | None = None, environ: Mapping[str, str] | None = None
+) -> Config:
+    """Read every layer; nothing is remembered between calls."""
+    environ = process_environ() if environ is None else environ
+    places = locate(home, cwd, environ)
+    project = read_project(places)
+    trusted = project is not None and is_source_trusted(places, project)
+    if project is not None and not trusted:
+        _refuse_harm(project)
+    user = read_source(places.user_file, follow_links=True)
+    layers = [each for each in (user, project, *_environment(environ)) if each is not None]
+    values, sources = _merge(layers)
+    settings = build(values, sources)
+    return Config(settings, places, trusted, _origins(settings, sources), environ)
+
+
+def _environment(environ: Mapping[str, str]) -> Iterator[Source]:
+    if store := environ.get("STEADYRUN_STORE"):
+        yield Source("environment STEADYRUN_STORE", {"store": store})
+    if listen := environ.get("STEADYRUN_DAEMON_LISTEN"):
+        yield Source("environment STEADYRUN_DAEMON_LISTEN", {"daemon": {"listen": listen}})
+
+
+def _refuse_harm(project: Source) -> None:
+    for path, _ in leaves(project):
+        if pattern_of(path) not in HARMLESS:
+            problem = f"{dotted(path)} may be set only by a file that you trust"
+            hint = "Read the file; if you agree with it, run: steadyrun trust"
+            line = line_of(project.text, path)
+            raise ConfigUntrusted(problem, file=project.file, line=line, hint=hint)
+
+
+def _merge(layers: list[Source]) -> tuple[dict[KeyPath, Any], dict[KeyPath, Source]]:
+    values: dict[KeyPath, Any] = {}
+    sources: dict[KeyPath, Source] = {}
+    for source in layers:
+        for path, value in leaves(source):
+            values[path], sources[path] = value, source
+    return values, sources
+
+
+def _origins(settings: Settings, sources: dict[KeyPath, Source]) -> dict[str, str]:
+    return {
+        dotted(path): sources[path].origin if path in sources else "default"
+        for path, _ in set_values(settings)
+    }

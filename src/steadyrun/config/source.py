@@ -1,0 +1,203 @@
+"""What does one file say, and on which line?
+
+Whatever the file holds, the answer is its table or a `ConfigInvalid` that says where to look.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steadyrun.errors import ConfigInvalid
+
+KeyPath = tuple[str, ...]
+Table = dict[str, Any]
+
+LARGEST_BYTES = 1024 * 1024
+DEEPEST = 64
+# Looking for a line parses the file piece by piece; beyond this the error goes without its line.
+_SEARCH_CHARS = 2 * LARGEST_BYTES
+_LONGEST_SHOWN = 120
+# tomllib needs the square of a dotted key's parts: a hostile project must not keep us for an hour.
+_LONG_KEY = re.compile(
+    r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)""" f"{{{DEEPEST}}}"
+)
+_TOML_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_ENDS_A_VALUE = ("]", "}", '"""', "'''")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One layer of settings. `file` is None where the layer is not a file."""
+
+    origin: str
+    data: Table
+    file: Path | None = None
+    text: str = ""
+    digest: str = ""
+
+    def invalid(self, path: KeyPath, problem: str, *, hint: str = "") -> ConfigInvalid:
+        if self.file is None:
+            return ConfigInvalid(f"{self.origin}: {problem}", file=None, hint=hint)
+        return ConfigInvalid(problem, file=self.file, line=line_of(self.text, path), hint=hint)
+
+
+def read_source(file: Path, *, follow_links: bool) -> Source | None:
+    """Read and parse `file`; None if there is none."""
+    content = read_bytes(file, follow_links=follow_links)
+    if content is None:
+        return None
+    text = _decode(content, file)
+    digest = hashlib.sha256(content).hexdigest()
+    return Source(printable(file), _parse(text, file), file=file, text=text, digest=digest)
+
+
+def read_bytes(file: Path, *, follow_links: bool) -> bytes | None:
+    """Read a regular file of a sane size; None if there is none."""
+    # Without O_NONBLOCK a named pipe of that name would hold us for ever.
+    extra = os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    try:
+        with open(file, "rb", opener=lambda name, flags: os.open(name, flags | extra)) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise ConfigInvalid("is not a regular file", file=file)
+            content = stream.read(LARGEST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(file, error, follow_links=follow_links) from error
+    if len(content) > LARGEST_BYTES:
+        raise ConfigInvalid(f"is larger than {LARGEST_BYTES} bytes", file=file)
+    return content
+
+
+def dotted(path: KeyPath) -> str:
+    """Write a key path as TOML would; control characters cannot reach a terminal this way."""
+    return ".".join(_key(part) for part in path)
+
+
+def printable(path: Path) -> str:
+    """Name a path so that any output can carry it, also when it is not valid UTF-8."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def line_of(text: str, path: KeyPath) -> int | None:
+    """Find the line of the statement that first gives `path`, or None if that takes too long."""
+    header, spent = "", 0
+    for line, statement in _statements(text):
+        is_header = statement.lstrip().startswith("[")
+        piece = statement if is_header else header + statement
+        spent += len(piece)
+        if spent > _SEARCH_CHARS:
+            return None
+        if _holds(_parsed(piece), path):
+            return line
+        header = statement if is_header else header
+    return None
+
+
+def _unreadable(file: Path, error: OSError, *, follow_links: bool) -> ConfigInvalid:
+    if error.errno == errno.ELOOP and not follow_links:
+        return ConfigInvalid("is a symbolic link, which is not followed here", file=file)
+    if error.errno in {errno.EISDIR, errno.ENXIO, errno.ENODEV}:
+        return ConfigInvalid("is not a regular file", file=file)
+    reason = error.strerror or type(error).__name__
+    return ConfigInvalid(f"cannot be read: {reason}", file=file)
+
+
+def _decode(content: bytes, file: Path) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        problem = f"is not UTF-8: byte {content[error.start]:#04x} at offset {error.start}"
+        raise ConfigInvalid(problem, file=file, line=line) from error
+
+
+def _parse(text: str, file: Path) -> Table:
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ConfigInvalid(f"has a key of more than {DEEPEST} parts", file=file, line=line)
+    try:
+        data = tomllib.loads(text)
+    except ValueError as error:
+        raise _not_toml(str(error), text, file) from error
+    except RecursionError as error:
+        raise ConfigInvalid("is nested too deeply", file=file) from error
+    if _is_deep(data):
+        raise ConfigInvalid(f"is nested more than {DEEPEST} levels deep", file=file)
+    return data
+
+
+def _not_toml(message: str, text: str, file: Path) -> ConfigInvalid:
+    place = _TOML_PLACE.search(message)
+    problem = f"is not valid TOML: {shorten(_TOML_PLACE.sub('', message))}"
+    if place is None:
+        return ConfigInvalid(problem, file=file)
+    line = int(place[1]) if place[1] else text.rstrip("\n").count("\n") + 1
+    return ConfigInvalid(problem, file=file, line=line)
+
+
+def _is_deep(data: object) -> bool:
+    level = [data]
+    for _ in range(DEEPEST):
+        level = [child for parent in level for child in _children(parent)]
+    return bool(level)
+
+
+def _children(value: object) -> list[object]:
+    match value:
+        case dict():
+            return list(value.values())
+        case list():
+            return value
+        case _:
+            return []
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Cut TOML into statements: one ends at the first line after which it parses by itself."""
+    statement, begin, spent = "", 1, 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        is_first = not statement
+        statement += line + "\n"
+        if not is_first and not any(end in line for end in _ENDS_A_VALUE):
+            continue
+        spent += len(statement)
+        if _parsed(statement) is not None:
+            yield begin, statement
+            statement, begin = "", number + 1
+        elif spent > _SEARCH_CHARS:
+            return
+
+
+def _parsed(text: str) -> Table | None:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _holds(data: object, path: KeyPath) -> bool:
+    for key in path:
+        if not isinstance(data, dict) or key not in data:
+            return False
+        data = data[key]
+    return True
+
+
+def _key(part: str) -> str:
+    bare = _BARE_KEY.fullmatch(part)
+    return shorten(part if bare else msgspec.json.encode(part).decode())
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"

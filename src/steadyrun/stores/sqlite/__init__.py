@@ -1,0 +1,5 @@
+"""SQLite: the embedded default. One file, no service, any number of processes on one home."""
+
+from steadyrun.stores.sqlite.store import DATABASE, SqliteStore
+
+__all__ = ["DATABASE", "SqliteStore"]

@@ -1,0 +1,75 @@
+"""What does an error of SQLite or of the file system mean to the caller?"""
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from steadyrun.errors import (
+    StoreBusy,
+    StoreCorrupt,
+    StoreFailed,
+    StoreForeign,
+    StoreFull,
+    StoreUnusable,
+)
+
+_ROOM = "Free some space there, then try again. What was acknowledged before is safe."
+_COPY = "Put a backup in its place, or move the file away to begin with an empty store."
+_PLACE = "Check that the directory exists and that you may write to it (owner, mode, mount)."
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Raise what happens inside as an error of ours."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise named(error, path) from error
+
+
+def named(error: Exception, path: Path) -> Exception:
+    """The error of ours that says what happened; what is not SQLite's or the system's stays."""
+    if isinstance(error, sqlite3.Error):
+        return _of_sqlite(error, path)
+    return _of_system(error, path) if isinstance(error, OSError) else error
+
+
+def _of_sqlite(error: sqlite3.Error, path: Path) -> StoreFailed:
+    """Name the failure by SQLite's result code; its extended codes keep theirs in the low byte."""
+    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    match primary:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            failure: StoreFailed = busy(path)
+        case sqlite3.SQLITE_FULL:
+            failure = StoreFull("the device is full", path=path, hint=_ROOM)
+        case sqlite3.SQLITE_IOERR:
+            failure = StoreFull(f"writing failed: {error}", path=path, hint=_ROOM)
+        case sqlite3.SQLITE_CORRUPT:
+            failure = StoreCorrupt(f"the database is damaged: {error}", path=path, hint=_COPY)
+        case sqlite3.SQLITE_NOTADB:
+            failure = StoreForeign("is not a database", path=path, hint=_COPY)
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            failure = StoreUnusable(
+                f"cannot be opened for writing: {error}", path=path, hint=_PLACE
+            )
+        case _:
+            failure = StoreFailed(f"the database refused: {error}", path=path)
+    return failure
+
+
+def _of_system(error: OSError, path: Path) -> StoreFailed:
+    where = Path(error.filename) if isinstance(error.filename, str) else path
+    if error.errno in _FULL:
+        return StoreFull("the device is full", path=where, hint=_ROOM)
+    return StoreUnusable(f"cannot be used: {error.strerror}", path=where, hint=_PLACE)
+
+
+def busy(path: Path) -> StoreBusy:
+    return StoreBusy(
+        "another process has held the store for too long",
+        path=path,
+        hint="Try again; if it stays so, a process on this home is stopped in mid-write.",
+    )

@@ -1,0 +1,306 @@
+"""How do items pass through a lane? Each function is one step inside a transaction."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+from steadyrun.errors import ChangeRefused, LeaseLost
+from steadyrun.model.ids import AgentId, HolderId, ItemId
+from steadyrun.model.item import (
+    Claim,
+    Item,
+    ItemStatus,
+    Message,
+    status_after,
+    status_of_absorbed,
+)
+from steadyrun.model.run import Run
+from steadyrun.store import DEDUP_RETENTION, Accepted, Lane
+from steadyrun.stores.sqlite import rows
+from steadyrun.stores.sqlite.presence import Presence
+from steadyrun.stores.sqlite.rows import ITEM_COLUMNS, Connection, micros
+
+_FORGET_KEYS = "DELETE FROM dedup WHERE expires_at <= :now"
+_FIND_KEY = "SELECT item_id FROM dedup WHERE agent_id = :agent AND key = :key"
+_ADD_KEY = "INSERT INTO dedup VALUES (:agent, :key, :item, :expires)"
+_ADD_ITEM = """
+    INSERT INTO items
+    VALUES (:item, :agent, :seq, :kind, :text, :on_lost, :now, 'queued', 'none', 0, 0,
+            NULL, NULL, NULL, NULL)
+"""
+_COUNT_ACCEPTED = """
+    UPDATE lanes
+    SET last_seq = last_seq + 1,
+        queued = queued + 1,
+        ready_at = CASE status WHEN 'idle' THEN :now ELSE ready_at END,
+        status = CASE status WHEN 'idle' THEN 'ready' ELSE status END
+    WHERE agent_id = :agent
+"""
+
+
+def accept(connection: Connection, item: ItemId, message: Message, now: datetime) -> Accepted:
+    lane = rows.lane(connection, message.agent)
+    if message.key is not None:
+        connection.execute(_FORGET_KEYS, {"now": micros(now)})
+        key = {"agent": message.agent, "key": message.key}
+        known = rows.one(connection, _FIND_KEY, key)
+        if known:
+            return Accepted(rows.item(connection, known[0]), is_new=False)
+        expires = micros(now + DEDUP_RETENTION)
+        connection.execute(_ADD_KEY, {**key, "item": item, "expires": expires})
+    new = Item(
+        id=item,
+        agent=message.agent,
+        seq=lane.last_seq + 1,
+        kind=message.kind,
+        text=message.text,
+        on_lost=message.on_lost,
+        created_at=now,
+    )
+    connection.execute(_ADD_ITEM, _item_values(new))
+    connection.execute(_COUNT_ACCEPTED, {"agent": message.agent, "now": micros(now)})
+    return Accepted(new, is_new=True)
+
+
+_CANCEL_QUEUED = """
+    UPDATE items SET status = 'cancelled', settled_at = :now WHERE item_id = :item
+"""
+_REQUEST_CANCEL = "UPDATE items SET cancel_requested = 1 WHERE item_id = :item"
+_COUNT_CANCELLED = """
+    UPDATE lanes
+    SET queued = queued - 1,
+        ready_at = CASE WHEN status = 'ready' AND queued = 1 THEN NULL ELSE ready_at END,
+        status = CASE WHEN status = 'ready' AND queued = 1 THEN 'idle' ELSE status END
+    WHERE agent_id = :agent
+"""
+
+
+def cancel(connection: Connection, item: ItemId, now: datetime) -> Item:
+    found = rows.item(connection, item)
+    if found.status == "queued":
+        connection.execute(_CANCEL_QUEUED, {"item": item, "now": micros(now)})
+        connection.execute(_COUNT_CANCELLED, {"agent": found.agent})
+    elif found.status == "running":
+        connection.execute(_REQUEST_CANCEL, {"item": item})
+    return rows.item(connection, item)
+
+
+_SET_PAUSED = "UPDATE lanes SET is_paused = :is_paused WHERE agent_id = :agent"
+
+
+def set_paused(connection: Connection, agent: AgentId, is_paused: bool) -> None:
+    rows.lane(connection, agent)
+    connection.execute(_SET_PAUSED, {"agent": agent, "is_paused": is_paused})
+
+
+_READY = """
+    SELECT lanes.agent_id, lanes.fence
+    FROM lanes
+    JOIN agents USING (agent_id)
+    WHERE lanes.status = 'ready'
+      AND NOT lanes.is_paused
+      AND (:agent IS NULL OR lanes.agent_id = :agent)
+      AND NOT EXISTS (
+          SELECT 1 FROM gates
+          WHERE gates.provider = agents.provider AND gates.closed_until > :now
+      )
+    ORDER BY lanes.ready_at, lanes.agent_id
+    LIMIT :limit
+"""
+_HOLD = """
+    UPDATE lanes
+    SET status = 'held', holder_id = :holder, fence = :fence, queued = queued - 1, ready_at = NULL
+    WHERE agent_id = :agent
+"""
+_START_HEAD = f"""
+    UPDATE items
+    SET status = 'running', delivery = 'none', attempt = attempt + 1, run_id = NULL,
+        started_at = :now
+    WHERE item_id = (
+        SELECT item_id FROM items
+        WHERE agent_id = :agent AND status = 'queued'
+        ORDER BY seq
+        LIMIT 1
+    )
+    RETURNING {ITEM_COLUMNS}
+"""  # noqa: S608
+
+
+def claim(
+    connection: Connection, holder: HolderId, limit: int, agent: AgentId | None, now: datetime
+) -> list[Claim]:
+    values = {"now": micros(now), "limit": limit, "agent": agent}
+    found = connection.execute(_READY, values).fetchall()
+    return [_claim(connection, ready, holder, fence + 1, now) for ready, fence in found]
+
+
+def _claim(
+    connection: Connection, agent: AgentId, holder: HolderId, fence: int, now: datetime
+) -> Claim:
+    connection.execute(_HOLD, {"agent": agent, "holder": holder, "fence": fence})
+    [head] = connection.execute(_START_HEAD, {"agent": agent, "now": micros(now)}).fetchall()
+    return Claim(agent, holder, fence, rows.item_from(head))
+
+
+def held(connection: Connection, claim: Claim) -> Lane:
+    """The claim's lane, if the claim still owns it."""
+    lane = rows.lane(connection, claim.agent)
+    if (lane.status, lane.holder, lane.fence) != ("held", claim.holder, claim.fence):
+        raise LeaseLost(claim.agent, fence=claim.fence)
+    return lane
+
+
+_OFFER = f"""
+    UPDATE items
+    SET status = 'running', delivery = 'offered', started_at = :now
+    WHERE item_id IN (
+        SELECT item_id FROM items
+        WHERE agent_id = :agent AND status = 'queued'
+        ORDER BY seq
+        LIMIT :limit
+    )
+    RETURNING {ITEM_COLUMNS}
+"""  # noqa: S608
+_COUNT_TAKEN = "UPDATE lanes SET queued = queued - :taken WHERE agent_id = :agent"
+
+
+def take(connection: Connection, claim: Claim, limit: int, now: datetime) -> list[Item]:
+    held(connection, claim)
+    values = {"agent": claim.agent, "limit": limit, "now": micros(now)}
+    taken = [rows.item_from(row) for row in connection.execute(_OFFER, values).fetchall()]
+    connection.execute(_COUNT_TAKEN, {"agent": claim.agent, "taken": len(taken)})
+    return sorted(taken, key=lambda item: item.seq)
+
+
+_ABSORB = """
+    UPDATE items
+    SET delivery = 'absorbed', run_id = (SELECT run_id FROM items WHERE item_id = :main)
+    WHERE item_id = :item
+"""
+
+
+def absorb(connection: Connection, claim: Claim, item: ItemId) -> None:
+    held(connection, claim)
+    _offer(connection, claim, item)
+    connection.execute(_ABSORB, {"item": item, "main": claim.item.id})
+
+
+def give_back(connection: Connection, claim: Claim, item: ItemId, now: datetime) -> None:
+    held(connection, claim)
+    requeue(connection, _offer(connection, claim, item), now)
+
+
+def _offer(connection: Connection, claim: Claim, item: ItemId) -> Item:
+    found = rows.item(connection, item)
+    if (found.agent, found.status, found.delivery) != (claim.agent, "running", "offered"):
+        raise ChangeRefused("follow-up", found=f"{item} is {found.status}, {found.delivery}")
+    return found
+
+
+def release(connection: Connection, claim: Claim, now: datetime) -> Item:
+    held(connection, claim)
+    item = rows.item(connection, claim.item.id)
+    if item.run and not rows.run(connection, item.run).is_terminal:
+        raise ChangeRefused("release", found=f"its run {item.run} has not ended")
+    for other in running(connection, claim.agent):
+        requeue(connection, other, now)
+    free(connection, claim.agent, now)
+    return rows.item(connection, item.id)
+
+
+_RUNNING = f"""
+    SELECT {ITEM_COLUMNS} FROM items
+    WHERE agent_id = :agent AND status = 'running'
+    ORDER BY seq
+"""  # noqa: S608
+_REQUEUE = "UPDATE items SET status = 'queued', delivery = :delivery WHERE item_id = :item"
+_COUNT_REQUEUED = "UPDATE lanes SET queued = queued + 1 WHERE agent_id = :agent"
+_SETTLE = """
+    UPDATE items SET status = :status, reply = :reply, settled_at = :now WHERE item_id = :item
+"""
+_FREE = """
+    UPDATE lanes
+    SET holder_id = NULL,
+        status = CASE WHEN queued > 0 THEN 'ready' ELSE 'idle' END,
+        ready_at = CASE WHEN queued > 0 THEN :now END
+    WHERE agent_id = :agent
+"""
+
+
+def running(connection: Connection, agent: AgentId) -> Iterable[Item]:
+    return [rows.item_from(row) for row in connection.execute(_RUNNING, {"agent": agent})]
+
+
+def requeue(connection: Connection, item: Item, now: datetime) -> None:
+    """Back to its place; what somebody cancelled meanwhile is cancelled instead."""
+    if item.cancel_requested:
+        _settle_item(connection, item, "cancelled", None, now)
+        return
+    delivery = "none" if item.delivery in {"none", "own_turn"} else "returned"
+    connection.execute(_REQUEUE, {"item": item.id, "delivery": delivery})
+    connection.execute(_COUNT_REQUEUED, {"agent": item.agent})
+
+
+def settle_all(connection: Connection, claim: Claim, run: Run, now: datetime) -> None:
+    """Settle what the claim ran, by how its run ended, and free the lane."""
+    for item in running(connection, claim.agent):
+        _settle_with(connection, item, run, now)
+    free(connection, claim.agent, now)
+
+
+def free(connection: Connection, agent: AgentId, now: datetime) -> None:
+    connection.execute(_FREE, {"agent": agent, "now": micros(now)})
+
+
+def _settle_with(connection: Connection, item: Item, run: Run, now: datetime) -> None:
+    status = "queued" if item.delivery == "offered" else _status(item, run)
+    if status == "queued":
+        requeue(connection, item, now)
+    else:
+        reply = run.text if status == "completed" else None
+        _settle_item(connection, item, status, reply, now)
+
+
+def _status(item: Item, run: Run) -> ItemStatus:
+    is_absorbed = item.delivery == "absorbed"
+    return status_of_absorbed(run, item) if is_absorbed else status_after(run, item)
+
+
+def _settle_item(
+    connection: Connection, item: Item, status: ItemStatus, reply: str | None, now: datetime
+) -> None:
+    connection.execute(
+        _SETTLE, {"item": item.id, "status": status, "reply": reply, "now": micros(now)}
+    )
+
+
+_OTHER_HOLDERS = "SELECT DISTINCT holder_id FROM lanes WHERE status = 'held'"
+_LANES_OF = "SELECT agent_id, fence FROM lanes WHERE status = 'held' AND holder_id = :holder"
+_TAKE_OVER = "UPDATE lanes SET holder_id = :holder, fence = :fence WHERE agent_id = :agent"
+_REMOVE_HOLDER = "DELETE FROM holders WHERE holder_id = :holder"
+
+
+def reap(connection: Connection, holder: HolderId, presence: Presence) -> list[Claim]:
+    claims = []
+    for [other] in connection.execute(_OTHER_HOLDERS).fetchall():
+        if not presence.is_there(other):
+            lost = connection.execute(_LANES_OF, {"holder": other}).fetchall()
+            claims += [_take_over(connection, agent, holder, fence + 1) for agent, fence in lost]
+            connection.execute(_REMOVE_HOLDER, {"holder": other})
+    return sorted(claims, key=lambda claim: claim.agent)
+
+
+def _take_over(connection: Connection, agent: AgentId, holder: HolderId, fence: int) -> Claim:
+    connection.execute(_TAKE_OVER, {"agent": agent, "holder": holder, "fence": fence})
+    mains = [i for i in running(connection, agent) if i.delivery in {"none", "own_turn"}]
+    return Claim(agent, holder, fence, mains[0])
+
+
+def _item_values(item: Item) -> dict[str, object]:
+    values: dict[str, object] = msgspec.structs.asdict(item)
+    return {
+        "item": item.id,
+        "now": micros(item.created_at),
+        **{name: values[name] for name in ("agent", "seq", "kind", "text", "on_lost")},
+    }

@@ -1,0 +1,203 @@
+"""What do the reading verbs ask of the database? Keyset pages only: no OFFSET, no count(*)."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from steadyrun.errors import NotFound
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import StoredEvent, decode_lines
+from steadyrun.model.gate import Gate
+from steadyrun.model.ids import AgentId, ItemId, RunId
+from steadyrun.model.item import Item
+from steadyrun.model.process import Process
+from steadyrun.model.run import Run
+from steadyrun.model.usage import UsageSum
+from steadyrun.store import Holder
+from steadyrun.stores.sqlite import rows
+from steadyrun.stores.sqlite.rows import (
+    ITEM_COLUMNS,
+    PROCESS_COLUMNS,
+    Connection,
+    Row,
+    maybe_micros,
+    maybe_moment,
+    moment,
+)
+
+_AGENT = "SELECT body FROM agents WHERE name = :name OR agent_id = :name"
+_AGENTS = "SELECT body FROM agents ORDER BY name"
+
+
+def agent(connection: Connection, name: str) -> Agent:
+    row = rows.one(connection, _AGENT, {"name": name})
+    if row is None:
+        raise NotFound("agent", name)
+    return rows.agent_from(row)
+
+
+def agents(connection: Connection) -> list[Agent]:
+    return [rows.agent_from(row) for row in connection.execute(_AGENTS)]
+
+
+_HOLDERS = "SELECT holder_id, kind, machine, version, joined_at FROM holders ORDER BY holder_id"
+
+
+def holders(connection: Connection) -> list[Holder]:
+    return [
+        Holder(holder, kind, machine, version, moment(joined_at))
+        for holder, kind, machine, version, joined_at in connection.execute(_HOLDERS)
+    ]
+
+
+def items(
+    connection: Connection,
+    agent: AgentId | None,
+    include_settled: bool,
+    before: ItemId | None,
+    limit: int,
+) -> list[Item]:
+    conditions = ["status IN ('queued', 'running')"] if not include_settled else []
+    conditions += ["agent_id = :agent"] if agent is not None else []
+    conditions += ["item_id < :before"] if before is not None else []
+    sql = _page(ITEM_COLUMNS, "items", conditions, "item_id DESC")
+    found = connection.execute(sql, {"agent": agent, "before": before, "limit": limit})
+    return [rows.item_from(row) for row in found]
+
+
+def runs(
+    connection: Connection, agent: AgentId | None, before: RunId | None, limit: int
+) -> list[Run]:
+    conditions = ["agent_id = :agent"] if agent is not None else []
+    conditions += ["run_id < :before"] if before is not None else []
+    sql = _page("body", "runs", conditions, "run_id DESC")
+    found = connection.execute(sql, {"agent": agent, "before": before, "limit": limit})
+    return [rows.run_from(row) for row in found]
+
+
+_RUNS_LIKE = """
+    SELECT body FROM runs
+    WHERE run_id >= :prefix AND run_id < :beyond
+    ORDER BY run_id
+    LIMIT :limit
+"""
+
+
+def runs_like(connection: Connection, prefix: str, limit: int) -> list[Run]:
+    # The highest character there is: every id that begins with the prefix sorts before it.
+    values = {"prefix": prefix, "beyond": prefix + "\U0010ffff", "limit": limit}
+    return [rows.run_from(row) for row in connection.execute(_RUNS_LIKE, values)]
+
+
+def open_processes(connection: Connection, agent: AgentId | None) -> list[Process]:
+    conditions = ["closed_at IS NULL"]
+    conditions += ["agent_id = :agent"] if agent is not None else []
+    sql = _page(PROCESS_COLUMNS, "processes", conditions, "process_id")
+    found = connection.execute(sql, {"agent": agent, "limit": -1})
+    return [rows.process_from(row) for row in found]
+
+
+def events(
+    connection: Connection, after: int, agent: AgentId | None, run: RunId | None, limit: int
+) -> list[StoredEvent]:
+    """Read from the batch that holds the cursor on: it may begin before it."""
+    where, values = _batch_filter(agent, run)
+    first = f"SELECT max(id) FROM event_batches WHERE {where} AND id <= :after"  # noqa: S608
+    [start] = connection.execute(first, {**values, "after": after}).fetchone()
+    sql = f"{_BATCHES} WHERE {where} AND event_batches.id >= :start ORDER BY event_batches.id"
+    found: list[StoredEvent] = []
+    for row in connection.execute(sql, {**values, "start": start or 0}):
+        found += [event for event in _unpacked(row) if event.cursor > after]
+        if len(found) >= limit:
+            break
+    return found[:limit]
+
+
+def last_events(
+    connection: Connection, agent: AgentId | None, run: RunId | None, limit: int
+) -> list[StoredEvent]:
+    where, values = _batch_filter(agent, run)
+    sql = f"{_BATCHES} WHERE {where} ORDER BY event_batches.id DESC"
+    found: list[StoredEvent] = []
+    for row in connection.execute(sql, values):
+        found = [*_unpacked(row), *found]
+        if len(found) >= limit:
+            break
+    return found[max(0, len(found) - limit) :]
+
+
+_BATCHES = """
+    SELECT event_batches.id, event_batches.first_seq, agents.name, event_batches.run_id,
+           runs.provider, event_batches.body
+    FROM event_batches
+    JOIN agents USING (agent_id)
+    LEFT JOIN runs USING (run_id)
+"""
+
+
+def _batch_filter(agent: AgentId | None, run: RunId | None) -> tuple[str, dict[str, object]]:
+    conditions = ["event_batches.agent_id = :agent"] if agent is not None else []
+    conditions += ["event_batches.run_id = :run"] if run is not None else []
+    return " AND ".join(conditions) or "true", {"agent": agent, "run": run}
+
+
+def _unpacked(row: Row) -> Iterator[StoredEvent]:
+    cursor, seq, agent_name, run, provider, body = row
+    for n, emitted in enumerate(decode_lines(body)):
+        yield StoredEvent(
+            cursor=cursor + n,
+            seq=seq + n,
+            id=emitted.id,
+            at=emitted.at,
+            agent=agent_name,
+            run=run,
+            provider=provider,
+            event=emitted.event,
+        )
+
+
+_USAGE = """
+    SELECT count(*),
+           coalesce(sum(input_tokens), 0),
+           coalesce(sum(output_tokens), 0),
+           coalesce(sum(cache_read_tokens), 0),
+           coalesce(sum(cache_write_tokens), 0),
+           total(cost_usd) FILTER (WHERE cost_kind = 'known'),
+           total(cost_usd) FILTER (WHERE cost_kind = 'estimated'),
+           count(*) FILTER (WHERE cost_kind = 'unknown')
+    FROM runs
+    WHERE (:agent IS NULL OR agent_id = :agent)
+      AND (:provider IS NULL OR provider = :provider)
+      AND created_at >= coalesce(:since, created_at)
+      AND (:until IS NULL OR created_at < :until)
+"""
+
+
+def usage(
+    connection: Connection,
+    agent: AgentId | None,
+    provider: str | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> UsageSum:
+    values = {
+        "agent": agent,
+        "provider": provider,
+        "since": maybe_micros(since),
+        "until": maybe_micros(until),
+    }
+    return UsageSum(*connection.execute(_USAGE, values).fetchone())
+
+
+_GATES = "SELECT provider, account, closed_until, reason FROM gates ORDER BY provider, account"
+
+
+def gates(connection: Connection) -> list[Gate]:
+    return [
+        Gate(provider, account, maybe_moment(until), reason)
+        for provider, account, until, reason in connection.execute(_GATES)
+    ]
+
+
+def _page(columns: str, table: str, conditions: list[str], order: str) -> str:
+    where = " AND ".join(conditions) or "true"
+    return f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {order} LIMIT :limit"  # noqa: S608

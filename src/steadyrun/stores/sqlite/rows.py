@@ -1,0 +1,143 @@
+"""How do rows become values of the model, and back?"""
+
+import sqlite3
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from steadyrun.errors import NotFound
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
+from steadyrun.model.item import Item
+from steadyrun.model.process import Marks, Process, SavedState
+from steadyrun.model.run import Run
+from steadyrun.model.session import Session
+from steadyrun.store import Lane
+
+Connection = sqlite3.Connection
+Row = tuple[Any, ...]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+encode = msgspec.json.Encoder().encode
+_agent = msgspec.json.Decoder(Agent)
+_run = msgspec.json.Decoder(Run)
+_session = msgspec.json.Decoder(Session)
+
+ITEM_COLUMNS = """
+    item_id, agent_id, seq, kind, text, on_lost, created_at, status, delivery, attempt,
+    cancel_requested, run_id, reply, started_at, settled_at
+"""
+LANE_COLUMNS = """
+    agent_id, status, is_paused, ready_at, holder_id, fence, last_seq, queued, event_seq
+"""
+PROCESS_COLUMNS = """
+    process_id, agent_id, provider, machine, keeper, opened_at, "offset",
+    mark_s, mark_x, mark_r, state, state_sent, state_offset, closed_at
+"""
+
+
+def micros(at: datetime) -> int:
+    return (at - _EPOCH) // _MICROSECOND
+
+
+def maybe_micros(at: datetime | None) -> int | None:
+    return None if at is None else micros(at)
+
+
+def moment(at: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=at)
+
+
+def maybe_moment(at: int | None) -> datetime | None:
+    return None if at is None else moment(at)
+
+
+def one(connection: Connection, sql: str, parameters: Mapping[str, object]) -> Row | None:
+    row: Row | None = connection.execute(sql, parameters).fetchone()
+    return row
+
+
+def item_from(row: Row) -> Item:
+    values = list(row)
+    values[6], values[10] = moment(row[6]), bool(row[10])
+    values[13], values[14] = maybe_moment(row[13]), maybe_moment(row[14])
+    return Item(*values)
+
+
+def lane_from(row: Row) -> Lane:
+    return Lane(row[0], row[1], bool(row[2]), maybe_moment(row[3]), *row[4:])
+
+
+def process_from(row: Row) -> Process:
+    identity, (opened_at, offset), marks, saved = row[:5], row[5:7], row[7:10], row[10:13]
+    state = None if saved[0] is None else SavedState(*saved)
+    known = (*identity, moment(opened_at), offset, Marks(*marks), state, maybe_moment(row[13]))
+    return Process(*known)
+
+
+def agent_from(row: Row) -> Agent:
+    return _agent.decode(row[0])
+
+
+def run_from(row: Row) -> Run:
+    return _run.decode(row[0])
+
+
+def decode_run(body: bytes) -> Run:
+    return _run.decode(body)
+
+
+def session_from(row: Row) -> Session:
+    return _session.decode(row[0])
+
+
+_SELECT_LANE = f"SELECT {LANE_COLUMNS} FROM lanes WHERE agent_id = :agent"  # noqa: S608
+_SELECT_ITEM = f"SELECT {ITEM_COLUMNS} FROM items WHERE item_id = :item"  # noqa: S608
+_SELECT_PROCESS = f"SELECT {PROCESS_COLUMNS} FROM processes WHERE process_id = :process"  # noqa: S608
+_SELECT_RUN = "SELECT body FROM runs WHERE run_id = :run"
+_SELECT_SESSION = """
+    SELECT body FROM sessions
+    WHERE agent_id = :agent AND provider = :provider
+"""
+
+
+def lane(connection: Connection, agent: AgentId) -> Lane:
+    row = one(connection, _SELECT_LANE, {"agent": agent})
+    if row is None:
+        raise NotFound("agent", agent)
+    return lane_from(row)
+
+
+def item(connection: Connection, item: ItemId) -> Item:
+    row = one(connection, _SELECT_ITEM, {"item": item})
+    if row is None:
+        raise NotFound("item", item)
+    return item_from(row)
+
+
+def process(connection: Connection, process: ProcessId) -> Process:
+    row = one(connection, _SELECT_PROCESS, {"process": process})
+    if row is None:
+        raise NotFound("process", process)
+    return process_from(row)
+
+
+def maybe_run(connection: Connection, run: RunId) -> Run | None:
+    row = one(connection, _SELECT_RUN, {"run": run})
+    return None if row is None else run_from(row)
+
+
+def run(connection: Connection, run: RunId) -> Run:
+    found = maybe_run(connection, run)
+    if found is None:
+        raise NotFound("run", run)
+    return found
+
+
+def maybe_session(connection: Connection, agent: AgentId, provider: str) -> Session | None:
+    row = one(connection, _SELECT_SESSION, {"agent": agent, "provider": provider})
+    return None if row is None else session_from(row)

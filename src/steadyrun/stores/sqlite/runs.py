@@ -1,0 +1,283 @@
+"""How are runs, processes and events written? Each function is one step inside a transaction."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from msgspec import Struct
+
+from steadyrun.errors import ChangeRefused, NotFound
+from steadyrun.model.event import Emitted, ToolStarted, encode_lines
+from steadyrun.model.ids import AgentId, ProcessId, RunId
+from steadyrun.model.item import Claim, Item
+from steadyrun.model.process import Marks, Process
+from steadyrun.model.run import Change, Created, Launched, Run, counted, step, told
+from steadyrun.model.secret import Scrubber
+from steadyrun.model.session import ResumeToken, Session
+from steadyrun.store import Appended, Batch, fresh_events
+from steadyrun.stores.sqlite import lanes, rows
+from steadyrun.stores.sqlite.rows import Connection, maybe_micros, micros
+
+
+class Encoded(Struct, frozen=True):
+    """A batch and the lines of its events, made before the transaction begins."""
+
+    batch: Batch
+    body: bytes
+
+    @classmethod
+    def of(cls, batch: Batch, scrubber: Scrubber) -> "Encoded":
+        return cls(batch, scrubber.scrub(encode_lines(batch.events)))
+
+
+_NEXT_CURSOR = """
+    SELECT id + last_seq - first_seq + 1 FROM event_batches
+    ORDER BY id DESC
+    LIMIT 1
+"""
+_ADD_BATCH = """
+    INSERT INTO event_batches VALUES (:cursor, :agent, :run, :first_seq, :last_seq, :body)
+"""
+_COUNT_EVENTS = "UPDATE lanes SET event_seq = :seq WHERE agent_id = :agent"
+_PUT_RUN = """
+    INSERT OR REPLACE INTO runs
+    VALUES (:run, :agent, :provider, :created_at,
+            :input_tokens, :output_tokens, :cache_read_tokens, :cache_write_tokens,
+            :cost_usd, :cost_kind, :body)
+"""
+_UPDATE_RUN_BODY = "UPDATE runs SET body = :body WHERE run_id = :run"
+_BIND_RUN = "UPDATE items SET run_id = :run WHERE item_id = :item"
+_ADD_PROCESS = """
+    INSERT INTO processes
+    VALUES (:process, :agent, :provider, :machine, :keeper, :opened_at, :offset,
+            :s, :x, :r, :state, :sent, :state_offset, :closed_at)
+"""
+_ADVANCE = """
+    UPDATE processes
+    SET "offset" = :offset, mark_s = :s, mark_x = :x, mark_r = :r
+    WHERE process_id = :process
+"""
+_SAVE_STATE = """
+    UPDATE processes
+    SET state = :state, state_sent = :sent, state_offset = :offset
+    WHERE process_id = :process
+"""
+_CLOSE_PROCESS = """
+    UPDATE processes SET closed_at = :now WHERE process_id = :process AND closed_at IS NULL
+"""
+_PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES (:agent, :provider, :body)"
+
+
+def settle(
+    connection: Connection,
+    claim: Claim,
+    change_: Change | None,
+    encoded: Encoded | None,
+    now: datetime,
+    scrubber: Scrubber,
+) -> Item:
+    lanes.held(connection, claim)
+    if encoded:
+        _append(connection, claim, encoded, scrubber)
+    item = rows.item(connection, claim.item.id)
+    if item.run is None:
+        raise ChangeRefused("settle", found="the item has no run")
+    run = rows.run(connection, item.run)
+    if change_:
+        run = _change(connection, run.id, run, change_, scrubber)
+    if not run.is_terminal:
+        raise ChangeRefused("settle", found=f"its run {run.id} has not ended")
+    lanes.settle_all(connection, claim, run, now)
+    return rows.item(connection, item.id)
+
+
+def change(
+    connection: Connection, claim: Claim, run: RunId, change_: Change, scrubber: Scrubber
+) -> Run:
+    lanes.held(connection, claim)
+    before = rows.maybe_run(connection, run)
+    if before is not None:
+        _own(before.agent, claim, "run", run)
+    elif isinstance(change_, Created):
+        _bind_run(connection, claim, run, change_)
+    return _change(connection, run, before, change_, scrubber)
+
+
+def append(connection: Connection, claim: Claim, encoded: Encoded, scrubber: Scrubber) -> Appended:
+    lanes.held(connection, claim)
+    return _append(connection, claim, encoded, scrubber)
+
+
+def open_process(connection: Connection, claim: Claim, process: Process) -> None:
+    lanes.held(connection, claim)
+    is_known = rows.one(connection, _SELECT_OWNER, {"process": process.id})
+    if is_known or process.agent != claim.agent:
+        raise ChangeRefused("open_process", found=f"{process.id} belongs elsewhere")
+    connection.execute(_ADD_PROCESS, _process_values(process))
+
+
+_SELECT_OWNER = "SELECT agent_id FROM processes WHERE process_id = :process"
+
+
+def close_process(connection: Connection, claim: Claim, process: ProcessId, now: datetime) -> None:
+    lanes.held(connection, claim)
+    _process_of(connection, claim, process)
+    connection.execute(_CLOSE_PROCESS, {"process": process, "now": micros(now)})
+
+
+def _append(connection: Connection, claim: Claim, encoded: Encoded, scrubber: Scrubber) -> Appended:
+    batch = encoded.batch
+    process = _process_of(connection, claim, batch.process)
+    fresh, marks = fresh_events(process, batch)
+    run = _run_for(connection, claim, batch, fresh)
+    before = rows.lane(connection, claim.agent).event_seq
+    if run and isinstance(batch.change, Launched):
+        run = _change(connection, run.id, run, batch.change, scrubber)
+    if fresh:
+        is_whole = len(fresh) == len(batch.events)
+        body = encoded.body if is_whole else scrubber.scrub(encode_lines(fresh))
+        _place(connection, claim.agent, batch.run, len(fresh), body)
+        if run:
+            run = _count(connection, run, fresh)
+    if run and batch.change and not isinstance(batch.change, Launched):
+        _change(connection, run.id, run, batch.change, scrubber)
+    _advance(connection, process, batch, marks)
+    if batch.token:
+        _bind_token(connection, claim.agent, process.provider, batch.token)
+    after = rows.lane(connection, claim.agent).event_seq
+    return Appended(after - before, after, _next_cursor(connection) - 1)
+
+
+def _run_for(
+    connection: Connection, claim: Claim, batch: Batch, fresh: Sequence[Emitted]
+) -> Run | None:
+    if batch.run is None:
+        return None
+    run = rows.run(connection, batch.run)
+    _own(run.agent, claim, "run", run.id)
+    if fresh and run.is_terminal:
+        raise ChangeRefused("append", found=f"{run.id} is {run.status}")
+    return run
+
+
+def _change(
+    connection: Connection, run: RunId, before: Run | None, change_: Change, scrubber: Scrubber
+) -> Run:
+    """Take one step of the reducer and write row and event."""
+    after = step(before, change_)
+    if after is before:
+        return after
+    events = told(before, after)
+    body = scrubber.scrub(rows.encode(counted(after, len(events), 0)))
+    after = rows.decode_run(body)
+    connection.execute(_PUT_RUN, _run_values(after, body))
+    if events:
+        _place(connection, after.agent, run, len(events), scrubber.scrub(encode_lines(events)))
+    return after
+
+
+def _count(connection: Connection, run: Run, fresh: Sequence[Emitted]) -> Run:
+    tools = sum(type(emitted.event) is ToolStarted for emitted in fresh)
+    after = counted(run, len(fresh), tools)
+    connection.execute(_UPDATE_RUN_BODY, {"run": run.id, "body": rows.encode(after)})
+    return after
+
+
+def _place(
+    connection: Connection, agent: AgentId, run: RunId | None, count: int, body: bytes
+) -> None:
+    """Give `count` encoded events their place at the end of the agent's record."""
+    seq = rows.lane(connection, agent).event_seq
+    values = {
+        "cursor": _next_cursor(connection),
+        "agent": agent,
+        "run": run,
+        "first_seq": seq + 1,
+        "last_seq": seq + count,
+        "body": body,
+    }
+    connection.execute(_ADD_BATCH, values)
+    connection.execute(_COUNT_EVENTS, {"agent": agent, "seq": seq + count})
+
+
+def _next_cursor(connection: Connection) -> int:
+    row = rows.one(connection, _NEXT_CURSOR, {})
+    return 1 if row is None else int(row[0])
+
+
+def _advance(connection: Connection, process: Process, batch: Batch, marks: Marks) -> None:
+    values: dict[str, object] = {
+        "process": process.id,
+        "offset": max(process.offset, batch.to_offset),
+        "s": marks.s,
+        "x": marks.x,
+        "r": marks.r,
+    }
+    connection.execute(_ADVANCE, values)
+    if batch.checkpoint and batch.to_offset >= process.offset:
+        saved = {"state": batch.checkpoint.state, "sent": batch.checkpoint.sent}
+        connection.execute(_SAVE_STATE, {"process": process.id, "offset": batch.to_offset, **saved})
+
+
+def _bind_token(connection: Connection, agent: AgentId, provider: str, token: ResumeToken) -> None:
+    known = rows.maybe_session(connection, agent, provider)
+    session = known.bound(token) if known else Session(provider, token)
+    connection.execute(
+        _PUT_SESSION, {"agent": agent, "provider": provider, "body": rows.encode(session)}
+    )
+
+
+def _bind_run(connection: Connection, claim: Claim, run: RunId, change_: Created) -> None:
+    item = rows.item(connection, claim.item.id)
+    if (change_.id, change_.agent, change_.item) != (run, claim.agent, item.id):
+        raise ChangeRefused("created", found="the claim is for another agent or item")
+    if item.run is not None and not rows.run(connection, item.run).is_terminal:
+        raise ChangeRefused("created", found=f"its run {item.run} has not ended")
+    connection.execute(_BIND_RUN, {"run": run, "item": item.id})
+
+
+def _process_of(connection: Connection, claim: Claim, process: ProcessId) -> Process:
+    found = rows.process(connection, process)
+    _own(found.agent, claim, "process", process)
+    return found
+
+
+def _own(agent: AgentId, claim: Claim, kind: str, name: str) -> None:
+    """A claim reaches only what belongs to its own agent."""
+    if agent != claim.agent:
+        raise NotFound(kind, name)
+
+
+def _run_values(run: Run, body: bytes) -> dict[str, object]:
+    return {
+        "run": run.id,
+        "agent": run.agent,
+        "provider": run.provider,
+        "created_at": micros(run.created_at),
+        "input_tokens": run.usage.input_tokens,
+        "output_tokens": run.usage.output_tokens,
+        "cache_read_tokens": run.usage.cache_read_tokens,
+        "cache_write_tokens": run.usage.cache_write_tokens,
+        "cost_usd": run.cost.usd,
+        "cost_kind": run.cost.kind,
+        "body": body,
+    }
+
+
+def _process_values(process: Process) -> dict[str, object]:
+    saved = process.saved
+    return {
+        "process": process.id,
+        "agent": process.agent,
+        "provider": process.provider,
+        "machine": process.machine,
+        "keeper": process.keeper,
+        "opened_at": micros(process.opened_at),
+        "offset": process.offset,
+        "s": process.marks.s,
+        "x": process.marks.x,
+        "r": process.marks.r,
+        "state": saved.state if saved else None,
+        "sent": saved.sent if saved else None,
+        "state_offset": saved.offset if saved else None,
+        "closed_at": maybe_micros(process.closed_at),
+    }

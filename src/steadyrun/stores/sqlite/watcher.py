@@ -1,0 +1,50 @@
+"""Has another process written? A thread that watches the log file and asks the writer to look."""
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from steadyrun.wire.inotify import FileWatch, watch_file
+
+# Where the kernel does not tell.
+POLL_SECONDS = 0.05
+# Our own commits wake us too: look at most this often.
+_PAUSE_SECONDS = 0.002
+_SAFETY_SECONDS = 1.0
+
+
+class Watcher:
+    """Calls `look` soon after the log file was written to, by anybody."""
+
+    def __init__(self, log: Path, look: Callable[[], None]) -> None:
+        self._look = look
+        self._file = watch_file(log)
+        self._stop = threading.Event()
+        self._stop_out, self._stop_in = os.pipe()
+        self._thread = threading.Thread(target=self._serve, name="steadyrun-watcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        os.write(self._stop_in, b"x")
+        self._thread.join()
+        os.close(self._stop_in)
+        os.close(self._stop_out)
+        if self._file:
+            self._file.close()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            if self._file:
+                self._wait_for(self._file)
+            self._look()
+            self._stop.wait(_PAUSE_SECONDS if self._file else POLL_SECONDS)
+
+    def _wait_for(self, file: FileWatch) -> None:
+        either = select.poll()
+        either.register(file, select.POLLIN)
+        either.register(self._stop_out, select.POLLIN)
+        either.poll(_SAFETY_SECONDS * 1000)
+        file.drain()

@@ -1,0 +1,46 @@
+"""How long may a commit wait for company? Pure: it is told the time.
+
+Idle, not at all: a lone writer gets its commit at once. Under many small writes a commit for each
+would cost more than the writes, so they gather for 10 to 50 ms. A wait ends early as soon as every
+lane of the last commit is here again: then nobody is missing.
+"""
+
+import math
+from collections.abc import Set as AbstractSet
+
+BUSY_PER_SECOND = 1000.0
+NARROWEST_SECONDS = 0.010
+WIDEST_SECONDS = 0.050
+# The rate forgets what is older than about this.
+_MEMORY_SECONDS = 0.1
+
+
+class CommitWindow:
+    """Knows how busy the writer has been."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._at = 0.0
+        self._regulars: AbstractSet[str] = frozenset()
+
+    def width_seconds(self, now: float) -> float:
+        """How long a commit may be put off, judged by the writes per second of late."""
+        rate = self._rate * self._faded(now)
+        if rate < BUSY_PER_SECOND:
+            return 0.0
+        width = NARROWEST_SECONDS * rate / BUSY_PER_SECOND
+        return min(width, WIDEST_SECONDS)
+
+    def is_complete(self, lanes: AbstractSet[str]) -> bool:
+        """Whether everybody who wrote last time is waiting already."""
+        return self._regulars <= lanes
+
+    def committed(self, now: float, writes: int, lanes: AbstractSet[str]) -> None:
+        elapsed = max(now - self._at, 1e-6)
+        faded = self._faded(now)
+        self._rate = self._rate * faded + writes / elapsed * (1 - faded)
+        self._at = now
+        self._regulars = lanes
+
+    def _faded(self, now: float) -> float:
+        return math.exp(-max(now - self._at, 0.0) / _MEMORY_SECONDS)

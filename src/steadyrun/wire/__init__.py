@@ -1,0 +1,1 @@
+"""How bytes come and go: files watched, later pipes, frames and calls."""

@@ -1,0 +1,48 @@
+"""Does the page about configuration tell all, and nothing but the truth?"""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from steadyrun.config import HARMLESS, PROVIDERS, load, setting_patterns
+from steadyrun.model.policy import Mode
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+ROWS = re.findall(r"^\| `([^`]+)` \|.*\|.*\|.*\|$", PAGE, re.MULTILINE)
+
+
+def test_the_page_has_examples() -> None:
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_loads(example: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(example)
+
+    config = load(tmp_path, tmp_path, {})
+
+    assert config.settings.providers
+
+
+def test_the_table_lists_exactly_the_settings_there_are() -> None:
+    assert sorted(ROWS) == sorted(setting_patterns())
+
+
+@pytest.mark.parametrize("name", [*PROVIDERS, *HARMLESS])
+def test_every_provider_and_harmless_setting_is_named(name: str) -> None:
+    assert f"`{name}`" in PAGE
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_every_mode_is_named(mode: str) -> None:
+    assert f'`"{mode}"`' in PAGE
+
+
+def test_the_defaults_of_the_page_are_the_real_ones(tmp_path: Path) -> None:
+    settings = load(tmp_path, tmp_path, {}).settings
+
+    assert f'| `store` | string | `"{settings.store}"` |' in PAGE
+    assert f'| `"{settings.daemon.listen}"` |' in PAGE

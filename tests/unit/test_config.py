@@ -1,0 +1,571 @@
+"""Do the settings come out as written, and is everything else refused by name?"""
+
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from steadyrun.cli import config as commands
+from steadyrun.config import Config, as_document, describe, is_trusted, load, locate, trust
+from steadyrun.errors import ConfigInvalid, ConfigUntrusted, NotFound, VariableUnset
+from steadyrun.model.policy import Budget
+from steadyrun.model.secret import Secret
+
+ADA = '[agents.ada]\nprovider = "claude"\nhome = "~/ada"\n'
+
+
+class Desk:
+    """A home, and a project with a directory in it to stand in."""
+
+    def __init__(self, root: Path) -> None:
+        self.home, self.project = root / "home", root / "project"
+        self.cwd = self.project / "deep" / "deeper"
+        for directory in (self.home, self.project / ".git", self.cwd):
+            directory.mkdir(parents=True)
+        self.user_file = self.home / "config.toml"
+        self.project_file = self.project / "steadyrun.toml"
+
+    def load(self, user: str = "", project: str | None = None, **environ: str) -> Config:
+        self.user_file.write_text(user)
+        if project is not None:
+            self.project_file.write_text(project)
+        return load(self.home, self.cwd, environ)
+
+    def refused(self, user: str = "", project: str | None = None, **environ: str) -> ConfigInvalid:
+        with pytest.raises(ConfigInvalid) as caught:
+            self.load(user, project, **environ)
+        return caught.value
+
+    def trust(self) -> Path:
+        return trust(self.home, self.cwd, {})
+
+    def is_trusted(self) -> bool:
+        return is_trusted(locate(self.home, self.cwd, {}))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path.resolve())
+
+
+class TestLayers:
+    def test_without_any_file_the_defaults_hold(self, tmp_path: Path) -> None:
+        config = load(tmp_path / "nowhere", tmp_path, {})
+
+        assert config.settings.store == "sqlite"
+        assert config.settings.daemon.listen == "127.0.0.1:7717"
+        assert config.origins == {"store": "default", "daemon.listen": "default"}
+
+    def test_every_setting_of_a_full_file_is_typed(self, desk: Desk) -> None:
+        config = desk.load(
+            'store = "sqlite"\n[daemon]\nlisten = "[::1]:80"\n[providers.claude]\n'
+            'command = ["claude", ""]\nmodel = "sonnet"\nenv = { A = "${B}" }\n'
+            "options = { max_retries = 2, deep = { x = [1] } }\n"
+            + ADA
+            + 'fallback = ["codex"]\nmodel = "opus"\nmode = "full_auto"\nbudget = { day = 5 }\n'
+        )
+
+        claude, ada = config.settings.providers["claude"], config.settings.agents["ada"]
+        assert config.settings.daemon.listen == "[::1]:80"
+        assert claude.command == ("claude", "")
+        assert claude.env == {"A": "${B}"}
+        assert claude.options == {"max_retries": 2, "deep": {"x": [1]}}
+        assert (ada.provider, ada.fallback, ada.home) == ("claude", ("codex",), "~/ada")
+        assert (ada.model, ada.mode, ada.budget) == ("opus", "full_auto", Budget(day=5.0))
+
+    def test_a_later_layer_wins_key_by_key(self, desk: Desk) -> None:
+        user = '[daemon]\nlisten = "a:1"\n[providers.claude]\nmodel = "m"\ncommand = ["c"]\n'
+
+        config = desk.load(user, '[providers.claude]\nmodel = "n"\n', STEADYRUN_DAEMON_LISTEN="b:2")
+
+        assert config.settings.daemon.listen == "b:2"
+        assert config.settings.providers["claude"].model == "n"
+        assert config.settings.providers["claude"].command == ("c",)
+        assert config.origins["daemon.listen"] == "environment STEADYRUN_DAEMON_LISTEN"
+        assert config.origins["providers.claude.model"] == str(desk.project_file)
+        assert config.origins["providers.claude.command"] == str(desk.user_file)
+
+    @pytest.mark.parametrize("empty_first", [True, False])
+    def test_an_empty_table_hides_nothing_of_another_layer(
+        self, desk: Desk, empty_first: bool
+    ) -> None:
+        files = ["[providers.claude]\nenv = {}\n", '[providers.claude]\nenv = { A = "x" }\n']
+        user, project = files if empty_first else reversed(files)
+        desk.project_file.write_text(project)
+        desk.trust()
+
+        config = desk.load(user)
+
+        assert config.settings.providers["claude"].env == {"A": "x"}
+
+    def test_an_empty_variable_counts_as_unset(self, desk: Desk) -> None:
+        config = desk.load('[daemon]\nlisten = "a:1"\n', STEADYRUN_DAEMON_LISTEN="")
+
+        assert config.settings.daemon.listen == "a:1"
+
+    def test_a_wrong_variable_is_refused_by_its_name(self, desk: Desk) -> None:
+        error = desk.refused(STEADYRUN_STORE="mysql://me:hunter2@db")
+
+        assert "environment STEADYRUN_STORE" in error.message
+        assert "hunter2" not in str(error)
+
+    def test_an_agent_may_be_completed_by_another_layer(self, desk: Desk) -> None:
+        config = desk.load('[agents.ada]\nhome = "/a"\n', '[agents.ada]\nprovider = "kimi"\n')
+
+        assert config.settings.agents["ada"].provider == "kimi"
+        assert config.settings.agents["ada"].home == "/a"
+
+
+class TestPlaces:
+    def test_the_home_comes_from_its_variable(self, desk: Desk) -> None:
+        assert locate(None, desk.cwd, {"STEADYRUN_HOME": str(desk.home)}).home == desk.home
+
+    def test_the_home_is_below_the_users_by_default(self, tmp_path: Path) -> None:
+        home = locate(None, tmp_path, {"HOME": str(tmp_path)}).home
+
+        assert home == tmp_path.resolve() / ".steadyrun"
+
+    def test_a_home_of_nobody_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigInvalid, match="no home directory"):
+            locate(None, tmp_path, {"STEADYRUN_HOME": "~no-such-user-here/x"})
+
+    def test_the_nearest_project_file_is_used(self, desk: Desk) -> None:
+        desk.project_file.touch()
+        nearer = desk.cwd.parent / "steadyrun.toml"
+        nearer.touch()
+
+        assert locate(desk.home, desk.cwd, {}).project_file == nearer
+
+    def test_nothing_above_the_repository_is_used(self, desk: Desk) -> None:
+        (desk.project.parent / "steadyrun.toml").touch()
+
+        assert locate(desk.home, desk.cwd, {}).project_file is None
+
+    def test_our_own_home_is_no_project(self, desk: Desk) -> None:
+        (desk.home / "steadyrun.toml").touch()
+        (desk.home / ".git").touch()
+
+        assert locate(desk.home, desk.home, {}).project_file is None
+
+    def test_a_directory_that_is_gone_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+
+        with pytest.raises(ConfigInvalid, match="cannot be found"):
+            load(tmp_path, None, {})
+
+
+REFUSED = [
+    ("stroe = 1\n", 1, "unknown setting stroe", "Did you mean 'store'?"),
+    ("\n[deamon]\n", 2, "unknown setting deamon", "Did you mean 'daemon'?"),
+    ("[daemon]\nzzz = 1\n", 2, "unknown setting daemon.zzz", "Valid here: listen."),
+    ("[providers.cluade]\n", 1, "unknown provider 'cluade'", "Did you mean 'claude'?"),
+    ("[providers.xyzzy]\n", 1, "unknown provider 'xyzzy'", "Valid here: acp, amp, claude"),
+    ("[providers.amp]\nmodle = 1\n", 2, "providers.amp.modle", "Did you mean 'model'?"),
+    ("providers = 3\n", 1, "providers: expected a table, found a number", ""),
+    ("[[agents]]\n", 1, "agents: expected a table, found a list", ""),
+    ("store = 3\n", 1, "store: expected a string, found a number", ""),
+    ("store = 'mysql'\n", 1, 'expected "sqlite" or "postgresql://…"', ""),
+    ("store = 'postgresql://h/db'\n", 1, "not available in this version", "sqlite"),
+    ("[daemon]\nlisten = 'nohost'\n", 2, "expected HOST:PORT", ""),
+    ("[daemon]\nlisten = ':80'\n", 2, "expected HOST:PORT", ""),
+    ("[daemon]\nlisten = 'h:0'\n", 2, "from 1 to 65535, found 0", ""),
+    ("[daemon]\nlisten = 'h:65536'\n", 2, "from 1 to 65535, found 65536", ""),
+    ("[providers.amp]\ncommand = []\n", 2, "expected a program", ""),
+    ("[providers.amp]\ncommand = 'amp'\n", 2, "expected a list of strings, found a string", ""),
+    ("[providers.amp]\ncommand = [\n1,\n]\n", 2, "expected a list of strings", ""),
+    ("[providers.amp]\nmodel = ''\n", 2, "must not be empty", ""),
+    ('[providers.amp]\nmodel = "a\\u0000"\n', 2, "must not contain a NUL", ""),
+    ("[providers.amp]\nenv = 1\n", 2, "providers.amp.env: expected a table", ""),
+    ("[providers.amp.env]\nA = 1\n", 2, "env.A: expected a string, found a number", ""),
+    ("[providers.amp.env]\n'A=B' = ''\n", 2, "cannot be the name of a variable", ""),
+    ("[providers.amp.env]\nA = '${1}'\n", 2, "env.A: has a ${", "Write $$"),
+    ("[providers.amp.env]\nA = '${B'\n", 2, "env.A: has a ${", "Write $$"),
+    ("[providers.amp]\noptions = 1979-05-27\n", 2, "found a date or time", ""),
+    ("[agents.Ada]\n", 1, "cannot be the name of an agent", "small letter"),
+    (f"[agents.{'a' * 64}]\n", 1, "cannot be the name of an agent", "small letter"),
+    ("[agents.ada]\nprovider = 'amp'\n", 1, "agents.ada has no home", ""),
+    ("\n[agents.ada]\nhome = '/'\n", 2, "agents.ada has no provider", ""),
+    ("[agents.ada]\n", 1, "agents.ada has no provider", ""),
+    ("[agents.ada]\nprovider = 'kimmi'\n", 2, "unknown provider 'kimmi'", "'kimi'"),
+    ("[agents.ada]\nhome = 'here'\n", 2, "expected a path from / or ~/", ""),
+    (ADA + "fallback = ['amp', 'claud']\n", 4, "unknown provider 'claud'", "'claude'"),
+    (ADA + "fallback = ['amp', 'amp']\n", 4, "names a provider twice", ""),
+    (ADA + "fallback = ['claude']\n", 4, "is the provider already", ""),
+    (ADA + "mode = 'full-auto'\n", 4, "unknown mode 'full-auto'", "'full_auto'"),
+    (ADA + "mode = 1\n", 4, "agents.ada.mode: expected a string", ""),
+    (ADA + "budget = { day = 0 }\n", 4, "above 0, found 0", ""),
+    (ADA + "budget = { run = nan }\n", 4, "above 0, found nan", ""),
+    (ADA + "budget = { month = inf }\n", 4, "above 0, found inf", ""),
+    (ADA + "budget = { month = true }\n", 4, "expected a number, found a boolean", ""),
+    (ADA + "budget = { week = 1 }\n", 4, "unknown setting agents.ada.budget.week", "Valid"),
+    ("a = 1\na = 2\n", 2, "is not valid TOML", ""),
+    ("[daemon]\nlisten = \n", 2, "is not valid TOML", ""),
+    ('store = """\n', 1, "is not valid TOML", ""),
+    ("a = \0\n", 1, "is not valid TOML", ""),
+    ('"a\\u001b[2J" = 1\n', 1, 'unknown setting "a\\u001b[2J"', ""),
+]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(("text", "line", "problem", "hint"), REFUSED)
+    def test_a_wrong_file_is_refused_with_its_line(
+        self, desk: Desk, text: str, line: int, problem: str, hint: str
+    ) -> None:
+        error = desk.refused(text)
+
+        assert problem in error.message
+        assert hint in error.hint
+        assert (error.file, error.line) == (desk.user_file, line)
+
+    def test_a_line_is_exact_after_values_of_many_lines(self, desk: Desk) -> None:
+        error = desk.refused(
+            '[providers.amp]\nmodel = """\n[agents.x]\nenv.A = 1\n"""\n'
+            "command = [\n  'a', # ]\n  ']',\n]\n\n# env.A = 1\nenv.B = ''\nenv.A = 1\n"
+        )
+
+        assert error.line == 13
+
+    def test_a_value_is_never_repeated_where_it_may_be_a_secret(self, desk: Desk) -> None:
+        for text in ("providers.amp.env = 'hunter2'", "store = 'postgresql://a:hunter2@h/d'"):
+            assert "hunter2" not in str(desk.refused(text))
+
+    def test_bytes_that_are_not_utf8_are_refused_with_offset_and_line(self, desk: Desk) -> None:
+        desk.user_file.write_bytes(b"# fine\n# \xff\n")
+
+        with pytest.raises(ConfigInvalid, match="byte 0xff at offset 9") as caught:
+            load(desk.home, desk.cwd, {})
+
+        assert caught.value.line == 2
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "x = " + "[" * 100_000,
+            "x = " + "9" * 5_000,
+            "a." * 500_000 + "a = 1",
+            "[" + '"a" . ' * 150_000 + "a]",
+            "[providers.amp.options]\n" + ".".join("a" * 60) + " = {b.c.d.e.f.g = 1}",
+        ],
+        ids=["deep-list", "long-number", "long-key", "long-header", "deep-options"],
+    )
+    def test_a_hostile_file_is_refused_quickly(self, desk: Desk, content: str) -> None:
+        assert desk.refused(content).file == desk.user_file
+
+    def test_a_line_that_would_take_too_long_to_find_is_left_out(self, desk: Desk) -> None:
+        error = desk.refused("providers.amp.options.x = [\n" + "[],\n" * 20_000 + "]\nzzz = 1\n")
+
+        assert "unknown setting zzz" in error.message
+        assert error.line is None
+
+    def test_a_large_file_is_refused(self, desk: Desk) -> None:
+        assert "larger than" in desk.refused("#" * (1024 * 1024 + 1)).message
+
+    def test_a_directory_is_refused(self, desk: Desk) -> None:
+        desk.user_file.mkdir()
+
+        with pytest.raises(ConfigInvalid, match="is not a regular file"):
+            load(desk.home, desk.cwd, {})
+
+    def test_a_named_pipe_is_refused_without_waiting(self, desk: Desk) -> None:
+        os.mkfifo(desk.user_file)
+
+        with pytest.raises(ConfigInvalid, match="is not a regular file"):
+            load(desk.home, desk.cwd, {})
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable to root")
+    def test_an_unreadable_file_is_refused(self, desk: Desk) -> None:
+        desk.user_file.touch(mode=0)
+
+        with pytest.raises(ConfigInvalid, match="cannot be read: Permission denied"):
+            load(desk.home, desk.cwd, {})
+
+    def test_a_home_that_is_a_file_is_refused(self, desk: Desk) -> None:
+        desk.user_file.touch()
+
+        with pytest.raises(ConfigInvalid, match="cannot be read: Not a directory"):
+            load(desk.user_file, desk.cwd, {})
+
+
+class TestTrust:
+    HARMFUL = '# a project\n[providers.claude]\ncommand = ["./evil"]\n'
+
+    def test_an_untrusted_project_may_set_harmless_keys(self, desk: Desk) -> None:
+        project = (
+            '[providers.claude]\nmodel = "m"\n'
+            '[agents.ada]\nmodel = "n"\n'
+        )
+
+        config = desk.load(ADA, project)
+
+        assert config.settings.agents["ada"].model == "n"
+        assert not config.project_trusted
+
+    @pytest.mark.parametrize(
+        ("text", "key", "line"),
+        [
+            (HARMFUL, "providers.claude.command", 3),
+            ("store = 'sqlite'\n", "store", 1),
+            ("[agents.ada]\nprovider = 'shell'\n", "agents.ada.provider", 2),
+            ("[daemon]\nlisten = 'a:1'\n", "daemon.listen", 2),
+            ("[providers.claude.env]\nA = ''\n", "providers.claude.env.A", 2),
+            ("[providers.claude]\noptions.x = 1\n", "providers.claude.options.x", 2),
+            ("[agents.ada]\nhome = '/'\n", "agents.ada.home", 2),
+            ("[agents.ada]\nmode = 'plan'\n", "agents.ada.mode", 2),
+            ("[agents.ada]\nbudget.day = 1\n", "agents.ada.budget.day", 2),
+        ],
+    )
+    def test_an_untrusted_project_may_set_nothing_else(
+        self, desk: Desk, text: str, key: str, line: int
+    ) -> None:
+        error = desk.refused(ADA, text)
+
+        assert isinstance(error, ConfigUntrusted)
+        assert error.message.startswith(f"{desk.project_file}:{line}: {key} ")
+        assert "steadyrun trust" in error.hint
+
+    def test_a_trusted_project_may_set_everything(self, desk: Desk) -> None:
+        desk.project_file.write_text(self.HARMFUL)
+
+        trusted = desk.trust()
+
+        assert trusted == desk.project_file
+        config = desk.load()
+        assert config.project_trusted
+        assert config.settings.providers["claude"].command == ("./evil",)
+
+    def test_a_changed_file_must_be_trusted_anew(self, desk: Desk) -> None:
+        desk.project_file.write_text(self.HARMFUL)
+        desk.trust()
+
+        error = desk.refused("", self.HARMFUL + "# changed\n")
+
+        assert isinstance(error, ConfigUntrusted)
+        assert not desk.is_trusted()
+
+    def test_trust_holds_for_one_path_only(self, desk: Desk) -> None:
+        desk.project_file.write_text(self.HARMFUL)
+        desk.trust()
+
+        desk.project_file.rename(desk.cwd / "steadyrun.toml")
+
+        assert not desk.is_trusted()
+
+    def test_trust_is_kept_private_and_leaves_no_drafts(self, tmp_path: Path) -> None:
+        (tmp_path / "steadyrun.toml").touch()
+        home = tmp_path / "new"
+
+        trust(home, tmp_path, {})
+
+        assert home.stat().st_mode & 0o777 == 0o700
+        assert (home / "trusted.json").stat().st_mode & 0o777 == 0o600
+        assert [file.name for file in home.iterdir()] == ["trusted.json"]
+
+    def test_trusting_a_second_project_keeps_the_first(self, desk: Desk, tmp_path: Path) -> None:
+        desk.project_file.touch()
+        desk.trust()
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / "steadyrun.toml").touch()
+
+        trust(desk.home, other, {})
+
+        assert desk.is_trusted()
+
+    def test_an_invalid_file_cannot_be_trusted(self, desk: Desk) -> None:
+        desk.project_file.write_text("stroe = 1\n")
+
+        with pytest.raises(ConfigInvalid, match="unknown setting stroe"):
+            desk.trust()
+
+        assert not desk.is_trusted()
+
+    def test_there_must_be_something_to_trust(self, desk: Desk) -> None:
+        with pytest.raises(NotFound, match=r"steadyrun\.toml"):
+            desk.trust()
+
+    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"a": 1}', b"\xff", b"[" * 100_000])
+    def test_a_damaged_list_of_trust_is_named(self, desk: Desk, content: bytes) -> None:
+        (desk.home / "trusted.json").write_bytes(content)
+
+        error = desk.refused("", "")
+
+        assert error.file == desk.home / "trusted.json"
+        assert "steadyrun trust" in error.hint
+
+    def test_a_list_of_trust_that_cannot_be_written_is_named(self, desk: Desk) -> None:
+        desk.project_file.touch()
+        blocked = desk.home / "file"
+        blocked.touch()
+
+        with pytest.raises(ConfigInvalid, match=r"trusted\.json: cannot be"):
+            trust(blocked, desk.cwd, {})
+
+    def test_a_link_is_not_followed_as_a_project_file(self, desk: Desk) -> None:
+        target = desk.home / "other.toml"
+        target.touch()
+        desk.project_file.symlink_to(target)
+
+        assert "symbolic link" in desk.refused().message
+
+
+class TestVariables:
+    ENV = "[providers.claude.env]\n"
+
+    def test_variables_are_filled_in_at_launch(self, desk: Desk) -> None:
+        config = desk.load(self.ENV + "A = '<${X}${Y}> $$ $Z $${X}'\n", X="1", Y="")
+
+        assert config.provider_env("claude") == {"A": Secret("<1> $ $Z ${X}")}
+
+    def test_an_unset_variable_is_an_error_at_launch_only(self, desk: Desk) -> None:
+        config = desk.load(self.ENV + "A = '${NOWHERE}'\n")
+
+        with pytest.raises(VariableUnset) as caught:
+            config.provider_env("claude")
+
+        assert caught.value.variable == "NOWHERE"
+        assert caught.value.setting == "providers.claude.env.A"
+
+    def test_a_provider_without_settings_has_no_env(self, desk: Desk) -> None:
+        assert desk.load().provider_env("codex") == {}
+
+    def test_secrets_are_what_came_from_variables_or_is_named_like_one(self, desk: Desk) -> None:
+        config = desk.load(
+            self.ENV + "A = 'Bearer ${MY_TOKEN}'\nB = 'open'\nC_PASSWORD = 'pa$$s'\n"
+            "D = '${UNSET}'\nE_KEY = '${UNSET}-${HALF}'\nF = '${PLAIN}/x'\n"
+            "[providers.claude]\noptions = { api_key = 'opt' }\n",
+            MY_TOKEN="t0ken",
+            HALF="half",
+            PLAIN="/p",
+        )
+
+        values = {secret.reveal() for secret in config.secrets()}
+
+        assert values == {"t0ken", "Bearer t0ken", "pa$s", "half", "/p/x", "opt"}
+
+    def test_the_repr_of_a_config_holds_no_secret(self, desk: Desk) -> None:
+        config = desk.load(self.ENV + "A_KEY = 'hunter2'\nB = '${C}'\n", C="swordfish")
+
+        assert "hunter2" not in repr(config)
+        assert "swordfish" not in repr(config)
+
+
+class TestDescription:
+    USER = (
+        "[providers.claude.env]\nA_KEY = 'hunter2'\nB_KEY = '${B}'\nC = 'http://me:hush@h/'\n"
+        "D = '--auth=hunter2'\n"
+        "[providers.claude.options]\nx = { api_key = ['deepsecret'] }\nat = 1979-05-27\n" + ADA
+    )
+
+    def test_every_setting_is_listed_with_its_origin(self, desk: Desk) -> None:
+        rows = describe(desk.load(ADA))
+
+        assert rows == [
+            ("store", '"sqlite"', "default"),
+            ("daemon.listen", '"127.0.0.1:7717"', "default"),
+            ("agents.ada.provider", '"claude"', str(desk.user_file)),
+            ("agents.ada.home", '"~/ada"', str(desk.user_file)),
+            ("agents.ada.fallback", "[]", "default"),
+            ("agents.ada.mode", '"default"', "default"),
+        ]
+
+    def test_secrets_are_hidden_and_templates_shown_as_written(self, desk: Desk) -> None:
+        config = desk.load(self.USER, B="swordfish")
+
+        shown = {key: value for key, value, _ in describe(config)}
+
+        assert shown["providers.claude.env.A_KEY"] == '"***"'
+        assert shown["providers.claude.env.B_KEY"] == '"${B}"'
+        assert shown["providers.claude.env.C"] == '"http://me:***@h/"'
+        assert shown["providers.claude.env.D"] == '"--auth=[redacted]"'
+        assert shown["providers.claude.options.x"] == '{"api_key":["***"]}'
+        assert shown["providers.claude.options.at"] == '"1979-05-27"'
+
+    def test_the_document_says_the_same(self, desk: Desk) -> None:
+        config = desk.load(self.USER)
+
+        settings = as_document(config)["settings"]
+
+        assert [
+            (each["key"], msgspec.json.encode(each["value"]).decode(), each["origin"])
+            for each in settings
+        ] == describe(config)
+
+
+class Terminal:
+    """A shell that stands in the desk's project."""
+
+    def __init__(self, desk: Desk, read: Callable[[], str]) -> None:
+        self.desk, self._read = desk, read
+
+    def run(self, name: str, *, json: bool = False) -> str:
+        assert getattr(commands, name)(Namespace(json=json)) == 0
+        return self._read()
+
+
+@pytest.fixture
+def terminal(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Terminal:
+    monkeypatch.setenv("STEADYRUN_HOME", str(desk.home))
+    monkeypatch.delenv("STEADYRUN_STORE", raising=False)
+    monkeypatch.delenv("STEADYRUN_DAEMON_LISTEN", raising=False)
+    monkeypatch.chdir(desk.cwd)
+    return Terminal(desk, lambda: capsys.readouterr().out)
+
+
+class TestCommands:
+    def test_show_prints_settings_and_origins(self, terminal: Terminal) -> None:
+        out = terminal.run("show")
+
+        assert out.splitlines()[0].split() == ["store", "=", '"sqlite"', "#", "default"]
+
+    def test_show_prints_one_json_document(self, terminal: Terminal) -> None:
+        document = msgspec.json.decode(terminal.run("show", json=True))
+
+        assert document["settings"][0] == {"key": "store", "value": "sqlite", "origin": "default"}
+
+    def test_path_says_what_is_missing(self, terminal: Terminal) -> None:
+        out = terminal.run("path")
+
+        assert f"user     {terminal.desk.user_file}  (does not exist)" in out
+        assert "project  none from here upwards" in out
+
+    def test_path_works_when_the_files_are_wrong(self, terminal: Terminal) -> None:
+        terminal.desk.user_file.write_text("wrong")
+        terminal.desk.project_file.write_text("wrong")
+
+        document = msgspec.json.decode(terminal.run("path", json=True))
+
+        assert document["user"] == {"path": str(terminal.desk.user_file), "exists": True}
+        assert document["project"]["exists"]
+        assert not document["project"]["trusted"]
+
+    def test_check_names_what_is_fine(self, terminal: Terminal) -> None:
+        terminal.desk.load(ADA, "")
+
+        lines = terminal.run("check").splitlines()
+
+        assert all(line.startswith("ok: ") for line in lines)
+        assert lines[-1] == "ok: agents: ada"
+
+    def test_check_raises_what_is_wrong(self, terminal: Terminal) -> None:
+        terminal.desk.user_file.write_text("stroe = 1\n")
+
+        with pytest.raises(ConfigInvalid, match="unknown setting stroe"):
+            terminal.run("check")
+
+    def test_trust_is_seen_by_path_and_check(self, terminal: Terminal) -> None:
+        terminal.desk.project_file.write_text('[daemon]\nlisten = "a:1"\n')
+
+        assert str(terminal.desk.project_file) in terminal.run("trust")
+
+        assert "(trusted)" in terminal.run("path")
+        assert msgspec.json.decode(terminal.run("check", json=True))["project"]["trusted"]
