@@ -127,7 +127,7 @@ def _run_row(run: Run, agent_name: str) -> tuple[str, ...]:
     return (
         run.id,
         run.status,
-        plain(agent_name),
+        "-" if agent_name == run.id else plain(agent_name),
         plain(run.provider),
         moment(run.created_at),
         took(run.duration_ms),

@@ -36,11 +36,12 @@ class Watcher:
             self._file.close()
 
     def _serve(self) -> None:
+        # Look before the first wait: something may have been written before the watch was set.
         while not self._stop.is_set():
-            if self._file:
-                self._wait_for(self._file)
             self._look()
             self._stop.wait(_PAUSE_SECONDS if self._file else POLL_SECONDS)
+            if self._file:
+                self._wait_for(self._file)
 
     def _wait_for(self, file: FileWatch) -> None:
         either = select.poll()

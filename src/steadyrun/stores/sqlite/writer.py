@@ -59,12 +59,13 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._queue = _Queue()
         self._window = CommitWindow()
-        self._version: int | None = None
-        self._is_full = False
         with translated(path):
             self._turnstile = Turnstile(path.with_suffix(".turnstile"))
             self._connection = schema.connect(path)
             schema.tune_writer(self._connection)
+            # From here on, whatever another process writes is news.
+            self._version = self._data_version()
+        self._is_full = True  # as SQLite begins
         self._thread = threading.Thread(target=self._serve, name="steadyrun-writer", daemon=True)
         self._thread.start()
 
@@ -182,7 +183,7 @@ class Writer:
 
     def _set_durability(self, is_full: bool) -> None:
         """FULL syncs the log at every commit; NORMAL leaves that to the next checkpoint."""
-        if is_full != self._is_full or self._version is None:
+        if is_full != self._is_full:
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_full else 'NORMAL'}")
             self._is_full = is_full
 
@@ -194,11 +195,14 @@ class Writer:
 
     def _look(self) -> None:
         """`data_version` changes when another connection commits, never by our own commits."""
-        [version] = self._connection.execute("PRAGMA data_version").fetchone()
-        is_news = self._version is not None and version != self._version
-        self._version = version
-        if is_news:
+        version = self._data_version()
+        if version != self._version:
+            self._version = version
             self._loop.call_soon_threadsafe(self._heard)
+
+    def _data_version(self) -> int:
+        [version] = self._connection.execute("PRAGMA data_version").fetchone()
+        return int(version)
 
 
 def _lanes(writes: "deque[_Write[Any]] | list[_Write[Any]]") -> set[str]:

@@ -1,0 +1,392 @@
+"""The command as a person types it: a real process, its output and its exit code."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import Process as ChildProcess
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from steadyrun.cli.main import COMMANDS
+from steadyrun.clock import SystemClock
+from steadyrun.model import event as ev
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import Emitted, Event, journal_id
+from steadyrun.model.ids import Ids, RunId
+from steadyrun.model.item import Claim, Message
+from steadyrun.model.process import Process
+from steadyrun.model.run import Created, Finished, Launched
+from steadyrun.store import FALLBACK_POLL_SECONDS, Batch
+from steadyrun.stores.sqlite import SqliteStore
+from tests.commands import COMMAND, environment, first_run, steadyrun
+from tests.require import require
+
+ENVELOPE = ["v", "cursor", "seq", "id", "type", "at", "agent", "run", "provider", "data"]
+ENDING = {
+    "status", "stop_reason", "text", "usage", "cost", "resume_token", "duration_ms", "exit_code",
+    "error", "diagnostic",
+}  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def test_version_and_help_answer_at_once(home: Path) -> None:
+    version = steadyrun(home, "--version")
+    usage = steadyrun(home, "--help")
+
+    assert version.stdout == "steadyrun 0.1.0\n"
+    assert all(command.words.split()[0] in usage.stdout for command in COMMANDS)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["config", "--help"]])
+def test_asking_for_help_imports_nothing_heavy(words: list[str]) -> None:
+    probe = (
+        "import sys; from steadyrun.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'msgspec', 'sqlite3', 'asyncio', 'anyio', 'tomllib'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", probe, *words], capture_output=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], ["unknown"], ["runs", "-n", "0"], ["runs", "-n", "x"], ["runs", "-n", "9" * 50],
+        ["show"], ["tail"], ["config"], ["config", "sho"], ["runs", "--jsno"],
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_a_usage_error(home: Path, words: list[str]) -> None:
+    done = steadyrun(home, *words)
+
+    assert done.returncode == 2
+    assert "usage: steadyrun" in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_empty_home_has_no_runs(home: Path) -> None:
+    assert steadyrun(home, "runs").stdout == "No runs yet.\n"
+    assert json.loads(steadyrun(home, "runs", "--json").stdout) == {"runs": []}
+
+
+def test_the_made_up_run_is_listed_shown_and_told(home: Path) -> None:
+    run = first_run(home)
+
+    [listed] = json.loads(steadyrun(home, "runs", "--json").stdout)["runs"]
+    shown = steadyrun(home, "show", run[:20])
+    told = steadyrun(home, "tail", run)
+
+    assert (listed["run"], listed["status"], listed["tools"]) == (run, "completed", 1)
+    assert set(listed) >= ENDING
+    assert listed["cost"] == {"usd": 0.0031, "kind": "estimated"}
+    assert "The retry waits one second too little." in shown.stdout
+    assert [line.split()[1] for line in told.stdout.splitlines()] == [
+        "run.started", "text.final", "tool.started", "tool.completed", "text.final",
+        "run.completed",
+    ]  # fmt: skip
+
+
+def test_show_prints_one_document_with_every_key(home: Path) -> None:
+    run = first_run(home)
+
+    document = json.loads(steadyrun(home, "show", run, "--json").stdout)
+
+    assert set(document) >= ENDING | {"run", "agent", "item", "provider", "model", "metadata"}
+    assert document["error"] is None
+
+
+def test_tail_prints_the_last_events_as_lines_of_json(home: Path) -> None:
+    run = first_run(home)
+
+    lines = steadyrun(home, "tail", run, "-n", "2", "--jsonl").stdout.splitlines()
+    text, ended = (json.loads(line) for line in lines)
+
+    assert [list(event) for event in (text, ended)] == [ENVELOPE, ENVELOPE]
+    assert (text["type"], ended["type"]) == ("text.final", "run.completed")
+    assert (text["seq"], ended["seq"], ended["cursor"]) == (5, 6, 6)
+    assert set(ended["data"]) == ENDING
+    assert ended["at"].endswith("Z")
+
+
+@pytest.mark.parametrize("words", [["show", "run_nope"], ["tail", "run_nope"], ["tail", "nobody"]])
+def test_what_is_not_there_is_not_found(home: Path, words: list[str]) -> None:
+    done = steadyrun(home, *words)
+
+    assert done.returncode == 3
+    assert words[1] in done.stderr
+    assert "steadyrun runs" in done.stderr
+
+
+def test_with_json_a_failure_is_a_document_too(home: Path) -> None:
+    done = steadyrun(home, "show", "run_nope", "--json")
+
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == 3
+    assert (error["code"], error["retryable"]) == ("not_found", False)
+
+
+def test_a_beginning_that_fits_several_runs_is_refused(home: Path) -> None:
+    first_run(home)
+    first_run(home)
+
+    done = steadyrun(home, "show", "run_")
+
+    assert done.returncode == 2
+    assert "fits several runs" in done.stderr
+
+
+def test_what_an_agent_prints_cannot_touch_the_terminal(home: Path) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\x08safe\r\nnext\x00"
+    run = anyio.run(record, home, hostile)
+
+    shown = steadyrun(home, "show", run).stdout
+    told = steadyrun(home, "tail", run).stdout
+
+    for output in (shown, told):
+        assert "safe" in output
+        assert not any(ord(char) < 32 and char != "\n" for char in output)
+        assert "\x9b" not in output
+
+
+def test_tail_follows_a_run_of_another_process_to_its_end(home: Path) -> None:
+    lines = anyio.run(follow_while_writing, home)
+
+    assert [json.loads(line)["type"] for line in lines] == [
+        "run.started", "text.final", "text.final", "text.final", "run.completed",
+    ]  # fmt: skip
+    assert [json.loads(line)["seq"] for line in lines] == [1, 2, 3, 4, 5]
+
+
+def test_ctrl_c_ends_a_tail_with_130(home: Path) -> None:
+    async def interrupt() -> tuple[int, bytes]:
+        store = await SqliteStore.open(home)
+        writer = await Recorder.begin(store)
+        with anyio.fail_after(60):
+            child = await tail(home, writer.run)
+            await child.line()
+            child.process.send_signal(signal.SIGINT)
+            code, errors = await child.process.wait(), await child.errors()
+        await store.close()
+        return code, errors
+
+    code, errors = anyio.run(interrupt)
+
+    assert code == 130
+    assert b"Traceback" not in errors
+
+
+def test_a_reader_that_goes_away_is_no_error_message(home: Path) -> None:
+    run = first_run(home)
+
+    with subprocess.Popen(
+        [COMMAND, "tail", run, "--jsonl"],
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
+        assert child.stdout
+        assert child.stderr
+        child.stdout.close()
+        errors = child.stderr.read()
+
+    assert child.returncode == 141
+    assert errors == b""
+
+
+def test_a_config_of_random_bytes_is_a_configuration_error(home: Path) -> None:
+    home.mkdir()
+    (home / "config.toml").write_bytes(bytes(range(256)) * 4)
+
+    done = steadyrun(home, "runs")
+
+    assert done.returncode == 2
+    assert "config.toml" in done.stderr
+
+
+def test_an_unknown_setting_names_file_line_and_the_nearest_key(home: Path) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text("[daemon]\nlisen = '127.0.0.1:1'\n")
+
+    done = steadyrun(home, "config", "check")
+
+    assert done.returncode == 2
+    assert "config.toml:2" in done.stderr
+    assert "listen" in done.stderr
+
+
+def test_a_project_may_not_choose_the_command_until_it_is_trusted(
+    home: Path, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "steadyrun.toml").write_text("[providers.claude]\ncommand = ['./evil']\n")
+
+    before = steadyrun(home, "config", "show", cwd=project)
+    trusted = steadyrun(home, "trust", cwd=project)
+    after = steadyrun(home, "config", "show", cwd=project)
+
+    assert (before.returncode, trusted.returncode, after.returncode) == (2, 0, 0)
+    assert "steadyrun trust" in before.stderr
+    assert "./evil" in after.stdout
+
+
+@pytest.mark.parametrize("words", [["runs"], ["show", "run_x"], ["tail", "x"]])
+def test_a_damaged_store_is_a_named_failure(home: Path, words: list[str]) -> None:
+    home.mkdir()
+    (home / "steadyrun.db").write_bytes(os.urandom(8192))
+
+    done = steadyrun(home, *words)
+
+    assert done.returncode == 1
+    assert "steadyrun.db" in done.stderr
+
+
+def test_an_unwritable_home_is_a_named_failure(home: Path) -> None:
+    home.mkdir(mode=0o500)
+
+    done = steadyrun(home, "runs", wrapper=unprivileged())
+
+    assert done.returncode == 1
+    assert str(home) in done.stderr
+
+
+def test_doctor_finds_nothing_wrong_with_a_fresh_home_and_makes_nothing(home: Path) -> None:
+    done = steadyrun(home, "doctor")
+
+    assert done.returncode == 0
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["ok", "python"], ["ok", "config"], ["ok", "home"], ["ok", "store"],
+    ]  # fmt: skip
+    assert not home.exists()
+
+
+def test_doctor_names_what_is_wrong_and_what_repairs_it(home: Path) -> None:
+    first_run(home)
+    home.chmod(0o755)
+    (home / "config.toml").write_text("nonsense = 1\n")
+    (home / "steadyrun.db").write_bytes(b"not a database, and long enough to be one" * 100)
+
+    done = steadyrun(home, "doctor", "--json")
+    found = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
+
+    assert done.returncode == 1
+    assert {name: check["state"] for name, check in found.items()} == {
+        "python": "ok", "config": "fail", "home": "warn", "store": "fail",
+    }  # fmt: skip
+    assert found["home"]["repair"] == f"chmod 700 {home}"
+
+
+def test_doctor_finds_a_home_that_cannot_be_written_to(home: Path) -> None:
+    home.mkdir(mode=0o500)
+
+    done = steadyrun(home, "doctor", wrapper=unprivileged())
+
+    assert done.returncode == 1
+    assert "cannot be written to" in done.stdout
+
+
+def unprivileged() -> tuple[str, ...]:
+    """Root may write anywhere: run the command without that power. For others it is nothing."""
+    if os.geteuid() != 0:
+        return ()
+    require("setpriv", shutil.which("setpriv") is not None, "needs util-linux")
+    powers = "-dac_override,-dac_read_search,-fowner"
+    return ("setpriv", f"--bounding-set={powers}", "--inh-caps=-all")
+
+
+class Recorder:
+    """A run being written through the store's verbs, as another process would."""
+
+    def __init__(self, store: SqliteStore, claim: Claim, run: RunId, process: Process) -> None:
+        self.store, self.claim, self.run, self.process = store, claim, run, process
+        self.offset = 0
+
+    @classmethod
+    async def begin(cls, store: SqliteStore) -> "Recorder":
+        now = SystemClock().now()
+        ids = Ids(SystemClock().now)
+        agent = Agent(ids.agent(), "ada", ("scripted",), home=".")
+        await store.add_agent(agent)
+        await store.accept(Message(agent.id, "go"))
+        holder = await store.join("test")
+        [claim] = await store.claim(holder.id)
+        run = ids.run()
+        process = Process(ids.process(), agent.id, "scripted", "here", "none", now)
+        await store.change(claim, run, Created(run, agent.id, claim.item.id, "scripted", now))
+        await store.open_process(claim, process)
+        await store.change(claim, run, Launched(now, process.id))
+        return cls(store, claim, run, process)
+
+    async def append(self, event: Event) -> None:
+        start, self.offset = self.offset, self.offset + 10
+        name = journal_id(self.process.id, self.offset, 0)
+        emitted = Emitted(name, SystemClock().now(), event)
+        batch = Batch(self.process.id, self.run, start, self.offset, (emitted,))
+        await self.store.append(self.claim, batch)
+
+    async def settle(self, text: str) -> None:
+        await self.store.settle(self.claim, Finished(SystemClock().now(), "completed", text=text))
+
+
+async def record(home: Path, text: str) -> RunId:
+    store = await SqliteStore.open(home)
+    writer = await Recorder.begin(store)
+    await writer.append(ev.TextFinal(text))
+    await writer.append(ev.ToolStarted("1", text, {"a": text}))
+    await writer.settle(text)
+    await store.close()
+    return writer.run
+
+
+async def follow_while_writing(home: Path) -> list[str]:
+    """Write one event at a time, each only after the tail has printed the one before."""
+    store = await SqliteStore.open(home)
+    writer = await Recorder.begin(store)
+    # Less than the fallback poll: only hints from the other process can be this quick.
+    with anyio.fail_after(FALLBACK_POLL_SECONDS - 1):
+        child = await tail(home, writer.run)
+        lines = [await child.line()]
+        for text in ("one", "two", "three"):
+            await writer.append(ev.TextFinal(text))
+            lines.append(await child.line())
+        await writer.settle("done")
+        lines.append(await child.line())
+        assert await child.process.wait() == 0
+        assert await child.errors() == b""
+    await store.close()
+    return lines
+
+
+class Tail:
+    """A running `steadyrun tail -f`, read line by line."""
+
+    def __init__(self, process: ChildProcess) -> None:
+        assert process.stdout
+        self.process = process
+        self._out = BufferedByteReceiveStream(process.stdout)
+
+    async def line(self) -> str:
+        return (await self._out.receive_until(b"\n", 1 << 20)).decode()
+
+    async def errors(self) -> bytes:
+        assert self.process.stderr
+        return b"".join([chunk async for chunk in self.process.stderr])
+
+
+async def tail(home: Path, run: RunId) -> Tail:
+    command = [str(COMMAND), "tail", run, "-f", "--jsonl"]
+    return Tail(await anyio.open_process(command, env=environment(home)))
