@@ -40,6 +40,7 @@ bench-large: $(VENV)/.bench-ready ## measure a store of 100k runs and 10M events
 	@$(BIN)/python -m bench large
 
 ci-deps: setup ## install what CI must have
+	@scripts/ci-deps
 
 lock: ## pin the newest allowed versions anew, with hashes
 	@scripts/lock

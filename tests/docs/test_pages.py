@@ -1,0 +1,131 @@
+"""The pages are true: links lead somewhere, commands exist, examples run."""
+
+import re
+import shlex
+from pathlib import Path
+
+import anyio
+import pytest
+
+from steadyrun import __version__
+from steadyrun.cli.main import COMMANDS
+from tests.commands import ROOT, first_run, steadyrun
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
+FENCE = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [body for name, body in FENCE.findall(text) if name == language]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    targets = [t for t in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in t]
+
+    missing = [target for target in targets if not (page.parent / target).exists()]
+
+    assert missing == []
+
+
+def test_every_decision_is_in_the_list() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = set(LINK.findall((folder / "README.md").read_text(encoding="utf-8")))
+
+    written = {path.name for path in folder.glob("0*.md")}
+
+    assert written == listed
+    assert len(written) >= 8
+
+
+def test_every_command_is_documented() -> None:
+    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+
+    missing = [c.words for c in COMMANDS if f"`steadyrun {c.words}" not in page]
+
+    assert missing == []
+
+
+def test_every_command_that_is_documented_exists() -> None:
+    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    known = {command.words for command in COMMANDS}
+
+    named = set(re.findall(r"^\| `steadyrun ([a-z]+(?: [a-z]+)?)", page, re.MULTILINE))
+
+    assert named == known
+
+
+def test_the_readme_names_both_commands_and_its_examples_run(tmp_path: Path) -> None:
+    start, examples = blocks("README.md", "sh")
+    home = tmp_path / "home"
+    first_run(home)
+
+    typed = [shlex.split(line, comments=True) for line in examples.splitlines()]
+    codes = [steadyrun(home, *words[1:]).returncode for words in typed]
+
+    assert [line.split("#")[0].split() for line in start.splitlines()] == [
+        ["make", "up"],
+        ["make", "test"],
+    ]
+    assert all(words[0] == ".venv/bin/steadyrun" for words in typed)
+    assert codes == [0, 0, 0, 0]
+
+
+def test_ci_calls_what_the_readme_tells_users_to_call() -> None:
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+
+    called = re.findall(r"^make (\S+)$", script, re.MULTILINE)
+
+    assert called == ["ci-deps", "check", "test"]
+
+
+def test_the_python_example_of_the_stores_page_runs(tmp_path: Path) -> None:
+    [example] = blocks("docs/stores.md", "python")
+    home = tmp_path / "home"
+    first_run(home)
+    names: dict[str, object] = {}
+
+    exec(compile(example, "docs/stores.md", "exec"), names)
+    main = names["main"]
+
+    assert callable(main)
+    assert anyio.run(main, home) == 6
+
+
+def test_the_changelog_has_its_form_and_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+    versions = re.findall(r"^## \[(.+?)\](?: - \d{4}-\d{2}-\d{2})?$", text, re.MULTILINE)
+    headings = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
+
+    assert versions[:2] == ["Unreleased", __version__]
+    assert headings <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_page_for_agents_is_short() -> None:
+    assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) <= 40
+
+
+def test_every_dependency_has_its_reason() -> None:
+    page = (ROOT / "docs/dependencies.md").read_text(encoding="utf-8")
+    asked = [
+        re.split(r"[<>=]", line)[0]
+        for name in ("dev", "bench", "lock")
+        for line in (ROOT / f"requirements/{name}.in").read_text(encoding="utf-8").splitlines()
+        if line and line[0] not in "#-"
+    ]
+
+    assert [name for name in asked if name not in page] == []
+
+
+@pytest.mark.parametrize("lock", ["pip", "dev", "bench", "lock"])
+def test_requirements_are_hashed_and_name_no_place(lock: str) -> None:
+    text = (ROOT / f"requirements/{lock}.txt").read_text(encoding="utf-8")
+
+    pins = re.findall(r"^\S+==\S+ \\$", text, re.MULTILINE)
+
+    assert pins
+    assert text.count("--hash=sha256:") >= len(pins)
+    assert not re.search(r"https?://|file://|--index|--find-links", text)

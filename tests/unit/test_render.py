@@ -1,0 +1,78 @@
+"""How runs and events look to a person."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from steadyrun.cli import render
+from steadyrun.model import event as ev
+from steadyrun.model.event import ErrorFact, Event, EventId, Foreign, StoredEvent
+from steadyrun.model.ids import AgentId, RunId
+from steadyrun.model.run import Run
+from steadyrun.model.usage import Cost, Usage
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def stored(event: Event | Foreign) -> StoredEvent:
+    return StoredEvent(1, 1, EventId("e"), AT, "ada", RunId("run_1"), "claude", event)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "shown"),
+    [(None, "-"), (0, "0ms"), (999, "999ms"), (1000, "1.0s"), (59_900, "59.9s"),
+     (60_000, "1m00s"), (3_725_000, "62m05s")],
+)  # fmt: skip
+def test_a_duration_is_short(milliseconds: int | None, shown: str) -> None:
+    assert render.took(milliseconds) == shown
+
+
+def test_an_unknown_cost_is_never_zero() -> None:
+    assert render.money(Cost()) == "cost unknown"
+    assert render.money(Cost(0.0, "known")) == "$0.0000"
+    assert render.money(Cost(1.5, "estimated")) == "~$1.5000"
+
+
+def test_unknown_tokens_are_never_zero() -> None:
+    assert render.tokens(Usage()) == "tokens unknown"
+    assert render.tokens(Usage(10, 2, 8)) == "10 in (8 cached) / 2 out"
+
+
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        (ev.TextFinal("two\nlines"), "two lines"),
+        (ev.ToolStarted("1", "Bash", {"command": "ls"}), 'Bash {"command":"ls"}'),
+        (ev.ToolCompleted("1", "Bash", None, "out"), "Bash out"),
+        (ev.RunStarted("claude", "opus"), "claude opus"),
+        (ev.GateOpened("codex"), '{"provider":"codex"}'),
+        (
+            ev.RunFailed("failed", error=ErrorFact("auth", "no key"), duration_ms=5),
+            "auth: no key · 5ms · cost unknown · tokens unknown",
+        ),
+        (Foreign("later.thing", 2, b'{"type":"later.thing","x":1}'), '{"x":1}'),
+    ],
+)
+def test_an_event_is_one_line(event: Event | Foreign, shown: str) -> None:
+    line = render.event_line(stored(event))
+
+    assert line.startswith(f"03:04:05  {ev.type_of(event)}")
+    assert line.endswith(shown)
+    assert "\n" not in line
+
+
+def test_a_long_event_is_cut() -> None:
+    line = render.event_line(stored(ev.TextFinal("x" * 10_000)))
+
+    assert len(line) < 200
+    assert line.endswith("…")
+
+
+def test_a_run_of_no_agent_shows_none() -> None:
+    run = Run(RunId("run_1"), AgentId("agt_1"), None, "shell", AT, ended_at=AT + timedelta(0, 1))
+
+    [_, alone] = render.run_table([(run, "run_1")])
+    [_, named] = render.run_table([(run, "ada")])
+
+    assert alone.split()[:4] == ["run_1", "starting", "-", "shell"]
+    assert named.split()[2] == "ada"
