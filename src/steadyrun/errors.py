@@ -23,16 +23,20 @@ Every error says what was expected, what was found and what to try; its facts ar
 `retryable` says whether the same call may succeed later with nothing else changed.
 """
 
-from pathlib import Path
-from typing import ClassVar
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # For annotations only: every command imports this file, and pathlib alone would double the
+    # time `steadyrun --help` takes.
+    from pathlib import Path
+    from typing import ClassVar
 
 
 class SteadyrunError(Exception):
     """Something a caller or a person can act on; `message` and `hint` are for people."""
 
-    exit_code: ClassVar[int] = 1
-    code: ClassVar[str] = "failed"
-    retryable: ClassVar[bool] = False
+    exit_code: "ClassVar[int]" = 1
+    code: "ClassVar[str]" = "failed"
+    retryable: "ClassVar[bool]" = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -56,7 +60,7 @@ class ConfigInvalid(Usage):
     code = "config_invalid"
 
     def __init__(
-        self, problem: str, *, file: Path | None, line: int | None = None, hint: str = ""
+        self, problem: str, *, file: "Path | None", line: int | None = None, hint: str = ""
     ) -> None:
         place = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
         super().__init__(f"{place}{problem}", hint=hint)
@@ -149,7 +153,7 @@ class StoreFailed(SteadyrunError):
 
     code = "store_failed"
 
-    def __init__(self, problem: str, *, path: Path, hint: str = "") -> None:
+    def __init__(self, problem: str, *, path: "Path", hint: str = "") -> None:
         super().__init__(f"{path}: {problem}", hint=hint)
         self.problem, self.path = problem, path
 
@@ -185,7 +189,7 @@ class StoreFromFuture(StoreFailed):
 
     code = "store_from_future"
 
-    def __init__(self, path: Path, *, found: int, known: int) -> None:
+    def __init__(self, path: "Path", *, found: int, known: int) -> None:
         super().__init__(
             f"the store has version {found}, this steadyrun knows up to {known}",
             path=path,

@@ -15,14 +15,14 @@ The promises stand here once; `steadyrun.testing` checks every engine against th
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from steadyrun.errors import ChangeRefused, OffsetMismatch
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import LIVE_ONLY, Emitted, StoredEvent, our_number, type_of
+from steadyrun.model.event import LIVE_ONLY, Emitted, OurSource, StoredEvent, our_number, type_of
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
@@ -315,13 +315,32 @@ class Store(Protocol):
         """Finish what was begun and let go. Closing twice is fine."""
 
 
-def fresh_events(process: Process, batch: Batch) -> tuple[tuple[Emitted, ...], Marks]:
-    """Which events of a batch are not in the record yet, and the marks once they are."""
+def fresh_part(process: Process, batch: Batch) -> tuple[Batch, Marks]:
+    """What of a batch is not in the record yet, and the process's marks once it is."""
     is_repeat = batch.from_offset < batch.to_offset <= process.offset
     if not is_repeat and batch.from_offset != process.offset:
         raise OffsetMismatch(process.id, stored=process.offset, given=batch.from_offset)
     if batch.to_offset < batch.from_offset:
         raise ChangeRefused("append", found="the batch ends before it begins")
+    _refuse_live_only(batch.events)
+    place = len(process.id) + 1
+    sources = {emitted.id[place : place + 1] for emitted in batch.events}
+    # Nearly always a batch is new and all of the journal: then there is nothing to sort out.
+    if not is_repeat and _OUR_SOURCES.isdisjoint(sources):
+        return batch, process.marks
+    events, after = _fresh_events(process, batch, is_repeat=is_repeat)
+    if is_repeat:
+        # It changed the run and the session long ago; what came later must stand.
+        return Batch(batch.process, batch.run, process.offset, process.offset, events), after
+    return structs.replace(batch, events=events), after
+
+
+_OUR_SOURCES = frozenset(get_args(OurSource))
+
+
+def _fresh_events(
+    process: Process, batch: Batch, *, is_repeat: bool
+) -> tuple[tuple[Emitted, ...], Marks]:
     fresh, marks = [], {"s": process.marks.s, "x": process.marks.x, "r": process.marks.r}
     for emitted in batch.events:
         ours = our_number(emitted.id, process.id)
@@ -331,15 +350,14 @@ def fresh_events(process: Process, batch: Batch) -> tuple[tuple[Emitted, ...], M
         elif ours[1] > marks[ours[0]]:
             marks[ours[0]] = ours[1]
             fresh.append(emitted)
-    refuse_live_only(fresh)
     return tuple(fresh), Marks(**marks)
 
 
-def refuse_live_only(events: Iterable[Emitted]) -> None:
+def _refuse_live_only(events: Iterable[Emitted]) -> None:
     """Deltas and raw output are never rows: the journal has them."""
-    for emitted in events:
-        if type(emitted.event) in LIVE_ONLY:
-            raise ChangeRefused("append", found=f"{type_of(emitted.event)} is never stored")
+    if not LIVE_ONLY.isdisjoint({type(emitted.event) for emitted in events}):
+        refused = next(e.event for e in events if type(e.event) in LIVE_ONLY)
+        raise ChangeRefused("append", found=f"{type_of(refused)} is never stored")
 
 
 async def follow(

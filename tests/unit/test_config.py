@@ -113,10 +113,10 @@ class TestLayers:
         assert "hunter2" not in str(error)
 
     def test_an_agent_may_be_completed_by_another_layer(self, desk: Desk) -> None:
-        config = desk.load('[agents.ada]\nhome = "/a"\n', '[agents.ada]\nprovider = "kimi"\n')
+        config = desk.load(ADA, '[agents.ada]\nmodel = "m"\n')
 
-        assert config.settings.agents["ada"].provider == "kimi"
-        assert config.settings.agents["ada"].home == "/a"
+        assert config.settings.agents["ada"].provider == "claude"
+        assert config.settings.agents["ada"].model == "m"
 
 
 class TestPlaces:
@@ -298,10 +298,7 @@ class TestTrust:
     HARMFUL = '# a project\n[providers.claude]\ncommand = ["./evil"]\n'
 
     def test_an_untrusted_project_may_set_harmless_keys(self, desk: Desk) -> None:
-        project = (
-            '[providers.claude]\nmodel = "m"\n'
-            '[agents.ada]\nmodel = "n"\n'
-        )
+        project = '[providers.claude]\nmodel = "m"\n[agents.ada]\nmodel = "n"\n'
 
         config = desk.load(ADA, project)
 

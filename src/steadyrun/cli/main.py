@@ -1,15 +1,16 @@
 """Which command was meant, and how does its failure look? Commands are imported when called."""
 
 import argparse
-import importlib
-import json
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from steadyrun import __version__
 from steadyrun.errors import SteadyrunError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -21,13 +22,18 @@ exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 not found, 4 not allowed
 """
 
 
-class Command(NamedTuple):
+class Command:
     """A command: `target` is `module:function` in this room, taking the parsed arguments."""
 
-    words: str
-    summary: str
-    target: str
-    arguments: Callable[[argparse.ArgumentParser], None]
+    def __init__(
+        self,
+        words: str,
+        summary: str,
+        target: str,
+        arguments: "Callable[[argparse.ArgumentParser], None]",
+    ) -> None:
+        self.words, self.summary, self.target = words, summary, target
+        self.arguments = arguments
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,12 +116,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _call(args: argparse.Namespace) -> int:
     module, _, function = args.target.partition(":")
-    code: int = getattr(importlib.import_module(f"steadyrun.cli.{module}"), function)(args)
+    room = __import__(f"steadyrun.cli.{module}", fromlist=[function])
+    code: int = getattr(room, function)(args)
     return code
 
 
 def _report(error: SteadyrunError, *, as_json: bool) -> int:
     if as_json:
+        import json  # noqa: PLC0415 (the start-up budget of every command that does not fail)
+
         facts = {"code": error.code, "message": error.message, "hint": error.hint,
                  "retryable": error.retryable}  # fmt: skip
         print(json.dumps({"error": facts}))

@@ -38,8 +38,8 @@ def _rows(config: Config) -> list[tuple[str, bytes, str]]:
 
 
 def _shown(path: KeyPath, value: object, scrubber: Scrubber) -> bytes:
-    encoded = msgspec.json.encode(_hide(path[-1], value) if len(path) == 4 else value)
-    return scrubber.scrub(_USER_INFO.sub(rb"\1***@", encoded))
+    shown = scrubber.clean(_hide(path[-1], value) if len(path) == 4 else value)
+    return _USER_INFO.sub(rb"\1***@", msgspec.json.encode(shown))
 
 
 def _hide(name: str, value: object) -> object:

@@ -4,7 +4,7 @@ An event as a Dialect makes it has no time and no name; the driver emits it with
 the store gives it its place (`StoredEvent`). Events of a later version survive as `Foreign`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, NewType, get_args
 
@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.model.ids import ProcessId, RunId
+from steadyrun.model.secret import Scrubber
 from steadyrun.model.usage import Cost, Usage
 
 VERSION = 1
@@ -279,12 +280,13 @@ class Foreign(Struct, frozen=True):
     raw: bytes
 
 
-class Emitted(Struct, frozen=True):
+class Emitted(Struct, frozen=True, gc=False):
     """An event with its identity and time. Emitting the same id twice is one event."""
 
     id: EventId
     at: datetime
     event: Event | Foreign
+    v: int = VERSION
 
 
 class StoredEvent(Struct, frozen=True):
@@ -302,7 +304,9 @@ class StoredEvent(Struct, frozen=True):
 
 def journal_id(process: ProcessId, offset: int, n: int) -> EventId:
     """Name the n-th event made of the frame that ends at `offset` of the journal."""
-    return EventId(f"{process}:{offset}.{n}")
+    # Not EventId(…): that is a call of its own, and this runs for every event.
+    name: EventId = f"{process}:{offset}.{n}"  # type: ignore[assignment]
+    return name
 
 
 def our_id(process: ProcessId, source: OurSource, n: int) -> EventId:
@@ -313,10 +317,11 @@ def our_id(process: ProcessId, source: OurSource, n: int) -> EventId:
 def our_number(event_id: EventId, process: ProcessId) -> tuple[OurSource, int] | None:
     """Read back what `our_id` made; None for an event of the journal."""
     place = len(process) + 1
-    source = event_id[place : place + 1]
-    if source in {"s", "x", "r"}:
-        return source, int(event_id[place + 1 :])  # type: ignore[return-value]
-    return None
+    match event_id[place : place + 1]:
+        case "s" | "x" | "r" as source:
+            return source, int(event_id[place + 1 :])
+        case _:
+            return None
 
 
 def type_of(event: Event | Foreign) -> str:
@@ -326,44 +331,54 @@ def type_of(event: Event | Foreign) -> str:
     return str(event.__struct_config__.tag)
 
 
-class _Line(Struct, frozen=True):
-    """An event as it is written: one line of JSON."""
+class _Written(Struct, frozen=True):
+    """An event as it is written: the fields of `Emitted`."""
 
-    v: int
-    id: str
+    id: EventId
     at: datetime
     event: Event
-
-
-class _RawLine(Struct, frozen=True):
     v: int
-    id: str
+
+
+class _WrittenRaw(Struct, frozen=True):
+    id: EventId
     at: datetime
     event: msgspec.Raw
+    v: int
 
 
 class _Tag(Struct, frozen=True):
     type: str = ""
 
 
-_encoder = msgspec.json.Encoder()
-_lines = msgspec.json.Decoder(_Line)
-_raw_line = msgspec.json.Decoder(_RawLine)
+_encode = msgspec.json.Encoder().encode
+_written = msgspec.json.Decoder(list[_Written])
+_written_raw = msgspec.json.Decoder(list[_WrittenRaw])
 _event = msgspec.json.Decoder(Event)
 _tag = msgspec.json.Decoder(_Tag)
 
 
-def encode_lines(events: Iterable[Emitted]) -> bytes:
-    """Write events as lines of JSON."""
-    return _encoder.encode_lines([_as_line(e) for e in events])
+def encode_events(events: Sequence[Emitted], scrubber: Scrubber) -> bytes:
+    """Write events as a JSON list, without the secrets that `scrubber` knows."""
+    kinds = {type(emitted.event) for emitted in events}
+    body = _encode(events) if Foreign not in kinds else _encode([_as_raw(e) for e in events])
+    # Bytes are written as base64, where no secret can be seen.
+    if Unknown in kinds or scrubber.suspects(body):
+        body = _encode([_as_raw(_cleaned(emitted, scrubber)) for emitted in events])
+    return body
 
 
-def decode_lines(body: bytes) -> Sequence[Emitted]:
+def decode_events(body: bytes) -> Sequence[Emitted]:
     """Read events back; what this version does not know comes back as `Foreign`."""
     try:
-        return [_from_line(line) for line in _lines.decode_lines(body)]
+        return [_from_written(written) for written in _written.decode(body)]
     except msgspec.ValidationError:
-        return [_decode_one(line) for line in body.splitlines()]
+        return [_from_raw(written) for written in _written_raw.decode(body)]
+
+
+def join_encoded(bodies: Sequence[bytes]) -> bytes:
+    """Make one encoded list of several."""
+    return bodies[0] if len(bodies) == 1 else b"[" + b",".join(b[1:-1] for b in bodies) + b"]"
 
 
 def public(stored: StoredEvent) -> JsonObject:
@@ -393,30 +408,40 @@ def data_of(event: Event | Foreign) -> JsonObject:
     return fields
 
 
-def _as_line(emitted: Emitted) -> _Line | _RawLine:
+def _cleaned(emitted: Emitted, scrubber: Scrubber) -> Emitted:
+    """The event without secrets; one that has none stays as it is, byte for byte."""
     event = emitted.event
-    if type(event) is Foreign:
-        return _RawLine(event.version, emitted.id, emitted.at, msgspec.Raw(event.raw))
-    return _Line(VERSION, emitted.id, emitted.at, event)  # type: ignore[arg-type]
+    if isinstance(event, Foreign):
+        if not scrubber.suspects(event.raw):
+            return emitted
+        fields = {"type": event.type, **scrubber.clean(data_of(event))}
+        return Emitted(emitted.id, emitted.at, Foreign(event.type, event.version, _encode(fields)))
+    return Emitted(emitted.id, emitted.at, scrubber.clean(event))
 
 
-def _from_line(line: _Line) -> Emitted:
-    if line.v != VERSION:
+def _as_raw(emitted: Emitted) -> Emitted | _WrittenRaw:
+    event = emitted.event
+    if not isinstance(event, Foreign):
+        return emitted
+    return _WrittenRaw(emitted.id, emitted.at, msgspec.Raw(event.raw), event.version)
+
+
+def _from_written(written: _Written) -> Emitted:
+    if written.v != VERSION:
         raise msgspec.ValidationError("another version")
-    return Emitted(EventId(line.id), line.at, line.event)
+    return Emitted(written.id, written.at, written.event)
 
 
-def _decode_one(line: bytes) -> Emitted:
-    raw = _raw_line.decode(line)
-    return Emitted(EventId(raw.id), raw.at, _known_or_foreign(raw))
+def _from_raw(written: _WrittenRaw) -> Emitted:
+    return Emitted(written.id, written.at, _known_or_foreign(written))
 
 
-def _known_or_foreign(line: _RawLine) -> Event | Foreign:
-    foreign = Foreign(_tag.decode(line.event).type, line.v, bytes(line.event))
-    if line.v != VERSION:
+def _known_or_foreign(written: _WrittenRaw) -> Event | Foreign:
+    foreign = Foreign(_tag.decode(written.event).type, written.v, bytes(written.event))
+    if written.v != VERSION:
         return foreign
     try:
-        known: Event = _event.decode(line.event)
+        known: Event = _event.decode(written.event)
     except msgspec.ValidationError:
         return foreign
     return known

@@ -16,6 +16,7 @@ from steadyrun.errors import ChangeRefused
 from steadyrun.model import event as ev
 from steadyrun.model.event import Diagnostic, Emitted, ErrorFact, Event, EventId
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
+from steadyrun.model.secret import Scrubber
 from steadyrun.model.usage import Cost, Usage
 
 RunStatus = Literal[
@@ -173,6 +174,17 @@ def told(before: Run | None, after: Run) -> list[Emitted]:
 def counted(run: Run, events: int, tools: int) -> Run:
     """Add to the counters of the row: they are kept here so that nobody counts events."""
     return _replace(run, events=run.events + events, tools=run.tools + tools)
+
+
+def scrubbed(run: Run, scrubber: Scrubber) -> Run:
+    """Take secrets out of what the provider or a caller wrote; names and states stay."""
+    return _replace(
+        run,
+        text=scrubber.clean(run.text),
+        error=scrubber.clean(run.error),
+        diagnostic=scrubber.clean(run.diagnostic),
+        metadata=scrubber.clean(run.metadata),
+    )
 
 
 def merged(old: Metadata, new: Metadata) -> Metadata:

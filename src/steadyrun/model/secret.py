@@ -4,14 +4,19 @@ A `Scrubber` knows two kinds: the very values this process was given, and the sh
 tokens that an agent may print from a file we never saw.
 """
 
+import json
 import re
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import msgspec
+from ahocorasick_rs import BytesAhoCorasick, MatchKind
+from msgspec import Struct
 
 REDACTED = "[redacted]"
-# A shorter value would blank out ordinary words; a real secret is never that short.
+# A shorter value, or a short plain word, would blank out ordinary text; no secret is like that.
 SHORTEST_SECRET = 6
+_PLAIN_WORD = re.compile(r"[a-z_.]{1,24}")
 
 
 class Secret:
@@ -38,49 +43,106 @@ class Secret:
         return hash(self._value)
 
 
-# Each shape with the literal that announces it: `in` on the literal is several times cheaper than
-# the expression, and nearly every batch has none of them.
-_SHAPES: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
-    (b"sk-", re.compile(rb"\bsk-[A-Za-z0-9_-]{20,}")),
-    (b"ghp_", re.compile(rb"\bghp_[A-Za-z0-9]{36,}")),
-    (b"gho_", re.compile(rb"\bgho_[A-Za-z0-9]{36,}")),
-    (b"ghs_", re.compile(rb"\bghs_[A-Za-z0-9]{36,}")),
-    (b"github_pat_", re.compile(rb"\bgithub_pat_[A-Za-z0-9_]{22,}")),
-    (b"xox", re.compile(rb"\bxox[abeprs]-[A-Za-z0-9-]{10,}")),
-    (b"xapp-", re.compile(rb"\bxapp-[A-Za-z0-9-]{10,}")),
-    (b"AKIA", re.compile(rb"\bAKIA[A-Z0-9]{16}\b")),
-    (b"AIza", re.compile(rb"\bAIza[A-Za-z0-9_-]{35}")),
-    (b"PRIVATE KEY-----", re.compile(
-        rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[A-Za-z0-9+/=\s]|\\[nrt])*"
-        rb"(?:-----END [A-Z ]*PRIVATE KEY-----)?"
-    )),
-)  # fmt: skip
+class _Shape(NamedTuple):
+    """A kind of token. `literal` announces it; `loose` finds it in JSON, and may find too much."""
+
+    literal: bytes
+    loose: re.Pattern[bytes]
+    strict: re.Pattern[str]
+
+
+def _shape(literal: str, rest: str, strict: str | None = None) -> _Shape:
+    pattern = re.escape(literal) + rest
+    return _Shape(
+        literal.encode(), re.compile(pattern.encode()), re.compile(strict or pattern, re.ASCII)
+    )
+
+
+_SHAPES = (
+    _shape(
+        "PRIVATE KEY-----",
+        "",
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[A-Za-z0-9+/=\s]|\\+[nrt])*"
+        r"(?:-----END [A-Z ]*PRIVATE KEY-----)?",
+    ),
+    # The only one that ends ordinary words (task-, disk-): it must begin a word, or follow a line
+    # break that is spelled out, or a colour code.
+    _shape(
+        "sk-",
+        r"[A-Za-z0-9_-]{20,}",
+        r"sk-(?:(?<!\wsk-)|(?<=\\[bfnrt]sk-)|(?<=[0-9;\[]msk-))[A-Za-z0-9_-]{20,}",
+    ),
+    _shape("ghp_", r"[A-Za-z0-9]{36,}"),
+    _shape("gho_", r"[A-Za-z0-9]{36,}"),
+    _shape("ghs_", r"[A-Za-z0-9]{36,}"),
+    _shape("github_pat_", r"[A-Za-z0-9_]{22,}"),
+    _shape("xox", r"[abeprs]-[A-Za-z0-9-]{10,}"),
+    _shape("xapp-", r"[A-Za-z0-9-]{10,}"),
+    _shape("AKIA", r"[A-Z0-9]{16}"),
+    _shape("AIza", r"[A-Za-z0-9_-]{35}"),
+)
 
 
 class Scrubber:
-    """Replaces secrets in encoded JSON. Line breaks and structure survive: only values shrink."""
+    """Finds secrets in encoded JSON, quickly, and takes them out of values, thoroughly."""
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
         values = {secret.reveal() for secret in secrets}
-        found = {form for v in values if len(v) >= SHORTEST_SECRET for form in _forms(v)}
+        spellings = {s for value in values if _is_secret(value) for s in _spellings(value)}
         # Longest first, so that a secret which contains another goes as a whole.
-        self._known = sorted(found, key=len, reverse=True)
+        self._known = sorted(spellings, key=len, reverse=True)
+        self._encoded = [msgspec.json.encode(spelling)[1:-1] for spelling in self._known]
+        literals = [*self._encoded, *(shape.literal for shape in _SHAPES)]
+        # Leftmost matching over a dozen literals is what lets it use vector instructions: a hundred
+        # times faster than one search after another, and this runs over every event.
+        self._search = BytesAhoCorasick(literals, matchkind=MatchKind.LeftmostFirst)
 
-    def scrub(self, encoded: bytes) -> bytes:
-        for value in self._known:
-            if value in encoded:
-                encoded = encoded.replace(value, REDACTED.encode())
-        for literal, shape in _SHAPES:
-            if literal in encoded:
-                encoded = shape.sub(REDACTED.encode(), encoded)
-        return encoded
+    def suspects(self, encoded: bytes) -> bool:
+        """Whether JSON may hold a secret. It misses none; a false alarm costs only time."""
+        if not self._search.find_matches_as_indexes(encoded):
+            return False
+        # The search does not see a literal that begins inside another: look again at all of them.
+        return any(known in encoded for known in self._encoded) or any(
+            shape.literal in encoded and shape.loose.search(encoded) for shape in _SHAPES
+        )
 
-    def scrub_text(self, text: str) -> str:
-        return self.scrub(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+    def clean(self, value: Any) -> Any:
+        """The same value with every secret in its texts replaced, however deep."""
+        match value:
+            case str():
+                return self._clean_text(value)
+            case bytes():
+                text = value.decode(errors="surrogateescape")
+                return self._clean_text(text).encode(errors="surrogateescape")
+            case _:
+                return self._clean_parts(value)
+
+    def _clean_parts(self, value: Any) -> Any:
+        match value:
+            case Struct():
+                names = value.__struct_fields__
+                return type(value)(**{name: self.clean(getattr(value, name)) for name in names})
+            case dict():
+                return {self.clean(key): self.clean(inner) for key, inner in value.items()}
+            case list() | tuple():
+                return type(value)(self.clean(inner) for inner in value)
+            case _:
+                return value
+
+    def _clean_text(self, text: str) -> str:
+        for known in self._known:
+            text = text.replace(known, REDACTED)
+        for shape in _SHAPES:
+            text = shape.strict.sub(REDACTED, text)
+        return text
 
 
-def _forms(value: str) -> set[bytes]:
-    """The value as it is, inside JSON, and inside JSON that is itself a string in JSON."""
-    once = msgspec.json.encode(value)[1:-1]
-    twice = msgspec.json.encode(once.decode())[1:-1]
-    return {value.encode(), once, twice}
+def _is_secret(value: str) -> bool:
+    # What is not valid Unicode (a variable may hold any bytes) cannot be in JSON either.
+    is_text = not any("\ud800" <= char <= "\udfff" for char in value)
+    return is_text and len(value) >= SHORTEST_SECRET and not _PLAIN_WORD.fullmatch(value)
+
+
+def _spellings(value: str) -> set[str]:
+    """The value itself, and as it stands in JSON that is printed as text, by us or by others."""
+    return {value, msgspec.json.encode(value).decode()[1:-1], json.dumps(value)[1:-1]}

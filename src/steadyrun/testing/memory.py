@@ -3,7 +3,7 @@
 Nothing here is durable. Where an engine and this file disagree, this file is right.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 
@@ -15,14 +15,14 @@ from steadyrun.model.event import (
     Emitted,
     StoredEvent,
     ToolStarted,
-    decode_lines,
-    encode_lines,
+    decode_events,
+    encode_events,
 )
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Process
-from steadyrun.model.run import Change, Created, Launched, Run, counted, step, told
+from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import Session
 from steadyrun.model.usage import UsageSum
@@ -35,7 +35,7 @@ from steadyrun.store import (
     Hints,
     Holder,
     Lane,
-    fresh_events,
+    fresh_part,
 )
 from steadyrun.testing import tables as rows
 from steadyrun.testing.tables import Tables
@@ -85,14 +85,14 @@ class MemoryStore:
     # -- items
 
     async def accept(self, message: Message) -> Accepted:
-        now = self._clock.now()
+        now, new = self._clock.now(), self._ids.item()
         with self._transaction([message.agent]) as t:
             lane = rows.lane_of(t, message.agent)
             t.dedup = {key: seen for key, seen in t.dedup.items() if seen[1] > now}
             known = t.dedup.get((message.agent, message.key or ""))
             if known and message.key is not None:
                 return Accepted(t.items[known[0]], is_new=False)
-            item = rows.new_item(self._ids.item(), message, lane.last_seq + 1, now)
+            item = rows.new_item(new, message, lane.last_seq + 1, now)
             t.items[item.id] = item
             if message.key is not None:
                 t.dedup[message.agent, message.key] = (item.id, now + DEDUP_RETENTION)
@@ -175,9 +175,7 @@ class MemoryStore:
         with self._transaction([claim.agent]) as t:
             lane = rows.held(t, claim)
             taken = [
-                rows.altered(
-                    item, status="running", delivery="offered", started_at=now
-                )
+                rows.altered(item, status="running", delivery="offered", started_at=now)
                 for item in rows.in_lane(t, lane.agent, "queued")[:limit]
             ]
             t.items.update({item.id: item for item in taken})
@@ -314,7 +312,8 @@ class MemoryStore:
     async def last_events(
         self, *, agent: AgentId | None = None, run: RunId | None = None, limit: int = 50
     ) -> list[StoredEvent]:
-        return [self._stored(e) for e in self._placed(agent, run)[-limit:]]
+        placed = self._placed(agent, run)
+        return [self._stored(e) for e in placed[max(0, len(placed) - limit) :]]
 
     async def usage(
         self,
@@ -361,26 +360,26 @@ class MemoryStore:
         after = step(before, change)
         events = told(before, after)
         if after is not before:
-            after = rows.scrubbed_run(counted(after, len(events), 0), self._scrubber)
+            after = scrubbed(counted(after, len(events), 0), self._scrubber)
             t.runs[after.id] = after
             self._place(t, after.agent, after.id, events)
         return after
 
     def _append(self, t: Tables, claim: Claim, batch: Batch) -> Appended:
         process = rows.process_of(t, claim, batch.process)
-        fresh, marks = fresh_events(process, batch)
-        run = rows.run_of(t, claim, batch.run) if batch.run else None
-        if fresh and run and run.is_terminal:
+        fresh, marks = fresh_part(process, batch)
+        run = rows.run_of(t, claim, fresh.run) if fresh.run else None
+        if fresh.events and run and run.is_terminal:
             raise ChangeRefused("append", found=f"{run.id} is {run.status}")
         count = len(t.events)
-        if run and isinstance(batch.change, Launched):
-            self._change(t, run.id, batch.change)
-        self._add(t, claim.agent, batch.run, fresh)
-        if run and batch.change and not isinstance(batch.change, Launched):
-            self._change(t, run.id, batch.change)
-        t.processes[process.id] = rows.advanced(process, batch, marks)
-        if batch.token:
-            rows.bind_token(t, claim.agent, process.provider, batch.token)
+        if run and isinstance(fresh.change, Launched):
+            self._change(t, run.id, fresh.change)
+        self._add(t, claim.agent, fresh.run, fresh.events)
+        if run and fresh.change and not isinstance(fresh.change, Launched):
+            self._change(t, run.id, fresh.change)
+        t.processes[process.id] = rows.advanced(process, fresh, marks)
+        if fresh.token:
+            rows.bind_token(t, claim.agent, process.provider, fresh.token)
         return Appended(len(t.events) - count, t.lanes[claim.agent].event_seq, len(t.events))
 
     def _add(
@@ -392,10 +391,10 @@ class MemoryStore:
         self._place(t, agent, run, fresh)
 
     def _place(
-        self, t: Tables, agent: AgentId, run: RunId | None, events: Iterable[Emitted]
+        self, t: Tables, agent: AgentId, run: RunId | None, events: Sequence[Emitted]
     ) -> None:
         lane = t.lanes[agent]
-        for emitted in decode_lines(self._scrubber.scrub(encode_lines(events))):
+        for emitted in decode_events(encode_events(events, self._scrubber)):
             lane = rows.altered(lane, event_seq=lane.event_seq + 1)
             t.events.append(rows.Placed(len(t.events) + 1, lane.event_seq, agent, run, emitted))
         t.lanes[agent] = lane

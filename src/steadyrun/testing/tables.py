@@ -15,7 +15,6 @@ from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message, status_after, status_of_absorbed
 from steadyrun.model.process import Marks, Process, SavedState
 from steadyrun.model.run import Created, Run
-from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
 from steadyrun.store import Batch, Holder, Lane
@@ -205,20 +204,15 @@ def new_item(item: ItemId, message: Message, seq: int, now: datetime) -> Item:
 
 def advanced(process: Process, batch: Batch, marks: Marks) -> Process:
     saved = process.saved
-    if batch.checkpoint and batch.to_offset >= process.offset:
+    if batch.checkpoint:
         saved = SavedState(batch.checkpoint.state, batch.checkpoint.sent, batch.to_offset)
-    offset = max(process.offset, batch.to_offset)
-    advanced: Process = altered(process, offset=offset, marks=marks, saved=saved)
+    advanced: Process = altered(process, offset=batch.to_offset, marks=marks, saved=saved)
     return advanced
 
 
 def bind_token(t: Tables, agent: AgentId, provider: str, token: ResumeToken) -> None:
     known = t.sessions.get((agent, provider))
     t.sessions[agent, provider] = known.bound(token) if known else Session(provider, token)
-
-
-def scrubbed_run(run: Run, scrubber: Scrubber) -> Run:
-    return msgspec.json.decode(scrubber.scrub(msgspec.json.encode(run)), type=Run)
 
 
 def added(total: UsageSum, run: Run) -> UsageSum:

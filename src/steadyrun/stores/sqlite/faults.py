@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from steadyrun.errors import (
     StoreBusy,
     StoreCorrupt,
@@ -18,6 +20,11 @@ from steadyrun.errors import (
 _ROOM = "Free some space there, then try again. What was acknowledged before is safe."
 _COPY = "Put a backup in its place, or move the file away to begin with an empty store."
 _PLACE = "Check that the directory exists and that you may write to it (owner, mode, mount)."
+# What SQLite reports when a write, or the file it shares with other processes, cannot grow.
+_NO_ROOM = {
+    sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE,
+    sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP,
+}  # fmt: skip
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -26,7 +33,7 @@ def translated(path: Path) -> Iterator[None]:
     """Raise what happens inside as an error of ours."""
     try:
         yield
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, msgspec.DecodeError, OSError) as error:
         raise named(error, path) from error
 
 
@@ -34,19 +41,26 @@ def named(error: Exception, path: Path) -> Exception:
     """The error of ours that says what happened; what is not SQLite's or the system's stays."""
     if isinstance(error, sqlite3.Error):
         return _of_sqlite(error, path)
+    if isinstance(error, msgspec.DecodeError):
+        return StoreCorrupt(f"a row cannot be read: {error}", path=path, hint=_COPY)
     return _of_system(error, path) if isinstance(error, OSError) else error
 
 
 def _of_sqlite(error: sqlite3.Error, path: Path) -> StoreFailed:
     """Name the failure by SQLite's result code; its extended codes keep theirs in the low byte."""
-    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    match primary:
+    # Operational and without a code: Python could not decode a stored text.
+    is_decoding = isinstance(error, sqlite3.OperationalError)
+    uncoded = sqlite3.SQLITE_CORRUPT if is_decoding else sqlite3.SQLITE_ERROR
+    code = getattr(error, "sqlite_errorcode", uncoded)
+    match code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             failure: StoreFailed = busy(path)
         case sqlite3.SQLITE_FULL:
             failure = StoreFull("the device is full", path=path, hint=_ROOM)
-        case sqlite3.SQLITE_IOERR:
+        case sqlite3.SQLITE_IOERR if code in _NO_ROOM:
             failure = StoreFull(f"writing failed: {error}", path=path, hint=_ROOM)
+        case sqlite3.SQLITE_IOERR:
+            failure = StoreUnusable(f"reading or writing failed: {error}", path=path, hint=_PLACE)
         case sqlite3.SQLITE_CORRUPT:
             failure = StoreCorrupt(f"the database is damaged: {error}", path=path, hint=_COPY)
         case sqlite3.SQLITE_NOTADB:

@@ -275,7 +275,11 @@ def _settle_item(
     )
 
 
-_OTHER_HOLDERS = "SELECT DISTINCT holder_id FROM lanes WHERE status = 'held'"
+_HOLDERS = """
+    SELECT holder_id FROM holders
+    UNION
+    SELECT holder_id FROM lanes WHERE status = 'held'
+"""
 _LANES_OF = "SELECT agent_id, fence FROM lanes WHERE status = 'held' AND holder_id = :holder"
 _TAKE_OVER = "UPDATE lanes SET holder_id = :holder, fence = :fence WHERE agent_id = :agent"
 _REMOVE_HOLDER = "DELETE FROM holders WHERE holder_id = :holder"
@@ -283,11 +287,12 @@ _REMOVE_HOLDER = "DELETE FROM holders WHERE holder_id = :holder"
 
 def reap(connection: Connection, holder: HolderId, presence: Presence) -> list[Claim]:
     claims = []
-    for [other] in connection.execute(_OTHER_HOLDERS).fetchall():
+    for [other] in connection.execute(_HOLDERS).fetchall():
         if not presence.is_there(other):
             lost = connection.execute(_LANES_OF, {"holder": other}).fetchall()
             claims += [_take_over(connection, agent, holder, fence + 1) for agent, fence in lost]
             connection.execute(_REMOVE_HOLDER, {"holder": other})
+            presence.forget(other)
     return sorted(claims, key=lambda claim: claim.agent)
 
 

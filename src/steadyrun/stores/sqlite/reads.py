@@ -5,7 +5,7 @@ from datetime import datetime
 
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import StoredEvent, decode_lines
+from steadyrun.model.event import StoredEvent, decode_events
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
@@ -142,7 +142,7 @@ def _batch_filter(agent: AgentId | None, run: RunId | None) -> tuple[str, dict[s
 
 def _unpacked(row: Row) -> Iterator[StoredEvent]:
     cursor, seq, agent_name, run, provider, body = row
-    for n, emitted in enumerate(decode_lines(body)):
+    for n, emitted in enumerate(decode_events(body)):
         yield StoredEvent(
             cursor=cursor + n,
             seq=seq + n,

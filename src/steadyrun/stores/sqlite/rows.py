@@ -87,10 +87,6 @@ def run_from(row: Row) -> Run:
     return _run.decode(row[0])
 
 
-def decode_run(body: bytes) -> Run:
-    return _run.decode(body)
-
-
 def session_from(row: Row) -> Session:
     return _session.decode(row[0])
 

@@ -6,38 +6,30 @@ from datetime import datetime
 from msgspec import Struct
 
 from steadyrun.errors import ChangeRefused, NotFound
-from steadyrun.model.event import Emitted, ToolStarted, encode_lines
+from steadyrun.model.event import Emitted, ToolStarted, encode_events
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.process import Marks, Process
-from steadyrun.model.run import Change, Created, Launched, Run, counted, step, told
+from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.store import Appended, Batch, fresh_events
+from steadyrun.store import Appended, Batch, fresh_part
 from steadyrun.stores.sqlite import lanes, rows
+from steadyrun.stores.sqlite.ledger import Ledger
 from steadyrun.stores.sqlite.rows import Connection, maybe_micros, micros
 
 
-class Encoded(Struct, frozen=True):
-    """A batch and the lines of its events, made before the transaction begins."""
+class Written(Struct, frozen=True):
+    """A batch and its events in writing, made before the transaction begins."""
 
     batch: Batch
     body: bytes
 
     @classmethod
-    def of(cls, batch: Batch, scrubber: Scrubber) -> "Encoded":
-        return cls(batch, scrubber.scrub(encode_lines(batch.events)))
+    def of(cls, batch: Batch, scrubber: Scrubber) -> "Written":
+        return cls(batch, encode_events(batch.events, scrubber))
 
 
-_NEXT_CURSOR = """
-    SELECT id + last_seq - first_seq + 1 FROM event_batches
-    ORDER BY id DESC
-    LIMIT 1
-"""
-_ADD_BATCH = """
-    INSERT INTO event_batches VALUES (:cursor, :agent, :run, :first_seq, :last_seq, :body)
-"""
-_COUNT_EVENTS = "UPDATE lanes SET event_seq = :seq WHERE agent_id = :agent"
 _PUT_RUN = """
     INSERT OR REPLACE INTO runs
     VALUES (:run, :agent, :provider, :created_at,
@@ -71,21 +63,22 @@ def settle(
     connection: Connection,
     claim: Claim,
     change_: Change | None,
-    encoded: Encoded | None,
+    written: Written | None,
     now: datetime,
     scrubber: Scrubber,
 ) -> Item:
-    lanes.held(connection, claim)
-    if encoded:
-        _append(connection, claim, encoded, scrubber)
+    ledger = Ledger(connection, lanes.held(connection, claim))
+    if written:
+        _append(connection, ledger, claim, written, scrubber)
     item = rows.item(connection, claim.item.id)
     if item.run is None:
         raise ChangeRefused("settle", found="the item has no run")
     run = rows.run(connection, item.run)
     if change_:
-        run = _change(connection, run.id, run, change_, scrubber)
+        run = _change(connection, ledger, run, change_, scrubber)
     if not run.is_terminal:
         raise ChangeRefused("settle", found=f"its run {run.id} has not ended")
+    ledger.close()
     lanes.settle_all(connection, claim, run, now)
     return rows.item(connection, item.id)
 
@@ -93,18 +86,23 @@ def settle(
 def change(
     connection: Connection, claim: Claim, run: RunId, change_: Change, scrubber: Scrubber
 ) -> Run:
-    lanes.held(connection, claim)
+    ledger = Ledger(connection, lanes.held(connection, claim))
     before = rows.maybe_run(connection, run)
     if before is not None:
         _own(before.agent, claim, "run", run)
     elif isinstance(change_, Created):
         _bind_run(connection, claim, run, change_)
-    return _change(connection, run, before, change_, scrubber)
+    after = _change(connection, ledger, before, change_, scrubber)
+    ledger.close()
+    return after
 
 
-def append(connection: Connection, claim: Claim, encoded: Encoded, scrubber: Scrubber) -> Appended:
-    lanes.held(connection, claim)
-    return _append(connection, claim, encoded, scrubber)
+def append(connection: Connection, claim: Claim, written: Written, scrubber: Scrubber) -> Appended:
+    lane = lanes.held(connection, claim)
+    ledger = Ledger(connection, lane)
+    _append(connection, ledger, claim, written, scrubber)
+    cursor = ledger.close()
+    return Appended(ledger.seq - lane.event_seq, ledger.seq, cursor)
 
 
 def open_process(connection: Connection, claim: Claim, process: Process) -> None:
@@ -124,54 +122,49 @@ def close_process(connection: Connection, claim: Claim, process: ProcessId, now:
     connection.execute(_CLOSE_PROCESS, {"process": process, "now": micros(now)})
 
 
-def _append(connection: Connection, claim: Claim, encoded: Encoded, scrubber: Scrubber) -> Appended:
-    batch = encoded.batch
-    process = _process_of(connection, claim, batch.process)
-    fresh, marks = fresh_events(process, batch)
-    run = _run_for(connection, claim, batch, fresh)
-    before = rows.lane(connection, claim.agent).event_seq
-    if run and isinstance(batch.change, Launched):
-        run = _change(connection, run.id, run, batch.change, scrubber)
-    if fresh:
-        is_whole = len(fresh) == len(batch.events)
-        body = encoded.body if is_whole else scrubber.scrub(encode_lines(fresh))
-        _place(connection, claim.agent, batch.run, len(fresh), body)
-        if run:
-            run = _count(connection, run, fresh)
-    if run and batch.change and not isinstance(batch.change, Launched):
-        _change(connection, run.id, run, batch.change, scrubber)
-    _advance(connection, process, batch, marks)
-    if batch.token:
-        _bind_token(connection, claim.agent, process.provider, batch.token)
-    after = rows.lane(connection, claim.agent).event_seq
-    return Appended(after - before, after, _next_cursor(connection) - 1)
+def _append(
+    connection: Connection, ledger: Ledger, claim: Claim, written: Written, scrubber: Scrubber
+) -> None:
+    process = _process_of(connection, claim, written.batch.process)
+    fresh, marks = fresh_part(process, written.batch)
+    run = _run_for(connection, claim, fresh)
+    if run and isinstance(fresh.change, Launched):
+        run = _change(connection, ledger, run, fresh.change, scrubber)
+    if fresh.events:
+        is_whole = len(fresh.events) == len(written.batch.events)
+        body = written.body if is_whole else encode_events(fresh.events, scrubber)
+        ledger.add(fresh.run, len(fresh.events), body)
+    if run and fresh.events:
+        run = _count(connection, run, fresh.events)
+    if run and fresh.change and not isinstance(fresh.change, Launched):
+        _change(connection, ledger, run, fresh.change, scrubber)
+    _advance(connection, process, fresh, marks)
+    if fresh.token:
+        _bind_token(connection, claim.agent, process.provider, fresh.token)
 
 
-def _run_for(
-    connection: Connection, claim: Claim, batch: Batch, fresh: Sequence[Emitted]
-) -> Run | None:
+def _run_for(connection: Connection, claim: Claim, batch: Batch) -> Run | None:
     if batch.run is None:
         return None
     run = rows.run(connection, batch.run)
     _own(run.agent, claim, "run", run.id)
-    if fresh and run.is_terminal:
+    if batch.events and run.is_terminal:
         raise ChangeRefused("append", found=f"{run.id} is {run.status}")
     return run
 
 
 def _change(
-    connection: Connection, run: RunId, before: Run | None, change_: Change, scrubber: Scrubber
+    connection: Connection, ledger: Ledger, before: Run | None, change_: Change, scrubber: Scrubber
 ) -> Run:
     """Take one step of the reducer and write row and event."""
     after = step(before, change_)
     if after is before:
         return after
     events = told(before, after)
-    body = scrubber.scrub(rows.encode(counted(after, len(events), 0)))
-    after = rows.decode_run(body)
-    connection.execute(_PUT_RUN, _run_values(after, body))
+    after = scrubbed(counted(after, len(events), 0), scrubber)
+    connection.execute(_PUT_RUN, _run_values(after))
     if events:
-        _place(connection, after.agent, run, len(events), scrubber.scrub(encode_lines(events)))
+        ledger.add(after.id, len(events), encode_events(events, scrubber))
     return after
 
 
@@ -182,38 +175,16 @@ def _count(connection: Connection, run: Run, fresh: Sequence[Emitted]) -> Run:
     return after
 
 
-def _place(
-    connection: Connection, agent: AgentId, run: RunId | None, count: int, body: bytes
-) -> None:
-    """Give `count` encoded events their place at the end of the agent's record."""
-    seq = rows.lane(connection, agent).event_seq
-    values = {
-        "cursor": _next_cursor(connection),
-        "agent": agent,
-        "run": run,
-        "first_seq": seq + 1,
-        "last_seq": seq + count,
-        "body": body,
-    }
-    connection.execute(_ADD_BATCH, values)
-    connection.execute(_COUNT_EVENTS, {"agent": agent, "seq": seq + count})
-
-
-def _next_cursor(connection: Connection) -> int:
-    row = rows.one(connection, _NEXT_CURSOR, {})
-    return 1 if row is None else int(row[0])
-
-
 def _advance(connection: Connection, process: Process, batch: Batch, marks: Marks) -> None:
     values: dict[str, object] = {
         "process": process.id,
-        "offset": max(process.offset, batch.to_offset),
+        "offset": batch.to_offset,
         "s": marks.s,
         "x": marks.x,
         "r": marks.r,
     }
     connection.execute(_ADVANCE, values)
-    if batch.checkpoint and batch.to_offset >= process.offset:
+    if batch.checkpoint:
         saved = {"state": batch.checkpoint.state, "sent": batch.checkpoint.sent}
         connection.execute(_SAVE_STATE, {"process": process.id, "offset": batch.to_offset, **saved})
 
@@ -247,7 +218,7 @@ def _own(agent: AgentId, claim: Claim, kind: str, name: str) -> None:
         raise NotFound(kind, name)
 
 
-def _run_values(run: Run, body: bytes) -> dict[str, object]:
+def _run_values(run: Run) -> dict[str, object]:
     return {
         "run": run.id,
         "agent": run.agent,
@@ -259,7 +230,7 @@ def _run_values(run: Run, body: bytes) -> dict[str, object]:
         "cache_write_tokens": run.usage.cache_write_tokens,
         "cost_usd": run.cost.usd,
         "cost_kind": run.cost.kind,
-        "body": body,
+        "body": rows.encode(run),
     }
 
 

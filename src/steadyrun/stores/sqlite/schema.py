@@ -1,6 +1,8 @@
 """How is the database file made, opened and brought up to date?"""
 
 import sqlite3
+import threading
+import time
 from importlib import resources
 from pathlib import Path
 
@@ -10,6 +12,9 @@ from steadyrun.errors import StoreForeign, StoreFromFuture, StoreUnusable
 APPLICATION_ID = 0x7374726E
 # STRICT tables came with it.
 OLDEST_LIBRARY = (3, 37, 0)
+# Batches of events are long; small rows cost little more. Counts only when the file is made.
+_PAGE_BYTES = 16384
+_LOG_PATIENCE_SECONDS = 5.0
 _WAL_KEPT_BYTES = 64 * 1024 * 1024
 
 
@@ -33,10 +38,25 @@ def prepare(path: Path) -> None:
     try:
         _refuse_foreign(connection, path)
         if _version(connection) < len(steps()):
-            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+            _use_log(connection)
             _migrate(connection, path)
     finally:
         connection.close()
+
+
+def _use_log(connection: sqlite3.Connection) -> None:
+    """Switch to a write-ahead log. SQLite does not wait for the locks of this, so we do."""
+    limit, pause = time.monotonic() + _LOG_PATIENCE_SECONDS, threading.Event()
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > limit:
+                raise
+            pause.wait(0.002)
+        else:
+            return
 
 
 def steps() -> list[str]:
@@ -80,8 +100,9 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
-    [mark] = connection.execute("PRAGMA application_id").fetchone()
+    # In this order: another process may be making the tables and the mark, in one commit, just now.
     [tables] = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    [mark] = connection.execute("PRAGMA application_id").fetchone()
     if tables and mark != APPLICATION_ID:
         raise StoreForeign(
             "is a database of another program",

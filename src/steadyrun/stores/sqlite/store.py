@@ -5,6 +5,7 @@ event loop never touches the database. What is acknowledged to somebody outside 
 synchronous=FULL, event batches with NORMAL: their journal is on disk already.
 """
 
+import errno
 import os
 import platform
 import sqlite3
@@ -35,6 +36,8 @@ from steadyrun.stores.sqlite import lanes, reads, rows, runs, schema
 from steadyrun.stores.sqlite.faults import translated
 from steadyrun.stores.sqlite.presence import Presence
 from steadyrun.stores.sqlite.rows import Connection, maybe_micros, micros
+from steadyrun.stores.sqlite.runs import Written
+from steadyrun.stores.sqlite.turnstile import PATIENCE_SECONDS
 from steadyrun.stores.sqlite.watcher import Watcher
 from steadyrun.stores.sqlite.writer import Writer
 
@@ -60,6 +63,7 @@ class SqliteStore:
         self._reading = anyio.CapacityLimiter(_MOST_READERS)
         self._writer: Writer | None = None
         self._watcher: Watcher | None = None
+        self._patience_seconds = PATIENCE_SECONDS
         self._is_closed = False
         self.hints.on_watch = self._start_watching
 
@@ -72,10 +76,16 @@ class SqliteStore:
         ids: Ids | None = None,
         hints: Hints | None = None,
         scrubber: Scrubber | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> Self:
-        """Open the store of a home directory, making both if need be."""
+        """Open the store of a home directory, making both if need be.
+
+        A write waits up to `patience_seconds` for other processes, then raises `StoreBusy`.
+        """
         await anyio.to_thread.run_sync(_prepare, home)
-        return cls(home, clock or SystemClock(), ids, hints, scrubber or Scrubber())
+        store = cls(home, clock or SystemClock(), ids, hints, scrubber or Scrubber())
+        store._patience_seconds = patience_seconds
+        return store
 
     async def close(self) -> None:
         if self._is_closed:
@@ -181,9 +191,9 @@ class SqliteStore:
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None
     ) -> Item:
         now, scrubber = self._clock.now(), self._scrubber
-        encoded = runs.Encoded.of(batch, scrubber) if batch else None
+        written = Written.of(batch, scrubber) if batch else None
         return await self._accept(
-            lambda c: runs.settle(c, claim, change, encoded, now, scrubber), claim.agent
+            lambda c: runs.settle(c, claim, change, written, now, scrubber), claim.agent
         )
 
     async def reap(self, holder: HolderId) -> list[Claim]:
@@ -223,9 +233,9 @@ class SqliteStore:
         return await self._read(lambda c: reads.open_processes(c, agent))
 
     async def append(self, claim: Claim, batch: Batch) -> Appended:
-        encoded = runs.Encoded.of(batch, self._scrubber)
+        written = Written.of(batch, self._scrubber)
         appended = await self._writing().write(
-            lambda c: runs.append(c, claim, encoded, self._scrubber),
+            lambda c: runs.append(c, claim, written, self._scrubber),
             is_durable=False,
             lane=claim.agent,
         )
@@ -294,7 +304,11 @@ class SqliteStore:
     def _writing(self) -> Writer:
         self._refuse_closed()
         if self._writer is None:
-            self._writer = Writer(self._path, heard=self.hints.ring_all)
+            self._writer = Writer(
+                self._path,
+                patience_seconds=self._patience_seconds,
+                heard=self.hints.ring_all,
+            )
         return self._writer
 
     def _start_watching(self) -> None:
@@ -312,9 +326,21 @@ def _prepare(home: Path) -> None:
     path = home / DATABASE
     with translated(path):
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Nobody else may read what agents were told; SQLite gives its log files the same mode.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        _make_private(path)
         schema.prepare(path)
+
+
+def _make_private(path: Path) -> None:
+    """Make the file: nobody else may read what agents were told; its log gets the same mode.
+
+    One that exists is never opened here. Closing it would end every lock this process has on it
+    (POSIX), and another process could then remove the log while we write to it.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
 
 
 _NAME_IN_USE = """

@@ -24,10 +24,11 @@ _LONGEST_PAUSE_SECONDS = 0.005
 class Turnstile:
     """Begins write transactions, in turn with other processes."""
 
-    def __init__(self, path: Path, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        self._path = path
+    def __init__(self, database: Path, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._database = database
         self._patience_seconds = patience_seconds
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = database.with_suffix(".turnstile")
+        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._pause = threading.Event()
 
     def begin(self, connection: sqlite3.Connection) -> None:
@@ -53,7 +54,7 @@ class Turnstile:
         pause = _FIRST_PAUSE_SECONDS
         while not succeeds():
             if time.monotonic() > limit:
-                raise busy(self._path)
+                raise busy(self._database)
             self._pause.wait(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 

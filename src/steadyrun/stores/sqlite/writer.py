@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 
 from steadyrun.stores.sqlite import schema
 from steadyrun.stores.sqlite.faults import named, translated
@@ -52,7 +54,7 @@ class _Queue:
 class Writer:
     """Runs writes in one thread over one connection, in the order they were asked for."""
 
-    def __init__(self, path: Path, *, heard: Callable[[], None]) -> None:
+    def __init__(self, path: Path, *, patience_seconds: float, heard: Callable[[], None]) -> None:
         """`heard` is called on the event loop when another process has written."""
         self._path = path
         self._heard = heard
@@ -60,12 +62,14 @@ class Writer:
         self._queue = _Queue()
         self._window = CommitWindow()
         with translated(path):
-            self._turnstile = Turnstile(path.with_suffix(".turnstile"))
+            self._turnstile = Turnstile(path, patience_seconds=patience_seconds)
             self._connection = schema.connect(path)
-            schema.tune_writer(self._connection)
-            # From here on, whatever another process writes is news.
+            # From here on, whatever another process writes is news. The first look may have to wait
+            # for one that is just opening or closing: only after it does the turnstile wait alone.
             self._version = self._data_version()
-        self._is_full = True  # as SQLite begins
+            schema.tune_writer(self._connection)
+        # Unknown: a library may be built with another default than FULL for a write-ahead log.
+        self._is_full: bool | None = None
         self._thread = threading.Thread(target=self._serve, name="steadyrun-writer", daemon=True)
         self._thread.start()
 
@@ -81,6 +85,7 @@ class Writer:
         Begun means carried to its end: a cancelled caller still gets the answer, so that what was
         claimed can be given back.
         """
+        await anyio.lowlevel.checkpoint_if_cancelled()
         answer: asyncio.Future[T] = self._loop.create_future()
         with self._queue.changed:
             self._queue.writes.append(_Write(work, answer, is_durable, lane))
@@ -159,7 +164,6 @@ class Writer:
         connection = self._connection
         self._set_durability(any(write.is_durable for write in group))
         self._turnstile.begin(connection)
-        self._look()
         for write in group:
             self._attempt(write, is_alone=len(group) == 1)
         if connection.in_transaction:
@@ -188,7 +192,8 @@ class Writer:
             self._is_full = is_full
 
     def _fail(self, group: "list[_Write[Any]]", error: Exception) -> None:
-        if self._connection.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            # It may be over already; if not even this works, the next commit says why.
             self._connection.execute("ROLLBACK")
         for write in group:
             write.error = write.error or error

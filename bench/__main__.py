@@ -1,0 +1,42 @@
+"""Which benchmarks are there, and did all of them reach their floors?
+
+`python -m bench` runs all but the large one, `python -m bench NAME...` those that are named.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from bench import append, claims, large, start, wake
+from bench.measure import Failed, Row, table
+
+_ALL: dict[str, Callable[[], list[Row]]] = {
+    "append": append.rows,
+    "claims": claims.rows,
+    "wake": wake.rows,
+    "start": start.rows,
+    "large": large.rows,
+}
+_ONLY_BY_NAME = {"large"}
+
+
+def main(names: Sequence[str]) -> int:
+    unknown = [name for name in names if name not in _ALL]
+    if unknown:
+        print(f"no benchmark {', '.join(unknown)}; there are: {', '.join(_ALL)}", file=sys.stderr)
+        return 2
+    rows: list[Row] = []
+    failures: list[str] = []
+    for name in names or [name for name in _ALL if name not in _ONLY_BY_NAME]:
+        try:
+            rows += _ALL[name]()
+        except Failed as failed:
+            failures.append(f"{name} FAILED: {failed}")
+    if rows:
+        print(table(rows))
+    for failure in failures:
+        print(failure)
+    return 1 if failures or any(row.is_failed for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,154 @@
+"""How many items pass through their lanes in a second, with 32 workers in one process?
+
+Each is claimed, gets a run and is settled: three durable verbs. The peer runs the same statements
+inline on one connection, one synced transaction a verb, with nobody to wait for.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+
+from bench import setting
+from bench.corpus import SECRETS
+from bench.measure import Rounds, Row, believed, expect, in_turns, scratch
+from steadyrun.model.ids import HolderId, ItemId
+from steadyrun.model.item import Claim, Message
+from steadyrun.model.run import Finished
+from steadyrun.model.secret import Scrubber
+from steadyrun.stores.sqlite import DATABASE, SqliteStore, lanes, runs, schema
+from steadyrun.stores.sqlite.rows import Connection
+
+ITEMS = 2000
+AGENTS = 200
+CLAIMERS = 32
+
+T = TypeVar("T")
+_SCRUBBER = Scrubber(SECRETS)
+
+
+def rows() -> list[Row]:
+    return believed(_measure, _rows, controls=["inline"])
+
+
+def _measure() -> Rounds:
+    return in_turns({"ours": lambda: anyio.run(_ours), "inline": lambda: anyio.run(_inline)})
+
+
+def _rows(found: Rounds) -> list[Row]:
+    ours, inline = (ITEMS / min(found[name]) for name in ("ours", "inline"))
+    return [
+        Row(
+            f"claims: {CLAIMERS} claimers / inline, items a second",
+            f"{ours:.0f} /s",
+            f"{inline:.0f} /s",
+            ours / inline,
+            floor=0.25,
+            is_more_better=True,
+        )
+    ]
+
+
+async def _ours() -> float:
+    with scratch() as home:
+        async with setting.opened(home) as store:
+            holder = await _prepare(store)
+            begin = time.perf_counter()
+            settled = await _settle_all(store, holder)
+            took = time.perf_counter() - begin
+        await _check(home, settled)
+    return took
+
+
+async def _settle_all(store: SqliteStore, holder: HolderId) -> list[ItemId]:
+    settled: list[ItemId] = []
+
+    async def work() -> None:
+        while claims := await store.claim(holder):
+            for claim in claims:
+                change = setting.created(claim)
+                await store.change(claim, change.id, change)
+                await store.settle(claim, _finished(claim))
+                settled.append(claim.item.id)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(CLAIMERS):
+            group.start_soon(work)
+    return settled
+
+
+async def _inline() -> float:
+    with scratch() as home:
+        async with setting.opened(home) as store:
+            holder = await _prepare(store)
+        connection = schema.connect(home / DATABASE)
+        connection.execute("PRAGMA synchronous = FULL")
+        begin = time.perf_counter()
+        settled = _settle_inline(connection, holder)
+        took = time.perf_counter() - begin
+        connection.close()
+        await _check(home, settled)
+    return took
+
+
+def _settle_inline(connection: Connection, holder: HolderId) -> list[ItemId]:
+    settled = []
+    while claims := _transact(connection, lambda: lanes.claim(connection, holder, 1, None, _now())):
+        for claim in claims:
+            _run_inline(connection, claim)
+            settled.append(claim.item.id)
+    return settled
+
+
+def _run_inline(connection: Connection, claim: Claim) -> None:
+    change, end = setting.created(claim), _finished(claim)
+    _transact(connection, lambda: runs.change(connection, claim, change.id, change, _SCRUBBER))
+    _transact(connection, lambda: runs.settle(connection, claim, end, None, _now(), _SCRUBBER))
+
+
+def _transact(connection: Connection, work: Callable[[], T]) -> T:
+    connection.execute("BEGIN IMMEDIATE")
+    result = work()
+    connection.execute("COMMIT")
+    return result
+
+
+async def _prepare(store: SqliteStore) -> HolderId:
+    agents = await setting.add_agents(store, AGENTS)
+    messages = [Message(agents[n % AGENTS].id, f"Task {n}.") for n in range(ITEMS)]
+    await setting.accept_all(store, messages)
+    return (await store.join("bench")).id
+
+
+async def _check(home: Path, settled: list[ItemId]) -> None:
+    async with setting.opened(home) as store:
+        items = await store.items(include_settled=True, limit=ITEMS + 1)
+        done = await store.runs(limit=ITEMS + 1)
+    expect(sorted(settled) == sorted(item.id for item in items), "items were lost or done twice")
+    expect(all(i.status == "completed" and i.reply == _reply(i.text) for i in items), "an item")
+    expect({run.item for run in done} == set(settled), "runs and items differ")
+    expect(all(run.status == "completed" for run in done), "a run did not complete")
+    _check_order(settled, {item.id: (item.agent, item.seq) for item in items})
+
+
+def _check_order(settled: list[ItemId], places: dict[ItemId, tuple[str, int]]) -> None:
+    by_agent: dict[str, list[int]] = {}
+    for item in settled:
+        agent, seq = places[item]
+        by_agent.setdefault(agent, []).append(seq)
+    expect(all(seqs == sorted(seqs) for seqs in by_agent.values()), "a lane was run out of order")
+
+
+def _finished(claim: Claim) -> Finished:
+    return Finished(_now(), "completed", text=_reply(claim.item.text))
+
+
+def _reply(text: str) -> str:
+    return f"Done: {text}"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,219 @@
+"""Does a page take longer when the store is a hundred times larger?
+
+One store has 1000 runs, the other 100 000 runs with 10 million events. Both are filled by the
+functions that the verbs run, many to a transaction, and read by the verbs.
+"""
+
+import itertools
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+
+from bench import setting
+from bench.corpus import SECRETS
+from bench.measure import ROUNDS, Rounds, Row, believed, expect, percentile, scratch, seconds
+from steadyrun.model.event import (
+    Emitted,
+    RunCompleted,
+    RunStarted,
+    StoredEvent,
+    TextFinal,
+    journal_id,
+)
+from steadyrun.model.ids import AgentId, ProcessId, RunId
+from steadyrun.model.item import Claim, Message
+from steadyrun.model.process import Process
+from steadyrun.model.run import Finished, Launched
+from steadyrun.model.secret import Scrubber
+from steadyrun.store import Batch
+from steadyrun.stores.sqlite import DATABASE, SqliteStore, lanes, runs, schema
+from steadyrun.stores.sqlite.rows import Connection
+
+SMALL, LARGE = 1_000, 100_000
+AGENTS = 100
+# With the events that the run itself makes, its start and its end: a hundred.
+_BATCHES = (25, 25, 24, 24)
+_RUNS_PER_COMMIT = 1_000
+_CALLS_PER_ROUND = 300
+_PAGE, _LAST = 50, 20
+_CHECKED = 200
+
+_SCRUBBER = Scrubber(SECRETS)
+_WORDS = ("looked", "at", "the", "next", "failing", "test", "and", "found", "why", "it", "fails")
+
+Call = Callable[[SqliteStore, "_Filled", random.Random], Awaitable[None]]
+
+
+@dataclass
+class _Filled:
+    """A store's home, and its runs in the order they were made, with the place of their events."""
+
+    home: Path
+    runs: list[RunId] = field(default_factory=list)
+    processes: dict[AgentId, ProcessId] = field(default_factory=dict)
+    offsets: dict[AgentId, int] = field(default_factory=dict)
+    begins: list[tuple[ProcessId, int]] = field(default_factory=list)
+
+
+def rows() -> list[Row]:
+    begin = time.perf_counter()
+    with scratch() as folder:
+        small, large = _Filled(folder / "small"), _Filled(folder / "large")
+        anyio.run(_fill, small, SMALL)
+        anyio.run(_fill, large, LARGE)
+        told = time.perf_counter() - begin
+        size = (large.home / DATABASE).stat().st_size
+        print(f"large: filled in {told:.0f} s; {LARGE} runs take {size / 1e9:.2f} GB")
+        anyio.run(_check, small)
+        anyio.run(_check, large)
+        found = believed(
+            lambda: anyio.run(_measure, small, large), _rows, controls=["runs 1k", "events 1k"]
+        )
+    print(f"large: done after {time.perf_counter() - begin:.0f} s")
+    return found
+
+
+def _rows(found: Rounds) -> list[Row]:
+    return [
+        _row(f"large: newest {_PAGE} runs, p50 100k / 1k runs", found, "runs"),
+        _row(f"large: last {_LAST} events, p50 100k / 1k runs", found, "events"),
+    ]
+
+
+def _row(name: str, found: Rounds, what: str) -> Row:
+    large, small = min(found[f"{what} 100k"]), min(found[f"{what} 1k"])
+    return Row(name, seconds(large), seconds(small), large / small, floor=1.5)
+
+
+# -- reading
+
+
+async def _measure(small: _Filled, large: _Filled) -> Rounds:
+    calls: dict[str, Call] = {"runs": _newest_runs, "events": _last_events}
+    found: Rounds = {f"{what} {size}": [] for what in calls for size in ("1k", "100k")}
+    chance = random.Random(7)
+    async with setting.opened(small.home) as one, setting.opened(large.home) as other:
+        stores = {"1k": (one, small), "100k": (other, large)}
+        for _, (what, call) in itertools.product(range(ROUNDS), calls.items()):
+            took: dict[str, list[float]] = {size: [] for size in stores}
+            for _, (size, (store, filled)) in itertools.product(
+                range(_CALLS_PER_ROUND), stores.items()
+            ):
+                begin = time.perf_counter()
+                await call(store, filled, chance)
+                took[size].append(time.perf_counter() - begin)
+            for size, times in took.items():
+                found[f"{what} {size}"].append(percentile(times, 0.5))
+    return found
+
+
+async def _newest_runs(store: SqliteStore, filled: _Filled, chance: random.Random) -> None:
+    page = await store.runs(limit=_PAGE)
+    expect(len(page) == _PAGE and page[0].id == filled.runs[-1], "other runs came back")
+
+
+async def _last_events(store: SqliteStore, filled: _Filled, chance: random.Random) -> None:
+    run = chance.choice(filled.runs)
+    events = await store.last_events(run=run, limit=_LAST)
+    expect(len(events) == _LAST and events[-1].run == run, "other events came back")
+
+
+async def _check(filled: _Filled) -> None:
+    """Compare some runs, read by the verbs, with what was written."""
+    async with setting.opened(filled.home) as store:
+        newest = [run.id for run in await store.runs(limit=_PAGE)]
+        expect(newest == filled.runs[: -_PAGE - 1 : -1], "other runs are the newest")
+        for number in random.Random(11).sample(range(len(filled.runs)), _CHECKED):
+            run = await store.run(filled.runs[number])
+            events = await store.events(run=run.id)
+            expect((run.status, run.events) == ("completed", len(events)), "a run differs")
+            _check_events(events, filled.begins[number])
+
+
+def _check_events(events: list[StoredEvent], begin: tuple[ProcessId, int]) -> None:
+    process, offset = begin
+    told = [Emitted(e.id, e.at, e.event) for e in events]
+    expect(isinstance(told[0].event, RunStarted), "a run does not begin with its start")
+    expect(isinstance(told[-1].event, RunCompleted), "a run does not end with its end")
+    expect(told[1:-1] == _events(process, offset, sum(_BATCHES)), "events differ")
+
+
+# -- filling
+
+
+async def _fill(filled: _Filled, count: int) -> None:
+    async with setting.opened(filled.home) as store:
+        agents = await setting.add_agents(store, AGENTS)
+        await setting.accept_all(store, [Message(agent.id, "Task.") for agent in agents])
+        holder = await store.join("bench")
+        for claim in await store.claim(holder.id, AGENTS):
+            process = setting.ids.process()
+            await store.open_process(claim, _process(process, claim.agent))
+            await store.release(claim)
+            filled.processes[claim.agent], filled.offsets[claim.agent] = process, 0
+    connection = schema.connect(filled.home / DATABASE)
+    connection.execute("PRAGMA synchronous = OFF")
+    for some in _commits(count):
+        connection.execute("BEGIN IMMEDIATE")
+        for _ in range(some):
+            [claim] = lanes.claim(connection, holder.id, 1, None, _now())
+            _fill_run(connection, claim, filled)
+        connection.execute("COMMIT")
+    connection.close()
+
+
+def _commits(count: int) -> Iterator[int]:
+    for done in range(0, count, _RUNS_PER_COMMIT):
+        yield min(_RUNS_PER_COMMIT, count - done)
+
+
+def _fill_run(connection: Connection, claim: Claim, filled: _Filled) -> None:
+    """Do one item of a lane from its run's creation to its end, and queue the next one."""
+    created = setting.created(claim)
+    runs.change(connection, claim, created.id, created, _SCRUBBER)
+    filled.runs.append(created.id)
+    filled.begins.append((filled.processes[claim.agent], filled.offsets[claim.agent]))
+    for number, count in enumerate(_BATCHES):
+        batch = _batch(filled, claim.agent, created.id, count, is_first=number == 0)
+        runs.append(connection, claim, runs.Written.of(batch, _SCRUBBER), _SCRUBBER)
+    lanes.accept(connection, setting.ids.item(), Message(claim.agent, "Task."), _now())
+    end = Finished(_now(), "completed", text="Done.")
+    runs.settle(connection, claim, end, None, _now(), _SCRUBBER)
+
+
+def _batch(filled: _Filled, agent: AgentId, run: RunId, count: int, *, is_first: bool) -> Batch:
+    process, offset = filled.processes[agent], filled.offsets[agent]
+    events = _events(process, offset, count)
+    filled.offsets[agent] = offset + count
+    launched = Launched(_now(), process) if is_first else None
+    return Batch(process, run, offset, offset + count, tuple(events), change=launched)
+
+
+def _events(process: ProcessId, offset: int, count: int) -> list[Emitted]:
+    """The events after an offset: each frame moves it by one and says so."""
+    return [
+        Emitted(journal_id(process, n, 0), _AT, TextFinal(_text(n)))
+        for n in range(offset + 1, offset + count + 1)
+    ]
+
+
+_AT = datetime(2026, 1, 5, 9, 30, 1, 250_001, tzinfo=UTC)
+
+
+def _text(n: int) -> str:
+    """About a hundred bytes of event, with the tag around it."""
+    words = _WORDS[n % 11], _WORDS[n % 7], _WORDS[n % 5]
+    return f"Step {n}: {' '.join(words)}, then went on to step {n + 1}."
+
+
+def _process(process: ProcessId, agent: AgentId) -> Process:
+    return Process(process, agent, setting.PROVIDER, "here", "keeper", _now())
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

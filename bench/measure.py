@@ -1,0 +1,138 @@
+"""How is a ratio measured so that it can be believed, and how is it shown?
+
+Contenders take turns for several rounds and the best round of each counts: on a shared machine the
+least disturbed one says most. A control that differs much from round to round is no ruler, so the
+measurement is repeated, and called too noisy when it stays so.
+"""
+
+import gc
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+ROUNDS = 5
+MOST_SPREAD = 0.30
+_ATTEMPTS = 3
+
+Rounds = dict[str, list[float]]
+Verdict = Literal["-", "ok", "goal", "FAIL", "too noisy"]
+
+
+class Failed(Exception):
+    """What was read back is not what was written, or a contender could not run at all."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. A `floor` is what must hold, a `goal` what is hoped for."""
+
+    name: str
+    ours: str
+    peer: str
+    ratio: float
+    floor: float | None = None
+    goal: float | None = None
+    is_more_better: bool = False
+    is_noisy: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.is_noisy:
+            return "too noisy"
+        if self.floor is not None and not self._reaches(self.floor):
+            return "FAIL"
+        if self.goal is not None and self._reaches(self.goal):
+            return "goal"
+        return "-" if self.floor is None else "ok"
+
+    @property
+    def is_failed(self) -> bool:
+        return self.verdict in {"FAIL", "too noisy"}
+
+    def limit(self, value: float | None) -> str:
+        if value is None:
+            return "-"
+        return f"{'>=' if self.is_more_better else '<='} {value:g}"
+
+    def _reaches(self, mark: float) -> bool:
+        return self.ratio >= mark if self.is_more_better else self.ratio <= mark
+
+
+def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> Rounds:
+    """Run every contender once a round, forwards and backwards in turn."""
+    found: Rounds = {name: [] for name in contenders}
+    for number in range(rounds):
+        order = list(contenders.items())
+        for name, run in order if number % 2 == 0 else reversed(order):
+            gc.collect()
+            found[name].append(run())
+    return found
+
+
+def believed(
+    measure: Callable[[], Rounds], rows: Callable[[Rounds], list[Row]], *, controls: Sequence[str]
+) -> list[Row]:
+    """Measure until the controls are steady; what never gets steady is marked."""
+    found: Rounds = {}
+    for attempt in range(1, _ATTEMPTS + 1):
+        found = measure()
+        noisy = {name: spread(found[name]) for name in controls}
+        noisy = {name: much for name, much in noisy.items() if much > MOST_SPREAD}
+        if not noisy:
+            return rows(found)
+        told = ", ".join(f"{name} by {much:.0%}" for name, much in noisy.items())
+        print(f"too noisy (attempt {attempt} of {_ATTEMPTS}): the median round of {told}")
+        print("    is above the best one.")
+    return [replace(row, is_noisy=True) for row in rows(found)]
+
+
+def spread(rounds: Sequence[float]) -> float:
+    """How far the median round is above the best one, as a part of the best one."""
+    return statistics.median(rounds) / min(rounds) - 1
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+def expect(is_so: bool, what: str) -> None:
+    """Fail the benchmark unless `is_so`: speed without the right result counts for nothing."""
+    if not is_so:
+        raise Failed(what)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        yield Path(folder)
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= size:
+            return f"{value / size:.2f} {unit}"
+    return f"{value * 1e9:.0f} ns"
+
+
+def table(rows: Sequence[Row]) -> str:
+    head = ("name", "ours", "peer", "ratio", "floor", "goal", "verdict")
+    body = [
+        (r.name, r.ours, r.peer, f"{r.ratio:.2f}", r.limit(r.floor), r.limit(r.goal), r.verdict)
+        for r in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    return "\n".join(_line(cells, widths) for cells in (head, *body))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    name, *numbers, verdict = cells
+    first, *middle, _ = widths
+    aligned = [cell.rjust(width) for cell, width in zip(numbers, middle, strict=True)]
+    return "  ".join([name.ljust(first), *aligned, verdict])

@@ -1,0 +1,75 @@
+"""How long does a command take that only tells something, beside a Python that does nothing?"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.measure import Failed, Rounds, Row, believed, expect, in_turns, seconds
+from steadyrun import __version__
+
+ROUNDS = 30
+# What it depends on is the same for everybody: nobody is told not to use his caches.
+_ENVIRONMENT = {"LANG": "C.UTF-8"}
+_PYTHON = Path(sys.executable)
+_COMMAND = _PYTHON.with_name("steadyrun")
+_COMMANDS = {
+    "bare": [str(_PYTHON), "-I", "-c", "pass"],
+    "--version": [str(_COMMAND), "--version"],
+    "--help": [str(_COMMAND), "--help"],
+}
+
+
+def rows() -> list[Row]:
+    _check()
+    return believed(_measure, _rows, controls=["bare"])
+
+
+def _check() -> None:
+    if not _COMMAND.exists():
+        raise Failed(f"there is no {_COMMAND.name} beside {_PYTHON.name}")
+    expect(__version__ in _said("--version"), "--version does not say the version")
+    expect("steadyrun" in _said("--help"), "--help does not help")
+
+
+def _said(name: str) -> str:
+    done = subprocess.run(
+        _COMMANDS[name], env=_ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    expect(done.returncode == 0, f"{name} ended with {done.returncode}")
+    return done.stdout
+
+
+def _measure() -> Rounds:
+    return in_turns({name: _timed(name) for name in _COMMANDS}, rounds=ROUNDS)
+
+
+def _timed(name: str) -> Callable[[], float]:
+    def timed() -> float:
+        begin = time.perf_counter()
+        done = subprocess.run(
+            _COMMANDS[name], env=_ENVIRONMENT, stdout=subprocess.DEVNULL, check=False
+        )
+        took = time.perf_counter() - begin
+        expect(done.returncode == 0, f"{name} ended with {done.returncode}")
+        return took
+
+    return timed
+
+
+def _rows(found: Rounds) -> list[Row]:
+    for name, rounds in found.items():
+        print(f"start: {name} best {seconds(min(rounds))}, median "
+              f"{seconds(statistics.median(rounds))}")  # fmt: skip
+    return [
+        _row("--version", found, floor=1.5, goal=1.1),
+        _row("--help", found, floor=3.5, goal=2.3),
+    ]
+
+
+def _row(name: str, found: Rounds, *, floor: float, goal: float) -> Row:
+    ours, bare = min(found[name]), min(found["bare"])
+    shown = f"start: {name} / python -I -c pass"
+    return Row(shown, seconds(ours), seconds(bare), ours / bare, floor, goal)

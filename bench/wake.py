@@ -1,0 +1,140 @@
+"""How soon does a waiting worker have the item that somebody sends, here or in another process?
+
+Both ways contain two synced commits, the sender's and the claim's; a pipe there and back between
+the same two processes, and two synced writes to a file, show what the machine itself takes.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+
+from bench import setting
+from bench.measure import Rounds, Row, expect, percentile, scratch, seconds
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import AgentId, HolderId
+from steadyrun.model.item import Claim, Message
+from steadyrun.stores.sqlite import SqliteStore
+
+SAMPLES = 200
+# Long enough for what the last sample set off to come to rest.
+_REST_SECONDS = 0.01
+_LIMIT_SECONDS = 10.0
+_PAGE = b"x" * 4096
+
+Send = Callable[[AgentId], Awaitable[int]]
+
+
+def rows() -> list[Row]:
+    found = anyio.run(_measure)
+    return [
+        _row(f"{name} / {beside}", found[ours], found[control], part)
+        for ours, name in (("here", "one process"), ("there", "two processes"))
+        for part in (0.5, 0.9)
+        for control, beside in (("pipe", "pipe"), ("sync", "2 syncs"))
+    ]
+
+
+def _row(name: str, ours: list[float], control: list[float], part: float) -> Row:
+    mine, its = percentile(ours, part), percentile(control, part)
+    return Row(f"wake: {name}, p{part * 100:.0f}", seconds(mine), seconds(its), mine / its)
+
+
+async def _measure() -> Rounds:
+    found: Rounds = {"here": [], "there": [], "pipe": [], "sync": []}
+    with scratch() as home:
+        async with setting.opened(home) as store:
+            agents = await setting.add_agents(store, 2 * SAMPLES)
+            holder = await store.join("bench")
+            with _accepter(home) as other, (home / "synced").open("wb", buffering=0) as file:
+                for here, there in zip(agents[::2], agents[1::2], strict=True):
+                    found["pipe"].append(_ping(other))
+                    found["sync"].append(_sync_twice(file.fileno()))
+                    found["here"].append(await _wake(store, holder.id, here, _sender(store)))
+                    found["there"].append(await _wake(store, holder.id, there, _asker(other)))
+    return found
+
+
+async def _wake(store: SqliteStore, holder: HolderId, agent: Agent, send: Send) -> float:
+    """From the moment somebody begins to send to the moment the claim is in hand."""
+    claimed: list[tuple[Claim, int]] = []
+    await anyio.sleep(_REST_SECONDS)
+    with anyio.fail_after(_LIMIT_SECONDS):
+        async with anyio.create_task_group() as group:
+            await group.start(_claimer, store, holder, claimed)
+            await anyio.sleep(_REST_SECONDS)
+            begin = await send(agent.id)
+    [(claim, end)] = claimed
+    expect((claim.agent, claim.item.text) == (agent.id, "Wake up."), "another item was claimed")
+    return (end - begin) / 1e9
+
+
+async def _claimer(
+    store: SqliteStore,
+    holder: HolderId,
+    claimed: list[tuple[Claim, int]],
+    *,
+    task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Wait as a worker does: watch, look, wait, look again."""
+    with store.hints.watch(None) as watch:
+        expect(not await store.claim(holder), "something was left to claim")
+        task_status.started()
+        while not claimed:
+            await watch.wait()
+            claimed += [(claim, time.monotonic_ns()) for claim in await store.claim(holder)]
+
+
+def _sender(store: SqliteStore) -> Send:
+    async def send(agent: AgentId) -> int:
+        begin = time.monotonic_ns()
+        await store.accept(Message(agent, "Wake up."))
+        return begin
+
+    return send
+
+
+def _asker(other: "subprocess.Popen[str]") -> Send:
+    async def ask(agent: AgentId) -> int:
+        return await anyio.to_thread.run_sync(_told, other, agent)
+
+    return ask
+
+
+def _ping(other: "subprocess.Popen[str]") -> float:
+    begin = time.monotonic_ns()
+    _told(other, "ping")
+    return (time.monotonic_ns() - begin) / 1e9
+
+
+def _told(other: "subprocess.Popen[str]", word: str) -> int:
+    assert other.stdin
+    assert other.stdout
+    other.stdin.write(f"{word}\n")
+    other.stdin.flush()
+    return int(other.stdout.readline())
+
+
+def _sync_twice(descriptor: int) -> float:
+    begin = time.monotonic_ns()
+    for _ in range(2):
+        os.write(descriptor, _PAGE)
+        os.fdatasync(descriptor)
+    return (time.monotonic_ns() - begin) / 1e9
+
+
+@contextmanager
+def _accepter(home: Path) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "bench.accepter", str(home)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        _ping(other)
+        yield other
+        assert other.stdin
+        other.stdin.close()
+        expect(other.wait(_LIMIT_SECONDS) == 0, "the other process failed")

@@ -1,0 +1,255 @@
+"""A process that writes to a store until it is killed, and says what it began and what was done.
+
+Each write is told twice on stdout: `open <n> <operation>` before it is asked for, and
+`ack <n> <result>` after the verb has returned. Told in this order, the operations are in the order
+of the writer's queue, and the answers in the order of its commits.
+
+It starts with a line of JSON on stdin (`Orders`): whoever starts it can pay for the imports early.
+"""
+
+import itertools
+import os
+import random
+import sys
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from steadyrun.clock import SystemClock
+from steadyrun.model.event import Emitted, Note, journal_id
+from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
+from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.process import Process
+from steadyrun.model.run import Created, Finished, Launched
+from steadyrun.store import Accepted, Batch
+from steadyrun.stores.sqlite import SqliteStore
+
+T = TypeVar("T")
+# How many bytes of its pretended journal an event stands for.
+FRAME_BYTES = 100
+_ACCEPTERS = 2
+_DRIVERS = 4
+_OWN_BACKLOG = 6
+
+
+class Orders(Struct, frozen=True):
+    """What to do: in which round, with which agents, and which messages to say once more."""
+
+    round: int
+    seed: int
+    agents: list[AgentId]
+    repeat: list[Message]
+
+
+class Join(Struct, frozen=True, tag="join"):
+    pass
+
+
+class Accept(Struct, frozen=True, tag="accept"):
+    message: Message
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    item: ItemId
+
+
+class ClaimOne(Struct, frozen=True, tag="claim"):
+    holder: HolderId
+
+
+class Begin(Struct, frozen=True, tag="change"):
+    claim: Claim
+    created: Created
+
+
+class OpenProcess(Struct, frozen=True, tag="open_process"):
+    claim: Claim
+    process: Process
+
+
+class Stretch(Struct, frozen=True):
+    """A batch in short: the events follow from it, so that a line stays a line."""
+
+    process: ProcessId
+    run: RunId
+    from_offset: int
+    count: int
+    launched: Launched | None = None
+
+    @property
+    def to_offset(self) -> int:
+        return self.from_offset + self.count * FRAME_BYTES
+
+
+class Append(Struct, frozen=True, tag="append"):
+    claim: Claim
+    stretch: Stretch
+
+
+class Take(Struct, frozen=True, tag="take"):
+    claim: Claim
+    limit: int
+
+
+class Absorb(Struct, frozen=True, tag="absorb"):
+    claim: Claim
+    item: ItemId
+
+
+class GiveBack(Struct, frozen=True, tag="give_back"):
+    claim: Claim
+    item: ItemId
+
+
+class Settle(Struct, frozen=True, tag="settle"):
+    claim: Claim
+    stretch: Stretch
+    finished: Finished
+
+
+Op = (
+    Join | Accept | Cancel | ClaimOne | Begin | OpenProcess | Append | Take | Absorb | GiveBack
+    | Settle
+)  # fmt: skip
+
+
+def batch_of(stretch: Stretch) -> Batch:
+    """The batch that a stretch is short for, the same wherever it is made."""
+    return Batch(
+        process=stretch.process,
+        run=stretch.run,
+        from_offset=stretch.from_offset,
+        to_offset=stretch.to_offset,
+        events=tuple(events_of(stretch)),
+        change=stretch.launched,
+    )
+
+
+def events_of(stretch: Stretch) -> Sequence[Emitted]:
+    at = SystemClock().now()
+    ends = range(stretch.from_offset + FRAME_BYTES, stretch.to_offset + 1, FRAME_BYTES)
+    return [
+        Emitted(journal_id(stretch.process, end, 0), at, Note(f"{stretch.process} {end}"))
+        for end in ends
+    ]
+
+
+class _Reporter:
+    """Says what is begun and what is done, in whole lines and at once."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    async def do(self, op: Op, verb: Awaitable[T]) -> T:
+        number = next(self._numbers)
+        _say(b"open %d %s\n" % (number, msgspec.json.encode(op)))
+        result = await verb
+        _say(b"ack %d %s\n" % (number, msgspec.json.encode(result)))
+        return result
+
+
+def _say(line: bytes) -> None:
+    written = os.write(1, line)
+    assert written == len(line)
+
+
+class _Writer:
+    """Some tasks that write all they can."""
+
+    def __init__(self, store: SqliteStore, orders: Orders) -> None:
+        self._store = store
+        self._orders = orders
+        self._random = random.Random(orders.seed)
+        self._clock = SystemClock()
+        self._ids = Ids(self._clock.now)
+        self._texts = itertools.count(1)
+        self._do = _Reporter().do
+
+    async def run(self) -> None:
+        holder = await self._do(Join(), self._store.join("crash"))
+        for message in self._orders.repeat:
+            await self._accept(message)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(_ACCEPTERS):
+                tasks.start_soon(self._accept_and_cancel)
+            for _ in range(_DRIVERS):
+                tasks.start_soon(self._drive, holder.id)
+
+    async def _accept_and_cancel(self) -> None:
+        mine: deque[Item] = deque()
+        while True:
+            message = self._message()
+            accepted = await self._accept(message)
+            mine.append(accepted.item)
+            if message.key is not None and self._random.random() < 0.3:
+                await self._accept(message)
+            if len(mine) > _OWN_BACKLOG:
+                item = mine.popleft().id
+                await self._do(Cancel(item), self._store.cancel(item))
+
+    async def _drive(self, holder: HolderId) -> None:
+        while True:
+            claims = await self._do(ClaimOne(holder), self._store.claim(holder))
+            for claim in claims:
+                await self._work(claim)
+            if not claims:
+                await self._accept(self._message())
+
+    async def _work(self, claim: Claim) -> None:
+        run, process = self._ids.run(), self._ids.process()
+        now = self._clock.now()
+        created = Created(run, claim.agent, claim.item.id, "claude", now)
+        await self._do(Begin(claim, created), self._store.change(claim, run, created))
+        opened = Process(process, claim.agent, "claude", "here", "keeper", now)
+        await self._do(OpenProcess(claim, opened), self._store.open_process(claim, opened))
+        launched: Launched | None = Launched(now, process)
+        offset = 0
+        for _ in range(self._random.randrange(1, 5)):
+            stretch = Stretch(process, run, offset, self._random.randrange(1, 60), launched)
+            await self._append(claim, stretch)
+            launched, offset = None, stretch.to_offset
+        await self._follow_up(claim)
+        await self._settle(claim, Stretch(process, run, offset, self._random.randrange(1, 20)))
+
+    async def _append(self, claim: Claim, stretch: Stretch) -> None:
+        await self._do(Append(claim, stretch), self._store.append(claim, batch_of(stretch)))
+
+    async def _follow_up(self, claim: Claim) -> None:
+        taken = await self._do(Take(claim, 3), self._store.take(claim, 3))
+        for n, item in enumerate(taken):
+            if n == 0:
+                await self._do(Absorb(claim, item.id), self._store.absorb(claim, item.id))
+            elif n == 1:
+                await self._do(GiveBack(claim, item.id), self._store.give_back(claim, item.id))
+
+    async def _settle(self, claim: Claim, stretch: Stretch) -> None:
+        is_done = self._random.random() < 0.8
+        status, text = ("completed", "done") if is_done else ("failed", None)
+        finished = Finished(self._clock.now(), status, text=text)  # type: ignore[arg-type]
+        settled = self._store.settle(claim, finished, batch_of(stretch))
+        await self._do(Settle(claim, stretch, finished), settled)
+
+    async def _accept(self, message: Message) -> Accepted:
+        return await self._do(Accept(message), self._store.accept(message))
+
+    def _message(self) -> Message:
+        """A message whose text, and key if it has one, was never used before."""
+        text = f"{self._orders.round}-{next(self._texts)}"
+        key = f"key-{text}" if self._random.random() < 0.5 else None
+        return Message(self._random.choice(self._orders.agents), text, key=key)
+
+
+async def main(home: Path) -> None:
+    line = sys.stdin.buffer.readline()
+    orders = msgspec.json.decode(line, type=Orders)
+    store = await SqliteStore.open(home)
+    await _Writer(store, orders).run()
+
+
+if __name__ == "__main__":
+    anyio.run(main, Path(sys.argv[1]))

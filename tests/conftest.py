@@ -1,0 +1,18 @@
+"""What all tests share: readable failures of the shipped suites, and reproducible properties."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+pytest.register_assert_rewrite("steadyrun.testing.store_suite")
+
+# The same examples on every machine, so that a red build is red for everybody; a busy machine may
+# be slow. `--hypothesis-profile=explore` looks for new ones.
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("explore", parent=settings.get_profile("steady"), derandomize=False)
+settings.load_profile("steady")

@@ -1,0 +1,170 @@
+"""Which of the writes that were open at the kill happened? Read off the store, in their order.
+
+The writer carries writes out in the order in which they were asked for, so those that happened come
+before those that did not. Each that happened is given to the model with the answer it would have
+had; whether it happened *entirely* shows when model and store are compared as a whole.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
+from steadyrun.model.item import Claim, Item
+from steadyrun.model.process import Process
+from steadyrun.model.run import Run
+from steadyrun.store import Accepted, Appended, Holder, Lane
+from tests.children.crash_writer import (
+    Absorb,
+    Accept,
+    Append,
+    Begin,
+    Cancel,
+    ClaimOne,
+    GiveBack,
+    Join,
+    Op,
+    OpenProcess,
+    Settle,
+    Take,
+)
+from tests.flow.crash_model import Model
+
+replace = msgspec.structs.replace
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the store holds now, of all that was touched since the last comparison."""
+
+    items: dict[ItemId, Item]
+    lanes: dict[AgentId, Lane]
+    runs: dict[RunId, Run]
+    processes: dict[ProcessId, Process]
+    holders: dict[HolderId, Holder]
+
+    def by_text(self, text: str) -> Item | None:
+        found = [item for item in self.items.values() if item.text == text]
+        assert len(found) <= 1, f"accepted twice: {found}"
+        return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Done:
+    """It happened, with this answer."""
+
+    result: Any
+
+
+class Absent:
+    """It did not happen."""
+
+
+class NoTrace:
+    """It would change nothing, or nothing that can be told from its not happening."""
+
+
+Guess = Done | Absent | NoTrace
+
+
+def apply_open(model: Model, seen: Seen, ops: Iterable[Op]) -> list[Guess]:
+    """Apply to the model what happened of `ops`; nothing may follow one that did not."""
+    guesses: list[Guess] = []
+    for op in ops:
+        guess = _guess(model, seen, op)
+        if isinstance(guess, Done):
+            earlier = [type(g).__name__ for g in guesses]
+            assert "Absent" not in earlier, f"{op} happened, but one before it did not: {earlier}"
+            model.apply(op, guess.result)
+        guesses.append(guess)
+    return guesses
+
+
+def _guess(model: Model, seen: Seen, op: Op) -> Guess:  # noqa: C901 (one case for each verb)
+    match op:
+        case Join():
+            new = [holder for id_, holder in seen.holders.items() if id_ not in model.holders]
+            return Done(new[0]) if new else Absent()
+        case Accept():
+            return _of_accept(model, seen, op)
+        case Cancel():
+            return _of_cancel(model, seen, op)
+        case ClaimOne():
+            return _of_claim(model, seen, op)
+        case Begin():
+            run = seen.runs.get(op.created.id)
+            # It may have gone on only by writes that were asked for after its answer.
+            return Absent() if run is None else Done(run)
+        case OpenProcess():
+            return Done(None) if op.process.id in seen.processes else Absent()
+        case Append():
+            is_there = seen.processes[op.stretch.process].offset == op.stretch.to_offset
+            return Done(_appended(model, seen, op)) if is_there else Absent()
+        case Take():
+            return _of_take(model, seen, op)
+        case Absorb():
+            return Done(None) if seen.items[op.item].delivery == "absorbed" else Absent()
+        case GiveBack():
+            return Done(None) if seen.items[op.item].status != "running" else Absent()
+        case Settle():
+            is_there = seen.runs[op.stretch.run].is_terminal
+            return Done(seen.items[op.claim.item.id]) if is_there else Absent()
+
+
+def _of_accept(model: Model, seen: Seen, op: Accept) -> Guess:
+    key = op.message.key
+    if key is not None and (op.message.agent, key) in model.keys:
+        return NoTrace()
+    item = seen.by_text(op.message.text)
+    if item is None:
+        return Absent()
+    # Later writes may have touched it: this is how it looked when it was accepted.
+    new = Item(item.id, item.agent, item.seq, item.kind, item.text, item.on_lost, item.created_at)
+    return Done(Accepted(new, is_new=True))
+
+
+def _of_cancel(model: Model, seen: Seen, op: Cancel) -> Guess:
+    item, now = model.items[op.item], seen.items[op.item]
+    if item.is_settled or item.cancel_requested:
+        return NoTrace()
+    if item.status == "running":
+        is_there = now.cancel_requested
+        return Done(replace(item, cancel_requested=True)) if is_there else Absent()
+    if now.status != "cancelled":
+        return Absent()
+    return Done(replace(item, status="cancelled", settled_at=now.settled_at))
+
+
+def _of_claim(model: Model, seen: Seen, op: ClaimOne) -> Guess:
+    ready = [lane for lane in model.lanes.values() if lane.status == "ready"]
+    for lane in ready:
+        now = seen.lanes[lane.agent]
+        if (now.holder, now.fence) == (op.holder, lane.fence + 1):
+            head = model.queued(lane.agent)[0]
+            started = model.started(head, seen.items[head.id].started_at)
+            return Done([Claim(lane.agent, op.holder, now.fence, started)])
+    return Absent() if ready else NoTrace()
+
+
+def _of_take(model: Model, seen: Seen, op: Take) -> Guess:
+    offered = model.queued(op.claim.agent)[: op.limit]
+    if not offered:
+        return NoTrace()
+    if seen.items[offered[0].id].status != "running":
+        return Absent()
+    return Done(
+        [
+            replace(i, status="running", delivery="offered", started_at=seen.items[i.id].started_at)
+            for i in offered
+        ]
+    )
+
+
+def _appended(model: Model, seen: Seen, op: Append) -> Appended:
+    """The answer follows from the model alone: the comparison will tell whether it was so."""
+    del seen
+    count = op.stretch.count + (op.stretch.launched is not None)
+    last_seq = model.lanes[op.claim.agent].event_seq + count
+    return Appended(count, last_seq, len(model.log) + count)

@@ -1,0 +1,297 @@
+"""What must a store hold after these writes? A model that is told each write and its answer.
+
+Every answer is checked against what the model expects before it is believed, so that at the end the
+model is what the store promised, and can be compared with what the store has.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, assert_never
+
+import msgspec
+
+from steadyrun.model.event import EventId
+from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
+from steadyrun.model.item import Claim, Item, ItemStatus, status_after, status_of_absorbed
+from steadyrun.model.process import Process
+from steadyrun.model.run import Change, Run, counted, step, told
+from steadyrun.store import Accepted, Appended, Holder, Lane
+from tests.children.crash_writer import (
+    Absorb,
+    Accept,
+    Append,
+    Begin,
+    Cancel,
+    ClaimOne,
+    GiveBack,
+    Join,
+    Op,
+    OpenProcess,
+    Settle,
+    Stretch,
+    Take,
+    events_of,
+)
+
+replace = msgspec.structs.replace
+
+RESULTS: dict[type, Any] = {
+    Join: Holder,
+    Accept: Accepted,
+    Cancel: Item,
+    ClaimOne: list[Claim],
+    Begin: Run,
+    OpenProcess: None,
+    Append: Appended,
+    Take: list[Item],
+    Absorb: None,
+    GiveBack: None,
+    Settle: Item,
+}
+
+
+@dataclass
+class Model:
+    """The promised content. `fresh_*` is what was touched since it was last compared."""
+
+    items: dict[ItemId, Item] = field(default_factory=dict)
+    keys: dict[tuple[AgentId, str], ItemId] = field(default_factory=dict)
+    lanes: dict[AgentId, Lane] = field(default_factory=dict)
+    runs: dict[RunId, Run] = field(default_factory=dict)
+    processes: dict[ProcessId, Process] = field(default_factory=dict)
+    holders: set[HolderId] = field(default_factory=set)
+    # Every event by its place: the cursor of the first is 1.
+    log: list[tuple[EventId, RunId | None]] = field(default_factory=list)
+    open_items: dict[AgentId, dict[ItemId, Item]] = field(default_factory=dict)
+    fresh_items: set[ItemId] = field(default_factory=set)
+    fresh_runs: set[RunId] = field(default_factory=set)
+    fresh_processes: set[ProcessId] = field(default_factory=set)
+
+    def add_agent(self, agent: AgentId) -> None:
+        self.lanes[agent] = Lane(agent)
+        self.open_items[agent] = {}
+
+    def compared(self) -> None:
+        self.fresh_items.clear()
+        self.fresh_runs.clear()
+        self.fresh_processes.clear()
+
+    def apply(self, op: Op, result: Any) -> None:  # noqa: C901 (one case for each verb)
+        match op:
+            case Join():
+                self.holders.add(result.id)
+            case Accept():
+                self._accept(op, result)
+            case Cancel():
+                self._cancel(op.item, result)
+            case ClaimOne():
+                self._claim(op.holder, result)
+            case Begin():
+                self._begin(op, result)
+            case OpenProcess():
+                self._put_process(op.process)
+            case Append():
+                self._append(op.claim, op.stretch, result)
+            case Take():
+                self._take(op, result)
+            case Absorb():
+                main = self.items[op.claim.item.id]
+                self._put(replace(self.items[op.item], delivery="absorbed", run=main.run))
+            case GiveBack():
+                self._requeue(self.items[op.item], None)
+            case Settle():
+                self._append(op.claim, op.stretch, None)
+                self.settle(op.claim, op.finished, result)
+            case _:
+                assert_never(op)
+
+    # -- what else the parent does
+
+    def settle(self, claim: Claim, change: Change, result: Item) -> None:
+        run = self._change(self.items[claim.item.id].run, change)
+        assert run.is_terminal
+        for item in self._running(claim.agent):
+            self._settle_with(item, run, result.settled_at)
+        self._free(claim.agent)
+        assert result == self.items[claim.item.id]
+
+    def release(self, claim: Claim, result: Item) -> None:
+        for item in self._running(claim.agent):
+            self._requeue(item, result.settled_at)
+        self._free(claim.agent)
+        assert result == self.items[claim.item.id]
+
+    def reap(self, dead: HolderId, heir: HolderId, claims: Sequence[Claim]) -> list[Claim]:
+        """Check that `heir` got every lane of `dead`; return the claims that are over."""
+        lost = [lane for lane in self.lanes.values() if lane.holder == dead]
+        mains = {lane.agent: self.main_of(lane.agent) for lane in lost}
+        expected = [Claim(lane.agent, heir, lane.fence + 1, mains[lane.agent]) for lane in lost]
+        assert sorted(claims, key=lambda c: c.agent) == sorted(expected, key=lambda c: c.agent)
+        for lane in lost:
+            self.lanes[lane.agent] = replace(lane, holder=heir, fence=lane.fence + 1)
+        return [Claim(lane.agent, dead, lane.fence, mains[lane.agent]) for lane in lost]
+
+    def agrees_on(self, seen: Item) -> bool:
+        self._learn(seen)
+        return self.items[seen.id] == seen
+
+    # -- what follows from the present state
+
+    def queued(self, agent: AgentId) -> list[Item]:
+        found = (item for item in self.open_items[agent].values() if item.status == "queued")
+        return sorted(found, key=lambda item: item.seq)
+
+    def main_of(self, agent: AgentId) -> Item:
+        [main] = [i for i in self._running(agent) if i.delivery in {"none", "own_turn"}]
+        return main
+
+    def started(self, item: Item, at: datetime | None) -> Item:
+        attempt = item.attempt + 1
+        return replace(
+            item, status="running", delivery="none", attempt=attempt, run=None, started_at=at
+        )
+
+    def _running(self, agent: AgentId) -> list[Item]:
+        found = (item for item in self.open_items[agent].values() if item.status == "running")
+        return sorted(found, key=lambda item: item.seq)
+
+    # -- one for each verb
+
+    def _accept(self, op: Accept, result: Accepted) -> None:
+        message, lane = op.message, self.lanes[op.message.agent]
+        key = None if message.key is None else (message.agent, message.key)
+        if key is not None and key in self.keys:
+            self._learn(result.item)
+            assert result == Accepted(self.items[self.keys[key]], is_new=False)
+            return
+        item = result.item
+        assert result.is_new
+        assert item.id not in self.items
+        assert (item.seq, item.text, item.status) == (lane.last_seq + 1, message.text, "queued")
+        if key is not None:
+            self.keys[key] = item.id
+        self._put(item)
+        status = "ready" if lane.status == "idle" else lane.status
+        self._lane(lane.agent, status=status, last_seq=item.seq, queued=lane.queued + 1)
+
+    def _cancel(self, item_id: ItemId, result: Item) -> None:
+        item = self.items[item_id]
+        if item.status == "queued":
+            self._settled(item, "cancelled", None, result.settled_at)
+            lane = self.lanes[item.agent]
+            is_last = lane.status == "ready" and lane.queued == 1
+            status = "idle" if is_last else lane.status
+            self._lane(lane.agent, queued=lane.queued - 1, status=status)
+        elif item.status == "running":
+            self._put(replace(item, cancel_requested=True))
+        self._learn(result)
+        assert result == self.items[item_id]
+
+    def _claim(self, holder: HolderId, claims: Sequence[Claim]) -> None:
+        ready = {lane.agent for lane in self.lanes.values() if lane.status == "ready"}
+        assert len(claims) == min(1, len(ready))
+        for claim in claims:
+            assert claim.agent in ready
+            lane, head = self.lanes[claim.agent], self.queued(claim.agent)[0]
+            expected = self.started(head, claim.item.started_at)
+            assert claim == Claim(claim.agent, holder, lane.fence + 1, expected)
+            self._put(expected)
+            held = {"status": "held", "holder": holder, "fence": claim.fence}
+            self._lane(claim.agent, queued=lane.queued - 1, **held)
+
+    def _begin(self, op: Begin, result: Run) -> None:
+        run = step(None, op.created)
+        assert result == run
+        self._put_run(run)
+        self._put(replace(self.items[op.claim.item.id], run=run.id))
+
+    def _append(self, claim: Claim, stretch: Stretch, result: Appended | None) -> None:
+        process = self.processes[stretch.process]
+        before = self.lanes[claim.agent].event_seq
+        assert process.offset == stretch.from_offset
+        if stretch.launched:
+            self._change(stretch.run, stretch.launched)
+        self._place(claim.agent, stretch.run, [e.id for e in events_of(stretch)])
+        self._put_run(counted(self.runs[stretch.run], stretch.count, 0))
+        self._put_process(replace(process, offset=stretch.to_offset))
+        after = self.lanes[claim.agent].event_seq
+        assert result in {None, Appended(after - before, after, len(self.log))}
+
+    def _take(self, op: Take, result: Sequence[Item]) -> None:
+        agent = op.claim.agent
+        assert [item.id for item in result] == [i.id for i in self.queued(agent)[: op.limit]]
+        for item in result:
+            offered: dict[str, Any] = {"status": "running", "delivery": "offered"}
+            assert item == replace(self.items[item.id], **offered, started_at=item.started_at)
+            self._put(item)
+        self._lane(agent, queued=self.lanes[agent].queued - len(result))
+
+    # -- steps they share
+
+    def _change(self, run_id: RunId | None, change: Change) -> Run:
+        assert run_id is not None
+        before = self.runs[run_id]
+        after = step(before, change)
+        events = [emitted.id for emitted in told(before, after)]
+        self._place(after.agent, run_id, events)
+        self._put_run(counted(after, len(events), 0))
+        return self.runs[run_id]
+
+    def _place(self, agent: AgentId, run: RunId | None, events: Iterable[EventId]) -> None:
+        before = len(self.log)
+        self.log += [(event, run) for event in events]
+        self._lane(agent, event_seq=self.lanes[agent].event_seq + len(self.log) - before)
+
+    def _settle_with(self, item: Item, run: Run, at: datetime | None) -> None:
+        if item.delivery == "offered":
+            self._requeue(item, at)
+            return
+        decide = status_of_absorbed if item.delivery == "absorbed" else status_after
+        status = decide(run, item)
+        if status == "queued":
+            self._requeue(item, at)
+        else:
+            self._settled(item, status, run.text if status == "completed" else None, at)
+
+    def _requeue(self, item: Item, at: datetime | None) -> None:
+        if item.cancel_requested:
+            self._settled(item, "cancelled", None, at)
+            return
+        delivery = "none" if item.delivery in {"none", "own_turn"} else "returned"
+        self._put(replace(item, status="queued", delivery=delivery))
+        self._lane(item.agent, queued=self.lanes[item.agent].queued + 1)
+
+    def _settled(
+        self, item: Item, status: ItemStatus, reply: str | None, at: datetime | None
+    ) -> None:
+        self._put(replace(item, status=status, reply=reply, settled_at=at))
+
+    def _learn(self, seen: Item) -> None:
+        """Not every verb that settles something says when: take the time that is seen first."""
+        item = self.items[seen.id]
+        if item.is_settled and item.settled_at is None and seen.settled_at is not None:
+            self.items[item.id] = replace(item, settled_at=seen.settled_at)
+
+    def _free(self, agent: AgentId) -> None:
+        status = "ready" if self.lanes[agent].queued else "idle"
+        self._lane(agent, status=status, holder=None)
+
+    def _lane(self, agent: AgentId, **fields: Any) -> None:
+        self.lanes[agent] = replace(self.lanes[agent], **fields)
+
+    def _put(self, item: Item) -> None:
+        self.items[item.id] = item
+        self.fresh_items.add(item.id)
+        if item.is_settled:
+            self.open_items[item.agent].pop(item.id, None)
+        else:
+            self.open_items[item.agent][item.id] = item
+
+    def _put_run(self, run: Run) -> None:
+        self.runs[run.id] = run
+        self.fresh_runs.add(run.id)
+
+    def _put_process(self, process: Process) -> None:
+        self.processes[process.id] = process
+        self.fresh_processes.add(process.id)

@@ -1,0 +1,382 @@
+"""Does the record keep its word when its writer is killed at any moment?
+
+A real process writes all it can and is killed, again and again, on the same home. After each kill
+the store must hold everything that was acknowledged, once and as acknowledged, and of every write
+that was open either all or nothing.
+
+STEADYRUN_CRASH_KILLS and STEADYRUN_CRASH_SEED set the number of kills and repeat a run.
+"""
+
+import contextlib
+import os
+import random
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from steadyrun.errors import LeaseLost
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import Note
+from steadyrun.model.ids import AgentId, HolderId, ProcessId
+from steadyrun.model.item import Claim, Message
+from steadyrun.model.run import Orphaned
+from steadyrun.store import Batch
+from steadyrun.stores.sqlite import SqliteStore
+from tests.children.crash_writer import Accept, Op, Orders
+from tests.flow.crash_guess import Absent, Done, Seen, apply_open
+from tests.flow.crash_model import RESULTS, Model
+
+CHILD = Path(__file__).parents[1] / "children" / "crash_writer.py"
+AGENTS = [AgentId(f"agt_{n}") for n in range(6)]
+ALL = 10_000_000
+PATIENCE_SECONDS = 30.0
+_PRESTARTED = 2
+
+_op = msgspec.json.Decoder(Op)
+_results = {kind: msgspec.json.Decoder(result) for kind, result in RESULTS.items()}
+
+
+@dataclass
+class Heard:
+    """What a child said of its writes before it died."""
+
+    acked: list[tuple[Op, Any]] = field(default_factory=list)
+    open: dict[int, Op] = field(default_factory=dict)
+    lines: int = 0
+
+    def hear(self, line: bytes) -> None:
+        word, number, body = line.split(b" ", 2)
+        self.lines += 1
+        if word == b"open":
+            self.open[int(number)] = _op.decode(body)
+        else:
+            op = self.open.pop(int(number))
+            self.acked.append((op, _results[type(op)].decode(body)))
+
+
+class Child:
+    """A writer in a process of its own, started early and waiting for its orders."""
+
+    def __init__(self, home: Path, errors: Path) -> None:
+        self.heard = Heard()
+        self._rest = b""
+        self._errors = errors
+        with errors.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, str(CHILD), str(home)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                bufsize=0,
+            )
+
+    def order(self, orders: Orders) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(orders) + b"\n")
+
+    def listen(self, *, until_lines: int | None = None, seconds: float = PATIENCE_SECONDS) -> None:
+        """Hear it until it said so much, or that long; to its last word if it is dead."""
+        limit = time.monotonic() + seconds
+        while until_lines is None or self.heard.lines < until_lines:
+            if not self._hear_some(limit - time.monotonic()):
+                return
+
+    def listen_to_first_ack(self) -> None:
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while not self.heard.acked and self._hear_some(limit - time.monotonic()):
+            pass
+        assert self.heard.acked, self._errors.read_text()
+
+    def kill(self) -> None:
+        """Kill it, wait for its end, and hear what it said until then."""
+        assert self._process.poll() is None, self._errors.read_text()
+        self._process.send_signal(signal.SIGKILL)
+        assert self._process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
+        self.listen()
+
+    def discard(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _hear_some(self, seconds: float) -> bool:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        if not select.select([pipe], [], [], max(seconds, 0))[0]:
+            return False
+        data = os.read(pipe, 1 << 16)
+        # A line that was cut off by the kill was not said: it comes last and is left over.
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self.heard.hear(line)
+        return bool(data)
+
+
+@dataclass
+class Tally:
+    """What a run of this test has met."""
+
+    seed: int
+    kills: int = 0
+    uncounted: int = 0
+    acked: int = 0
+    reaped: int = 0
+    bystanders: int = 0
+    open: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{verb} {n} ({self.happened[verb]})" for verb, n in self.open.items())
+        return (
+            f"seed {self.seed}: {self.kills} kills ({self.uncounted} more not counted, "
+            f"{self.bystanders} with a bystander), {self.acked} acknowledged, "
+            f"{sum(self.open.values())} open of which {sum(self.happened.values())} had happened, "
+            f"{self.reaped} lanes reaped; open by kind (happened): {kinds}"
+        )
+
+
+def test_a_killed_writer_loses_nothing_acknowledged_and_halves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kills = _from_environment("STEADYRUN_CRASH_KILLS", 200)
+    tally = Tally(_from_environment("STEADYRUN_CRASH_SEED", random.SystemRandom().getrandbits(32)))
+    home, model, dice = tmp_path / "home", Model(), random.Random(tally.seed)
+    anyio.run(_add_agents, home, model)
+
+    try:
+        with _nursery(home, tmp_path) as children:
+            repeat: list[Message] = []
+            while tally.kills < kills:
+                repeat = _round(home, model, tally, dice, next(children), repeat)
+        anyio.run(_compare_everything, home, model)
+    finally:
+        with capsys.disabled():
+            sys.stdout.write(f"\n{tally}\n")
+
+    assert tally.kills >= kills
+    assert tally.reaped > 0
+
+
+def _round(
+    home: Path,
+    model: Model,
+    tally: Tally,
+    dice: random.Random,
+    child: Child,
+    repeat: list[Message],
+) -> list[Message]:
+    """Let a child write, kill it, look; return the messages that the next one must say again."""
+    with _bystander(home, tally, is_wanted=dice.random() < 0.25):
+        number = tally.kills + tally.uncounted
+        child.order(Orders(number, dice.getrandbits(32), AGENTS, repeat))
+        child.listen_to_first_ack()
+        if dice.random() < 0.5:
+            child.listen(until_lines=child.heard.lines + dice.randrange(250))
+        child.listen(seconds=dice.random() * 0.02)
+        child.kill()
+        ops = list(child.heard.open.values())
+        _count(tally, child.heard)
+        anyio.run(_verify, home, model, tally, child.heard)
+    acked = [op.message for op, _ in child.heard.acked if isinstance(op, Accept)]
+    said = [op.message for op in ops if isinstance(op, Accept)] + acked[-2:]
+    return [message for message in said if message.key is not None]
+
+
+def _count(tally: Tally, heard: Heard) -> None:
+    """Only a kill that came amid the writing counts."""
+    if heard.acked and heard.open:
+        tally.kills += 1
+        tally.acked += len(heard.acked)
+    else:
+        tally.uncounted += 1
+
+
+async def _verify(home: Path, model: Model, tally: Tally, heard: Heard) -> None:
+    events_before = len(model.log)
+    for op, result in heard.acked:
+        model.apply(op, result)
+    holder = heard.acked[0][1].id
+    store = await SqliteStore.open(home)
+    try:
+        assert await store.check() == []
+        seen = await _look(store, model, heard)
+        guesses = apply_open(model, seen, heard.open.values())
+        for op, guess in zip(heard.open.values(), guesses, strict=True):
+            verb = str(op.__struct_config__.tag)
+            tally.open[verb] += 1
+            tally.happened[verb] += isinstance(guess, Done)
+            assert isinstance(guess, (Done, Absent)) or verb in {
+                "accept",
+                "cancel",
+                "claim",
+                "take",
+            }
+        _compare(model, seen)
+        await _compare_events(store, model, after=events_before)
+        await _take_over(store, model, tally, holder)
+        _compare(model, await _look(store, model, heard))
+        model.compared()
+    finally:
+        await store.close()
+
+
+async def _look(store: SqliteStore, model: Model, heard: Heard) -> Seen:
+    """Read all that was touched, and everything newer than the model knows of."""
+    touched = len(model.fresh_items) + len(heard.open) + 1
+    items = {i.id: i for i in await store.items(include_settled=True, limit=touched)}
+    items |= {i.id: i for i in await store.items(limit=ALL)}
+    for item in model.fresh_items - items.keys():
+        items[item] = await store.item(item)
+    runs = {r.id: r for r in await store.runs(limit=len(model.fresh_runs) + len(heard.open) + 1)}
+    processes = {p.id: p for p in await store.open_processes()}
+    holders = {h.id: h for h in await store.holders()}
+    lanes = {agent: await store.lane(agent) for agent in AGENTS}
+    return Seen(items, lanes, runs, processes, holders)
+
+
+def _compare(model: Model, seen: Seen) -> None:
+    """Nothing is missing, nothing is there that was not written, and all is as it was told."""
+    for item in seen.items.values():
+        assert item.id in model.items, f"nobody accepted {item}"
+        assert model.agrees_on(item), f"promised {model.items[item.id]}, found {item}"
+    for agent, lane in seen.lanes.items():
+        assert (lane.ready_at is not None) == (lane.status == "ready")
+        assert msgspec.structs.replace(lane, ready_at=None) == model.lanes[agent]
+    for run in seen.runs.values():
+        assert run == model.runs.get(run.id)
+    assert model.fresh_runs <= seen.runs.keys()
+    for process in seen.processes.values():
+        assert process == model.processes.get(process.id)
+    assert model.fresh_processes <= seen.processes.keys()
+
+
+async def _compare_events(store: SqliteStore, model: Model, *, after: int) -> None:
+    """The events after a cursor are those of the model, in its order, in gapless places."""
+    found = await store.events(after, limit=ALL)
+    assert [(e.id, e.run) for e in found] == model.log[after:]
+    assert [e.cursor for e in found] == list(range(after + 1, len(model.log) + 1))
+    for event in found:
+        if isinstance(event.event, Note):
+            process, end = event.event.text.split()
+            assert event.id == f"{process}:{end}.0"
+    for agent in AGENTS:
+        seqs = [e.seq for e in found if e.agent == agent]
+        last = model.lanes[agent].event_seq
+        assert seqs == list(range(last - len(seqs) + 1, last + 1))
+
+
+async def _take_over(store: SqliteStore, model: Model, tally: Tally, dead: HolderId) -> None:
+    """Every lane the dead one held comes to a new holder; its own claims are good for nothing."""
+    heir = await store.join("heir")
+    claims = await store.reap(heir.id)
+    stale = model.reap(dead, heir.id, claims)
+    tally.reaped += len(claims)
+    for n, claim in enumerate(stale):
+        await _refused(store, claim, n)
+    for claim in claims:
+        await _finish(store, model, claim)
+    await store.leave(heir.id)
+
+
+async def _refused(store: SqliteStore, stale: Claim, n: int) -> None:
+    """A late write of the dead holder, each time by another verb."""
+    batch = Batch(ProcessId("prc_late"), None, 0, 100)
+    verbs: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.append(stale, batch),
+        lambda: store.settle(stale, Orphaned(stale.item.created_at)),
+        lambda: store.release(stale),
+        lambda: store.take(stale, 100),
+        lambda: store.absorb(stale, stale.item.id),
+    ]
+    with pytest.raises(LeaseLost):
+        await verbs[n % len(verbs)]()
+
+
+async def _finish(store: SqliteStore, model: Model, claim: Claim) -> None:
+    if claim.item.run is None:
+        model.release(claim, await store.release(claim))
+    else:
+        lost = Orphaned(claim.item.created_at)
+        model.settle(claim, lost, await store.settle(claim, lost))
+
+
+async def _add_agents(home: Path, model: Model) -> None:
+    store = await SqliteStore.open(home)
+    for agent in AGENTS:
+        await store.add_agent(Agent(agent, agent, ("claude",), str(home)))
+        model.add_agent(agent)
+    await store.close()
+
+
+async def _compare_everything(home: Path, model: Model) -> None:
+    """At the end all of it once more: what was right after one kill is right after all of them."""
+    store = await SqliteStore.open(home)
+    try:
+        items = await store.items(include_settled=True, limit=ALL)
+        assert len(items) == len(model.items)
+        assert all(model.agrees_on(item) for item in items)
+        for agent in AGENTS:
+            seqs = sorted(item.seq for item in items if item.agent == agent)
+            assert seqs == list(range(1, len(seqs) + 1))
+        assert {run.id: run for run in await store.runs(limit=ALL)} == model.runs
+        processes = await store.open_processes()
+        assert {process.id: process for process in processes} == model.processes
+        await _compare_events(store, model, after=0)
+        assert len({event for event, _ in model.log}) == len(model.log)
+    finally:
+        await store.close()
+    with contextlib.closing(sqlite3.connect(home / "steadyrun.db")) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@contextlib.contextmanager
+def _nursery(home: Path, place: Path) -> Iterator[Iterator[Child]]:
+    """Children one after the other, the next ones starting while one is at work."""
+    children: deque[Child] = deque()
+
+    def grow() -> Iterator[Child]:
+        child: Child | None = None
+        for number in range(sys.maxsize):
+            if child:
+                child.discard()
+            while len(children) < _PRESTARTED:
+                children.append(Child(home, place / f"stderr-{number % 8}-{len(children)}"))
+            child = children[0]
+            yield child
+            children.popleft()
+
+    try:
+        yield grow()
+    finally:
+        for child in children:
+            child.discard()
+
+
+@contextlib.contextmanager
+def _bystander(home: Path, tally: Tally, *, is_wanted: bool) -> Iterator[None]:
+    """Sometimes another connection outlives the writer: then nobody recovers the log on opening."""
+    if not is_wanted:
+        yield
+        return
+    tally.bystanders += 1
+    with contextlib.closing(sqlite3.connect(home / "steadyrun.db")) as connection:
+        connection.execute("SELECT count(*) FROM agents").fetchone()
+        yield
+
+
+def _from_environment(name: str, otherwise: int) -> int:
+    return int(os.environ.get(name, otherwise))  # noqa: TID251 (a knob of this test alone)

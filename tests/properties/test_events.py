@@ -1,0 +1,193 @@
+"""Events come back from their encoding as they went in, also those we do not know."""
+
+import types
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steadyrun.model.event import (
+    EVENT_TYPES,
+    LIVE_ONLY,
+    VERSION,
+    Emitted,
+    Event,
+    EventId,
+    Foreign,
+    Note,
+    StoredEvent,
+    data_of,
+    decode_events,
+    encode_events,
+    join_encoded,
+    journal_id,
+    our_id,
+    our_number,
+    public,
+    type_of,
+)
+from steadyrun.model.ids import ProcessId, RunId
+from steadyrun.model.secret import Scrubber
+from steadyrun.model.usage import Cost
+from steadyrun.testing.clock import START
+
+SCRUBBER = Scrubber()
+
+times = st.datetimes(timezones=st.just(UTC))
+numbers = st.integers(-(2**53), 2**53)
+floats = st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | floats | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+costs = st.just(Cost()) | st.builds(Cost, floats, st.sampled_from(["known", "estimated"]))
+SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
+    str: st.text(),
+    int: numbers,
+    float: floats,
+    bool: st.booleans(),
+    bytes: st.binary(),
+    datetime: times,
+    types.NoneType: st.none(),
+    Any: values,
+    Cost: costs,
+}
+
+
+@cache
+def strategy_for(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of a field's type; a type nobody thought of fails the tests."""
+    if kind in SIMPLE:
+        return SIMPLE[kind]
+    if get_origin(kind) in {Union, types.UnionType}:
+        return st.one_of(*[strategy_for(part) for part in get_args(kind)])
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    fields = {field.name: strategy_for(field.type) for field in msgspec.structs.fields(kind)}
+    return st.builds(kind, **fields)
+
+
+known: st.SearchStrategy[Event] = st.one_of(*[strategy_for(kind) for kind in EVENT_TYPES])
+TAGS: set[str] = {str(kind.__struct_config__.tag) for kind in EVENT_TYPES}
+later_types = st.text(min_size=1).filter(lambda name: name not in TAGS)
+
+
+@st.composite
+def foreigners(draw: st.DrawFn) -> Foreign:
+    """An event of an unknown type, or of any type in a later version; its spelling is its own."""
+    is_later = draw(st.booleans())
+    version = draw(st.integers(VERSION + 1, 99)) if is_later else VERSION
+    name = draw(st.sampled_from(sorted(TAGS)) | later_types) if is_later else draw(later_types)
+    fields = draw(st.dictionaries(st.text().filter(lambda key: key != "type"), values, max_size=3))
+    raw = msgspec.json.encode({"type": name, **fields})
+    spaced = msgspec.json.format(raw, indent=0) if draw(st.booleans()) else raw
+    return Foreign(name, version, spaced)
+
+
+ids = st.builds(EventId, st.text(min_size=1))
+emitted = st.builds(Emitted, ids, times, known | foreigners())
+
+
+@pytest.mark.parametrize("kind", EVENT_TYPES, ids=lambda kind: str(kind.__struct_config__.tag))
+def test_every_type_comes_back_as_it_was(kind: type[Event]) -> None:
+    @settings(max_examples=25)
+    @given(st.lists(st.builds(Emitted, ids, times, strategy_for(kind)), max_size=2))
+    def check(events: list[Emitted]) -> None:
+        assert list(decode_events(encode_events(events, SCRUBBER))) == events
+
+    check()
+
+
+@settings(max_examples=50)
+@given(st.lists(emitted, max_size=4))
+def test_known_and_unknown_events_mix(events: list[Emitted]) -> None:
+    body = encode_events(events, SCRUBBER)
+
+    back = decode_events(body)
+
+    assert list(back) == events
+    assert encode_events(back, SCRUBBER) == body
+
+
+@settings(max_examples=50)
+@given(st.lists(emitted, max_size=4))
+def test_the_encoding_is_a_list_of_objects(events: list[Emitted]) -> None:
+    body = encode_events(events, SCRUBBER)
+
+    written = msgspec.json.decode(body)
+    assert [set(event) for event in written] == [{"id", "at", "event", "v"}] * len(events)
+    assert [event["event"]["type"] for event in written] == [type_of(e.event) for e in events]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.lists(emitted, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_encoded_lists_can_be_joined(parts: list[list[Emitted]]) -> None:
+    body = join_encoded([encode_events(part, SCRUBBER) for part in parts])
+
+    assert list(decode_events(body)) == [event for part in parts for event in part]
+
+
+@given(known)
+def test_a_known_type_with_foreign_fields_is_kept_whole(event: Event) -> None:
+    raw = b'{"type":"tool.started","tool_call_id":7}'
+    body = encode_events([Emitted(EventId("a"), START, event)], SCRUBBER)
+    odd = body.replace(msgspec.json.encode(event), raw)
+
+    [back] = decode_events(odd)
+
+    assert back.event == Foreign("tool.started", VERSION, raw)
+
+
+@given(known | foreigners(), times, st.none() | st.just("run_1"))
+def test_the_public_form_has_exactly_these_keys(
+    event: Event | Foreign, at: datetime, run: str | None
+) -> None:
+    which = RunId(run) if run else None
+    stored = StoredEvent(7, 3, EventId("id"), at, "ada", which, "claude" if run else None, event)
+
+    shown = public(stored)
+
+    assert list(shown) == [
+        "v", "cursor", "seq", "id", "type", "at", "agent", "run", "provider", "data",
+    ]  # fmt: skip
+    assert shown["v"] == (event.version if isinstance(event, Foreign) else VERSION)
+    assert (shown["type"], shown["at"], shown["run"]) == (type_of(event), at, run)
+    assert "type" not in shown["data"]
+    msgspec.json.encode(shown)
+
+
+@given(known)
+def test_the_data_are_the_fields(event: Event) -> None:
+    names = [field.name for field in msgspec.structs.fields(event)]
+
+    assert sorted(data_of(event)) == sorted(names)
+
+
+def test_tags_are_told_apart_and_dotted() -> None:
+    assert len(TAGS) == len(EVENT_TYPES)
+    assert all(tag == tag.lower() and " " not in tag for tag in TAGS)
+    assert set(EVENT_TYPES) > LIVE_ONLY
+
+
+processes = st.text(st.characters(codec="ascii", exclude_characters=":"), min_size=1).map(ProcessId)
+
+
+@given(processes, st.sampled_from(["s", "x", "r"]), st.integers(0, 10**12))
+def test_our_ids_are_read_back(process: ProcessId, source: Any, n: int) -> None:
+    assert our_number(our_id(process, source, n), process) == (source, n)
+
+
+@given(processes, st.integers(0, 10**12), st.integers(0, 99))
+def test_journal_ids_are_not_taken_for_ours(process: ProcessId, offset: int, n: int) -> None:
+    assert our_number(journal_id(process, offset, n), process) is None
+
+
+def test_no_events_are_an_empty_list() -> None:
+    assert encode_events([], SCRUBBER) == b"[]"
+    assert list(decode_events(b"[]")) == []
+    assert data_of(Note("x")) == {"text": "x"}

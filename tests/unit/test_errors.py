@@ -1,0 +1,89 @@
+"""The tree of errors in the docstring is the tree of errors in the code."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from steadyrun import errors
+from steadyrun.errors import (
+    ChangeRefused,
+    ConfigInvalid,
+    LeaseLost,
+    NotFound,
+    OffsetMismatch,
+    SteadyrunError,
+    StoreFromFuture,
+    VariableUnset,
+)
+
+CLASSES: dict[str, type[SteadyrunError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if inspect.isclass(kind) and issubclass(kind, SteadyrunError)
+}
+LINE = re.compile(
+    r"(?P<indent> *)(?P<name>[A-Z]\w+)(?: {2,}(?P<means>.*?))?(?: +exit (?P<exit>\d))?"
+)
+
+
+def drawn() -> dict[str, tuple[str | None, int | None]]:
+    """Every class in the docstring's tree, with its parent and the exit code drawn for it."""
+    tree: dict[str, tuple[str | None, int | None]] = {}
+    path: list[tuple[int, str, int | None]] = []
+    [drawing] = re.findall(r"^SteadyrunError\n(?: .*\n)+", errors.__doc__ or "", re.MULTILINE)
+    for line in drawing.splitlines():
+        found = LINE.fullmatch(line)
+        assert found, line
+        depth = len(found["indent"])
+        while path and path[-1][0] >= depth:
+            path.pop()
+        parent, inherited = (path[-1][1], path[-1][2]) if path else (None, None)
+        code = int(found["exit"]) if found["exit"] else inherited
+        path.append((depth, found["name"], code))
+        tree[found["name"]] = (parent, code)
+    return tree
+
+
+def test_the_tree_has_every_class_and_no_other() -> None:
+    assert sorted(drawn()) == sorted(CLASSES)
+
+
+@pytest.mark.parametrize(("name", "parent", "code"), [(n, p, c) for n, (p, c) in drawn().items()])
+def test_a_class_stands_where_it_is_drawn(name: str, parent: str | None, code: int | None) -> None:
+    kind = CLASSES[name]
+
+    # A class may be a special case of its neighbour in the drawing.
+    if parent is not None:
+        assert issubclass(kind, CLASSES[parent])
+    assert kind.exit_code == (code or 1)
+
+
+def test_codes_are_told_apart() -> None:
+    codes = [kind.code for kind in CLASSES.values()]
+
+    assert len(set(codes)) == len(codes)
+
+
+def test_only_a_busy_or_full_store_is_worth_the_same_call_again() -> None:
+    assert {name for name, kind in CLASSES.items() if kind.retryable} == {"StoreBusy", "StoreFull"}
+
+
+def test_a_hint_stands_on_a_line_of_its_own() -> None:
+    assert str(SteadyrunError("what happened", hint="what to try")) == "what happened\nwhat to try"
+    assert str(SteadyrunError("what happened")) == "what happened"
+
+
+def test_facts_are_attributes() -> None:
+    mismatch = OffsetMismatch("prc_1", stored=10, given=12)
+    future = StoreFromFuture(Path("/x"), found=9, known=3)
+    config = ConfigInvalid("no such key", file=Path("/c.toml"), line=4, hint="remove it")
+
+    assert (mismatch.process, mismatch.stored, mismatch.given) == ("prc_1", 10, 12)
+    assert (future.path, future.found, future.known) == (Path("/x"), 9, 3)
+    assert (config.file, config.line, config.problem) == (Path("/c.toml"), 4, "no such key")
+    assert str(config) == "/c.toml:4: no such key\nremove it"
+    assert (LeaseLost("agt_1", fence=3).fence, NotFound("run", "r").kind) == (3, "run")
+    assert ChangeRefused("settle", found="no run").found == "no run"
+    assert VariableUnset("KEY", setting="providers.x.env").variable == "KEY"

@@ -1,0 +1,95 @@
+"""What becomes of an item, and of what its run absorbed, when the run ends."""
+
+from datetime import UTC, datetime
+from typing import get_args
+
+import msgspec
+import pytest
+
+from steadyrun.model.ids import AgentId, ItemId, RunId
+from steadyrun.model.item import (
+    SETTLED,
+    Item,
+    ItemStatus,
+    status_after,
+    status_of_absorbed,
+)
+from steadyrun.model.run import EndStatus, Run, RunStatus, StopReason
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+ITEM = Item(ItemId("itm_1"), AgentId("agt_1"), 1, "message", "hello", "resume", AT)
+ASKED = msgspec.structs.replace(ITEM, cancel_requested=True)
+EVERY_END = [
+    (status, reason) for status in get_args(EndStatus) for reason in (None, *get_args(StopReason))
+]
+
+
+def ended(status: RunStatus, stop_reason: StopReason | None = None) -> Run:
+    return Run(
+        RunId("run_1"), ITEM.agent, ITEM.id, "claude", AT, status=status, stop_reason=stop_reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "stop_reason", "expected"),
+    [
+        ("completed", None, "completed"),
+        ("failed", None, "failed"),
+        ("failed", "hang", "failed"),
+        ("failed", "orphaned", "failed"),
+        ("cancelled", "user_stop", "cancelled"),
+        ("timed_out", "idle_timeout", "failed"),
+        ("rate_limited", None, "queued"),
+        ("cancelled", "shutdown", "queued"),
+        ("failed", "shutdown", "queued"),
+    ],
+)
+def test_an_item_follows_its_run(
+    status: RunStatus, stop_reason: StopReason | None, expected: ItemStatus
+) -> None:
+    assert status_after(ended(status, stop_reason), ITEM) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "stop_reason", "expected"),
+    [
+        ("completed", None, "completed"),
+        ("failed", "hang", "queued"),
+        ("timed_out", "wall_timeout", "queued"),
+        ("rate_limited", None, "queued"),
+        ("cancelled", "user_stop", "cancelled"),
+        ("cancelled", "shutdown", "queued"),
+    ],
+)
+def test_an_absorbed_item_shares_success_but_not_bad_luck(
+    status: RunStatus, stop_reason: StopReason | None, expected: ItemStatus
+) -> None:
+    assert status_of_absorbed(ended(status, stop_reason), ITEM) == expected
+
+
+@pytest.mark.parametrize(("status", "stop_reason"), EVERY_END)
+def test_what_was_asked_to_stop_is_never_queued_again(
+    status: RunStatus, stop_reason: StopReason | None
+) -> None:
+    run = ended(status, stop_reason)
+
+    assert status_after(run, ASKED) != "queued"
+    assert status_of_absorbed(run, ASKED) != "queued"
+
+
+@pytest.mark.parametrize(("status", "stop_reason"), EVERY_END)
+def test_every_end_leads_somewhere(status: RunStatus, stop_reason: StopReason | None) -> None:
+    run = ended(status, stop_reason)
+
+    assert status_after(run, ITEM) in {*SETTLED, "queued"}
+    assert status_of_absorbed(run, ITEM) in {*SETTLED, "queued"}
+
+
+def test_only_queued_and_running_items_are_open() -> None:
+    open_ones = [
+        status
+        for status in get_args(ItemStatus)
+        if not msgspec.structs.replace(ITEM, status=status).is_settled
+    ]
+
+    assert open_ones == ["queued", "running"]
