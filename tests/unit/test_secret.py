@@ -210,17 +210,14 @@ def test_a_known_value_in_anothers_json_is_gone(canary: str) -> None:
     assert scrubbed(scrubber, [json.dumps({"k": canary})]) == [json.dumps({"k": REDACTED})]
 
 
-outside_strings = pytest.mark.xfail(strict=True, reason="replaced where it is no string")
-
-
 @pytest.mark.parametrize(
     ("secret", "value"),
     [
         ('secret"', {"text": "the secret"}),
         ('","beta', {"alpha": "x", "beta": "y"}),
-        pytest.param("123456", {"input_tokens": 123456}, marks=outside_strings),
-        pytest.param("1234567", {"cost": 0.1234567}, marks=outside_strings),
-        pytest.param("nabcdef", {"text": "\nabcdef"}, marks=outside_strings),
+        ("123456", {"input_tokens": 123456}),
+        ("1234567", {"cost": 0.1234567}),
+        ("nabcdef", {"text": "\nabcdef"}),
     ],
 )
 def test_a_value_that_happens_to_look_like_json_breaks_nothing(secret: str, value: Any) -> None:
