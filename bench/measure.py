@@ -6,6 +6,7 @@ measurement is repeated, and called too noisy when it stays so.
 """
 
 import gc
+import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,3 +137,17 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *middle, _ = widths
     aligned = [cell.rjust(width) for cell, width in zip(numbers, middle, strict=True)]
     return "  ".join([name.ljust(first), *aligned, verdict])
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep all threads on one core: what it costs to wake another one is the machine's affair."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -9,12 +9,14 @@ The promises stand here once; `steadyrun.testing` checks every engine against th
 - Anything may be said twice. Accepting a key again, appending the same events again, finishing a
   finished run or cancelling a settled item changes nothing.
 - A verb that raises has changed nothing.
-- A write that was begun is carried to its end also when its caller is cancelled meanwhile.
+- A write that was begun is carried to its end also when its caller is cancelled meanwhile, and the
+  caller still gets its answer: what was claimed can be given back. None begins once cancelled.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from operator import attrgetter, itemgetter
 from typing import Literal, Protocol, get_args
 
 import anyio
@@ -22,7 +24,7 @@ from msgspec import Struct, structs
 
 from steadyrun.errors import ChangeRefused, OffsetMismatch
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import LIVE_ONLY, Emitted, OurSource, StoredEvent, our_number, type_of
+from steadyrun.model.event import LIVE_ONLY, Emitted, Kinds, OurSource, StoredEvent, our_number
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
@@ -315,16 +317,20 @@ class Store(Protocol):
         """Finish what was begun and let go. Closing twice is fine."""
 
 
-def fresh_part(process: Process, batch: Batch) -> tuple[Batch, Marks]:
-    """What of a batch is not in the record yet, and the process's marks once it is."""
+def fresh_part(process: Process, batch: Batch, kinds: Kinds) -> tuple[Batch, Marks]:
+    """What of a batch is not in the record yet, and the process's marks once it is.
+
+    `kinds` are those of its events: engines need them too, and counting them takes its time.
+    """
     is_repeat = batch.from_offset < batch.to_offset <= process.offset
     if not is_repeat and batch.from_offset != process.offset:
         raise OffsetMismatch(process.id, stored=process.offset, given=batch.from_offset)
     if batch.to_offset < batch.from_offset:
         raise ChangeRefused("append", found="the batch ends before it begins")
-    _refuse_live_only(batch.events)
+    if not LIVE_ONLY.isdisjoint(kinds):
+        raise ChangeRefused("append", found="deltas and raw output are never stored")
     place = len(process.id) + 1
-    sources = {emitted.id[place : place + 1] for emitted in batch.events}
+    sources = set(map(itemgetter(slice(place, place + 1)), map(_ID_OF, batch.events)))
     # Nearly always a batch is new and all of the journal: then there is nothing to sort out.
     if not is_repeat and _OUR_SOURCES.isdisjoint(sources):
         return batch, process.marks
@@ -335,6 +341,7 @@ def fresh_part(process: Process, batch: Batch) -> tuple[Batch, Marks]:
     return structs.replace(batch, events=events), after
 
 
+_ID_OF = attrgetter("id")
 _OUR_SOURCES = frozenset(get_args(OurSource))
 
 
@@ -351,13 +358,6 @@ def _fresh_events(
             marks[ours[0]] = ours[1]
             fresh.append(emitted)
     return tuple(fresh), Marks(**marks)
-
-
-def _refuse_live_only(events: Iterable[Emitted]) -> None:
-    """Deltas and raw output are never rows: the journal has them."""
-    if not LIVE_ONLY.isdisjoint({type(emitted.event) for emitted in events}):
-        refused = next(e.event for e in events if type(e.event) in LIVE_ONLY)
-        raise ChangeRefused("append", found=f"{type_of(refused)} is never stored")
 
 
 async def follow(

@@ -4,8 +4,10 @@ An event as a Dialect makes it has no time and no name; the driver emits it with
 the store gives it its place (`StoredEvent`). Events of a later version survive as `Foreign`.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Literal, NewType, get_args
 
 import msgspec
@@ -21,6 +23,7 @@ EventId = NewType("EventId", str)
 # Who made an event that no journal line caused: a frame we sent, the exit, the runtime itself.
 OurSource = Literal["s", "x", "r"]
 JsonObject = dict[str, Any]
+Kinds = Counter[type]
 
 
 class _Tagged(Struct, frozen=True, tag_field="type"):
@@ -318,7 +321,7 @@ def our_number(event_id: EventId, process: ProcessId) -> tuple[OurSource, int] |
     """Read back what `our_id` made; None for an event of the journal."""
     place = len(process) + 1
     match event_id[place : place + 1]:
-        case "s" | "x" | "r" as source:
+        case "s" | "x" | "r" as source if event_id.startswith(f"{process}:"):
             return source, int(event_id[place + 1 :])
         case _:
             return None
@@ -358,14 +361,24 @@ _event = msgspec.json.Decoder(Event)
 _tag = msgspec.json.Decoder(_Tag)
 
 
-def encode_events(events: Sequence[Emitted], scrubber: Scrubber) -> bytes:
+def encode_events(
+    events: Sequence[Emitted], scrubber: Scrubber, kinds: Kinds | None = None
+) -> bytes:
     """Write events as a JSON list, without the secrets that `scrubber` knows."""
-    kinds = {type(emitted.event) for emitted in events}
-    body = _encode(events) if Foreign not in kinds else _encode([_as_raw(e) for e in events])
+    kinds = kinds_of(events) if kinds is None else kinds
+    body = _encode([_as_raw(e) for e in events] if Foreign in kinds else events)
     # Bytes are written as base64, where no secret can be seen.
     if Unknown in kinds or scrubber.suspects(body):
         body = _encode([_as_raw(_cleaned(emitted, scrubber)) for emitted in events])
     return body
+
+
+def kinds_of(events: Iterable[Emitted]) -> Kinds:
+    """How many events there are of each kind."""
+    return Counter(map(type, map(_EVENT_OF, events)))
+
+
+_EVENT_OF = attrgetter("event")
 
 
 def decode_events(body: bytes) -> Sequence[Emitted]:
@@ -411,9 +424,10 @@ def data_of(event: Event | Foreign) -> JsonObject:
 def _cleaned(emitted: Emitted, scrubber: Scrubber) -> Emitted:
     """The event without secrets; one that has none stays as it is, byte for byte."""
     event = emitted.event
+    raw = event.raw if isinstance(event, Foreign) else _encode(event)
+    if not isinstance(event, Unknown) and not scrubber.suspects(raw):
+        return emitted
     if isinstance(event, Foreign):
-        if not scrubber.suspects(event.raw):
-            return emitted
         fields = {"type": event.type, **scrubber.clean(data_of(event))}
         return Emitted(emitted.id, emitted.at, Foreign(event.type, event.version, _encode(fields)))
     return Emitted(emitted.id, emitted.at, scrubber.clean(event))

@@ -17,6 +17,7 @@ from steadyrun.model.event import (
     ToolStarted,
     decode_events,
     encode_events,
+    kinds_of,
 )
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
@@ -367,7 +368,7 @@ class MemoryStore:
 
     def _append(self, t: Tables, claim: Claim, batch: Batch) -> Appended:
         process = rows.process_of(t, claim, batch.process)
-        fresh, marks = fresh_part(process, batch)
+        fresh, marks = fresh_part(process, batch, kinds_of(batch.events))
         run = rows.run_of(t, claim, fresh.run) if fresh.run else None
         if fresh.events and run and run.is_terminal:
             raise ChangeRefused("append", found=f"{run.id} is {run.status}")

@@ -286,14 +286,13 @@ _REMOVE_HOLDER = "DELETE FROM holders WHERE holder_id = :holder"
 
 
 def reap(connection: Connection, holder: HolderId, presence: Presence) -> list[Claim]:
-    claims = []
-    for [other] in connection.execute(_HOLDERS).fetchall():
-        if not presence.is_there(other):
-            lost = connection.execute(_LANES_OF, {"holder": other}).fetchall()
-            claims += [_take_over(connection, agent, holder, fence + 1) for agent, fence in lost]
-            connection.execute(_REMOVE_HOLDER, {"holder": other})
-            presence.forget(other)
-    return sorted(claims, key=lambda claim: claim.agent)
+    known = [name for [name] in connection.execute(_HOLDERS).fetchall()]
+    gone = [name for name in known if not presence.is_there(name)]
+    lost = [lane for name in gone for lane in connection.execute(_LANES_OF, {"holder": name})]
+    for name in gone:
+        connection.execute(_REMOVE_HOLDER, {"holder": name})
+        presence.forget(name)
+    return [_take_over(connection, agent, holder, fence + 1) for agent, fence in sorted(lost)]
 
 
 def _take_over(connection: Connection, agent: AgentId, holder: HolderId, fence: int) -> Claim:

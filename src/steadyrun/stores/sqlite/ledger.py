@@ -26,6 +26,7 @@ class Ledger:
         self._stored_seq = lane.event_seq
         self._run: RunId | None = None
         self._bodies: list[bytes] = []
+        self._cursor: int | None = None
         self.seq = lane.event_seq
 
     def add(self, run: RunId | None, count: int, body: bytes) -> None:
@@ -44,8 +45,9 @@ class Ledger:
     def _write(self) -> None:
         if not self._bodies:
             return
+        cursor = self._next_cursor()
         values = {
-            "cursor": self._next_cursor(),
+            "cursor": cursor,
             "agent": self._agent,
             "run": self._run,
             "first_seq": self._stored_seq + 1,
@@ -54,8 +56,11 @@ class Ledger:
         }
         self._connection.execute(_ADD_BATCH, values)
         self._connection.execute(_COUNT_EVENTS, {"agent": self._agent, "seq": self.seq})
+        self._cursor = cursor + self.seq - self._stored_seq
         self._stored_seq, self._bodies = self.seq, []
 
     def _next_cursor(self) -> int:
+        if self._cursor is not None:
+            return self._cursor
         row = rows.one(self._connection, _NEXT_CURSOR, {})
         return 1 if row is None else int(row[0])

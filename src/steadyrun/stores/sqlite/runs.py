@@ -1,12 +1,11 @@
 """How are runs, processes and events written? Each function is one step inside a transaction."""
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from msgspec import Struct
 
 from steadyrun.errors import ChangeRefused, NotFound
-from steadyrun.model.event import Emitted, ToolStarted, encode_events
+from steadyrun.model.event import Kinds, ToolStarted, encode_events, kinds_of
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.process import Marks, Process
@@ -24,10 +23,12 @@ class Written(Struct, frozen=True):
 
     batch: Batch
     body: bytes
+    kinds: Kinds
 
     @classmethod
     def of(cls, batch: Batch, scrubber: Scrubber) -> "Written":
-        return cls(batch, encode_events(batch.events, scrubber))
+        kinds = kinds_of(batch.events)
+        return cls(batch, encode_events(batch.events, scrubber, kinds), kinds)
 
 
 _PUT_RUN = """
@@ -126,16 +127,16 @@ def _append(
     connection: Connection, ledger: Ledger, claim: Claim, written: Written, scrubber: Scrubber
 ) -> None:
     process = _process_of(connection, claim, written.batch.process)
-    fresh, marks = fresh_part(process, written.batch)
+    fresh, marks = fresh_part(process, written.batch, written.kinds)
     run = _run_for(connection, claim, fresh)
     if run and isinstance(fresh.change, Launched):
         run = _change(connection, ledger, run, fresh.change, scrubber)
+    if len(fresh.events) < len(written.batch.events):
+        written = Written.of(fresh, scrubber)
     if fresh.events:
-        is_whole = len(fresh.events) == len(written.batch.events)
-        body = written.body if is_whole else encode_events(fresh.events, scrubber)
-        ledger.add(fresh.run, len(fresh.events), body)
+        ledger.add(fresh.run, len(fresh.events), written.body)
     if run and fresh.events:
-        run = _count(connection, run, fresh.events)
+        run = _count(connection, run, len(fresh.events), written.kinds[ToolStarted])
     if run and fresh.change and not isinstance(fresh.change, Launched):
         _change(connection, ledger, run, fresh.change, scrubber)
     _advance(connection, process, fresh, marks)
@@ -168,9 +169,8 @@ def _change(
     return after
 
 
-def _count(connection: Connection, run: Run, fresh: Sequence[Emitted]) -> Run:
-    tools = sum(type(emitted.event) is ToolStarted for emitted in fresh)
-    after = counted(run, len(fresh), tools)
+def _count(connection: Connection, run: Run, events: int, tools: int) -> Run:
+    after = counted(run, events, tools)
     connection.execute(_UPDATE_RUN_BODY, {"run": run.id, "body": rows.encode(after)})
     return after
 

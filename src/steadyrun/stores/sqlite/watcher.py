@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from steadyrun.wire.inotify import FileWatch, watch_file
+from steadyrun.wire.inotify import watch_file
 
 # Where the kernel does not tell.
 POLL_SECONDS = 0.05
 # Our own commits wake us too: look at most this often.
 _PAUSE_SECONDS = 0.002
+# The log is written, synced, and only then is the commit there to be seen: look again for a while.
+_AGAIN_SECONDS = (0.003, 0.005, 0.01, 0.02, 0.05, 0.1)
 _SAFETY_SECONDS = 1.0
 
 
@@ -37,15 +39,20 @@ class Watcher:
 
     def _serve(self) -> None:
         # Look before the first wait: something may have been written before the watch was set.
+        again = iter(_AGAIN_SECONDS)
         while not self._stop.is_set():
             self._look()
-            self._stop.wait(_PAUSE_SECONDS if self._file else POLL_SECONDS)
-            if self._file:
-                self._wait_for(self._file)
+            self._stop.wait(_PAUSE_SECONDS)
+            if self._is_written_within(next(again, _SAFETY_SECONDS)):
+                again = iter(_AGAIN_SECONDS)
 
-    def _wait_for(self, file: FileWatch) -> None:
+    def _is_written_within(self, seconds: float) -> bool:
+        if self._file is None:
+            self._stop.wait(POLL_SECONDS)
+            return False
         either = select.poll()
-        either.register(file, select.POLLIN)
+        either.register(self._file, select.POLLIN)
         either.register(self._stop_out, select.POLLIN)
-        either.poll(_SAFETY_SECONDS * 1000)
-        file.drain()
+        is_written = bool(either.poll(seconds * 1000))
+        self._file.drain()
+        return is_written

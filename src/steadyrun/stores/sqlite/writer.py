@@ -9,10 +9,11 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -41,14 +42,30 @@ class _Write(Generic[T]):
     error: Exception | None = None
 
 
-@dataclass
-class _Queue:
-    """What waits to be written, shared by the loop and the thread under `changed`."""
+class _Signal(Enum):
+    """What the thread is told besides writes."""
 
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    writes: "deque[_Write[Any]]" = field(default_factory=deque)
-    must_look: bool = False
-    must_stop: bool = False
+    LOOK = auto()
+    STOP = auto()
+
+
+class _Group:
+    """What goes into one commit, and what the thread was told meanwhile."""
+
+    def __init__(self) -> None:
+        self.writes: list[_Write[Any]] = []
+        self.lanes: set[str] = set()
+        self.signals: set[_Signal] = set()
+        self.is_durable = False
+
+    def add(self, arrival: "_Write[Any] | _Signal") -> None:
+        if isinstance(arrival, _Signal):
+            self.signals.add(arrival)
+            return
+        self.writes.append(arrival)
+        self.is_durable |= arrival.is_durable
+        if arrival.lane is not None:
+            self.lanes.add(arrival.lane)
 
 
 class Writer:
@@ -59,7 +76,7 @@ class Writer:
         self._path = path
         self._heard = heard
         self._loop = asyncio.get_running_loop()
-        self._queue = _Queue()
+        self._queue: SimpleQueue[_Write[Any] | _Signal] = SimpleQueue()
         self._window = CommitWindow()
         with translated(path):
             self._turnstile = Turnstile(path, patience_seconds=patience_seconds)
@@ -87,23 +104,17 @@ class Writer:
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         answer: asyncio.Future[T] = self._loop.create_future()
-        with self._queue.changed:
-            self._queue.writes.append(_Write(work, answer, is_durable, lane))
-            self._queue.changed.notify()
+        self._queue.put(_Write(work, answer, is_durable, lane))
         with anyio.CancelScope(shield=True):
             await answer
         return answer.result()
 
     def look(self) -> None:
         """Find out, in the thread, whether another process has written. Callable from anywhere."""
-        with self._queue.changed:
-            self._queue.must_look = True
-            self._queue.changed.notify()
+        self._queue.put(_Signal.LOOK)
 
     async def close(self) -> None:
-        with self._queue.changed:
-            self._queue.must_stop = True
-            self._queue.changed.notify()
+        self._queue.put(_Signal.STOP)
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._thread.join)
         self._connection.close()
@@ -112,60 +123,55 @@ class Writer:
     # -- in the thread
 
     def _serve(self) -> None:
-        while True:
-            group = self._next_group()
-            if group is None:
-                return
-            if group:
+        signals: set[_Signal] = set()
+        while _Signal.STOP not in signals:
+            group = self._gathered()
+            signals = group.signals
+            if group.writes:
                 self._commit(group)
-            else:
+            if _Signal.LOOK in signals:
                 # A look that fails tells nobody anything: the next write meets the same fault.
                 with contextlib.suppress(sqlite3.Error):
                     self._look()
 
-    def _next_group(self) -> "list[_Write[Any]] | None":
-        """Wait for work. An empty group asks for a look, None for the end."""
-        queue = self._queue
-        with queue.changed:
-            queue.changed.wait_for(lambda: queue.writes or queue.must_look or queue.must_stop)
-            queue.must_look = False
-            if not queue.writes:
-                return None if queue.must_stop else []
-            self._gather()
-            return [queue.writes.popleft() for _ in range(min(len(queue.writes), _LARGEST_GROUP))]
+    def _gathered(self) -> _Group:
+        """Wait for something to do; take what else is there, or comes while the window is open."""
+        group = _Group()
+        arrival: _Write[Any] | _Signal | None = self._queue.get()
+        begun = time.monotonic()
+        deadline = begun + self._window.width_seconds(begun)
+        while arrival is not None:
+            group.add(arrival)
+            arrival = self._next(group, deadline)
+        return group
 
-    def _gather(self) -> None:
-        """Let more writes come while the window is open; called with the queue's lock held."""
-        deadline = time.monotonic()
-        deadline += self._window.width_seconds(deadline)
-        while not self._is_complete():
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._queue.changed.wait(left):
-                return
+    def _next(self, group: _Group, deadline: float) -> "_Write[Any] | _Signal | None":
+        if len(group.writes) >= _LARGEST_GROUP:
+            return None
+        left = 0.0 if self._is_complete(group) else deadline - time.monotonic()
+        try:
+            return self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
+        except Empty:
+            return None
 
-    def _is_complete(self) -> bool:
-        queue = self._queue
-        return (
-            queue.must_stop
-            or len(queue.writes) >= _LARGEST_GROUP
-            or any(write.is_durable for write in queue.writes)
-            or self._window.is_complete(_lanes(queue.writes))
-        )
+    def _is_complete(self, group: _Group) -> bool:
+        """Nobody must be waited for: there is no write, one is urgent, or everybody is here."""
+        return not group.writes or group.is_durable or self._window.is_complete(group.lanes)
 
-    def _commit(self, group: "list[_Write[Any]]") -> None:
+    def _commit(self, group: _Group) -> None:
         try:
             self._transact(group)
         except Exception as error:  # noqa: BLE001 (the thread must live; every caller is told)
             self._fail(group, named(error, self._path))
-        self._window.committed(time.monotonic(), len(group), _lanes(group))
-        self._loop.call_soon_threadsafe(_answer_all, group)
+        self._window.committed(time.monotonic(), len(group.writes), group.lanes)
+        self._loop.call_soon_threadsafe(_answer_all, group.writes)
 
-    def _transact(self, group: "list[_Write[Any]]") -> None:
+    def _transact(self, group: _Group) -> None:
         connection = self._connection
-        self._set_durability(any(write.is_durable for write in group))
+        self._set_durability(group.is_durable)
         self._turnstile.begin(connection)
-        for write in group:
-            self._attempt(write, is_alone=len(group) == 1)
+        for write in group.writes:
+            self._attempt(write, is_alone=len(group.writes) == 1)
         if connection.in_transaction:
             connection.execute("COMMIT")
 
@@ -191,11 +197,11 @@ class Writer:
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_full else 'NORMAL'}")
             self._is_full = is_full
 
-    def _fail(self, group: "list[_Write[Any]]", error: Exception) -> None:
+    def _fail(self, group: _Group, error: Exception) -> None:
         with contextlib.suppress(sqlite3.Error):
             # It may be over already; if not even this works, the next commit says why.
             self._connection.execute("ROLLBACK")
-        for write in group:
+        for write in group.writes:
             write.error = write.error or error
 
     def _look(self) -> None:
@@ -210,12 +216,8 @@ class Writer:
         return int(version)
 
 
-def _lanes(writes: "deque[_Write[Any]] | list[_Write[Any]]") -> set[str]:
-    return {write.lane for write in writes if write.lane is not None}
-
-
-def _answer_all(group: "list[_Write[Any]]") -> None:
-    for write in group:
+def _answer_all(writes: "list[_Write[Any]]") -> None:
+    for write in writes:
         if write.answer.cancelled():
             continue
         if write.error is not None:

@@ -79,6 +79,24 @@ async def check_a_lane_is_reaped_once(harness: StoreHarness) -> None:
     assert await others[0].reap(reapers[0][1]) == []
 
 
+async def check_a_reaper_that_is_gone_itself_gets_each_lane_once(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    bo = await hire(harness, scene.store, "bo")
+    await scene.send()
+    await scene.claim()
+    await send(harness, scene.store, bo, "work")
+    reaper = await scene.store.join("reaper")
+    await scene.store.claim(reaper.id)
+    await scene.store.leave(scene.holder)
+    await scene.store.leave(reaper.id)
+
+    claims = await scene.store.reap(reaper.id)
+
+    assert [(claim.agent, claim.fence) for claim in claims] == [(scene.agent, 2), (bo, 2)]
+    for claim in claims:
+        assert (await scene.store.lane(claim.agent)).fence == claim.fence
+
+
 async def check_a_reaped_lane_is_settled_by_its_new_holder(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     await scene.send()
