@@ -217,6 +217,16 @@ def test_a_config_of_random_bytes_is_a_configuration_error(home: Path) -> None:
     assert "config.toml" in done.stderr
 
 
+def test_a_config_that_may_not_be_read_is_a_configuration_error(home: Path) -> None:
+    home.mkdir()
+    (home / "config.toml").touch(mode=0)
+
+    done = steadyrun(home, "config", "check", wrapper=unprivileged())
+
+    assert done.returncode == 2
+    assert "config.toml: cannot be read: Permission denied" in done.stderr
+
+
 def test_an_unknown_setting_names_file_line_and_the_nearest_key(home: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_text("[daemon]\nlisen = '127.0.0.1:1'\n")
