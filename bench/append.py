@@ -26,7 +26,8 @@ from steadyrun.stores.sqlite import SqliteStore
 
 EVENTS = 30_000
 BATCH = 500
-_FILE_TRIES = 4
+_ROUNDS = 11
+_FILE_TRIES = 2
 _FILE_BUFFER = 1024 * 1024
 
 T = TypeVar("T")
@@ -57,7 +58,8 @@ def _in_turns(work: corpus.Corpus) -> Rounds:
             # It is short, and so easily disturbed: the best of a few.
             "file": lambda: min(_file(work) for _ in range(_FILE_TRIES)),
             "aiosqlite": lambda: anyio.run(_a_row_each, work),
-        }
+        },
+        rounds=_ROUNDS,
     )
 
 
