@@ -1,5 +1,6 @@
 """Does the writer's thread commit together what belongs together, and answer only then?"""
 
+import asyncio
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Set
@@ -51,7 +52,12 @@ class Desk:
             connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY)")
         self.heard = 0
         self.bell = anyio.Event()
-        self.writer = Writer(path, patience_seconds=PATIENCE_SECONDS, heard=self._hear)
+        self.writer = Writer(
+            path,
+            asyncio.get_running_loop(),
+            patience_seconds=PATIENCE_SECONDS,
+            heard=self._hear,
+        )
 
     async def add(self, n: int, *, is_durable: bool = True, lane: str | None = None) -> int:
         return await self.writer.write(partial(insert, n=n), is_durable=is_durable, lane=lane)
@@ -98,7 +104,7 @@ def with_desk(folder: Path, use: Callable[[Desk], Awaitable[None]]) -> None:
             try:
                 await use(desk)
             finally:
-                await desk.writer.close()
+                await anyio.to_thread.run_sync(desk.writer.close)
 
     anyio.run(main)
 
@@ -247,7 +253,7 @@ def test_closing_finishes_what_was_asked_for(tmp_path: Path) -> None:
             for n in range(1500):
                 tasks.start_soon(add, n)
             await _let_others_go_first()
-            await desk.writer.close()
+            await anyio.to_thread.run_sync(desk.writer.close)
             assert desk.seen() == list(range(1500))
         assert answered == list(range(1500))
 

@@ -5,6 +5,7 @@ event loop never touches the database. What is acknowledged to somebody outside 
 synchronous=FULL, event batches with NORMAL: their journal is on disk already.
 """
 
+import asyncio
 import errno
 import os
 import platform
@@ -51,21 +52,18 @@ class SqliteStore:
     """One process's view of the record in `home`. Open it on the event loop that uses it."""
 
     def __init__(
-        self, home: Path, clock: Clock, ids: Ids | None, hints: Hints | None, scrubber: Scrubber
+        self, home: Path, clock: Clock, ids: Ids, hints: Hints, scrubber: Scrubber
     ) -> None:
-        self.hints = hints or Hints()
+        self.hints = hints
         self._path = home / DATABASE
         self._clock = clock
-        self._ids = ids or Ids(clock.now)
+        self._ids = ids
         self._scrubber = scrubber
         self._presence = Presence(home / "holders")
         self._readers: list[sqlite3.Connection] = []
         self._reading = anyio.CapacityLimiter(_MOST_READERS)
         self._writer: Writer | None = None
         self._watcher: Watcher | None = None
-        self._patience_seconds = PATIENCE_SECONDS
-        self._is_closed = False
-        self.hints.on_watch = self._start_watching
 
     @classmethod
     async def open(
@@ -82,22 +80,33 @@ class SqliteStore:
 
         A write waits up to `patience_seconds` for other processes, then raises `StoreBusy`.
         """
-        await anyio.to_thread.run_sync(_prepare, home)
-        store = cls(home, clock or SystemClock(), ids, hints, scrubber or Scrubber())
-        store._patience_seconds = patience_seconds
+        clock = clock or SystemClock()
+        ids, hints = ids or Ids(clock.now), hints or Hints()
+        store = cls(home, clock, ids, hints, scrubber or Scrubber())
+        loop = asyncio.get_running_loop()
+        await anyio.to_thread.run_sync(store._open, loop, patience_seconds)
+        hints.on_watch = store._start_watching
         return store
 
+    def _open(self, loop: asyncio.AbstractEventLoop, patience_seconds: float) -> None:
+        _prepare(self._path)
+        self._writer = Writer(
+            self._path, loop, patience_seconds=patience_seconds, heard=self.hints.ring_all
+        )
+
     async def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._close, writer)
+
+    def _close(self, writer: Writer) -> None:
         if self._watcher:
-            await anyio.to_thread.run_sync(self._watcher.close)
-        if self._writer:
-            await self._writer.close()
-        self._presence.vanish_all()
+            self._watcher.close()
         while self._readers:
             self._readers.pop().close()
+        writer.close()
+        self._presence.vanish_all()
 
     # -- agents and sessions
 
@@ -290,7 +299,7 @@ class SqliteStore:
         return result
 
     async def _read(self, query: Callable[[Connection], T]) -> T:
-        self._refuse_closed()
+        self._writing()
         return await anyio.to_thread.run_sync(self._query, query, limiter=self._reading)
 
     def _query(self, query: Callable[[Connection], T]) -> T:
@@ -302,30 +311,20 @@ class SqliteStore:
                 self._readers.append(connection)
 
     def _writing(self) -> Writer:
-        self._refuse_closed()
         if self._writer is None:
-            self._writer = Writer(
-                self._path,
-                patience_seconds=self._patience_seconds,
-                heard=self.hints.ring_all,
-            )
+            raise StoreFailed("the store has been closed", path=self._path)
         return self._writer
 
     def _start_watching(self) -> None:
         """Listen to other processes from the first watch on: a quick command pays nothing."""
-        if self._watcher is None and not self._is_closed:
+        if self._watcher is None:
             log = self._path.with_name(self._path.name + "-wal")
             self._watcher = Watcher(log, self._writing().look)
 
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise StoreFailed("the store has been closed", path=self._path)
 
-
-def _prepare(home: Path) -> None:
-    path = home / DATABASE
+def _prepare(path: Path) -> None:
     with translated(path):
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_private(path)
         schema.prepare(path)
 

@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from steadyrun.stores.sqlite import schema
 from steadyrun.stores.sqlite.faults import named, translated
@@ -71,11 +70,21 @@ class _Group:
 class Writer:
     """Runs writes in one thread over one connection, in the order they were asked for."""
 
-    def __init__(self, path: Path, *, patience_seconds: float, heard: Callable[[], None]) -> None:
-        """`heard` is called on the event loop when another process has written."""
+    def __init__(
+        self,
+        path: Path,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        patience_seconds: float,
+        heard: Callable[[], None],
+    ) -> None:
+        """`heard` is called on `loop` when another process has written.
+
+        This may wait for other processes: make it in a thread, not on the loop.
+        """
         self._path = path
         self._heard = heard
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._queue: SimpleQueue[_Write[Any] | _Signal] = SimpleQueue()
         self._window = CommitWindow()
         with translated(path):
@@ -113,10 +122,10 @@ class Writer:
         """Find out, in the thread, whether another process has written. Callable from anywhere."""
         self._queue.put(_Signal.LOOK)
 
-    async def close(self) -> None:
+    def close(self) -> None:
+        """Finish what was asked for and let go. Call it in a thread: it takes the log in."""
         self._queue.put(_Signal.STOP)
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._thread.join)
+        self._thread.join()
         self._connection.close()
         self._turnstile.close()
 

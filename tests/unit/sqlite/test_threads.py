@@ -1,0 +1,44 @@
+"""The event loop never touches the database: watched call by call."""
+
+import sqlite3
+import sys
+from pathlib import Path
+from types import FrameType
+
+import anyio
+
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import AgentId
+from steadyrun.model.item import Message
+from steadyrun.stores.sqlite import SqliteStore
+
+
+def test_no_call_of_sqlite_is_made_on_the_loop(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def watch(_frame: FrameType, event: str, called: object) -> None:
+        owner = getattr(called, "__self__", None)
+        if event == "c_call" and isinstance(owner, sqlite3.Connection | sqlite3.Cursor):
+            calls.append(str(called))
+
+    async def use() -> None:
+        # A profile function sees the calls of its own thread only: the loop's.
+        sys.setprofile(watch)
+        try:
+            store = await SqliteStore.open(tmp_path / "home")
+            agent = Agent(AgentId("agt_1"), "ada", ("claude",), "/")
+            await store.add_agent(agent)
+            await store.accept(Message(agent.id, "go"))
+            holder = await store.join("test")
+            [claim] = await store.claim(holder.id)
+            with store.hints.watch(agent.id) as watching:
+                await watching.wait(0)
+            await store.release(claim)
+            assert await store.items()
+            await store.close()
+        finally:
+            sys.setprofile(None)
+
+    anyio.run(use)
+
+    assert calls == []
