@@ -1,7 +1,9 @@
 """The command as a person types it: a real process, its output and its exit code."""
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -67,7 +69,9 @@ def test_asking_for_help_imports_nothing_heavy(words: list[str]) -> None:
     "words",
     [
         [], ["unknown"], ["runs", "-n", "0"], ["runs", "-n", "x"], ["runs", "-n", "9" * 50],
+        ["runs", "-n", "0000001999999"], ["runs", "-n", "0" * 9 + "1" * 30], ["runs", "-n", "٣"],
         ["show"], ["tail"], ["config"], ["config", "sho"], ["runs", "--jsno"],
+        ["tail", "x", "--js"],
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_a_usage_error(home: Path, words: list[str]) -> None:
@@ -76,6 +80,52 @@ def test_a_wrong_command_line_is_a_usage_error(home: Path, words: list[str]) -> 
     assert done.returncode == 2
     assert "usage: steadyrun" in done.stderr
     assert done.stdout == ""
+
+
+def test_with_json_a_usage_error_is_a_document_too(home: Path) -> None:
+    done = steadyrun(home, "runs", "-n", "0", "--json")
+
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["code"] == "usage"
+
+
+@pytest.mark.parametrize("words", [["show"], ["tail"], ["runs", "--agent"]])
+def test_an_argument_of_any_bytes_is_just_not_found(home: Path, words: list[str]) -> None:
+    done = steadyrun(home, *words, os.fsdecode(b"x\xff\xfe"))
+
+    assert done.returncode == 3
+    assert "x" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        ("{command} runs > /dev/full", 1, "No space left"),
+        ("{command} --version > /dev/full", 1, "No space left"),
+        ("{command} --help > /dev/full", 1, "No space left"),
+        ("{command} show nope --json > /dev/full", 1, "No space left"),
+        ("{command} runs >&-", 1, "closed"),
+        ("{command} runs 2>&-", 0, ""),
+        ("{command} show nope 2>&-", 3, ""),
+        ("{command} runs <&-", 0, ""),
+        ("set -o pipefail; {command} --help | true", 141, ""),
+        ("set -o pipefail; {command} show nope --json | true", 141, ""),
+    ],
+)
+def test_output_that_goes_nowhere_is_a_plain_failure(
+    home: Path, shell: str, code: int, said: str
+) -> None:
+    # A pipe that nobody reads is closed before the command can write into it.
+    line = shell.format(command=COMMAND).replace("| true", "| exec 0<&-")
+
+    done = subprocess.run(
+        ["bash", "-c", line], env=environment(home), capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 def test_an_empty_home_has_no_runs(home: Path) -> None:
@@ -150,7 +200,7 @@ def test_a_beginning_that_fits_several_runs_is_refused(home: Path) -> None:
 
 
 def test_what_an_agent_prints_cannot_touch_the_terminal(home: Path) -> None:
-    hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\x08safe\r\nnext\x00"
+    hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\x08\u202esafe\u2028\r\nnext\x00"
     run = anyio.run(record, home, hostile)
 
     shown = steadyrun(home, "show", run).stdout
@@ -159,7 +209,23 @@ def test_what_an_agent_prints_cannot_touch_the_terminal(home: Path) -> None:
     for output in (shown, told):
         assert "safe" in output
         assert not any(ord(char) < 32 and char != "\n" for char in output)
-        assert "\x9b" not in output
+        assert not set("\x9b\u202e\u2028") & set(output)
+
+
+def test_a_directory_with_a_hostile_name_cannot_touch_the_terminal(
+    home: Path, tmp_path: Path
+) -> None:
+    project = tmp_path / "a\x1b[31m\nb"
+    project.mkdir()
+    (project / "steadyrun.toml").write_text("[providers.claude]\ncommand = ['sh']\n")
+
+    outputs = [
+        steadyrun(home, *words, cwd=project)
+        for words in (["runs"], ["config", "path"], ["trust"], ["config", "show"], ["doctor"])
+    ]
+
+    assert [done.returncode for done in outputs] == [2, 0, 0, 0, 0]
+    assert not any("\x1b" in done.stdout + done.stderr for done in outputs)
 
 
 def test_tail_follows_a_run_of_another_process_to_its_end(home: Path) -> None:
@@ -187,6 +253,33 @@ def test_ctrl_c_ends_a_tail_with_130(home: Path) -> None:
 
     assert code == 130
     assert b"Traceback" not in errors
+
+
+def test_ctrl_c_at_any_moment_of_the_start_ends_it_quietly(home: Path) -> None:
+    first_run(home)
+    chance = random.Random(7)
+    outcomes = [interrupted(home, chance.uniform(0.01, 0.4)) for _ in range(24)]
+
+    # Before the command begins the signal itself ends it; a shell calls both 130.
+    assert {code for code, _ in outcomes} <= {0, 130, -signal.SIGINT}
+    # Python's own start, before our first line runs, is not ours to mend.
+    assert not [errors for _, errors in outcomes if b" in main" in errors]
+    assert [errors for _, errors in outcomes].count(b"") >= 12
+
+
+def interrupted(home: Path, after_seconds: float) -> tuple[int, bytes]:
+    """Start `runs`, send Ctrl-C after a while (it may be done by then), and see how it ended."""
+    with subprocess.Popen(
+        [COMMAND, "runs"],
+        env=environment(home),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as child:
+        assert child.stderr
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(after_seconds)
+        child.send_signal(signal.SIGINT)
+        return child.wait(30), child.stderr.read()
 
 
 def test_a_reader_that_goes_away_is_no_error_message(home: Path) -> None:

@@ -426,6 +426,17 @@ class TestVariables:
     def test_a_provider_without_settings_has_no_env(self, desk: Desk) -> None:
         assert desk.load().provider_env("codex") == {}
 
+    def test_secrets_are_found_deep_in_options_and_in_addresses(self, desk: Desk) -> None:
+        config = desk.load(
+            "[providers.acp]\n"
+            'env = { BASE = "https://user:UrlPassw0rd@host/" }\n'
+            'options = { a = { password = "deep-1" }, b = [{ api_token = "deep-2" }], c = "no" }\n'
+        )
+
+        values = {secret.reveal() for secret in config.secrets()}
+
+        assert values == {"UrlPassw0rd", "deep-1", "deep-2"}
+
     def test_secrets_are_what_came_from_variables_or_is_named_like_one(self, desk: Desk) -> None:
         config = desk.load(
             self.ENV + "A = 'Bearer ${MY_TOKEN}'\nB = 'open'\nC_PASSWORD = 'pa$$s'\n"
@@ -438,7 +449,7 @@ class TestVariables:
 
         values = {secret.reveal() for secret in config.secrets()}
 
-        assert values == {"t0ken", "Bearer t0ken", "pa$s", "half", "/p/x", "opt"}
+        assert values == {"t0ken", "Bearer t0ken", "pa$s", "half", "/p", "/p/x", "opt"}
 
     def test_the_repr_of_a_config_holds_no_secret(self, desk: Desk) -> None:
         config = desk.load(self.ENV + "A_KEY = 'hunter2'\nB = '${C}'\n", C="swordfish")

@@ -28,13 +28,13 @@ def test_a_duration_is_short(milliseconds: int | None, shown: str) -> None:
 
 
 def test_an_unknown_cost_is_never_zero() -> None:
-    assert render.money(Cost()) == "cost unknown"
+    assert render.money(Cost()) == "unknown"
     assert render.money(Cost(0.0, "known")) == "$0.0000"
     assert render.money(Cost(1.5, "estimated")) == "~$1.5000"
 
 
 def test_unknown_tokens_are_never_zero() -> None:
-    assert render.tokens(Usage()) == "tokens unknown"
+    assert render.tokens(Usage()) == "unknown"
     assert render.tokens(Usage(10, 2, 8)) == "10 in (8 cached) / 2 out"
 
 

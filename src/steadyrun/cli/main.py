@@ -2,23 +2,27 @@
 
 import argparse
 import os
+import signal
 import sys
 
 from steadyrun import __version__
-from steadyrun.errors import SteadyrunError
+from steadyrun.errors import SteadyrunError, Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, NoReturn
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+_MOST = 100_000
+_LONGEST_MESSAGE = 1000
 
 _EPILOG = """\
 Everything lives in $STEADYRUN_HOME (default ~/.steadyrun).
 exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 not found, 4 not allowed, 5 conflict,
-            6 rate limited or paused, 7 timed out, 8 cancelled, 69 no daemon, 130 interrupted
+            6 rate limited or paused, 7 timed out, 8 cancelled, 69 no daemon, 130 interrupted,
+            141 whoever read the output went away
 """
 
 
@@ -75,27 +79,50 @@ COMMANDS = (
 
 def main(argv: list[str]) -> int:
     """Run one command; every failure is a line on stderr and an exit code, never a traceback."""
-    args = build_parser().parse_args(argv)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (for good)
+    if sys.stdout is None:
+        print("steadyrun: standard output is closed", file=sys.stderr)
+        return 1
     for stream in (sys.stdout, sys.stderr):
         # A file name or a message may hold what this terminal cannot show.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        code = _call(args)
+        code = _outcome([_valid(word) for word in argv])
         sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError as error:
+        code = _cannot_write(error)
+    return code
+
+
+def _outcome(argv: list[str]) -> int:
+    as_json = "--json" in argv or "--jsonl" in argv
+    try:
+        code = _call(build_parser().parse_args(argv))
+    except SystemExit as done:
+        # argparse has printed the help or the version.
+        code = int(done.code or 0)
     except SteadyrunError as error:
-        code = _report(error, as_json=_wants_json(args))
+        code = _report(error, as_json=as_json)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python must not complain about it at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_BROKEN_PIPE
     return code
+
+
+def _cannot_write(error: OSError) -> int:
+    """Our output has nowhere to go; Python must not complain about that again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
+        return EXIT_BROKEN_PIPE
+    print(f"steadyrun: input or output failed: {error.strerror}", file=sys.stderr)
+    return 1
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line, from `COMMANDS`."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="steadyrun",
         description="A durable runtime for coding agents.",
         epilog=_EPILOG,
@@ -106,7 +133,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         group, _, word = command.words.rpartition(" ")
         if group not in groups:
-            inner = groups[""].add_parser(group, help=f"{group} commands: see {group} --help")
+            inner = groups[""].add_parser(group, help=f"see `steadyrun {group} --help`")
             groups[group] = inner.add_subparsers(metavar="COMMAND", required=True)
         sub = groups[group].add_parser(word, help=command.summary, description=command.summary)
         command.arguments(sub)
@@ -114,9 +141,21 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises what is wrong, so that it is reported like any other failure."""
+
+    def __init__(self, **settings: "Any") -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> "NoReturn":
+        raise Usage(message, hint=" ".join(self.format_usage().split()))
+
+
 def _call(args: argparse.Namespace) -> int:
     module, _, function = args.target.partition(":")
     room = __import__(f"steadyrun.cli.{module}", fromlist=[function])
+    # All is imported: from here on an interrupt is an exception again.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     code: int = getattr(room, function)(args)
     return code
 
@@ -125,18 +164,29 @@ def _report(error: SteadyrunError, *, as_json: bool) -> int:
     if as_json:
         import json  # noqa: PLC0415 (the start-up budget of every command that does not fail)
 
-        facts = {"code": error.code, "message": error.message, "hint": error.hint,
-                 "retryable": error.retryable}  # fmt: skip
+        facts = {
+            "code": error.code,
+            "message": error.message,
+            "hint": error.hint,
+            "retryable": error.retryable,
+        }
         print(json.dumps({"error": facts}))
     else:
-        print(f"steadyrun: {error.message}", file=sys.stderr)
+        print(f"steadyrun: {_one_line(error.message)}", file=sys.stderr)
         if error.hint:
-            print(f"  {error.hint}", file=sys.stderr)
+            print(f"  {_one_line(error.hint)}", file=sys.stderr)
     return error.exit_code
 
 
-def _wants_json(args: argparse.Namespace) -> bool:
-    return bool(getattr(args, "json", False) or getattr(args, "jsonl", False))
+def _one_line(text: str) -> str:
+    """Names in a message may hold anything: no control characters, and not without end."""
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    return shown if len(shown) <= _LONGEST_MESSAGE else shown[:_LONGEST_MESSAGE] + "…"
+
+
+def _valid(word: str) -> str:
+    """An argument may be any bytes; no name or id has what is not valid text."""
+    return word.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _json_flag(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +194,7 @@ def _json_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:7]) <= 100_000:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 100000, found {text!r}")
-    return int(text)
+    digits = text.lstrip("0") if text.isascii() and text.isdecimal() else ""
+    if not 1 <= len(digits) <= 6 or int(digits) > _MOST:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to {_MOST}, found {text!r}")
+    return int(digits)

@@ -11,8 +11,10 @@ from steadyrun.model.event import RunEnded, StoredEvent, data_of, type_of
 from steadyrun.model.run import Run
 from steadyrun.model.usage import Cost, Usage
 
-# What an agent printed may try to move the cursor or rewrite the screen: C0, DEL and C1 go.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+# What an agent printed may try to move the cursor, rewrite the screen or turn the line around.
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]+"
+)
 _LONGEST_LINE = 160
 
 
@@ -69,7 +71,7 @@ def run_page(run: Run, agent_name: str) -> list[str]:
         "took": took(run.duration_ms),
         "cost": money(run.cost),
         "tokens": tokens(run.usage),
-        "events": f"{run.events} ({run.tools} tool calls)",
+        "events": f"{run.events} (tool calls: {run.tools})",
     }
     if run.error:
         facts["error"] = f"{run.error.code}: {run.error.message}"
@@ -112,13 +114,13 @@ def took(milliseconds: int | None) -> str:
 
 def money(cost: Cost) -> str:
     if cost.usd is None:
-        return "cost unknown"
+        return "unknown"
     return f"{'~' if cost.kind == 'estimated' else ''}${cost.usd:.4f}"
 
 
 def tokens(usage: Usage) -> str:
     if usage.input_tokens is None and usage.output_tokens is None:
-        return "tokens unknown"
+        return "unknown"
     cached = f" ({usage.cache_read_tokens} cached)" if usage.cache_read_tokens else ""
     return f"{usage.input_tokens or 0} in{cached} / {usage.output_tokens or 0} out"
 
@@ -159,8 +161,13 @@ def _gist(stored: StoredEvent) -> str:
 
 def _ending(ended: RunEnded) -> str:
     why = f"{ended.error.code}: {ended.error.message} · " if ended.error else ""
-    spent = (took(ended.duration_ms), money(ended.cost), tokens(ended.usage))
+    cost, used = money(ended.cost), tokens(ended.usage)
+    spent = (took(ended.duration_ms), _known("cost", cost), _known("tokens", used))
     return why + " · ".join(spent)
+
+
+def _known(what: str, shown: str) -> str:
+    return f"{what} unknown" if shown == "unknown" else shown
 
 
 def _short(value: object) -> str:

@@ -30,7 +30,7 @@ def tail(args: Namespace) -> int:
 
 async def _list_runs(args: Namespace) -> int:
     async with open_store(load()) as store:
-        agent = await store.agent(args.agent) if args.agent else None
+        agent = None if args.agent is None else await store.agent(args.agent)
         runs = await store.runs(agent.id if agent else None, limit=args.n)
         named = [(run, (await store.agent(run.agent)).name) for run in runs]
     if args.json:

@@ -19,7 +19,7 @@ from steadyrun.config.schema import (
     set_values,
 )
 from steadyrun.config.source import KeyPath, Source, dotted, line_of, read_source
-from steadyrun.config.template import expand, looks_secret, secret_values
+from steadyrun.config.template import expand, secret_options, secret_values
 from steadyrun.config.trusted import is_source_trusted, read_project
 from steadyrun.errors import ConfigUntrusted
 from steadyrun.model.secret import Secret
@@ -54,8 +54,7 @@ class Config:
         for name, template in provider.env.items():
             yield from secret_values(name, template, self.environ)
         for name, value in provider.options.items():
-            if looks_secret(name) and isinstance(value, str):
-                yield value
+            yield from secret_options(name, value)
 
 
 def load(

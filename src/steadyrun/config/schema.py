@@ -5,6 +5,7 @@ say stands in `_CHECKS`, by pattern; `*` is a name that the user chose.
 """
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -135,6 +136,7 @@ def suggest(word: str, valid: Iterable[str]) -> str:
     return f"Did you mean {near[0]!r}?" if near else f"Valid here: {', '.join(valid)}."
 
 
+@functools.cache
 def _members(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is dict:
         return {"*": get_args(kind)[1]}

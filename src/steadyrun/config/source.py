@@ -85,8 +85,9 @@ def dotted(path: KeyPath) -> str:
 
 
 def printable(path: Path) -> str:
-    """Name a path so that any output can carry it, also when it is not valid UTF-8."""
-    return os.fsencode(path).decode(errors="backslashreplace")
+    """Name a path so that any output can carry it: not valid UTF-8, or made to fool a terminal."""
+    text = os.fsencode(path).decode(errors="backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def line_of(text: str, path: KeyPath) -> int | None:
@@ -115,7 +116,7 @@ def _unreadable(file: Path, error: OSError, *, follow_links: bool) -> ConfigInva
 
 def _decode(content: bytes, file: Path) -> str:
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         problem = f"is not UTF-8: byte {content[error.start]:#04x} at offset {error.start}"

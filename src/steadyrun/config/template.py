@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from steadyrun.errors import VariableUnset
 
 _TOKEN = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "AUTHORIZATION")
+_URL_PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 
 
 def is_malformed(template: str) -> bool:
@@ -40,12 +41,27 @@ def expand(template: str, environ: Mapping[str, str], *, setting: str) -> str:
 def secret_values(name: str, template: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Give what must not be recorded of `name = template`, as far as the variables are set.
 
-    A variable named like a secret counts by itself too: of "Bearer ${TOKEN}" an agent may print
-    only the token.
+    A variable counts by itself too: of "Bearer ${TOKEN}" an agent may print only the token.
     """
     names = variables(template)
-    for variable in names:
-        if variable in environ and (looks_secret(variable) or looks_secret(name)):
-            yield environ[variable]
+    yield from (environ[variable] for variable in names if variable in environ)
+    yield from _URL_PASSWORD.findall(template)
     if (names or looks_secret(name)) and all(variable in environ for variable in names):
         yield expand(template, environ, setting=name)
+
+
+def secret_options(name: str, value: object) -> Iterator[str]:
+    """Give the texts under a name that promises a secret, however deep in a provider's options."""
+    match value:
+        case str() if looks_secret(name):
+            yield value
+        case str():
+            yield from _URL_PASSWORD.findall(value)
+        case dict():
+            for key, inner in value.items():
+                yield from secret_options(key, inner)
+        case list():
+            for inner in value:
+                yield from secret_options(name, inner)
+        case _:
+            return

@@ -75,10 +75,14 @@ _SHAPES = (
     _shape("ghp_", r"[A-Za-z0-9]{36,}"),
     _shape("gho_", r"[A-Za-z0-9]{36,}"),
     _shape("ghs_", r"[A-Za-z0-9]{36,}"),
+    _shape("ghu_", r"[A-Za-z0-9]{36,}"),
+    _shape("ghr_", r"[A-Za-z0-9]{36,}"),
+    _shape("glpat-", r"[A-Za-z0-9_-]{20,}"),
     _shape("github_pat_", r"[A-Za-z0-9_]{22,}"),
     _shape("xox", r"[abeprs]-[A-Za-z0-9-]{10,}"),
     _shape("xapp-", r"[A-Za-z0-9-]{10,}"),
     _shape("AKIA", r"[A-Z0-9]{16}"),
+    _shape("ASIA", r"[A-Z0-9]{16}"),
     _shape("AIza", r"[A-Za-z0-9_-]{35}"),
 )
 
