@@ -28,7 +28,7 @@ _TOLERANCE = 0.05
 # Short ones are the rule, but half of the bytes are in the long ones.
 _TEXT_CHARS = (70, 130, 190, 90, 1900, 160, 240, 460, 80, 960, 110, 3300, 210, 330, 60, 1100)
 # One event in so many has a secret in it.
-_PLANTED_EVERY = 30_000
+_PLANTED_EVERY = 10_000
 _TOOLS = ("Read", "Bash", "Edit", "Grep")
 _BEGIN = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
 
