@@ -21,8 +21,9 @@ import anyio
 import msgspec
 
 from bench import corpus, setting
+from bench.corpus import Line
 from bench.measure import Rounds, Row, believed, expect, in_turns, one_core, scratch, seconds
-from steadyrun.model.event import Emitted, StoredEvent, journal_id
+from steadyrun.model.event import Emitted, EventId, StoredEvent
 from steadyrun.store import Batch
 from steadyrun.stores.sqlite import SqliteStore
 
@@ -107,15 +108,14 @@ def _batch(frames: Sequence[corpus.Frame], run: Any, offset: int) -> Batch:
 
 
 def _emitted(frames: Sequence[corpus.Frame]) -> tuple[Emitted, ...]:
-    process = corpus.PROCESS
-    return tuple([Emitted(journal_id(process, end, 0), at, event) for end, at, event in frames])
+    return tuple([Emitted(end, 0, at, event) for end, at, event in frames])
 
 
-async def _check_ours(store: SqliteStore, run: Any, written: list[Emitted]) -> None:
+async def _check_ours(store: SqliteStore, run: Any, written: list[Line]) -> None:
     found: list[StoredEvent] = []
     while page := await store.events(found[-1].cursor if found else 0, run=run):
         found += page
-    expect([Emitted(e.id, e.at, e.event) for e in found] == written, "other events came back")
+    expect([Line(e.id, e.at, e.event) for e in found] == written, "other events came back")
     expect(all(b.seq == a.seq + 1 for a, b in pairwise(found)), "seq has gaps")
     expect((await store.run(run)).events == len(written), "the run counts other events")
 
@@ -171,14 +171,14 @@ async def _a_row_each(work: corpus.Corpus, is_like_ours: bool) -> float:
             begin, seq = time.process_time(), 0
             for n in range(0, EVENTS, BATCH):
                 here = slice(n, n + BATCH)
-                events = _emitted(work.frames[here]) if is_like_ours else work.stored[here]
+                events = _lines(work.frames[here]) if is_like_ours else work.stored[here]
                 rows = [(_AGENT, _RUN, seq + k, encode(e)) for k, e in enumerate(events, start=1)]
                 await connection.executemany(_ADD_ROW, rows)
                 await connection.commit()
                 seq += len(rows)
             await connection.close()
             took = time.process_time() - begin
-        _check_rows(home / "rows.db", _emitted(work.frames) if is_like_ours else work.stored)
+        _check_rows(home / "rows.db", _lines(work.frames) if is_like_ours else work.stored)
     return took
 
 
@@ -197,7 +197,12 @@ async def _prepare_rows(connection: Any, is_like_ours: bool) -> None:
     await connection.commit()
 
 
-def _check_rows(path: Path, written: Sequence[Emitted]) -> None:
+def _lines(frames: Sequence[corpus.Frame]) -> Sequence[Line]:
+    process = corpus.PROCESS
+    return [Line(EventId(f"{process}:{end}.0"), at, event) for end, at, event in frames]
+
+
+def _check_rows(path: Path, written: Sequence[Line]) -> None:
     connection = sqlite3.connect(path)
     bodies = [body for [body] in connection.execute("SELECT body FROM events ORDER BY id")]
     connection.close()

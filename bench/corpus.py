@@ -9,18 +9,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+from msgspec import Struct
+
 from bench.measure import expect
 from steadyrun.model.event import (
+    VERSION,
     Emitted,
     Event,
+    EventId,
+    Foreign,
     TextFinal,
     ToolCompleted,
     ToolStarted,
-    decode_events,
-    encode_events,
-    journal_id,
+    event_id,
 )
 from steadyrun.model.ids import ProcessId
+from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.secret import Scrubber, Secret
 
 LINE_BYTES = 794
@@ -36,6 +41,15 @@ PROCESS = ProcessId("prc_01ke6xq8n5v3c7m2t9w4h6j0ab")
 SECRETS = tuple(Secret(hashlib.sha1(bytes([n])).hexdigest()) for n in range(3))
 
 
+class Line(Struct, frozen=True, gc=False):
+    """An event as others keep it: each by itself, with its whole name."""
+
+    id: EventId
+    at: datetime
+    event: Event | Foreign
+    v: int = VERSION
+
+
 class Frame(NamedTuple):
     """What a reader of the journal has in hand: where the frame ends, when it came, its event."""
 
@@ -49,17 +63,15 @@ class Corpus:
     """Frames to write, and what must be in the record afterwards: as events and as lines."""
 
     frames: list[Frame]
-    stored: list[Emitted]
+    stored: list[Line]
     lines: list[bytes]
 
 
 def build(count: int) -> Corpus:
     frames = list(itertools.islice(_frames(), count))
-    written = (Emitted(journal_id(PROCESS, f.offset, 0), f.at, f.event) for f in frames)
-    scrubber = Scrubber(SECRETS)
-    bodies = [encode_events([emitted], scrubber) for emitted in written]
-    stored = [emitted for body in bodies for emitted in decode_events(body)]
-    lines = [body[1:-1] + b"\n" for body in bodies]
+    body = encode_events([Emitted(f.offset, 0, f.at, f.event) for f in frames], Scrubber(SECRETS))
+    stored = [Line(event_id(PROCESS, e.place, e.n), e.at, e.event) for e in decode_events(body)]
+    lines = [msgspec.json.encode(line) + b"\n" for line in stored]
     _check(lines)
     return Corpus(frames, stored, lines)
 

@@ -15,7 +15,7 @@ from steadyrun.config import Config, load, printable
 from steadyrun.errors import SteadyrunError
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import Emitted, Event, journal_id
+from steadyrun.model.event import Emitted, Event
 from steadyrun.model.ids import Ids, ProcessId, RunId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
@@ -77,9 +77,7 @@ async def write_run(store: Store) -> RunId:
 
 
 def _batch(process: ProcessId, run: RunId, now: datetime) -> Batch:
-    events = tuple(
-        Emitted(journal_id(process, 100 * n, 0), now, event) for n, event in enumerate(SEEN, 1)
-    )
+    events = tuple(Emitted(100 * n, 0, now, event) for n, event in enumerate(SEEN, 1))
     return Batch(process, run, 0, 100 * len(SEEN), events, Launched(now, process))
 
 

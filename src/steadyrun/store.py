@@ -16,15 +16,15 @@ The promises stand here once; `steadyrun.testing` checks every engine against th
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from operator import attrgetter, itemgetter
-from typing import Literal, Protocol, get_args
+from operator import attrgetter
+from typing import Literal, Protocol
 
 import anyio
 from msgspec import Struct, structs
 
 from steadyrun.errors import ChangeRefused, OffsetMismatch
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import LIVE_ONLY, Emitted, Kinds, OurSource, StoredEvent, our_number
+from steadyrun.model.event import LIVE_ONLY, Emitted, Kinds, StoredEvent, our_number
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
@@ -329,10 +329,8 @@ def fresh_part(process: Process, batch: Batch, kinds: Kinds) -> tuple[Batch, Mar
         raise ChangeRefused("append", found="the batch ends before it begins")
     if not LIVE_ONLY.isdisjoint(kinds):
         raise ChangeRefused("append", found="deltas and raw output are never stored")
-    place = len(process.id) + 1
-    sources = set(map(itemgetter(slice(place, place + 1)), map(_ID_OF, batch.events)))
     # Nearly always a batch is new and all of the journal: then there is nothing to sort out.
-    if not is_repeat and _OUR_SOURCES.isdisjoint(sources):
+    if not is_repeat and str not in map(type, map(_PLACE_OF, batch.events)):
         return batch, process.marks
     events, after = _fresh_events(process, batch, is_repeat=is_repeat)
     if is_repeat:
@@ -341,8 +339,7 @@ def fresh_part(process: Process, batch: Batch, kinds: Kinds) -> tuple[Batch, Mar
     return structs.replace(batch, events=events), after
 
 
-_ID_OF = attrgetter("id")
-_OUR_SOURCES = frozenset(get_args(OurSource))
+_PLACE_OF = attrgetter("place")
 
 
 def _fresh_events(
@@ -350,7 +347,7 @@ def _fresh_events(
 ) -> tuple[tuple[Emitted, ...], Marks]:
     fresh, marks = [], {"s": process.marks.s, "x": process.marks.x, "r": process.marks.r}
     for emitted in batch.events:
-        ours = our_number(emitted.id, process.id)
+        ours = our_number(emitted.place) if isinstance(emitted.place, str) else None
         if ours is None:
             if not is_repeat:
                 fresh.append(emitted)

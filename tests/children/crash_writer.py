@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.clock import SystemClock
-from steadyrun.model.event import Emitted, Note, journal_id
+from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Process
@@ -133,10 +133,7 @@ def batch_of(stretch: Stretch) -> Batch:
 def events_of(stretch: Stretch) -> Sequence[Emitted]:
     at = SystemClock().now()
     ends = range(stretch.from_offset + FRAME_BYTES, stretch.to_offset + 1, FRAME_BYTES)
-    return [
-        Emitted(journal_id(stretch.process, end, 0), at, Note(f"{stretch.process} {end}"))
-        for end in ends
-    ]
+    return [Emitted(end, 0, at, Note(f"{stretch.process} {end}")) for end in ends]
 
 
 class _Reporter:

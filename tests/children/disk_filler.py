@@ -14,7 +14,7 @@ from msgspec import Struct
 from steadyrun.clock import SystemClock
 from steadyrun.errors import StoreFull
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import Emitted, Note, journal_id
+from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, ItemId, ProcessId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
@@ -105,7 +105,7 @@ async def _append_until_full(store: SqliteStore, claim: Claim, story: Story) -> 
 
 def _batch(offset: int) -> Batch:
     at = SystemClock().now()
-    event = Emitted(journal_id(PROCESS, offset + 1, 0), at, Note("y" * MESSAGE_BYTES))
+    event = Emitted(offset + 1, 0, at, Note("y" * MESSAGE_BYTES))
     return Batch(PROCESS, None, offset, offset + 1, (event,))
 
 

@@ -25,7 +25,7 @@ import anyio.to_thread
 import msgspec
 
 from steadyrun.clock import SystemClock
-from steadyrun.model.event import Emitted, Note, journal_id
+from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
@@ -151,8 +151,7 @@ class Actor:
 
 def one_event(process: ProcessId, run: RunId, offset: int) -> Batch:
     """The batch of one event that stands for one byte of the journal."""
-    event_id = journal_id(process, offset + 1, 0)
-    event = Emitted(event_id, SystemClock().now(), Note(str(os.getpid())))
+    event = Emitted(offset + 1, 0, SystemClock().now(), Note(str(os.getpid())))
     return Batch(process, run, offset, offset + 1, (event,))
 
 

@@ -212,7 +212,11 @@ class Model:
         assert process.offset == stretch.from_offset
         if stretch.launched:
             self._change(stretch.run, stretch.launched)
-        self._place(claim.agent, stretch.run, [e.id for e in events_of(stretch)])
+        self._place(
+            claim.agent,
+            stretch.run,
+            [EventId(f"{stretch.process}:{e.place}.{e.n}") for e in events_of(stretch)],
+        )
         self._put_run(counted(self.runs[stretch.run], stretch.count, 0))
         self._put_process(replace(process, offset=stretch.to_offset))
         after = self.lanes[claim.agent].event_seq
@@ -233,7 +237,7 @@ class Model:
         assert run_id is not None
         before = self.runs[run_id]
         after = step(before, change)
-        events = [emitted.id for emitted in told(before, after)]
+        events = [EventId(str(emitted.place)) for emitted in told(before, after)]
         self._place(after.agent, run_id, events)
         self._put_run(counted(after, len(events), 0))
         return self.runs[run_id]

@@ -19,7 +19,7 @@ from steadyrun.cli.main import COMMANDS
 from steadyrun.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import Emitted, Event, journal_id
+from steadyrun.model.event import Emitted, Event
 from steadyrun.model.ids import Ids, RunId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
@@ -436,8 +436,7 @@ class Recorder:
 
     async def append(self, event: Event) -> None:
         start, self.offset = self.offset, self.offset + 10
-        name = journal_id(self.process.id, self.offset, 0)
-        emitted = Emitted(name, SystemClock().now(), event)
+        emitted = Emitted(self.offset, 0, SystemClock().now(), event)
         batch = Batch(self.process.id, self.run, start, self.offset, (emitted,))
         await self.store.append(self.claim, batch)
 

@@ -29,7 +29,7 @@ from steadyrun.errors import (
     StoreUnusable,
 )
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import Emitted, Note, journal_id
+from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.process import Process
@@ -97,10 +97,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await store.change(claim, run, Created(run, AGENT, claim.item.id, "claude", now))
         await store.open_process(claim, Process(process, AGENT, "claude", "here", "k", now))
         for n in range(100):
-            events = [
-                Emitted(journal_id(process, n + 1, i), now, Note(f"event {n} {i}"))
-                for i in range(20)
-            ]
+            events = [Emitted(n + 1, i, now, Note(f"event {n} {i}")) for i in range(20)]
             await store.append(claim, Batch(process, run, n, n + 1, tuple(events)))
         await store.close()
 

@@ -1,5 +1,6 @@
 """Events come back from their encoding as they went in, also those we do not know."""
 
+import contextlib
 import types
 from datetime import UTC, datetime
 from functools import cache
@@ -20,18 +21,17 @@ from steadyrun.model.event import (
     Foreign,
     Note,
     StoredEvent,
+    ToolStarted,
     data_of,
-    decode_events,
-    encode_events,
-    join_encoded,
-    journal_id,
-    our_id,
+    event_id,
     our_number,
+    our_place,
     public,
     type_of,
 )
 from steadyrun.model.ids import ProcessId, RunId
-from steadyrun.model.secret import Scrubber
+from steadyrun.model.packed import decode_events, encode_events, join_encoded
+from steadyrun.model.secret import Scrubber, Secret
 from steadyrun.model.usage import Cost
 from steadyrun.testing.clock import START
 
@@ -84,19 +84,19 @@ def foreigners(draw: st.DrawFn) -> Foreign:
     version = draw(st.integers(VERSION + 1, 99)) if is_later else VERSION
     name = draw(st.sampled_from(sorted(TAGS)) | later_types) if is_later else draw(later_types)
     fields = draw(st.dictionaries(st.text().filter(lambda key: key != "type"), values, max_size=3))
-    raw = msgspec.json.encode({"type": name, **fields})
-    spaced = msgspec.json.format(raw, indent=0) if draw(st.booleans()) else raw
-    return Foreign(name, version, spaced)
+    raw = msgspec.msgpack.encode({"type": name, **fields})
+    return Foreign(name, version, raw)
 
 
-ids = st.builds(EventId, st.text(min_size=1))
-emitted = st.builds(Emitted, ids, times, known | foreigners())
+places = st.integers(0, 2**53) | st.text(min_size=1)
+parts = st.integers(0, 99)
+emitted = st.builds(Emitted, places, parts, times, known | foreigners())
 
 
 @pytest.mark.parametrize("kind", EVENT_TYPES, ids=lambda kind: str(kind.__struct_config__.tag))
 def test_every_type_comes_back_as_it_was(kind: type[Event]) -> None:
     @settings(max_examples=25)
-    @given(st.lists(st.builds(Emitted, ids, times, strategy_for(kind)), max_size=2))
+    @given(st.lists(st.builds(Emitted, places, parts, times, strategy_for(kind)), max_size=2))
     def check(events: list[Emitted]) -> None:
         assert list(decode_events(encode_events(events, SCRUBBER))) == events
 
@@ -116,12 +116,12 @@ def test_known_and_unknown_events_mix(events: list[Emitted]) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(emitted, max_size=4))
-def test_the_encoding_is_a_list_of_objects(events: list[Emitted]) -> None:
+def test_the_encoding_is_a_list_of_lists(events: list[Emitted]) -> None:
     body = encode_events(events, SCRUBBER)
 
-    written = msgspec.json.decode(body)
-    assert [set(event) for event in written] == [{"id", "at", "event", "v"}] * len(events)
-    assert [event["event"]["type"] for event in written] == [type_of(e.event) for e in events]
+    written = msgspec.msgpack.decode(body)
+    assert [(place, n) for place, n, _, _, _ in written] == [(e.place, e.n) for e in events]
+    assert [event["type"] for _, _, _, event, _ in written] == [type_of(e.event) for e in events]
 
 
 @settings(max_examples=50)
@@ -134,13 +134,36 @@ def test_encoded_lists_can_be_joined(parts: list[list[Emitted]]) -> None:
 
 @given(known)
 def test_a_known_type_with_foreign_fields_is_kept_whole(event: Event) -> None:
-    raw = b'{"type":"tool.started","tool_call_id":7}'
-    body = encode_events([Emitted(EventId("a"), START, event)], SCRUBBER)
-    odd = body.replace(msgspec.json.encode(event), raw)
+    raw = msgspec.msgpack.encode({"type": "tool.started", "tool_call_id": 7})
+    body = encode_events([Emitted(1, 0, START, event)], SCRUBBER)
+    odd = body.replace(msgspec.msgpack.encode(event), raw)
 
     [back] = decode_events(odd)
 
     assert back.event == Foreign("tool.started", VERSION, raw)
+
+
+@given(st.lists(emitted, min_size=1, max_size=3), st.data())
+def test_damage_is_named_or_not_met(events: list[Emitted], data: st.DataObject) -> None:
+    big = Emitted(7, 0, START, ToolStarted("t", "calc", 2**70))
+    body = bytearray(encode_events([*events, big], SCRUBBER))
+    start = data.draw(st.integers(0, len(body) - 1))
+    damage = data.draw(st.binary(min_size=1, max_size=8))
+    body[start : start + len(damage)] = damage
+
+    with contextlib.suppress(msgspec.DecodeError):
+        decode_events(bytes(body))
+
+
+@given(st.integers(2**64, 2**200) | st.integers(-(2**200), -(2**63) - 1), st.lists(emitted))
+def test_integers_may_have_any_size(number: int, others: list[Emitted]) -> None:
+    event = ToolStarted("t", "calc", {"deep": [number, 1.5, "canary-1"]})
+    events = [Emitted(7, 0, START, event), *others]
+
+    assert list(decode_events(encode_events(events, SCRUBBER))) == events
+
+    [back] = decode_events(encode_events(events[:1], Scrubber([Secret("canary-1")])))
+    assert back.event == ToolStarted("t", "calc", {"deep": [number, 1.5, "[redacted]"]})
 
 
 @given(known | foreigners(), times, st.none() | st.just("run_1"))
@@ -178,16 +201,25 @@ processes = st.text(st.characters(codec="ascii", exclude_characters=":"), min_si
 
 
 @given(processes, st.sampled_from(["s", "x", "r"]), st.integers(0, 10**12))
-def test_our_ids_are_read_back(process: ProcessId, source: Any, n: int) -> None:
-    assert our_number(our_id(process, source, n), process) == (source, n)
+def test_our_places_are_read_back(process: ProcessId, source: Any, number: int) -> None:
+    place = our_place(source, number)
+
+    assert our_number(place) == (source, number)
+    assert event_id(process, place, 0) == f"{process}:{source}{number}"
 
 
 @given(processes, st.integers(0, 10**12), st.integers(0, 99))
-def test_journal_ids_are_not_taken_for_ours(process: ProcessId, offset: int, n: int) -> None:
-    assert our_number(journal_id(process, offset, n), process) is None
+def test_events_of_a_frame_are_named_by_its_end(process: ProcessId, offset: int, n: int) -> None:
+    assert event_id(process, offset, n) == f"{process}:{offset}.{n}"
+
+
+@given(st.none() | processes)
+def test_events_of_a_run_are_named_by_the_run(process: ProcessId | None) -> None:
+    assert our_number("run_1:ended") is None
+    assert event_id(process, "run_1:ended", 0) == "run_1:ended"
 
 
 def test_no_events_are_an_empty_list() -> None:
-    assert encode_events([], SCRUBBER) == b"[]"
-    assert list(decode_events(b"[]")) == []
+    assert encode_events([], SCRUBBER) == b"\x90"
+    assert list(decode_events(b"\x90")) == []
     assert data_of(Note("x")) == {"text": "x"}

@@ -206,7 +206,7 @@ def test_there_is_one_start_at_most_and_one_end_and_it_is_last(history: list[Cha
     starts = [e for e in events if isinstance(e.event, RunStarted)]
     assert len(starts) == (rows[-1].started_at is not None)
     assert [type_of(e.event) for e in events[len(starts) :]] == [f"run.{rows[-1].status}"]
-    assert len({e.id for e in events}) == len(events)
+    assert len({e.place for e in events}) == len(events)
 
 
 @given(histories)

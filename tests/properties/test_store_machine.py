@@ -25,8 +25,7 @@ from steadyrun.model.event import (
     TextDelta,
     TextFinal,
     ToolStarted,
-    journal_id,
-    our_id,
+    our_place,
 )
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
@@ -82,7 +81,7 @@ endings: st.SearchStrategy[tuple[EndStatus, StopReason | None]] = st.tuples(
 events: st.SearchStrategy[Event | Foreign] = st.one_of(
     st.builds(TextFinal, texts),
     st.builds(ToolStarted, st.just("t"), st.just("Bash"), st.just({"x": [1, None]})),
-    st.just(Foreign("thought", 9, b'{"type":"thought","n":1}')),
+    st.just(Foreign("thought", 9, b"\x82\xa4type\xa7thought\xa1n\x01")),
 )
 rarely = st.integers(0, 19).map(lambda n: n == 7)
 CHANGES = ["launched", "launched", "touched", "touched", "created", "adopted", "ended", "finished"]
@@ -450,11 +449,11 @@ class Lockstep(RuleBasedStateMachine):
     def _emitted(self, data: st.DataObject, process: ProcessId, end: int) -> list[Emitted]:
         now = self.clock.now()
         said = data.draw(st.lists(events, max_size=3))
-        emitted = [Emitted(journal_id(process, end, n), now, e) for n, e in enumerate(said)]
+        emitted = [Emitted(end, n, now, e) for n, e in enumerate(said)]
         for source, n in data.draw(st.lists(st.tuples(sources, st.integers(1, 4)), max_size=2)):
-            emitted.append(Emitted(our_id(process, source, n), now, Note(f"{source}{n}")))
+            emitted.append(Emitted(our_place(source, n), 0, now, Note(f"{source}{n}")))
         if data.draw(rarely):
-            emitted.append(Emitted(journal_id(process, end, 9), now, TextDelta("live")))
+            emitted.append(Emitted(end, 9, now, TextDelta("live")))
         return emitted
 
     def _offset(self, process: ProcessId) -> int:

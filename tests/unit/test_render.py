@@ -50,7 +50,7 @@ def test_unknown_tokens_are_never_zero() -> None:
             ev.RunFailed("failed", error=ErrorFact("auth", "no key"), duration_ms=5),
             "auth: no key · 5ms · cost unknown · tokens unknown",
         ),
-        (Foreign("later.thing", 2, b'{"type":"later.thing","x":1}'), '{"x":1}'),
+        (Foreign("later.thing", 2, b"\x82\xa4type\xablater.thing\xa1x\x01"), '{"x":1}'),
     ],
 )
 def test_an_event_is_one_line(event: Event | Foreign, shown: str) -> None:

@@ -5,7 +5,7 @@ the store gives it its place (`StoredEvent`). Events of a later version survive 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Literal, NewType, get_args
@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.model.ids import ProcessId, RunId
-from steadyrun.model.secret import Scrubber
 from steadyrun.model.usage import Cost, Usage
 
 VERSION = 1
@@ -283,10 +282,15 @@ class Foreign(Struct, frozen=True):
     raw: bytes
 
 
-class Emitted(Struct, frozen=True, gc=False):
-    """An event with its identity and time. Emitting the same id twice is one event."""
+class Emitted(Struct, frozen=True, gc=False, array_like=True):
+    """An event with its place in the record of its process, and its time.
 
-    id: EventId
+    `place` is where its frame ends in the journal, `n` counts the events of one frame; what no
+    frame caused is placed by `our_place`. Emitting the same place twice is one event.
+    """
+
+    place: int | str
+    n: int
     at: datetime
     event: Event | Foreign
     v: int = VERSION
@@ -305,26 +309,25 @@ class StoredEvent(Struct, frozen=True):
     event: Event | Foreign
 
 
-def journal_id(process: ProcessId, offset: int, n: int) -> EventId:
-    """Name the n-th event made of the frame that ends at `offset` of the journal."""
-    # Not EventId(…): that is a call of its own, and this runs for every event.
-    name: EventId = f"{process}:{offset}.{n}"  # type: ignore[assignment]
-    return name
+def our_place(source: OurSource, number: int) -> str:
+    """Place an event from `source`; the number grows by one for each."""
+    return f"{source}{number}"
 
 
-def our_id(process: ProcessId, source: OurSource, n: int) -> EventId:
-    """Name the n-th event from `source`; n grows by one for each."""
-    return EventId(f"{process}:{source}{n}")
-
-
-def our_number(event_id: EventId, process: ProcessId) -> tuple[OurSource, int] | None:
-    """Read back what `our_id` made; None for an event of the journal."""
-    place = len(process) + 1
-    match event_id[place : place + 1]:
-        case "s" | "x" | "r" as source if event_id.startswith(f"{process}:"):
-            return source, int(event_id[place + 1 :])
+def our_number(place: str) -> tuple[OurSource, int] | None:
+    """Read back what `our_place` made; None for an event of the run itself."""
+    match place[:1]:
+        case "s" | "x" | "r" as source if place[1:].isdecimal():
+            return source, int(place[1:])
         case _:
             return None
+
+
+def event_id(process: ProcessId | None, place: int | str, n: int) -> EventId:
+    """The name of an event for the world; one of the run itself brings its whole name."""
+    if isinstance(place, int):
+        return EventId(f"{process}:{place}.{n}")
+    return EventId(place if ":" in place else f"{process}:{place}")
 
 
 def type_of(event: Event | Foreign) -> str:
@@ -334,64 +337,12 @@ def type_of(event: Event | Foreign) -> str:
     return str(event.__struct_config__.tag)
 
 
-class _Written(Struct, frozen=True):
-    """An event as it is written: the fields of `Emitted`."""
-
-    id: EventId
-    at: datetime
-    event: Event
-    v: int
-
-
-class _WrittenRaw(Struct, frozen=True):
-    id: EventId
-    at: datetime
-    event: msgspec.Raw
-    v: int
-
-
-class _Tag(Struct, frozen=True):
-    type: str = ""
-
-
-_encode = msgspec.json.Encoder().encode
-_written = msgspec.json.Decoder(list[_Written])
-_written_raw = msgspec.json.Decoder(list[_WrittenRaw])
-_event = msgspec.json.Decoder(Event)
-_tag = msgspec.json.Decoder(_Tag)
-
-
-def encode_events(
-    events: Sequence[Emitted], scrubber: Scrubber, kinds: Kinds | None = None
-) -> bytes:
-    """Write events as a JSON list, without the secrets that `scrubber` knows."""
-    kinds = kinds_of(events) if kinds is None else kinds
-    body = _encode([_as_raw(e) for e in events] if Foreign in kinds else events)
-    # Bytes are written as base64, where no secret can be seen.
-    if Unknown in kinds or scrubber.suspects(body):
-        body = _encode([_as_raw(_cleaned(emitted, scrubber)) for emitted in events])
-    return body
-
-
 def kinds_of(events: Iterable[Emitted]) -> Kinds:
     """How many events there are of each kind."""
     return Counter(map(type, map(_EVENT_OF, events)))
 
 
 _EVENT_OF = attrgetter("event")
-
-
-def decode_events(body: bytes) -> Sequence[Emitted]:
-    """Read events back; what this version does not know comes back as `Foreign`."""
-    try:
-        return [_from_written(written) for written in _written.decode(body)]
-    except msgspec.ValidationError:
-        return [_from_raw(written) for written in _written_raw.decode(body)]
-
-
-def join_encoded(bodies: Sequence[bytes]) -> bytes:
-    """Make one encoded list of several."""
-    return bodies[0] if len(bodies) == 1 else b"[" + b",".join(b[1:-1] for b in bodies) + b"]"
 
 
 def public(stored: StoredEvent) -> JsonObject:
@@ -413,7 +364,7 @@ def public(stored: StoredEvent) -> JsonObject:
 def data_of(event: Event | Foreign) -> JsonObject:
     """The event's own fields, without the tag."""
     fields: JsonObject = (
-        msgspec.json.decode(event.raw)
+        fields_of(event.raw)
         if isinstance(event, Foreign)
         else msgspec.to_builtins(event, builtin_types=(datetime,))
     )
@@ -421,41 +372,13 @@ def data_of(event: Event | Foreign) -> JsonObject:
     return fields
 
 
-def _cleaned(emitted: Emitted, scrubber: Scrubber) -> Emitted:
-    """The event without secrets; one that has none stays as it is, byte for byte."""
-    event = emitted.event
-    raw = event.raw if isinstance(event, Foreign) else _encode(event)
-    if not isinstance(event, Unknown) and not scrubber.suspects(raw):
-        return emitted
-    if isinstance(event, Foreign):
-        fields = {"type": event.type, **scrubber.clean(data_of(event))}
-        return Emitted(emitted.id, emitted.at, Foreign(event.type, event.version, _encode(fields)))
-    return Emitted(emitted.id, emitted.at, scrubber.clean(event))
+# MessagePack has no integers of more than 64 bits; JSON, and so a tool's input, may.
+BIG_INTEGER = 1
 
 
-def _as_raw(emitted: Emitted) -> Emitted | _WrittenRaw:
-    event = emitted.event
-    if not isinstance(event, Foreign):
-        return emitted
-    return _WrittenRaw(emitted.id, emitted.at, msgspec.Raw(event.raw), event.version)
+def from_ext(code: int, data: memoryview) -> int | bytes:
+    """Big integers are numbers again; what a later version has put there are bytes to us."""
+    return int(bytes(data)) if code == BIG_INTEGER else bytes(data)
 
 
-def _from_written(written: _Written) -> Emitted:
-    if written.v != VERSION:
-        raise msgspec.ValidationError("another version")
-    return Emitted(written.id, written.at, written.event)
-
-
-def _from_raw(written: _WrittenRaw) -> Emitted:
-    return Emitted(written.id, written.at, _known_or_foreign(written))
-
-
-def _known_or_foreign(written: _WrittenRaw) -> Event | Foreign:
-    foreign = Foreign(_tag.decode(written.event).type, written.v, bytes(written.event))
-    if written.v != VERSION:
-        return foreign
-    try:
-        known: Event = _event.decode(written.event)
-    except msgspec.ValidationError:
-        return foreign
-    return known
+fields_of = msgspec.msgpack.Decoder(JsonObject, ext_hook=from_ext).decode

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from steadyrun.errors import ChangeRefused
 from steadyrun.model import event as ev
-from steadyrun.model.event import Diagnostic, Emitted, ErrorFact, Event, EventId
+from steadyrun.model.event import Diagnostic, Emitted, ErrorFact, Event
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.usage import Cost, Usage
@@ -165,9 +165,9 @@ def told(before: Run | None, after: Run) -> list[Emitted]:
     if before is not None and before.status == after.status:
         return []
     if after.status == "running" and after.started_at:
-        return [Emitted(EventId(f"{after.id}:started"), after.started_at, _started_event(after))]
+        return [Emitted(f"{after.id}:started", 0, after.started_at, _started_event(after))]
     if after.ended_at:
-        return [Emitted(EventId(f"{after.id}:ended"), after.ended_at, _ended_event(after))]
+        return [Emitted(f"{after.id}:ended", 0, after.ended_at, _ended_event(after))]
     return []
 
 

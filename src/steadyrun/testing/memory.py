@@ -15,13 +15,13 @@ from steadyrun.model.event import (
     Emitted,
     StoredEvent,
     ToolStarted,
-    decode_events,
-    encode_events,
+    event_id,
     kinds_of,
 )
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
@@ -363,7 +363,7 @@ class MemoryStore:
         if after is not before:
             after = scrubbed(counted(after, len(events), 0), self._scrubber)
             t.runs[after.id] = after
-            self._place(t, after.agent, after.id, events)
+            self._place(t, after.agent, after.id, None, events)
         return after
 
     def _append(self, t: Tables, claim: Claim, batch: Batch) -> Appended:
@@ -375,7 +375,7 @@ class MemoryStore:
         count = len(t.events)
         if run and isinstance(fresh.change, Launched):
             self._change(t, run.id, fresh.change)
-        self._add(t, claim.agent, fresh.run, fresh.events)
+        self._add(t, claim.agent, fresh)
         if run and fresh.change and not isinstance(fresh.change, Launched):
             self._change(t, run.id, fresh.change)
         t.processes[process.id] = rows.advanced(process, fresh, marks)
@@ -383,21 +383,27 @@ class MemoryStore:
             rows.bind_token(t, claim.agent, process.provider, fresh.token)
         return Appended(len(t.events) - count, t.lanes[claim.agent].event_seq, len(t.events))
 
-    def _add(
-        self, t: Tables, agent: AgentId, run: RunId | None, fresh: tuple[Emitted, ...]
-    ) -> None:
-        if run and fresh:
-            tools = sum(isinstance(e.event, ToolStarted) for e in fresh)
-            t.runs[run] = counted(t.runs[run], len(fresh), tools)
-        self._place(t, agent, run, fresh)
+    def _add(self, t: Tables, agent: AgentId, fresh: Batch) -> None:
+        run, events = fresh.run, fresh.events
+        if run and events:
+            tools = sum(isinstance(e.event, ToolStarted) for e in events)
+            t.runs[run] = counted(t.runs[run], len(events), tools)
+        self._place(t, agent, run, fresh.process, events)
 
     def _place(
-        self, t: Tables, agent: AgentId, run: RunId | None, events: Sequence[Emitted]
+        self,
+        t: Tables,
+        agent: AgentId,
+        run: RunId | None,
+        process: ProcessId | None,
+        events: Sequence[Emitted],
     ) -> None:
         lane = t.lanes[agent]
         for emitted in decode_events(encode_events(events, self._scrubber)):
             lane = rows.altered(lane, event_seq=lane.event_seq + 1)
-            t.events.append(rows.Placed(len(t.events) + 1, lane.event_seq, agent, run, emitted))
+            name = event_id(process, emitted.place, emitted.n)
+            cursor = len(t.events) + 1
+            t.events.append(rows.Placed(cursor, lane.event_seq, agent, run, name, emitted))
         t.lanes[agent] = lane
 
     def _placed(self, agent: AgentId | None, run: RunId | None) -> list[rows.Placed]:
@@ -408,7 +414,7 @@ class MemoryStore:
         return StoredEvent(
             cursor=placed.cursor,
             seq=placed.seq,
-            id=emitted.id,
+            id=placed.id,
             at=emitted.at,
             agent=self._tables.agents[placed.agent].name,
             run=placed.run,

@@ -9,7 +9,7 @@ import msgspec
 
 from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import Emitted
+from steadyrun.model.event import Emitted, EventId
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message, status_after, status_of_absorbed
@@ -28,6 +28,7 @@ class Placed:
     seq: int
     agent: AgentId
     run: RunId | None
+    id: EventId
     emitted: Emitted
 
 

@@ -1,7 +1,7 @@
 """Where do events go? To the end of their agent's record, one row for a run and transaction."""
 
-from steadyrun.model.event import join_encoded
-from steadyrun.model.ids import AgentId, RunId
+from steadyrun.model.ids import AgentId, ProcessId, RunId
+from steadyrun.model.packed import join_encoded
 from steadyrun.store import Lane
 from steadyrun.stores.sqlite import rows
 from steadyrun.stores.sqlite.rows import Connection
@@ -12,7 +12,7 @@ _NEXT_CURSOR = """
     LIMIT 1
 """
 _ADD_BATCH = """
-    INSERT INTO event_batches VALUES (:cursor, :agent, :run, :first_seq, :last_seq, :body)
+    INSERT INTO event_batches VALUES (:cursor, :agent, :run, :process, :first_seq, :last_seq, :body)
 """
 _COUNT_EVENTS = "UPDATE lanes SET event_seq = :seq WHERE agent_id = :agent"
 
@@ -20,9 +20,13 @@ _COUNT_EVENTS = "UPDATE lanes SET event_seq = :seq WHERE agent_id = :agent"
 class Ledger:
     """The end of one agent's record during one transaction. Nothing is written before `close`."""
 
-    def __init__(self, connection: Connection, lane: Lane) -> None:
+    def __init__(
+        self, connection: Connection, lane: Lane, process: ProcessId | None = None
+    ) -> None:
+        """`process` is the one whose events may be added."""
         self._connection = connection
         self._agent: AgentId = lane.agent
+        self._process = process
         self._stored_seq = lane.event_seq
         self._run: RunId | None = None
         self._bodies: list[bytes] = []
@@ -50,6 +54,7 @@ class Ledger:
             "cursor": cursor,
             "agent": self._agent,
             "run": self._run,
+            "process": self._process,
             "first_seq": self._stored_seq + 1,
             "last_seq": self.seq,
             "body": join_encoded(self._bodies),

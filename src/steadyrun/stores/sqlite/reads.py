@@ -5,10 +5,11 @@ from datetime import datetime
 
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import StoredEvent, decode_events
+from steadyrun.model.event import StoredEvent, event_id
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
+from steadyrun.model.packed import decode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.usage import UsageSum
@@ -127,7 +128,7 @@ def last_events(
 
 _BATCHES = """
     SELECT event_batches.id, event_batches.first_seq, agents.name, event_batches.run_id,
-           runs.provider, event_batches.body
+           event_batches.process_id, runs.provider, event_batches.body
     FROM event_batches
     JOIN agents USING (agent_id)
     LEFT JOIN runs USING (run_id)
@@ -141,12 +142,12 @@ def _batch_filter(agent: AgentId | None, run: RunId | None) -> tuple[str, dict[s
 
 
 def _unpacked(row: Row) -> Iterator[StoredEvent]:
-    cursor, seq, agent_name, run, provider, body = row
+    cursor, seq, agent_name, run, process, provider, body = row
     for n, emitted in enumerate(decode_events(body)):
         yield StoredEvent(
             cursor=cursor + n,
             seq=seq + n,
-            id=emitted.id,
+            id=event_id(process, emitted.place, emitted.n),
             at=emitted.at,
             agent=agent_name,
             run=run,

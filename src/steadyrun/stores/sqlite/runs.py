@@ -5,9 +5,10 @@ from datetime import datetime
 from msgspec import Struct
 
 from steadyrun.errors import ChangeRefused, NotFound
-from steadyrun.model.event import Kinds, ToolStarted, encode_events, kinds_of
+from steadyrun.model.event import Kinds, ToolStarted, kinds_of
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item
+from steadyrun.model.packed import encode_events
 from steadyrun.model.process import Marks, Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
@@ -68,7 +69,8 @@ def settle(
     now: datetime,
     scrubber: Scrubber,
 ) -> Item:
-    ledger = Ledger(connection, lanes.held(connection, claim))
+    process = written.batch.process if written else None
+    ledger = Ledger(connection, lanes.held(connection, claim), process)
     if written:
         _append(connection, ledger, claim, written, scrubber)
     item = rows.item(connection, claim.item.id)
@@ -100,7 +102,7 @@ def change(
 
 def append(connection: Connection, claim: Claim, written: Written, scrubber: Scrubber) -> Appended:
     lane = lanes.held(connection, claim)
-    ledger = Ledger(connection, lane)
+    ledger = Ledger(connection, lane, written.batch.process)
     _append(connection, ledger, claim, written, scrubber)
     cursor = ledger.close()
     return Appended(ledger.seq - lane.event_seq, ledger.seq, cursor)

@@ -16,6 +16,8 @@ OLDEST_LIBRARY = (3, 37, 0)
 _PAGE_BYTES = 16384
 _LOG_PATIENCE_SECONDS = 5.0
 _WAL_KEPT_BYTES = 64 * 1024 * 1024
+# 8 MB: a log that stays short is written over memory that is still at hand.
+_WAL_PAGES = 500
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -69,6 +71,7 @@ def steps() -> list[str]:
 def tune_writer(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA busy_timeout = 0")
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_KEPT_BYTES}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
 
 
 def _refuse_old_library(path: Path) -> None:

@@ -15,8 +15,7 @@ from steadyrun.model.event import (
     Note,
     OurSource,
     TextFinal,
-    journal_id,
-    our_id,
+    our_place,
 )
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
@@ -96,11 +95,11 @@ class Working:
     def said(self, offset: int, n: int = 0, event: Event | None = None) -> Emitted:
         now = self.scene.harness.clock.now()
         words = event or TextFinal(f"said at {offset}.{n}")
-        return Emitted(journal_id(self.process, offset, n), now, words)
+        return Emitted(offset, n, now, words)
 
     def noted(self, source: OurSource, n: int) -> Emitted:
         now = self.scene.harness.clock.now()
-        return Emitted(our_id(self.process, source, n), now, Note(f"{source}{n}"))
+        return Emitted(our_place(source, n), 0, now, Note(f"{source}{n}"))
 
     def token(self, name: str) -> ResumeToken:
         return ResumeToken(name, "here", "/home/ada", None, self.scene.harness.clock.now())

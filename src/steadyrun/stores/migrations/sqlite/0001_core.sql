@@ -1,5 +1,5 @@
--- Times are microseconds since 1970 in UTC. A `body` is the JSON of the whole row; columns beside it
--- are there to be searched or summed.
+-- Times are microseconds since 1970 in UTC. A `body` is the JSON of the whole row (events: MessagePack);
+-- columns beside it are there to be searched or summed.
 
 CREATE TABLE agents (
     agent_id TEXT PRIMARY KEY,
@@ -113,12 +113,13 @@ CREATE INDEX runs_by_time ON runs (created_at);
 -- `id` is the cursor of the first event in `body`, so cursors have no gaps and need no column, and
 -- an index on a column is an index on (column, cursor).
 CREATE TABLE event_batches (
-    id        INTEGER PRIMARY KEY,
-    agent_id  TEXT NOT NULL,
-    run_id    TEXT,
-    first_seq INTEGER NOT NULL,
-    last_seq  INTEGER NOT NULL,
-    body      BLOB NOT NULL
+    id         INTEGER PRIMARY KEY,
+    agent_id   TEXT NOT NULL,
+    run_id     TEXT,
+    process_id TEXT,
+    first_seq  INTEGER NOT NULL,
+    last_seq   INTEGER NOT NULL,
+    body       BLOB NOT NULL
 ) STRICT;
 
 CREATE INDEX event_batches_by_agent ON event_batches (agent_id);
