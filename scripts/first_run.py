@@ -8,7 +8,7 @@ from datetime import datetime
 
 import anyio
 
-from steadyrun.assemble import open_store
+from steadyrun.assemble.store import open_store
 from steadyrun.cli import render
 from steadyrun.clock import SystemClock
 from steadyrun.config import Config, load, printable

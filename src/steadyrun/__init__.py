@@ -1,5 +1,20 @@
 """A durable runtime for coding agents."""
 
-__version__ = "0.1.0"
+from steadyrun.version import __version__
 
-__all__ = ["__version__"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from steadyrun.config import Config
+    from steadyrun.library import Steadyrun
+
+__all__ = ["__version__", "open"]
+
+
+def open(config: "Config | None" = None) -> "AbstractAsyncContextManager[Steadyrun]":  # noqa: A001
+    """Open the home that the configuration names; see `steadyrun.library`."""
+    # Not above: every command imports this file, and most need nothing of this.
+    from steadyrun.library import open_library  # noqa: PLC0415
+
+    return open_library(config)

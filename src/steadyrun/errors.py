@@ -5,12 +5,22 @@ SteadyrunError
         ConfigInvalid            a setting is unknown, of the wrong type or impossible
         ConfigUntrusted          a project's file sets what only a trusted one may
         VariableUnset            a ${VAR} that is needed now is not in the environment
+        AbilityMissing           this provider cannot do that
+        RecordingInvalid         a file that shall be replayed is no recording
+        LaunchFailed             the provider's program could not be started
     NotFound                 look the name up; nothing was changed                     exit 3
+    NotAllowed               a rule is in the way; have it changed, or do without      exit 4
+        CommandRefused           a command is not on the list, or on the wrong one
     Conflict                 look again at the present state, then decide              exit 5
         NameTaken                an agent of that name exists
         ChangeRefused            this step is not possible from the present state
         OffsetMismatch           read on from the stored offset
     LeaseLost                stop; write nothing more                                  exit 5
+    KeeperGone               adopt the process again, or take it as ended              exit 1
+    RpcFailed                a call to another process came to nothing                 exit 1
+        RpcRefused               it answered with an error; see its number
+        RpcTimeout               no answer in time; it may still do what was asked     exit 7
+        RpcClosed                the connection is gone; connect again, then look
     StoreFailed              the record could not be read or written                   exit 1
         StoreBusy                another process held the store too long; try again
         StoreFull                make room, then try again
@@ -86,6 +96,49 @@ class VariableUnset(Usage):
         self.variable, self.setting = variable, setting
 
 
+class RecordingInvalid(Usage):
+    """A line of a recording cannot be read."""
+
+    code = "recording_invalid"
+
+    def __init__(self, file: "Path", *, line: int, problem: str) -> None:
+        super().__init__(
+            f"{file}:{line}: {problem}",
+            hint='Each line must be like {"t":0.5,"dir":"in","msg":{…}}; dir is in, out or err.',
+        )
+        self.file, self.line, self.problem = file, line, problem
+
+
+class AbilityMissing(Usage):
+    """A provider was asked for something it cannot do."""
+
+    code = "ability_missing"
+
+    def __init__(self, provider: str, ability: str, *, asked: str) -> None:
+        super().__init__(
+            f"the provider {provider} cannot do this: {ability}",
+            hint=f"Leave out {asked}, or use another provider: steadyrun providers",
+        )
+        self.provider, self.ability = provider, ability
+
+
+_LAUNCH_HINTS = {
+    "not_found": "Install it, or set providers.NAME.command in config.toml to where it is.",
+    "not_executable": "Make the file executable, or set providers.NAME.command to another one.",
+    "no_directory": "Make the directory, or name another one with --cwd.",
+}
+
+
+class LaunchFailed(Usage):
+    """A provider's program could not be started."""
+
+    code = "launch_failed"
+
+    def __init__(self, program: str, *, code: str, problem: str) -> None:
+        super().__init__(f"cannot start {program}: {problem}", hint=_LAUNCH_HINTS.get(code, ""))
+        self.program, self.reason, self.problem = program, code, problem
+
+
 class NotFound(SteadyrunError):
     """There is no such thing, or the shortened id fits several."""
 
@@ -95,6 +148,23 @@ class NotFound(SteadyrunError):
     def __init__(self, kind: str, name: str, *, hint: str = "") -> None:
         super().__init__(f"no {kind} {name!r}", hint=hint)
         self.kind, self.name = kind, name
+
+
+class NotAllowed(SteadyrunError):
+    """A rule of the configuration forbids it; nothing was done."""
+
+    exit_code = 4
+    code = "not_allowed"
+
+
+class CommandRefused(NotAllowed):
+    """The shell provider may not run this command."""
+
+    code = "command_refused"
+
+    def __init__(self, command: str, *, rule: str, hint: str = "") -> None:
+        super().__init__(f"the command {command!r} is refused: {rule}", hint=hint)
+        self.command, self.rule = command, rule
 
 
 class Conflict(SteadyrunError):
@@ -146,6 +216,53 @@ class LeaseLost(SteadyrunError):
     def __init__(self, agent: str, *, fence: int) -> None:
         super().__init__(f"the claim on {agent} with fence {fence} is over")
         self.agent, self.fence = agent, fence
+
+
+class KeeperGone(SteadyrunError):
+    """The keeper of a process cannot be reached."""
+
+    code = "keeper_gone"
+
+    def __init__(self, process: str, *, found: str) -> None:
+        super().__init__(f"the keeper of {process} cannot be reached: {found}")
+        self.process, self.found = process, found
+
+
+class RpcFailed(SteadyrunError):
+    """A call to another process came to nothing."""
+
+    code = "rpc_failed"
+
+
+class RpcRefused(RpcFailed):
+    """The other side answered with an error. Raised by whoever answers, it becomes that error."""
+
+    code = "rpc_refused"
+
+    def __init__(self, problem: str, *, number: int, data: object = None) -> None:
+        super().__init__(f"{problem} (error {number})")
+        self.problem, self.number, self.data = problem, number, data
+
+
+class RpcTimeout(RpcFailed):
+    """No answer came in time. What was asked may have been done, or may yet be."""
+
+    exit_code = 7
+    code = "rpc_timeout"
+
+    def __init__(self, method: str, *, seconds: float) -> None:
+        super().__init__(f"no answer to {method} within {seconds:g} seconds")
+        self.method, self.seconds = method, seconds
+
+
+class RpcClosed(RpcFailed):
+    """The connection ended before the answer came, or before the call."""
+
+    code = "rpc_closed"
+
+    def __init__(self, method: str) -> None:
+        super().__init__(f"the connection ended before {method} was answered")
+        self.method = method
 
 
 class StoreFailed(SteadyrunError):

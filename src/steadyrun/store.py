@@ -230,6 +230,16 @@ class Store(Protocol):
     async def release(self, claim: Claim) -> Item:
         """Give the lane up and the item back to its place. Its run, if any, must have ended."""
 
+    async def go_on(self, claim: Claim, to: ItemId | Message) -> Claim:
+        """Settle the claim's item, whose run has ended, and go on with another one under the same
+        fence, in one transaction: the CLI has begun its turn already.
+
+        `to` is a follow-up that was offered, or a message for a turn that nobody asked for (kind
+        "self"). What the run absorbed is settled with it; other offers stay, for the next run. The
+        lane is never free in between. The claim it came from can end, give up or begin nothing any
+        more: `ChangeRefused`.
+        """
+
     async def settle(
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None
     ) -> Item:
@@ -345,16 +355,21 @@ _PLACE_OF = attrgetter("place")
 def _fresh_events(
     process: Process, batch: Batch, *, is_repeat: bool
 ) -> tuple[tuple[Emitted, ...], Marks]:
-    fresh, marks = [], {"s": process.marks.s, "x": process.marks.x, "r": process.marks.r}
+    known = {"s": process.marks.s, "x": process.marks.x, "r": process.marks.r}
+    fresh: dict[tuple[int | str, int], Emitted] = {}
+    marks = dict(known)
     for emitted in batch.events:
         ours = our_number(emitted.place) if isinstance(emitted.place, str) else None
         if ours is None:
-            if not is_repeat:
-                fresh.append(emitted)
-        elif ours[1] > marks[ours[0]]:
-            marks[ours[0]] = ours[1]
-            fresh.append(emitted)
-    return tuple(fresh), Marks(**marks)
+            is_new = not is_repeat
+        else:
+            source, number = ours
+            is_new = number > known[source]
+            marks[source] = max(marks[source], number)
+        if is_new:
+            # Said twice in one batch is once, too; what one frame caused has its number in common.
+            fresh.setdefault((emitted.place, emitted.n), emitted)
+    return tuple(fresh.values()), Marks(**marks)
 
 
 async def follow(

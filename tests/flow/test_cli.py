@@ -373,6 +373,7 @@ def test_doctor_finds_nothing_wrong_with_a_fresh_home_and_makes_nothing(home: Pa
     assert done.returncode == 0
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [
         ["ok", "python"], ["ok", "config"], ["ok", "home"], ["ok", "store"],
+        ["ok", "provider"], ["ok", "provider"],
     ]  # fmt: skip
     assert not home.exists()
 

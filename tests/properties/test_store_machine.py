@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Message
+from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import (
     Adopted,
@@ -86,7 +87,10 @@ events: st.SearchStrategy[Event | Foreign] = st.one_of(
 rarely = st.integers(0, 19).map(lambda n: n == 7)
 CHANGES = ["launched", "launched", "touched", "touched", "created", "adopted", "ended", "finished"]
 
-DEEDS = ["append", "append", "append", "repeat", "change", "create", "offer", "absorb", "cancel"]
+MAIN = {"none", "own_turn"}
+DEEDS = [
+    *["append"] * 3, "repeat", "change", "create", "offer", "absorb", "cancel", *["go_on"] * 2,
+]  # fmt: skip
 
 
 @dataclass
@@ -113,6 +117,7 @@ class Lockstep(RuleBasedStateMachine):
         self.items: list[ItemId] = [ItemId("itm_none")]
         self.works: list[Work] = []
         self.appends: list[tuple[Claim, Batch]] = []
+        self.settled: dict[ItemId, Item] = {}
         self.steps = 0
         self.engine, self.reference = self.runner.run(self._open())
 
@@ -135,6 +140,16 @@ class Lockstep(RuleBasedStateMachine):
         """The cheap ones after every step, all of them now and then and at the end."""
         self.steps += 1
         self._compare(_all_reads if self.steps % 8 == 0 else _main_reads)
+
+    @invariant()
+    def what_is_settled_stays_and_a_held_lane_runs_one_item(self) -> None:
+        items = self.runner.run(self.reference.items(include_settled=True, limit=ALL))
+        self.settled = {**{i.id: i for i in items if i.is_settled}, **self.settled}
+        assert not [i for i in items if i != self.settled.get(i.id, i)]
+        running = [i.agent for i in items if i.status == "running" and i.delivery in MAIN]
+        lanes = [self.runner.run(_answer(self.reference.lane(agent))) for agent in self.agents]
+        held = [lane.agent for none, lane in lanes if not none and lane.status == "held"]
+        assert sorted(running) == sorted(held)
 
     # -- agents, items, what stands in the way
 
@@ -190,7 +205,8 @@ class Lockstep(RuleBasedStateMachine):
             self._create(work)
             self._open_process(work)
             for deed in deeds:
-                self._do(deed, work, data)
+                verb = self._go_on if deed == "go_on" else partial(self._do, deed)
+                verb(self.works[-1], data)
 
     def _do(self, deed: str, work: Work, data: st.DataObject) -> None:
         claim = work.claim
@@ -244,6 +260,14 @@ class Lockstep(RuleBasedStateMachine):
     def release(self, n: int) -> None:
         claim = self._work(n).claim
         self._both(lambda store: store.release(claim))
+
+    @precondition(lambda self: self.works)
+    @rule(n=small, data=st.data())
+    def go_on(self, n: int, data: st.DataObject) -> None:
+        work = self._work(n)
+        self._accept(work.claim.agent, "later", None)
+        self._create(work)
+        self._go_on(work, data)
 
     # -- runs, processes, events
 
@@ -371,6 +395,20 @@ class Lockstep(RuleBasedStateMachine):
         created = Created(run, claim.agent, claim.item.id, "claude", self.clock.now())
         if self._both(lambda store: store.change(claim, run, created)):
             work.runs.append(run)
+
+    def _go_on(self, work: Work, data: st.DataObject) -> None:
+        """Mostly from a run that ends now, to an offer, to any item or to what nobody asked."""
+        claim, run, end = work.claim, work.runs[-1], Finished(self.clock.now(), *data.draw(endings))
+        if data.draw(small) < 3:
+            self._both(lambda store: store.change(claim, run, end))
+        agent = self._agent(1) if data.draw(rarely) else claim.agent
+        unasked = st.builds(Message, st.just(agent), texts, st.just("self"), keys)
+        offers = [i.id for i in self._both(lambda store: store.take(claim, 2)) or []]
+        to = data.draw(st.sampled_from([*offers, self._item(1)]) | unasked)
+        went_on = self._both(lambda store: store.go_on(claim, to))
+        if went_on:
+            self.items.append(went_on.item.id)
+            self.works.append(Work(went_on, processes=work.processes, opened=work.opened))
 
     def _open_process(self, work: Work) -> None:
         claim, now = work.claim, self.clock.now()

@@ -9,10 +9,14 @@ import pytest
 from steadyrun import errors
 from steadyrun.errors import (
     ChangeRefused,
+    CommandRefused,
     ConfigInvalid,
     LeaseLost,
     NotFound,
     OffsetMismatch,
+    RpcClosed,
+    RpcRefused,
+    RpcTimeout,
     SteadyrunError,
     StoreFromFuture,
     VariableUnset,
@@ -87,3 +91,14 @@ def test_facts_are_attributes() -> None:
     assert (LeaseLost("agt_1", fence=3).fence, NotFound("run", "r").kind) == (3, "run")
     assert ChangeRefused("settle", found="no run").found == "no run"
     assert VariableUnset("KEY", setting="providers.x.env").variable == "KEY"
+    assert CommandRefused("rm", rule="it is denied").rule == "it is denied"
+
+
+def test_a_failed_call_tells_what_was_asked_or_answered() -> None:
+    refused = RpcRefused("no file", number=-32002, data={"path": "/x"})
+    timeout = RpcTimeout("turn/start", seconds=2.5)
+
+    assert (refused.problem, refused.number, refused.data) == ("no file", -32002, {"path": "/x"})
+    assert (timeout.method, timeout.seconds) == ("turn/start", 2.5)
+    assert str(timeout) == "no answer to turn/start within 2.5 seconds"
+    assert RpcClosed("turn/start").method == "turn/start"

@@ -12,6 +12,7 @@ import anyio
 from msgspec import Struct
 
 from steadyrun.cli import render
+from steadyrun.cli.providers import BUILT_IN, Found, find_providers
 from steadyrun.config import load, locate, printable
 from steadyrun.errors import SteadyrunError
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
@@ -34,9 +35,9 @@ def doctor(args: Namespace) -> int:
         print(render.to_json({"checks": findings}))
     else:
         for finding in findings:
-            print(f"{finding.state:<5} {finding.check:<8} {render.plain(finding.detail)}")
+            print(f"{finding.state:<5} {finding.check:<18} {render.plain(finding.detail)}")
             if finding.repair:
-                print(f"{'':<14} -> {render.plain(finding.repair)}")
+                print(f"{'':<24} -> {render.plain(finding.repair)}")
     return 1 if any(finding.state == "fail" for finding in findings) else 0
 
 
@@ -45,6 +46,7 @@ def examine(home: Path) -> Iterator[Finding]:
     yield _config()
     yield from _home(home)
     yield anyio.run(_store, home)
+    yield from _providers()
 
 
 def _python() -> Finding:
@@ -62,6 +64,26 @@ def _config() -> Finding:
     places = config.places
     used = printable(places.user_file) if places.has_user_file else "defaults (no file)"
     return Finding("config", "ok", used)
+
+
+def _providers() -> Iterator[Finding]:
+    try:
+        config = load()
+    except SteadyrunError:
+        # The configuration itself is what is wrong; that has been said.
+        return
+    for found in find_providers(config):
+        yield _provider(found)
+
+
+def _provider(found: Found) -> Finding:
+    check = f"provider {found.name}"
+    if found.is_there:
+        return Finding(check, "ok", found.path or BUILT_IN)
+    # Not everybody wants every provider: only one that was configured must be there.
+    state: Literal["warn", "fail"] = "fail" if found.is_configured else "warn"
+    repair = f"Install it, or set providers.{found.name}.command in config.toml to where it is."
+    return Finding(check, state, f"{found.program} was not found on PATH", repair)
 
 
 def _home(home: Path) -> Iterator[Finding]:

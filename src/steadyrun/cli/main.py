@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+# The same as `model.policy.Mode`, which would cost every command its imports.
+MODES = ("default", "accept_edits", "plan", "full_auto", "dangerously_skip_permissions")
 _MOST = 100_000
 _LONGEST_MESSAGE = 1000
 
@@ -62,10 +64,65 @@ def _tail_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jsonl", action="store_true", help="one JSON document a line")
 
 
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("text", nargs="?", metavar="TEXT", help="the prompt; - or nothing reads standard input")
+    add("--provider", required=True, metavar="P", help="who shall do it: `steadyrun providers`")
+    add("--model", metavar="NAME", help="the provider's model")
+    add("--cwd", default=".", metavar="DIR", help="where it works (here)")
+    add("--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES[:-1])} or {MODES[-1]}")
+    add("--tools", metavar="A,B", help="the only tools it may use")
+    add("--system", metavar="TEXT", help="added to the provider's system prompt")
+    add("--resume", metavar="TOKEN", help="go on with an earlier conversation")
+    add("--max-turns", type=_count, metavar="N", help="stop after so many steps of its own")
+    add("--max-cost", type=_dollars, metavar="USD", help="stop when it has cost so much")
+    add("--timeout", type=_duration, metavar="DURATION", help="500ms, 6s, 10m, 2h")
+    add("--schema", metavar="FILE|JSON", help="a JSON Schema that the answer must fit")
+    add("--image", action="append", metavar="FILE", help="png, jpeg, gif or webp; may be repeated")
+    add("--detach", action="store_true", help="return as soon as it has begun")
+    _output_flags(parser)
+
+
+def _steer_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
+    parser.add_argument("text", metavar="TEXT", help="what it shall know or do as well")
+    _json_flag(parser)
+
+
+def _cancel_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
+    parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
+    _json_flag(parser)
+
+
+def _replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="RUN|FILE", help="a run's id, or a recording")
+    parser.add_argument("--provider", metavar="P", help="whose traffic it is; a run knows it")
+    parser.add_argument("--jsonl", action="store_true", help="one JSON document a line")
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to (RUN.tar.gz, here)")
+    _json_flag(parser)
+
+
+def _nothing(parser: argparse.ArgumentParser) -> None:
+    """It takes no arguments."""
+
+
 COMMANDS = (
+    Command("run", "run one prompt and watch it", "run:run", _run_arguments),
+    Command("steer", "tell a running run something more", "steer:steer", _steer_arguments),
+    Command("cancel", "end a run", "steer:cancel", _cancel_arguments),
     Command("runs", "list runs, newest first", "runs:list_runs", _runs_arguments),
     Command("show", "show one run", "runs:show", _show_arguments),
     Command("tail", "print an agent's or a run's last events", "runs:tail", _tail_arguments),
+    Command("replay", "play recorded traffic through its provider's dialect", "replay:replay",
+            _replay_arguments),
+    Command("export", "pack a run for a bug report, without secrets", "export:export",
+            _export_arguments),
+    Command("providers", "list who can do the work", "providers:list_providers", _no_arguments),
     Command("config show", "print every setting and where it comes from", "config:show",
             _no_arguments),
     Command("config path", "print which files are read", "config:path", _no_arguments),
@@ -75,6 +132,8 @@ COMMANDS = (
     Command("doctor", "check this machine, the home directory and the store", "doctor:doctor",
             _no_arguments),
 )  # fmt: skip
+# Started by other commands, never typed.
+HIDDEN = (Command("hold", "", "hold:hold", _nothing),)
 
 
 def main(argv: list[str]) -> int:
@@ -97,9 +156,10 @@ def main(argv: list[str]) -> int:
 
 
 def _outcome(argv: list[str]) -> int:
-    as_json = "--json" in argv or "--jsonl" in argv
+    options = argv[: argv.index("--")] if "--" in argv else argv
+    as_json = "--json" in options or "--jsonl" in options
     try:
-        code = _call(build_parser().parse_args(argv))
+        code = _call(build_parser(_first_word(argv)).parse_args(argv))
     except SystemExit as done:
         # argparse has printed the help or the version.
         code = int(done.code or 0)
@@ -120,8 +180,8 @@ def _cannot_write(error: OSError) -> int:
     return 1
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line, from `COMMANDS`."""
+def build_parser(first: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line, from `COMMANDS`; with its `first` word, only as much as is needed."""
     parser = _Parser(
         prog="steadyrun",
         description="A durable runtime for coding agents.",
@@ -130,15 +190,24 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"steadyrun {__version__}")
     groups: dict[str, Any] = {"": parser.add_subparsers(metavar="COMMAND", required=True)}
-    for command in COMMANDS:
+    for command in (*COMMANDS, *HIDDEN):
         group, _, word = command.words.rpartition(" ")
         if group not in groups:
             inner = groups[""].add_parser(group, help=f"see `steadyrun {group} --help`")
             groups[group] = inner.add_subparsers(metavar="COMMAND", required=True)
-        sub = groups[group].add_parser(word, help=command.summary, description=command.summary)
-        command.arguments(sub)
+        # One without a summary is not listed.
+        listed = {"help": command.summary} if command.summary else {}
+        sub = groups[group].add_parser(word, description=command.summary, **listed)
+        if first is None or command.words.split()[0] == first:
+            command.arguments(sub)
         sub.set_defaults(target=command.target)
     return parser
+
+
+def _first_word(argv: list[str]) -> str | None:
+    """What decides how much of the command line is needed; None if that cannot be told."""
+    known = {"-h", "--help", *(command.words.split()[0] for command in (*COMMANDS, *HIDDEN))}
+    return argv[0] if argv and argv[0] in known else None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -191,6 +260,29 @@ def _valid(word: str) -> str:
 
 def _json_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _output_flags(parser: argparse.ArgumentParser) -> None:
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--json", action="store_true", help="print one JSON document at the end")
+    either.add_argument("--jsonl", action="store_true", help="print each event as a line of JSON")
+
+
+def _duration(text: str) -> float:
+    # Not above: compiling a pattern is a part of the start-up budget.
+    from steadyrun.cli.durations import parse_duration  # noqa: PLC0415
+
+    try:
+        return parse_duration(text)
+    except Usage as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def _dollars(text: str) -> float:
+    is_number = text.isascii() and text.replace(".", "", 1).isdecimal() and len(text) <= 12
+    if not is_number or float(text) <= 0:
+        raise argparse.ArgumentTypeError(f"expected dollars above 0, found {text[:40]!r}")
+    return float(text)
 
 
 def _count(text: str) -> int:

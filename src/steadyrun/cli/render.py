@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from steadyrun.model import event as ev
-from steadyrun.model.event import RunEnded, StoredEvent, data_of, type_of
+from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent, data_of, type_of
 from steadyrun.model.run import Run
 from steadyrun.model.usage import Cost, Usage
 
 # What an agent printed may try to move the cursor, rewrite the screen or turn the line around.
-_CONTROL = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]+"
-)
+_HARMFUL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+_CONTROL = re.compile(rf"[\t\n{_HARMFUL}]+")
+_CONTROL_IN_TEXT = re.compile(rf"[{_HARMFUL}]+")
 _LONGEST_LINE = 160
 
 
@@ -81,10 +81,10 @@ def run_page(run: Run, agent_name: str) -> list[str]:
     return [*lines, "", *plain_lines(run.text)] if run.text else lines
 
 
-def event_line(stored: StoredEvent) -> str:
+def event_line(seen: StoredEvent | LiveEvent) -> str:
     """An event in one line."""
-    what = plain(_gist(stored), _LONGEST_LINE)
-    return f"{stored.at.astimezone(UTC):%H:%M:%S}  {type_of(stored.event):<20} {what}".rstrip()
+    what = plain(_gist(seen), _LONGEST_LINE)
+    return f"{seen.at.astimezone(UTC):%H:%M:%S}  {type_of(seen.event):<20} {what}".rstrip()
 
 
 def plain(text: str, limit: int | None = None) -> str:
@@ -95,6 +95,11 @@ def plain(text: str, limit: int | None = None) -> str:
 
 def plain_lines(text: str) -> list[str]:
     return [plain(line) for line in text.splitlines()]
+
+
+def plain_text(text: str) -> str:
+    """Text without control characters, its line breaks and tabs as they are."""
+    return _CONTROL_IN_TEXT.sub(" ", text.replace("\r\n", "\n"))
 
 
 def moment(at: datetime) -> str:
@@ -137,8 +142,8 @@ def _run_row(run: Run, agent_name: str) -> tuple[str, ...]:
     )
 
 
-def _gist(stored: StoredEvent) -> str:
-    match stored.event:
+def _gist(seen: StoredEvent | LiveEvent) -> str:
+    match seen.event:
         case ev.TextFinal(text) | ev.Note(text):
             return text
         case ev.ToolStarted() | ev.ToolCompleted() | ev.ToolFailed() as tool:

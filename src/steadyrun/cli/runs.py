@@ -1,13 +1,14 @@
 """What has been run? `runs`, `show` and `tail` read the record; they need no daemon."""
 
 from argparse import Namespace
-from collections.abc import Iterable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager
 
 import anyio
 
-from steadyrun.assemble import open_store
+from steadyrun.assemble.store import open_store
 from steadyrun.cli import render
+from steadyrun.cli.lost import hand_over_lost
 from steadyrun.config import load
 from steadyrun.errors import NotFound, Usage
 from steadyrun.model.event import RunEnded, StoredEvent, public
@@ -29,7 +30,7 @@ def tail(args: Namespace) -> int:
 
 
 async def _list_runs(args: Namespace) -> int:
-    async with open_store(load()) as store:
+    async with _opened() as store:
         agent = None if args.agent is None else await store.agent(args.agent)
         runs = await store.runs(agent.id if agent else None, limit=args.n)
         named = [(run, (await store.agent(run.agent)).name) for run in runs]
@@ -43,7 +44,7 @@ async def _list_runs(args: Namespace) -> int:
 
 
 async def _show(args: Namespace) -> int:
-    async with open_store(load()) as store:
+    async with _opened() as store:
         run = await find_run(store, args.run)
         agent_name = (await store.agent(run.agent)).name
     if args.json:
@@ -54,13 +55,22 @@ async def _show(args: Namespace) -> int:
 
 
 async def _tail(args: Namespace) -> int:
-    async with open_store(load()) as store:
+    async with _opened() as store:
         agent, run = await _find(store, args.name)
         events = await store.last_events(agent=agent, run=run, limit=args.n)
         _print_events(events, as_json=args.jsonl)
         if args.follow and not _is_over(events, run):
             await _follow(store, events, agent, run, as_json=args.jsonl)
     return 0
+
+
+@asynccontextmanager
+async def _opened() -> AsyncIterator[Store]:
+    """The store, with every run that nobody drives handed to somebody who does."""
+    config = load()
+    async with open_store(config) as store:
+        await hand_over_lost(config.places.home, store)
+        yield store
 
 
 async def _follow(

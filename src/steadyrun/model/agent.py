@@ -15,6 +15,9 @@ class Agent(Struct, frozen=True):
     home: str
     model: str | None = None
     policy: Policy = Policy()
+    # What its provider is told before everything else, and how many rounds a turn may take.
+    system: str | None = None
+    max_turns: int | None = None
 
     @property
     def provider(self) -> str:

@@ -30,12 +30,16 @@ class _Tagged(Struct, frozen=True, tag_field="type"):
 
 
 class ErrorFact(Struct, frozen=True):
-    """Why a run did not complete, for programs (`code`) and for people."""
+    """Why a run did not complete, for programs (`code`) and for people.
+
+    `retry_at` is the time the provider has stated, if it did.
+    """
 
     code: str
     message: str
     hint: str = ""
     retryable: bool = False
+    retry_at: datetime | None = None
 
 
 class Diagnostic(Struct, frozen=True):
@@ -309,6 +313,17 @@ class StoredEvent(Struct, frozen=True):
     event: Event | Foreign
 
 
+class LiveEvent(Struct, frozen=True):
+    """An event that is published as it comes and never stored: it has no place in the record."""
+
+    id: EventId
+    at: datetime
+    agent: str
+    run: RunId | None
+    provider: str | None
+    event: Event
+
+
 def our_place(source: OurSource, number: int) -> str:
     """Place an event from `source`; the number grows by one for each."""
     return f"{source}{number}"
@@ -327,7 +342,8 @@ def event_id(process: ProcessId | None, place: int | str, n: int) -> EventId:
     """The name of an event for the world; one of the run itself brings its whole name."""
     if isinstance(place, int):
         return EventId(f"{process}:{place}.{n}")
-    return EventId(place if ":" in place else f"{process}:{place}")
+    name = place if ":" in place else f"{process}:{place}"
+    return EventId(f"{name}.{n}" if n else name)
 
 
 def type_of(event: Event | Foreign) -> str:
@@ -345,19 +361,20 @@ def kinds_of(events: Iterable[Emitted]) -> Kinds:
 _EVENT_OF = attrgetter("event")
 
 
-def public(stored: StoredEvent) -> JsonObject:
+def public(seen: StoredEvent | LiveEvent) -> JsonObject:
     """An event as every machine-readable surface shows it."""
+    cursor, seq = (seen.cursor, seen.seq) if isinstance(seen, StoredEvent) else (None, None)
     return {
-        "v": stored.event.version if isinstance(stored.event, Foreign) else VERSION,
-        "cursor": stored.cursor,
-        "seq": stored.seq,
-        "id": stored.id,
-        "type": type_of(stored.event),
-        "at": stored.at,
-        "agent": stored.agent,
-        "run": stored.run,
-        "provider": stored.provider,
-        "data": data_of(stored.event),
+        "v": seen.event.version if isinstance(seen.event, Foreign) else VERSION,
+        "cursor": cursor,
+        "seq": seq,
+        "id": seen.id,
+        "type": type_of(seen.event),
+        "at": seen.at,
+        "agent": seen.agent,
+        "run": seen.run,
+        "provider": seen.provider,
+        "data": data_of(seen.event),
     }
 
 

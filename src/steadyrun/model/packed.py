@@ -5,7 +5,7 @@ What this version does not know, a type or a version, goes through byte for byte
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -17,10 +17,13 @@ from steadyrun.model.event import (
     Event,
     Foreign,
     Kinds,
+    StoredEvent,
+    event_id,
     fields_of,
     from_ext,
     kinds_of,
 )
+from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.secret import Scrubber
 
 
@@ -70,6 +73,48 @@ def decode_events(body: bytes) -> Sequence[Emitted]:
     except (ValueError, RecursionError) as error:
         # Text that is not UTF-8, digits that are none: msgspec lets these pass as they are.
         raise msgspec.DecodeError(str(error)) from error
+
+
+class Row(NamedTuple):
+    """Events that were stored together, and what they have in common."""
+
+    cursor: int
+    seq: int
+    agent: str
+    run: RunId | None
+    process: ProcessId | None
+    provider: str | None
+    body: bytes
+
+
+def stored_events(row: Row) -> list[StoredEvent]:
+    """The events of a row, each in its place."""
+    cursor, seq, agent, run, process, provider, body = row
+    # One loop and no call for each event: whoever follows a run reads everything through here.
+    return [
+        StoredEvent(
+            cursor + n,
+            seq + n,
+            f"{process}:{each.place}.{each.n}"  # type: ignore[arg-type]
+            if type(each.place) is int
+            else event_id(process, each.place, each.n),
+            each.at,
+            agent,
+            run,
+            provider,
+            each.event,
+        )
+        for n, each in enumerate(_read(body))
+    ]
+
+
+def _read(body: bytes) -> "Sequence[_Written | Emitted]":
+    """The events as they were written, if this version knows them all."""
+    try:
+        found = _written.decode(body)
+    except (msgspec.ValidationError, ValueError, RecursionError):
+        return decode_events(body)
+    return found if all(each.v == VERSION for each in found) else decode_events(body)
 
 
 def _decoded(body: bytes) -> Sequence[Emitted]:

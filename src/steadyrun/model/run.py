@@ -40,6 +40,22 @@ _ENDINGS: dict[EndStatus, type[ev.RunEnded]] = {
     "rate_limited": ev.RunRateLimited,
 }
 TERMINAL: frozenset[RunStatus] = frozenset(_ENDINGS)
+# How a run ends that was stopped, whoever stopped it.
+STOPPED: dict[StopReason, EndStatus] = {
+    "user_stop": "cancelled",
+    "shutdown": "cancelled",
+    "wall_timeout": "timed_out",
+    "idle_timeout": "timed_out",
+    "stall": "failed",
+    "hang": "failed",
+    "budget": "failed",
+    "policy": "failed",
+    "orphaned": "failed",
+    "keeper_lost": "failed",
+    "machine_lost": "failed",
+    "disk_full": "failed",
+    "journal_full": "failed",
+}
 
 
 class Run(Struct, frozen=True):

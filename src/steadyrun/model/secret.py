@@ -110,6 +110,12 @@ class Scrubber:
             shape.literal in encoded and shape.loose.search(encoded) for shape in _SHAPES
         )
 
+    def open_end(self, text: str) -> int:
+        """Where, in a text that is not whole yet, something begins that may become a secret."""
+        starts = [_begin_of(text, known) for known in self._known]
+        starts += [_begin_of_shape(text, shape) for shape in _SHAPES]
+        return min(starts, default=len(text))
+
     def clean(self, value: Any) -> Any:
         """The same value with every secret in its texts replaced, however deep."""
         match value:
@@ -139,6 +145,27 @@ class Scrubber:
         for shape in _SHAPES:
             text = shape.strict.sub(REDACTED, text)
         return text
+
+
+def _begin_of(text: str, known: str) -> int:
+    """Where the end of `text` is the beginning of `known`."""
+    start = text.find(known[0], max(0, len(text) - len(known) + 1))
+    while start >= 0 and not known.startswith(text[start:]):
+        start = text.find(known[0], start + 1)
+    return start if start >= 0 else len(text)
+
+
+def _begin_of_shape(text: str, shape: _Shape) -> int:
+    """Where a token of this shape begins that may go on, or only its announcement."""
+    literal = shape.literal.decode()
+    start = text.rfind(literal)
+    if start >= 0 and _TOKEN.fullmatch(text, start):
+        return start
+    return _begin_of(text, literal)
+
+
+# What tokens and keys are made of.
+_TOKEN = re.compile(r"[A-Za-z0-9_\-+/=\s]*")
 
 
 def _is_secret(value: str) -> bool:

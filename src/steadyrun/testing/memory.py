@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 
-from steadyrun import __version__
 from steadyrun.clock import Clock
 from steadyrun.errors import ChangeRefused, NameTaken, NotFound
 from steadyrun.model.agent import Agent
@@ -28,7 +27,6 @@ from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import Session
 from steadyrun.model.usage import UsageSum
 from steadyrun.store import (
-    DEDUP_RETENTION,
     PAGE,
     Accepted,
     Appended,
@@ -40,6 +38,7 @@ from steadyrun.store import (
 )
 from steadyrun.testing import tables as rows
 from steadyrun.testing.tables import Tables
+from steadyrun.version import __version__
 
 
 class MemoryStore:
@@ -88,18 +87,7 @@ class MemoryStore:
     async def accept(self, message: Message) -> Accepted:
         now, new = self._clock.now(), self._ids.item()
         with self._transaction([message.agent]) as t:
-            lane = rows.lane_of(t, message.agent)
-            t.dedup = {key: seen for key, seen in t.dedup.items() if seen[1] > now}
-            known = t.dedup.get((message.agent, message.key or ""))
-            if known and message.key is not None:
-                return Accepted(t.items[known[0]], is_new=False)
-            item = rows.new_item(new, message, lane.last_seq + 1, now)
-            t.items[item.id] = item
-            if message.key is not None:
-                t.dedup[message.agent, message.key] = (item.id, now + DEDUP_RETENTION)
-            waiting = rows.altered(lane, last_seq=item.seq, queued=lane.queued + 1)
-            t.lanes[lane.agent] = rows.readied(waiting, now) if lane.status == "idle" else waiting
-            return Accepted(item, is_new=True)
+            return rows.accept(t, new, message, now)
 
     async def item(self, item: ItemId) -> Item:
         return rows.item_of(self._tables, item)
@@ -186,9 +174,9 @@ class MemoryStore:
     async def absorb(self, claim: Claim, item: ItemId) -> None:
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
+            main = rows.main_of(t, claim, "absorb")
             offer = rows.offer(t, claim, item)
-            run = rows.item_of(t, claim.item.id).run
-            t.items[item] = rows.altered(offer, delivery="absorbed", run=run)
+            t.items[item] = rows.altered(offer, delivery="absorbed", run=main.run)
 
     async def give_back(self, claim: Claim, item: ItemId) -> None:
         with self._transaction([claim.agent]) as t:
@@ -198,7 +186,7 @@ class MemoryStore:
     async def release(self, claim: Claim) -> Item:
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
-            item = rows.item_of(t, claim.item.id)
+            item = rows.main_of(t, claim, "release")
             if item.run and not t.runs[item.run].is_terminal:
                 raise ChangeRefused("release", found=f"its run {item.run} has not ended")
             for other in rows.in_lane(t, claim.agent, "running"):
@@ -206,15 +194,30 @@ class MemoryStore:
             rows.free(t, claim.agent, self._clock.now())
             return t.items[item.id]
 
+    async def go_on(self, claim: Claim, to: ItemId | Message) -> Claim:
+        now, new = self._clock.now(), self._ids.item()
+        with self._transaction([claim.agent]) as t:
+            rows.held(t, claim)
+            run = rows.ended_run(t, rows.main_of(t, claim, "go_on"))
+            running = rows.in_lane(t, claim.agent, "running")
+            if isinstance(to, Message):
+                started = rows.start_unasked(t, claim, to, new, now)
+            else:
+                started = rows.start(t, rows.offer(t, claim, to), "own_turn", now)
+            for item in running:
+                if item.delivery != "offered":
+                    rows.settle_with(t, item, run, now)
+            return Claim(claim.agent, claim.holder, claim.fence, started)
+
     async def settle(
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None
     ) -> Item:
         now = self._clock.now()
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
+            item = rows.main_of(t, claim, "settle")
             if batch:
                 self._append(t, claim, batch)
-            item = rows.item_of(t, claim.item.id)
             if item.run is None:
                 raise ChangeRefused("settle", found="the item has no run")
             run = self._change(t, item.run, change) if change else t.runs[item.run]

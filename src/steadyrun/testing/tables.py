@@ -12,12 +12,19 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.event import Emitted, EventId
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, Message, status_after, status_of_absorbed
+from steadyrun.model.item import (
+    Claim,
+    Delivery,
+    Item,
+    Message,
+    status_after,
+    status_of_absorbed,
+)
 from steadyrun.model.process import Marks, Process, SavedState
 from steadyrun.model.run import Created, Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import Batch, Holder, Lane
+from steadyrun.store import DEDUP_RETENTION, Accepted, Batch, Holder, Lane
 
 
 @dataclass
@@ -79,6 +86,18 @@ def held(t: Tables, claim: Claim) -> Lane:
     return lane
 
 
+def main_of(t: Tables, claim: Claim, verb: str) -> Item:
+    """The claim's item, if it is still the one that the lane runs."""
+    item = item_of(t, claim.item.id)
+    if item.agent != claim.agent or not is_main(item):
+        raise ChangeRefused(verb, found=f"{item.id} is {item.status}, {item.delivery}")
+    return item
+
+
+def is_main(item: Item) -> bool:
+    return item.status == "running" and item.delivery in {"none", "own_turn"}
+
+
 def offer(t: Tables, claim: Claim, item: ItemId) -> Item:
     found = item_of(t, item)
     if (found.agent, found.status, found.delivery) != (claim.agent, "running", "offered"):
@@ -101,12 +120,27 @@ def run_of(t: Tables, claim: Claim, run: RunId) -> Run:
 
 
 def bind_run(t: Tables, claim: Claim, run: RunId, change: Created) -> None:
-    item = item_of(t, claim.item.id)
+    item = main_of(t, claim, "created")
     if (change.id, change.agent, change.item) != (run, claim.agent, item.id):
         raise ChangeRefused("created", found="the claim is for another agent or item")
     if item.run is not None and not t.runs[item.run].is_terminal:
         raise ChangeRefused("created", found=f"its run {item.run} has not ended")
     t.items[item.id] = altered(item, run=run)
+
+
+def accept(t: Tables, new: ItemId, message: Message, now: datetime) -> Accepted:
+    lane = lane_of(t, message.agent)
+    t.dedup = {key: seen for key, seen in t.dedup.items() if seen[1] > now}
+    known = t.dedup.get((message.agent, message.key or ""))
+    if known and message.key is not None:
+        return Accepted(t.items[known[0]], is_new=False)
+    item = new_item(new, message, lane.last_seq + 1, now)
+    t.items[item.id] = item
+    if message.key is not None:
+        t.dedup[message.agent, message.key] = (item.id, now + DEDUP_RETENTION)
+    waiting = altered(lane, last_seq=item.seq, queued=lane.queued + 1)
+    t.lanes[lane.agent] = readied(waiting, now) if lane.status == "idle" else waiting
+    return Accepted(item, is_new=True)
 
 
 def in_lane(t: Tables, agent: AgentId, status: str) -> list[Item]:
@@ -143,9 +177,41 @@ def claim(t: Tables, lane: Lane, holder: HolderId, now: datetime) -> Claim:
 def take_over(t: Tables, lane: Lane, holder: HolderId) -> Claim:
     fence = lane.fence + 1
     t.lanes[lane.agent] = altered(lane, holder=holder, fence=fence)
-    running = in_lane(t, lane.agent, "running")
-    main = next(item for item in running if item.delivery in {"none", "own_turn"})
+    main = next(item for item in in_lane(t, lane.agent, "running") if is_main(item))
     return Claim(lane.agent, holder, fence, main)
+
+
+def ended_run(t: Tables, item: Item) -> Run:
+    if item.run is None:
+        raise ChangeRefused("go_on", found="the item has no run")
+    run = t.runs[item.run]
+    if not run.is_terminal:
+        raise ChangeRefused("go_on", found=f"its run {run.id} has not ended")
+    return run
+
+
+def start_unasked(t: Tables, claim: Claim, message: Message, new: ItemId, now: datetime) -> Item:
+    if message.agent != claim.agent:
+        raise ChangeRefused("go_on", found=f"the message is for {message.agent}")
+    accepted = accept(t, new, message, now)
+    if not accepted.is_new:
+        raise ChangeRefused("go_on", found=f"its key is that of {accepted.item.id}")
+    lane = t.lanes[claim.agent]
+    t.lanes[claim.agent] = altered(lane, queued=lane.queued - 1)
+    return start(t, accepted.item, "none", now)
+
+
+def start(t: Tables, item: Item, delivery: Delivery, now: datetime) -> Item:
+    started: Item = altered(
+        item,
+        status="running",
+        delivery=delivery,
+        attempt=item.attempt + 1,
+        run=None,
+        started_at=item.started_at or now,
+    )
+    t.items[item.id] = started
+    return started
 
 
 def settle_item(t: Tables, item: Item, status: str, now: datetime) -> None:

@@ -9,6 +9,7 @@ from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import (
     Claim,
+    Delivery,
     Item,
     ItemStatus,
     Message,
@@ -151,6 +152,18 @@ def held(connection: Connection, claim: Claim) -> Lane:
     return lane
 
 
+def main_of(connection: Connection, claim: Claim, verb: str) -> Item:
+    """The claim's item, if it is still the one that the lane runs."""
+    item = rows.item(connection, claim.item.id)
+    if item.agent != claim.agent or not _is_main(item):
+        raise ChangeRefused(verb, found=f"{item.id} is {item.status}, {item.delivery}")
+    return item
+
+
+def _is_main(item: Item) -> bool:
+    return item.status == "running" and item.delivery in {"none", "own_turn"}
+
+
 _OFFER = f"""
     UPDATE items
     SET status = 'running', delivery = 'offered', started_at = :now
@@ -182,6 +195,7 @@ _ABSORB = """
 
 def absorb(connection: Connection, claim: Claim, item: ItemId) -> None:
     held(connection, claim)
+    main_of(connection, claim, "absorb")
     _offer(connection, claim, item)
     connection.execute(_ABSORB, {"item": item, "main": claim.item.id})
 
@@ -198,9 +212,61 @@ def _offer(connection: Connection, claim: Claim, item: ItemId) -> Item:
     return found
 
 
+_START = f"""
+    UPDATE items
+    SET status = 'running', delivery = :delivery, attempt = attempt + 1, run_id = NULL,
+        started_at = COALESCE(started_at, :now)
+    WHERE item_id = :item
+    RETURNING {ITEM_COLUMNS}
+"""  # noqa: S608
+
+
+def go_on(
+    connection: Connection, claim: Claim, to: ItemId | Message, new: ItemId, now: datetime
+) -> Claim:
+    """`new` is the id that a message gets."""
+    held(connection, claim)
+    run = _ended_run(connection, main_of(connection, claim, "go_on"))
+    ended = [item for item in running(connection, claim.agent) if item.delivery != "offered"]
+    if isinstance(to, Message):
+        started = _start_unasked(connection, claim, to, new, now)
+    else:
+        started = _start(connection, _offer(connection, claim, to), "own_turn", now)
+    for item in ended:
+        _settle_with(connection, item, run, now)
+    return Claim(claim.agent, claim.holder, claim.fence, started)
+
+
+def _ended_run(connection: Connection, item: Item) -> Run:
+    if item.run is None:
+        raise ChangeRefused("go_on", found="the item has no run")
+    run = rows.run(connection, item.run)
+    if not run.is_terminal:
+        raise ChangeRefused("go_on", found=f"its run {run.id} has not ended")
+    return run
+
+
+def _start_unasked(
+    connection: Connection, claim: Claim, message: Message, new: ItemId, now: datetime
+) -> Item:
+    if message.agent != claim.agent:
+        raise ChangeRefused("go_on", found=f"the message is for {message.agent}")
+    accepted = accept(connection, new, message, now)
+    if not accepted.is_new:
+        raise ChangeRefused("go_on", found=f"its key is that of {accepted.item.id}")
+    connection.execute(_COUNT_TAKEN, {"agent": claim.agent, "taken": 1})
+    return _start(connection, accepted.item, "none", now)
+
+
+def _start(connection: Connection, item: Item, delivery: Delivery, now: datetime) -> Item:
+    values = {"item": item.id, "delivery": delivery, "now": micros(now)}
+    [row] = connection.execute(_START, values).fetchall()
+    return rows.item_from(row)
+
+
 def release(connection: Connection, claim: Claim, now: datetime) -> Item:
     held(connection, claim)
-    item = rows.item(connection, claim.item.id)
+    item = main_of(connection, claim, "release")
     if item.run and not rows.run(connection, item.run).is_terminal:
         raise ChangeRefused("release", found=f"its run {item.run} has not ended")
     for other in running(connection, claim.agent):
@@ -297,7 +363,7 @@ def reap(connection: Connection, holder: HolderId, presence: Presence) -> list[C
 
 def _take_over(connection: Connection, agent: AgentId, holder: HolderId, fence: int) -> Claim:
     connection.execute(_TAKE_OVER, {"agent": agent, "holder": holder, "fence": fence})
-    mains = [i for i in running(connection, agent) if i.delivery in {"none", "own_turn"}]
+    mains = [item for item in running(connection, agent) if _is_main(item)]
     return Claim(agent, holder, fence, mains[0])
 
 

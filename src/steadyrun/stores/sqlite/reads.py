@@ -1,15 +1,14 @@
 """What do the reading verbs ask of the database? Keyset pages only: no OFFSET, no count(*)."""
 
-from collections.abc import Iterator
 from datetime import datetime
 
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import StoredEvent, event_id
+from steadyrun.model.event import StoredEvent
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
-from steadyrun.model.packed import decode_events
+from steadyrun.model.packed import Row, stored_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.usage import UsageSum
@@ -19,7 +18,6 @@ from steadyrun.stores.sqlite.rows import (
     ITEM_COLUMNS,
     PROCESS_COLUMNS,
     Connection,
-    Row,
     maybe_micros,
     maybe_moment,
     moment,
@@ -107,7 +105,7 @@ def events(
     sql = f"{_BATCHES} WHERE {where} AND event_batches.id >= :start ORDER BY event_batches.id"
     found: list[StoredEvent] = []
     for row in connection.execute(sql, {**values, "start": start or 0}):
-        found += [event for event in _unpacked(row) if event.cursor > after]
+        found += [event for event in stored_events(Row(*row)) if event.cursor > after]
         if len(found) >= limit:
             break
     return found[:limit]
@@ -120,7 +118,7 @@ def last_events(
     sql = f"{_BATCHES} WHERE {where} ORDER BY event_batches.id DESC"
     found: list[StoredEvent] = []
     for row in connection.execute(sql, values):
-        found = [*_unpacked(row), *found]
+        found = [*stored_events(Row(*row)), *found]
         if len(found) >= limit:
             break
     return found[max(0, len(found) - limit) :]
@@ -139,21 +137,6 @@ def _batch_filter(agent: AgentId | None, run: RunId | None) -> tuple[str, dict[s
     conditions = ["event_batches.agent_id = :agent"] if agent is not None else []
     conditions += ["event_batches.run_id = :run"] if run is not None else []
     return " AND ".join(conditions) or "true", {"agent": agent, "run": run}
-
-
-def _unpacked(row: Row) -> Iterator[StoredEvent]:
-    cursor, seq, agent_name, run, process, provider, body = row
-    for n, emitted in enumerate(decode_events(body)):
-        yield StoredEvent(
-            cursor=cursor + n,
-            seq=seq + n,
-            id=event_id(process, emitted.place, emitted.n),
-            at=emitted.at,
-            agent=agent_name,
-            run=run,
-            provider=provider,
-            event=emitted.event,
-        )
 
 
 _USAGE = """

@@ -71,9 +71,9 @@ def settle(
 ) -> Item:
     process = written.batch.process if written else None
     ledger = Ledger(connection, lanes.held(connection, claim), process)
+    item = lanes.main_of(connection, claim, "settle")
     if written:
         _append(connection, ledger, claim, written, scrubber)
-    item = rows.item(connection, claim.item.id)
     if item.run is None:
         raise ChangeRefused("settle", found="the item has no run")
     run = rows.run(connection, item.run)
@@ -200,7 +200,7 @@ def _bind_token(connection: Connection, agent: AgentId, provider: str, token: Re
 
 
 def _bind_run(connection: Connection, claim: Claim, run: RunId, change_: Created) -> None:
-    item = rows.item(connection, claim.item.id)
+    item = lanes.main_of(connection, claim, "created")
     if (change_.id, change_.agent, change_.item) != (run, claim.agent, item.id):
         raise ChangeRefused("created", found="the claim is for another agent or item")
     if item.run is not None and not rows.run(connection, item.run).is_terminal:

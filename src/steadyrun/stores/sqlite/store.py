@@ -19,7 +19,6 @@ from typing import Self, TypeVar
 import anyio
 import anyio.to_thread
 
-from steadyrun import __version__
 from steadyrun.clock import Clock, SystemClock
 from steadyrun.errors import NameTaken, StoreFailed
 from steadyrun.model.agent import Agent
@@ -41,6 +40,7 @@ from steadyrun.stores.sqlite.runs import Written
 from steadyrun.stores.sqlite.turnstile import PATIENCE_SECONDS
 from steadyrun.stores.sqlite.watcher import Watcher
 from steadyrun.stores.sqlite.writer import Writer
+from steadyrun.version import __version__
 
 T = TypeVar("T")
 
@@ -195,6 +195,10 @@ class SqliteStore:
     async def release(self, claim: Claim) -> Item:
         now = self._clock.now()
         return await self._accept(lambda c: lanes.release(c, claim, now), claim.agent)
+
+    async def go_on(self, claim: Claim, to: ItemId | Message) -> Claim:
+        now, new = self._clock.now(), self._ids.item()
+        return await self._accept(lambda c: lanes.go_on(c, claim, to, new, now), claim.agent)
 
     async def settle(
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None

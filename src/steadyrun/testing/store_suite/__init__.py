@@ -10,6 +10,7 @@ from steadyrun.testing.store_suite import (
     durable,
     events,
     followups,
+    going_on,
     items,
     lanes,
     life,
@@ -26,7 +27,7 @@ def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
     )
 
 
-PROMISES = _promises(items, lanes, followups, takeover, events, reading, records, life)
+PROMISES = _promises(items, lanes, followups, going_on, takeover, events, reading, records, life)
 DURABLE_PROMISES = _promises(durable)
 
 __all__ = ["DURABLE_PROMISES", "PROMISES", "Promise", "StoreHarness"]

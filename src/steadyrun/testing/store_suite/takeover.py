@@ -5,6 +5,7 @@ from typing import Any
 
 from steadyrun.errors import LeaseLost
 from steadyrun.model.ids import ItemId
+from steadyrun.model.item import Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Launched, Orphaned
 from steadyrun.testing.store_suite.harness import StoreHarness
@@ -204,6 +205,8 @@ def _writes(working: Working, offer: ItemId) -> list[tuple[str, Callable[[], Awa
         ("absorb", lambda: store.absorb(claim, offer)),
         ("give_back", lambda: store.give_back(claim, offer)),
         ("release", lambda: store.release(claim)),
+        ("go_on", lambda: store.go_on(claim, offer)),
+        ("go_on unasked", lambda: store.go_on(claim, Message(claim.agent, "by itself", "self"))),
         ("settle", lambda: store.settle(claim, scene.ended())),
         ("settle with a batch", lambda: store.settle(claim, scene.ended(), working.batch(0, 5))),
         ("change", lambda: store.change(claim, working.run, Launched(now))),

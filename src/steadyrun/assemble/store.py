@@ -1,4 +1,4 @@
-"""How do the parts come together? From a configuration to an open store."""
+"""Which store is it? Apart from the rest: a quick command needs nothing else."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,9 +10,10 @@ from steadyrun.stores.sqlite import SqliteStore
 
 
 @asynccontextmanager
-async def open_store(config: Config) -> AsyncIterator[Store]:
+async def open_store(config: Config, scrubber: Scrubber | None = None) -> AsyncIterator[Store]:
     """The store the configuration names, scrubbing the secrets the configuration knows."""
-    store = await SqliteStore.open(config.places.home, scrubber=Scrubber(config.secrets()))
+    scrubber = scrubber or Scrubber(config.secrets())
+    store = await SqliteStore.open(config.places.home, scrubber=scrubber)
     try:
         yield store
     finally:

@@ -1,0 +1,1 @@
+"""How do the parts come together? From a configuration to what works."""

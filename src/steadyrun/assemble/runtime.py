@@ -1,0 +1,76 @@
+"""What do runs need? The store, the providers as configured, and a place among the holders."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from steadyrun.assemble.store import open_store
+from steadyrun.clock import SystemClock
+from steadyrun.config import Config
+from steadyrun.config.schema import ProviderSettings
+from steadyrun.errors import ConfigInvalid
+from steadyrun.model.ids import Ids
+from steadyrun.model.secret import Scrubber
+from steadyrun.provider import Dialect
+from steadyrun.providers.drivers import KeeperDrivers, Setup
+from steadyrun.providers.scripted import Scripted
+from steadyrun.providers.shell import Shell
+from steadyrun.runtime.clocks import ClockLimits
+from steadyrun.runtime.runner import Surroundings
+from steadyrun.wire.journal import FileWatches
+
+DIALECTS: dict[str, type[Any]] = {each.name: each for each in (Scripted, Shell)}
+# What every child gets of our own environment; all else it must be given by its `env`.
+_INHERITED = ("PATH", "HOME", "LANG", "TERM", "TMPDIR")
+
+
+@asynccontextmanager
+async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncIterator[Surroundings]:
+    """Everything that runs need, with this process as a holder of lanes."""
+    clock, scrubber = SystemClock(), Scrubber(config.secrets())
+    setups = {name: _setup(config, name) for name in DIALECTS}
+    async with open_store(config, scrubber) as store:
+        with FileWatches() as watches:
+            holder = await store.join(kind)
+            drivers = KeeperDrivers(config.places.home, setups, clock=clock, watches=watches)
+            try:
+                yield Surroundings(
+                    store=store,
+                    drivers=drivers,
+                    clock=clock,
+                    ids=Ids(clock.now),
+                    holder=holder.id,
+                    machine=machine,
+                    limits=ClockLimits(),
+                    scrubber=scrubber,
+                )
+            finally:
+                await store.leave(holder.id)
+
+
+def _setup(config: Config, name: str) -> Setup:
+    settings = config.settings.providers.get(name, ProviderSettings())
+    return Setup(
+        dialect=lambda: make_dialect(name, settings.options),
+        env=lambda: _environment(config, name),
+        command=settings.command or (),
+        model=settings.model,
+    )
+
+
+def make_dialect(name: str, options: Mapping[str, Any]) -> Dialect:
+    """A Dialect with its own options, checked."""
+    kind = DIALECTS[name]
+    try:
+        return kind(msgspec.convert(dict(options), kind.options_type))  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        hint = f"It may have: {', '.join(kind.options_type.__struct_fields__)}"
+        raise ConfigInvalid(f"providers.{name}.options: {error}", file=None, hint=hint) from error
+
+
+def _environment(config: Config, name: str) -> dict[str, str]:
+    inherited = {key: config.environ[key] for key in _INHERITED if key in config.environ}
+    given = {key: secret.reveal() for key, secret in config.provider_env(name).items()}
+    return {**inherited, **given}

@@ -1,0 +1,18 @@
+"""How long is that? `500ms`, `6s`, `10m`, `2h`; a bare number is seconds."""
+
+import re
+
+from steadyrun.errors import Usage
+
+LONGEST_SECONDS = 366 * 24 * 3600.0
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_FORM = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h|)", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """The seconds that `text` means; more than none, and at most a year."""
+    found = _FORM.fullmatch(text.strip())
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not 0.0 < seconds <= LONGEST_SECONDS:
+        raise Usage(f"expected a duration such as 500ms, 6s, 10m or 2h, found {text[:40]!r}")
+    return seconds

@@ -1,0 +1,25 @@
+"""What does a command need that starts or reaches runs? Everything but the runs of others."""
+
+import platform
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from steadyrun.assemble.runtime import open_runtime
+from steadyrun.cli.lost import hand_over_lost
+from steadyrun.config import load
+from steadyrun.runtime.holding import Holding
+from steadyrun.tasks import task_group
+
+
+@asynccontextmanager
+async def open_home() -> AsyncIterator[Holding]:
+    """Hold nothing yet. What nobody drives is for a holder in the background: it would be let go
+    of again when this command ends."""
+    config = load()
+    async with (
+        open_runtime(config, kind="command", machine=platform.node()) as around,
+        task_group() as tasks,
+    ):
+        await hand_over_lost(config.places.home, around.store)
+        yield Holding(around, tasks)
+        tasks.cancel_scope.cancel()

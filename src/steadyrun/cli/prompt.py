@@ -1,0 +1,96 @@
+"""What was asked for on the command line? Read, checked and named before anything is started."""
+
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steadyrun.errors import Usage
+from steadyrun.library import Wishes
+from steadyrun.provider import Image
+
+LARGEST_IMAGE_BYTES = 10 * 1024 * 1024
+_SAME_NAME = ("model", "mode", "system", "resume", "max_turns")
+
+
+def read_prompt(text: str | None) -> str:
+    """The text as it was typed, or all of standard input."""
+    prompt = _read_input(is_asked_for=text == "-") if text in {None, "-"} else text
+    if not prompt or not prompt.strip():
+        raise Usage("the prompt is empty", hint='Type it: steadyrun run "…" --provider P')
+    return prompt
+
+
+def read_wishes(args: Namespace) -> Wishes:
+    """Everything that was asked for; what was not is left to the provider."""
+    wishes: dict[str, Any] = {name: getattr(args, name) for name in _SAME_NAME}
+    wishes["max_cost_usd"] = args.max_cost
+    wishes["timeout_seconds"] = args.timeout
+    wishes["tools"] = None if args.tools is None else _split(args.tools)
+    wishes["schema"] = None if args.schema is None else read_schema(args.schema)
+    wishes["images"] = tuple(map(read_image, args.image)) if args.image else None
+    asked: Any = {name: wish for name, wish in wishes.items() if wish is not None}
+    return asked  # type: ignore[no-any-return]
+
+
+def read_schema(given: str) -> dict[str, Any]:
+    """A JSON Schema, written out or in a file."""
+    is_inline = given.lstrip().startswith("{")
+    raw = given.encode() if is_inline else _read_file(Path(given), "the schema")
+    where = "the schema" if is_inline else f"the schema {given}"
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Usage(f"{where}: expected a JSON object, found: {error}") from error
+
+
+def read_image(given: str) -> Image:
+    """A picture, known by its first bytes and not by its name."""
+    data = _read_file(Path(given), "the image", LARGEST_IMAGE_BYTES + 1)
+    if len(data) > LARGEST_IMAGE_BYTES:
+        raise Usage(f"the image {given} has more than 10 MB", hint="Make it smaller.")
+    media_type = _media_type(data)
+    if media_type is None:
+        hint = "Convert it first."
+        raise Usage(f"the image {given} is no png, jpeg, gif or webp", hint=hint)
+    return Image(media_type, data)
+
+
+def _media_type(data: bytes) -> str | None:
+    starts = {
+        b"\x89PNG\r\n\x1a\n": "image/png",
+        b"\xff\xd8\xff": "image/jpeg",
+        b"GIF87a": "image/gif",
+        b"GIF89a": "image/gif",
+    }
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for start, kind in starts.items() if data.startswith(start)), None)
+
+
+def _split(tools: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in tools.split(",") if name.strip())
+
+
+def _read_input(*, is_asked_for: bool) -> str:
+    if sys.stdin is None or (sys.stdin.isatty() and not is_asked_for):
+        hint = 'Type it: steadyrun run "…" --provider P, or pipe it in.'
+        raise Usage("there is no prompt", hint=hint)
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise Usage(f"the prompt on standard input is not UTF-8: {error.reason}") from error
+    except OSError as error:
+        raise Usage(f"standard input cannot be read: {os.strerror(error.errno or 0)}") from error
+
+
+def _read_file(path: Path, what: str, limit: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)
+    except (OSError, ValueError) as error:
+        problem = error.strerror if isinstance(error, OSError) else str(error)
+        raise Usage(f"{what} {path} cannot be read: {problem}") from error

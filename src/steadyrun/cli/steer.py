@@ -1,0 +1,98 @@
+"""How is a run reached that another process drives? `steer` and `cancel`, through the store."""
+
+import sys
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import anyio
+
+from steadyrun.cli import render
+from steadyrun.cli.opened import open_home
+from steadyrun.cli.runs import find_run
+from steadyrun.errors import Conflict, Usage
+from steadyrun.library import RunHandle
+from steadyrun.model.event import FollowupOffered, FollowupReturned
+from steadyrun.model.ids import ItemId
+from steadyrun.model.run import Run
+from steadyrun.provider import Refused
+from steadyrun.store import Store, follow
+
+WAIT_SECONDS = 30.0
+EXIT_TIMED_OUT = 7
+
+
+def steer(args: Namespace) -> int:
+    if not args.text.strip():
+        raise Usage("the text is empty", hint='Type it: steadyrun steer RUN "…"')
+    return anyio.run(_steer, args)
+
+
+def cancel(args: Namespace) -> int:
+    return anyio.run(_cancel, args)
+
+
+async def _steer(args: Namespace) -> int:
+    async with _reached(args.run) as (store, run):
+        seen = await store.last_events(run=run.id, limit=1)
+        with anyio.move_on_after(WAIT_SECONDS):
+            answer = await run.steer(args.text)
+            if isinstance(answer, Refused):
+                raise _refused(run, answer.reason)
+            await _see_offered(store, run, answer.item, after=seen[-1].cursor if seen else 0)
+            delivery = (await store.item(answer.item)).delivery
+            document = {"run": run.id, "item": answer.item, "delivery": delivery}
+            print(render.to_json(document) if args.json else f"{delivery}: {run.id}")
+            return 0
+    return _say_unanswered(run)
+
+
+async def _see_offered(store: Store, run: RunHandle, item: ItemId, *, after: int) -> None:
+    """Wait until the run says something of the item; that it was given back is a refusal."""
+    async with aclosing(follow(store, after, run=run.id)) as events:
+        async for seen in events:
+            match seen.event:
+                case FollowupOffered(about, _) if about == item:
+                    return
+                case FollowupReturned(about, _, reason) if about == item:
+                    raise _refused(run, reason)
+                case _:
+                    continue
+
+
+def _refused(run: RunHandle, reason: str | None) -> Conflict:
+    return Conflict(f"{run.id} did not take it: {reason or 'it was given back'}")
+
+
+async def _cancel(args: Namespace) -> int:
+    async with _reached(args.run) as (store, handle):
+        await handle.cancel(args.reason)
+        run = await _ended(store, handle)
+    if not run.is_terminal:
+        return _say_unanswered(handle)
+    if args.json:
+        print(render.to_json({"run": run.id, "status": run.status, "stop_reason": run.stop_reason}))
+    else:
+        print(f"{run.status}: {run.id}")
+    return 0
+
+
+@asynccontextmanager
+async def _reached(name: str) -> AsyncIterator[tuple[Store, RunHandle]]:
+    async with open_home() as holding:
+        store = holding.around.store
+        yield store, RunHandle(holding, (await find_run(store, name)).id)
+
+
+async def _ended(store: Store, handle: RunHandle) -> Run:
+    with anyio.move_on_after(WAIT_SECONDS):
+        async with aclosing(handle.events()) as events:
+            async for _ in events:
+                pass
+    return await store.run(handle.id)
+
+
+def _say_unanswered(run: RunHandle) -> int:
+    print(f"{run.id} was asked, but has not answered yet: steadyrun tail {run.id} -f",
+          file=sys.stderr)  # fmt: skip
+    return EXIT_TIMED_OUT

@@ -1,0 +1,255 @@
+"""How does a program use steadyrun? Start runs, follow them, steer them, wait for their results.
+
+    async with steadyrun.open() as sr:
+        run = await sr.start("say hello", provider="scripted")
+        async for event in run.events():
+            print(event)
+        result = await run.result()
+
+Leaving the block lets go of what still runs: it goes on, and is taken up by the next program or
+command that opens the same home.
+"""
+
+import platform
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import anyio
+import anyio.to_thread
+from msgspec import Struct
+
+from steadyrun.assemble.runtime import open_runtime
+from steadyrun.config import Config, load
+from steadyrun.errors import AbilityMissing, ChangeRefused, NotFound, Usage
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import (
+    FollowupAbsorbed,
+    FollowupOffered,
+    FollowupOwnTurn,
+    FollowupReturned,
+    LiveEvent,
+    StoredEvent,
+)
+from steadyrun.model.ids import ItemId, RunId
+from steadyrun.model.item import Message
+from steadyrun.model.policy import Budget, Mode, Policy
+from steadyrun.model.run import Run
+from steadyrun.model.usage import Cost
+from steadyrun.provider import Ability, Image, Refused, Verdict
+from steadyrun.runtime.feed import LAST, events_of
+from steadyrun.runtime.holding import Holding
+from steadyrun.runtime.runner import Ask
+from steadyrun.store import PAGE, follow
+from steadyrun.tasks import task_group
+
+# How long whoever drives a run has to take a message.
+ANSWER_SECONDS = 30.0
+
+
+class Wishes(TypedDict, total=False):
+    """What may be asked of a run beyond its prompt. What its provider cannot do is refused."""
+
+    mode: Mode
+    model: str
+    tools: Sequence[str]
+    system: str
+    resume: str
+    max_turns: int
+    max_cost_usd: float
+    schema: dict[str, Any]
+    images: Sequence[Image]
+    timeout_seconds: float
+
+
+_NEEDS: dict[str, Ability] = {
+    "mode": "modes", "model": "model", "tools": "tools", "system": "system", "resume": "resume",
+    "max_turns": "max_turns", "max_cost_usd": "max_cost", "schema": "schema", "images": "images",
+}  # fmt: skip
+
+
+class Offered(Struct, frozen=True):
+    """A follow-up was offered to the turn; its `followup.*` events tell what became of it."""
+
+    item: ItemId
+
+
+class Steadyrun:
+    """Runs of one home. Made by `steadyrun.open`."""
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+        self._around = holding.around
+
+    async def start(
+        self, prompt: str, *, provider: str, cwd: str | Path = ".", **wishes: Unpack[Wishes]
+    ) -> "RunHandle":
+        """Begin a run that belongs to no agent, and return at once."""
+        model = self._around.drivers.model(provider)
+        if model is not None:
+            wishes.setdefault("model", model)
+        self._check(provider, wishes)
+        home, run = await anyio.to_thread.run_sync(_directory, cwd), self._around.ids.run()
+        agent = _agent(self._around.ids.agent(), run, provider, home, wishes)
+        images = tuple(wishes.get("images", ()))
+        wall = wishes.get("timeout_seconds")
+        ask = Ask(wishes.get("resume"), images, wishes.get("schema"), wall)
+        await self._holding.start(agent, run, prompt, ask)
+        return RunHandle(self._holding, run)
+
+    async def run(self, run: str) -> "RunHandle":
+        """A run by its id, whoever drives it; else `NotFound`."""
+        return RunHandle(self._holding, (await self._around.store.run(RunId(run))).id)
+
+    async def costs(self, runs: Iterable[str]) -> dict[str, Cost]:
+        """What runs have cost; ids that are not known are left out."""
+        found = {}
+        for run in runs:
+            try:
+                found[run] = (await self._around.store.run(RunId(run))).cost
+            except NotFound:
+                continue
+        return found
+
+    def _check(self, provider: str, wishes: Wishes) -> None:
+        abilities = self._around.drivers.abilities(provider)
+        for wish in wishes:
+            need = _NEEDS.get(wish)
+            is_usual = wish == "mode" and wishes["mode"] == "default"
+            if need and not is_usual and need not in abilities:
+                raise AbilityMissing(provider, need, asked=wish)
+
+
+class RunHandle:
+    """One run. Any number of programs may have a handle to it."""
+
+    def __init__(self, holding: Holding, run: RunId) -> None:
+        self.id = run
+        self._holding = holding
+        self._store = holding.around.store
+
+    def events(self) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
+        """Everything that happened and happens, in order, up to the run's last event.
+
+        Deltas and raw output come only where the run is driven by this program.
+        """
+        runner = self._holding.runner(self.id)
+        return events_of(self._store, self.id, runner.feed) if runner else self._stored()
+
+    async def steer(self, text: str) -> Offered | Refused:
+        """Offer a message to the turn that is running."""
+        run = await self._store.run(self.id)
+        if run.is_terminal:
+            return Refused(f"the run is {run.status}")
+        accepted = await self._store.accept(Message(run.agent, text))
+        return await self._answer(accepted.item.id, run)
+
+    async def decide(self, approval: str, verdict: Verdict) -> None:
+        """Answer an approval that a run of this program has asked for."""
+        runner = self._holding.runner(self.id)
+        if runner is None:
+            raise ChangeRefused("decide", found=f"{self.id} is not driven by this program")
+        await runner.decide(approval, verdict)
+
+    async def cancel(self, reason: str | None = None) -> Run:
+        """Ask for the end of the run. It may take a moment; an ended run stays as it is."""
+        run = await self._store.run(self.id)
+        runner = self._holding.runner(self.id)
+        if runner is not None:
+            await runner.stop("user_stop", reason)
+        elif run.item is not None and not run.is_terminal:
+            await self._store.cancel(run.item)
+        return await self._store.run(self.id)
+
+    async def result(self) -> Run:
+        """Wait for the end of the run, of its process and of its offers, and return the run."""
+        await self._holding.wait(self.id)
+        run = await self._store.run(self.id)
+        with self._store.hints.watch(run.agent) as watch:
+            while not (run := await self._store.run(self.id)).is_terminal:
+                await watch.wait()
+        return run
+
+    async def _stored(self) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
+        run = await self._store.run(self.id)
+        async with aclosing(follow(self._store, agent=run.agent, run=self.id)) as events:
+            async for event in events:
+                yield event
+                if type(event.event) in LAST:
+                    return
+
+    async def _answer(self, item: ItemId, run: Run) -> Offered | Refused:
+        """Whoever holds the lane takes the message; wait for what it says."""
+        with (
+            self._store.hints.watch(run.agent) as watch,
+            anyio.move_on_after(ANSWER_SECONDS),
+        ):
+            while True:
+                told = await self._told_of(item, run)
+                if told:
+                    return told
+                if (await self._store.run(self.id)).is_terminal:
+                    return await self._take_back(item, run, "the run ended first")
+                await watch.wait()
+        why = "nobody has taken it: is the program that drives the run alive?"
+        return await self._take_back(item, run, why)
+
+    async def _told_of(self, item: ItemId, run: Run) -> Offered | Refused | None:
+        """What the record says of the message."""
+        for seen in reversed(await self._store.last_events(agent=run.agent, limit=PAGE)):
+            match seen.event:
+                case FollowupReturned(of, _, reason) if of == item:
+                    return Refused(reason or "it was given back")
+                case FollowupOffered(of, _) | FollowupAbsorbed(of, _) | FollowupOwnTurn(of, _) if (
+                    of == item
+                ):
+                    return Offered(item)
+                case _:
+                    continue
+        return None
+
+    async def _take_back(self, item: ItemId, run: Run, why: str) -> Offered | Refused:
+        await self._store.cancel(item)
+        return await self._told_of(item, run) or Refused(why)
+
+
+@asynccontextmanager
+async def open_library(config: Config | None = None) -> AsyncIterator[Steadyrun]:
+    """Open the home that the configuration names, and take up what was left running there."""
+    config = config or load()
+    async with (
+        open_runtime(config, kind="library", machine=platform.node()) as around,
+        task_group() as tasks,
+    ):
+        holding = Holding(around, tasks)
+        await holding.adopt()
+        yield Steadyrun(holding)
+        tasks.cancel_scope.cancel()
+
+
+def _directory(cwd: str | Path) -> str:
+    home = Path(cwd).resolve()
+    if not home.is_dir():
+        raise Usage(f"{home}: there is no such directory", hint="Make it, or choose another cwd.")
+    return str(home)
+
+
+def _agent(agent: Any, run: RunId, provider: str, home: str, wishes: Wishes) -> Agent:
+    """A run that no agent was asked for belongs to an agent of its own name."""
+    tools = wishes.get("tools")
+    policy = Policy(
+        wishes.get("mode", "default"),
+        None if tools is None else tuple(tools),
+        Budget(run=wishes.get("max_cost_usd")),
+    )
+    return Agent(
+        agent,
+        run,
+        (provider,),
+        home,
+        wishes.get("model"),
+        policy,
+        wishes.get("system"),
+        wishes.get("max_turns"),
+    )

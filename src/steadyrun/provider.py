@@ -1,0 +1,294 @@
+"""What must a provider be able to say? The contract of a Dialect.
+
+Everything a provider does happens in a child process. A Dialect knows how that child speaks and
+nothing else: no I/O, no clock, one instance for each live process. `providers/driver.py` runs any
+of them. What a Dialect remembers is a function of `sent` and `receive` alone; so a run is rebuilt
+after a crash by playing both again, in their recorded order.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ClassVar, Literal, Protocol
+
+from msgspec import Struct
+
+from steadyrun.model.event import Diagnostic, Emitted, ErrorFact, Event, JsonObject
+from steadyrun.model.frame import Frame
+from steadyrun.model.ids import HolderId, ProcessId
+from steadyrun.model.policy import Mode
+from steadyrun.model.process import Process
+from steadyrun.model.run import EndStatus, StopReason
+from steadyrun.model.usage import Cost, Usage
+
+# What a caller may ask of a provider beyond one prompt. What is not listed is refused by name.
+Ability = Literal[
+    "resume",        # go on with an earlier conversation
+    "steer",         # take a message into a turn that is running
+    "recall",        # give back a message that was not taken yet
+    "interrupt",     # end the turn, keep the process
+    "multi_turn",    # one process serves many turns; without it, one process is one turn
+    "approvals",     # ask us before it uses a tool
+    "model", "modes", "tools", "system", "images", "schema", "max_turns", "max_cost",
+]  # fmt: skip
+
+
+class Image(Struct, frozen=True):
+    """A picture that goes with a prompt."""
+
+    media_type: str
+    data: bytes
+
+
+class Turn(Struct, frozen=True):
+    """All a provider is told for one turn. `key` names it and makes telling it twice harmless."""
+
+    key: str
+    text: str
+    images: tuple[Image, ...] = ()
+    schema: JsonObject | None = None
+
+
+class LaunchRequest(Struct, frozen=True):
+    """What a process is started with. `turn` is the first one.
+
+    `directory`, where its files are, and `command`, if another than the usual one is configured,
+    are filled in when it is launched.
+    """
+
+    turn: Turn
+    cwd: str
+    directory: str = ""
+    command: tuple[str, ...] = ()
+    resume: str | None = None
+    model: str | None = None
+    mode: Mode = "default"
+    tools: tuple[str, ...] | None = None
+    system: str | None = None
+    max_turns: int | None = None
+    max_cost_usd: float | None = None
+
+
+class Rung(Struct, frozen=True):
+    """One step of asking a process to end; after the last one everything is killed.
+
+    `will` writes the interrupting frame, `eof` closes stdin, `signal` sends one.
+    """
+
+    do: Literal["will", "eof", "signal"]
+    wait_seconds: float
+    number: int | None = None
+
+
+class Launch(Struct, frozen=True):
+    """How to start it. `env` is added to the few variables every child gets; `files` are written
+    into the process's directory first."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = {}
+    files: Mapping[str, bytes] = {}
+    stdin: Literal["pipe", "null"] = "pipe"
+    rungs: tuple[Rung, ...] = ()
+
+
+class Send(Struct, frozen=True):
+    """Write this line. The same `key` again is the same line, and is written once."""
+
+    key: str
+    raw: bytes
+
+
+class Signal(Struct, frozen=True):
+    """Send the child this signal."""
+
+    number: int
+
+
+class Offer(Struct, frozen=True):
+    """A message for the turn that is running."""
+
+    id: str
+    text: str
+
+
+class Refused(Struct, frozen=True):
+    """Not possible, and why."""
+
+    reason: str
+
+
+class Verdict(Struct, frozen=True):
+    """The answer to an approval. `message` tells the agent why not."""
+
+    is_allowed: bool
+    message: str = ""
+
+
+class Began(Struct, frozen=True):
+    """A turn began. `input` is the turn or offer it provably took; None: nobody asked for it."""
+
+    input: str | None
+
+
+class Ended(Struct, frozen=True):
+    """The turn that was open ended, and how."""
+
+    status: EndStatus
+    text: str | None = None
+    usage: Usage | None = None
+    cost: Cost | None = None
+    error: ErrorFact | None = None
+    diagnostic: Diagnostic | None = None
+    exit_code: int | None = None
+    stop_reason: StopReason | None = None
+
+
+class Exit(Struct, frozen=True):
+    """How the process ended: its own code or signal, why it was stopped, its last words."""
+
+    code: int | None = None
+    signal: int | None = None
+    reason: str | None = None
+    stderr: str = ""
+
+
+Said = Event | Began | Ended | Send
+
+
+class Dialect(Protocol):
+    """How one CLI speaks.
+
+    Raise `msgspec.DecodeError` from `receive` for a line that cannot be read: it is kept as an
+    `unknown` event. A frame that can be read but is not known is an `Unknown` event, no error.
+    """
+
+    # Also the key of stored resume tokens.
+    name: ClassVar[str]
+    abilities: ClassVar[frozenset[Ability]]
+    # The provider's own options in the configuration: a struct that forbids unknown fields.
+    options_type: ClassVar[type[Struct]]
+    # How long a turn may take where nobody says otherwise; None is without limit.
+    wall_seconds: float | None
+    # Everything it remembers. It is saved at each turn's end and put back on adoption.
+    state: Any
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a turn may begin."""
+
+    def launch(self, request: LaunchRequest) -> Launch: ...
+
+    # These look at the state and answer; they do not change it.
+
+    def open(self) -> list[Send]:
+        """The handshake, sent as soon as the process runs."""
+
+    def begin(self, turn: Turn) -> list[Send]:
+        """Tell the turn. Called once `is_ready`; without `multi_turn`, `launch` has told it."""
+
+    def steer(self, offer: Offer) -> Send | Refused: ...
+
+    def recall(self, offer: str) -> Send | None:
+        """Take back what has not been consumed; None where that cannot be done."""
+
+    def interrupt(self) -> Send | Signal | None:
+        """End the turn that is open; None when there is no way but to end the process."""
+
+    def decide(self, approval: str, verdict: Verdict) -> list[Send]: ...
+
+    # The state changes only here.
+
+    def sent(self, frame: Frame) -> list[Said]:
+        """This was written to the CLI."""
+
+    def receive(self, frame: Frame) -> list[Said]:
+        """The CLI printed this."""
+
+    def ended(self, last: Exit) -> list[Said]:
+        """The process is gone. A turn that is open after this has failed."""
+
+
+Heard = Emitted | Began | Ended
+
+
+class Stretch(Struct, frozen=True):
+    """What was heard up to `offset` of a process's journal.
+
+    `memory` is what to save at a turn's end, `sent` the number of the last frame sent by then. A
+    turn's beginning or end comes with nothing but what its own frame says.
+    """
+
+    heard: list[Heard]
+    offset: int
+    sent: int
+    memory: bytes | None = None
+
+
+Sink = Callable[[Stretch], Awaitable[None]]
+
+
+class Driver(Protocol):
+    """Drives one process. The verbs may be called while `follow` runs."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a turn is open."""
+
+    @property
+    def has_open_tools(self) -> bool: ...
+
+    @property
+    def input(self) -> str | None:
+        """What the open turn took; see `Began`."""
+
+    @property
+    def heard_at(self) -> float:
+        """When, by the monotonic clock, the process last said anything."""
+
+    async def follow(self) -> None:
+        """Pass on what the process says until it is gone and everything has been read."""
+
+    async def begin(self, turn: Turn) -> None:
+        """Shake hands, wait until it is ready, tell the turn. Telling it twice is once."""
+
+    async def steer(self, offer: Offer) -> Refused | None:
+        """Offer a message to the open turn; events tell what becomes of it."""
+
+    async def recall(self, offer: str) -> bool:
+        """Take an offer back; False if the CLI cannot. An event tells whether it did."""
+
+    async def interrupt(self) -> bool:
+        """Ask for the end of the open turn; False when only stopping the process will do."""
+
+    async def decide(self, approval: str, verdict: Verdict) -> None: ...
+
+    async def close(self) -> None:
+        """Say that nothing more will be said: the process ends by itself."""
+
+    async def stop(self, reason: str) -> None:
+        """End the process and all it started; `follow` returns when they are gone."""
+
+
+class Drivers(Protocol):
+    """Starts processes, and takes over those that live or have left something to read."""
+
+    def abilities(self, provider: str) -> frozenset[Ability]:
+        """What a provider can do; `NotFound` if there is none of that name."""
+
+    def wall_seconds(self, provider: str) -> float | None: ...
+
+    def model(self, provider: str) -> str | None:
+        """The model to use where nobody says otherwise."""
+
+    def place(self, process: ProcessId) -> str:
+        """Where a process will have its keeper: `Process.keeper`."""
+
+    async def launch(self, process: Process, request: LaunchRequest) -> None:
+        """Start a process, or raise `LaunchFailed`; it then lives until it is stopped."""
+
+    def drive(
+        self, process: Process, *, holder: HolderId, fence: int, sink: Sink
+    ) -> AbstractAsyncContextManager[Driver]:
+        """Claim the process and drive it; leaving the block lets go of it, not end it."""
+
+    async def told(self, process: Process) -> Turn:
+        """The turn a process was launched for."""

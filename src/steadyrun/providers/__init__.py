@@ -1,0 +1,1 @@
+"""The CLIs we can speak with, and what drives them."""

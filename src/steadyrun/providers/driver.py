@@ -1,0 +1,325 @@
+"""How is a Dialect run over a live process? One driver for one process, from claim to exit.
+
+Frames are read and sent in one order at a time: a frame that the Dialect wants to send is written,
+acknowledged and told to it before the next line of the journal is read. A process that somebody
+else has driven before is taken over by the same code: what was recorded is played again from the
+last saved state, and only what is not in the record yet is passed on.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+import anyio.to_thread
+
+from steadyrun import keeper
+from steadyrun.clock import Clock
+from steadyrun.errors import KeeperGone, LeaseLost
+from steadyrun.model.event import Emitted, OutputRaw
+from steadyrun.model.frame import Frame
+from steadyrun.model.process import Process
+from steadyrun.provider import (
+    Dialect,
+    Ended,
+    Heard,
+    Offer,
+    Refused,
+    Send,
+    Signal,
+    Sink,
+    Stretch,
+    Turn,
+    Verdict,
+)
+from steadyrun.providers import keeping
+from steadyrun.providers.keeping import Kept, Link
+from steadyrun.providers.turns import Told, Turns
+from steadyrun.tasks import task_group
+from steadyrun.wire.framing import Lines
+from steadyrun.wire.journal import FileWatches, JournalFollower, TailFollower
+
+# How the key of the frame that tells a turn begins.
+_BEGIN = "begin:"
+
+
+class ProcessDriver:
+    """Drives one process through its keeper."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        process: Process,
+        kept: Kept,
+        *,
+        watches: FileWatches,
+        clock: Clock,
+        sink: Sink,
+    ) -> None:
+        """Without a link the process is gone, and what it left is read to its end."""
+        directory, journal = kept.directory, kept.directory / "journal"
+        self._turns = Turns(dialect)
+        self.heard_at = clock.monotonic()
+        self._dialect = dialect
+        self._process = process
+        self._directory = directory
+        self._link = kept.link
+        self._clock = clock
+        self._sink = sink
+        self._lock = anyio.Lock()
+        self._caught_up = anyio.Event()
+        self._changed = anyio.Event()
+        self._will: bytes | None = None
+        self._stored, self._marks = process.offset, process.marks
+        self._passed = process.offset
+        self._offset, self._sent = 0, 0
+        if process.saved:
+            self._turns.restore(process.saved.state)
+            self._offset, self._sent = process.saved.offset, process.saved.sent
+        self._lines = Lines(self._offset)
+        self._journal = JournalFollower(watches, journal, self._offset)
+        self._known_bytes = journal.stat().st_size
+        self._stderr = TailFollower(watches, directory / "stderr")
+        recorded = keeping.read_sent(directory, after=0)
+        self._keys = {frame.key for frame in recorded}
+        self._replay = deque(frame for frame in recorded if frame.number > self._sent)
+
+    @property
+    def is_open(self) -> bool:
+        return self._turns.is_open
+
+    @property
+    def input(self) -> str | None:
+        return self._turns.input
+
+    @property
+    def has_open_tools(self) -> bool:
+        return self._turns.has_open_tools
+
+    # -- verbs
+
+    async def begin(self, turn: Turn) -> None:
+        if "multi_turn" not in self._dialect.abilities:
+            return
+        async with self._speaking():
+            await self._send_all(self._dialect.open())
+        while not self._has_begun(turn):
+            changed = self._changed
+            async with self._speaking():
+                if self._dialect.is_ready:
+                    await self._send_all(self._dialect.begin(turn))
+                    return
+            await changed.wait()
+
+    def _has_begun(self, turn: Turn) -> bool:
+        return f"{_BEGIN}{turn.key}" in self._keys
+
+    async def steer(self, offer: Offer) -> Refused | None:
+        async with self._speaking():
+            is_open = self._turns.is_open
+            answer = self._dialect.steer(offer) if is_open else Refused("no turn is running")
+            if isinstance(answer, Refused):
+                return answer
+            is_sent = await self._send_all([answer])
+        return None if is_sent else Refused("the process has ended")
+
+    async def recall(self, offer: str) -> bool:
+        async with self._speaking():
+            send = self._dialect.recall(offer)
+            return send is not None and await self._send_all([send])
+
+    async def interrupt(self) -> bool:
+        async with self._speaking():
+            match self._dialect.interrupt():
+                case Send() as send:
+                    return await self._send_all([send])
+                case Signal(number) if self._link:
+                    with self._unless_gone():
+                        await self._link.signal(number)
+                        return True
+        return False
+
+    async def decide(self, approval: str, verdict: Verdict) -> None:
+        async with self._speaking():
+            await self._send_all(self._dialect.decide(approval, verdict))
+
+    async def close(self) -> None:
+        with self._unless_gone():
+            if self._link:
+                await self._link.eof()
+
+    async def stop(self, reason: str) -> None:
+        with self._unless_gone():
+            if self._link:
+                await self._link.stop(reason)
+
+    @contextmanager
+    def _unless_gone(self) -> Iterator[None]:
+        """What is said to a process that has ended meanwhile is not heard; `follow` tells of it."""
+        try:
+            yield
+        except KeeperGone:
+            if self._link and not self._link.over.is_set():
+                raise
+
+    @asynccontextmanager
+    async def _speaking(self) -> AsyncIterator[None]:
+        """Nobody else reads or sends meanwhile, and all that had been recorded has been heard."""
+        await self._caught_up.wait()
+        async with self._lock:
+            yield
+
+    # -- reading
+
+    async def follow(self) -> None:
+        with self._journal, self._stderr:
+            async with task_group() as tasks:
+                tasks.start_soon(self._follow_stderr)
+                tasks.start_soon(self._finish)
+                await self._catch_up()
+                while chunk := await self._journal.read():
+                    async with self._lock:
+                        await self._take(self._lines.feed(chunk))
+        async with self._lock:
+            await self._take_exit()
+
+    async def _catch_up(self) -> None:
+        """Hear what an earlier driver had heard, and what came since nobody was here."""
+        async with self._lock:
+            while self._journal.offset < self._known_bytes:
+                await self._take(self._lines.feed(await self._journal.read()))
+            await self._pass_on(self._play_sent(before=self._offset + 1))
+        self._caught_up.set()
+
+    async def _finish(self) -> None:
+        if self._link:
+            await self._wait_for_end(self._link)
+        self._stderr.finish()
+        self._journal.finish()
+
+    async def _wait_for_end(self, link: Link) -> None:
+        await link.over.wait()
+        if link.is_replaced:
+            raise LeaseLost(self._process.agent, fence=link.fence)
+        # A killed keeper leaves the outer one behind, which ends everything and writes it down.
+        if not link.has_exited:
+            await keeping.wait_until_gone(self._directory)
+            # Both may have been killed: then nobody has ended anything.
+            await anyio.to_thread.run_sync(keeper.sweep, [self._process.id])
+
+    async def _take(self, frames: Sequence[Frame]) -> None:
+        """Hear lines in order, and send what they ask for."""
+        now = self._clock.now()
+        heard: list[Heard] = []
+        for frame in frames:
+            if self._replay:
+                heard += self._play_sent(before=frame.end)
+            told = self._turns.received(frame, now)
+            if len(told) == 1 and type(told[0]) is Emitted:
+                self._offset = frame.end
+                if frame.end > self._stored:
+                    heard.append(told[0])
+                continue
+            # A turn's beginning or end, or something to send: what came before goes first.
+            await self._pass_on(heard)
+            self._offset, heard = frame.end, []
+            more = await self._act_on(told, is_new=frame.end > self._stored)
+            await self._pass_on(more)
+        await self._pass_on(heard)
+        await self._leave_will()
+        self._tell_change()
+
+    async def _act_on(self, told: list[Told], *, is_new: bool) -> list[Heard]:
+        heard: list[Heard] = []
+        for each in told:
+            if isinstance(each, Send):
+                heard += await self._send(each) or ()
+            elif is_new:
+                heard.append(each)
+        return heard
+
+    def _play_sent(self, before: int) -> list[Heard]:
+        """Tell the Dialect again what was sent by an earlier driver before this point."""
+        heard: list[Heard] = []
+        while self._replay and self._replay[0].end < before:
+            heard += self._was_sent(self._replay.popleft())
+        return heard
+
+    def _was_sent(self, frame: Frame) -> list[Heard]:
+        self._sent = max(self._sent, frame.number)
+        self._keys.add(frame.key)
+        told = self._turns.sent(frame, self._clock.now())
+        if frame.number <= self._marks.s:
+            return []
+        return [each for each in told if not isinstance(each, Send)]
+
+    async def _take_exit(self) -> None:
+        """The last line may lack its line break; then comes the end itself."""
+        rest = self._lines.rest()
+        if rest:
+            await self._take([rest])
+        last = keeping.read_exit(self._directory)
+        told = self._turns.exited(last, self._clock.now(), is_awaited=not self._was_told)
+        heard = [each for each in told if not isinstance(each, Send)]
+        await self._pass_on(heard if not self._marks.x else [])
+
+    @property
+    def _was_told(self) -> bool:
+        """Whether the turn that the process was launched for has reached it."""
+        is_one_shot = "multi_turn" not in self._dialect.abilities
+        return is_one_shot or any(key.startswith(_BEGIN) for key in self._keys)
+
+    async def _follow_stderr(self) -> None:
+        while chunk := await self._stderr.read():
+            event = OutputRaw("stderr", chunk.decode(errors="replace"))
+            emitted = Emitted(0, 0, self._clock.now(), event)
+            await self._sink(Stretch([emitted], self._offset, self._sent))
+
+    # -- sending
+
+    async def _send_all(self, sends: Sequence[Send]) -> bool:
+        """Whether all of it was sent, now or before."""
+        heard: list[Heard] = []
+        is_sent = True
+        for send in sends:
+            came_of_it = await self._send(send)
+            is_sent = is_sent and came_of_it is not None
+            heard += came_of_it or ()
+        await self._pass_on(heard)
+        await self._leave_will()
+        self._tell_change()
+        return is_sent
+
+    async def _send(self, send: Send) -> list[Heard] | None:
+        """What came of it; None if there is no process any more to send it to."""
+        if send.key in self._keys:
+            return []
+        with self._unless_gone():
+            if self._link:
+                number = await self._link.frame(send.key, self._offset, send.raw)
+                return self._was_sent(Frame(send.raw, self._offset, send.key, number))
+        return None
+
+    async def _pass_on(self, heard: list[Heard]) -> None:
+        self.heard_at = self._clock.monotonic()
+        if not heard and self._offset <= self._passed:
+            return
+        has_ended = any(type(each) is Ended for each in heard)
+        self._passed = max(self._passed, self._offset)
+        memory = self._turns.save() if has_ended else None
+        await self._sink(Stretch(heard, self._passed, self._sent, memory))
+
+    async def _leave_will(self) -> None:
+        """Deposit how to interrupt the turn that is open now, for a keeper that is left alone."""
+        if self._link is None:
+            return
+        will = self._dialect.interrupt() if self._turns.is_open else None
+        raw = will.raw if isinstance(will, Send) else None
+        if raw is not None and raw != self._will:
+            self._will = raw
+            with self._unless_gone():
+                await self._link.will(raw)
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

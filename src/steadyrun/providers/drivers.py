@@ -1,0 +1,143 @@
+"""How is a process started or taken over, for any provider? Each has a directory of its own."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+import msgspec
+
+from steadyrun import keeper
+from steadyrun.clock import Clock
+from steadyrun.errors import KeeperGone, NotFound
+from steadyrun.model.ids import HolderId, ProcessId
+from steadyrun.model.process import Process
+from steadyrun.provider import Ability, Dialect, Launch, LaunchRequest, Sink, Turn
+from steadyrun.providers import keeping
+from steadyrun.providers.driver import ProcessDriver
+from steadyrun.providers.keeping import Kept, Limits, Link, Spec
+from steadyrun.wire.journal import FileWatches
+
+PROCESSES = "processes"
+_TURN = "turn"
+_PAUSE_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A provider as it is configured here. `env` is filled in when a process is launched."""
+
+    dialect: Callable[[], Dialect]
+    env: Callable[[], Mapping[str, str]]
+    command: tuple[str, ...] = ()
+    model: str | None = None
+
+
+class KeeperDrivers:
+    """Starts processes under keepers, and drives those that are there."""
+
+    def __init__(
+        self,
+        home: Path,
+        setups: Mapping[str, Setup],
+        *,
+        clock: Clock,
+        watches: FileWatches,
+        limits: Limits | None = None,
+    ) -> None:
+        self._home = home
+        self._setups = setups
+        self._clock = clock
+        self._watches = watches
+        self._limits = limits or Limits()
+
+    def abilities(self, provider: str) -> frozenset[Ability]:
+        return self._setup(provider).dialect().abilities
+
+    def wall_seconds(self, provider: str) -> float | None:
+        return self._setup(provider).dialect().wall_seconds
+
+    def model(self, provider: str) -> str | None:
+        return self._setup(provider).model
+
+    def place(self, process: ProcessId) -> str:
+        return f"{PROCESSES}/{process}"
+
+    async def launch(self, process: Process, request: LaunchRequest) -> None:
+        setup, directory = self._setup(process.provider), self._directory(process)
+        request = msgspec.structs.replace(request, directory=str(directory), command=setup.command)
+        launch = setup.dialect().launch(request)
+        env = {**setup.env(), **launch.env}
+        await anyio.to_thread.run_sync(_prepare, directory, request.turn, launch)
+        spec = Spec(
+            process=process.id,
+            directory=str(directory),
+            argv=launch.argv,
+            cwd=request.cwd,
+            env=env,
+            stdin=launch.stdin,
+            rungs=launch.rungs,
+            limits=self._limits,
+        )
+        await keeping.start(spec)
+
+    @asynccontextmanager
+    async def drive(
+        self, process: Process, *, holder: HolderId, fence: int, sink: Sink
+    ) -> AsyncIterator[ProcessDriver]:
+        directory = self._directory(process)
+        dialect = self._setup(process.provider).dialect()
+        async with AsyncExitStack() as stack:
+            link = await self._linked(stack, process, holder, fence)
+            kept = Kept(directory, link)
+            yield ProcessDriver(
+                dialect, process, kept, watches=self._watches, clock=self._clock, sink=sink
+            )
+
+    async def told(self, process: Process) -> Turn:
+        directory = self._directory(process)
+        try:
+            raw = await anyio.to_thread.run_sync((directory / _TURN).read_bytes)
+            turn = msgspec.msgpack.decode(raw, type=Turn)
+        except (OSError, msgspec.DecodeError) as error:
+            raise NotFound("launch of", process.id) from error
+        if not await keeping.was_started(directory):
+            raise NotFound("launch of", process.id)
+        return turn
+
+    async def _linked(
+        self, stack: AsyncExitStack, process: Process, holder: HolderId, fence: int
+    ) -> Link | None:
+        """The claimed keeper; None when the process is gone, and then all it left is ended."""
+        directory = self._directory(process)
+        limit = self._clock.monotonic() + keeping.START_SECONDS
+        while keeping.is_alive(directory):
+            linked = keeping.linked(directory, holder, process.agent, fence)
+            try:
+                return await stack.enter_async_context(linked)
+            except KeeperGone:
+                # It is about to listen, or was killed and its outer process clears up.
+                if self._clock.monotonic() > limit:
+                    raise
+            await anyio.sleep(_PAUSE_SECONDS)
+        await anyio.to_thread.run_sync(keeper.sweep, [process.id])
+        return None
+
+    def _setup(self, provider: str) -> Setup:
+        if provider not in self._setups:
+            known = ", ".join(sorted(self._setups))
+            raise NotFound("provider", provider, hint=f"There are: {known}")
+        return self._setups[provider]
+
+    def _directory(self, process: Process) -> Path:
+        return self._home / process.keeper
+
+
+def _prepare(directory: Path, turn: Turn, launch: Launch) -> None:
+    """Make the directory and its files: whoever takes over must know what was to be told."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, content in {_TURN: msgspec.msgpack.encode(turn), **launch.files}.items():
+        path = directory / name
+        path.touch(mode=0o600)
+        path.write_bytes(content)

@@ -1,0 +1,293 @@
+"""How does a driver start a keeper, reach it and read what it left? See docs/keeper.md."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+from msgspec import Struct
+
+from steadyrun import keeper
+from steadyrun.errors import KeeperGone, LaunchFailed, LeaseLost
+from steadyrun.model.frame import Frame
+from steadyrun.model.ids import HolderId
+from steadyrun.provider import Exit, Rung
+
+VERSION = 1
+START_SECONDS = 30.0
+ANSWER_SECONDS = 10.0
+STDERR_EXCERPT_BYTES = 4096
+_LOOK_SECONDS = 0.01
+
+
+class Limits(Struct, frozen=True):
+    """When a keeper ends its process on its own."""
+
+    free_bytes: int = 64 * 1024 * 1024
+    journal_bytes: int = 8 * 1024 * 1024 * 1024
+    silent_seconds: float = 30 * 60.0
+    unclaimed_seconds: float = 24 * 60 * 60.0
+    kill_seconds: float = 5.0
+
+
+class Spec(Struct, frozen=True):
+    """All a keeper is told at its start."""
+
+    process: str
+    directory: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    stdin: str
+    rungs: tuple[Rung, ...]
+    limits: Limits
+    v: int = VERSION
+
+
+async def start(spec: Spec) -> None:
+    """Start a keeper and its process, or raise `LaunchFailed`. It belongs to nobody but itself."""
+    answer = await anyio.to_thread.run_sync(_start, spec)
+    error = answer.get("error")
+    if error:
+        raise LaunchFailed(spec.argv[0], code=error["code"], problem=error["message"])
+
+
+def _start(spec: Spec) -> dict[str, Any]:
+    command = [sys.executable, "-I", "-S", keeper.__file__]
+    try:
+        done = subprocess.run(
+            command,
+            input=msgspec.json.encode(spec),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            start_new_session=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
+        return msgspec.json.decode(done.stdout, type=dict[str, Any])
+    except (subprocess.TimeoutExpired, OSError, msgspec.DecodeError) as error:
+        problem = f"the keeper did not start: {error}"
+        raise LaunchFailed(spec.argv[0], code="failed", problem=problem) from error
+
+
+class Link(asyncio.Protocol):
+    """A connection to a keeper. Once it is `over`, `has_exited` and `is_replaced` say why; neither
+    means that the keeper was killed."""
+
+    def __init__(self, agent: str, fence: int) -> None:
+        self.fence = fence
+        self.over = anyio.Event()
+        self.has_exited = False
+        self.is_replaced = False
+        self._agent = agent
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[asyncio.Future[dict[str, Any]]] = deque()
+        self._buffer = b""
+
+    async def claim(self, holder: HolderId) -> None:
+        message = {"type": "claim", "v": VERSION, "holder": holder, "fence": self.fence}
+        await self._ask(message)
+
+    async def frame(self, key: str, at: int, raw: bytes) -> int:
+        """Write one line to the process; return its number. The same key is written once."""
+        line = raw + b"\n"
+        answer = await self._ask({"type": "frame", "key": key, "at": at, "size": len(line)}, line)
+        return int(answer["n"])
+
+    async def will(self, raw: bytes) -> None:
+        """Deposit the line that interrupts the open turn, for a keeper that is left alone."""
+        line = raw + b"\n"
+        await self._ask({"type": "will", "size": len(line)}, line)
+
+    async def signal(self, number: int) -> None:
+        await self._ask({"type": "signal", "number": number})
+
+    async def eof(self) -> None:
+        await self._ask({"type": "eof"})
+
+    async def stop(self, reason: str) -> None:
+        """Begin the rungs; the process is gone when the link is over."""
+        await self._ask({"type": "stop", "reason": reason})
+
+    def close(self) -> None:
+        if self._transport:
+            self._transport.close()
+
+    # -- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._hear(msgspec.json.decode(line, type=dict[str, Any]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over.set()
+        while self._waiting:
+            self._answer({"type": "over"})
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "exited":
+                self.has_exited = True
+            case "replaced":
+                self.is_replaced = True
+            case _:
+                self._answer(message)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        if self._waiting and not (waiting := self._waiting.popleft()).done():
+            waiting.set_result(message)
+
+    # -- asking
+
+    async def _ask(self, message: dict[str, Any], payload: bytes = b"") -> dict[str, Any]:
+        if self._transport is None or self.over.is_set():
+            raise self._lost()
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(answer)
+        self._transport.write(msgspec.json.encode(message) + b"\n" + payload)
+        with anyio.move_on_after(ANSWER_SECONDS):
+            return self._checked(await answer)
+        raise KeeperGone(self._agent, found="it does not answer")
+
+    def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+        match answer["type"]:
+            case "refused":
+                raise LeaseLost(self._agent, fence=self.fence)
+            case "over":
+                raise self._lost()
+            case "error":
+                raise KeeperGone(self._agent, found=f"it refused: {answer['code']}")
+            case _:
+                return answer
+
+    def _lost(self) -> LeaseLost | KeeperGone:
+        if self.is_replaced:
+            return LeaseLost(self._agent, fence=self.fence)
+        return KeeperGone(self._agent, found="the connection has ended")
+
+
+@asynccontextmanager
+async def linked(directory: Path, holder: HolderId, agent: str, fence: int) -> AsyncIterator[Link]:
+    """Claim the process in `directory`."""
+    link = await _connect(directory, Link(agent, fence))
+    try:
+        await link.claim(holder)
+        yield link
+    finally:
+        link.close()
+
+
+async def _connect(directory: Path, link: Link) -> Link:
+    try:
+        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise KeeperGone(directory.name, found=f"its directory: {error.strerror}") from error
+    try:
+        # The path of a socket may have 107 bytes only: go through the directory's descriptor.
+        path = f"/proc/self/fd/{folder}/socket"
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, path)
+    except OSError as error:
+        raise KeeperGone(directory.name, found=str(error.strerror)) from error
+    finally:
+        os.close(folder)
+    return link
+
+
+class Kept(Struct, frozen=True):
+    """A process with its directory and, while it lives, the link to its keeper."""
+
+    directory: Path
+    link: Link | None
+
+
+def is_alive(directory: Path) -> bool:
+    """Whether outer or keeper live: they hold the lock as long as one of them does."""
+    try:
+        _share_lock(directory, fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+async def was_started(directory: Path) -> bool:
+    """Whether a keeper has come. If not, none will: a straggler finds its place taken."""
+    journal = directory / "journal"
+    with contextlib.suppress(FileExistsError):
+        (directory / "sent").touch(mode=0o600, exist_ok=False)
+    while is_alive(directory) and not journal.exists():
+        await anyio.sleep(_LOOK_SECONDS)  # noqa: ASYNC110 (a file tells nobody that it came)
+    return journal.exists()
+
+
+async def wait_until_gone(directory: Path) -> None:
+    """Wait for the end of both."""
+    await anyio.to_thread.run_sync(_share_lock, directory, 0, abandon_on_cancel=True)
+
+
+def _share_lock(directory: Path, flags: int) -> None:
+    # Shared: several may look at the same time without seeing each other.
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | flags)
+    finally:
+        os.close(descriptor)
+
+
+class _ExitFile(Struct, frozen=True):
+    code: int | None = None
+    signal: int | None = None
+    reason: str | None = None
+
+
+def read_exit(directory: Path) -> Exit:
+    """How the process ended; `keeper_lost` when nobody was left to write it down."""
+    try:
+        found = msgspec.json.decode((directory / "exit").read_bytes(), type=_ExitFile)
+    except (FileNotFoundError, msgspec.DecodeError):
+        found = _ExitFile(reason="keeper_lost")
+    return Exit(found.code, found.signal, found.reason, read_stderr(directory))
+
+
+def read_stderr(directory: Path) -> str:
+    """The last words on stderr."""
+    try:
+        with (directory / "stderr").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - STDERR_EXCERPT_BYTES))
+            return file.read().decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def read_sent(directory: Path, after: int) -> list[Frame]:
+    """The frames that were sent since number `after`, in the order they were thought of."""
+    try:
+        data = (directory / "sent").read_bytes()
+    except FileNotFoundError:
+        return []
+    frames = [
+        Frame(raw.removesuffix(b"\n"), at, key, number)
+        for number, key, at, raw in keeper.read_sent(data)
+        if number > after
+    ]
+    return sorted(frames, key=lambda frame: (frame.end, frame.number))

@@ -1,0 +1,77 @@
+"""How does the scripted CLI read and write? Lines of JSON, and nothing blocks for long."""
+
+import json
+import math
+import os
+import select
+import signal
+from typing import Any
+
+Args = dict[str, Any]
+
+
+def say(kind: str, **fields: Any) -> None:
+    """Print one frame."""
+    write(1, frame(kind, fields))
+
+
+def frame(kind: str, fields: Args) -> bytes:
+    line = json.dumps({"type": kind, **fields}, ensure_ascii=False, allow_nan=False)
+    return line.encode("utf-8", "replace") + b"\n"
+
+
+def write(descriptor: int, data: bytes) -> None:
+    """Write all of it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def loads(text: bytes | str) -> Any:
+    """Read JSON, and nothing but JSON: Python's own reader takes NaN and 1e999, too."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _refuse(found: str) -> float:
+    raise ValueError(f"{found} is not a number in JSON")
+
+
+def _finite(found: str) -> float:
+    number = float(found)
+    return number if math.isfinite(number) else _refuse(found)
+
+
+class Wire:
+    """What comes in: lines on stdin, and SIGINT."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.is_aborted = False
+        self._rest: list[bytes] = []
+        self._wake, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, self._abort)
+
+    def lines(self, seconds: float | None) -> list[bytes]:
+        """What came within this time; at once when something is there."""
+        watched = [self._wake, 0] if self.is_open else [self._wake]
+        readable = select.select(watched, [], [], seconds)[0]
+        if self._wake in readable:
+            os.read(self._wake, 64)
+        return self._read() if 0 in readable else []
+
+    def _read(self) -> list[bytes]:
+        data = os.read(0, 1 << 20)
+        self.is_open = bool(data)
+        # At the end of stdin a line without its line break is a line, too.
+        first, *more = (data or b"\n").split(b"\n")
+        self._rest.append(first)
+        if not more:
+            return []
+        lines = [b"".join(self._rest), *more]
+        self._rest = [lines.pop()]
+        return [line for line in lines if line.strip()]
+
+    def _abort(self, *_: object) -> None:
+        self.is_aborted = True

@@ -1,0 +1,248 @@
+"""How is one command a turn? The shell provider: its prompt is the command, its output the answer.
+
+A command has no protocol. So a line of our own comes before its output and says what was asked:
+the journal tells the whole story, and `tool.started` comes before the command says a word.
+"""
+
+import shlex
+from pathlib import PurePath
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from steadyrun.errors import CommandRefused, ConfigInvalid, Usage
+from steadyrun.model.event import (
+    Diagnostic,
+    ErrorFact,
+    Note,
+    OutputRaw,
+    TextFinal,
+    ToolCompleted,
+    ToolFailed,
+    ToolStarted,
+)
+from steadyrun.model.frame import Frame
+from steadyrun.provider import (
+    Ability,
+    Ended,
+    Exit,
+    Launch,
+    LaunchRequest,
+    Offer,
+    Refused,
+    Rung,
+    Said,
+    Send,
+    Turn,
+    Verdict,
+)
+
+_SIGTERM = 15
+_CALL, _TOOL = "1", "bash"
+# Says its first argument, then becomes the rest of them.
+_ANNOUNCE = ("/bin/sh", "-c", 'printf "%s\\n" "$1"; shift; exec "$@"', "sh")
+_SHELL = ("/bin/sh", "-c")
+_ONLY_A_SHELL_KNOWS = frozenset({"|", "||", "&", "&&", ";", ">", ">>", "<", "<<", "2>", "2>&1"})
+
+_HINTS = {126: "126 mostly says: not executable.", 127: "127 mostly says: not found."}
+
+_Whole = Annotated[int, Meta(ge=0)]
+
+
+class ShellOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """`allowed` and `denied` hold base names of commands; None is no list. Denied wins.
+
+    A `timeout_seconds` of 0 is none; the runtime keeps the time.
+    """
+
+    timeout_seconds: Annotated[float, Meta(ge=0)] = 30.0
+    allowed: tuple[str, ...] | None = None
+    denied: tuple[str, ...] | None = None
+    success_exit_codes: tuple[_Whole, ...] = (0,)
+    output_cap_bytes: _Whole = 1048576
+    shell: bool = False
+
+
+class _Announced(Struct, frozen=True):
+    """The line of ours: the command as it was asked for."""
+
+    command: str = msgspec.field(name="steadyrun.command")
+
+
+class ShellState(Struct, frozen=True):
+    """What was printed. `output` grows in place: a copy for each line would be slow."""
+
+    is_started: bool = False
+    command: str | None = None
+    output: bytearray = msgspec.field(default_factory=bytearray)
+    is_cut: bool = False
+    # How far the journal was read: frames have no empty lines, but leave a gap where they were.
+    end: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.output.decode(errors="replace").removesuffix("\n")
+
+    @property
+    def tool_input(self) -> dict[str, str] | None:
+        return None if self.command is None else {"command": self.command}
+
+
+class Shell:
+    """The Dialect of one command."""
+
+    name: ClassVar[str] = "shell"
+    abilities: ClassVar[frozenset[Ability]] = frozenset({"modes"})
+    options_type: ClassVar[type[Struct]] = ShellOptions
+    # Its only turn was told at the launch.
+    is_ready = True
+
+    def __init__(self, options: ShellOptions | None = None) -> None:
+        self.state = ShellState()
+        self._options = options or ShellOptions()
+        self.wall_seconds = self._options.timeout_seconds or None
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        """The command that will run, or why it may not."""
+        text = request.turn.text.strip()
+        if not text or "\0" in text:
+            raise Usage(f"expected a command to run, found {text!r}")
+        if request.mode == "plan":
+            raise CommandRefused(text, rule="in mode plan nothing is run")
+        announced = msgspec.json.encode(_Announced(text)).decode()
+        return Launch(
+            argv=(*_ANNOUNCE, announced, *self._argv(text, request.command)),
+            stdin="null",
+            rungs=(Rung("signal", 2.0, _SIGTERM),),
+        )
+
+    def open(self) -> list[Send]:
+        return []
+
+    def begin(self, turn: Turn) -> list[Send]:
+        return []
+
+    def steer(self, offer: Offer) -> Refused:
+        return Refused("a command takes no messages")
+
+    def recall(self, offer: str) -> None:
+        return None
+
+    def interrupt(self) -> None:
+        return None
+
+    def decide(self, approval: str, verdict: Verdict) -> list[Send]:
+        return []
+
+    def sent(self, frame: Frame) -> list[Said]:
+        return []
+
+    def receive(self, frame: Frame) -> list[Said]:
+        if self.state.is_started:
+            return self._print(frame)
+        announced = _announced(frame.raw)
+        started = self._start(announced)
+        if announced is None:
+            return [*started, *self._print(frame)]
+        self.state = replace(self.state, end=frame.end)
+        return started
+
+    def ended(self, last: Exit) -> list[Said]:
+        """The exit is the answer. Who stopped it, if somebody did, knows how the turn ended."""
+        started = [] if self.state.is_started else self._start(None)
+        if last.reason is not None:
+            return [*started, self._failed(f"stopped: {last.reason}")]
+        if last.code in self._options.success_exit_codes:
+            return [*started, *self._completed()]
+        return [*started, *self._ended_badly(last)]
+
+    def _argv(self, text: str, command: tuple[str, ...]) -> tuple[str, ...]:
+        if self._options.shell:
+            self._refuse_lists()
+            return (*(command or _SHELL), text)
+        words = _split(text)
+        self._check_name(words[0])
+        return (*command, *words)
+
+    def _refuse_lists(self) -> None:
+        if self._options.allowed is not None or self._options.denied is not None:
+            raise ConfigInvalid(
+                "providers.shell.options: a shell can run any command by another name, so"
+                " shell = true cannot be had with allowed or denied",
+                file=None,
+                hint="Remove shell = true, or both lists.",
+            )
+
+    def _check_name(self, command: str) -> None:
+        name, allowed, denied = _base(command), self._options.allowed, self._options.denied
+        if denied is not None and name in map(_base, denied):
+            raise CommandRefused(name, rule="it is in the list of denied commands")
+        if allowed is not None and name not in map(_base, allowed):
+            known = ", ".join(allowed) or "none"
+            rule = "it is not in the list of allowed commands"
+            raise CommandRefused(name, rule=rule, hint=f"Allowed: {known}")
+
+    def _start(self, command: str | None) -> list[Said]:
+        self.state = replace(self.state, is_started=True, command=command)
+        return [ToolStarted(_CALL, _TOOL, self.state.tool_input)]
+
+    def _print(self, frame: Frame) -> list[Said]:
+        left_out = max(0, frame.end - self.state.end - len(frame.raw) - 1)
+        self.state = replace(self.state, end=frame.end)
+        live = OutputRaw("stdout", frame.raw.decode(errors="replace"))
+        return [live, *self._keep(b"\n" * left_out + frame.raw + b"\n")]
+
+    def _keep(self, printed: bytes) -> list[Said]:
+        cap = self._options.output_cap_bytes
+        room = cap - len(self.state.output)
+        self.state.output.extend(printed[: max(0, room)])
+        # The last line break is not part of the output, and needs no room.
+        if self.state.is_cut or len(printed) <= room + 1:
+            return []
+        self.state = replace(self.state, is_cut=True)
+        return [Note(f"the output is cut at {cap} bytes; the journal has all of it")]
+
+    def _completed(self) -> list[Said]:
+        text = self.state.text
+        completed = ToolCompleted(_CALL, _TOOL, self.state.tool_input, text)
+        return [completed, TextFinal(text), Ended("completed", text)]
+
+    def _ended_badly(self, last: Exit) -> list[Said]:
+        how = f"code {last.code}" if last.signal is None else f"signal {last.signal}"
+        hint = _HINTS.get(last.code or 0, "")
+        error = ErrorFact("exit_nonzero", f"the command ended with {how}", hint)
+        diagnostic = Diagnostic(last.code, last.stderr)
+        ended = Ended("failed", self.state.text or None, error=error, diagnostic=diagnostic)
+        return [self._failed(how), ended]
+
+    def _failed(self, error: str) -> ToolFailed:
+        return ToolFailed(_CALL, _TOOL, self.state.tool_input, self.state.text, error)
+
+
+def _announced(raw: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(raw, type=_Announced).command
+    except ValueError:
+        return None
+
+
+def _split(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise Usage(f"the command cannot be read: {error}: {text!r}") from error
+    if not words[0] or words[0].startswith("-"):
+        raise Usage(f"expected a command to run, found {text!r}")
+    for word in text.split():
+        if word in _ONLY_A_SHELL_KNOWS and word in words:
+            raise Usage(
+                f"{word!r} means something to a shell only, and there is none: {text!r}",
+                hint="Quote it, or set shell = true in the options of the provider.",
+            )
+    return words
+
+
+def _base(command: str) -> str:
+    return PurePath(command).name

@@ -1,0 +1,131 @@
+"""How do I add a CLI that prints lines of JSON? Copy this file; `parrot` is an imaginary one.
+
+    parrot --jsonl [--resume TOKEN]
+    we say     {"id":"1","prompt":"hello"}
+    it prints  {"type":"hello","session":"s1"}
+               {"type":"tool","id":"t1","name":"look","input":{}}
+               {"type":"tool","id":"t1","name":"look","output":"a cat","done":true}
+               {"type":"said","text":"hello"}
+               {"type":"done","ok":true,"tokens_in":3,"tokens_out":5}
+
+Record what the real CLI prints before you write a line, and play it in a test: docs/providers.md.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from msgspec import Struct, ValidationError, json
+
+from steadyrun import provider as p
+from steadyrun.model import event as ev
+from steadyrun.model.frame import Frame
+from steadyrun.model.usage import Usage
+
+
+# 1. A struct for each frame. Name only the fields you use: the others are skipped, so that a newer
+#    CLI goes on working.
+class Hello(Struct, frozen=True, tag="hello"):
+    session: str
+
+
+class Spoken(Struct, frozen=True, tag="said"):
+    text: str
+
+
+class Tool(Struct, frozen=True, tag="tool"):
+    id: str
+    name: str
+    input: Any = None
+    output: Any = None
+    done: bool = False
+
+
+class Done(Struct, frozen=True, tag="done"):
+    ok: bool
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+
+
+Printed = Hello | Spoken | Tool | Done
+_printed: Callable[[bytes], Printed] = json.Decoder(Printed).decode
+
+
+# 2. What a user may set under `options`, and what must be remembered from frame to frame.
+class ParrotOptions(Struct, frozen=True, forbid_unknown_fields=True): ...
+
+
+class ParrotState(Struct, frozen=True):
+    is_idle: bool = False
+    text: str | None = None
+
+
+class Parrot:
+    """The Dialect of an imaginary CLI."""
+
+    name: ClassVar[str] = "parrot"
+    # 3. What it can do. What is missing here is refused by name before it is started.
+    abilities: ClassVar[frozenset[p.Ability]] = frozenset({"resume", "multi_turn", "interrupt"})
+    options_type: ClassVar[type[Struct]] = ParrotOptions
+    wall_seconds: float | None = None
+
+    def __init__(self, options: ParrotOptions | None = None) -> None:
+        self.state = ParrotState()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state.is_idle
+
+    def launch(self, request: p.LaunchRequest) -> p.Launch:
+        resume = ("--resume", request.resume) if request.resume else ()
+        argv = (*(request.command or ("parrot",)), "--jsonl", *resume)
+        return p.Launch(argv, rungs=(p.Rung("eof", 2.0),))
+
+    # 4. What we may say. A key names a line: said again after a crash, it is written only once.
+    def open(self) -> list[p.Send]:
+        return []
+
+    def begin(self, turn: p.Turn) -> list[p.Send]:
+        return [p.Send(f"begin:{turn.key}", json.encode({"id": turn.key, "prompt": turn.text}))]
+
+    def steer(self, offer: p.Offer) -> p.Refused:
+        return p.Refused("parrot takes no messages during a turn")
+
+    def recall(self, offer: str) -> None:
+        return None
+
+    def interrupt(self) -> p.Signal:
+        return p.Signal(2)  # SIGINT
+
+    def decide(self, approval: str, verdict: p.Verdict) -> list[p.Send]:
+        return []
+
+    # 5. What was said. Only here the state changes, and only by what is in the line.
+    def sent(self, frame: Frame) -> list[p.Said]:
+        self.state = ParrotState()
+        return [p.Began(json.decode(frame.raw)["id"])]
+
+    def receive(self, frame: Frame) -> list[p.Said]:
+        try:
+            said = _printed(frame.raw)
+        except ValidationError:
+            return [ev.Unknown(frame.raw.decode())]
+        match said:
+            case Hello(session):
+                self.state = ParrotState(is_idle=True)
+                return [ev.TokenBound(session)]
+            case Spoken(text):
+                self.state = ParrotState(text=text)
+                return [ev.TextFinal(text)]
+            case Tool():
+                kind = ev.ToolCompleted if said.done else ev.ToolStarted
+                return [kind(said.id, said.name, said.input, said.output)]
+            case Done():
+                return [self._done(said)]
+
+    def ended(self, last: p.Exit) -> list[p.Said]:
+        return []
+
+    def _done(self, said: Done) -> p.Ended:
+        text, usage = self.state.text, Usage(said.tokens_in, said.tokens_out)
+        self.state = ParrotState(is_idle=True)
+        return p.Ended("completed" if said.ok else "failed", text, usage)

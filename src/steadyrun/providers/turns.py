@@ -1,0 +1,221 @@
+"""Which events and turns do frames make? Pure: the same for live, adopted and recorded traffic.
+
+It stands between a Dialect and everybody else and keeps what no Dialect may break: turns do not
+overlap, every turn that begins ends, a tool that is open at the end of its turn is closed, and an
+offer that is open when the process ends is returned.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+from msgspec import Struct
+
+from steadyrun.model.event import (
+    Diagnostic,
+    Emitted,
+    ErrorFact,
+    Event,
+    FollowupAbsorbed,
+    FollowupOffered,
+    FollowupOwnTurn,
+    FollowupReturned,
+    Note,
+    ToolCompleted,
+    ToolFailed,
+    ToolStarted,
+    Unknown,
+    our_place,
+)
+from steadyrun.model.frame import Frame
+from steadyrun.model.run import STOPPED, StopReason
+from steadyrun.provider import Began, Dialect, Ended, Exit, Said, Send
+
+STILL_RUNNING = "still_running"
+
+
+Told = Emitted | Began | Ended | Send
+
+
+class _Memory(Struct, frozen=True):
+    """What is saved: the Dialect's state, the open turn's tools and those we have closed."""
+
+    dialect: msgspec.Raw
+    is_open: bool
+    input: str | None
+    tools: dict[str, ToolStarted]
+    offers: dict[str, FollowupOffered]
+    given_up: frozenset[str]
+
+
+class Turns:
+    """The turns of one process. A one-shot process has its only turn open from the beginning."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.is_open = "multi_turn" not in dialect.abilities
+        # What the open turn took: see `Began`.
+        self.input: str | None = None
+        self._tools: dict[str, ToolStarted] = {}
+        self._offers: dict[str, FollowupOffered] = {}
+        self._given_up: set[str] = set()
+
+    @property
+    def has_open_tools(self) -> bool:
+        return bool(self._tools)
+
+    def sent(self, frame: Frame, now: datetime) -> list[Told]:
+        """This was written to the CLI."""
+        return self._told(self.dialect.sent(frame), our_place("s", frame.number), now)
+
+    def received(self, frame: Frame, now: datetime) -> list[Told]:
+        """The CLI printed this. What its Dialect cannot read is kept whole."""
+        try:
+            said: Sequence[Said] = self.dialect.receive(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            said = [_unreadable(frame.raw)]
+        return self._told(said, frame.end, now)
+
+    def exited(self, last: Exit, now: datetime, *, is_awaited: bool = False) -> list[Told]:
+        """The process is gone; a turn that is still open has failed, and so has one that is
+        awaited and never began."""
+        said = self.dialect.ended(last)
+        is_over = any(isinstance(each, Ended) for each in said)
+        if (self.is_open or is_awaited) and not is_over:
+            said = [*said, _cut_short(last)]
+        place = our_place("x", 1)
+        told = self._told(said, place, now)
+        back = [
+            FollowupReturned(o.item, o.text, "the process ended") for o in self._offers.values()
+        ]
+        # An open turn's last event is its end: what is given back comes before.
+        return [*_placed(back, place, len(told), now), *told]
+
+    def save(self) -> bytes:
+        state = msgspec.Raw(msgspec.msgpack.encode(self.dialect.state))
+        given_up = frozenset(self._given_up)
+        memory = _Memory(state, self.is_open, self.input, self._tools, self._offers, given_up)
+        return msgspec.msgpack.encode(memory)
+
+    def restore(self, saved: bytes) -> None:
+        memory = msgspec.msgpack.decode(saved, type=_Memory)
+        kind = type(self.dialect.state)
+        self.dialect.state = msgspec.msgpack.decode(memory.dialect, type=kind)
+        self.is_open, self.input, self._tools = memory.is_open, memory.input, memory.tools
+        self._offers, self._given_up = memory.offers, set(memory.given_up)
+
+    def _told(self, said: Iterable[Said], place: int | str, now: datetime) -> list[Told]:
+        told: list[Told] = []
+        events = 0
+        for each in said:
+            kind = type(each)
+            if kind not in _SPECIAL:
+                told.append(Emitted(place, events, now, each))  # type: ignore[arg-type]
+                events += 1
+                continue
+            for more in self._special(each):
+                told.append(_emitted(more, place, events, now))
+                events += type(told[-1]) is Emitted
+        return told
+
+    def _special(self, said: Said) -> list[Said]:
+        """What follows from a said thing that is not just passed on."""
+        if isinstance(said, Began):
+            return self._begin(said)
+        return self._end(said) if isinstance(said, Ended) else [self._tracked(said)]
+
+    def _tracked(self, said: Said) -> Said:
+        """Keep the lists of what is open."""
+        match said:
+            case ToolStarted():
+                self._tools[said.tool_call_id] = said
+            case ToolCompleted() | ToolFailed():
+                return self._close(said)
+            case FollowupOffered():
+                self._offers[said.item] = said
+            case FollowupAbsorbed() | FollowupOwnTurn() | FollowupReturned():
+                self._offers.pop(said.item, None)
+            case _:
+                pass
+        return said
+
+    def _begin(self, began: Began) -> list[Said]:
+        lost = ErrorFact("no_end", "the next turn began before this one had ended")
+        before = self._end(Ended("failed", error=lost)) if self.is_open else []
+        self.is_open, self.input = True, began.input
+        return [*before, began]
+
+    def _end(self, ended: Ended) -> list[Said]:
+        """Close what is open. An end without a beginning is a turn of its own."""
+        before: list[Said] = [] if self.is_open else [Began(None)]
+        before += [_still_running(tool) for tool in self._tools.values()]
+        self._given_up |= self._tools.keys()
+        self._tools, self.is_open = {}, False
+        return [*before, ended]
+
+    def _close(self, tool: ToolCompleted | ToolFailed) -> Event:
+        if tool.tool_call_id in self._given_up:
+            self._given_up.discard(tool.tool_call_id)
+            name = str(tool.__struct_config__.tag)
+            return Note(f"{tool.tool_name} {tool.tool_call_id} ended after its turn: {name}")
+        self._tools.pop(tool.tool_call_id, None)
+        return tool
+
+
+_SPECIAL = frozenset(
+    {
+        Began,
+        Ended,
+        Send,
+        ToolStarted,
+        ToolCompleted,
+        ToolFailed,
+        FollowupOffered,
+        FollowupAbsorbed,
+        FollowupOwnTurn,
+        FollowupReturned,
+    }
+)
+
+
+def _placed(events: Iterable[Event], place: str, first: int, now: datetime) -> list[Told]:
+    return [Emitted(place, n, now, event) for n, event in enumerate(events, first)]
+
+
+def _emitted(said: Said, place: int | str, n: int, now: datetime) -> Told:
+    if isinstance(said, Began | Ended | Send):
+        return said
+    return Emitted(place, n, now, said)
+
+
+def _still_running(tool: ToolStarted) -> ToolFailed:
+    return ToolFailed(tool.tool_call_id, tool.tool_name, tool.tool_input, error=STILL_RUNNING)
+
+
+def _unreadable(raw: bytes) -> Unknown:
+    try:
+        return Unknown(text=raw.decode())
+    except UnicodeDecodeError:
+        return Unknown(raw=raw)
+
+
+def _cut_short(last: Exit) -> Ended:
+    """The end of a turn whose process ended before it."""
+    reason = _REASONS.get(last.reason or "")
+    if reason is not None:
+        error = ErrorFact(reason, _WHY.get(reason, "the process was stopped"), retryable=True)
+        return Ended(STOPPED[reason], error=error, exit_code=last.code, stop_reason=reason)
+    how = f"signal {last.signal}" if last.signal is not None else f"code {last.code}"
+    why = f"the process ended in mid-turn with {how}"
+    error = ErrorFact(last.reason or "exited", why, retryable=True)
+    diagnostic = Diagnostic(last.code, last.stderr)
+    return Ended("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
+
+
+# Nobody was there and it had nothing to say.
+_REASONS: dict[str, StopReason] = {**{name: name for name in STOPPED}, "unclaimed": "idle_timeout"}
+_WHY: dict[StopReason, str] = {
+    "disk_full": "the disk is nearly full, and output would have been lost",
+    "journal_full": "the process has printed more than its journal may hold",
+    "keeper_lost": "the keeper of the process was killed, and the process was ended with it",
+}

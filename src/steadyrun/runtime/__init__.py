@@ -1,0 +1,1 @@
+"""What makes a provider a lasting teammate: the path from a claim to a settled item."""

@@ -1,0 +1,63 @@
+"""When has a run waited too long? Pure: it is told the time and the signs of life."""
+
+from msgspec import Struct
+
+from steadyrun.model.run import StopReason
+
+
+class ClockLimits(Struct, frozen=True):
+    """How long may it take? Seconds; None is without limit."""
+
+    # From the start of the run to its end.
+    wall: float | None = None
+    # Without a word from the provider.
+    idle: float | None = 30 * 60.0
+    # The same for a process that serves one turn only.
+    stall: float | None = 120.0
+    # From the input to the first word of an answer.
+    hang: float | None = 60.0
+    # Silence that is worth a warning.
+    warning: float = 60.0
+
+
+class Signs(Struct, frozen=True):
+    """What is known of a run's life, in seconds of the monotonic clock."""
+
+    started_at: float
+    # When the input was written; None before that.
+    told_at: float | None
+    heard_at: float
+    # It waits for a person, a tool, a follow-up or a time it has announced: silence means nothing.
+    is_waiting: bool = False
+    is_one_shot: bool = False
+    is_warned: bool = False
+
+
+class Alarm(Struct, frozen=True):
+    """What to do, and when: stop for that reason, or only warn."""
+
+    at: float
+    reason: StopReason | None
+
+
+def next_alarm(limits: ClockLimits, signs: Signs) -> Alarm | None:
+    """The first clock that will ring if nothing more is heard."""
+    alarms = [Alarm(signs.started_at + limits.wall, "wall_timeout")] if limits.wall else []
+    if not signs.is_waiting:
+        alarms += _silence(limits, signs)
+    return min(alarms, key=lambda alarm: alarm.at, default=None)
+
+
+def _silence(limits: ClockLimits, signs: Signs) -> list[Alarm]:
+    since = max(signs.heard_at, signs.told_at or signs.started_at)
+    has_answered = signs.told_at is None or signs.heard_at > signs.told_at
+    alarms = []
+    if limits.hang and not has_answered:
+        alarms.append(Alarm(since + limits.hang, "hang"))
+    if limits.stall and signs.is_one_shot:
+        alarms.append(Alarm(since + limits.stall, "stall"))
+    if limits.idle:
+        alarms.append(Alarm(since + limits.idle, "idle_timeout"))
+    if not signs.is_warned:
+        alarms.append(Alarm(since + limits.warning, None))
+    return alarms

@@ -1,0 +1,86 @@
+"""Which lanes does this process hold, and who runs them? One runner for each."""
+
+import contextlib
+
+import anyio
+from anyio.abc import TaskGroup
+
+from steadyrun.errors import KeeperGone, LeaseLost
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import RunId
+from steadyrun.model.item import Claim, Message
+from steadyrun.model.process import Process
+from steadyrun.model.run import Created, Orphaned
+from steadyrun.runtime.runner import Ask, Runner, Surroundings
+
+
+class Holding:
+    """The runs this process drives, each in a task of its own."""
+
+    def __init__(self, around: Surroundings, tasks: TaskGroup) -> None:
+        self.around = around
+        self._tasks = tasks
+        self._runners: dict[RunId, Runner] = {}
+        self._ended: dict[RunId, anyio.Event] = {}
+
+    async def start(self, agent: Agent, run: RunId, prompt: str, ask: Ask) -> None:
+        """Accept a message for a new agent, claim its lane and run it."""
+        store = self.around.store
+        await store.add_agent(agent)
+        await store.accept(Message(agent.id, prompt, kind="call"))
+        [claim] = await store.claim(self.around.holder, agent=agent.id)
+        self._run(Runner(self.around, claim, agent, run), ask)
+
+    async def adopt(self) -> list[RunId]:
+        """Take up every run whose holder is gone."""
+        claims = await self.around.store.reap(self.around.holder)
+        return [await self._adopt(claim) for claim in claims]
+
+    def runner(self, run: RunId) -> Runner | None:
+        """Who drives the run, if this process does."""
+        # A runner goes on with other runs: its process may begin turns of its own.
+        return next((each for each in self._runners.values() if each.run == run), None)
+
+    async def wait(self, run: RunId) -> None:
+        """Wait until this process has nothing more to do for the run."""
+        ended = self._ended.get(run)
+        if ended:
+            await ended.wait()
+
+    async def _adopt(self, claim: Claim) -> RunId:
+        store = self.around.store
+        processes = await store.open_processes(claim.agent)
+        agent, run = await store.agent(claim.agent), await self._run_of(claim)
+        if processes:
+            self._run(Runner(self.around, claim, agent, run), processes[-1])
+        else:
+            await store.settle(claim, Orphaned(self.around.clock.now()))
+        return run
+
+    async def _run_of(self, claim: Claim) -> RunId:
+        """The item's run; its holder may have been killed before there was one."""
+        around, run = self.around, claim.item.run
+        if run is None:
+            agent, run = await around.store.agent(claim.agent), around.ids.run()
+            now = around.clock.now()
+            created = Created(run, agent.id, claim.item.id, agent.provider, now, agent.model)
+            await around.store.change(claim, run, created)
+        return run
+
+    def _run(self, runner: Runner, begin: Ask | Process) -> None:
+        self._runners[runner.run] = runner
+        self._ended[runner.run] = anyio.Event()
+        self._tasks.start_soon(self._see_through, runner, begin)
+
+    async def _see_through(self, runner: Runner, begin: Ask | Process) -> None:
+        # Somebody else has the claim, or will find out what became of the process.
+        with contextlib.suppress(LeaseLost, KeeperGone):
+            await self._driven(runner, begin)
+
+    async def _driven(self, runner: Runner, begin: Ask | Process) -> None:
+        first = runner.run
+        try:
+            await (runner.adopt(begin) if isinstance(begin, Process) else runner.start(begin))
+        finally:
+            del self._runners[first]
+            self._ended[first].set()

@@ -1,0 +1,165 @@
+"""How does what a process says become the record? In order, each commit with its journal offset."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+import anyio
+
+from steadyrun.clock import Clock
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import (
+    LIVE_ONLY,
+    Emitted,
+    Event,
+    LiveEvent,
+    TokenBound,
+    TokenRotated,
+    event_id,
+    our_place,
+)
+from steadyrun.model.ids import RunId
+from steadyrun.model.item import Claim
+from steadyrun.model.process import Checkpoint, Process
+from steadyrun.model.run import Change, Finished, Launched
+from steadyrun.model.session import ResumeToken
+from steadyrun.provider import Stretch
+from steadyrun.runtime.feed import Feed
+from steadyrun.store import Batch, Store
+
+_MOST_GATHERED = 5000
+# How far the record may lag behind the journal where there is nothing to record.
+_MOST_UNWRITTEN = 1024 * 1024
+
+
+class Recorder:
+    """Writes the record of one process for one claim, and tells the feed what is stored."""
+
+    def __init__(
+        self,
+        store: Store,
+        claim: Claim,
+        process: Process,
+        *,
+        agent: Agent,
+        feed: Feed,
+        clock: Clock,
+    ) -> None:
+        self.claim = claim
+        # The run whose turn is open; events outside of a turn belong to none.
+        self.run: RunId | None = None
+        self._store = store
+        self._process = process
+        self._agent = agent
+        self.token: str | None = None
+        self._feed = feed
+        self._clock = clock
+        self.offset = process.offset
+        self._own = process.marks.r
+        # What waits to be written while an earlier part is.
+        self._gathered: list[Emitted] = []
+        self._gathered_to = process.offset
+        self._bell = anyio.Event()
+        self._lock = anyio.Lock()
+
+    async def serve(self) -> None:
+        """Write what has gathered, as long as there is a process: run this in a task."""
+        while True:
+            await self._bell.wait()
+            self._bell = anyio.Event()
+            await self.flush()
+
+    async def write(self, events: Sequence[Emitted], offset: int) -> None:
+        """Record events up to `offset`, soon: reading goes on while they are written."""
+        self._gathered += events
+        self._gathered_to = offset
+        self._bell.set()
+        if len(self._gathered) > _MOST_GATHERED:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what has gathered."""
+        async with self._lock:
+            await self._flush()
+
+    async def begin(self, run: RunId, events: Sequence[Emitted], offset: int) -> None:
+        """The turn of `run` began: what follows belongs to it."""
+        async with self._lock:
+            await self._flush()
+            self.run = run
+            launched = Launched(self._clock.now(), self._process.id)
+            await self._append(events, offset, launched, None)
+
+    async def end(self, finished: Finished, events: Sequence[Emitted], stretch: Stretch) -> None:
+        """The turn ended. It is remembered in the same commit how to go on from here."""
+        saved = None if stretch.memory is None else Checkpoint(stretch.memory, stretch.sent)
+        async with self._lock:
+            await self._flush()
+            await self._append(events, stretch.offset, finished, saved)
+            self.run = None
+
+    async def note(self, *events: Event) -> None:
+        """Record what the runtime itself has to say of the run."""
+        async with self._lock:
+            await self._flush()
+            await self._append([self._ours(event) for event in events], self.offset, None, None)
+
+    def _ours(self, event: Event) -> Emitted:
+        self._own += 1
+        return Emitted(our_place("r", self._own), 0, self._clock.now(), event)
+
+    async def _flush(self) -> None:
+        while self._gathered or self._gathered_to - self.offset >= _MOST_UNWRITTEN:
+            events, self._gathered = self._gathered, []
+            await self._append(events, self._gathered_to, None, None)
+
+    async def _append(
+        self,
+        events: Sequence[Emitted],
+        offset: int,
+        change: Change | None,
+        saved: Checkpoint | None,
+    ) -> None:
+        kept = tuple([each for each in events if type(each.event) not in LIVE_ONLY])
+        # Deltas alone are no reason to write: whoever takes over reads them again, and drops them.
+        if not kept and not change and not saved and offset - self.offset < _MOST_UNWRITTEN:
+            self._tell(events, 0)
+            return
+        token = self._token(kept)
+        batch = Batch(self._process.id, self.run, self.offset, offset, kept, change, token, saved)
+        before = list(takewhile(_is_live, events))
+        self._tell(before, 0)
+        appended = await self._store.append(self.claim, batch)
+        self.offset = offset
+        self._tell(events[len(before) :], appended.cursor - len(kept) if change is None else 0)
+        self._feed.tell(appended.cursor)
+
+    def _tell(self, events: Sequence[Emitted], cursor: int) -> None:
+        """Tell live events in their place among the stored ones, which follow `cursor`."""
+        for each in events:
+            if not _is_live(each):
+                cursor += 1
+                continue
+            if cursor > 0:
+                self._feed.tell(cursor)
+            self._feed.tell(self._live(each))
+
+    def _live(self, emitted: Emitted) -> LiveEvent:
+        name = event_id(self._process.id, emitted.place, emitted.n)
+        agent, provider = self._agent.name, self._process.provider
+        event: Any = emitted.event
+        return LiveEvent(name, emitted.at, agent, self.run, provider, event)
+
+    def _token(self, events: Sequence[Emitted]) -> ResumeToken | None:
+        for each in reversed(events):
+            if isinstance(each.event, TokenBound | TokenRotated):
+                machine = self._process.machine
+                self.token = each.event.token
+                return ResumeToken(
+                    self.token, machine, self._agent.home, self._agent.model, each.at
+                )
+        return None
+
+
+def _is_live(emitted: Emitted) -> bool:
+    return type(emitted.event) in LIVE_ONLY

@@ -1,0 +1,180 @@
+"""What has been written to this file since? Its followers read on as soon as it grows."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from steadyrun.wire.inotify import ANY_OF_THEM, open_inotify
+
+CHUNK_BYTES = 256 * 1024
+# Where the kernel does not tell.
+POLL_SECONDS = 0.05
+# Where it does, but might not have.
+SAFETY_SECONDS = 1.0
+
+Wake = Callable[[], None]
+# In place of a watch: the kernel will not tell of this file.
+_UNTOLD = 0
+
+
+class FileWatches:
+    """Wakes all who follow files on this event loop; one descriptor and one timer serve them all.
+
+    Shared, because a user has 128 inotify descriptors by default, but room for many watches.
+    """
+
+    def __init__(
+        self,
+        *,
+        use_inotify: bool = True,
+        poll_seconds: float = POLL_SECONDS,
+        safety_seconds: float = SAFETY_SECONDS,
+    ) -> None:
+        self._poll_seconds, self._safety_seconds = poll_seconds, safety_seconds
+        self._loop = asyncio.get_running_loop()
+        self._wakes: dict[int, set[Wake]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._inotify = open_inotify() if use_inotify else None
+        if self._inotify:
+            self._loop.add_reader(self._inotify, self._hear)
+
+    def add(self, path: Path, wake: Wake) -> int:
+        """Wake whenever the file may have changed, from now on; the number is for `remove`."""
+        watch = self._watch(path)
+        self._wakes.setdefault(watch, set()).add(wake)
+        self._set_timer()
+        return watch
+
+    def remove(self, watch: int, wake: Wake) -> None:
+        self._wakes[watch].remove(wake)
+        if self._wakes[watch]:
+            return
+        del self._wakes[watch]
+        if self._inotify and watch != _UNTOLD:
+            self._inotify.forget(watch)
+
+    def close(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        if self._inotify:
+            self._loop.remove_reader(self._inotify)
+            self._inotify.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _watch(self, path: Path) -> int:
+        try:
+            return self._inotify.watch(path) if self._inotify else _UNTOLD
+        except OSError:
+            # The kernel's limit on watches is reached: slower, not broken.
+            return _UNTOLD
+
+    def _hear(self) -> None:
+        assert self._inotify
+        told = self._inotify.told()
+        for watch in self._wakes if ANY_OF_THEM in told else told:
+            self._wake(watch)
+
+    def _tick(self) -> None:
+        self._timer = None
+        for watch in self._wakes:
+            self._wake(watch)
+        self._set_timer()
+
+    def _wake(self, watch: int) -> None:
+        # What was told of a file may come after it was removed.
+        for wake in self._wakes.get(watch, ()):
+            wake()
+
+    def _set_timer(self) -> None:
+        """A tick may be moved forward, never back: else files that come often would put it off."""
+        if not self._wakes:
+            return
+        is_polling = _UNTOLD in self._wakes
+        due = self._loop.time() + (self._poll_seconds if is_polling else self._safety_seconds)
+        if self._timer and self._timer.when() <= due:
+            return
+        if self._timer:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+
+
+class JournalFollower:
+    """Reads a file that only grows, from an offset on, while somebody else writes it.
+
+    It is watched before it is first read and read to its end before each wait, so that nothing
+    written in between is slept through. One task at a time may read.
+    """
+
+    def __init__(self, watches: FileWatches, path: Path, offset: int = 0) -> None:
+        self.offset = offset
+        self._is_finished = self._is_lagging = False
+        self._changed = asyncio.Event()
+        self._file = path.open("rb", buffering=0)
+        self._watches = watches
+        self._watch = watches.add(path, self._wake)
+
+    async def read(self) -> bytes:
+        """The next bytes as soon as there are any; none once all is read and the writer is gone."""
+        if self._is_lagging:
+            # There is always something to read: let the others have their turn.
+            await asyncio.sleep(0)
+        self._is_lagging = True
+        while not (chunk := self._next()) and not self._is_finished:
+            self._is_lagging = False
+            self._changed.clear()
+            await self._changed.wait()
+        return chunk
+
+    def finish(self) -> None:
+        """The writer is gone: what is in the file now is all there will be."""
+        self._is_finished = True
+        self._changed.set()
+
+    def close(self) -> None:
+        self._watches.remove(self._watch, self._wake)
+        self._file.close()
+        # Whoever is still reading learns that the file is closed.
+        self._changed.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wake(self) -> None:
+        # Looking is cheaper than a task that is woken for nothing.
+        if self._size() != self.offset:
+            self._changed.set()
+
+    def _next(self) -> bytes:
+        # Asked for no more than is there: room for a whole chunk costs more than the reading.
+        unread = self._size() - self.offset
+        if unread <= 0:
+            return b""
+        chunk = os.pread(self._file.fileno(), min(unread, CHUNK_BYTES), self.offset)
+        self.offset += len(chunk)
+        return chunk
+
+    def _size(self) -> int:
+        # The position is free for this: reading names its own.
+        return os.lseek(self._file.fileno(), 0, os.SEEK_END)
+
+
+class TailFollower(JournalFollower):
+    """Reads a file that may be cut back, and after a cut goes on from the start of what is left.
+
+    Some of it may have been read before; what was cut away unread is lost.
+    """
+
+    def _next(self) -> bytes:
+        if self._size() < self.offset:
+            self.offset = 0
+        return super()._next()

@@ -1,0 +1,43 @@
+"""What people type for a length of time."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadyrun.cli.durations import LONGEST_SECONDS, parse_duration
+from steadyrun.errors import Usage
+
+UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("6s", 6), ("10m", 600), ("2h", 7200), ("90", 90), ("1.5h", 5400),
+     (" 6s ", 6), ("0.25", 0.25), ("007s", 7)],
+)  # fmt: skip
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "s", "0", "0ms", "-1s", "+1s", "1d", "1 s", "1s2", "1e3", "inf", "nan", "1.", ".5",
+     "٣s", "1_0", "1h30m", "9" * 50, "9999h", "1S"],
+)  # fmt: skip
+def test_what_is_no_duration_is_named(text: str) -> None:
+    with pytest.raises(Usage, match="500ms, 6s, 10m or 2h"):
+        parse_duration(text)
+
+
+@given(st.integers(1, 8000), st.sampled_from(sorted(UNITS)))
+def test_every_number_of_every_unit_means_itself(number: int, unit: str) -> None:
+    assert parse_duration(f"{number}{unit}") == pytest.approx(number * UNITS[unit])
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_duration_or_a_named_error(text: str) -> None:
+    try:
+        seconds = parse_duration(text)
+    except Usage:
+        return
+    assert 0 < seconds <= LONGEST_SECONDS

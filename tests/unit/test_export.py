@@ -1,0 +1,46 @@
+"""What is packed has no secrets, and its parts still fit together."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadyrun.cli import export
+from steadyrun.cli.export import copy_clean
+from steadyrun.model.secret import Scrubber, Secret
+
+SECRET = "hunter2-hunter2"
+LINES = st.lists(st.sampled_from([b"a\n", b"\n", f"x{SECRET}y\n".encode(), b"long " * 9 + b"\n"]))
+
+
+@given(LINES, st.data())
+def test_a_cut_is_moved_with_the_lines_before_it(lines: list[bytes], data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, len(lines)))
+    before = b"".join(lines[:count])
+    scrubber, target = Scrubber([Secret(SECRET)]), io.BytesIO()
+
+    moved = copy_clean(scrubber, io.BytesIO(b"".join(lines)), target, [len(before)])
+
+    assert target.getvalue() == scrubber.clean(b"".join(lines))
+    assert moved == {len(before): len(scrubber.clean(before))}
+
+
+def test_a_secret_is_found_wherever_the_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"a {SECRET} b\n".encode() * 10
+    for size in range(1, 40):
+        monkeypatch.setattr(export, "CHUNK_BYTES", size)
+        target = io.BytesIO()
+
+        copy_clean(Scrubber([Secret(SECRET)]), io.BytesIO(text), target)
+
+        assert target.getvalue() == b"a [redacted] b\n" * 10
+
+
+def test_a_private_key_of_many_lines_is_taken_out() -> None:
+    key = b"-----BEGIN PRIVATE KEY-----\nQUJD\nREVG\n-----END PRIVATE KEY-----\n"
+    target = io.BytesIO()
+
+    copy_clean(Scrubber(), io.BytesIO(b"before\n" + key + b"after\n"), target)
+
+    assert target.getvalue() == b"before\n[redacted]\nafter\n"

@@ -1,0 +1,81 @@
+"""Lines are told from bytes, with the place where each ends."""
+
+import sys
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+from steadyrun.model.frame import Frame
+from steadyrun.wire.framing import Lines
+
+
+def test_a_line_ends_behind_its_line_break() -> None:
+    assert Lines().feed(b"one\ntwo\n") == [Frame(b"one", 4), Frame(b"two", 8)]
+
+
+def test_offsets_are_those_of_the_file() -> None:
+    assert Lines(offset=100).feed(b"one\n") == [Frame(b"one", 104)]
+
+
+def test_a_line_is_there_once_its_line_break_is() -> None:
+    lines = Lines()
+
+    assert lines.feed(b"on") == []
+    assert lines.feed(b"e") == []
+    assert lines.feed(b"\ntw") == [Frame(b"one", 4)]
+    assert lines.feed(b"o\n") == [Frame(b"two", 8)]
+
+
+def test_empty_lines_are_skipped_and_counted() -> None:
+    lines = Lines()
+
+    assert lines.feed(b"\n\n") == []
+    assert lines.feed(b"\none\n\n") == [Frame(b"one", 7)]
+    assert lines.feed(b"two") == []
+    assert lines.feed(b"\n") == [Frame(b"two", 12)]
+
+
+def test_nothing_but_the_line_break_is_taken_away() -> None:
+    assert Lines().feed(b" a\r\n\r\n\x0b\x0c\x85\n") == [
+        Frame(b" a\r", 4),
+        Frame(b"\r", 6),
+        Frame(b"\x0b\x0c\x85", 10),
+    ]
+
+
+def test_an_empty_chunk_changes_nothing() -> None:
+    lines = Lines()
+    lines.feed(b"on")
+
+    assert lines.feed(b"") == []
+    assert lines.feed(b"e\n") == [Frame(b"one", 4)]
+
+
+def test_the_rest_is_what_has_no_line_break() -> None:
+    lines = Lines(offset=10)
+
+    assert lines.rest() is None
+    lines.feed(b"one\ntw")
+    lines.feed(b"o")
+    assert lines.rest() == Frame(b"two", 17)
+    assert lines.rest() == Frame(b"two", 17)
+    assert lines.feed(b"!\n") == [Frame(b"two!", 19)]
+    assert lines.rest() is None
+
+
+def test_a_long_line_is_put_together_once() -> None:
+    lines, chunks = Lines(), [b"x" * 1024] * 1024
+    calls = Counter[str]()
+
+    def count(frame: FrameType, what: str, called: Any) -> None:
+        calls[called.__name__ if what == "c_call" else what] += 1
+
+    sys.setprofile(count)
+    try:
+        found = [line for chunk in [*chunks, b"\n"] for line in lines.feed(chunk)]
+    finally:
+        sys.setprofile(None)
+
+    assert found == [Frame(b"".join(chunks), 1024 * 1024 + 1)]
+    # No chunk is searched twice, and no part is copied before the line is whole.
+    assert (calls["join"], calls["readlines"]) == (1, 1025)

@@ -1,0 +1,390 @@
+"""A file is read while somebody else writes it; nothing is missed, and nothing is slept through."""
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import pytest
+
+from steadyrun.wire.inotify import open_inotify
+from steadyrun.wire.journal import CHUNK_BYTES, FileWatches, JournalFollower, TailFollower
+
+PATIENCE_SECONDS = 60.0
+# So long that whoever wakes earlier was told by the kernel, or polls because it was not.
+NEVER_SECONDS = 3600.0
+
+# Appends bursts of lines as fast as it can, of sizes around the chunk's.
+BURSTS = """
+import os, sys
+journal = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+for burst in range(40):
+    for line in range(burst):
+        os.write(journal, b"%d.%d\\n" % (burst, line))
+    os.write(journal, b"x" * (burst * 9000) + b"\\n")
+"""
+# Appends a byte for each byte it is given.
+ECHO = """
+import os, sys
+journal = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+while byte := os.read(0, 1):
+    os.write(journal, byte)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "journal"
+    path.touch()
+    return path
+
+
+def run(
+    use: Callable[[FileWatches], Awaitable[None]],
+    *,
+    use_inotify: bool = True,
+    safety_seconds: float = NEVER_SECONDS,
+) -> None:
+    """Run `use` where only the kernel, or polling without it, can wake anybody."""
+
+    async def main() -> None:
+        with (
+            anyio.fail_after(PATIENCE_SECONDS),
+            FileWatches(use_inotify=use_inotify, safety_seconds=safety_seconds) as watches,
+        ):
+            await use(watches)
+
+    anyio.run(main)
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def content(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Cut back, then written anew: the same inode."""
+    path.write_bytes(data)
+
+
+async def read_all(follower: JournalFollower) -> bytes:
+    chunks = []
+    while chunk := await follower.read():
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def until_waiting() -> None:
+    """Let the other tasks run until they wait for the kernel."""
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def reading(follower: JournalFollower) -> AsyncIterator[list[bytes]]:
+    """What a pending read returns, once the block has done something about it."""
+    found: list[bytes] = []
+
+    async def read() -> None:
+        found.append(await follower.read())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        await until_waiting()
+        assert not found
+        yield found
+
+
+@asynccontextmanager
+async def child(script: str, path: Path) -> AsyncIterator[anyio.abc.Process]:
+    command = [sys.executable, "-I", "-S", "-c", script, str(path)]
+    async with await anyio.open_process(command, stdin=subprocess.PIPE, stderr=None) as process:
+        yield process
+
+
+@pytest.mark.parametrize("use_inotify", [True, False])
+def test_everything_a_process_appends_is_read(path: Path, use_inotify: bool) -> None:
+    async def main(watches: FileWatches) -> None:
+        async def finish_behind(process: anyio.abc.Process) -> None:
+            assert await process.wait() == 0
+            follower.finish()
+
+        with JournalFollower(watches, path) as follower:
+            async with child(BURSTS, path) as process, anyio.create_task_group() as tasks:
+                tasks.start_soon(finish_behind, process)
+                found = await read_all(follower)
+
+        assert found == content(path)
+        assert found.count(b"\n") == 40 + sum(range(40))
+
+    run(main, use_inotify=use_inotify)
+
+
+def test_no_append_is_slept_through(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        with JournalFollower(watches, path) as follower:
+            async with child(ECHO, path) as process:
+                assert process.stdin
+                for number in range(1000):
+                    sent = bytes([number % 256])
+                    await process.stdin.send(sent)
+                    assert await follower.read() == sent
+                await process.stdin.aclose()
+
+    run(main)
+
+
+def test_many_appends_with_nobody_waiting_are_read_whole(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        sent = os.urandom(3000)
+        with JournalFollower(watches, path) as follower:
+            async with child(ECHO, path) as process:
+                assert process.stdin
+                await process.stdin.send(sent)
+                found = b""
+                while len(found) < len(sent):
+                    found += await follower.read()
+                await process.stdin.aclose()
+
+        assert found == sent
+
+    run(main)
+
+
+def test_reading_begins_at_the_offset(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        append(path, b"0123456789")
+        with JournalFollower(watches, path, offset=4) as follower:
+            assert await follower.read() == b"456789"
+            assert follower.offset == 10
+
+    run(main)
+
+
+def test_a_chunk_is_bounded(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        append(path, b"x" * (2 * CHUNK_BYTES + 1))
+        with JournalFollower(watches, path) as follower:
+            assert [len(await follower.read()) for _ in range(3)] == [CHUNK_BYTES, CHUNK_BYTES, 1]
+
+    run(main)
+
+
+def test_whoever_lags_behind_lets_the_others_have_their_turn(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await anyio.lowlevel.checkpoint()
+
+        append(path, b"x" * (10 * CHUNK_BYTES))
+        with JournalFollower(watches, path) as follower:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(take_turns)
+                for _ in range(10):
+                    await follower.read()
+                tasks.cancel_scope.cancel()
+
+        assert turns >= 9
+
+    run(main)
+
+
+def test_after_the_end_of_the_writer_the_rest_is_read(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        append(path, b"the rest")
+        with JournalFollower(watches, path) as follower:
+            follower.finish()
+
+            assert await follower.read() == b"the rest"
+            assert await follower.read() == b""
+            assert await follower.read() == b""
+
+    run(main)
+
+
+def test_who_waits_hears_of_the_end_of_the_writer(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        with JournalFollower(watches, path) as follower:
+            async with reading(follower) as found:
+                follower.finish()
+
+        assert found == [b""]
+
+    run(main)
+
+
+def test_a_cancelled_read_loses_nothing(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        with JournalFollower(watches, path) as follower:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follower.read)
+                await until_waiting()
+                append(path, b"all of it")
+                tasks.cancel_scope.cancel()
+
+            assert await follower.read() == b"all of it"
+
+    run(main)
+
+
+def test_two_may_follow_one_file(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        with JournalFollower(watches, path) as other:
+            with JournalFollower(watches, path) as follower:
+                async with reading(follower) as found, reading(other) as same:
+                    append(path, b"for both")
+            async with reading(other) as later:
+                append(path, b"for one")
+
+        assert (found, same, later) == ([b"for both"], [b"for both"], [b"for one"])
+
+    run(main)
+
+
+def test_each_hears_of_its_own_file(tmp_path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        paths = [tmp_path / str(number) for number in range(200)]
+        for each in paths:
+            each.touch()
+        followers = [JournalFollower(watches, each) for each in paths]
+        for each, follower in zip(paths, followers, strict=True):
+            async with reading(follower) as found:
+                append(each, each.name.encode())
+            assert found == [each.name.encode()]
+            follower.close()
+
+    run(main)
+
+
+def test_closing_wakes_who_still_reads(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        follower = JournalFollower(watches, path)
+
+        with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="closed")):
+            async with reading(follower):
+                follower.close()
+
+    run(main)
+
+
+def test_a_missing_event_is_made_up_for(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        with JournalFollower(watches, path) as follower:
+            if watches._inotify:
+                watches._inotify.forget(follower._watch)
+            async with reading(follower) as found:
+                append(path, b"unheard")
+
+        assert found == [b"unheard"]
+
+    run(main, safety_seconds=0.01)
+
+
+def test_a_file_that_cannot_be_watched_is_polled(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        is_woken = anyio.Event()
+        with JournalFollower(watches, path):
+            watch = watches.add(path / "not a directory", is_woken.set)
+
+            await is_woken.wait()
+
+            watches.remove(watch, is_woken.set)
+
+    run(main)
+
+
+def test_new_followers_do_not_put_off_the_tick(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        is_woken = anyio.Event()
+        watches.add(path, is_woken.set)
+        while not is_woken.is_set():
+            with JournalFollower(watches, path):
+                await anyio.lowlevel.checkpoint()
+
+    run(main, use_inotify=False)
+
+
+def test_more_than_the_kernel_notes_down_wakes_everybody(path: Path) -> None:
+    inotify = open_inotify()
+    if inotify is None:
+        pytest.skip("there is no inotify here")
+    inotify.close()
+
+    async def main(watches: FileWatches) -> None:
+        others = [path.with_name(name) for name in ("a", "b")]
+        for other in others:
+            other.touch()
+        with JournalFollower(watches, path) as follower:
+            for other in others:
+                watches.add(other, lambda: None)
+            # Turn about, so that the kernel cannot fold them into one.
+            files = [other.open("ab", buffering=0) for other in others]
+            async with reading(follower) as found:
+                for _ in range(_queue_length() // 2 + 1):
+                    for file in files:
+                        file.write(b"x")
+                append(path, b"unheard")
+            for file in files:
+                file.close()
+
+        assert found == [b"unheard"]
+
+    run(main)
+
+
+def test_after_a_cut_reading_goes_on_with_what_is_left(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        append(path, b"x" * 1000)
+        with TailFollower(watches, path) as follower:
+            await follower.read()
+            async with reading(follower) as found:
+                replace(path, b"left")
+            assert found == [b"left"]
+            async with reading(follower) as found:
+                append(path, b"more")
+            assert found == [b"more"]
+
+    run(main)
+
+
+def test_a_tail_cut_after_its_writer_has_gone_is_read(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        append(path, b"x" * 1000)
+        with TailFollower(watches, path) as follower:
+            await follower.read()
+            replace(path, b"left")
+            follower.finish()
+
+            assert await read_all(follower) == b"left"
+
+    run(main)
+
+
+def test_a_journal_is_never_read_again_from_the_start(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        append(path, b"x" * 1000)
+        with JournalFollower(watches, path) as follower:
+            await follower.read()
+            replace(path, b"who did this?")
+            follower.finish()
+
+            assert await read_all(follower) == b""
+
+    run(main)
+
+
+def _queue_length() -> int:
+    return int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())

@@ -1,0 +1,139 @@
+"""A line is one of four messages, or none; a message is one line."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw, Struct
+
+from steadyrun.wire.jsonrpc import (
+    Failure,
+    Message,
+    Notification,
+    Request,
+    Response,
+    RpcError,
+    decode,
+    failure,
+    is_batch,
+    notification,
+    request,
+    result,
+)
+
+
+class Turn(Struct, frozen=True):
+    thread: str
+    effort: str = "low"
+
+
+class Options(Struct, frozen=True):
+    limit: int = 7
+
+
+MESSAGES: dict[bytes, Message] = {
+    b'{"jsonrpc":"2.0","id":1,"method":"m","params":[1]}': Request(1, "m", Raw(b"[1]")),
+    b'{"id":0,"method":"m","params":{ "a": 1 }}': Request(0, "m", Raw(b'{ "a": 1 }')),
+    b'{"id":-7,"method":"m"}': Request(-7, "m"),
+    b'{"id":"1","method":"m"}': Request("1", "m"),
+    b'{"id":null,"method":"m"}': Request(None, "m"),
+    b'{"method":"m","params":null}': Notification("m"),
+    b' {"method":"m","later":[{}]} \r': Notification("m"),
+    b'{"id":1,"result":null}': Response(1, Raw(b"null")),
+    b'{"id":1,"result":{},"error":null}': Response(1, Raw(b"{}")),
+    b'{"id":"","error":{"code":-1,"message":"no"}}': Failure("", RpcError(-1, "no")),
+    b'{"id":1,"result":null,"error":{"code":1,"message":"no","data":[2]}}': Failure(
+        1, RpcError(1, "no", [2])
+    ),
+}
+NO_MESSAGES = {
+    "nothing": b"",
+    "text": b"Starting up...",
+    "half of one": b'{"id":1,"method":"m"',
+    "two": b'{"method":"m"}{"method":"m"}',
+    "a string": b'"method"',
+    "null": b"null",
+    "another object": b'{"type":"result","result":"fine"}',
+    "an error for nobody": b'{"type":"error","error":{"code":1,"message":"no"}}',
+    "an answer without one": b'{"id":1}',
+    "an answer with a null error": b'{"id":1,"error":null}',
+    "an error of another shape": b'{"id":1,"error":"no"}',
+    "true as an id": b'{"id":true,"method":"m"}',
+    "a fraction as an id": b'{"id":1.5,"method":"m"}',
+    "a list as an id": b'{"id":[1],"method":"m"}',
+    "a number as a method": b'{"id":1,"method":1}',
+    "another version": b'{"jsonrpc":"1.0","id":1,"method":"m"}',
+    "bytes that are no text": b'{"method":"\xff"}',
+    "a bracket too many": b'{"id":1,"result":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+}
+
+
+@pytest.mark.parametrize(("raw", "message"), MESSAGES.items())
+def test_a_message_is_told_by_its_members(raw: bytes, message: Message) -> None:
+    assert decode(raw) == message
+
+
+@pytest.mark.parametrize("raw", NO_MESSAGES.values(), ids=NO_MESSAGES)
+def test_what_is_no_message_is_refused(raw: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode(raw)
+
+
+@pytest.mark.parametrize("raw", [b"[]", b' [{"method":"m"}]', b"[1"])
+def test_a_batch_is_refused_by_name(raw: bytes) -> None:
+    assert is_batch(raw)
+    with pytest.raises(msgspec.DecodeError, match="batches are not supported"):
+        decode(raw)
+
+
+@pytest.mark.parametrize("made", [Request(1, "m"), Notification("m")])
+def test_no_parameters_are_an_empty_object(made: Request | Notification) -> None:
+    assert made.params_as(Options) == Options(7)
+    assert made.params_as(dict) == {}
+
+
+def test_parameters_and_results_get_their_type_from_who_reads_them() -> None:
+    asked = decode(b'{"id":1,"method":"turn","params":{"thread":"t","new":1}}')
+    told = decode(b'{"method":"turn","params":{"thread":"t"}}')
+    answered = decode(b'{"id":1,"result":{"thread":"t","effort":"high"}}')
+
+    assert isinstance(asked, Request)
+    assert isinstance(told, Notification)
+    assert isinstance(answered, Response)
+    assert asked.params_as(Turn) == told.params_as(Turn) == Turn("t")
+    assert answered.result_as(Turn) == Turn("t", "high")
+
+
+@pytest.mark.parametrize("params", [b"{}", b'{"thread":1}', b'{"thread":"\xff"}'])
+def test_what_has_another_type_is_refused(params: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        Request(1, "turn", Raw(params)).params_as(Turn)
+
+
+LINES = {
+    b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":"\\n"}}': request(1, "m", {"a": "\n"}),
+    b'{"jsonrpc":"2.0","id":null,"method":"m"}': request(None, "m"),
+    b'{"jsonrpc":"2.0","method":"m","params":[1]}': notification("m", [1]),
+    b'{"jsonrpc":"2.0","method":"m"}': notification("m"),
+    b'{"jsonrpc":"2.0","id":"a","result":null}': result("a", None),
+    b'{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"no"}}': failure(
+        None, RpcError(-1, "no")
+    ),
+    b'{"id":0,"method":"m","params":{"limit":7}}': request(0, "m", Options(), with_version=False),
+    b'{"method":"m"}': notification("m", with_version=False),
+    b'{"id":1,"result":[]}': result(1, [], with_version=False),
+    b'{"id":1,"error":{"code":1,"message":"","data":{}}}': failure(
+        1, RpcError(1, "", {}), with_version=False
+    ),
+}
+
+
+@pytest.mark.parametrize(("expected", "line"), LINES.items())
+def test_a_message_is_one_line(expected: bytes, line: bytes) -> None:
+    assert line == expected + b"\n"
+
+
+def test_what_was_printed_over_several_lines_is_sent_in_one() -> None:
+    printed: Any = Raw(b'{\n  "a": "\\n",\r\n  "b": [1,\n2]\n}')
+
+    assert result(1, printed) == b'{"jsonrpc":"2.0","id":1,"result":{"a":"\\n","b":[1,2]}}\n'

@@ -1,0 +1,221 @@
+"""How a run looks while it goes on."""
+
+import io
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadyrun.cli import live
+from steadyrun.cli.live import LiveText
+from steadyrun.model import event as ev
+from steadyrun.model.event import EVENT_TYPES, ErrorFact, Event, EventId, LiveEvent, StoredEvent
+from steadyrun.model.ids import RunId
+from steadyrun.model.usage import Cost, Usage
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def seen(event: Event, seconds: float = 0) -> StoredEvent | LiveEvent:
+    at = AT + timedelta(seconds=seconds)
+    if isinstance(event, ev.TextDelta):
+        return LiveEvent(EventId("e"), at, "ada", RunId("run_1"), "claude", event)
+    return StoredEvent(1, 1, EventId("e"), at, "ada", RunId("run_1"), "claude", event)
+
+
+def shown(*events: Event, is_terminal: bool = False) -> tuple[str, str]:
+    kind = Terminal if is_terminal else io.StringIO
+    out, err = kind(), kind()
+    output = LiveText(out, err)
+    for second, event in enumerate(events):
+        output.show(seen(event, second))
+    return out.getvalue(), err.getvalue()
+
+
+def text_of(*events: Event) -> str:
+    return shown(*events)[0]
+
+
+def test_a_text_is_printed_once_however_it_comes() -> None:
+    deltas = [ev.TextDelta("one "), ev.TextDelta("two")]
+
+    assert text_of(ev.TextFinal("one two")) == "one two\n"
+    assert text_of(*deltas, ev.TextFinal("one two")) == "one two\n"
+    assert text_of(*deltas, ev.TextFinal("one two\n")) == "one two\n"
+    assert text_of(*deltas, ev.TextFinal("one two"), *deltas, ev.TextFinal("one two")) == (
+        "one two\none two\n"
+    )
+
+
+def test_what_deltas_have_left_out_is_printed_at_the_end() -> None:
+    begun = ev.TextDelta("one ")
+
+    assert text_of(begun, ev.TextFinal("one two")) == "one two\n"
+    assert text_of(begun, ev.TextFinal("zero one two")) == "one \nzero one two\n"
+
+
+def test_one_stream_of_deltas_may_be_two_texts() -> None:
+    deltas = [ev.TextDelta("one"), ev.TextDelta("\ntwo")]
+
+    assert text_of(*deltas, ev.TextFinal("one"), ev.TextFinal("two")) == "one\ntwo\n"
+
+
+def test_a_result_that_was_not_said_is_printed_and_one_that_was_is_not() -> None:
+    ended = ev.RunCompleted("completed", text="42")
+
+    assert text_of(ev.TextFinal("42\n"), ended) == "42\n"
+    assert text_of(ev.TextFinal("I think."), ended) == "I think.\n42\n"
+    assert text_of(ev.TextDelta("4"), ev.TextDelta("2"), ended) == "42\n"
+
+
+@given(st.lists(st.text(max_size=8), max_size=6))
+def test_a_streamed_text_is_what_the_whole_text_would_be(pieces: list[str]) -> None:
+    whole = "".join(pieces)
+    streamed = text_of(*map(ev.TextDelta, pieces), ev.TextFinal(whole))
+
+    assert streamed.split() == text_of(ev.TextFinal(whole)).split()
+
+
+@given(st.text())
+def test_no_control_character_reaches_the_terminal(text: str) -> None:
+    tool = ev.ToolFailed("1", text, {"command": text}, error=text)
+    for is_terminal in (False, True):
+        out, err = shown(
+            ev.TextFinal(text), ev.ToolStarted("1", text, text), tool, ev.Note(text),
+            is_terminal=is_terminal,
+        )  # fmt: skip
+        kept = {"\n", "\t", "\r"} if is_terminal else {"\n", "\t"}
+        assert not any(ord(char) < 32 and char not in kept for char in out + err)
+        assert not set("\x7f\x9b\u202e\u2066") & set(out + err)
+
+
+def test_tabs_and_line_breaks_of_a_text_stay() -> None:
+    assert text_of(ev.TextFinal("all:\r\n\tmake\n")) == "all:\n\tmake\n"
+
+
+def test_a_tool_has_a_line_for_its_start_and_one_for_its_end() -> None:
+    start = ev.ToolStarted("1", "Bash", {"command": "pytest -q"})
+    _, err = shown(start, ev.ToolFailed("1", "Bash", error="exit 1"))
+
+    began, ended = err.splitlines()
+    assert began == "  > Bash pytest -q"
+    assert ended.split() == ["<", "Bash", "pytest", "-q", "1.0s", "failed:", "exit", "1"]
+
+
+def test_on_a_terminal_the_line_of_a_tool_is_finished_in_place() -> None:
+    _, err = shown(
+        ev.ToolStarted("1", "Read", {"path": "a"}), ev.ToolCompleted("1", "Read"), is_terminal=True
+    )
+
+    began, _, ended = err.partition("\r")
+    assert began == "  > Read a"
+    assert ended.split() == [">", "Read", "a", "1.0s"]
+
+
+def test_on_a_terminal_tools_that_overlap_have_lines_of_their_own() -> None:
+    _, err = shown(
+        ev.ToolStarted("1", "A"), ev.ToolStarted("2", "B"),
+        ev.ToolCompleted("1", "A"), ev.ToolCompleted("2", "B"),
+        is_terminal=True,
+    )  # fmt: skip
+
+    assert "\r" not in err
+    assert [line.split()[:2] for line in err.splitlines()] == [
+        [">", "A"], [">", "B"], ["<", "A"], ["<", "B"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["x" * 500, "字" * 300])
+def test_on_a_terminal_a_line_never_wraps(name: str) -> None:
+    _, err = shown(
+        ev.ToolStarted("1", name), ev.ToolFailed("1", name, error=name), is_terminal=True
+    )
+
+    for line in err.rstrip("\n").split("\r"):
+        assert live.width(line) < 80
+
+
+def test_text_and_progress_do_not_share_a_line_of_the_terminal() -> None:
+    out, err = shown(ev.TextDelta("so "), ev.Note("x"), ev.TextDelta("far"), is_terminal=True)
+
+    assert (out, err) == ("so \nfar", "  . x\n")
+
+
+def test_where_only_progress_is_on_a_terminal_the_text_stays_as_it_is() -> None:
+    out = io.StringIO()
+    output = LiveText(out, Terminal())
+    for event in (ev.TextDelta("so "), ev.Note("x"), ev.TextDelta("far")):
+        output.show(seen(event))
+
+    assert out.getvalue() == "so far"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, "Tool"),
+        ({}, "Tool"),
+        ("plain", "Tool plain"),
+        ({"timeout": 3, "command": "ls\n-l"}, "Tool ls -l"),
+        ({"a": [1, 2]}, 'Tool {"a":[1,2]}'),
+    ],
+)
+def test_a_tool_call_is_told_in_a_few_words(given: object, shown: str) -> None:
+    assert live.tool_gist(ev.ToolStarted("1", "Tool", given)) == shown
+
+
+def test_the_last_line_says_what_it_took() -> None:
+    ended = ev.RunCompleted(
+        "completed",
+        duration_ms=112_000,
+        cost=Cost(0.31, "known"),
+        usage=Usage(41_000, 2100, 36_000),
+    )
+
+    assert live.ending("run_31", ended) == [
+        "* done in 1m52s · $0.31 · 41k in (36k cached) / 2.1k out · run_31"
+    ]
+
+
+def test_what_is_not_known_is_not_in_the_last_line() -> None:
+    ended = ev.RunCompleted("completed", duration_ms=500)
+
+    assert live.ending("run_1", ended) == ["* done in 500ms · run_1"]
+
+
+def test_a_failure_says_why_and_what_to_do() -> None:
+    error = ErrorFact("auth", "no key", "Log in.")
+    diagnostic = ev.Diagnostic(1, "boom")
+    ended = ev.RunFailed("failed", duration_ms=500, error=error, diagnostic=diagnostic)
+
+    assert live.ending("run_1", ended) == [
+        "* failed after 500ms · auth: no key · run_1", "  Log in.", "  stderr: boom",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0"), (999, "999"), (1000, "1.0k"), (9949, "9.9k"), (9950, "10k"), (41_499, "41k"),
+     (999_499, "999k"), (999_500, "1.0M"), (12_000_000, "12M")],
+)  # fmt: skip
+def test_a_count_is_short(number: int, shown: str) -> None:
+    assert live.count(number) == shown
+
+
+@pytest.mark.parametrize(
+    ("cost", "shown"),
+    [(Cost(), ""), (Cost(0.0, "known"), "$0.00"), (Cost(0.0031, "estimated"), "~$0.0031"),
+     (Cost(12.345, "known"), "$12.35")],
+)  # fmt: skip
+def test_money_is_short_and_unknown_is_nothing(cost: Cost, shown: str) -> None:
+    assert live.money(cost) == shown
+
+
+def test_every_line_of_progress_is_of_an_event_that_exists() -> None:
+    assert set(live._LINES) <= set(EVENT_TYPES)

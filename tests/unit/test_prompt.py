@@ -1,0 +1,84 @@
+"""What may be asked for on the command line."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from steadyrun.cli.main import MODES, build_parser
+from steadyrun.cli.prompt import LARGEST_IMAGE_BYTES, read_image, read_schema, read_wishes
+from steadyrun.errors import Usage
+from steadyrun.model.policy import Mode
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def parsed(*words: str) -> Namespace:
+    return build_parser().parse_args(["run", "--provider", "p", *words])
+
+
+def test_the_modes_of_the_command_line_are_all_there_are() -> None:
+    assert get_args(Mode) == MODES
+
+
+def test_what_was_not_asked_for_is_no_wish() -> None:
+    assert read_wishes(parsed("x")) == {}
+
+
+def test_every_wish_has_its_type() -> None:
+    words = ("--tools", "Read, Bash,", "--max-turns", "3", "--max-cost", "0.5", "--timeout", "2m",
+             "--mode", "plan", "--schema", '{"type": "object"}')  # fmt: skip
+
+    assert read_wishes(parsed(*words)) == {
+        "tools": ("Read", "Bash"), "max_turns": 3, "max_cost_usd": 0.5, "timeout_seconds": 120.0,
+        "mode": "plan", "schema": {"type": "object"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [(["hello"], "hello"), (["--", "--help"], "--help"), (["-"], "-"), ([], None),
+     (["--cwd", "x", "--", "-n"], "-n"), (["-- fix it"], "-- fix it")],
+)  # fmt: skip
+def test_the_prompt_may_stand_anywhere_and_begin_with_anything(
+    words: list[str], text: str | None
+) -> None:
+    assert parsed(*words).text == text
+
+
+@pytest.mark.parametrize(
+    ("start", "media_type"),
+    [(PNG, "image/png"), (b"\xff\xd8\xff\xe0", "image/jpeg"), (b"GIF87a", "image/gif"),
+     (b"GIF89a", "image/gif"), (b"RIFF\x10\x00\x00\x00WEBPVP8 ", "image/webp")],
+)  # fmt: skip
+def test_an_image_is_known_by_its_content(tmp_path: Path, start: bytes, media_type: str) -> None:
+    path = tmp_path / "picture.txt"
+    path.write_bytes(start)
+
+    assert read_image(str(path)).media_type == media_type
+
+
+@pytest.mark.parametrize("content", [b"", b"RIFF\x10\x00\x00\x00WAVE", b"<svg/>", b"GIF"])
+def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(content)
+
+    with pytest.raises(Usage, match="png, jpeg, gif or webp"):
+        read_image(str(path))
+
+
+def test_an_image_may_be_just_as_large_as_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(PNG.ljust(LARGEST_IMAGE_BYTES, b"\0"))
+    assert len(read_image(str(path)).data) == LARGEST_IMAGE_BYTES
+
+    path.write_bytes(PNG.ljust(LARGEST_IMAGE_BYTES + 1, b"\0"))
+    with pytest.raises(Usage, match="10 MB"):
+        read_image(str(path))
+
+
+@pytest.mark.parametrize("given", ["{", "[1]", "{}x", "\udcff", "no\0file", '{"a":' * 100_000])
+def test_a_schema_that_is_none_is_named(given: str) -> None:
+    with pytest.raises(Usage, match="the schema"):
+        read_schema(given)

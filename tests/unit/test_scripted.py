@@ -1,0 +1,404 @@
+"""Does the Dialect of the scripted CLI read and say the right things? From lines, without one."""
+
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadyrun.model import event as ev
+from steadyrun.model.frame import Frame
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.provider import (
+    Began,
+    Dialect,
+    Ended,
+    Exit,
+    Image,
+    LaunchRequest,
+    Offer,
+    Refused,
+    Rung,
+    Said,
+    Send,
+    Turn,
+    Verdict,
+)
+from steadyrun.providers.scripted import Scripted, ScriptedOptions, ScriptedState
+
+
+def line(kind: str, **fields: Any) -> bytes:
+    return json.dumps({"type": kind, **fields}).encode()
+
+
+def receive(dialect: Dialect, kind: str, **fields: Any) -> list[Said]:
+    return dialect.receive(Frame(line(kind, **fields), 10))
+
+
+def tell(dialect: Dialect, *sends: Send | Refused | None) -> list[Said]:
+    """These were sent. A recording has no keys, so none is given."""
+    said: list[Said] = []
+    for send in sends:
+        assert isinstance(send, Send)
+        said += dialect.sent(Frame(send.raw, 0))
+    return said
+
+
+def working() -> Scripted:
+    """A dialect with an open turn."""
+    dialect = Scripted()
+    tell(dialect, *dialect.open())
+    receive(dialect, "ready", token="tok")
+    tell(dialect, *dialect.begin(Turn("t1", "hello")))
+    return dialect
+
+
+REQUEST = LaunchRequest(turn=Turn("t1", "hello"), cwd="/work", directory="/home/processes/prc_1")
+
+
+def test_it_keeps_the_contract() -> None:
+    dialect: Dialect = Scripted()
+
+    assert dialect.name == "scripted"
+    assert dialect.options_type is ScriptedOptions
+    assert isinstance(dialect.state, ScriptedState)
+
+
+def test_it_starts_this_python_and_nothing_else() -> None:
+    launch = Scripted().launch(REQUEST)
+
+    assert launch.argv[:3] == (sys.executable, "-I", "-S")
+    assert launch.argv[-2:] == ("/home/scripted", "/home/processes/prc_1/scripted.json")
+    assert launch.rungs == (Rung("will", 2.0), Rung("eof", 2.0), Rung("signal", 1.0, 15))
+
+
+def test_another_command_may_take_its_place() -> None:
+    launch = Scripted().launch(msgspec.structs.replace(REQUEST, command=("mine", "-x")))
+
+    assert launch.argv[:2] == ("mine", "-x")
+    assert len(launch.argv) == 4
+
+
+def test_all_that_was_asked_for_is_handed_over() -> None:
+    asked: dict[str, Any] = {
+        "resume": "tok",
+        "model": "m",
+        "mode": "plan",
+        "tools": ["Read"],
+        "system": "be kind",
+        "max_turns": 3,
+        "max_cost_usd": 0.5,
+    }
+    request = msgspec.structs.replace(REQUEST, **{**asked, "tools": ("Read",)})
+
+    [content] = Scripted(ScriptedOptions("s.toml")).launch(request).files.values()
+
+    assert json.loads(content) == {**asked, "script": "s.toml"}
+
+
+def test_an_option_it_does_not_know_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="scrip"):
+        msgspec.convert({"scrip": "s.json"}, ScriptedOptions)
+
+
+def test_every_line_has_a_key_that_names_it() -> None:
+    dialect = working()
+    receive(dialect, "ask", id="ask-1", call="call-1", name="Bash")
+    tell(dialect, dialect.steer(Offer("o1", "and this")))
+
+    sends = [
+        *dialect.open(),
+        *dialect.begin(Turn("t2", "x", (Image("image/png", b"\x89"),), {"type": "object"})),
+        dialect.steer(Offer("o2", "x")),
+        dialect.recall("o1"),
+        dialect.interrupt(),
+        *dialect.decide("10", Verdict(False, "no")),
+    ]
+
+    said = {send.key: json.loads(send.raw) for send in sends if isinstance(send, Send)}
+    image = {"media_type": "image/png", "data": "iQ=="}
+    turn = {"key": "t2", "text": "x", "images": [image], "schema": {"type": "object"}}
+    assert said == {
+        "open": {"type": "hello"},
+        "begin:t2": {"type": "turn", **turn},
+        "offer:o2": {"type": "steer", "id": "o2", "text": "x"},
+        "recall:o1": {"type": "recall", "id": "o1"},
+        "interrupt:t1": {"type": "interrupt", "turn": "t1"},
+        "decide:10": {"type": "decide", "ask": "ask-1", "allow": False, "message": "no"},
+    }
+
+
+def test_asking_changes_nothing() -> None:
+    dialect = working()
+    before = dialect.state
+
+    dialect.open()
+    dialect.begin(Turn("t2", "x"))
+    dialect.steer(Offer("o1", "x"))
+    dialect.recall("o1")
+    dialect.interrupt()
+    dialect.decide("10", Verdict(True))
+
+    assert dialect.state == before
+
+
+def test_a_turn_may_begin_once_it_is_ready() -> None:
+    dialect = Scripted()
+    assert not dialect.is_ready
+
+    bound = receive(dialect, "ready", token="tok")
+
+    assert bound == [ev.TokenBound("tok")]
+    assert dialect.is_ready
+
+
+def test_without_a_token_none_is_bound() -> None:
+    dialect = Scripted()
+
+    assert receive(dialect, "ready", token=None) == []
+    assert dialect.is_ready
+
+
+def test_a_turn_begins_when_it_is_told_and_ends_when_it_says_so() -> None:
+    dialect = Scripted()
+    receive(dialect, "ready", token="tok")
+
+    began = tell(dialect, *dialect.begin(Turn("t1", "hello")))
+    echoed = receive(dialect, "began", turn="t1", by="turn")
+    assert not dialect.is_ready
+    receive(dialect, "text", text="first")
+    receive(dialect, "text", text="last")
+    usage = {"input_tokens": 3}
+    ended = receive(dialect, "ended", turn="t1", status="completed", usage=usage, cost_usd=0.5)
+
+    assert (began, echoed) == ([Began("t1")], [])
+    assert ended == [Ended("completed", "last", Usage(3), Cost(0.5, "known"))]
+    assert dialect.is_ready
+
+
+def test_what_was_stated_is_the_text_even_when_it_is_empty() -> None:
+    dialect = working()
+    receive(dialect, "text", text="last")
+
+    [ended] = receive(dialect, "ended", turn="t1", status="completed", result="")
+
+    assert isinstance(ended, Ended)
+    assert ended.text == ""
+
+
+def test_a_recording_without_what_was_sent_makes_sense() -> None:
+    dialect = Scripted()
+
+    said = [
+        *receive(dialect, "began", turn="t1", by="turn"),
+        *receive(dialect, "absorbed", offer="o1", text="and this"),
+        *receive(dialect, "ended", turn="t1", status="completed"),
+        *receive(dialect, "began", turn="o2", by="offer", text="late"),
+        *receive(dialect, "ended", turn="o2", status="cancelled"),
+    ]
+
+    assert said == [
+        Began("t1"),
+        ev.FollowupAbsorbed("o1", "and this"),
+        Ended("completed", cost=Cost()),
+        ev.FollowupOwnTurn("o2", "late"),
+        Began("o2"),
+        Ended("cancelled", cost=Cost()),
+    ]
+
+
+def test_its_own_turn_was_asked_for_by_nobody() -> None:
+    dialect = Scripted()
+    receive(dialect, "ready", token="tok")
+
+    assert receive(dialect, "began", turn="self-1", by="self") == [Began(None)]
+    assert not dialect.is_ready
+    assert dialect.interrupt() == Send(
+        "interrupt:self-1", line("interrupt", turn="self-1").replace(b" ", b"")
+    )
+
+
+def test_its_own_turn_that_crossed_ours_belongs_to_ours() -> None:
+    dialect = working()
+
+    crossed = receive(dialect, "began", turn="self-1", by="self")
+    receive(dialect, "text", text="by the way")
+    over = receive(dialect, "ended", turn="self-1", status="completed")
+    assert not dialect.is_ready
+    began = receive(dialect, "began", turn="t1", by="turn")
+    ended = receive(dialect, "ended", turn="t1", status="completed")
+
+    assert [type(said) for said in crossed + over] == [ev.Note, ev.Note]
+    assert (began, ended) == ([], [Ended("completed", cost=Cost())])
+
+
+def test_an_error_keeps_what_was_stated() -> None:
+    error = {"code": "x", "message": "m", "hint": "h", "retryable": True, "resets_at": 60.0}
+
+    [ended] = receive(working(), "ended", turn="t1", status="rate_limited", error=error)
+
+    at = datetime.fromtimestamp(60, UTC)
+    assert isinstance(ended, Ended)
+    assert ended.status == "rate_limited"
+    assert ended.error == ev.ErrorFact("x", "m", "h", True, at)
+
+
+def test_an_offer_is_open_until_there_is_evidence() -> None:
+    dialect = working()
+
+    offered = tell(dialect, dialect.steer(Offer("o1", "a")), dialect.steer(Offer("o2", "b")))
+    receive(dialect, "ended", turn="t1", status="completed")
+
+    assert offered == [ev.FollowupOffered("o1", "a"), ev.FollowupOffered("o2", "b")]
+    assert not dialect.is_ready
+    assert receive(dialect, "began", turn="o1", by="offer", text="a") == [
+        ev.FollowupOwnTurn("o1", "a"),
+        Began("o1"),
+    ]
+    assert receive(dialect, "returned", offer="o2", text="b", reason="recalled") == [
+        ev.FollowupReturned("o2", "b", "recalled")
+    ]
+    assert (dialect.recall("o1"), dialect.recall("o2")) == (None, None)
+
+
+def test_what_was_offered_to_a_process_that_ended_is_given_back() -> None:
+    dialect = working()
+    tell(dialect, dialect.steer(Offer("o1", "a")))
+
+    said = dialect.ended(Exit(code=1))
+
+    assert said == [ev.FollowupReturned("o1", "a", "the process ended")]
+    assert not dialect.is_ready
+
+
+def test_an_approval_is_named_by_its_place_and_answered_once() -> None:
+    dialect = working()
+
+    asked = receive(dialect, "ask", id="ask-7", call="call-1", name="Bash", input={"c": 1})
+    answer = dialect.decide("10", Verdict(True))
+    resolved = tell(dialect, *answer)
+
+    assert asked == [ev.ApprovalRequested("10", "call-1", "Bash", {"c": 1})]
+    assert resolved == [ev.ApprovalResolved("10", "allow", "user")]
+    assert dialect.decide("10", Verdict(True)) == []
+
+
+def test_questions_of_a_turn_that_ended_cannot_be_answered() -> None:
+    dialect = working()
+    receive(dialect, "ask", id="ask-7", call="call-1", name="Bash")
+    receive(dialect, "ended", turn="t1", status="cancelled")
+
+    assert dialect.decide("10", Verdict(True)) == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"type":"novelty","a":1}',
+        b'{"type":"text"}',
+        b'{"type":"text","text":5}',
+        b'{"type":"ended","turn":"t1","status":"bored"}',
+        b"[1]",
+        b"5",
+        b"{}",
+        '{"type":"☃"}'.encode(),
+    ],
+)
+def test_a_frame_it_does_not_know_is_kept(raw: bytes) -> None:
+    dialect = working()
+    before = dialect.state
+
+    assert dialect.receive(Frame(raw, 10)) == [ev.Unknown(raw.decode())]
+    assert dialect.state == before
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"hello",
+        b'{"type":"text","text":"a"',
+        b'{"type":"text","text":"a"} b',
+        b'{"type":"text","text":"\xff"}',
+        b'{"type":"novelty","a":"\xff"}',
+        b'{"type":"novelty" oops',
+        b"\x00\xff",
+        b'{"type":"tool_start","id":"1","name":"T","input":'
+        + b"[" * 100_000
+        + b"]" * 100_000
+        + b"}",
+        b'{"type":"novelty","a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=range(10),
+)
+def test_a_line_it_cannot_read_is_an_error_of_decoding(raw: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        working().receive(Frame(raw, 10))
+
+
+def test_fields_of_a_later_version_are_skipped() -> None:
+    assert receive(working(), "text", text="a", mood="good") == [ev.TextFinal("a")]
+
+
+@pytest.mark.parametrize("raw", [b"?", b'{"type":"dance"}', b'{"type":"turn"}', b"\xff"])
+def test_what_was_sent_by_others_is_passed_over(raw: bytes) -> None:
+    assert working().sent(Frame(raw, 10)) == []
+
+
+NAMES = st.sampled_from(["t1", "t2", "o1", "o2", "self-1"])
+SENT = st.one_of(
+    st.builds(line, st.just("hello")),
+    st.builds(line, st.just("turn"), key=NAMES, text=st.text()),
+    st.builds(line, st.just("steer"), id=NAMES, text=st.text()),
+    st.builds(line, st.just("recall"), id=NAMES),
+    st.builds(line, st.just("interrupt"), turn=NAMES),
+    st.builds(line, st.just("decide"), ask=NAMES, allow=st.booleans()),
+)
+BY = st.sampled_from(["turn", "offer", "self"])
+PRINTED = st.one_of(
+    st.builds(line, st.just("ready"), token=NAMES),
+    st.builds(line, st.just("began"), turn=NAMES, by=BY, text=st.text()),
+    st.builds(line, st.just("ended"), turn=NAMES, status=st.just("completed")),
+    st.builds(line, st.just("text"), text=st.text()),
+    st.builds(line, st.just("ask"), id=NAMES, call=NAMES, name=NAMES),
+    st.builds(line, st.just("absorbed"), offer=NAMES, text=st.text()),
+    st.builds(line, st.just("returned"), offer=NAMES, text=st.text()),
+    st.builds(line, st.just("tool_start"), id=NAMES, name=NAMES),
+    st.binary(),
+)
+TRAFFIC = st.lists(st.tuples(st.just("sent"), SENT) | st.tuples(st.just("printed"), PRINTED))
+
+
+def play(dialect: Dialect, frame: tuple[str, bytes], end: int) -> list[Said]:
+    way, raw = frame
+    try:
+        passed = dialect.sent if way == "sent" else dialect.receive
+        return passed(Frame(raw, end))
+    except msgspec.DecodeError:
+        return []
+
+
+@given(TRAFFIC, st.data())
+def test_the_state_is_rebuilt_from_frames_and_from_what_was_saved(
+    traffic: list[tuple[str, bytes]], data: st.DataObject
+) -> None:
+    saved_at = data.draw(st.integers(0, len(traffic)))
+    live, rebuilt, restored = Scripted(), Scripted(), Scripted()
+
+    for end, frame in enumerate(traffic):
+        if end == saved_at:
+            saved = msgspec.msgpack.encode(live.state)
+            restored.state = msgspec.msgpack.decode(saved, type=ScriptedState)
+        said = play(live, frame, end)
+        assert end < saved_at or play(restored, frame, end) == said
+        decided = live.decide(str(end), Verdict(True))
+        assert end < saved_at or restored.decide(str(end), Verdict(True)) == decided
+    for end, frame in enumerate(traffic):
+        play(rebuilt, frame, end)
+
+    assert rebuilt.state == live.state
+    assert saved_at == len(traffic) or restored.state == live.state
