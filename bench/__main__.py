@@ -6,7 +6,19 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import append, claims, large, start, wake
+from bench import (
+    append,
+    big_lines,
+    claims,
+    keeper_start,
+    keeper_weight,
+    large,
+    latency,
+    pipeline,
+    recovery,
+    start,
+    wake,
+)
 from bench.measure import Failed, Row, table
 
 _ALL: dict[str, Callable[[], list[Row]]] = {
@@ -14,6 +26,12 @@ _ALL: dict[str, Callable[[], list[Row]]] = {
     "claims": claims.rows,
     "wake": wake.rows,
     "start": start.rows,
+    "pipeline": pipeline.rows,
+    "latency": latency.rows,
+    "big_lines": big_lines.rows,
+    "keeper_weight": keeper_weight.rows,
+    "keeper_start": keeper_start.rows,
+    "recovery": recovery.rows,
     "large": large.rows,
 }
 _ONLY_BY_NAME = {"large"}

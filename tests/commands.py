@@ -48,3 +48,16 @@ def first_run(home: Path) -> str:
     )
     listed = steadyrun(home, "runs", "-n", "1")
     return listed.stdout.splitlines()[1].split()[0]
+
+
+def python(home: Path, program: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a program that uses the library, to its end."""
+    return subprocess.run(
+        [sys.executable, program],
+        env=environment(home),
+        cwd=program.parent,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )

@@ -68,13 +68,16 @@ def marked(process_id: str) -> set[int]:
 
 def sweep(process_ids: "Iterable[str]", *, seconds: float = 5.0) -> set[int]:
     """Kill what has one of these marks, and all below it; return what does not go away."""
-    ids, limit, pause = list(process_ids), time.monotonic() + seconds, 0.001
-    while found := {pid for one in ids for pid in marked(one)} - {os.getpid()}:
-        if time.monotonic() > limit:
-            break
-        _kill(found | _descendants(found))
+    ids, limit, pause, known = list(process_ids), time.monotonic() + seconds, 0.001, set[int]()
+    while True:
+        found = {pid for one in ids for pid in marked(one)} - {os.getpid()}
+        known |= found | _descendants(found)
+        _kill(known)
+        # A dying process has no environment any more, but may still hold files open.
+        known = {pid for pid in known if _stat(pid)[:1] not in ([], [b"Z"], [b"X"])}
+        if not known or time.monotonic() > limit:
+            return known
         pause = _wait_longer(pause)
-    return found
 
 
 def main() -> int:
@@ -456,6 +459,8 @@ class Keeper:
             connection.say({"type": "refused", "fence": self._fence})
             raise ConnectionRefusedError
         if self._driver is not None and self._driver is not connection:
+            with contextlib.suppress(OSError):
+                self._driver.say({"type": "replaced", "fence": fence})
             self._drop(self._driver)
         self._driver, self._fence, connection.is_driver = connection, fence, True
         return {"type": "claimed", "v": VERSION, "pid": self._pid, "sent": self._directory.sent}
@@ -629,7 +634,10 @@ def _fault_of(action: "Callable[[], dict[str, str] | None]") -> "dict[str, str] 
 
 
 def _fault(code: str, error: BaseException) -> dict[str, str]:
-    return {"code": code, "message": f"{type(error).__name__}: {error}"[:1000]}
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.filename:
+        message = f"{error.strerror}: {os.fsdecode(error.filename)}"
+    return {"code": code, "message": message[:1000]}
 
 
 def _line(message: "Message") -> bytes:
@@ -682,13 +690,16 @@ def _kill(pids: set[int]) -> None:
 
 def _descendants(roots: set[int]) -> set[int]:
     """All below these, also in other sessions and groups; none where there is no /proc."""
-    # In stat, the name in parentheses may hold anything; the state and the parent follow it.
-    stats = {pid: _read_proc(pid, "stat").rpartition(b")")[2].split() for pid in _pids()}
-    parents = {pid: int(stat[1]) for pid, stat in stats.items() if stat}
+    parents = {pid: int(stat[1]) for pid in _pids() if (stat := _stat(pid))}
     found: set[int] = set()
     while fresh := {pid for pid, up in parents.items() if up in roots | found} - roots - found:
         found |= fresh
     return found
+
+
+def _stat(pid: int) -> list[bytes]:
+    """State, parent and so on. The name in parentheses before them may hold anything."""
+    return _read_proc(pid, "stat").rpartition(b") ")[2].split()
 
 
 def _pids() -> list[int]:

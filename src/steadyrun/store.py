@@ -101,7 +101,8 @@ class Appended(Struct, frozen=True):
 class Watch:
     """Somebody waiting for news of one agent or of all."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_events: bool = True) -> None:
+        self.of_events = of_events
         self._bell = anyio.Event()
 
     def ring(self) -> None:
@@ -125,21 +126,25 @@ class Hints:
         self.on_watch: Callable[[], None] = _nothing
 
     @contextmanager
-    def watch(self, agent: AgentId | None) -> Iterator[Watch]:
-        """Register before reading, so that news between the reading and the waiting is heard."""
+    def watch(self, agent: AgentId | None, *, of_events: bool = True) -> Iterator[Watch]:
+        """Register before reading, so that news between the reading and the waiting is heard.
+
+        Not `of_events`: new events alone are no news. What another process writes always is.
+        """
         self.on_watch()
-        watch = Watch()
+        watch = Watch(of_events=of_events)
         self._watches.setdefault(agent, set()).add(watch)
         try:
             yield watch
         finally:
             self._watches[agent].discard(watch)
 
-    def ring(self, agents: Iterable[AgentId]) -> None:
+    def ring(self, agents: Iterable[AgentId], *, only_events: bool = False) -> None:
         """Tell those who watch one of `agents`, and those who watch everything."""
         for agent in (*agents, None):
             for watch in self._watches.get(agent, ()):
-                watch.ring()
+                if watch.of_events or not only_events:
+                    watch.ring()
 
     def ring_all(self) -> None:
         """Tell everybody: something changed and we cannot say what."""

@@ -87,7 +87,7 @@ class Kept:
         answer = start(spec(directory, argv, **changes), **how)
         self.directory = directory
         self.pid: int = answer["pid"]
-        with contextlib.suppress(FileNotFoundError):  # It may be over already.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It may be over.
             self.keeper = parent(self.pid)
             self.outer = parent(self.keeper)
 

@@ -9,7 +9,7 @@ import pytest
 
 from steadyrun import __version__
 from steadyrun.cli.main import COMMANDS
-from tests.commands import ROOT, first_run, steadyrun
+from tests.commands import ROOT, first_run, python, steadyrun
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
@@ -70,7 +70,7 @@ def test_the_readme_names_both_commands_and_its_examples_run(tmp_path: Path) -> 
         ["make", "test"],
     ]
     assert all(words[0] == ".venv/bin/steadyrun" for words in typed)
-    assert codes == [0, 0, 0, 0]
+    assert codes == [0] * 7
 
 
 def test_ci_calls_what_the_readme_tells_users_to_call() -> None:
@@ -92,6 +92,17 @@ def test_the_python_example_of_the_stores_page_runs(tmp_path: Path) -> None:
 
     assert callable(main)
     assert anyio.run(main, home) == 6
+
+
+def test_the_example_of_the_library_page_runs(tmp_path: Path) -> None:
+    [example] = blocks("docs/library.md", "python")
+    program = tmp_path / "example.py"
+    program.write_text(example, encoding="utf-8")
+
+    done = python(tmp_path / "home", program)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("completed ")
 
 
 def test_the_changelog_has_its_form_and_this_version() -> None:

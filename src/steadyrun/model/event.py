@@ -25,8 +25,11 @@ JsonObject = dict[str, Any]
 Kinds = Counter[type]
 
 
-class _Tagged(Struct, frozen=True, tag_field="type"):
-    """What all events share: the tag is the name on every surface."""
+class _Tagged(Struct, frozen=True, tag_field="type", gc=False):
+    """What all events share: the tag is the name on every surface.
+
+    None of them can be part of a cycle, and there are many: the garbage collector need not look.
+    """
 
 
 class ErrorFact(Struct, frozen=True):
@@ -300,7 +303,7 @@ class Emitted(Struct, frozen=True, gc=False, array_like=True):
     v: int = VERSION
 
 
-class StoredEvent(Struct, frozen=True):
+class StoredEvent(Struct, frozen=True, gc=False):
     """An event in its place. `cursor` orders all events, `seq` those of one agent, without gaps."""
 
     cursor: int
@@ -313,7 +316,7 @@ class StoredEvent(Struct, frozen=True):
     event: Event | Foreign
 
 
-class LiveEvent(Struct, frozen=True):
+class LiveEvent(Struct, frozen=True, gc=False):
     """An event that is published as it comes and never stored: it has no place in the record."""
 
     id: EventId

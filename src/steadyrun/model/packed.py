@@ -27,7 +27,7 @@ from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.secret import Scrubber
 
 
-class _Written(Struct, frozen=True, array_like=True):
+class _Written(Struct, frozen=True, array_like=True, gc=False):
     """An event as it is written: the fields of `Emitted`."""
 
     place: int | str

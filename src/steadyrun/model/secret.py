@@ -16,6 +16,8 @@ from msgspec import Struct
 REDACTED = "[redacted]"
 # A shorter value, or a short plain word, would blank out ordinary text; no secret is like that.
 SHORTEST_SECRET = 6
+# Beginnings are listed up to this length; longer ones are found by it.
+_LONG = 64
 _PLAIN_WORD = re.compile(r"[a-z_.]{1,24}")
 
 
@@ -100,6 +102,10 @@ class Scrubber:
         # Leftmost matching over a dozen literals is what lets it use vector instructions: a hundred
         # times faster than one search after another, and this runs over every event.
         self._search = BytesAhoCorasick(literals, matchkind=MatchKind.LeftmostFirst)
+        announced = [*self._known, *(shape.literal.decode() for shape in _SHAPES)]
+        # What a text may end with that is the beginning of a secret, by its last character.
+        self._beginnings = _beginnings(announced)
+        self._long_beginnings = [each[:_LONG] for each in announced if len(each) > _LONG]
 
     def suspects(self, encoded: bytes) -> bool:
         """Whether there may be a secret. None is missed; a false alarm costs only time."""
@@ -112,9 +118,19 @@ class Scrubber:
 
     def open_end(self, text: str) -> int:
         """Where, in a text that is not whole yet, something begins that may become a secret."""
+        if not self._may_be_open(text):
+            return len(text)
         starts = [_begin_of(text, known) for known in self._known]
         starts += [_begin_of_shape(text, shape) for shape in _SHAPES]
         return min(starts, default=len(text))
+
+    def _may_be_open(self, text: str) -> bool:
+        """Whether it is worth looking: this runs for every delta, and hardly ever it is."""
+        return (
+            text.endswith(self._beginnings.get(text[-1:], ()))
+            or any(long in text for long in self._long_beginnings)
+            or bool(self._search.find_matches_as_indexes(text.encode(errors="replace")))
+        )
 
     def clean(self, value: Any) -> Any:
         """The same value with every secret in its texts replaced, however deep."""
@@ -145,6 +161,14 @@ class Scrubber:
         for shape in _SHAPES:
             text = shape.strict.sub(REDACTED, text)
         return text
+
+
+def _beginnings(announced: list[str]) -> dict[str, tuple[str, ...]]:
+    by_last: dict[str, set[str]] = {}
+    for each in announced:
+        for length in range(1, min(len(each), _LONG) + 1):
+            by_last.setdefault(each[length - 1], set()).add(each[:length])
+    return {last: tuple(found) for last, found in by_last.items()}
 
 
 def _begin_of(text: str, known: str) -> int:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 import anyio.to_thread
+from msgspec.structs import replace
 
 from steadyrun import keeper
 from steadyrun.clock import Clock
@@ -34,7 +35,7 @@ from steadyrun.provider import (
 )
 from steadyrun.providers import keeping
 from steadyrun.providers.keeping import Kept, Link
-from steadyrun.providers.turns import Told, Turns
+from steadyrun.providers.turns import Told, Turns, cut_short
 from steadyrun.tasks import task_group
 from steadyrun.wire.framing import Lines
 from steadyrun.wire.journal import FileWatches, JournalFollower, TailFollower
@@ -70,11 +71,13 @@ class ProcessDriver:
         self._caught_up = anyio.Event()
         self._changed = anyio.Event()
         self._will: bytes | None = None
+        self._is_gone = False
         self._stored, self._marks = process.offset, process.marks
         self._passed = process.offset
         self._offset, self._sent = 0, 0
         if process.saved:
-            self._turns.restore(process.saved.state)
+            if process.saved.state:
+                self._turns.restore(process.saved.state)
             self._offset, self._sent = process.saved.offset, process.saved.sent
         self._lines = Lines(self._offset)
         self._journal = JournalFollower(watches, journal, self._offset)
@@ -159,7 +162,7 @@ class ProcessDriver:
         try:
             yield
         except KeeperGone:
-            if self._link and not self._link.over.is_set():
+            if self._link and not self._link.over.is_set() and not self._link.is_deaf:
                 raise
 
     @asynccontextmanager
@@ -235,8 +238,19 @@ class ProcessDriver:
             if isinstance(each, Send):
                 heard += await self._send(each) or ()
             elif is_new:
-                heard.append(each)
+                heard.append(await self._explained(each))
         return heard
+
+    async def _explained(self, heard: Heard) -> Heard:
+        """A turn that its keeper has interrupted ended for the keeper's reason."""
+        if not isinstance(heard, Ended) or heard.status != "cancelled":
+            return heard
+        if keeper.WILL_KEY not in {each.key for each in keeping.read_sent(self._directory, 0)}:
+            return heard
+        if self._link:
+            await self._wait_for_end(self._link)
+        cut = cut_short(keeping.read_exit(self._directory))
+        return replace(heard, status=cut.status, error=cut.error, stop_reason=cut.stop_reason)
 
     def _play_sent(self, before: int) -> list[Heard]:
         """Tell the Dialect again what was sent by an earlier driver before this point."""
@@ -258,6 +272,9 @@ class ProcessDriver:
         rest = self._lines.rest()
         if rest:
             await self._take([rest])
+        self._is_gone = True
+        if self._process.saved and not self._process.saved.state:
+            return
         last = keeping.read_exit(self._directory)
         told = self._turns.exited(last, self._clock.now(), is_awaited=not self._was_told)
         heard = [each for each in told if not isinstance(each, Send)]
@@ -306,8 +323,12 @@ class ProcessDriver:
             return
         has_ended = any(type(each) is Ended for each in heard)
         self._passed = max(self._passed, self._offset)
-        memory = self._turns.save() if has_ended else None
+        memory = self._memory() if has_ended else None
         await self._sink(Stretch(heard, self._passed, self._sent, memory))
+
+    def _memory(self) -> bytes:
+        """What to go on with; from the end of a process nobody does, and its record is whole."""
+        return b"" if self._is_gone else self._turns.save()
 
     async def _leave_will(self) -> None:
         """Deposit how to interrupt the turn that is open now, for a keeper that is left alone."""

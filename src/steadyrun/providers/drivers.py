@@ -10,7 +10,7 @@ import msgspec
 
 from steadyrun import keeper
 from steadyrun.clock import Clock
-from steadyrun.errors import KeeperGone, NotFound
+from steadyrun.errors import KeeperGone, LaunchFailed, NotFound
 from steadyrun.model.ids import HolderId, ProcessId
 from steadyrun.model.process import Process
 from steadyrun.provider import Ability, Dialect, Launch, LaunchRequest, Sink, Turn
@@ -69,7 +69,10 @@ class KeeperDrivers:
         request = msgspec.structs.replace(request, directory=str(directory), command=setup.command)
         launch = setup.dialect().launch(request)
         env = {**setup.env(), **launch.env}
-        await anyio.to_thread.run_sync(_prepare, directory, request.turn, launch)
+        try:
+            await anyio.to_thread.run_sync(_prepare, directory, request.turn, launch)
+        except OSError as error:
+            raise LaunchFailed(launch.argv[0], code="failed", problem=str(error)) from error
         spec = Spec(
             process=process.id,
             directory=str(directory),

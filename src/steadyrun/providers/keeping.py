@@ -91,6 +91,8 @@ class Link(asyncio.Protocol):
         self.over = anyio.Event()
         self.has_exited = False
         self.is_replaced = False
+        # Its input was closed: it lives, but hears nothing any more.
+        self.is_deaf = False
         self._agent = agent
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[asyncio.Future[dict[str, Any]]] = deque()
@@ -173,6 +175,7 @@ class Link(asyncio.Protocol):
             case "over":
                 raise self._lost()
             case "error":
+                self.is_deaf = answer["code"] == "stdin_closed"
                 raise KeeperGone(self._agent, found=f"it refused: {answer['code']}")
             case _:
                 return answer
@@ -231,8 +234,8 @@ async def was_started(directory: Path) -> bool:
     journal = directory / "journal"
     with contextlib.suppress(FileExistsError):
         (directory / "sent").touch(mode=0o600, exist_ok=False)
-    while is_alive(directory) and not journal.exists():
-        await anyio.sleep(_LOOK_SECONDS)  # noqa: ASYNC110 (a file tells nobody that it came)
+    while is_alive(directory) and not journal.exists():  # noqa: ASYNC110 (a file rings no bell)
+        await anyio.sleep(_LOOK_SECONDS)
     return journal.exists()
 
 

@@ -82,7 +82,7 @@ class Turns:
         said = self.dialect.ended(last)
         is_over = any(isinstance(each, Ended) for each in said)
         if (self.is_open or is_awaited) and not is_over:
-            said = [*said, _cut_short(last)]
+            said = [*said, cut_short(last)]
         place = our_place("x", 1)
         told = self._told(said, place, now)
         back = [
@@ -129,6 +129,7 @@ class Turns:
         match said:
             case ToolStarted():
                 self._tools[said.tool_call_id] = said
+                self._given_up.discard(said.tool_call_id)
             case ToolCompleted() | ToolFailed():
                 return self._close(said)
             case FollowupOffered():
@@ -199,7 +200,7 @@ def _unreadable(raw: bytes) -> Unknown:
         return Unknown(raw=raw)
 
 
-def _cut_short(last: Exit) -> Ended:
+def cut_short(last: Exit) -> Ended:
     """The end of a turn whose process ended before it."""
     reason = _REASONS.get(last.reason or "")
     if reason is not None:

@@ -75,7 +75,7 @@ class Feed:
         if isinstance(news, LiveEvent):
             told: list[News] = [*self._live.passed(news)]
         else:
-            told = [*self._live.rest(), news]
+            told = [*self._live.rest(is_over=self._is_over), news]
         for each in told:
             for listener in self._listeners:
                 listener.tell(each)

@@ -1,5 +1,7 @@
 """What becomes of a message that is sent while a turn runs? Offered, and known only by evidence."""
 
+import anyio
+
 from steadyrun.model.event import (
     Event,
     FollowupAbsorbed,
@@ -26,6 +28,8 @@ class Followups:
         self.open: set[ItemId] = set()
         # What an earlier holder had taken and not offered yet, as far as is known.
         self._untold: list[Item] = []
+        # What is turned down lies in the queue for a moment, and must not be taken from there.
+        self._lock = anyio.Lock()
         self._store = store
         self._driver = driver
         self._recorder = recorder
@@ -34,9 +38,11 @@ class Followups:
     async def take(self) -> None:
         """Offer what has come to the lane, in order."""
         claim = self._recorder.claim
-        if (await self._store.lane(claim.agent)).queued:
-            for item in await self._store.take(claim):
-                await self.offer(item)
+        async with self._lock:
+            is_due = (await self._store.lane(claim.agent)).queued > 0
+            taken = await self._store.take(claim) if is_due else []
+        for item in taken:
+            await self.offer(item)
 
     async def offer(self, item: Item) -> None:
         """Offer a message to the turn; turned down, it is cancelled with the reason."""
@@ -93,8 +99,9 @@ class Followups:
         return await self._driver.steer(Offer(item.id, item.text))
 
     async def _turn_down(self, item: ItemId) -> None:
-        await self._store.give_back(self._recorder.claim, item)
-        await self._store.cancel(item)
+        async with self._lock:
+            await self._store.give_back(self._recorder.claim, item)
+            await self._store.cancel(item)
         self.open.discard(item)
 
 

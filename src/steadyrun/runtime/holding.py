@@ -29,7 +29,9 @@ class Holding:
         await store.add_agent(agent)
         await store.accept(Message(agent.id, prompt, kind="call"))
         [claim] = await store.claim(self.around.holder, agent=agent.id)
-        self._run(Runner(self.around, claim, agent, run), ask)
+        runner = Runner(self.around, claim, agent, run)
+        await runner.create(ask)
+        self._run(runner, ask)
 
     async def adopt(self) -> list[RunId]:
         """Take up every run whose holder is gone."""

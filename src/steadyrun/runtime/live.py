@@ -19,15 +19,39 @@ class LiveScrubber:
         """The event with what was held back before it, as far as it can be told now."""
         stream = _stream(live)
         text = _text(self._held.pop(stream)) + _text(live) if stream in self._held else _text(live)
-        end = self._scrubber.open_end(text)
+        end = self._end(text)
         if end < len(text):
             self._held[stream] = _with_text(live, text[end:])
-        return [_with_text(live, self._scrubber.clean(text[:end]))] if end else []
+        return [_with_text(live, self._cleaned(text[:end]))] if end else []
 
-    def rest(self) -> list[LiveEvent]:
-        """What was held back: nothing more comes that could make it a secret."""
+    def _end(self, text: str) -> int:
+        """How far it can be told; never to within a secret, which may end as another begins."""
+        clean, end = self._scrubber.clean, self._scrubber.open_end(text)
+        if end == len(text):
+            return end
+        whole = clean(text)
+        while end and clean(text[:end]) + clean(text[end:]) != whole:
+            end -= 1
+        return end
+
+    def rest(self, *, is_over: bool = False) -> list[LiveEvent]:
+        """What was held back: nothing more comes that could make it a secret.
+
+        A stored event ends what was being said before it; raw output goes on until all is over.
+        """
         held, self._held = self._held, {}
-        return [_with_text(live, self._scrubber.clean(_text(live))) for live in held.values()]
+        if not is_over:
+            self._held = {name: live for name, live in held.items() if _is_raw(live)}
+        ended = [live for name, live in held.items() if name not in self._held]
+        return [_with_text(live, self._cleaned(_text(live))) for live in ended]
+
+    def _cleaned(self, text: str) -> str:
+        is_suspect = self._scrubber.suspects(text.encode(errors="replace"))
+        return str(self._scrubber.clean(text)) if is_suspect else text
+
+
+def _is_raw(live: LiveEvent) -> bool:
+    return isinstance(live.event, OutputRaw)
 
 
 def _stream(live: LiveEvent) -> str:

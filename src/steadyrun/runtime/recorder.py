@@ -28,6 +28,7 @@ from steadyrun.runtime.feed import Feed
 from steadyrun.store import Batch, Store
 
 _MOST_GATHERED = 5000
+_MOST_GATHERED_BYTES = 4 * 1024 * 1024
 # How far the record may lag behind the journal where there is nothing to record.
 _MOST_UNWRITTEN = 1024 * 1024
 
@@ -74,7 +75,7 @@ class Recorder:
         self._gathered += events
         self._gathered_to = offset
         self._bell.set()
-        if len(self._gathered) > _MOST_GATHERED:
+        if len(self._gathered) > _MOST_GATHERED or offset - self.offset > _MOST_GATHERED_BYTES:
             await self.flush()
 
     async def flush(self) -> None:

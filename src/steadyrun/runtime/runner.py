@@ -10,7 +10,7 @@ import anyio
 from msgspec import Struct
 
 from steadyrun.clock import Clock
-from steadyrun.errors import NotFound, SteadyrunError
+from steadyrun.errors import KeeperGone, NotFound, SteadyrunError
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -115,9 +115,9 @@ class Runner:
 
     # -- from the beginning
 
-    async def start(self, ask: Ask) -> Run:
-        """Launch a process for the item, drive it to the end of the run and settle."""
-        agent, process = self._agent, self._new_process()
+    async def create(self, ask: Ask) -> None:
+        """Write down that there will be a run: whoever has its name may ask for it."""
+        agent = self._agent
         wall = ask.wall_seconds or self._around.drivers.wall_seconds(agent.provider)
         created = Created(
             self.run,
@@ -130,6 +130,10 @@ class Runner:
             {_WALL: wall} if wall else {},
         )
         await self._store.change(self._claim, self.run, created)
+
+    async def start(self, ask: Ask) -> Run:
+        """Launch a process for the item, drive it to the end of the run and settle."""
+        process = self._new_process()
         await self._store.open_process(self._claim, process)
         turn = Turn(self.run, self._claim.item.text, ask.images, ask.schema)
         try:
@@ -137,7 +141,7 @@ class Runner:
         except SteadyrunError as error:
             fact = ErrorFact(error.code, error.message, error.hint, error.retryable)
             return await self._settle(process, Finished(self._clock.now(), "failed", error=fact))
-        return await self._drive(process, turn)
+        return await self._drive_on(process, turn)
 
     def _new_process(self) -> Process:
         around, agent = self._around, self._agent
@@ -167,9 +171,18 @@ class Runner:
             turn = await self._around.drivers.told(process)
         except NotFound:
             return await self._settle(process, Orphaned(self._clock.now()))
-        return await self._drive(process, turn)
+        return await self._drive_on(process, turn)
 
     # -- driving
+
+    async def _drive_on(self, process: Process, turn: Turn) -> Run:
+        """Drive it to its end, from where the record is whenever its keeper was out of reach."""
+        while True:
+            try:
+                return await self._drive(process, turn)
+            except KeeperGone:
+                await anyio.sleep(_TICK_SECONDS)
+                process = await self._store.process(process.id)
 
     async def _drive(self, process: Process, turn: Turn) -> Run:
         around = self._around
@@ -384,7 +397,7 @@ class Runner:
 
     async def _watch_lane(self) -> None:
         """Follow-ups and the wish to cancel come through the store, from whichever process."""
-        with self._store.hints.watch(self._agent.id) as watch:
+        with self._store.hints.watch(self._agent.id, of_events=False) as watch:
             await self._offers.offer_again()
             while True:
                 await self._offers.take()

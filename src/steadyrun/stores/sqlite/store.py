@@ -252,7 +252,7 @@ class SqliteStore:
             is_durable=False,
             lane=claim.agent,
         )
-        self.hints.ring([claim.agent])
+        self.hints.ring([claim.agent], only_events=True)
         return appended
 
     async def events(

@@ -28,7 +28,7 @@ POLL_SECONDS = 0.02
 class LostHints(Hints):
     """Nobody ever hears anything."""
 
-    def ring(self, agents: Iterable[AgentId]) -> None:
+    def ring(self, agents: Iterable[AgentId], *, only_events: bool = False) -> None:
         """Say nothing."""
 
     def ring_all(self) -> None:
@@ -38,7 +38,7 @@ class LostHints(Hints):
 class DoubledHints(Hints):
     """Everything is said twice, and to everybody as well."""
 
-    def ring(self, agents: Iterable[AgentId]) -> None:
+    def ring(self, agents: Iterable[AgentId], *, only_events: bool = False) -> None:
         known = list(agents)
         super().ring(known)
         super().ring(known)
@@ -56,7 +56,7 @@ class LateHints(Hints):
         super().__init__()
         self._held_back: list[AgentId] | None = None
 
-    def ring(self, agents: Iterable[AgentId]) -> None:
+    def ring(self, agents: Iterable[AgentId], *, only_events: bool = False) -> None:
         late, self._held_back = self._held_back, list(agents)
         if late is not None:
             super().ring(late)

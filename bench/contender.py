@@ -1,0 +1,165 @@
+"""The other process of `pipeline`, `latency` and `big_lines`: drives the fake agent once.
+
+Each contender is a program of its own, so that a round finds no memory of the one before. It is
+told what to do in one document, and prints what it saw as another. CPU counts from the moment the
+run is asked for to its last event, all threads, no children; wall time from the first line that the
+agent prints to the last event that the subscriber has.
+"""
+
+import fcntl
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from bench import agent_lines
+from bench.agent_lines import Speech
+from bench.measure import Failed, expect, scratch
+
+Name = Literal["ours", "sdk", "raw"]
+
+_LIMIT_SECONDS = 120.0
+_READ_BYTES = _PIPE_BYTES = 1 << 20
+_STAMP_DIGITS = 20
+
+
+class Order(Struct, frozen=True):
+    """What the agent prints, and how. `max_buffer` is the SDK's limit on one line."""
+
+    lines: str
+    count: int
+    pace_seconds: float = 0.0
+    is_stamped: bool = False
+    max_buffer: int | None = None
+
+
+class Seen(Struct, frozen=True):
+    """What a round took, in seconds. `delays` are from print to subscriber, if lines are stamped;
+    `events` are what arrived of the lines."""
+
+    cpu: float
+    wall: float = 0.0
+    events: int = 0
+    delays: list[float] = []
+
+
+def drive(name: Name, order: Order) -> Seen:
+    """Let a contender do it, in a process of its own."""
+    command = [sys.executable, "-m", "bench.contender", name]
+    done = subprocess.run(
+        command, input=msgspec.json.encode(order), capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        raise Failed(f"{name}: {done.stderr.decode(errors='replace').strip()[-2000:]}")
+    return msgspec.json.decode(done.stdout, type=Seen)
+
+
+class _Stopwatch:
+    """Notes when things were seen. It does nothing for an event but count it, unless told to."""
+
+    def __init__(self) -> None:
+        self.delays: list[float] = []
+        self.events = 0
+        self._cpu = time.process_time()
+
+    def stamp(self, text: str) -> None:
+        self.delays.append((time.monotonic_ns() - int(text[:_STAMP_DIGITS])) / 1e9)
+
+    def stop(self) -> None:
+        self._cpu, self._end = time.process_time() - self._cpu, time.monotonic_ns()
+
+    def seen(self, begun: str | None) -> Seen:
+        wall = (self._end - int(begun)) / 1e9 if begun else 0.0
+        return Seen(self._cpu, wall, self.events, self.delays)
+
+
+# -- ours
+
+
+async def _ours(order: Order) -> Seen:
+    # Not above: the others shall not carry it.
+    ours = importlib.import_module("bench.contender_ours")
+    with scratch() as home, anyio.fail_after(_LIMIT_SECONDS):
+        seen: Seen = await ours.drive(home, order, _Stopwatch)
+    return seen
+
+
+# -- the SDK
+
+
+async def _sdk(order: Order) -> Seen:
+    # Loaded by name: type checking must not depend on the requirements of the benchmarks.
+    sdk: Any = importlib.import_module("claude_agent_sdk")
+    with scratch() as folder, anyio.fail_after(_LIMIT_SECONDS):
+        options = sdk.ClaudeAgentOptions(
+            cli_path=_program(folder, order),
+            include_partial_messages=True,
+            max_buffer_size=order.max_buffer,
+        )
+        watch, begun = _Stopwatch(), None
+        async for message in sdk.query(prompt="Go.", options=options):
+            watch.events += 1
+            kind = type(message)
+            if kind is sdk.ResultMessage:
+                watch.stop()
+                begun = message.result
+            elif order.is_stamped and kind is sdk.AssistantMessage:
+                watch.stamp(message.content[0].text)
+    # The beginning and the result are no lines of the agent's.
+    watch.events -= 2
+    expect(watch.events == order.count, f"{watch.events} of {order.count} lines arrived")
+    return watch.seen(begun)
+
+
+def _program(folder: Path, order: Order) -> Path:
+    """The agent as one executable file, which is all that the SDK takes."""
+    path = folder / "agent"
+    command = agent_lines.command("claude", Path(order.lines), order.pace_seconds)
+    path.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
+    path.chmod(0o700)
+    return path
+
+
+# -- the limit
+
+
+def _raw(order: Order) -> Seen:
+    """Read and decode, typed, and nothing else: what cannot be done with less in Python."""
+    frames = importlib.import_module("steadyrun.providers.scripted_frames")
+    decode: Callable[[bytes], object] = frames.printed_of
+    speech: Speech = "raw"
+    command = agent_lines.command(speech, Path(order.lines))
+    watch, rest = _Stopwatch(), b""
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as agent:
+        assert agent.stdout
+        descriptor = agent.stdout.fileno()
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        while chunk := os.read(descriptor, _READ_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                decode(line)
+            watch.events += len(lines)
+        watch.stop()
+    expect(watch.events == order.count, f"{watch.events} of {order.count} lines arrived")
+    return watch.seen(None)
+
+
+_CONTENDERS: dict[str, Callable[[Order], Seen]] = {
+    "ours": lambda order: anyio.run(_ours, order),
+    "sdk": lambda order: anyio.run(_sdk, order),
+    "raw": _raw,
+}
+
+
+if __name__ == "__main__":
+    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    found = _CONTENDERS[sys.argv[1]](told)
+    sys.stdout.buffer.write(msgspec.json.encode(found))

@@ -1,0 +1,82 @@
+"""What does a keeper add to the start of a program, beside a Python that does nothing?
+
+From the call to the first byte that `/bin/echo` has written to its file: through a keeper, and by
+itself. The difference is what the keeper adds.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+
+from bench.measure import Rounds, Row, believed, in_turns, scratch, seconds
+from steadyrun.providers import keeping
+from steadyrun.providers.keeping import Limits, Spec
+
+ROUNDS = 30
+_ECHO = ("/bin/echo", "here")
+_BARE = [sys.executable, "-I", "-S", "-c", "pass"]
+_LIMIT_SECONDS = 30.0
+
+
+def rows() -> list[Row]:
+    return believed(_measure, _rows, controls=["python"])
+
+
+def _measure() -> Rounds:
+    return in_turns(
+        {"kept": lambda: anyio.run(_kept), "alone": _alone, "python": _python}, rounds=ROUNDS
+    )
+
+
+async def _kept() -> float:
+    with scratch() as folder:
+        # The first use of a worker thread makes it; that is no part of a keeper.
+        await anyio.to_thread.run_sync(_nothing)
+        directory = folder / "process"
+        spec = Spec("prc_bench", str(directory), _ECHO, "/", {}, "null", (), Limits())
+        begin = time.perf_counter()
+        await keeping.start(spec)
+        _wait_for_byte(directory / "journal")
+        took = time.perf_counter() - begin
+        await keeping.wait_until_gone(directory)
+    return took
+
+
+def _alone() -> float:
+    with scratch() as folder, (folder / "journal").open("wb") as journal:
+        begin = time.perf_counter()
+        child = subprocess.Popen(_ECHO, stdin=subprocess.DEVNULL, stdout=journal, env={})
+        _wait_for_byte(folder / "journal")
+        took = time.perf_counter() - begin
+        child.wait(_LIMIT_SECONDS)
+    return took
+
+
+def _python() -> float:
+    begin = time.perf_counter()
+    subprocess.run(_BARE, env={}, check=True)
+    return time.perf_counter() - begin
+
+
+def _nothing() -> None:
+    pass
+
+
+def _wait_for_byte(path: Path) -> None:
+    until = time.monotonic() + _LIMIT_SECONDS
+    while not path.stat().st_size:
+        if time.monotonic() > until:
+            raise TimeoutError(path)
+        os.sched_yield()
+
+
+def _rows(found: Rounds) -> list[Row]:
+    kept, alone, python = (min(found[name]) for name in ("kept", "alone", "python"))
+    print(f"keeper start: echo through a keeper {seconds(kept)}, by itself {seconds(alone)}")
+    added = kept - alone
+    name = "keeper start: added / python -I -S -c pass"
+    return [Row(name, seconds(added), seconds(python), added / python, floor=5)]

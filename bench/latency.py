@@ -1,0 +1,60 @@
+"""How soon does a subscriber have a line, at 500 lines a second, beside claude-agent-sdk?
+
+Every line carries the time at which it is printed. Ours are durable when they arrive; the SDK's are
+in memory only.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import agent_lines, contender
+from bench.contender import Name, Order
+from bench.measure import Rounds, Row, believed, expect, in_turns, percentile, scratch, seconds
+
+LINES = 1000
+PER_SECOND = 500
+# The first ones meet a program that is still about to begin.
+_WARM_UP = 100
+_ROUNDS = 5
+_PARTS = (0.5, 0.9)
+_NAMES: tuple[Name, ...] = ("ours", "sdk")
+
+
+def rows() -> list[Row]:
+    return believed(_measure, _rows, controls=["sdk p50"])
+
+
+def _measure() -> Rounds:
+    found: Rounds = {_key(who, part): [] for who in _NAMES for part in _PARTS}
+    with scratch() as folder:
+        saved = agent_lines.stamped(LINES).save(folder)
+        paths = {"ours": saved.scripted, "sdk": saved.claude}
+        in_turns({who: _timed(who, paths[who], found) for who in _NAMES}, rounds=_ROUNDS)
+    return found
+
+
+def _timed(who: Name, lines: Path, found: Rounds) -> Callable[[], float]:
+    def timed() -> float:
+        order = Order(str(lines), LINES, 1 / PER_SECOND, is_stamped=True)
+        seen = contender.drive(who, order)
+        expect(len(seen.delays) == LINES, f"{who}: {len(seen.delays)} of {LINES} lines arrived")
+        for part in _PARTS:
+            found[_key(who, part)].append(percentile(seen.delays[_WARM_UP:], part))
+        return found[_key(who, 0.5)][-1]
+
+    return timed
+
+
+def _rows(found: Rounds) -> list[Row]:
+    best = {name: min(rounds) for name, rounds in found.items()}
+    rows = []
+    for part in _PARTS:
+        ours, its = best[_key("ours", part)], best[_key("sdk", part)]
+        floor, goal = (1.2, 0.6) if part == 0.5 else (None, None)
+        name = f"latency: line to subscriber / SDK, p{part * 100:.0f}"
+        rows.append(Row(name, seconds(ours), seconds(its), ours / its, floor, goal))
+    return rows
+
+
+def _key(who: str, part: float) -> str:
+    return f"{who} p{part * 100:.0f}"

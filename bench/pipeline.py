@@ -1,0 +1,87 @@
+"""How many events a second pass from a coding agent to a program, beside claude-agent-sdk?
+
+Ours is the whole way: keeper and journal, framing, Dialect, scrubbing, commit, and a subscriber
+that reads back what was stored. The SDK keeps everything in memory. Its configuration is the
+leanest it has: `query` with a plain prompt, no hooks, tools or permissions, the agent as its
+`cli_path`. Both run on asyncio. Wall time begins when the agent begins to print: a first event that
+comes late is not left out.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench import agent_lines, contender
+from bench.agent_lines import DELTAS, Lines, Saved
+from bench.contender import Name, Order, Seen
+from bench.measure import Rounds, Row, believed, in_turns, scratch, seconds
+
+LINES = 20_000
+_ROUNDS = 5
+_NAMES: tuple[Name, ...] = ("ours", "sdk", "raw")
+
+
+def rows() -> list[Row]:
+    durable = _compared("every line durable", agent_lines.usual(LINES), floor=3, goal=5)
+    mixed = _compared(f"{DELTAS:.0%} deltas", agent_lines.usual(LINES, deltas=DELTAS))
+    return [*durable, *mixed]
+
+
+def _compared(
+    name: str, lines: Lines, *, floor: float | None = None, goal: float | None = None
+) -> list[Row]:
+    with scratch() as folder:
+        saved = lines.save(folder)
+        return believed(
+            lambda: _measure(name, saved),
+            lambda found: _rows(name, found, floor, goal),
+            controls=["sdk wall", "raw cpu"],
+        )
+
+
+def _measure(name: str, saved: Saved) -> Rounds:
+    seen: dict[Name, list[Seen]] = {who: [] for who in _NAMES}
+    in_turns({who: _timed(who, saved, seen[who]) for who in _NAMES}, rounds=_ROUNDS)
+    missing = LINES - min(each.events for each in seen["ours"])
+    if missing:
+        print(f"pipeline: {name}: a burst is more than we show: up to {missing} deltas left out")
+    return {
+        f"{who} {what}": [getattr(each, what) / LINES for each in some]
+        for who, some in seen.items()
+        for what in ("cpu", "wall")
+    }
+
+
+def _timed(who: Name, saved: Saved, seen: list[Seen]) -> Callable[[], float]:
+    lines: Path = saved.of("claude" if who == "sdk" else "scripted")
+
+    def timed() -> float:
+        seen.append(contender.drive(who, Order(str(lines), LINES)))
+        return seen[-1].cpu
+
+    return timed
+
+
+def _rows(name: str, found: Rounds, floor: float | None, goal: float | None) -> list[Row]:
+    best = {each: min(rounds) for each, rounds in found.items()}
+    row = partial(_row, name, best)
+    rate = {who: 1 / best[f"{who} wall"] for who in ("ours", "sdk")}
+    return [
+        Row(
+            f"pipeline: {name}, events a second / SDK",
+            f"{rate['ours']:.0f} /s",
+            f"{rate['sdk']:.0f} /s",
+            rate["ours"] / rate["sdk"],
+            floor,
+            goal,
+            is_more_better=True,
+        ),
+        row("sdk", "SDK"),
+        row("raw", "read and decode only", goal=None if goal is None else 2),
+    ]
+
+
+def _row(name: str, best: dict[str, float], who: str, shown: str, goal: float | None = None) -> Row:
+    ours, its = best["ours cpu"], best[f"{who} cpu"]
+    shown = f"pipeline: {name}, CPU an event / {shown}"
+    return Row(shown, seconds(ours), seconds(its), ours / its, goal=goal)

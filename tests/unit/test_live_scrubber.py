@@ -1,0 +1,119 @@
+"""Do deltas stay free of secrets, however they are cut, and are they whole otherwise?"""
+
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from steadyrun.model.event import Event, LiveEvent, OutputRaw, TextDelta, ThinkingDelta
+from steadyrun.model.ids import RunId
+from steadyrun.model.secret import REDACTED, Scrubber, Secret
+from steadyrun.runtime.live import LiveScrubber
+
+# One begins as it ends, one begins as another ends, and one has another in it.
+SECRETS = ("canary-7f3a-c", "c4-token-7f3a", "x-c4-token-7f3a-x")
+TOKEN = "ghp_" + "a1B2" * 10
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _live(event: Event) -> LiveEvent:
+    return LiveEvent("prc:1.0", AT, "agent", RunId("run"), "scripted", event)  # type: ignore[arg-type]
+
+
+def _scrubber() -> LiveScrubber:
+    return LiveScrubber(Scrubber([Secret(each) for each in SECRETS]))
+
+
+def _shown(pieces: list[str]) -> str:
+    """What somebody sees who puts all of it together."""
+    scrubber = _scrubber()
+    passed = [each for piece in pieces for each in scrubber.passed(_live(TextDelta(piece)))]
+    passed += scrubber.rest()
+    return "".join(_text(each) for each in passed)
+
+
+def _text(live: LiveEvent) -> str:
+    assert isinstance(live.event, TextDelta | ThinkingDelta | OutputRaw)
+    return live.event.text
+
+
+@st.composite
+def _cut(draw: st.DrawFn, parts: st.SearchStrategy[str]) -> list[str]:
+    """A text of such parts, in pieces."""
+    text = "".join(draw(st.lists(parts, max_size=8)))
+    cuts = draw(st.sets(st.integers(0, len(text)))) | {0, len(text)}
+    return [text[start:end] for start, end in pairwise(sorted(cuts))]
+
+
+_LETTERS = st.text("canry-7f34tokex \n", max_size=6)
+
+
+@given(_cut(_LETTERS | st.sampled_from([*SECRETS, TOKEN])))
+@example(["canary-7f3a-c"])
+@example(["canary-7f3a-", "c", "4-token-7f3a"])
+@example(["x-c4-token-7f3a"])
+@example([TOKEN[:30], TOKEN[30:], " "])
+def test_no_secret_is_seen_however_it_is_cut(pieces: list[str]) -> None:
+    shown = _shown(pieces)
+
+    assert not [secret for secret in (*SECRETS, TOKEN) if secret in shown]
+
+
+@given(
+    _cut(st.text(max_size=6) | st.sampled_from(["canary", "c4-tok", "ghp_", "sk-", "-----BEGIN"]))
+)
+def test_what_has_no_secret_stays_as_it_is(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    if Scrubber([Secret(each) for each in SECRETS]).clean(text) == text:
+        assert _shown(pieces) == text
+
+
+@pytest.mark.parametrize("secret", [*SECRETS, TOKEN])
+def test_a_secret_is_replaced_once(secret: str) -> None:
+    assert _shown(["it is ", *secret, " ."]) == f"it is {REDACTED} ."
+
+
+def test_plain_text_is_not_held_back() -> None:
+    [passed] = _scrubber().passed(_live(TextDelta("nothing odd.")))
+
+    assert _text(passed) == "nothing odd."
+
+
+def test_what_may_become_a_secret_waits_for_the_next_piece() -> None:
+    scrubber = _scrubber()
+
+    assert [_text(each) for each in scrubber.passed(_live(TextDelta("a can")))] == ["a "]
+    assert [_text(each) for each in scrubber.passed(_live(TextDelta("dle.")))] == ["candle."]
+    assert scrubber.rest() == []
+
+
+def test_streams_are_apart() -> None:
+    scrubber = _scrubber()
+    events: list[Event] = [TextDelta("can"), ThinkingDelta("can"), OutputRaw("stderr", "can")]
+    for event in events:
+        assert scrubber.passed(_live(event)) == []
+
+    passed = scrubber.passed(_live(ThinkingDelta("ary-7f3a-c!")))
+
+    assert [_text(each) for each in passed] == [f"{REDACTED}!"]
+    assert [each.event for each in scrubber.rest()] == [TextDelta("can")]
+
+
+def test_a_stored_event_does_not_end_raw_output() -> None:
+    scrubber = _scrubber()
+    assert scrubber.passed(_live(OutputRaw("stderr", "canary-"))) == []
+
+    assert scrubber.rest() == []
+
+    [passed] = scrubber.passed(_live(OutputRaw("stderr", "7f3a-c\n")))
+    assert _text(passed) == f"{REDACTED}\n"
+
+
+def test_at_the_end_nothing_stays_behind() -> None:
+    scrubber = _scrubber()
+    scrubber.passed(_live(OutputRaw("stdout", "can")))
+
+    assert [_text(each) for each in scrubber.rest(is_over=True)] == ["can"]
+    assert scrubber.rest(is_over=True) == []

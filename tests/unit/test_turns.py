@@ -1,0 +1,335 @@
+"""What does `Turns` keep in order, whatever a Dialect says?"""
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from steadyrun.model.event import (
+    Emitted,
+    Event,
+    FollowupAbsorbed,
+    FollowupOffered,
+    FollowupOwnTurn,
+    FollowupReturned,
+    Note,
+    TextFinal,
+    ToolCompleted,
+    ToolFailed,
+    ToolStarted,
+    Unknown,
+)
+from steadyrun.model.frame import Frame
+from steadyrun.provider import Ability, Began, Ended, Exit, Said, Send
+from steadyrun.providers.turns import STILL_RUNNING, Told, Turns
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+CRASH = Exit(code=3, stderr="sorry")
+MANY: frozenset[Ability] = frozenset({"multi_turn"})
+ONE: frozenset[Ability] = frozenset()
+
+
+class ParrotState(Struct, frozen=True):
+    """How many frames it has heard."""
+
+    heard: int = 0
+
+
+class Parrot:
+    """A Dialect that says what it is told to say, frame by frame."""
+
+    name: ClassVar[str] = "parrot"
+
+    def __init__(self, script: list[list[Said]], abilities: frozenset[Ability] = MANY) -> None:
+        self.abilities = abilities
+        self.state = ParrotState()
+        self._script = script
+
+    def receive(self, frame: Frame) -> list[Said]:
+        if frame.raw == b"?":
+            raise msgspec.DecodeError("what?")
+        said = self._script[self.state.heard]
+        self.state = ParrotState(self.state.heard + 1)
+        return said
+
+    def sent(self, frame: Frame) -> list[Said]:
+        return self.receive(frame)
+
+    def ended(self, last: Exit) -> list[Said]:
+        return []
+
+
+def _turns(script: list[list[Said]], abilities: frozenset[Ability] = MANY) -> Turns:
+    parrot: Any = Parrot(script, abilities)
+    return Turns(parrot)
+
+
+def _tell(turns: Turns, frames: range) -> list[Told]:
+    return [each for n in frames for each in turns.received(Frame(b"line", n * 10), NOW)]
+
+
+def _play(*script: list[Said], abilities: frozenset[Ability] = MANY) -> list[Told]:
+    """All that is told of a process that says this and then crashes."""
+    turns = _turns(list(script), abilities)
+    return [*_tell(turns, range(1, len(script) + 1)), *turns.exited(CRASH, NOW)]
+
+
+def _plain(told: list[Told]) -> list[Event | Began | Ended | Send]:
+    return [each.event if isinstance(each, Emitted) else each for each in told]  # type: ignore[misc]
+
+
+def _tool(call: str = "1") -> ToolStarted:
+    return ToolStarted(call, "Bash", {"command": "true"})
+
+
+def _still_running(call: str = "1") -> ToolFailed:
+    return ToolFailed(call, "Bash", {"command": "true"}, error=STILL_RUNNING)
+
+
+# -- turns
+
+
+def test_a_turn_is_passed_on_as_it_is_said() -> None:
+    said: list[Said] = [Began("run_1"), TextFinal("hi"), Ended("completed", "hi")]
+
+    assert _plain(_play(said)) == said
+
+
+def test_a_turn_that_is_open_at_the_exit_has_failed() -> None:
+    *_, ended = _play([Began("run_1")])
+
+    assert isinstance(ended, Ended)
+    assert (ended.status, ended.exit_code) == ("failed", 3)
+    assert ended.error
+    assert (ended.error.code, ended.error.retryable) == ("exited", True)
+    assert ended.diagnostic
+    assert ended.diagnostic.stderr_excerpt == "sorry"
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "stop_reason"),
+    [
+        ("user_stop", "cancelled", "user_stop"),
+        ("wall_timeout", "timed_out", "wall_timeout"),
+        ("disk_full", "failed", "disk_full"),
+        ("keeper_lost", "failed", "keeper_lost"),
+        ("unclaimed", "timed_out", "idle_timeout"),
+        ("who knows", "failed", None),
+    ],
+)
+def test_who_stopped_the_process_has_ended_the_turn(
+    reason: str, status: str, stop_reason: str | None
+) -> None:
+    turns = _turns([[Began("run_1")]])
+    _tell(turns, range(1, 2))
+
+    [ended] = turns.exited(Exit(reason=reason), NOW)
+
+    assert isinstance(ended, Ended)
+    assert (ended.status, ended.stop_reason) == (status, stop_reason)
+
+
+def test_a_turn_that_begins_within_another_ends_it() -> None:
+    began, lost, second, _ = _plain(_play([Began("run_1")], [Began("run_2")]))
+
+    assert (began, second) == (Began("run_1"), Began("run_2"))
+    assert isinstance(lost, Ended)
+    assert lost.error
+    assert lost.error.code == "no_end"
+
+
+def test_an_end_without_a_beginning_is_a_turn_of_its_own() -> None:
+    assert _plain(_play([Ended("completed")])) == [Began(None), Ended("completed")]
+
+
+def test_an_idle_process_may_end() -> None:
+    assert _play([Began("run_1"), Ended("completed")], [Note("bye")])[2:] == [
+        Emitted(20, 0, NOW, Note("bye"))
+    ]
+
+
+def test_a_turn_that_was_awaited_and_never_began_has_failed() -> None:
+    began, ended = _turns([]).exited(CRASH, NOW, is_awaited=True)
+
+    assert began == Began(None)
+    assert isinstance(ended, Ended)
+    assert ended.status == "failed"
+
+
+def test_a_process_for_one_turn_has_it_open_from_the_start() -> None:
+    [ended] = _play(abilities=ONE)
+
+    assert isinstance(ended, Ended)
+    assert ended.status == "failed"
+
+
+# -- tools
+
+
+def test_a_tool_that_is_open_at_the_end_of_its_turn_is_closed() -> None:
+    told = _plain(_play([Began("run_1"), _tool(), _tool("2")], [Ended("completed")]))
+
+    assert told[3:] == [_still_running(), _still_running("2"), Ended("completed")]
+
+
+def test_a_tool_that_ends_after_its_turn_is_noted() -> None:
+    done = ToolCompleted("1", "Bash")
+    *_, note = _plain(_play([Began("run_1"), _tool(), Ended("completed")], [done]))
+
+    assert isinstance(note, Note)
+    assert note.text == "Bash 1 ended after its turn: tool.completed"
+
+
+def test_the_name_of_a_tool_that_never_ended_may_be_used_again() -> None:
+    first: list[Said] = [Began("run_1"), _tool(), Ended("completed")]
+    second: list[Said] = [Began("run_2"), _tool(), ToolCompleted("1", "Bash"), Ended("completed")]
+
+    assert _plain(_play(first, second))[-len(second) :] == second
+
+
+def test_open_tools_are_known() -> None:
+    turns = _turns([[Began("run_1"), _tool()], [ToolCompleted("1", "Bash")]])
+
+    _tell(turns, range(1, 2))
+    assert turns.has_open_tools
+    _tell(turns, range(2, 3))
+    assert not turns.has_open_tools
+
+
+# -- follow-ups
+
+
+def test_an_offer_that_is_open_at_the_exit_is_returned_before_the_end() -> None:
+    *_, back, ended = _plain(_play([Began("run_1"), FollowupOffered("itm_1", "more")]))
+
+    assert back == FollowupReturned("itm_1", "more", "the process ended")
+    assert isinstance(ended, Ended)
+
+
+@pytest.mark.parametrize("end", [FollowupAbsorbed, FollowupOwnTurn, FollowupReturned])
+def test_an_offer_that_has_ended_is_not_returned_again(end: Any) -> None:
+    told = _plain(_play([FollowupOffered("itm_1", "more")], [end("itm_1", "more")]))
+
+    assert told == [FollowupOffered("itm_1", "more"), end("itm_1", "more")]
+
+
+# -- frames
+
+
+def test_what_cannot_be_read_is_kept() -> None:
+    turns = _turns([])
+
+    assert turns.received(Frame(b"?", 2), NOW) == [Emitted(2, 0, NOW, Unknown(text="?"))]
+
+
+def test_events_of_one_frame_are_counted_and_what_was_sent_has_a_place_of_its_own() -> None:
+    said: list[Said] = [Note("a"), Began("run_1"), Note("b"), Send("key", b"raw"), _tool()]
+    turns = _turns([said])
+
+    told = turns.sent(Frame(b"line", 7, "key", 3), NOW)
+
+    places = [(each.place, each.n) for each in told if isinstance(each, Emitted)]
+    assert places == [("s3", 0), ("s3", 1), ("s3", 2)]
+
+
+# -- whatever is said
+
+_CALLS = st.sampled_from(["1", "2", "3"])
+_ITEMS = st.sampled_from(["itm_1", "itm_2"])
+_SAID: st.SearchStrategy[Said] = st.one_of(
+    st.sampled_from([Began("run_1"), Began(None), Ended("completed"), Ended("failed")]),
+    st.builds(ToolStarted, _CALLS, st.just("Bash")),
+    st.builds(ToolCompleted, _CALLS, st.just("Bash")),
+    st.builds(ToolFailed, _CALLS, st.just("Bash")),
+    st.builds(FollowupOffered, _ITEMS, st.just("more")),
+    st.builds(FollowupAbsorbed, _ITEMS, st.just("more")),
+    st.builds(FollowupOwnTurn, _ITEMS, st.just("more")),
+    st.builds(FollowupReturned, _ITEMS, st.just("more")),
+    st.builds(Note, st.just("note")),
+    st.builds(Send, st.just("key"), st.just(b"raw")),
+)
+_SCRIPTS = st.lists(st.lists(_SAID, max_size=4), max_size=12)
+_ABILITIES = st.sampled_from([MANY, ONE])
+
+
+@given(_SCRIPTS, _ABILITIES)
+def test_turns_never_overlap_and_each_ends_once(
+    script: list[list[Said]], abilities: frozenset[Ability]
+) -> None:
+    is_open = abilities is ONE
+    for each in _play(*script, abilities=abilities):
+        if isinstance(each, Began | Ended):
+            assert isinstance(each, Ended) == is_open
+            is_open = not is_open
+    assert not is_open
+
+
+@given(_SCRIPTS, _ABILITIES)
+def test_no_tool_is_open_when_a_turn_has_ended(
+    script: list[list[Said]], abilities: frozenset[Ability]
+) -> None:
+    open_tools: set[str] = set()
+    for each in _plain(_play(*script, abilities=abilities)):
+        match each:
+            case ToolStarted(call):
+                open_tools.add(call)
+            case ToolCompleted(call) | ToolFailed(call):
+                open_tools.discard(call)
+            case Ended():
+                assert not open_tools
+            case _:
+                pass
+
+
+@given(_SCRIPTS, _ABILITIES)
+def test_every_offer_has_ended_when_the_process_has(
+    script: list[list[Said]], abilities: frozenset[Ability]
+) -> None:
+    open_offers: set[str] = set()
+    for each in _plain(_play(*script, abilities=abilities)):
+        match each:
+            case FollowupOffered(item):
+                open_offers.add(item)
+            case FollowupAbsorbed(item) | FollowupOwnTurn(item) | FollowupReturned(item):
+                open_offers.discard(item)
+            case _:
+                pass
+    assert not open_offers
+
+
+@given(_SCRIPTS, _ABILITIES)
+def test_nothing_is_lost_and_every_event_has_a_place_of_its_own(
+    script: list[list[Said]], abilities: frozenset[Ability]
+) -> None:
+    told = _play(*script, abilities=abilities)
+
+    places = [(each.place, each.n) for each in told if isinstance(each, Emitted)]
+    assert len(set(places)) == len(places)
+    said = [each for frame in script for each in frame]
+    for kind in (Send, ToolStarted, FollowupOffered):
+        assert [each for each in _plain(told) if isinstance(each, kind)] == [
+            each for each in said if isinstance(each, kind)
+        ]
+
+
+@given(_SCRIPTS, _ABILITIES, st.data())
+def test_going_on_from_a_saved_state_changes_nothing(
+    script: list[list[Said]], abilities: frozenset[Ability], data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(script)), label="saved after so many frames")
+    first, second = _turns(script, abilities), _turns(script, abilities)
+    _tell(first, range(1, at + 1))
+    second.restore(first.save())
+
+    rest = range(at + 1, len(script) + 1)
+    assert _tell(first, rest) == _tell(second, rest)
+    assert (first.is_open, first.input, first.has_open_tools) == (
+        second.is_open,
+        second.input,
+        second.has_open_tools,
+    )
+    assert first.exited(CRASH, NOW) == second.exited(CRASH, NOW)
