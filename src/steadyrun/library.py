@@ -157,7 +157,7 @@ class RunHandle:
         run = await self._store.run(self.id)
         runner = self._holding.runner(self.id)
         if runner is not None:
-            await runner.stop("user_stop", reason)
+            await runner.cancel(reason)
         elif run.item is not None and not run.is_terminal:
             await self._store.cancel(run.item)
         return await self._store.run(self.id)

@@ -207,8 +207,8 @@ def test_a_command_that_is_not_there_is_said_to_be_missing() -> None:
 def test_success_is_a_tool_a_text_and_an_end() -> None:
     assert ran(b"a\nb\n", Exit(code=0)) == [
         STARTED,
-        ev.OutputRaw("stdout", "a"),
-        ev.OutputRaw("stdout", "b"),
+        ev.OutputRaw("stdout", "a\n"),
+        ev.OutputRaw("stdout", "b\n"),
         ev.ToolCompleted("1", "bash", {"command": "ls -l"}, "a\nb"),
         ev.TextFinal("a\nb"),
         Ended("completed", "a\nb"),
@@ -252,7 +252,7 @@ def test_without_our_line_the_first_one_starts_the_tool() -> None:
 
     said = printed(dialect, b"{}\nb\n")
 
-    assert said[:2] == [ev.ToolStarted("1", "bash"), ev.OutputRaw("stdout", "{}")]
+    assert said[:2] == [ev.ToolStarted("1", "bash"), ev.OutputRaw("stdout", "{}\n")]
     assert dialect.ended(Exit(code=0))[-1] == Ended("completed", "{}\nb")
 
 

@@ -40,6 +40,8 @@ from steadyrun.provider import (
 )
 
 _SIGTERM = 15
+# The longest argument that Linux gives to a program has as many bytes; splitting more takes hours.
+_LONGEST_COMMAND = 128 * 1024
 _CALL, _TOOL = "1", "bash"
 # Says its first argument, then becomes the rest of them.
 _ANNOUNCE = ("/bin/sh", "-c", 'printf "%s\\n" "$1"; shift; exec "$@"', "sh")
@@ -191,7 +193,7 @@ class Shell:
     def _print(self, frame: Frame) -> list[Said]:
         left_out = max(0, frame.end - self.state.end - len(frame.raw) - 1)
         self.state = replace(self.state, end=frame.end)
-        live = OutputRaw("stdout", frame.raw.decode(errors="replace"))
+        live = OutputRaw("stdout", frame.raw.decode(errors="replace") + "\n")
         return [live, *self._keep(b"\n" * left_out + frame.raw + b"\n")]
 
     def _keep(self, printed: bytes) -> list[Said]:
@@ -229,6 +231,9 @@ def _announced(raw: bytes) -> str | None:
 
 
 def _split(text: str) -> list[str]:
+    if len(text) > _LONGEST_COMMAND:
+        found = f"expected at most {_LONGEST_COMMAND} characters, found {len(text)}"
+        raise Usage(f"the command is too long: {found}", hint="Put it into a file, and run that.")
     try:
         words = shlex.split(text)
     except ValueError as error:

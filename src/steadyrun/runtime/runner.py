@@ -377,11 +377,18 @@ class Runner:
         if self._driver:
             await self._driver.decide(approval, verdict)
 
+    async def cancel(self, why: str | None) -> None:
+        """Somebody wants it to end. The wish is written down first: it outlives us."""
+        if not self._stop and not self._is_over:
+            self._why = why
+            await self._store.cancel(self._claim.item.id)
+            await self.stop("user_stop", why)
+
     async def stop(self, reason: StopReason, why: str | None = None) -> None:
         """End the turn: politely, then for good. Said again it changes nothing."""
         if self._stop or self._is_over:
             return
-        self._stop, self._why = reason, why
+        self._stop, self._why = reason, why or self._why
         if self._driver:
             await self._end_turn(reason)
 

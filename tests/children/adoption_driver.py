@@ -1,0 +1,256 @@
+"""Drives a run from whatever was left of it to its end, or until it is killed.
+
+It reads an order from stdin, forks a driver that obeys it, says how that ended, and waits for the
+next: forking is quicker than starting Python for each of a hundred deaths.
+"""
+
+import gc
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from steadyrun import keeper
+from steadyrun.assemble.runtime import open_runtime
+from steadyrun.config import load
+from steadyrun.library import RunHandle, Steadyrun
+from steadyrun.model.event import ApprovalRequested, FollowupOffered, StoredEvent, TextFinal
+from steadyrun.model.ids import RunId
+from steadyrun.provider import Verdict
+from steadyrun.runtime.holding import Holding
+from steadyrun.store import Store, follow
+from steadyrun.tasks import task_group
+from tests.children.adoption_steps import Steps, WatchedStore, watch_processes
+
+PATIENCE_SECONDS = 30.0
+GATES = ("first", "second")
+_LOOK_SECONDS = 0.002
+
+
+class Order(Struct, frozen=True):
+    """Whom to drive, and when to die: at a step by its name or number, or after some seconds."""
+
+    home: str
+    story: str
+    step: str | None = None
+    number: int | None = None
+    seconds: float | None = None
+
+
+class Outcome(Struct, frozen=True):
+    """How a driver ended: `steps` are those it took, unless it was killed."""
+
+    signal: int | None
+    problem: str = ""
+    steps: int = 0
+
+
+class Story(Struct, frozen=True):
+    """What is asked of a run, and what its caller does when it says something.
+
+    `steers` are messages to offer when a text is seen; when one is offered, its gate opens.
+    """
+
+    provider: str
+    prompt: str
+    steers: dict[str, str] = {}
+    cancels: bool = False
+
+
+def stories(place: Path) -> dict[str, Story]:
+    """All stories; `place` is where their gates are."""
+    first, second = (str(place / gate) for gate in GATES)
+    whole = [
+        {"text": "one"},
+        {"until": first},
+        {"text": "two"},
+        {"approval": {"name": "Write", "output": "written"}},
+        {"text": "three"},
+        {"until": second},
+    ]
+    own = [{"self_turn": {"steps": [{"text": "five"}]}}, {"text": "four"}]
+    return {
+        "whole": Story("scripted", _script(*whole), {"one": "extra", "three": _script(*own)}),
+        "cancelled": Story(
+            "scripted", _script({"text": "one"}, "hang"), {"one": "extra"}, cancels=True
+        ),
+        "crashed": Story(
+            "scripted",
+            _script(
+                {"text": "one"},
+                {"tool": {"name": "Bash", "leave_open": True}},
+                {"text": "two"},
+                {"crash": 3},
+            ),
+        ),
+        "busy": Story(
+            "scripted",
+            _script({"text": "one"}, {"background": 60}, {"until": first}, {"text": "two"}),
+        ),
+        "afterthought": Story(
+            "scripted",
+            _script(
+                {"self_turn": {"steps": [{"wait": 0.5}, {"text": "two"}]}},
+                {"text": "one"},
+            ),
+        ),
+        "busy shell": Story(
+            "shell", f"sh -c 'until test -e {first}; do sleep 0.01; done; echo two'"
+        ),
+        "shell": Story("shell", "sh -c 'echo one; echo two; echo three >&2'"),
+    }
+
+
+def _script(*steps: object) -> str:
+    return "script:" + msgspec.json.encode(steps).decode()
+
+
+async def drive(order: Order, steps: Steps) -> None:
+    """Take up what was left in this home, begin if nothing was, and see it through."""
+    home = Path(order.home)
+    place = home.parent
+    story = stories(place)[order.story]
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
+    config = load(home=home, cwd=place, environ=environ)
+    async with (
+        open_runtime(config, kind="test", machine="here") as around,
+        task_group() as tasks,
+    ):
+        store: Store = WatchedStore(around.store, steps)
+        holding = Holding(replace(around, store=store), tasks)
+        await holding.adopt()
+        await Caller(Steadyrun(holding), store, story, place).play()
+        tasks.cancel_scope.cancel()
+
+
+class Caller:
+    """The program that wants the run; started again, it goes on where the last one was killed."""
+
+    def __init__(self, library: Steadyrun, store: Store, story: Story, place: Path) -> None:
+        self._library, self._store, self._story, self._place = library, store, story, place
+
+    async def play(self) -> None:
+        if not await self._store.agents():
+            story = self._story
+            await self._library.start(story.prompt, provider=story.provider, cwd=self._place)
+        [agent] = await self._store.agents()
+        async with task_group() as tasks:
+            tasks.start_soon(self._answer, agent.id)
+            with self._store.hints.watch(agent.id) as watch:
+                while (await self._store.lane(agent.id)).status == "held":
+                    await watch.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _answer(self, agent: str) -> None:
+        async with task_group() as tasks:
+            async for seen in follow(self._store, agent=agent):  # type: ignore[arg-type]
+                tasks.start_soon(self._react, seen)
+
+    async def _react(self, seen: StoredEvent) -> None:
+        match seen.event:
+            case TextFinal(text) if text in self._story.steers:
+                await self._until_it_waits()
+                await self._steer(seen, self._story.steers[text])
+            case FollowupOffered(_, text):
+                await self._offered(seen, text)
+            case ApprovalRequested(approval):
+                await self._with_run(seen, lambda run: run.decide(approval, Verdict(True)))
+            case _:
+                pass
+
+    async def _until_it_waits(self) -> None:
+        """What is offered between two steps would be taken in before the next one begins."""
+        for process in await self._store.open_processes():
+            while any(map(_is_busy, keeper.marked(process.id))):  # noqa: ASYNC110 (no bell rings)
+                await anyio.sleep(_LOOK_SECONDS)
+
+    async def _steer(self, seen: StoredEvent, text: str) -> None:
+        items = await self._store.items(include_settled=True)
+        if text not in {item.text for item in items}:
+            await self._with_run(seen, lambda run: run.steer(text))
+
+    async def _offered(self, seen: StoredEvent, text: str) -> None:
+        if self._story.cancels:
+            await self._with_run(seen, lambda run: run.cancel("enough"))
+        else:
+            gate = GATES[list(self._story.steers.values()).index(text)]
+            await anyio.Path(self._place / gate).touch()
+
+    async def _with_run(
+        self, seen: StoredEvent, do: Callable[[RunHandle], Awaitable[object]]
+    ) -> None:
+        """A caller acts on what it sees only while there is a run to act on."""
+        assert seen.run
+        if not (await self._store.run(RunId(seen.run))).is_terminal:
+            await do(await self._library.run(seen.run))
+
+
+def _is_busy(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S"
+    except OSError:
+        return False
+
+
+def obey(order: Order) -> Outcome:
+    """Do as ordered in a child of this process."""
+    telling, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(telling)
+        _be_driver(order, told)
+    os.close(told)
+    is_over = _wait(pid, order.seconds if order.seconds is not None else PATIENCE_SECONDS)
+    if not is_over:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    said = os.read(telling, 1 << 16)
+    os.close(telling)
+    if os.WIFSIGNALED(status) and (order.seconds is not None or is_over):
+        return Outcome(os.WTERMSIG(status))
+    if not said:
+        return Outcome(None, problem="it did not end")
+    return msgspec.json.decode(said, type=Outcome)
+
+
+def _wait(pid: int, seconds: float) -> bool:
+    pidfd = os.pidfd_open(pid)
+    try:
+        return bool(select.select([pidfd], [], [], seconds)[0])
+    finally:
+        os.close(pidfd)
+
+
+def _be_driver(order: Order, told: int) -> None:
+    steps, problem = Steps(order.step, order.number), ""
+    try:
+        watch_processes(steps)
+        anyio.run(_drive_in_time, order, steps)
+    except BaseException:  # noqa: BLE001 (whatever it is, the test must see it)
+        problem = traceback.format_exc()
+    os.write(told, msgspec.json.encode(Outcome(None, problem[-8000:], steps.passed)))
+    os._exit(0)
+
+
+async def _drive_in_time(order: Order, steps: Steps) -> None:
+    with anyio.fail_after(PATIENCE_SECONDS - 5):
+        await drive(order, steps)
+
+
+def main() -> None:
+    gc.freeze()  # A collection would touch, and so copy, all that is shared with the forked.
+    for line in sys.stdin.buffer:
+        outcome = obey(msgspec.json.decode(line, type=Order))
+        os.write(1, msgspec.json.encode(outcome) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

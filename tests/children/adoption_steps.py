@@ -1,0 +1,108 @@
+"""At which step does a driver die? The real store and the real link, each verb with a name.
+
+A step is what a driver does to the world: a write to the store, a word to the keeper, a launch.
+`Steps` counts them by name and kills this process right before or right after the one it is told.
+"""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from steadyrun.model.event import ApprovalRequested, FollowupAbsorbed, FollowupReturned
+from steadyrun.model.run import Finished, Launched
+from steadyrun.providers import keeping
+from steadyrun.providers.drivers import KeeperDrivers
+from steadyrun.store import Batch, Store
+
+Answer = TypeVar("Answer")
+
+# The verbs of the store that write for a holder.
+_WRITES = (
+    "claim", "reap", "change", "open_process", "close_process", "append", "take", "absorb",
+    "give_back", "go_on", "settle", "cancel", "release",
+)  # fmt: skip
+# The verbs of a link; a frame is named by the kind of its key.
+_WORDS = ("claim", "frame", "will", "signal", "eof", "stop")
+
+
+class Steps:
+    """Kills this process at one of its steps, named or counted."""
+
+    def __init__(self, name: str | None = None, number: int | None = None) -> None:
+        """`name` is like "before settle" or "after append ended 2": the second of that name."""
+        self.passed = 0
+        self._name = name
+        self._number = number
+        self._seen: Counter[str] = Counter()
+
+    async def take(self, names: Sequence[str], doing: Awaitable[Answer]) -> Answer:
+        """Do what has these names."""
+        self._pass("before", names)
+        answer = await doing
+        self._pass("after", names)
+        return answer
+
+    def _pass(self, when: str, names: Sequence[str]) -> None:
+        self.passed += 1
+        for name in names:
+            self._seen[f"{when} {name}"] += 1
+            nth = self._seen[f"{when} {name}"]
+            if self._name == (f"{when} {name}" if nth == 1 else f"{when} {name} {nth}"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        if self._number == self.passed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class WatchedStore:
+    """The store that it is given, and a step for each verb that writes."""
+
+    def __init__(self, store: Store, steps: Steps) -> None:
+        self._store, self._steps = store, steps
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in _WRITES:
+            return found
+        return lambda *args, **more: self._steps.take(_named(name, args), found(*args, **more))
+
+
+def watch_processes(steps: Steps) -> None:
+    """Make steps of launching and of every word to a keeper, in this whole process."""
+    _watch(steps, KeeperDrivers, "launch", "launch")
+    _watch(steps, keeping, "start", "start keeper")
+    for word in _WORDS:
+        _watch(steps, keeping.Link, word, f"link {word}")
+
+
+def _watch(steps: Steps, owner: Any, verb: str, name: str) -> None:
+    do: Callable[..., Awaitable[object]] = getattr(owner, verb)
+
+    def stepped(*args: Any, **more: Any) -> Awaitable[object]:
+        named = f"send {args[1].partition(':')[0]}" if name == "link frame" else name
+        return steps.take([named], do(*args, **more))
+
+    setattr(owner, verb, stepped)
+
+
+def _named(verb: str, args: tuple[Any, ...]) -> list[str]:
+    """The verb, with what it writes as far as that matters."""
+    if verb == "change":
+        return [f"change {args[2].__struct_config__.tag}"]
+    return [f"append {each}" for each in _content(args[1])] if verb == "append" else [verb]
+
+
+def _content(batch: Batch) -> list[str]:
+    kinds = {type(batch.change), *(type(emitted.event) for emitted in batch.events)}
+    notable = [name for kind, name in _NOTABLE.items() if kind in kinds]
+    return notable or ["events" if batch.events else "offset"]
+
+
+_NOTABLE: dict[type, str] = {
+    Launched: "started",
+    Finished: "ended",
+    FollowupAbsorbed: "absorbed",
+    FollowupReturned: "returned",
+    ApprovalRequested: "approval",
+}

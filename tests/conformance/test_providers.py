@@ -1,0 +1,295 @@
+"""Every provider keeps every promise that applies to it: real library, real keepers, real children.
+
+As a program, it keeps one promise in a home that was made for it: on a small disk.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+import steadyrun
+from steadyrun.assemble.runtime import DIALECTS
+from steadyrun.config import Config, ProviderSettings, load
+from steadyrun.library import RunHandle, Steadyrun
+from steadyrun.model.secret import Secret
+from steadyrun.runtime import runner
+from steadyrun.store import Store
+from steadyrun.stores.sqlite import SqliteStore
+from steadyrun.testing.provider_suite import (
+    FLOOD_BYTES,
+    GO,
+    LONG_BYTES,
+    PROMISES,
+    Promise,
+    Prompt,
+    Situation,
+)
+from tests.commands import ROOT
+from tests.require import require
+
+PATIENCE_SECONDS = 60
+WORKERS = 3
+CANARY = "canary-7f3a-of-the-environment"
+# The keeper's reserve is 64 MiB.
+DISK, BALLAST_BYTES = "96m", 48 << 20
+NOVEL = '{"type": "novelty", "n": 1}'
+
+
+def _script(*steps: object) -> str:
+    return "script:" + msgspec.json.encode(steps).decode()
+
+
+def _shell(command: str) -> str:
+    return f"sh -c '{command}'"
+
+
+_WAITING = f"until test -e {GO}; do sleep 0.01; done"
+_FLOOD = f"yes warning | head -c {FLOOD_BYTES} >&2"
+PROMPTS: dict[str, dict[Situation, Prompt]] = {
+    "scripted": {
+        "answers": Prompt(_script({"delta": ["4", "2"]}), "42"),
+        "learns": Prompt("remember 7f3a"),
+        "recalls": Prompt(_script("recall"), "7f3a"),
+        "is_long": Prompt("x" * LONG_BYTES),
+        "waits": Prompt(_script({"text": "one"}, {"until": GO}, {"text": "two"})),
+        "hangs": Prompt(_script({"text": "one"}, "hang")),
+        "is_deaf": Prompt(
+            _script({"text": "one"}, "ignore_sigterm", {"hang": {"ignore_interrupt": True}})
+        ),
+        "crashes": Prompt(_script({"text": "one"}, {"stderr": "sorry"}, {"crash": 3})),
+        "leaves_process": Prompt(_script({"background": 60}, {"text": "one"})),
+        "leaves_tool": Prompt(
+            _script({"tool": {"name": "Bash", "leave_open": True}}, {"text": "one"})
+        ),
+        "asks": Prompt(_script({"approval": {"name": "Write", "output": "written"}})),
+        "is_novel": Prompt(_script({"unknown": {"fields": {"n": 1}}}), NOVEL),
+        "is_no_json": Prompt(_script("garbage"), "not JSON {"),
+        "is_no_text": Prompt(
+            _script({"garbage": {"invalid_utf8": True}}), b'{"type":"text","text":"\xff\xfe"}'
+        ),
+        "floods_stderr": Prompt(
+            _script(
+                {"flood": {"count": 100, "bytes": FLOOD_BYTES // 100, "stderr": True}},
+                {"text": "one"},
+            )
+        ),
+        "tells_secret": Prompt(
+            _script(
+                {"text": f"it is {CANARY}."},
+                {"tool": {"name": "Bash", "input": {CANARY: CANARY}, "output": [CANARY]}},
+                {"thinking": CANARY},
+                {"stderr": CANARY},
+                {"unknown": {"fields": {"its": CANARY}}},
+                {"result": CANARY},
+            )
+        ),
+        "tells_secret_in_pieces": Prompt(
+            _script({"delta": {"pieces": ["it is ", *CANARY, "."], "seconds": 0.005}})
+        ),
+    },
+    "shell": {
+        "answers": Prompt("echo 42", "42"),
+        "is_long": Prompt("echo " + "x" * LONG_BYTES),
+        "waits": Prompt(_shell(f"echo one; {_WAITING}; echo two")),
+        "hangs": Prompt(_shell("echo one; sleep 60")),
+        "is_deaf": Prompt(_shell('trap "" TERM; echo one; while true; do sleep 1; done')),
+        "crashes": Prompt(_shell("echo one; echo sorry >&2; kill -SEGV $$")),
+        "leaves_process": Prompt(_shell("setsid sleep 60 >/dev/null 2>&1 & echo one")),
+        "floods_stderr": Prompt(_shell(f"{_FLOOD}; echo one")),
+        "tells_secret": Prompt("printenv CANARY_KEY"),
+        "tells_secret_in_pieces": Prompt(
+            _shell(
+                "for at in 1 9 17 25; do"
+                ' printf %s "$(echo "$CANARY_KEY" | cut -c$at-$((at+7)))" >&2; sleep 0.02;'
+                " done; echo one"
+            )
+        ),
+    },
+}
+# What cannot be, and is no omission.
+NOT_APPLICABLE = {
+    "scripted": {
+        "check_what_it_cannot_do_is_refused_by_name",
+        "check_who_cannot_be_steered_says_so",
+        "check_a_full_disk_ends_the_run",
+    },
+    "shell": {
+        "check_a_conversation_goes_on",
+        "check_a_conversation_that_never_was_is_an_error_with_a_name",
+        "check_a_full_disk_ends_the_run",
+        "check_it_is_told_what_became_of_a_message",
+        "check_any_program_may_steer",
+        "check_a_message_that_was_not_taken_is_returned",
+        "check_what_is_allowed_is_done",
+        "check_what_is_denied_is_not_done",
+        "check_the_first_answer_counts",
+        "check_a_run_may_be_cancelled_while_it_asks",
+        "check_a_frame_that_nobody_knows_is_kept",
+        "check_a_line_that_is_no_frame_is_kept",
+        "check_a_line_that_is_no_text_is_kept",
+        "check_a_tool_that_is_open_at_the_end_is_closed",
+    },
+}
+
+
+class Program:
+    """The library, for one provider in one directory."""
+
+    def __init__(self, library: Steadyrun, provider: str, cwd: Path) -> None:
+        self._library, self._provider, self._cwd = library, provider, cwd
+
+    async def start(self, prompt: str, **wishes: Any) -> RunHandle:
+        cwd = wishes.pop("cwd", self._cwd)
+        return await self._library.start(prompt, provider=self._provider, cwd=cwd, **wishes)
+
+    async def run(self, run: str) -> RunHandle:
+        return await self._library.run(run)
+
+
+class LibraryHarness:
+    """A provider through `steadyrun.library`, as it is configured in a home of its own."""
+
+    def __init__(self, provider: str, place: Path, *, has_small_disk: bool = False) -> None:
+        self.provider = provider
+        self.abilities = DIALECTS[provider].abilities
+        self.home, self.cwd = place / "home", place
+        self.secret = Secret(CANARY)
+        self.has_small_disk = has_small_disk
+
+    def prompt(self, situation: Situation) -> Prompt | None:
+        return PROMPTS[self.provider].get(situation)
+
+    @asynccontextmanager
+    async def library(self, *, command: tuple[str, ...] | None = None) -> AsyncIterator[Program]:
+        async with steadyrun.open(self._config(command)) as library:
+            yield Program(library, self.provider, self.cwd)
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[Store]:
+        store = await SqliteStore.open(self.home)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def fill_disk(self) -> None:
+        (self.cwd / "ballast").write_bytes(bytes(BALLAST_BYTES))
+
+    def _config(self, command: tuple[str, ...] | None) -> Config:
+        environ = {"PATH": "/usr/bin:/bin", "HOME": str(self.cwd), "SECRET": CANARY}
+        config = load(home=self.home, cwd=self.cwd, environ=environ)
+        settings = ProviderSettings(command=command, env={"CANARY_KEY": "${SECRET}"})
+        both = msgspec.structs.replace(config.settings, providers={self.provider: settings})
+        return replace(config, settings=both)
+
+
+PAIRS = [(provider, promise) for provider in PROMPTS for promise in PROMISES]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def impatience() -> Iterator[None]:
+    """Who does not obey is not given ten seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "INTERRUPT_SECONDS", 1.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def kept(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[dict[str, "Future[None]"]]:
+    """Every promise that is wanted and applies, three at a time: most of it is waiting."""
+    names = {item.name for item in request.session.items}
+    with ThreadPoolExecutor(WORKERS) as pool:
+        yield {
+            _name(pair): pool.submit(keep, *pair, tmp_path_factory.mktemp("place"))
+            for pair in PAIRS
+            if f"{_TEST}[{_name(pair)}]" in names
+        }
+
+
+def _name(pair: tuple[str, Promise]) -> str:
+    provider, promise = pair
+    return f"{provider}-{promise.name}"
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=_name)
+def test_a_provider_keeps_its_promise(
+    pair: tuple[str, Promise], kept: dict[str, "Future[None]"]
+) -> None:
+    provider, promise = pair
+    why_not = promise.why_not(LibraryHarness(provider, Path()))
+    assert (promise.name in NOT_APPLICABLE[provider]) == (why_not is not None), why_not
+    if why_not:
+        pytest.skip(f"{provider}: {why_not}")
+
+    kept[_name(pair)].result()
+
+
+_TEST = test_a_provider_keeps_its_promise.__name__
+
+
+@pytest.fixture(scope="module")
+def on_small_disks(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, "Future[subprocess.CompletedProcess[str]]"]]:
+    """Both at once: a keeper looks at its disk once a second."""
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        yield {
+            provider: pool.submit(_keep_on_small_disk, provider, tmp_path_factory.mktemp("disk"))
+            for provider in PROMPTS
+        }
+
+
+@pytest.mark.parametrize("provider", PROMPTS)
+def test_a_full_disk_ends_the_run(
+    provider: str,
+    on_small_disks: dict[str, "Future[subprocess.CompletedProcess[str]]"],
+    tmp_path: Path,
+) -> None:
+    require("unshare", _can_mount(tmp_path), "no tmpfs can be mounted in a namespace of one's own")
+
+    done = on_small_disks[provider].result()
+
+    assert done.returncode == 0, done.stderr
+
+
+def _keep_on_small_disk(provider: str, place: Path) -> "subprocess.CompletedProcess[str]":
+    script = f'mount -t tmpfs -o size={DISK} none "$0" && exec "$@"'
+    command = [sys.executable, "-m", __name__, "check_a_full_disk_ends_the_run", provider]
+    return subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, place, *command, place],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def keep(provider: str, promise: Promise, place: Path, *, has_small_disk: bool = False) -> None:
+    harness = LibraryHarness(provider, place, has_small_disk=has_small_disk)
+    if promise.why_not(harness) is None:
+        anyio.run(promise.check, harness)
+
+
+def _can_mount(place: Path) -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    attempt = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", str(place)]
+    return subprocess.run(attempt, capture_output=True, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    [wanted] = [each for each in PROMISES if each.name == sys.argv[1]]
+    keep(sys.argv[2], wanted, Path(sys.argv[3]), has_small_disk=True)
