@@ -90,12 +90,25 @@ class Batch(Struct, frozen=True):
     checkpoint: Checkpoint | None = None
 
 
+class StoredRow(Struct, frozen=True):
+    """Events of one run as they were written, without secrets; the first has `cursor` and `seq`."""
+
+    cursor: int
+    seq: int
+    run: RunId | None
+    body: bytes
+
+
 class Appended(Struct, frozen=True):
-    """How many events were new, and where the record ends now (for this agent, and for all)."""
+    """How many events were new, and where the record ends now (for this agent, and for all).
+
+    `rows` are the new ones: whoever publishes them need not read them again.
+    """
 
     count: int
     last_seq: int
     cursor: int
+    rows: tuple[StoredRow, ...] = ()
 
 
 class Watch:

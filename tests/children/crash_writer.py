@@ -26,7 +26,7 @@ from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
-from steadyrun.store import Accepted, Batch
+from steadyrun.store import Accepted, Appended, Batch
 from steadyrun.stores.sqlite import SqliteStore
 
 T = TypeVar("T")
@@ -146,6 +146,8 @@ class _Reporter:
         number = next(self._numbers)
         _say(b"open %d %s\n" % (number, msgspec.json.encode(op)))
         result = await verb
+        if isinstance(result, Appended):
+            result = msgspec.structs.replace(result, rows=())
         _say(b"ack %d %s\n" % (number, msgspec.json.encode(result)))
         return result
 

@@ -1,12 +1,14 @@
 """How does news reach those who listen in this process? Stored first, then live.
 
-A listener is told how far the record reaches and reads it itself; deltas and raw output come as
-they are. One that is slow loses deltas, never stored events.
+A listener first reads what is stored; from then on it gets events as they were stored, once they
+are, and deltas and raw output as they come. One that is slow loses deltas, never stored events: it
+reads them from the store again.
 """
 
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from typing import get_args
 
 import anyio
@@ -17,26 +19,35 @@ from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.live import LiveScrubber
 from steadyrun.store import Store
 
-MOST_WAITING = 4096
+MOST_WAITING = 20_000
 # Batches of events are read whole; a page that ends inside one has it read twice.
 _PAGE = 5000
 
-News = LiveEvent | int
+
+class Look(Enum):
+    """In place of news: look into the store."""
+
+    AGAIN = auto()
+
+
+News = LiveEvent | list[StoredEvent] | Look
 
 
 class Listener:
-    """What one listener has not read yet: live events, and cursors up to which to read."""
+    """What one listener has not heard yet."""
 
     def __init__(self) -> None:
         self._news: deque[News] = deque()
+        self._waiting = 0
         self._rung = anyio.Event()
         self.is_over = False
 
     def tell(self, news: News) -> None:
-        if isinstance(news, int) and self._news and isinstance(self._news[-1], int):
-            self._news[-1] = news
-        elif isinstance(news, int) or len(self._news) < MOST_WAITING:
-            self._news.append(news)
+        self._waiting += len(news) if isinstance(news, list) else 1
+        if self._waiting > MOST_WAITING:
+            self._news.clear()
+            self._waiting, news = 1, Look.AGAIN
+        self._news.append(news)
         self._rung.set()
 
     def end(self) -> None:
@@ -48,7 +59,11 @@ class Listener:
         while not self._news and not self.is_over:
             self._rung = anyio.Event()
             await self._rung.wait()
-        return self._news.popleft() if self._news else None
+        if not self._news:
+            return None
+        news = self._news.popleft()
+        self._waiting -= len(news) if isinstance(news, list) else 1
+        return news
 
 
 class Feed:
@@ -69,6 +84,10 @@ class Feed:
         finally:
             self._listeners.discard(listener)
 
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._listeners)
+
     def tell(self, news: News) -> None:
         if not self._listeners:
             return
@@ -83,7 +102,7 @@ class Feed:
     def end(self) -> None:
         """Nothing more will come; what is stored may still have to be read."""
         self._is_over = True
-        self.tell(0)
+        self.tell(Look.AGAIN)
         for listener in self._listeners:
             listener.end()
 
@@ -94,13 +113,13 @@ async def events_of(
     """Everything of a run in order, up to its last event: what is stored, then what comes."""
     reader = _Reader(store, run)
     with feed.listen() as listener:
-        news: News | None = 0
+        news: News | None = Look.AGAIN
         while news is not None:
             if isinstance(news, LiveEvent):
                 if news.run == run:
                     yield news
             else:
-                for event in await reader.up_to(news):
+                for event in await reader.new(news):
                     yield event
                     if type(event.event) in LAST:
                         return
@@ -111,24 +130,31 @@ LAST: frozenset[type] = frozenset(get_args(RunEnded))
 
 
 class _Reader:
-    """Reads a run's events as far as it is told to, each once."""
+    """Knows what of a run has been heard, so that each event is heard once."""
 
     def __init__(self, store: Store, run: RunId) -> None:
         self._store = store
         self._run = run
         self._cursor = 0
-        # Read already, but not due yet: live events come before them.
-        self._ahead: deque[StoredEvent] = deque()
+        # The agent's next event, if it is known: told without it, something was left out.
+        self._seq: int | None = None
 
-    async def up_to(self, cursor: int) -> list[StoredEvent]:
-        """The events that are new up to a cursor; 0 is without limit."""
-        while not cursor or self._cursor < cursor:
-            page = await self._store.events(self._cursor, run=self._run, limit=_PAGE)
-            if not page:
-                break
-            self._cursor = page[-1].cursor
-            self._ahead += page
-        due = []
-        while self._ahead and (not cursor or self._ahead[0].cursor <= cursor):
-            due.append(self._ahead.popleft())
-        return due
+    async def new(self, news: list[StoredEvent] | Look) -> list[StoredEvent]:
+        if isinstance(news, Look) or self._seq not in {None, news[0].seq}:
+            found = await self._read()
+            self._seq = None
+        else:
+            run, cursor = self._run, self._cursor
+            found = [event for event in news if event.run == run and event.cursor > cursor]
+            self._seq = news[-1].seq + 1
+        if found:
+            self._cursor = found[-1].cursor
+        return found
+
+    async def _read(self) -> list[StoredEvent]:
+        found: list[StoredEvent] = []
+        after = self._cursor
+        while page := await self._store.events(after, run=self._run, limit=_PAGE):
+            found += page
+            after = page[-1].cursor
+        return found

@@ -13,6 +13,7 @@ from steadyrun.model.event import (
     Emitted,
     Event,
     LiveEvent,
+    StoredEvent,
     TokenBound,
     TokenRotated,
     event_id,
@@ -20,12 +21,13 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim
+from steadyrun.model.packed import Row, stored_events
 from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import Change, Finished, Launched
 from steadyrun.model.session import ResumeToken
 from steadyrun.provider import Stretch
 from steadyrun.runtime.feed import Feed
-from steadyrun.store import Batch, Store
+from steadyrun.store import Appended, Batch, Store, StoredRow
 
 _MOST_GATHERED = 5000
 _MOST_GATHERED_BYTES = 4 * 1024 * 1024
@@ -124,26 +126,41 @@ class Recorder:
         kept = tuple([each for each in events if type(each.event) not in LIVE_ONLY])
         # Deltas alone are no reason to write: whoever takes over reads them again, and drops them.
         if not kept and not change and not saved and offset - self.offset < _MOST_UNWRITTEN:
-            self._tell(events, 0)
+            self._tell(events, [], 0)
             return
         token = self._token(kept)
         batch = Batch(self._process.id, self.run, self.offset, offset, kept, change, token, saved)
         before = list(takewhile(_is_live, events))
-        self._tell(before, 0)
+        self._tell(before, [], 0)
         appended = await self._store.append(self.claim, batch)
         self.offset = offset
-        self._tell(events[len(before) :], appended.cursor - len(kept) if change is None else 0)
-        self._feed.tell(appended.cursor)
+        if self._feed.has_listeners:
+            stored = self._stored(appended)
+            # A beginning comes before its events, an end after them.
+            first = len(stored) - len(kept) if isinstance(change, Launched) else 0
+            self._tell(events[len(before) :], stored, first)
 
-    def _tell(self, events: Sequence[Emitted], cursor: int) -> None:
-        """Tell live events in their place among the stored ones, which follow `cursor`."""
+    def _tell(self, events: Sequence[Emitted], stored: list[StoredEvent], place: int) -> None:
+        """Tell live events in their place among the stored ones, the first of which is `place`."""
+        told = 0
         for each in events:
             if not _is_live(each):
-                cursor += 1
+                place += 1
                 continue
-            if cursor > 0:
-                self._feed.tell(cursor)
+            if place > told:
+                self._feed.tell(stored[told:place])
+                told = place
             self._feed.tell(self._live(each))
+        if stored[told:]:
+            self._feed.tell(stored[told:])
+
+    def _stored(self, appended: Appended) -> list[StoredEvent]:
+        return [event for row in appended.rows for event in stored_events(self._row(row))]
+
+    def _row(self, row: StoredRow) -> Row:
+        provider = self._process.provider if row.run else None
+        agent, process = self._agent.name, self._process.id
+        return Row(row.cursor, row.seq, agent, row.run, process, provider, row.body)
 
     def _live(self, emitted: Emitted) -> LiveEvent:
         name = event_id(self._process.id, emitted.place, emitted.n)

@@ -3,6 +3,7 @@
 Nothing here is durable. Where an engine and this file disagree, this file is right.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -34,6 +35,7 @@ from steadyrun.store import (
     Hints,
     Holder,
     Lane,
+    StoredRow,
     fresh_part,
 )
 from steadyrun.testing import tables as rows
@@ -384,7 +386,22 @@ class MemoryStore:
         t.processes[process.id] = rows.advanced(process, fresh, marks)
         if fresh.token:
             rows.bind_token(t, claim.agent, process.provider, fresh.token)
-        return Appended(len(t.events) - count, t.lanes[claim.agent].event_seq, len(t.events))
+        new = t.events[count:]
+        last_seq = t.lanes[claim.agent].event_seq
+        return Appended(len(new), last_seq, len(t.events), self._rows(new))
+
+    def _rows(self, placed: Sequence[rows.Placed]) -> tuple[StoredRow, ...]:
+        """What follows each other in one run is one row."""
+        return tuple(
+            StoredRow(
+                row[0].cursor,
+                row[0].seq,
+                run,
+                encode_events([each.emitted for each in row], self._scrubber),
+            )
+            for run, group in itertools.groupby(placed, key=lambda each: each.run)
+            if (row := list(group))
+        )
 
     def _add(self, t: Tables, agent: AgentId, fresh: Batch) -> None:
         run, events = fresh.run, fresh.events

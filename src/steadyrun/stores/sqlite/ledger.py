@@ -2,7 +2,7 @@
 
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.packed import join_encoded
-from steadyrun.store import Lane
+from steadyrun.store import Lane, StoredRow
 from steadyrun.stores.sqlite import rows
 from steadyrun.stores.sqlite.rows import Connection
 
@@ -32,6 +32,7 @@ class Ledger:
         self._bodies: list[bytes] = []
         self._cursor: int | None = None
         self.seq = lane.event_seq
+        self.rows: list[StoredRow] = []
 
     def add(self, run: RunId | None, count: int, body: bytes) -> None:
         """Put `count` encoded events at the end."""
@@ -50,16 +51,18 @@ class Ledger:
         if not self._bodies:
             return
         cursor = self._next_cursor()
+        row = StoredRow(cursor, self._stored_seq + 1, self._run, join_encoded(self._bodies))
         values = {
-            "cursor": cursor,
+            "cursor": row.cursor,
             "agent": self._agent,
-            "run": self._run,
+            "run": row.run,
             "process": self._process,
-            "first_seq": self._stored_seq + 1,
+            "first_seq": row.seq,
             "last_seq": self.seq,
-            "body": join_encoded(self._bodies),
+            "body": row.body,
         }
         self._connection.execute(_ADD_BATCH, values)
+        self.rows.append(row)
         self._connection.execute(_COUNT_EVENTS, {"agent": self._agent, "seq": self.seq})
         self._cursor = cursor + self.seq - self._stored_seq
         self._stored_seq, self._bodies = self.seq, []

@@ -105,7 +105,7 @@ def append(connection: Connection, claim: Claim, written: Written, scrubber: Scr
     ledger = Ledger(connection, lane, written.batch.process)
     _append(connection, ledger, claim, written, scrubber)
     cursor = ledger.close()
-    return Appended(ledger.seq - lane.event_seq, ledger.seq, cursor)
+    return Appended(ledger.seq - lane.event_seq, ledger.seq, cursor, tuple(ledger.rows))
 
 
 def open_process(connection: Connection, claim: Claim, process: Process) -> None:

@@ -19,6 +19,7 @@ from steadyrun.model.event import (
     ToolStarted,
 )
 from steadyrun.model.ids import ProcessId, RunId
+from steadyrun.model.packed import Row, stored_events
 from steadyrun.model.process import Checkpoint
 from steadyrun.model.run import Cancelled, Finished, Launched, Touched
 from steadyrun.model.usage import Usage
@@ -250,6 +251,24 @@ async def check_an_append_knows_its_process_and_run(harness: StoreHarness) -> No
     await refused_whole(
         store, NotFound, store.change(claim, other.run, Cancelled(harness.clock.now()))
     )
+
+
+async def check_append_gives_back_what_was_stored(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    batch = working.batch(0, 30, working.said(10), working.said(30), working.noted("s", 1))
+
+    appended = await working.store.append(working.claim, batch)
+
+    read = await working.store.events(agent=working.scene.agent)
+    given = [
+        event
+        for row in appended.rows
+        for event in stored_events(
+            Row(row.cursor, row.seq, "ada", row.run, working.process, "claude", row.body)
+        )
+    ]
+    assert given == read
+    assert (await working.store.append(working.claim, batch)).rows == ()
 
 
 async def check_events_of_a_later_version_are_kept(harness: StoreHarness) -> None:
