@@ -441,6 +441,15 @@ def test_ctrl_c_twice_cancels_it(home: Path, tmp_path: Path) -> None:
     assert only_run(home)["status"] == "cancelled"
 
 
+@pytest.fixture
+def hanging_up() -> Iterator[None]:
+    """Whoever started the tests may have made them, and so their children, deaf to SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hanging_up")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_being_ended_leaves_it_running(home: Path, tmp_path: Path, number: int) -> None:
     flag, prompt = wait_steps(tmp_path)
