@@ -214,13 +214,15 @@ class Stretch(Struct, frozen=True):
     """What was heard up to `offset` of a process's journal.
 
     `memory` is what to save at a turn's end, `sent` the number of the last frame sent by then. A
-    turn's beginning or end comes with nothing but what its own frame says.
+    turn's beginning or end comes with nothing but what its own frame says. `has_more` is true when
+    the next stretch is in the journal already: there is no hurry then to pass this one on.
     """
 
     heard: list[Heard]
     offset: int
     sent: int
     memory: bytes | None = None
+    has_more: bool = False
 
 
 Sink = Callable[[Stretch], Awaitable[None]]

@@ -345,25 +345,26 @@ class Store(Protocol):
         """Finish what was begun and let go. Closing twice is fine."""
 
 
-def fresh_part(process: Process, batch: Batch, kinds: Kinds) -> tuple[Batch, Marks]:
+def fresh_part(batch: Batch, kinds: Kinds, *, offset: int, marks: Marks) -> tuple[Batch, Marks]:
     """What of a batch is not in the record yet, and the process's marks once it is.
 
-    `kinds` are those of its events: engines need them too, and counting them takes its time.
+    The record of its process ends at `offset` and has `marks`. `kinds` are those of its events:
+    engines need them too, and counting them takes its time.
     """
-    is_repeat = batch.from_offset < batch.to_offset <= process.offset
-    if not is_repeat and batch.from_offset != process.offset:
-        raise OffsetMismatch(process.id, stored=process.offset, given=batch.from_offset)
+    is_repeat = batch.from_offset < batch.to_offset <= offset
+    if not is_repeat and batch.from_offset != offset:
+        raise OffsetMismatch(batch.process, stored=offset, given=batch.from_offset)
     if batch.to_offset < batch.from_offset:
         raise ChangeRefused("append", found="the batch ends before it begins")
     if not LIVE_ONLY.isdisjoint(kinds):
         raise ChangeRefused("append", found="deltas and raw output are never stored")
     # Nearly always a batch is new and all of the journal: then there is nothing to sort out.
     if not is_repeat and str not in map(type, map(_PLACE_OF, batch.events)):
-        return batch, process.marks
-    events, after = _fresh_events(process, batch, is_repeat=is_repeat)
+        return batch, marks
+    events, after = _fresh_events(batch, marks, is_repeat=is_repeat)
     if is_repeat:
         # It changed the run and the session long ago; what came later must stand.
-        return Batch(batch.process, batch.run, process.offset, process.offset, events), after
+        return Batch(batch.process, batch.run, offset, offset, events), after
     return structs.replace(batch, events=events), after
 
 
@@ -371,9 +372,9 @@ _PLACE_OF = attrgetter("place")
 
 
 def _fresh_events(
-    process: Process, batch: Batch, *, is_repeat: bool
+    batch: Batch, stored: Marks, *, is_repeat: bool
 ) -> tuple[tuple[Emitted, ...], Marks]:
-    known = {"s": process.marks.s, "x": process.marks.x, "r": process.marks.r}
+    known = {"s": stored.s, "x": stored.x, "r": stored.r}
     fresh: dict[tuple[int | str, int], Emitted] = {}
     marks = dict(known)
     for emitted in batch.events:

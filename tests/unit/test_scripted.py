@@ -2,6 +2,7 @@
 
 import json
 import sys
+from copy import copy
 from datetime import UTC, datetime
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_every_line_has_a_key_that_names_it() -> None:
 
 def test_asking_changes_nothing() -> None:
     dialect = working()
-    before = dialect.state
+    before = copy(dialect.state)
 
     dialect.open()
     dialect.begin(Turn("t2", "x"))
@@ -310,7 +311,7 @@ def test_questions_of_a_turn_that_ended_cannot_be_answered() -> None:
 )
 def test_a_frame_it_does_not_know_is_kept(raw: bytes) -> None:
     dialect = working()
-    before = dialect.state
+    before = copy(dialect.state)
 
     assert dialect.receive(Frame(raw, 10)) == [ev.Unknown(raw.decode())]
     assert dialect.state == before

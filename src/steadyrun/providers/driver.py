@@ -67,7 +67,7 @@ class ProcessDriver:
         self._link = kept.link
         self._clock = clock
         self._sink = sink
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self._caught_up = anyio.Event()
         self._changed = anyio.Event()
         self._will: bytes | None = None
@@ -324,7 +324,8 @@ class ProcessDriver:
         has_ended = any(type(each) is Ended for each in heard)
         self._passed = max(self._passed, self._offset)
         memory = self._memory() if has_ended else None
-        await self._sink(Stretch(heard, self._passed, self._sent, memory))
+        more = self._journal.is_behind
+        await self._sink(Stretch(heard, self._passed, self._sent, memory, more))
 
     def _memory(self) -> bytes:
         """What to go on with; from the end of a process nobody does, and its record is whole."""

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, assert_never
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact, JsonObject
@@ -81,7 +80,7 @@ class ScriptedOptions(Struct, frozen=True, forbid_unknown_fields=True):
     script: str | None = None
 
 
-class ScriptedState(Struct, frozen=True):
+class ScriptedState(Struct):
     """What was told and printed so far, as far as it matters for what comes."""
 
     is_ready: bool = False
@@ -188,9 +187,9 @@ class Scripted:
         except (ValueError, RecursionError) as error:
             return [_unknown(frame.raw, error)]
         match said:
-            case Text(text):
-                self.state = replace(self.state, text=text)
-                return [ev.TextFinal(text)]
+            case Text():
+                self.state.text = said.text
+                return [ev.TextFinal(said.text)]
             case ToolStart() | ToolEnd() | Ask():
                 return [self._tool(said, frame)]
             case Ready() | BeganFrame() | EndedFrame() | Absorbed() | Returned():
@@ -207,7 +206,8 @@ class Scripted:
         ]
 
     def _remember(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
+        for name, value in changes.items():
+            setattr(self.state, name, value)
 
     def _begin(self, turn: str, taken: str | None) -> list[Said]:
         self._remember(turn=turn, text=None)
@@ -269,16 +269,20 @@ class Scripted:
         match said:
             case ToolStart():
                 return ev.ToolStarted(said.id, said.name, said.input)
-            case ToolEnd(id, name, given, output, None):
-                return ev.ToolCompleted(id, name, given, output)
-            case ToolEnd(id, name, given, output, error):
-                return ev.ToolFailed(id, name, given, output, error)
+            case ToolEnd():
+                return _tool_end(said)
             case Ask():
                 approval = str(frame.end)
                 self._remember(asks={**self.state.asks, approval: said.id})
                 return ev.ApprovalRequested(approval, said.call, said.name, said.input)
             case other:
                 assert_never(other)
+
+
+def _tool_end(said: ToolEnd) -> ev.Event:
+    if said.error is None:
+        return ev.ToolCompleted(said.id, said.name, said.input, said.output)
+    return ev.ToolFailed(said.id, said.name, said.input, said.output, said.error)
 
 
 def _send(key: str, told: Told) -> Send:

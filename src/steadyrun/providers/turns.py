@@ -5,8 +5,9 @@ overlap, every turn that begins ends, a tool that is open at the end of its turn
 offer that is open when the process ends is returned.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct
@@ -74,6 +75,9 @@ class Turns:
             said: Sequence[Said] = self.dialect.receive(frame)
         except (msgspec.DecodeError, UnicodeDecodeError):
             said = [_unreadable(frame.raw)]
+        if len(said) == 1 and type(said[0]) not in self._FOLLOWS:
+            # Nearly every line is one plain event.
+            return [Emitted(frame.end, 0, now, said[0])]  # type: ignore[arg-type]
         return self._told(said, frame.end, now)
 
     def exited(self, last: Exit, now: datetime, *, is_awaited: bool = False) -> list[Told]:
@@ -108,37 +112,11 @@ class Turns:
         told: list[Told] = []
         events = 0
         for each in said:
-            kind = type(each)
-            if kind not in _SPECIAL:
-                told.append(Emitted(place, events, now, each))  # type: ignore[arg-type]
-                events += 1
-                continue
-            for more in self._special(each):
+            follows = self._FOLLOWS.get(type(each))
+            for more in follows(self, each) if follows else (each,):
                 told.append(_emitted(more, place, events, now))
                 events += type(told[-1]) is Emitted
         return told
-
-    def _special(self, said: Said) -> list[Said]:
-        """What follows from a said thing that is not just passed on."""
-        if isinstance(said, Began):
-            return self._begin(said)
-        return self._end(said) if isinstance(said, Ended) else [self._tracked(said)]
-
-    def _tracked(self, said: Said) -> Said:
-        """Keep the lists of what is open."""
-        match said:
-            case ToolStarted():
-                self._tools[said.tool_call_id] = said
-                self._given_up.discard(said.tool_call_id)
-            case ToolCompleted() | ToolFailed():
-                return self._close(said)
-            case FollowupOffered():
-                self._offers[said.item] = said
-            case FollowupAbsorbed() | FollowupOwnTurn() | FollowupReturned():
-                self._offers.pop(said.item, None)
-            case _:
-                pass
-        return said
 
     def _begin(self, began: Began) -> list[Said]:
         lost = ErrorFact("no_end", "the next turn began before this one had ended")
@@ -154,29 +132,40 @@ class Turns:
         self._tools, self.is_open = {}, False
         return [*before, ended]
 
-    def _close(self, tool: ToolCompleted | ToolFailed) -> Event:
+    def _open_tool(self, tool: ToolStarted) -> list[Said]:
+        self._tools[tool.tool_call_id] = tool
+        self._given_up.discard(tool.tool_call_id)
+        return [tool]
+
+    def _close_tool(self, tool: ToolCompleted | ToolFailed) -> list[Said]:
         if tool.tool_call_id in self._given_up:
             self._given_up.discard(tool.tool_call_id)
             name = str(tool.__struct_config__.tag)
-            return Note(f"{tool.tool_name} {tool.tool_call_id} ended after its turn: {name}")
+            return [Note(f"{tool.tool_name} {tool.tool_call_id} ended after its turn: {name}")]
         self._tools.pop(tool.tool_call_id, None)
-        return tool
+        return [tool]
 
+    def _offer(self, offered: FollowupOffered) -> list[Said]:
+        self._offers[offered.item] = offered
+        return [offered]
 
-_SPECIAL = frozenset(
-    {
-        Began,
-        Ended,
-        Send,
-        ToolStarted,
-        ToolCompleted,
-        ToolFailed,
-        FollowupOffered,
-        FollowupAbsorbed,
-        FollowupOwnTurn,
-        FollowupReturned,
+    def _settle(self, settled: FollowupAbsorbed | FollowupOwnTurn | FollowupReturned) -> list[Said]:
+        self._offers.pop(settled.item, None)
+        return [settled]
+
+    # What is not just passed on, and what follows from it.
+    _FOLLOWS: ClassVar[dict[type, Callable[["Turns", Any], list[Said]]]] = {
+        Began: _begin,
+        Ended: _end,
+        Send: lambda _, send: [send],
+        ToolStarted: _open_tool,
+        ToolCompleted: _close_tool,
+        ToolFailed: _close_tool,
+        FollowupOffered: _offer,
+        FollowupAbsorbed: _settle,
+        FollowupOwnTurn: _settle,
+        FollowupReturned: _settle,
     }
-)
 
 
 def _placed(events: Iterable[Event], place: str, first: int, now: datetime) -> list[Told]:
@@ -184,9 +173,12 @@ def _placed(events: Iterable[Event], place: str, first: int, now: datetime) -> l
 
 
 def _emitted(said: Said, place: int | str, n: int, now: datetime) -> Told:
-    if isinstance(said, Began | Ended | Send):
-        return said
-    return Emitted(place, n, now, said)
+    if type(said) in _NO_EVENTS:
+        return said  # type: ignore[return-value]
+    return Emitted(place, n, now, said)  # type: ignore[arg-type]
+
+
+_NO_EVENTS = frozenset({Began, Ended, Send})
 
 
 def _still_running(tool: ToolStarted) -> ToolFailed:

@@ -5,13 +5,12 @@ are, and deltas and raw output as they come. One that is slow loses deltas, neve
 reads them from the store again.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from typing import get_args
-
-import anyio
 
 from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent
 from steadyrun.model.ids import RunId
@@ -39,7 +38,7 @@ class Listener:
     def __init__(self) -> None:
         self._news: deque[News] = deque()
         self._waiting = 0
-        self._rung = anyio.Event()
+        self._rung = asyncio.Event()
         self.is_over = False
 
     def tell(self, news: News) -> None:
@@ -57,7 +56,7 @@ class Listener:
     async def next(self) -> News | None:
         """The next thing; None once it is over and all is read."""
         while not self._news and not self.is_over:
-            self._rung = anyio.Event()
+            self._rung.clear()
             await self._rung.wait()
         if not self._news:
             return None
@@ -91,10 +90,11 @@ class Feed:
     def tell(self, news: News) -> None:
         if not self._listeners:
             return
+        told: list[News]
         if isinstance(news, LiveEvent):
-            told: list[News] = [*self._live.passed(news)]
+            told = [*self._live.passed(news)]
         else:
-            told = [*self._live.rest(is_over=self._is_over), news]
+            told = [*self._live.rest(is_over=self._is_over), news] if self._live.held else [news]
         for each in told:
             for listener in self._listeners:
                 listener.tell(each)

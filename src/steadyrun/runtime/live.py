@@ -15,6 +15,11 @@ class LiveScrubber:
         self._scrubber = scrubber
         self._held: dict[str, LiveEvent] = {}
 
+    @property
+    def held(self) -> bool:
+        """Whether anything is held back."""
+        return bool(self._held)
+
     def passed(self, live: LiveEvent) -> list[LiveEvent]:
         """The event with what was held back before it, as far as it can be told now."""
         stream = _stream(live)

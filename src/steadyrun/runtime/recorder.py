@@ -1,5 +1,6 @@
 """How does what a process says become the record? In order, each commit with its journal offset."""
 
+import asyncio
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -62,22 +63,26 @@ class Recorder:
         # What waits to be written while an earlier part is.
         self._gathered: list[Emitted] = []
         self._gathered_to = process.offset
-        self._bell = anyio.Event()
-        self._lock = anyio.Lock()
+        self._bell = asyncio.Event()
+        self._lock = anyio.Lock(fast_acquire=True)
 
     async def serve(self) -> None:
         """Write what has gathered, as long as there is a process: run this in a task."""
         while True:
             await self._bell.wait()
-            self._bell = anyio.Event()
+            self._bell.clear()
             await self.flush()
 
-    async def write(self, events: Sequence[Emitted], offset: int) -> None:
-        """Record events up to `offset`, soon: reading goes on while they are written."""
+    async def write(self, events: Sequence[Emitted], offset: int, *, has_more: bool) -> None:
+        """Record events up to `offset`. If more is there already, reading goes on meanwhile."""
         self._gathered += events
         self._gathered_to = offset
-        self._bell.set()
-        if len(self._gathered) > _MOST_GATHERED or offset - self.offset > _MOST_GATHERED_BYTES:
+        is_much = (
+            len(self._gathered) > _MOST_GATHERED or offset - self.offset > _MOST_GATHERED_BYTES
+        )
+        if has_more and not is_much:
+            self._bell.set()
+        else:
             await self.flush()
 
     async def flush(self) -> None:
@@ -124,18 +129,23 @@ class Recorder:
         saved: Checkpoint | None,
     ) -> None:
         kept = tuple([each for each in events if type(each.event) not in LIVE_ONLY])
+        has_live = len(kept) < len(events)
         # Deltas alone are no reason to write: whoever takes over reads them again, and drops them.
         if not kept and not change and not saved and offset - self.offset < _MOST_UNWRITTEN:
             self._tell(events, [], 0)
             return
         token = self._token(kept)
         batch = Batch(self._process.id, self.run, self.offset, offset, kept, change, token, saved)
-        before = list(takewhile(_is_live, events))
+        before = list(takewhile(_is_live, events)) if has_live else []
         self._tell(before, [], 0)
         appended = await self._store.append(self.claim, batch)
         self.offset = offset
-        if self._feed.has_listeners:
-            stored = self._stored(appended)
+        if not self._feed.has_listeners:
+            return
+        stored = self._stored(appended)
+        if not has_live:
+            self._tell((), stored, 0)
+        else:
             # A beginning comes before its events, an end after them.
             first = len(stored) - len(kept) if isinstance(change, Launched) else 0
             self._tell(events[len(before) :], stored, first)

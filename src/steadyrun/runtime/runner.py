@@ -5,6 +5,7 @@ here and the process goes on for its new driver.
 """
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import anyio
 from msgspec import Struct
@@ -35,6 +36,7 @@ from steadyrun.provider import (
     Driver,
     Drivers,
     Ended,
+    Heard,
     Image,
     LaunchRequest,
     Stretch,
@@ -63,6 +65,13 @@ _ALL = 1_000_000
 _ASKING = frozenset(
     {FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved, ProviderRetrying}
 )
+
+
+_PLAIN = frozenset({Emitted})
+
+
+def _is_asking(heard: Heard) -> TypeGuard[Emitted]:
+    return type(heard) is Emitted and type(heard.event) in _ASKING
 
 
 class Ask(Struct, frozen=True):
@@ -274,16 +283,17 @@ class Runner:
     # -- hearing
 
     async def _hear(self, stretch: Stretch) -> None:
-        is_plain = all(type(heard) is Emitted for heard in stretch.heard)
+        is_plain = set(map(type, stretch.heard)) <= _PLAIN
         if is_plain:
             events: list[Emitted] = stretch.heard  # type: ignore[assignment]
-            await self._recording().write(events, stretch.offset)
+            await self._recording().write(events, stretch.offset, has_more=stretch.has_more)
         else:
             await self._hear_turn(stretch)
-        for heard in stretch.heard:
-            if type(heard) is Emitted and type(heard.event) in _ASKING:
-                await self._note(heard.event)
-        self._tell_change()
+        asking = [each for each in stretch.heard if _is_asking(each)]
+        for heard in asking:
+            await self._note(heard.event)
+        if asking or not is_plain:
+            self._tell_change()
 
     async def _hear_turn(self, stretch: Stretch) -> None:
         """Record one frame with a turn's beginning or end in it; events go where they belong."""
@@ -302,7 +312,7 @@ class Runner:
         if begun:
             await recorder.begin(begun, events, stretch.offset)
         else:
-            await recorder.write(events, stretch.offset)
+            await recorder.write(events, stretch.offset, has_more=stretch.has_more)
 
     async def _end(
         self, ended: Ended, begun: RunId | None, events: list[Emitted], stretch: Stretch

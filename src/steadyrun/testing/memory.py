@@ -373,7 +373,9 @@ class MemoryStore:
 
     def _append(self, t: Tables, claim: Claim, batch: Batch) -> Appended:
         process = rows.process_of(t, claim, batch.process)
-        fresh, marks = fresh_part(process, batch, kinds_of(batch.events))
+        fresh, marks = fresh_part(
+            batch, kinds_of(batch.events), offset=process.offset, marks=process.marks
+        )
         run = rows.run_of(t, claim, fresh.run) if fresh.run else None
         if fresh.events and run and run.is_terminal:
             raise ChangeRefused("append", found=f"{run.id} is {run.status}")

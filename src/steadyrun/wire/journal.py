@@ -115,6 +115,8 @@ class JournalFollower:
     def __init__(self, watches: FileWatches, path: Path, offset: int = 0) -> None:
         self.offset = offset
         self._is_finished = self._is_lagging = False
+        # Whether there was more to read than one chunk takes.
+        self.is_behind = False
         self._changed = asyncio.Event()
         self._file = path.open("rb", buffering=0)
         self._watches = watches
@@ -157,6 +159,7 @@ class JournalFollower:
     def _next(self) -> bytes:
         # Asked for no more than is there: room for a whole chunk costs more than the reading.
         unread = self._size() - self.offset
+        self.is_behind = unread > CHUNK_BYTES
         if unread <= 0:
             return b""
         chunk = os.pread(self._file.fileno(), min(unread, CHUNK_BYTES), self.offset)

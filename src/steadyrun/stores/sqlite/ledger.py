@@ -2,52 +2,68 @@
 
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.packed import join_encoded
-from steadyrun.store import Lane, StoredRow
-from steadyrun.stores.sqlite import rows
+from steadyrun.store import StoredRow
 from steadyrun.stores.sqlite.rows import Connection
 
-_NEXT_CURSOR = """
-    SELECT id + last_seq - first_seq + 1 FROM event_batches
-    ORDER BY id DESC
-    LIMIT 1
+NEXT_CURSOR = """
+    coalesce((
+        SELECT event_batches.id + event_batches.last_seq - event_batches.first_seq + 1
+        FROM event_batches
+        ORDER BY event_batches.id DESC
+        LIMIT 1
+    ), 1)
 """
 _ADD_BATCH = """
-    INSERT INTO event_batches VALUES (:cursor, :agent, :run, :process, :first_seq, :last_seq, :body)
+    INSERT INTO event_batches
+    VALUES (:cursor, :agent, :run, :process, :first_seq, :last_seq, :tools, :body)
 """
-_COUNT_EVENTS = "UPDATE lanes SET event_seq = :seq WHERE agent_id = :agent"
 
 
 class Ledger:
-    """The end of one agent's record during one transaction. Nothing is written before `close`."""
+    """The end of one agent's record during one transaction. Nothing is written before
+    `write` or `close`."""
 
     def __init__(
-        self, connection: Connection, lane: Lane, process: ProcessId | None = None
+        self,
+        connection: Connection,
+        agent: AgentId,
+        seq: int,
+        *,
+        process: ProcessId | None = None,
+        next_cursor: int | None = None,
     ) -> None:
-        """`process` is the one whose events may be added."""
+        """`process` is the one whose events may be added; `seq` is the agent's last event's."""
         self._connection = connection
-        self._agent: AgentId = lane.agent
+        self._agent = agent
         self._process = process
-        self._stored_seq = lane.event_seq
+        self._first_seq = self._stored_seq = seq
         self._run: RunId | None = None
         self._bodies: list[bytes] = []
-        self._cursor: int | None = None
-        self.seq = lane.event_seq
+        self._tools = 0
+        self._cursor = next_cursor
+        self.seq = seq
         self.rows: list[StoredRow] = []
 
-    def add(self, run: RunId | None, count: int, body: bytes) -> None:
-        """Put `count` encoded events at the end."""
+    def add(self, run: RunId | None, count: int, body: bytes, tools: int = 0) -> None:
+        """Put `count` encoded events at the end; `tools` of them start a tool."""
         if run != self._run:
-            self._write()
+            self.write()
         self._run = run
         self._bodies.append(body)
+        self._tools += tools
         self.seq += count
+
+    @property
+    def added(self) -> int:
+        return self.seq - self._first_seq
 
     def close(self) -> int:
         """Write what was added; return the cursor of the last event of all agents."""
-        self._write()
+        self.write()
         return self._next_cursor() - 1
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write what was added so far."""
         if not self._bodies:
             return
         cursor = self._next_cursor()
@@ -59,16 +75,16 @@ class Ledger:
             "process": self._process,
             "first_seq": row.seq,
             "last_seq": self.seq,
+            "tools": self._tools,
             "body": row.body,
         }
         self._connection.execute(_ADD_BATCH, values)
         self.rows.append(row)
-        self._connection.execute(_COUNT_EVENTS, {"agent": self._agent, "seq": self.seq})
         self._cursor = cursor + self.seq - self._stored_seq
-        self._stored_seq, self._bodies = self.seq, []
+        self._stored_seq, self._bodies, self._tools = self.seq, [], 0
 
     def _next_cursor(self) -> int:
         if self._cursor is not None:
             return self._cursor
-        row = rows.one(self._connection, _NEXT_CURSOR, {})
-        return 1 if row is None else int(row[0])
+        [cursor] = self._connection.execute(f"SELECT {NEXT_CURSOR}").fetchone()
+        return int(cursor)

@@ -70,7 +70,7 @@ def runs(
     conditions += ["run_id < :before"] if before is not None else []
     sql = _page("body", "runs", conditions, "run_id DESC")
     found = connection.execute(sql, {"agent": agent, "before": before, "limit": limit})
-    return [rows.run_from(row) for row in found]
+    return [rows.run_from(connection, row) for row in found.fetchall()]
 
 
 _RUNS_LIKE = """
@@ -84,7 +84,8 @@ _RUNS_LIKE = """
 def runs_like(connection: Connection, prefix: str, limit: int) -> list[Run]:
     # The highest character there is: every id that begins with the prefix sorts before it.
     values = {"prefix": prefix, "beyond": prefix + "\U0010ffff", "limit": limit}
-    return [rows.run_from(row) for row in connection.execute(_RUNS_LIKE, values)]
+    found = connection.execute(_RUNS_LIKE, values).fetchall()
+    return [rows.run_from(connection, row) for row in found]
 
 
 def open_processes(connection: Connection, agent: AgentId | None) -> list[Process]:

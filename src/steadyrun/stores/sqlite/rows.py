@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
@@ -31,8 +32,17 @@ ITEM_COLUMNS = """
     item_id, agent_id, seq, kind, text, on_lost, created_at, status, delivery, attempt,
     cancel_requested, run_id, reply, started_at, settled_at
 """
-LANE_COLUMNS = """
-    agent_id, status, is_paused, ready_at, holder_id, fence, last_seq, queued, event_seq
+# The number of an agent's last event.
+EVENT_SEQ = """
+    coalesce((
+        SELECT event_batches.last_seq FROM event_batches
+        WHERE event_batches.agent_id = lanes.agent_id
+        ORDER BY event_batches.id DESC
+        LIMIT 1
+    ), 0)
+"""
+LANE_COLUMNS = f"""
+    agent_id, status, is_paused, ready_at, holder_id, fence, last_seq, queued, {EVENT_SEQ}
 """
 PROCESS_COLUMNS = """
     process_id, agent_id, provider, machine, keeper, opened_at, "offset",
@@ -83,8 +93,26 @@ def agent_from(row: Row) -> Agent:
     return _agent.decode(row[0])
 
 
-def run_from(row: Row) -> Run:
-    return _run.decode(row[0])
+def run_from(connection: Connection, row: Row) -> Run:
+    """A run; as long as it has not ended, its events are counted where they are."""
+    run = _run.decode(row[0])
+    if run.is_terminal:
+        return run
+    events, tools = counts(connection, run.id)
+    return structs.replace(run, events=events, tools=tools)
+
+
+_COUNTS = """
+    SELECT coalesce(sum(last_seq - first_seq + 1), 0), coalesce(sum(tools), 0)
+    FROM event_batches
+    WHERE run_id = :run
+"""
+
+
+def counts(connection: Connection, run: RunId) -> tuple[int, int]:
+    """How many events of a run there are, and how many tools it has started."""
+    events, tools = connection.execute(_COUNTS, {"run": run}).fetchone()
+    return events, tools
 
 
 def session_from(row: Row) -> Session:
@@ -124,7 +152,7 @@ def process(connection: Connection, process: ProcessId) -> Process:
 
 def maybe_run(connection: Connection, run: RunId) -> Run | None:
     row = one(connection, _SELECT_RUN, {"run": run})
-    return None if row is None else run_from(row)
+    return None if row is None else run_from(connection, row)
 
 
 def run(connection: Connection, run: RunId) -> Run:

@@ -1,22 +1,34 @@
 """How are runs, processes and events written? Each function is one step inside a transaction."""
 
 from datetime import datetime
+from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from steadyrun.errors import ChangeRefused, NotFound
+from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
 from steadyrun.model.event import Kinds, ToolStarted, kinds_of
-from steadyrun.model.ids import AgentId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.packed import encode_events
 from steadyrun.model.process import Marks, Process
-from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
+from steadyrun.model.run import (
+    TERMINAL,
+    Change,
+    Created,
+    Launched,
+    Run,
+    RunStatus,
+    scrubbed,
+    step,
+    told,
+)
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.store import Appended, Batch, fresh_part
 from steadyrun.stores.sqlite import lanes, rows
-from steadyrun.stores.sqlite.ledger import Ledger
-from steadyrun.stores.sqlite.rows import Connection, maybe_micros, micros
+from steadyrun.stores.sqlite.ledger import NEXT_CURSOR, Ledger
+from steadyrun.stores.sqlite.rows import EVENT_SEQ, Connection, maybe_micros, micros
 
 
 class Written(Struct, frozen=True):
@@ -34,11 +46,10 @@ class Written(Struct, frozen=True):
 
 _PUT_RUN = """
     INSERT OR REPLACE INTO runs
-    VALUES (:run, :agent, :provider, :created_at,
+    VALUES (:run, :agent, :provider, :status, :created_at,
             :input_tokens, :output_tokens, :cache_read_tokens, :cache_write_tokens,
             :cost_usd, :cost_kind, :body)
 """
-_UPDATE_RUN_BODY = "UPDATE runs SET body = :body WHERE run_id = :run"
 _BIND_RUN = "UPDATE items SET run_id = :run WHERE item_id = :item"
 _ADD_PROCESS = """
     INSERT INTO processes
@@ -69,11 +80,10 @@ def settle(
     now: datetime,
     scrubber: Scrubber,
 ) -> Item:
-    process = written.batch.process if written else None
-    ledger = Ledger(connection, lanes.held(connection, claim), process)
+    ledger = _ledger(connection, claim)
     item = lanes.main_of(connection, claim, "settle")
     if written:
-        _append(connection, ledger, claim, written, scrubber)
+        ledger = _append(connection, claim, written, scrubber)
     if item.run is None:
         raise ChangeRefused("settle", found="the item has no run")
     run = rows.run(connection, item.run)
@@ -89,7 +99,7 @@ def settle(
 def change(
     connection: Connection, claim: Claim, run: RunId, change_: Change, scrubber: Scrubber
 ) -> Run:
-    ledger = Ledger(connection, lanes.held(connection, claim))
+    ledger = _ledger(connection, claim)
     before = rows.maybe_run(connection, run)
     if before is not None:
         _own(before.agent, claim, "run", run)
@@ -101,11 +111,13 @@ def change(
 
 
 def append(connection: Connection, claim: Claim, written: Written, scrubber: Scrubber) -> Appended:
-    lane = lanes.held(connection, claim)
-    ledger = Ledger(connection, lane, written.batch.process)
-    _append(connection, ledger, claim, written, scrubber)
+    ledger = _append(connection, claim, written, scrubber)
     cursor = ledger.close()
-    return Appended(ledger.seq - lane.event_seq, ledger.seq, cursor, tuple(ledger.rows))
+    return Appended(ledger.added, ledger.seq, cursor, tuple(ledger.rows))
+
+
+def _ledger(connection: Connection, claim: Claim) -> Ledger:
+    return Ledger(connection, claim.agent, lanes.held(connection, claim).event_seq)
 
 
 def open_process(connection: Connection, claim: Claim, process: Process) -> None:
@@ -125,35 +137,84 @@ def close_process(connection: Connection, claim: Claim, process: ProcessId, now:
     connection.execute(_CLOSE_PROCESS, {"process": process, "now": micros(now)})
 
 
-def _append(
-    connection: Connection, ledger: Ledger, claim: Claim, written: Written, scrubber: Scrubber
-) -> None:
-    process = _process_of(connection, claim, written.batch.process)
-    fresh, marks = fresh_part(process, written.batch, written.kinds)
-    run = _run_for(connection, claim, fresh)
-    if run and isinstance(fresh.change, Launched):
-        run = _change(connection, ledger, run, fresh.change, scrubber)
+class _Place(NamedTuple):
+    """Where a batch goes: who holds the lane, where the process's record ends, how the run is."""
+
+    lane_status: str
+    holder: HolderId | None
+    fence: int
+    seq: int
+    next_cursor: int
+    process_agent: AgentId | None
+    provider: str
+    offset: int
+    mark_s: int
+    mark_x: int
+    mark_r: int
+    run_agent: AgentId | None
+    run_status: RunStatus | None
+
+
+# One question, since it is asked for every line of a quiet agent.
+_SELECT_PLACE = f"""
+    SELECT lanes.status, lanes.holder_id, lanes.fence, {EVENT_SEQ}, {NEXT_CURSOR},
+           processes.agent_id, processes.provider, processes."offset",
+           processes.mark_s, processes.mark_x, processes.mark_r,
+           runs.agent_id, runs.status
+    FROM lanes
+    LEFT JOIN processes ON processes.process_id = :process
+    LEFT JOIN runs ON runs.run_id = :run
+    WHERE lanes.agent_id = :agent
+"""  # noqa: S608
+
+
+def _place(connection: Connection, claim: Claim, batch: Batch) -> _Place:
+    """Find the place of a batch, and refuse what is not the claim's."""
+    values = {"agent": claim.agent, "process": batch.process, "run": batch.run}
+    row = rows.one(connection, _SELECT_PLACE, values)
+    if row is None:
+        raise NotFound("agent", claim.agent)
+    place = _Place(*row)
+    if (place.lane_status, place.holder, place.fence) != ("held", claim.holder, claim.fence):
+        raise LeaseLost(claim.agent, fence=claim.fence)
+    _own(place.process_agent, claim, "process", batch.process)
+    return place
+
+
+def _append(connection: Connection, claim: Claim, written: Written, scrubber: Scrubber) -> Ledger:
+    place, process = _place(connection, claim, written.batch), written.batch.process
+    marks = Marks(place.mark_s, place.mark_x, place.mark_r)
+    fresh, marks = fresh_part(written.batch, written.kinds, offset=place.offset, marks=marks)
+    _check_run(claim, fresh, place)
+    ledger = Ledger(
+        connection, claim.agent, place.seq, process=process, next_cursor=place.next_cursor
+    )
+    if isinstance(fresh.change, Launched):
+        _change_run(connection, ledger, fresh, scrubber)
     if len(fresh.events) < len(written.batch.events):
         written = Written.of(fresh, scrubber)
     if fresh.events:
-        ledger.add(fresh.run, len(fresh.events), written.body)
-    if run and fresh.events:
-        run = _count(connection, run, len(fresh.events), written.kinds[ToolStarted])
-    if run and fresh.change and not isinstance(fresh.change, Launched):
-        _change(connection, ledger, run, fresh.change, scrubber)
-    _advance(connection, process, fresh, marks)
+        tools = written.kinds[ToolStarted]
+        ledger.add(fresh.run, len(fresh.events), written.body, tools)
+    if fresh.change and not isinstance(fresh.change, Launched):
+        _change_run(connection, ledger, fresh, scrubber)
+    _advance(connection, fresh, marks)
     if fresh.token:
-        _bind_token(connection, claim.agent, process.provider, fresh.token)
+        _bind_token(connection, claim.agent, place.provider, fresh.token)
+    return ledger
 
 
-def _run_for(connection: Connection, claim: Claim, batch: Batch) -> Run | None:
+def _check_run(claim: Claim, batch: Batch, place: _Place) -> None:
     if batch.run is None:
-        return None
-    run = rows.run(connection, batch.run)
-    _own(run.agent, claim, "run", run.id)
-    if batch.events and run.is_terminal:
-        raise ChangeRefused("append", found=f"{run.id} is {run.status}")
-    return run
+        return
+    _own(place.run_agent, claim, "run", batch.run)
+    if batch.events and place.run_status in TERMINAL:
+        raise ChangeRefused("append", found=f"{batch.run} is {place.run_status}")
+
+
+def _change_run(connection: Connection, ledger: Ledger, batch: Batch, scrubber: Scrubber) -> None:
+    if batch.run and batch.change:
+        _change(connection, ledger, rows.run(connection, batch.run), batch.change, scrubber)
 
 
 def _change(
@@ -164,22 +225,20 @@ def _change(
     if after is before:
         return after
     events = told(before, after)
-    after = scrubbed(counted(after, len(events), 0), scrubber)
-    connection.execute(_PUT_RUN, _run_values(after))
     if events:
         ledger.add(after.id, len(events), encode_events(events, scrubber))
+    if after.is_terminal:
+        ledger.write()
+        count, tools = rows.counts(connection, after.id)
+        after = replace(after, events=count, tools=tools)
+    after = scrubbed(after, scrubber)
+    connection.execute(_PUT_RUN, _run_values(after))
     return after
 
 
-def _count(connection: Connection, run: Run, events: int, tools: int) -> Run:
-    after = counted(run, events, tools)
-    connection.execute(_UPDATE_RUN_BODY, {"run": run.id, "body": rows.encode(after)})
-    return after
-
-
-def _advance(connection: Connection, process: Process, batch: Batch, marks: Marks) -> None:
+def _advance(connection: Connection, batch: Batch, marks: Marks) -> None:
     values: dict[str, object] = {
-        "process": process.id,
+        "process": batch.process,
         "offset": batch.to_offset,
         "s": marks.s,
         "x": marks.x,
@@ -188,7 +247,9 @@ def _advance(connection: Connection, process: Process, batch: Batch, marks: Mark
     connection.execute(_ADVANCE, values)
     if batch.checkpoint:
         saved = {"state": batch.checkpoint.state, "sent": batch.checkpoint.sent}
-        connection.execute(_SAVE_STATE, {"process": process.id, "offset": batch.to_offset, **saved})
+        connection.execute(
+            _SAVE_STATE, {"process": batch.process, "offset": batch.to_offset, **saved}
+        )
 
 
 def _bind_token(connection: Connection, agent: AgentId, provider: str, token: ResumeToken) -> None:
@@ -214,7 +275,7 @@ def _process_of(connection: Connection, claim: Claim, process: ProcessId) -> Pro
     return found
 
 
-def _own(agent: AgentId, claim: Claim, kind: str, name: str) -> None:
+def _own(agent: AgentId | None, claim: Claim, kind: str, name: str) -> None:
     """A claim reaches only what belongs to its own agent."""
     if agent != claim.agent:
         raise NotFound(kind, name)
@@ -225,6 +286,7 @@ def _run_values(run: Run) -> dict[str, object]:
         "run": run.id,
         "agent": run.agent,
         "provider": run.provider,
+        "status": run.status,
         "created_at": micros(run.created_at),
         "input_tokens": run.usage.input_tokens,
         "output_tokens": run.usage.output_tokens,

@@ -323,7 +323,8 @@ class SqliteStore:
         """Listen to other processes from the first watch on: a quick command pays nothing."""
         if self._watcher is None:
             log = self._path.with_name(self._path.name + "-wal")
-            self._watcher = Watcher(log, self._writing().look)
+            writer = self._writing()
+            self._watcher = Watcher(log, writer.look, lambda: writer.commits)
 
 
 def _prepare(path: Path) -> None:
@@ -350,7 +351,7 @@ _NAME_IN_USE = """
     SELECT 1 FROM agents WHERE name = :name OR agent_id = :name OR agent_id = :agent
 """
 _ADD_AGENT = "INSERT INTO agents VALUES (:agent, :name, :provider, :body)"
-_ADD_LANE = "INSERT INTO lanes VALUES (:agent, 'idle', 0, NULL, NULL, 0, 0, 0, 0)"
+_ADD_LANE = "INSERT INTO lanes VALUES (:agent, 'idle', 0, NULL, NULL, 0, 0, 0)"
 
 
 def _add_agent(connection: Connection, agent: Agent) -> None:

@@ -10,8 +10,9 @@ from steadyrun.wire.inotify import watch_file
 
 # Where the kernel does not tell.
 POLL_SECONDS = 0.05
-# Our own commits wake us too: look at most this often.
+# Look at most this often; less often while we write ourselves, since that wakes us too.
 _PAUSE_SECONDS = 0.002
+_BUSY_PAUSE_SECONDS = 0.02
 # The log is written, synced, and only then is the commit there to be seen: look again for a while.
 _AGAIN_SECONDS = (0.003, 0.005, 0.01, 0.02, 0.05, 0.1)
 _SAFETY_SECONDS = 1.0
@@ -20,8 +21,9 @@ _SAFETY_SECONDS = 1.0
 class Watcher:
     """Calls `look` soon after the log file was written to, by anybody."""
 
-    def __init__(self, log: Path, look: Callable[[], None]) -> None:
+    def __init__(self, log: Path, look: Callable[[], None], own_commits: Callable[[], int]) -> None:
         self._look = look
+        self._own_commits = own_commits
         self._file = watch_file(log)
         self._stop = threading.Event()
         self._stop_out, self._stop_in = os.pipe()
@@ -39,10 +41,11 @@ class Watcher:
 
     def _serve(self) -> None:
         # Look before the first wait: something may have been written before the watch was set.
-        again = iter(_AGAIN_SECONDS)
+        again, known = iter(_AGAIN_SECONDS), 0
         while not self._stop.is_set():
             self._look()
-            self._stop.wait(_PAUSE_SECONDS)
+            before, known = known, self._own_commits()
+            self._stop.wait(_PAUSE_SECONDS if known == before else _BUSY_PAUSE_SECONDS)
             if self._is_written_within(next(again, _SAFETY_SECONDS)):
                 again = iter(_AGAIN_SECONDS)
 

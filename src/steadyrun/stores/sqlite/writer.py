@@ -87,6 +87,7 @@ class Writer:
         self._loop = loop
         self._queue: SimpleQueue[_Write[Any] | _Signal] = SimpleQueue()
         self._window = CommitWindow()
+        self.commits = 0
         with translated(path):
             self._turnstile = Turnstile(path, patience_seconds=patience_seconds)
             self._connection = schema.connect(path)
@@ -172,6 +173,7 @@ class Writer:
             self._transact(group)
         except Exception as error:  # noqa: BLE001 (the thread must live; every caller is told)
             self._fail(group, named(error, self._path))
+        self.commits += 1
         self._window.committed(time.monotonic(), len(group.writes), group.lanes)
         self._loop.call_soon_threadsafe(_answer_all, group.writes)
 

@@ -23,8 +23,7 @@ CREATE TABLE lanes (
     holder_id TEXT,
     fence     INTEGER NOT NULL,
     last_seq  INTEGER NOT NULL,
-    queued    INTEGER NOT NULL CHECK (queued >= 0),
-    event_seq INTEGER NOT NULL
+    queued    INTEGER NOT NULL CHECK (queued >= 0)
 ) STRICT;
 
 CREATE INDEX lanes_ready ON lanes (ready_at, agent_id) WHERE status = 'ready';
@@ -96,6 +95,7 @@ CREATE TABLE runs (
     run_id             TEXT PRIMARY KEY,
     agent_id           TEXT NOT NULL,
     provider           TEXT NOT NULL,
+    status             TEXT NOT NULL,
     created_at         INTEGER NOT NULL,
     input_tokens       INTEGER,
     output_tokens      INTEGER,
@@ -111,7 +111,8 @@ CREATE INDEX runs_by_time ON runs (created_at);
 
 -- One row for all events that one run got in one commit; a row for each event costs twice as much.
 -- `id` is the cursor of the first event in `body`, so cursors have no gaps and need no column, and
--- an index on a column is an index on (column, cursor).
+-- an index on a column is an index on (column, cursor). `tools` counts the tools that were started:
+-- a run that has not ended has as many events and tools as its rows here add up to.
 CREATE TABLE event_batches (
     id         INTEGER PRIMARY KEY,
     agent_id   TEXT NOT NULL,
@@ -119,6 +120,7 @@ CREATE TABLE event_batches (
     process_id TEXT,
     first_seq  INTEGER NOT NULL,
     last_seq   INTEGER NOT NULL,
+    tools      INTEGER NOT NULL,
     body       BLOB NOT NULL
 ) STRICT;
 

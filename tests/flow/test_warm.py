@@ -1,0 +1,131 @@
+"""Does one process serve turn after turn? A driver keeps it, and so does the one that follows."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from steadyrun.clock import SystemClock
+from steadyrun.model.event import Emitted, TextFinal
+from steadyrun.model.ids import AgentId, HolderId, ProcessId
+from steadyrun.model.process import Process, SavedState
+from steadyrun.provider import Ended, LaunchRequest, Stretch, Turn
+from steadyrun.providers.driver import ProcessDriver
+from steadyrun.providers.drivers import KeeperDrivers, Setup
+from steadyrun.providers.scripted import Scripted
+from steadyrun.wire.journal import FileWatches
+from tests.children.keeper_driver import eventually, is_locked
+
+PATIENCE_SECONDS = 20.0
+PROCESS = Process(
+    ProcessId("proc_warm"),
+    AgentId("agent_warm"),
+    "scripted",
+    "here",
+    "processes/proc_warm",
+    datetime(2026, 1, 1, tzinfo=UTC),
+)
+
+
+class Ear:
+    """Hears what a driver passes on."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.ends: list[Stretch] = []
+        self._rung = anyio.Event()
+
+    async def hear(self, stretch: Stretch) -> None:
+        for heard in stretch.heard:
+            if isinstance(heard, Emitted) and isinstance(heard.event, TextFinal):
+                self.texts.append(heard.event.text)
+            if isinstance(heard, Ended):
+                self.ends.append(stretch)
+        self._rung.set()
+        self._rung = anyio.Event()
+
+    async def until_ended(self, count: int) -> None:
+        while len(self.ends) < count:
+            await self._rung.wait()
+
+
+def says(text: str) -> Turn:
+    return Turn(f"run_{text}", f'script:[{{"text":"{text}"}}]')
+
+
+@asynccontextmanager
+async def following(
+    home: Path, process: Process, ear: Ear, *, fence: int, launch: Turn | None = None
+) -> AsyncIterator[ProcessDriver]:
+    """A driver that has claimed the process and reads on, until the block is left."""
+    with FileWatches() as watches:
+        drivers = KeeperDrivers(
+            home,
+            {"scripted": Setup(Scripted, dict)},
+            clock=SystemClock(),
+            watches=watches,
+        )
+        if launch:
+            await drivers.launch(process, LaunchRequest(launch, str(home)))
+        holder = HolderId(f"holder_{fence}")
+        async with (
+            drivers.drive(process, holder=holder, fence=fence, sink=ear.hear) as driver,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(driver.follow)
+            yield driver
+            tasks.cancel_scope.cancel()
+
+
+def remembered(process: Process, end: Stretch) -> Process:
+    """The process as the record has it after a turn's end."""
+    assert end.memory is not None
+    saved = SavedState(end.memory, end.sent, end.offset)
+    return Process(
+        process.id,
+        process.agent,
+        process.provider,
+        process.machine,
+        process.keeper,
+        process.opened_at,
+        offset=end.offset,
+        saved=saved,
+    )
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["same driver", "another driver"])
+def test_one_process_serves_turn_after_turn(tmp_path: Path, is_replaced: bool) -> None:
+    directory = tmp_path / PROCESS.keeper
+
+    def is_gone() -> bool:
+        return not is_locked(directory)
+
+    async def main() -> list[str]:
+        ear, process, fence = Ear(), PROCESS, 1
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with following(tmp_path, process, ear, fence=fence, launch=says("one")) as driver:
+                await driver.begin(says("one"))
+                await ear.until_ended(1)
+                if not is_replaced:
+                    await driver.begin(says("two"))
+                    await ear.until_ended(2)
+                    await driver.close()
+                    await anyio.to_thread.run_sync(eventually, is_gone, "the end")
+            if is_replaced:
+                process = remembered(process, ear.ends[0])
+                async with following(tmp_path, process, ear, fence=2) as driver:
+                    await driver.begin(says("two"))
+                    await ear.until_ended(2)
+                    await driver.close()
+                    await anyio.to_thread.run_sync(eventually, is_gone, "the end")
+        return ear.texts
+
+    assert anyio.run(main) == ["one", "two"]
+    # One process: its record of what was sent has both turns, and one handshake.
+    sent = (directory / "sent").read_bytes()
+    assert (sent.count(b"begin:run_one"), sent.count(b"begin:run_two")) == (1, 1)
+    assert sent.count(b"hello") == 1
