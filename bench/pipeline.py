@@ -43,7 +43,7 @@ def _measure(name: str, saved: Saved) -> Rounds:
     seen: dict[Name, list[Seen]] = {who: [] for who in _NAMES}
     in_turns({who: _timed(who, saved, seen[who]) for who in _NAMES}, rounds=_ROUNDS)
     missing = LINES - min(each.events for each in seen["ours"])
-    if missing:
+    if missing > 0:
         print(f"pipeline: {name}: a burst is more than we show: up to {missing} deltas left out")
     return {
         f"{who} {what}": [getattr(each, what) / LINES for each in some]

@@ -2,57 +2,51 @@
 
 The contract is docs/keeper.md. This file runs by itself, as `python -I -S keeper.py`, and knows
 nothing of the package. All is imported at the start: an upgrade may take the files away from under
-a keeper that has been running for a day.
+a keeper that has been running for a day. And it is little, because the CLI waits for it: of json,
+signal and socket only what is written in C. The other halves would double the time of a start.
 """
 
-import contextlib
+import _socket
 import ctypes
 import errno
 import fcntl
 import gc
-import json
 import os
 import select
-import signal
-import socket
-import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import signal
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any, NoReturn
 
     Message = dict[str, Any]
+    Fault = dict[str, str] | None
+else:
+    import _signal as signal
 
 VERSION = 1
 MARK = "STEADYRUN_PROCESS"
 WILL_KEY = "keeper:will"
 LIMITS = ("free_bytes", "journal_bytes", "silent_seconds", "unclaimed_seconds", "kill_seconds")
-HEADER_BYTES = 64 << 10
+HEADER_BYTES, UNREAD_BYTES = 64 << 10, 1 << 20
 FRAME_BYTES = QUEUE_BYTES = 64 << 20
-UNREAD_BYTES = 1 << 20
-STDERR_BYTES = 1 << 20
-STDERR_KEPT_BYTES = 64 << 10
-NAME_LENGTH = 256
-STRANGERS = 16
-_CHUNK_BYTES = 64 << 10
-_EXIT_BYTES = 16 << 10
+STDERR_BYTES, STDERR_KEPT_BYTES = 1 << 20, 64 << 10
+NAME_LENGTH, STRANGERS = 256, 16
+_CHUNK_BYTES, _EXIT_BYTES = 64 << 10, 16 << 10
 _GOODBYE_SECONDS = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_REFUSALS: "dict[int | None, str]" = {
-    errno.ENOENT: "not_found",
-    errno.ENOTDIR: "not_found",
-    errno.EACCES: "not_executable",
-    errno.ENOEXEC: "not_executable",
-}
+_REFUSALS: "dict[int | None, str]" = {errno.ENOENT: "not_found", errno.ENOTDIR: "not_found"}
+_REFUSALS |= {errno.EACCES: "not_executable", errno.ENOEXEC: "not_executable"}
+_SIGNALS: "dict[int, int]" = {number: number for number in signal.valid_signals()}
 
 
 def read_sent(data: bytes) -> list[tuple[int, str, int, bytes]]:
     """The frames of a `sent` file: number, key, offset, bytes. A torn last one is left out."""
     frames, start = [], 0
     while (head := data.find(b"\n", start)) >= 0:
-        header = json.loads(data[start:head])
+        header = _parse(data[start:head])
         start = head + 1 + header["size"] + 1
         if start > len(data):
             break
@@ -63,7 +57,7 @@ def read_sent(data: bytes) -> list[tuple[int, str, int, bytes]]:
 def marked(process_id: str) -> set[int]:
     """The processes, among those we may look into, that were started for this one."""
     mark = f"{MARK}={process_id}".encode()
-    return {pid for pid in _pids() if mark in _read_proc(pid, "environ").split(b"\0")}
+    return {pid for pid, environ in _look_into("environ") if mark in environ.split(b"\0")}
 
 
 def sweep(process_ids: "Iterable[str]", *, seconds: float = 5.0) -> set[int]:
@@ -74,7 +68,7 @@ def sweep(process_ids: "Iterable[str]", *, seconds: float = 5.0) -> set[int]:
         known |= found | _descendants(found)
         _kill(known)
         # A dying process has no environment any more, but may still hold files open.
-        known = {pid for pid in known if _stat(pid)[:1] not in ([], [b"Z"], [b"X"])}
+        known &= {pid for pid, stat in _stats() if stat[0] not in (b"Z", b"X")}
         if not known or time.monotonic() > limit:
             return known
         pause = _wait_longer(pause)
@@ -115,17 +109,15 @@ def _stand_by(keeper: int, kill_seconds: float) -> None:
         pid, status = os.waitpid(-1, 0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if status != 0:
-        left = _end_descendants(kill_seconds, lambda *_: None)
-        _record_exit(status=None, reason="keeper_lost", error=None, left=left)
+        _record_exit(None, "keeper_lost", None, _end_descendants(kill_seconds, lambda *_: None))
 
 
 class Spec:
     """What is to run, how it is stopped and within what limits."""
 
     def __init__(self, data: bytes) -> None:
-        spec = json.loads(data)
-        if spec["v"] != VERSION:
-            raise ValueError(f"the spec has version {spec['v']}, this keeper {VERSION}")
+        spec = _parse(data)
+        _require(spec["v"] == VERSION, f"the spec has version {spec['v']}, this keeper {VERSION}")
         self.directory, self.cwd = _raw(spec["directory"]), _raw(spec["cwd"])
         self.argv = [_raw(word) for word in spec["argv"]]
         self.env = {_raw(name): _raw(value) for name, value in spec["env"].items()}
@@ -141,9 +133,8 @@ def _raw(text: str) -> bytes:
 
 
 def _rung(*, do: str, wait_seconds: float, number: int = 0) -> tuple[str, float, int]:
-    if do not in ("will", "eof", "signal"):
-        raise ValueError(f"no such rung: {do}")
-    return do, float(wait_seconds), signal.Signals(number) if do == "signal" else 0
+    _require(do in ("will", "eof", "signal"), f"no such rung: {do}")
+    return do, float(wait_seconds), _SIGNALS[number] if do == "signal" else 0
 
 
 class Directory:
@@ -151,19 +142,18 @@ class Directory:
 
     def __init__(self, path: bytes) -> None:
         self.umask_of_driver = os.umask(0o077)
-        with contextlib.suppress(FileExistsError):
+        with _Ignoring(FileExistsError):
             os.mkdir(path)
         os.chdir(path)
         # Nobody closes it, so it is held until outer and keeper have both ended.
         fcntl.flock(_create("lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._sent = _create("sent", os.O_EXCL)
-        self._sent_bytes = 0
-        self.sent = 0
+        self._sent_bytes = self.sent = 0
         # Takes the room for the last record now: the disk may be full by then.
         os.write(_create("exit.new"), b" " * _EXIT_BYTES)
         self.journal = _create("journal", os.O_APPEND)
         self.stderr = _create("stderr", os.O_APPEND)
-        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener = _socket.socket(_socket.AF_UNIX)
         self.listener.bind("socket")
         os.chmod("socket", 0o600)
         self.listener.listen()
@@ -187,9 +177,8 @@ class Directory:
         return os.fstat(self.journal).st_size
 
     def cut_stderr(self) -> None:
-        with contextlib.suppress(OSError):
-            size = os.fstat(self.stderr).st_size
-            if size > STDERR_BYTES:
+        with _Ignoring(OSError):
+            if (size := os.fstat(self.stderr).st_size) > STDERR_BYTES:
                 tail = os.pread(self.stderr, STDERR_KEPT_BYTES, size - STDERR_KEPT_BYTES)
                 os.ftruncate(self.stderr, 0)
                 os.write(self.stderr, tail)
@@ -199,22 +188,18 @@ def _create(name: str, flags: int = 0) -> int:
     return os.open(name, os.O_RDWR | os.O_CREAT | flags, 0o600)
 
 
-def _record_exit(
-    *, status: int | None, reason: str | None, error: "dict[str, str] | None", left: set[int]
-) -> "dict[str, Any]":
+def _record_exit(end: int | None, reason: str | None, fault: "Fault", left: set[int]) -> "Message":
     """Write it once, best effort: after that there is no `exit.new`."""
-    code = None if status is None else os.waitstatus_to_exitcode(status)
-    signal_number = -code if code is not None and code < 0 else None
     facts = {
         "v": VERSION,
-        "code": code if signal_number is None else None,
-        "signal": signal_number,
+        "code": None if end is None or os.WIFSIGNALED(end) else os.WEXITSTATUS(end),
+        "signal": None if end is None or os.WIFEXITED(end) else os.WTERMSIG(end),
         "reason": reason,
-        "error": error,
+        "error": fault,
         "at": time.time(),  # noqa: TID251 (the Clock is out of reach here)
         "left": sorted(left),
     }
-    with contextlib.suppress(OSError):
+    with _Ignoring(OSError):
         file = os.open("exit.new", os.O_WRONLY)
         os.ftruncate(file, os.write(file, _line(facts)))
         os.rename("exit.new", "exit")
@@ -225,25 +210,19 @@ class Keeper:
     """Feeds one CLI, obeys one driver at a time, and ends only when nothing of the CLI is left."""
 
     def __init__(self, spec: Spec, directory: Directory) -> None:
-        self._spec = spec
-        self._directory = directory
+        self._spec, self._directory = spec, directory
         self._poll = select.poll()
-        self._signals = -1
-        self._pid = 0
+        self._signals = self._stdin = -1
+        self._pid = self._fence = self._journal_bytes = 0
         self._status: int | None = None
-        self._stdin = -1
-        self._waiting = bytearray()
-        self._is_eof_due = False
+        self._waiting, self._will = bytearray(), bytearray()
+        self._is_eof_due = self._is_over = False
         self._numbers: dict[str, int] = {}
-        self._will = bytearray()
         self._connections: dict[int, Connection] = {}
         self._driver: Connection | None = None
-        self._fence = 0
         self._reason: str | None = None
         self._rungs = list(spec.rungs)
         self._rung_until = float("inf")
-        self._is_over = False
-        self._journal_bytes = 0
         self._look_at = self._alone_since = self._output_at = time.monotonic()
 
     def run(self, answer: int) -> None:
@@ -258,7 +237,7 @@ class Keeper:
             self._reason = self._reason or "keeper_lost"
         self._finish(fault)
 
-    def _start(self) -> "dict[str, str] | None":
+    def _start(self) -> "Fault":
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
@@ -269,7 +248,7 @@ class Keeper:
         self._poll.register(self._directory.listener, select.POLLIN)
         return self._launch()
 
-    def _launch(self) -> "dict[str, str] | None":
+    def _launch(self) -> "Fault":
         """Fork and exec; what prevents that comes back through a pipe that exec closes."""
         reading, report = os.pipe()
         stdin, self._stdin = os.pipe()
@@ -287,7 +266,7 @@ class Keeper:
         os.close(reading)
         if said:
             os.waitpid(self._pid, 0)
-        return json.loads(said) if said else None
+        return _parse(said) if said else None
 
     def _serve(self) -> None:
         while self._status is None and not self._is_over:
@@ -327,16 +306,15 @@ class Keeper:
         is_shorter = journal.st_size < self._journal_bytes
         if journal.st_size != self._journal_bytes:
             self._journal_bytes, self._output_at = journal.st_size, now
-        limits = self._spec.limits
         if journal.st_nlink == 0 or is_shorter:
             self._stop("journal_lost")
-        elif disk.f_bavail * disk.f_frsize < limits["free_bytes"]:
+        elif disk.f_bavail * disk.f_frsize < self._spec.limits["free_bytes"]:
             self._stop("disk_full")
-        elif journal.st_size > limits["journal_bytes"]:
+        elif journal.st_size > self._spec.limits["journal_bytes"]:
             self._stop("journal_full")
         elif self._driver is None and (
-            now - max(self._output_at, self._alone_since) > limits["silent_seconds"]
-            or now - self._alone_since > limits["unclaimed_seconds"]
+            now - max(self._output_at, self._alone_since) > self._spec.limits["silent_seconds"]
+            or now - self._alone_since > self._spec.limits["unclaimed_seconds"]
         ):
             self._stop("unclaimed")
 
@@ -354,19 +332,14 @@ class Keeper:
         if do == "signal":
             self._signal(number)
         elif do == "eof":
-            self._end_input()
+            self._feed(is_last=True)
         elif not self._will or self._give(WILL_KEY, self._directory.journal_size(), self._will):
             wait_seconds = 0
         self._rung_until = time.monotonic() + wait_seconds
 
     def _signal(self, number: int) -> None:
         if self._status is None:  # Else the number may be another's by now.
-            with contextlib.suppress(OSError):
-                os.kill(self._pid, number)
-
-    def _end_input(self) -> None:
-        self._is_eof_due = True
-        self._feed()
+            _kill({self._pid}, number)
 
     def _give(self, key: str, at: int, body: bytearray) -> str | None:
         """Record it, then queue it; the code of what prevents that."""
@@ -382,8 +355,9 @@ class Keeper:
         self._feed()
         return None
 
-    def _feed(self, *, is_broken: bool = False) -> None:
+    def _feed(self, *, is_broken: bool = False, is_last: bool = False) -> None:
         """Give the CLI what it takes now, and close its stdin when it is time."""
+        self._is_eof_due |= is_last
         if self._stdin < 0:
             return
         try:
@@ -405,10 +379,10 @@ class Keeper:
 
     def _accept(self) -> None:
         """Let somebody in; of those who say nothing, the one who waited longest must leave."""
-        with contextlib.suppress(OSError):
-            connection = Connection(self._directory.listener.accept()[0])
-            self._connections[connection.descriptor] = connection
-            self._poll.register(connection.descriptor, select.POLLIN)
+        with _Ignoring(OSError):
+            descriptor, _ = self._directory.listener._accept()  # type: ignore[attr-defined] # noqa: SLF001
+            self._connections[descriptor] = Connection(descriptor)
+            self._poll.register(descriptor, select.POLLIN)
         strangers = [one for one in self._connections.values() if one is not self._driver]
         for stranger in strangers[:-STRANGERS]:
             self._drop(stranger)
@@ -430,8 +404,7 @@ class Keeper:
         except OSError:
             self._drop(connection)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            with contextlib.suppress(OSError):
-                connection.say({"type": "error", **_fault("bad_message", error)})
+            connection.say_last({"type": "error", **_fault("bad_message", error)})
             self._drop(connection)
 
     def _obey(self, sender: "Connection", message: "Message", body: bytearray) -> "Message":
@@ -443,9 +416,9 @@ class Keeper:
             case "will":
                 self._will = body
             case "signal":
-                self._signal(signal.Signals(message["number"]))
+                self._signal(_SIGNALS[message["number"]])
             case "eof":
-                self._end_input()
+                self._feed(is_last=True)
             case "stop":
                 self._stop(_name(message["reason"]))
             case unknown:
@@ -453,14 +426,12 @@ class Keeper:
         return {"type": "ok"}
 
     def _claim(self, connection: "Connection", version: int, fence: int) -> "Message":
-        if version != VERSION:
-            raise ValueError(f"this keeper speaks version {VERSION}")
+        _require(version == VERSION, f"this keeper speaks version {VERSION}")
         if fence < self._fence:
             connection.say({"type": "refused", "fence": self._fence})
             raise ConnectionRefusedError
         if self._driver is not None and self._driver is not connection:
-            with contextlib.suppress(OSError):
-                self._driver.say({"type": "replaced", "fence": fence})
+            self._driver.say_last({"type": "replaced", "fence": fence})
             self._drop(self._driver)
         self._driver, self._fence, connection.is_driver = connection, fence, True
         return {"type": "claimed", "v": VERSION, "pid": self._pid, "sent": self._directory.sent}
@@ -471,31 +442,26 @@ class Keeper:
             return {"type": "error", "code": code, "key": key}
         return {"type": "ack", "key": key, "n": self._numbers[key], "repeated": is_repeated}
 
-    def _finish(self, fault: "dict[str, str] | None") -> None:
+    def _finish(self, fault: "Fault") -> None:
         """End all that is left, record how it ended, and tell the driver."""
-        if self._pid > 0:
-            # Where there is no /proc, this is all that can be done.
-            with contextlib.suppress(OSError):
-                os.killpg(self._pid, signal.SIGKILL)
+        if self._pid > 0:  # Where there is no /proc, to kill its group is all that can be done.
+            _kill({-self._pid})
         left = _end_descendants(self._spec.limits["kill_seconds"], self._note)
         self._directory.cut_stderr()
-        facts = _record_exit(status=self._status, reason=self._reason, error=fault, left=left)
+        facts = _record_exit(self._status, self._reason, fault, left)
         if self._driver is not None:
-            with contextlib.suppress(OSError):
-                self._driver.say_last({"type": "exited", **facts})
+            self._driver.say_last({"type": "exited", **facts}, wait_seconds=_GOODBYE_SECONDS)
 
 
 class Connection:
     """One end of a talk. It holds one message at most, and a bounded number of answers."""
 
-    def __init__(self, peer: socket.socket) -> None:
-        peer.setblocking(False)
-        self.socket = peer
-        self.descriptor = peer.fileno()
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.socket = _socket.socket(fileno=descriptor)
+        self.socket.setblocking(False)
         self.is_driver = False
-        self._inbox = bytearray()
-        self._outbox = bytearray()
-        self._header: Message | None = None
+        self._inbox, self._outbox = bytearray(), bytearray()
 
     def events(self) -> int:
         return select.POLLIN | select.POLLOUT if self._outbox else select.POLLIN
@@ -503,37 +469,31 @@ class Connection:
     def exchange(self) -> None:
         """Send what is due, take in what has come."""
         self._flush()
-        with contextlib.suppress(BlockingIOError):
+        with _Ignoring(BlockingIOError):
             data = self.socket.recv(_CHUNK_BYTES)
             if not data:
                 raise ConnectionAbortedError
             self._inbox += data
 
     def next_message(self) -> "tuple[Message, bytearray] | None":
-        if self._header is None:
-            self._header = self._next_header()
-        if self._header is None or len(self._inbox) < (size := self._header.get("size", 0)):
+        start = self._inbox.find(b"\n", 0, HEADER_BYTES) + 1
+        if start == 0 and len(self._inbox) < HEADER_BYTES:
             return None
-        message = self._header, self._inbox[:size]
-        del self._inbox[:size]
-        self._header = None
-        return message
+        _require(start > 0, f"a header has at most {HEADER_BYTES} bytes")
+        header = _parse(self._inbox[:start])
+        end = start + self._size(header)
+        if len(self._inbox) < end:
+            return None
+        body = self._inbox[start:end]
+        del self._inbox[:end]
+        return header, body
 
-    def _next_header(self) -> "Message | None":
-        end = self._inbox.find(b"\n", 0, HEADER_BYTES)
-        if end < 0 and len(self._inbox) < HEADER_BYTES:
-            return None
-        if end < 0:
-            raise ValueError(f"a header has at most {HEADER_BYTES} bytes")
-        header: Message = json.loads(self._inbox[:end])
-        del self._inbox[: end + 1]
-        if header["type"] != "claim" and not self.is_driver:
-            raise ValueError("the first message must be a claim")
-        if ("size" in header) != (header["type"] in ("frame", "will")):
-            raise ValueError("frame and will have a size, and no others")
-        if _count(header.get("size", 0)) > FRAME_BYTES:
-            raise ValueError(f"a size is at most {FRAME_BYTES}")
-        return header
+    def _size(self, header: "Message") -> int:
+        is_sized = header["type"] in ("frame", "will")
+        _require(header["type"] == "claim" or self.is_driver, "the first message must be a claim")
+        _require(("size" in header) == is_sized, "frame and will have a size, and no others")
+        _require(_count(header.get("size", 0)) <= FRAME_BYTES, f"a size is at most {FRAME_BYTES}")
+        return int(header.get("size", 0))
 
     def say(self, message: "Message") -> None:
         self._outbox += _line(message)
@@ -541,26 +501,31 @@ class Connection:
         if len(self._outbox) > UNREAD_BYTES:
             raise ConnectionAbortedError
 
-    def say_last(self, message: "Message") -> None:
-        self.socket.settimeout(_GOODBYE_SECONDS)
-        self.socket.sendall(self._outbox + _line(message))
+    def say_last(self, message: "Message", *, wait_seconds: float = 0) -> None:
+        with _Ignoring(OSError):
+            self.socket.settimeout(wait_seconds)
+            self.socket.sendall(self._outbox + _line(message))
 
     def _flush(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with _Ignoring(BlockingIOError):
             while self._outbox:
                 del self._outbox[: self.socket.send(self._outbox)]
 
 
-def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a count")
+def _count(value: int) -> int:
+    _require(type(value) is int and value >= 0, f"{value!r} is not a count")
     return value
 
 
-def _name(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= NAME_LENGTH:
-        raise ValueError(f"a name has 1 to {NAME_LENGTH} characters")
+def _name(value: str) -> str:
+    is_good = isinstance(value, str) and 0 < len(value) <= NAME_LENGTH
+    _require(is_good, f"a name has 1 to {NAME_LENGTH} characters")
     return value
+
+
+def _require(is_so: bool, problem: str) -> None:
+    if not is_so:
+        raise ValueError(problem)
 
 
 def _become_cli(spec: Spec, directory: Directory, stdin: int, report: int) -> "NoReturn":
@@ -571,7 +536,7 @@ def _become_cli(spec: Spec, directory: Directory, stdin: int, report: int) -> "N
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        with contextlib.suppress(OSError):  # When memory ends, it is to go before its keeper.
+        with _Ignoring(OSError):  # When memory ends, it is to go before its keeper.
             os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY), b"500")
         for target, source in enumerate((stdin, directory.journal, directory.stderr)):
             os.dup2(source, target)
@@ -590,10 +555,9 @@ def _become_cli(spec: Spec, directory: Directory, stdin: int, report: int) -> "N
 
 def _exec(argv: list[bytes], env: dict[bytes, bytes]) -> OSError:
     """Become the program, found as a shell would on the PATH of `env`; return only if refused."""
-    places = [b"."] if b"/" in argv[0] else env.get(b"PATH", os.defpath.encode()).split(b":")
+    places = [b""] if b"/" in argv[0] else env.get(b"PATH", os.defpath.encode()).split(b":")
     refusal = None
-    for place in places:
-        path = argv[0] if b"/" in argv[0] else (place or b".") + b"/" + argv[0]
+    for path in [os.path.join(place, argv[0]) for place in places]:
         try:
             os.execve(path, argv, env)  # noqa: S606
         except OSError as error:
@@ -620,12 +584,12 @@ def _set_signals() -> None:
 
 
 def _answer(descriptor: int, answer: "Message") -> None:
-    with contextlib.suppress(OSError):
+    with _Ignoring(OSError):
         os.write(descriptor, _line({"v": VERSION, **answer}))
     os.close(descriptor)
 
 
-def _fault_of(action: "Callable[[], dict[str, str] | None]") -> "dict[str, str] | None":
+def _fault_of(action: "Callable[[], Fault]") -> "Fault":
     """Nothing passes: whatever happens, there is a tree to be ended."""
     try:
         return action()
@@ -640,8 +604,49 @@ def _fault(code: str, error: BaseException) -> dict[str, str]:
     return {"code": code, "message": message[:1000]}
 
 
+class _Plain:
+    """What a scanner wants to know: that nothing is special."""
+
+    strict, object_hook, object_pairs_hook, array_hook = True, None, None, None
+    parse_int, parse_float, parse_constant = int, float, float
+
+
+try:
+    from _json import encode_basestring_ascii, make_encoder, make_scanner
+
+    _scan = make_scanner(_Plain)  # type: ignore[arg-type]
+    _encode = make_encoder(None, str, encode_basestring_ascii, None, ":", ",", False, False, True)
+except (ImportError, AttributeError, TypeError):  # A Python in which they are not like this.
+    import json
+
+    _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+    _encode = json.JSONEncoder(separators=(",", ":")).iterencode  # type: ignore[assignment]
+
+
+def _parse(data: "bytes | bytearray") -> "Any":
+    text = data.decode().strip()
+    try:
+        value, end = _scan(text, 0)
+    except Exception as error:  # Also when the error it wants to raise is no longer on the disk.
+        raise ValueError(f"this is no JSON: {error}") from error
+    _require(end == len(text), "this is more than one document")
+    return value
+
+
 def _line(message: "Message") -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    return "".join(_encode(message, 0)).encode() + b"\n"
+
+
+class _Ignoring:
+    """As `contextlib.suppress`."""
+
+    def __init__(self, *errors: type[Exception]) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, self._errors)
 
 
 def _read_all(descriptor: int) -> bytes:
@@ -651,7 +656,7 @@ def _read_all(descriptor: int) -> bytes:
 
 def _prctl(option: int, value: int) -> None:
     """Best effort: without it, an orphan is found by its mark only."""
-    with contextlib.suppress(OSError, AttributeError):
+    with _Ignoring(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
@@ -670,7 +675,7 @@ def _end_descendants(seconds: float, note: "Callable[[int, int], None]") -> set[
 
 def _reap(note: "Callable[[int, int], None]") -> bool:
     """Take in all that have ended; true if no child is left."""
-    with contextlib.suppress(ChildProcessError):
+    with _Ignoring(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             note(*ended)
         return False
@@ -682,38 +687,33 @@ def _wait_longer(pause: float) -> float:
     return min(pause * 2, 0.1)
 
 
-def _kill(pids: set[int]) -> None:
+def _kill(pids: set[int], number: int = signal.SIGKILL) -> None:
     for pid in pids:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+        with _Ignoring(OSError):
+            os.kill(pid, number)
 
 
 def _descendants(roots: set[int]) -> set[int]:
     """All below these, also in other sessions and groups; none where there is no /proc."""
-    parents = {pid: int(stat[1]) for pid in _pids() if (stat := _stat(pid))}
+    parents = {pid: int(stat[1]) for pid, stat in _stats()}
     found: set[int] = set()
     while fresh := {pid for pid, up in parents.items() if up in roots | found} - roots - found:
         found |= fresh
     return found
 
 
-def _stat(pid: int) -> list[bytes]:
-    """State, parent and so on. The name in parentheses before them may hold anything."""
-    return _read_proc(pid, "stat").rpartition(b") ")[2].split()
+def _stats() -> "Iterator[tuple[int, list[bytes]]]":
+    """State, parent and so on of each. The name in parentheses before them may hold anything."""
+    return ((pid, stat.rpartition(b") ")[2].split()) for pid, stat in _look_into("stat") if stat)
 
 
-def _pids() -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return []
-
-
-def _read_proc(pid: int, name: str) -> bytes:
-    """Nothing, if it has ended or is none of our business."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
-        return file.read()
-    return b""
+def _look_into(name: str) -> "Iterator[tuple[int, bytes]]":
+    """This file of each process that has not ended, if it is our business."""
+    with _Ignoring(OSError):
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with _Ignoring(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+                yield int(pid), file.read()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # Tidying up takes time, and there is nothing to tidy up.

@@ -7,6 +7,7 @@ of it may be running.
 import contextlib
 import json
 import os
+import py_compile
 import re
 import select
 import shutil
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 from steadyrun import keeper
+from steadyrun.providers import keeping
 from tests.children.keeper_cli import FLOOD_BYTES, LINE_BYTES
 from tests.children.keeper_driver import (
     KEEPER,
@@ -244,6 +246,78 @@ def test_a_path_too_long_for_a_socket_is_none_too_long_for_a_keeper(tmp_path: Pa
     with Driver(place) as driver:
         assert driver.claim()["pid"] == kept.pid
         assert driver.stop()["reason"] == "user_stop"
+
+
+# -- its own code
+
+
+def test_bytecode_is_run_while_it_is_of_this_source(tmp_path: Path) -> None:
+    copy = _copy_that_says(tmp_path, "first")
+    os.utime(copy, (1000, 1000))
+    py_compile.compile(str(copy))
+    _copy_that_says(tmp_path, "other")
+    changed = _last_word(copy)
+    os.utime(copy, (1000, 1000))
+
+    assert (changed, _last_word(copy)) == ("other", "first"), "what looks the same is not compiled"
+
+
+def test_without_good_bytecode_the_source_is_run_and_nothing_is_written(tmp_path: Path) -> None:
+    copy = _copy_that_says(tmp_path, "words")
+    assert _last_word(copy) == "words"
+    assert list(tmp_path.iterdir()) == [copy]
+
+    cache = Path(str(py_compile.compile(str(copy))))
+    for damaged in (b"", cache.read_bytes()[:1000], cache.read_bytes()[:16] + b"nonsense"):
+        cache.write_bytes(damaged)
+        assert _last_word(copy) == "words"
+        assert cache.read_bytes() == damaged
+    shutil.rmtree(cache.parent)
+    cache.parent.touch()
+    assert _last_word(copy) == "words"
+
+
+def test_nothing_is_imported_that_takes_long() -> None:
+    script = "import sys; sys.path.append(sys.argv[1]); import keeper; print(*sys.modules)"
+    words = [sys.executable, "-I", "-S", "-B", "-c", script, str(KEEPER.parent)]
+    found = set(subprocess.run(words, capture_output=True, check=True).stdout.decode().split())
+
+    slow = {"collections", "contextlib", "enum", "functools", "json", "re", "signal", "socket"}
+    assert "keeper" in found
+    assert found & slow == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("    from _json import ", "    from no_such_json import "),
+        ("object_pairs_hook, array_hook = True, None, None, None", "array_hook = True, None, None"),
+        ('if __name__ == "__main__":', "import sys\n\nsys.meta_path.clear()\nif True:"),
+    ],
+    ids=["json without C", "json unlike today's", "a library that was taken away"],
+)
+def test_it_works_with_another_library_or_none(
+    tmp_path: Path, place: Path, line: str, instead: str
+) -> None:
+    assert KEEPER.read_text().count(line) == 1
+    other = tmp_path / "other_keeper.py"
+    other.write_text(KEEPER.read_text().replace(line, instead))
+    kept = hostile(place, "clean", keeper=other, rungs=[{"do": "eof", "wait_seconds": 0.05}])
+    pids = _wait_for_pids(tmp_path, kept, 2)
+    for nonsense in NONSENSE:
+        with Driver(place) as driver:
+            driver.claim()
+            driver.socket.sendall(nonsense)
+            assert driver.hear()["code"] == "bad_message", nonsense
+    with Driver(place) as driver:
+        assert driver.claim(2)["pid"] == kept.pid
+        assert driver.frame('ä "\\\n\u2028\udcff', b"a\n")["n"] == 1
+        exited = driver.stop("ö")
+
+    assert exited == {"type": "exited", **kept.wait_for_end()}
+    assert (exited["reason"], exited["left"]) == ("ö", [])
+    assert kept.sent() == [(1, 'ä "\\\n\u2028\udcff', 0, b"a\n")]
+    assert not any(map(_is_running, pids))
 
 
 # -- talking
@@ -808,6 +882,28 @@ def test_a_torn_last_frame_is_left_out() -> None:
 
 
 # -- helpers
+
+
+def _copy_that_says(tmp_path: Path, word: str) -> Path:
+    """A keeper that has this word for what is no JSON."""
+    said = "this is no JSON"
+    assert KEEPER.read_text().count(said) == 1
+    copy = tmp_path / "keeper.py"
+    copy.write_text(KEEPER.read_text().replace(said, word))
+    return copy
+
+
+def _last_word(copy: Path) -> str:
+    """What this keeper says about nonsense, when it is run as a driver runs it."""
+    done = subprocess.run(
+        keeping.command(str(copy)),
+        input=b"nonsense",
+        stdout=subprocess.PIPE,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    message: str = json.loads(done.stdout)["error"]["message"]
+    return message.split(": ")[1]
 
 
 def _block_signals() -> None:

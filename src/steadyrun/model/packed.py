@@ -45,6 +45,7 @@ class _WrittenRaw(Struct, frozen=True, array_like=True):
     v: int
 
 
+_OURS = frozenset({VERSION})
 _encode = msgspec.msgpack.Encoder().encode
 _written = msgspec.msgpack.Decoder(list[_Written], ext_hook=from_ext)
 _written_raw = msgspec.msgpack.Decoder(list[_WrittenRaw])
@@ -114,7 +115,7 @@ def _read(body: bytes) -> "Sequence[_Written | Emitted]":
         found = _written.decode(body)
     except (msgspec.ValidationError, ValueError, RecursionError):
         return decode_events(body)
-    return found if all(each.v == VERSION for each in found) else decode_events(body)
+    return found if {each.v for each in found} <= _OURS else decode_events(body)
 
 
 def _decoded(body: bytes) -> Sequence[Emitted]:

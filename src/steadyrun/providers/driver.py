@@ -6,6 +6,7 @@ else has driven before is taken over by the same code: what was recorded is play
 last saved state, and only what is not in the record yet is passed on.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -67,9 +68,11 @@ class ProcessDriver:
         self._link = kept.link
         self._clock = clock
         self._sink = sink
-        self._lock = anyio.Lock(fast_acquire=True)
+        # Not anyio's: taken for every stretch, it would look through all cancel scopes each time.
+        self._lock = asyncio.Lock()
         self._caught_up = anyio.Event()
         self._changed = anyio.Event()
+        self._is_awaited = False
         self._will: bytes | None = None
         self._is_gone = False
         self._stored, self._marks = process.offset, process.marks
@@ -106,13 +109,15 @@ class ProcessDriver:
             return
         async with self._speaking():
             await self._send_all(self._dialect.open())
+        self._is_awaited = True
         while not self._has_begun(turn):
             changed = self._changed
             async with self._speaking():
                 if self._dialect.is_ready:
                     await self._send_all(self._dialect.begin(turn))
-                    return
+                    break
             await changed.wait()
+        self._is_awaited = False
 
     def _has_begun(self, turn: Turn) -> bool:
         return f"{_BEGIN}{turn.key}" in self._keys
@@ -321,7 +326,7 @@ class ProcessDriver:
         self.heard_at = self._clock.monotonic()
         if not heard and self._offset <= self._passed:
             return
-        has_ended = any(type(each) is Ended for each in heard)
+        has_ended = Ended in set(map(type, heard))
         self._passed = max(self._passed, self._offset)
         memory = self._memory() if has_ended else None
         more = self._journal.is_behind
@@ -343,5 +348,6 @@ class ProcessDriver:
                 await self._link.will(raw)
 
     def _tell_change(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._is_awaited:
+            self._changed.set()
+            self._changed = anyio.Event()

@@ -28,6 +28,17 @@ START_SECONDS = 30.0
 ANSWER_SECONDS = 10.0
 STDERR_EXCERPT_BYTES = 4096
 _LOOK_SECONDS = 0.01
+# Python compiles a script each time it runs one; a loader takes the bytecode that our own import
+# of it has left, if it is of this source, and whatever is wrong with that, the source.
+_RUN_CACHED = """
+import sys, importlib.machinery
+loader = importlib.machinery.SourceFileLoader("__main__", sys.argv[1])
+try:
+    code = loader.get_code("__main__")
+except Exception:
+    code = loader.source_to_code(loader.get_data(sys.argv[1]), sys.argv[1])
+exec(code)
+"""
 
 
 class Limits(Struct, frozen=True):
@@ -62,11 +73,15 @@ async def start(spec: Spec) -> None:
         raise LaunchFailed(spec.argv[0], code=error["code"], problem=error["message"])
 
 
+def command(source: str = keeper.__file__) -> list[str]:
+    """What runs a keeper. It writes no bytecode: a disk that is full would leave half of it."""
+    return [sys.executable, "-I", "-S", "-B", "-c", _RUN_CACHED, source]
+
+
 def _start(spec: Spec) -> dict[str, Any]:
-    command = [sys.executable, "-I", "-S", keeper.__file__]
     try:
         done = subprocess.run(
-            command,
+            command(),
             input=msgspec.json.encode(spec),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

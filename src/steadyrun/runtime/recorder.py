@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-import anyio
-
 from steadyrun.clock import Clock
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import (
@@ -64,7 +62,7 @@ class Recorder:
         self._gathered: list[Emitted] = []
         self._gathered_to = process.offset
         self._bell = asyncio.Event()
-        self._lock = anyio.Lock(fast_acquire=True)
+        self._lock = asyncio.Lock()
 
     async def serve(self) -> None:
         """Write what has gathered, as long as there is a process: run this in a task."""

@@ -54,12 +54,13 @@ class _Group:
     def __init__(self) -> None:
         self.writes: list[_Write[Any]] = []
         self.lanes: set[str] = set()
-        self.signals: set[_Signal] = set()
+        self.must_look = self.must_stop = False
         self.is_durable = False
 
     def add(self, arrival: "_Write[Any] | _Signal") -> None:
         if isinstance(arrival, _Signal):
-            self.signals.add(arrival)
+            self.must_look |= arrival is _Signal.LOOK
+            self.must_stop |= arrival is _Signal.STOP
             return
         self.writes.append(arrival)
         self.is_durable |= arrival.is_durable
@@ -133,13 +134,13 @@ class Writer:
     # -- in the thread
 
     def _serve(self) -> None:
-        signals: set[_Signal] = set()
-        while _Signal.STOP not in signals:
+        is_over = False
+        while not is_over:
             group = self._gathered()
-            signals = group.signals
+            is_over = group.must_stop
             if group.writes:
                 self._commit(group)
-            if _Signal.LOOK in signals:
+            if group.must_look:
                 # A look that fails tells nobody anything: the next write meets the same fault.
                 with contextlib.suppress(sqlite3.Error):
                     self._look()
