@@ -40,12 +40,17 @@ class Image(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """All a provider is told for one turn. `key` names it and makes telling it twice harmless."""
+    """All a provider is told for one turn. `key` names it and makes telling it twice harmless.
+
+    `model` and `mode` hold from this turn on, where the process has others; None leaves them.
+    """
 
     key: str
     text: str
     images: tuple[Image, ...] = ()
     schema: JsonObject | None = None
+    model: str | None = None
+    mode: Mode | None = None
 
 
 class LaunchRequest(Struct, frozen=True):
@@ -117,10 +122,15 @@ class Refused(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """The answer to an approval. `message` tells the agent why not."""
+    """The answer to an approval. `message` tells the agent why not.
+
+    `input` is what the tool is to be called with instead; a denial that `ends_turn` interrupts it.
+    """
 
     is_allowed: bool
     message: str = ""
+    input: JsonObject | None = None
+    ends_turn: bool = False
 
 
 class Began(Struct, frozen=True):
@@ -151,6 +161,22 @@ class Exit(Struct, frozen=True):
     stderr: str = ""
 
 
+class Program(Struct, frozen=True):
+    """The CLI behind a provider, for whoever asks what is installed here.
+
+    `name` is looked for on PATH where no command is configured. `tested` are the oldest and the
+    newest version that were tried. Somebody is logged in if one of the variables `login_env` is
+    set, or one of the files `login_files` (below HOME) exists; they are never opened.
+    """
+
+    name: str
+    version_args: tuple[str, ...] = ("--version",)
+    tested: tuple[str, str] | None = None
+    install: str = ""
+    login_env: tuple[str, ...] = ()
+    login_files: tuple[str, ...] = ()
+
+
 Said = Event | Began | Ended | Send
 
 
@@ -163,9 +189,12 @@ class Dialect(Protocol):
 
     # Also the key of stored resume tokens.
     name: ClassVar[str]
-    abilities: ClassVar[frozenset[Ability]]
+    # The CLI it needs; None for one that comes with us.
+    program: ClassVar[Program | None]
     # The provider's own options in the configuration: a struct that forbids unknown fields.
     options_type: ClassVar[type[Struct]]
+    # May depend on the options: a CLI may be started for one turn or for many.
+    abilities: frozenset[Ability]
     # How long a turn may take where nobody says otherwise; None is without limit.
     wall_seconds: float | None
     # Everything it remembers. It is saved at each turn's end and put back on adoption.
@@ -174,6 +203,11 @@ class Dialect(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether a turn may begin."""
+
+    @property
+    def has_background(self) -> bool:
+        """Whether something that a turn has started goes on without one, so that another turn may
+        follow by itself."""
 
     def launch(self, request: LaunchRequest) -> Launch: ...
 
@@ -237,6 +271,10 @@ class Driver(Protocol):
 
     @property
     def has_open_tools(self) -> bool: ...
+
+    @property
+    def has_background(self) -> bool:
+        """See `Dialect.has_background`."""
 
     @property
     def input(self) -> str | None:

@@ -102,6 +102,10 @@ class ProcessDriver:
     def has_open_tools(self) -> bool:
         return self._turns.has_open_tools
 
+    @property
+    def has_background(self) -> bool:
+        return self._dialect.has_background
+
     # -- verbs
 
     async def begin(self, turn: Turn) -> None:

@@ -68,7 +68,8 @@ class KeeperDrivers:
         setup, directory = self._setup(process.provider), self._directory(process)
         request = msgspec.structs.replace(request, directory=str(directory), command=setup.command)
         launch = setup.dialect().launch(request)
-        env = {**setup.env(), **launch.env}
+        # What a user has configured is stronger than what the Dialect thinks good.
+        env = {**launch.env, **setup.env()}
         try:
             await anyio.to_thread.run_sync(_prepare, directory, request.turn, launch)
         except OSError as error:

@@ -24,6 +24,7 @@ from steadyrun.provider import (
     Launch,
     LaunchRequest,
     Offer,
+    Program,
     Refused,
     Rung,
     Said,
@@ -98,13 +99,15 @@ class Scripted:
     """The Dialect of the scripted CLI."""
 
     name: ClassVar[str] = "scripted"
-    abilities: ClassVar[frozenset[Ability]] = frozenset(
+    program: ClassVar[Program | None] = None
+    abilities: frozenset[Ability] = frozenset(
         {
             "resume", "steer", "recall", "interrupt", "multi_turn", "approvals", "model", "modes",
             "tools", "system", "images", "schema", "max_turns", "max_cost",
         }
     )  # fmt: skip
     options_type: ClassVar[type[Struct]] = ScriptedOptions
+    has_background = False
     wall_seconds: float | None = None
 
     def __init__(self, options: ScriptedOptions | None = None) -> None:

@@ -31,6 +31,7 @@ from steadyrun.provider import (
     Launch,
     LaunchRequest,
     Offer,
+    Program,
     Refused,
     Rung,
     Said,
@@ -96,7 +97,9 @@ class Shell:
     """The Dialect of one command."""
 
     name: ClassVar[str] = "shell"
-    abilities: ClassVar[frozenset[Ability]] = frozenset({"modes"})
+    program: ClassVar[Program | None] = None
+    abilities: frozenset[Ability] = frozenset({"modes"})
+    has_background = False
     options_type: ClassVar[type[Struct]] = ShellOptions
     # Its only turn was told at the launch.
     is_ready = True

@@ -63,9 +63,12 @@ class Parrot:
     """The Dialect of an imaginary CLI."""
 
     name: ClassVar[str] = "parrot"
+    # The CLI behind it: what it is called, which versions were tried. None: it comes with us.
+    program: ClassVar[p.Program | None] = None
     # 3. What it can do. What is missing here is refused by name before it is started.
-    abilities: ClassVar[frozenset[p.Ability]] = frozenset({"resume", "multi_turn", "interrupt"})
+    abilities: frozenset[p.Ability] = frozenset({"resume", "multi_turn", "interrupt"})
     options_type: ClassVar[type[Struct]] = ParrotOptions
+    has_background = False
     wall_seconds: float | None = None
 
     def __init__(self, options: ParrotOptions | None = None) -> None:
@@ -120,12 +123,9 @@ class Parrot:
                 kind = ev.ToolCompleted if said.done else ev.ToolStarted
                 return [kind(said.id, said.name, said.input, said.output)]
             case Done():
-                return [self._done(said)]
+                text, usage = self.state.text, Usage(said.tokens_in, said.tokens_out)
+                self.state = ParrotState(is_idle=True)
+                return [p.Ended("completed" if said.ok else "failed", text, usage)]
 
     def ended(self, last: p.Exit) -> list[p.Said]:
         return []
-
-    def _done(self, said: Done) -> p.Ended:
-        text, usage = self.state.text, Usage(said.tokens_in, said.tokens_out)
-        self.state = ParrotState(is_idle=True)
-        return p.Ended("completed" if said.ok else "failed", text, usage)
