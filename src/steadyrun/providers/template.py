@@ -123,9 +123,9 @@ class Parrot:
                 kind = ev.ToolCompleted if said.done else ev.ToolStarted
                 return [kind(said.id, said.name, said.input, said.output)]
             case Done():
-                text, usage = self.state.text, Usage(said.tokens_in, said.tokens_out)
+                last, usage = self.state.text, Usage(said.tokens_in, said.tokens_out)
                 self.state = ParrotState(is_idle=True)
-                return [p.Ended("completed" if said.ok else "failed", text, usage)]
+                return [p.Ended("completed" if said.ok else "failed", last, usage)]
 
     def ended(self, last: p.Exit) -> list[p.Said]:
         return []

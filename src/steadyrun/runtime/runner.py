@@ -258,7 +258,8 @@ class Runner:
 
     async def _begins_again(self) -> bool:
         """Whether it goes on with a turn of its own, in place of ending."""
-        with anyio.move_on_after(CLOSE_SECONDS):
+        is_busy = self._driving().has_background
+        with anyio.move_on_after(self._limits.idle if is_busy else CLOSE_SECONDS):
             while self._is_over:
                 await self._changed.wait()
         return not self._is_over
