@@ -38,9 +38,9 @@ from steadyrun.model.policy import Budget, Mode, Policy
 from steadyrun.model.run import Run
 from steadyrun.model.usage import Cost
 from steadyrun.provider import Ability, Image, Refused, Verdict
+from steadyrun.runtime.around import Ask
 from steadyrun.runtime.feed import LAST, events_of
 from steadyrun.runtime.holding import Holding
-from steadyrun.runtime.runner import Ask
 from steadyrun.store import PAGE, follow
 from steadyrun.tasks import task_group
 
@@ -56,6 +56,7 @@ class Wishes(TypedDict, total=False):
     tools: Sequence[str]
     system: str
     resume: str
+    or_fresh: bool
     max_turns: int
     max_cost_usd: float
     schema: dict[str, Any]
@@ -94,7 +95,8 @@ class Steadyrun:
         agent = _agent(self._around.ids.agent(), run, provider, home, wishes)
         images = tuple(wishes.get("images", ()))
         wall = wishes.get("timeout_seconds")
-        ask = Ask(wishes.get("resume"), images, wishes.get("schema"), wall)
+        is_fresh_allowed = wishes.get("or_fresh", False)
+        ask = Ask(wishes.get("resume"), is_fresh_allowed, images, wishes.get("schema"), wall)
         await self._holding.start(agent, run, prompt, ask)
         return RunHandle(self._holding, run)
 
@@ -114,6 +116,8 @@ class Steadyrun:
 
     def _check(self, provider: str, wishes: Wishes) -> None:
         abilities = self._around.drivers.abilities(provider)
+        if wishes.get("or_fresh") and not wishes.get("resume"):
+            raise Usage("or_fresh is for a conversation to resume", hint="Name one, or leave it.")
         for wish in wishes:
             need = _NEEDS.get(wish)
             is_usual = wish == "mode" and wishes["mode"] == "default"

@@ -139,6 +139,10 @@ class Began(Struct, frozen=True):
     input: str | None
 
 
+# The code of the error of a turn whose conversation, asked for by `resume`, is not there.
+RESUME_NOT_FOUND = "resume_not_found"
+
+
 class Ended(Struct, frozen=True):
     """The turn that was open ended, and how."""
 

@@ -18,7 +18,7 @@ from steadyrun.providers.drivers import KeeperDrivers, Setup
 from steadyrun.providers.scripted import Scripted
 from steadyrun.providers.shell import Shell
 from steadyrun.runtime.clocks import ClockLimits
-from steadyrun.runtime.runner import Surroundings
+from steadyrun.runtime.around import Surroundings
 from steadyrun.wire.journal import FileWatches
 
 DIALECTS: dict[str, type[Any]] = {each.name: each for each in (Scripted, Shell)}

@@ -74,6 +74,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tools", metavar="A,B", help="the only tools it may use")
     add("--system", metavar="TEXT", help="added to the provider's system prompt")
     add("--resume", metavar="TOKEN", help="go on with an earlier conversation")
+    add("--or-fresh", action="store_true", default=None, help="or begin a new one if it is gone")
     add("--max-turns", type=_count, metavar="N", help="stop after so many steps of its own")
     add("--max-cost", type=_dollars, metavar="USD", help="stop when it has cost so much")
     add("--timeout", type=_duration, metavar="DURATION", help="500ms, 6s, 10m, 2h")

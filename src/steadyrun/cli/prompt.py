@@ -13,7 +13,7 @@ from steadyrun.library import Wishes
 from steadyrun.provider import Image
 
 LARGEST_IMAGE_BYTES = 10 * 1024 * 1024
-_SAME_NAME = ("model", "mode", "system", "resume", "max_turns")
+_SAME_NAME = ("model", "mode", "system", "resume", "or_fresh", "max_turns")
 
 
 def read_prompt(text: str | None) -> str:

@@ -11,7 +11,8 @@ from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Orphaned
-from steadyrun.runtime.runner import Ask, Runner, Surroundings
+from steadyrun.runtime.around import Ask, Surroundings
+from steadyrun.runtime.runner import Runner
 
 
 class Holding:

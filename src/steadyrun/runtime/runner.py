@@ -4,13 +4,11 @@ Nobody else may write for the lane meanwhile; when the claim is lost, `LeaseLost
 here and the process goes on for its new driver.
 """
 
-from dataclasses import dataclass
 from typing import TypeGuard
 
 import anyio
-from msgspec import Struct
+from msgspec.structs import replace
 
-from steadyrun.clock import Clock
 from steadyrun.errors import KeeperGone, NotFound, SteadyrunError
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import (
@@ -22,32 +20,30 @@ from steadyrun.model.event import (
     FollowupAbsorbed,
     FollowupReturned,
     Foreign,
-    JsonObject,
+    Note,
     ProviderRetrying,
     StallWarned,
 )
-from steadyrun.model.ids import HolderId, Ids, ItemId, RunId
+from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import STOPPED, Created, Finished, Orphaned, Run, StopReason
-from steadyrun.model.secret import Scrubber
 from steadyrun.provider import (
+    RESUME_NOT_FOUND,
     Began,
     Driver,
-    Drivers,
     Ended,
     Heard,
-    Image,
     LaunchRequest,
     Stretch,
     Turn,
     Verdict,
 )
+from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.clocks import ClockLimits, Signs, next_alarm
 from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.followups import Followups
 from steadyrun.runtime.recorder import Recorder
-from steadyrun.store import Store
 from steadyrun.tasks import task_group
 
 # How long a turn has to end after it was interrupted, and a process after its stdin was closed.
@@ -74,29 +70,6 @@ def _is_asking(heard: Heard) -> TypeGuard[Emitted]:
     return type(heard) is Emitted and type(heard.event) in _ASKING
 
 
-class Ask(Struct, frozen=True):
-    """What is asked of a provider for one run, beyond the text of the item."""
-
-    resume: str | None = None
-    images: tuple[Image, ...] = ()
-    schema: JsonObject | None = None
-    wall_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What every runner of this process shares."""
-
-    store: Store
-    drivers: Drivers
-    clock: Clock
-    ids: Ids
-    holder: HolderId
-    machine: str
-    limits: ClockLimits
-    scrubber: Scrubber
-
-
 class Runner:
     """Runs the item of one claim, and what its process goes on with by itself."""
 
@@ -120,6 +93,8 @@ class Runner:
         self._patient_until = 0.0
         self._limits = around.limits
         self._is_over = False
+        # What to ask for instead if the conversation to resume is missing.
+        self._fallback: Ask | None = None
         self._changed = anyio.Event()
 
     # -- from the beginning
@@ -142,6 +117,7 @@ class Runner:
 
     async def start(self, ask: Ask) -> Run:
         """Launch a process for the item, drive it to the end of the run and settle."""
+        self._fallback = replace(ask, resume=None) if ask.resume and ask.or_fresh else None
         process = self._new_process()
         await self._store.open_process(self._claim, process)
         turn = Turn(self.run, self._claim.item.text, ask.images, ask.schema)
@@ -221,7 +197,22 @@ class Runner:
                 await driver.follow()
                 await self._recorder.flush()
                 tasks.cancel_scope.cancel()
+        if self._fallback and await self._is_unsaid():
+            return await self._begin_anew(process, self._fallback)
         return await self._settle(process)
+
+    async def _is_unsaid(self) -> bool:
+        """The process ended its turn, and the run did not: it was not its conversation."""
+        return self._is_over and not (await self._store.run(self.run)).is_terminal
+
+    async def _begin_anew(self, process: Process, ask: Ask) -> Run:
+        if self._stop:
+            return await self._settle(process, self._judged(Ended("cancelled")))
+        note = "the conversation to go on with is not there any more: a new one begins"
+        await self._recording().note(Note(note))
+        await self._store.close_process(self._claim, process.id)
+        self._is_over = False
+        return await self.start(ask)
 
     async def _resume_record(self, recorder: Recorder) -> None:
         """Know which run is open; a process for one turn has it open from the start."""
@@ -307,6 +298,8 @@ class Runner:
                 case Began():
                     # What its frame says before is of this turn, too: one frame, one commit.
                     begun = await self._begun(heard.input)
+                case Ended() if self._falls_back(heard):
+                    self._is_over = True
                 case Ended():
                     await self._end(heard, begun, events, stretch)
                     events, begun = [], None
@@ -314,6 +307,11 @@ class Runner:
             await recorder.begin(begun, events, stretch.offset)
         else:
             await recorder.write(events, stretch.offset, has_more=stretch.has_more)
+
+    def _falls_back(self, ended: Ended) -> bool:
+        """Whether the conversation was not there, and a new one will do."""
+        is_missing = ended.error is not None and ended.error.code == RESUME_NOT_FOUND
+        return is_missing and self._fallback is not None
 
     async def _end(
         self, ended: Ended, begun: RunId | None, events: list[Emitted], stretch: Stretch

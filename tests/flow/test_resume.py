@@ -1,0 +1,55 @@
+"""What happens when the conversation to go on with is not there any more?"""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import steadyrun
+from steadyrun.config import load
+from steadyrun.errors import Usage
+from steadyrun.model.event import Note, RunStarted, StoredEvent
+from steadyrun.model.run import Run
+
+MISSING = "scr_0123456789abcdef"
+
+
+def resumed(place: Path, **wishes: Any) -> tuple[Run, list[StoredEvent]]:
+    """A run that was to go on with a conversation that nobody knows."""
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
+    config = load(home=place / "home", cwd=place, environ=environ)
+
+    async def main() -> tuple[Run, list[StoredEvent]]:
+        async with steadyrun.open(config) as library:
+            prompt, asked = 'script:[{"text":"one"}]', {"resume": MISSING, **wishes}
+            run = await library.start(prompt, provider="scripted", cwd=place, **asked)
+            ended = await run.result()
+            return ended, [seen async for seen in run.events() if isinstance(seen, StoredEvent)]
+
+    return anyio.run(main)
+
+
+def test_it_is_an_error_with_a_name(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path)
+
+    assert run.status == "failed"
+    assert run.error
+    assert run.error.code == "resume_not_found"
+
+
+def test_a_new_one_begins_where_that_will_do(tmp_path: Path) -> None:
+    run, events = resumed(tmp_path, or_fresh=True)
+
+    assert (run.status, run.text) == ("completed", "one")
+    assert run.resume_token not in {None, MISSING}
+    assert [type(seen.event) for seen in events].count(RunStarted) == 1
+    notes = [seen.event.text for seen in events if isinstance(seen.event, Note)]
+    assert any("a new one begins" in note for note in notes)
+    # The process that knew nothing of it is gone, and another one has served the run.
+    assert len(list((tmp_path / "home" / "processes").iterdir())) == 2
+
+
+def test_it_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(Usage, match="or_fresh"):
+        resumed(tmp_path, resume="", or_fresh=True)
