@@ -46,7 +46,7 @@ lock: ## pin the newest allowed versions anew, with hashes
 	@scripts/lock
 
 clean: ## remove the environment and all caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(STAMP): $(LOCKS) pyproject.toml scripts/preflight
 	@scripts/preflight $(PYTHON)

@@ -134,8 +134,11 @@ class LaunchFailed(Usage):
 
     code = "launch_failed"
 
-    def __init__(self, program: str, *, code: str, problem: str) -> None:
-        super().__init__(f"cannot start {program}: {problem}", hint=_LAUNCH_HINTS.get(code, ""))
+    def __init__(self, program: str, *, code: str, problem: str, install: str = "") -> None:
+        hint = _LAUNCH_HINTS.get(code, "")
+        if install:
+            hint = hint.replace("Install it", f"Install it ({install})")
+        super().__init__(f"cannot start {program}: {problem}", hint=hint)
         self.program, self.reason, self.problem = program, code, problem
 
 

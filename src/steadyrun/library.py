@@ -193,11 +193,16 @@ class RunHandle:
                 told = await self._told_of(item, run)
                 if told:
                     return told
-                if (await self._store.run(self.id)).is_terminal:
+                if await self._is_left(item):
                     return await self._take_back(item, run, "the run ended first")
                 await watch.wait()
         why = "nobody has taken it: is the program that drives the run alive?"
         return await self._take_back(item, run, why)
+
+    async def _is_left(self, item: ItemId) -> bool:
+        """The run is over and nobody has the message: who has it will say what becomes of it."""
+        is_taken = (await self._store.item(item)).status == "running"
+        return not is_taken and (await self._store.run(self.id)).is_terminal
 
     async def _told_of(self, item: ItemId, run: Run) -> Offered | Refused | None:
         """What the record says of the message."""

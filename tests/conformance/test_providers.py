@@ -6,6 +6,7 @@ As a program, it keeps one promise in a home that was made for it: on a small di
 import shutil
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ import msgspec
 import pytest
 
 import steadyrun
-from steadyrun.assemble.runtime import DIALECTS
+from steadyrun.assemble.runtime import make_dialect
 from steadyrun.config import Config, ProviderSettings, load
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.secret import Secret
@@ -34,6 +35,7 @@ from steadyrun.testing.provider_suite import (
     Prompt,
     Situation,
 )
+from tests.children import fake_claude
 from tests.commands import ROOT
 from tests.require import require
 
@@ -43,6 +45,7 @@ CANARY = "canary-7f3a-of-the-environment"
 # The keeper's reserve is 64 MiB.
 DISK, BALLAST_BYTES = "96m", 48 << 20
 NOVEL = '{"type": "novelty", "n": 1}'
+NO_TEXT = b'{"type":"text","text":"\xff\xfe"}'
 
 
 def _script(*steps: object) -> str:
@@ -51,6 +54,10 @@ def _script(*steps: object) -> str:
 
 def _shell(command: str) -> str:
     return f"sh -c '{command}'"
+
+
+def _play(*steps: object) -> str:
+    return "play:" + msgspec.json.encode(steps).decode()
 
 
 _WAITING = f"until test -e {GO}; do sleep 0.01; done"
@@ -97,6 +104,34 @@ PROMPTS: dict[str, dict[Situation, Prompt]] = {
             _script({"delta": {"pieces": ["it is ", *CANARY, "."], "seconds": 0.005}})
         ),
     },
+    "claude": {
+        "answers": Prompt(_play({"delta": ["4", "2"]}), "42"),
+        "learns": Prompt(_play({"remember": "7f3a"})),
+        "recalls": Prompt(_play("recall"), "7f3a"),
+        "is_long": Prompt("x" * LONG_BYTES),
+        "waits": Prompt(_play({"text": "one"}, {"until": GO}, {"text": "two"})),
+        "hangs": Prompt(_play({"text": "one"}, "hang")),
+        "is_deaf": Prompt(_play({"text": "one"}, "deaf", "hang")),
+        "crashes": Prompt(_play({"text": "one"}, {"stderr": "sorry"}, {"crash": 11})),
+        "leaves_process": Prompt(_play({"fork": 60}, {"text": "one"})),
+        "leaves_tool": Prompt(_play({"tool": {"name": "Bash", "leave_open": True}})),
+        "asks": Prompt(_play({"ask": {"name": "Write"}}, {"text": "one"})),
+        "is_novel": Prompt(_play({"raw": NOVEL}), NOVEL),
+        "is_no_json": Prompt(_play({"raw": "not JSON {"}), "not JSON {"),
+        "is_no_text": Prompt(_play({"bytes": b64encode(NO_TEXT).decode()}), NO_TEXT),
+        "floods_stderr": Prompt(_play({"flood": FLOOD_BYTES}, {"text": "one"})),
+        "tells_secret": Prompt(
+            _play(
+                {"text": f"it is {CANARY}."},
+                {"tool": {"name": "Bash", "input": {CANARY: CANARY}, "output": CANARY}},
+                {"thinking": CANARY},
+                {"stderr": CANARY},
+                {"raw": f'{{"type":"novelty","its":"{CANARY}"}}'},
+                {"text": CANARY},
+            )
+        ),
+        "tells_secret_in_pieces": Prompt(_play({"delta": ["it is ", *CANARY, "."]})),
+    },
     "shell": {
         "answers": Prompt("echo 42", "42"),
         "is_long": Prompt("echo " + "x" * LONG_BYTES),
@@ -116,8 +151,15 @@ PROMPTS: dict[str, dict[Situation, Prompt]] = {
         ),
     },
 }
+# In place of a CLI that need not be installed: a program that speaks as it does.
+FAKES = {"claude": (sys.executable, "-I", "-S", fake_claude.__file__)}
 # What cannot be, and is no omission.
 NOT_APPLICABLE = {
+    "claude": {
+        "check_what_it_cannot_do_is_refused_by_name",
+        "check_who_cannot_be_steered_says_so",
+        "check_a_full_disk_ends_the_run",
+    },
     "scripted": {
         "check_what_it_cannot_do_is_refused_by_name",
         "check_who_cannot_be_steered_says_so",
@@ -161,7 +203,7 @@ class LibraryHarness:
 
     def __init__(self, provider: str, place: Path, *, has_small_disk: bool = False) -> None:
         self.provider = provider
-        self.abilities = DIALECTS[provider].abilities
+        self.abilities = make_dialect(provider, {}).abilities
         self.home, self.cwd = place / "home", place
         self.secret = Secret(CANARY)
         self.has_small_disk = has_small_disk
@@ -188,6 +230,7 @@ class LibraryHarness:
     def _config(self, command: tuple[str, ...] | None) -> Config:
         environ = {"PATH": "/usr/bin:/bin", "HOME": str(self.cwd), "SECRET": CANARY}
         config = load(home=self.home, cwd=self.cwd, environ=environ)
+        command = command or FAKES.get(self.provider)
         settings = ProviderSettings(command=command, env={"CANARY_KEY": "${SECRET}"})
         both = msgspec.structs.replace(config.settings, providers={self.provider: settings})
         return replace(config, settings=both)

@@ -370,11 +370,13 @@ def test_an_unwritable_home_is_a_named_failure(home: Path) -> None:
 def test_doctor_finds_nothing_wrong_with_a_fresh_home_and_makes_nothing(home: Path) -> None:
     done = steadyrun(home, "doctor")
 
+    states = {" ".join(words[1:3]): words[0] for words in map(str.split, done.stdout.splitlines())}
     assert done.returncode == 0
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:4]] == [
         ["ok", "python"], ["ok", "config"], ["ok", "home"], ["ok", "store"],
-        ["ok", "provider"], ["ok", "provider"],
     ]  # fmt: skip
+    assert states["provider scripted"] == states["provider shell"] == "ok"
+    assert "fail" not in states.values()
     assert not home.exists()
 
 

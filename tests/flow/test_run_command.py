@@ -99,8 +99,8 @@ def test_text_goes_to_stdout_and_progress_to_stderr(home: Path) -> None:
     assert done.returncode == 0
     assert done.stdout == "I look.\nFound.\n"
     assert started == "* started (scripted)"
-    assert began == "  > Bash pytest -q"
-    assert re.fullmatch(r"  < Bash pytest -q +[\d.]+m?s", ended)
+    assert began == "  > Running pytest -q"
+    assert re.fullmatch(r"  < Running pytest -q +[\d.]+m?s", ended)
     assert re.fullmatch(
         r"\* done in [\d.]+m?s · \$0\.31 · 41k in \(36k cached\) / 2\.1k out · run_\w+", last
     )
@@ -369,7 +369,7 @@ def test_on_a_terminal_a_tool_is_one_line_finished_in_place(home: Path) -> None:
     shown = on_terminal(home, script({"tool": tool}, {"text": "x"}), b"", after=b"")
 
     [line] = [line for line in shown.split("\r\n") if "Read" in line]
-    assert re.fullmatch(r"  > Read a\.txt\r  > Read a\.txt +[\d.]+m?s", line)
+    assert re.fullmatch(r"  > Reading a\.txt\r  > Reading a\.txt +[\d.]+m?s", line)
 
 
 # -- leaving it
@@ -498,7 +498,7 @@ def test_what_has_ended_alone_is_taken_in_before_it_is_shown(home: Path, tmp_pat
     command = f"sh -c 'until [ -e {flag} ]; do sleep 0.02; done; echo over'"
 
     with running(home, "run", "--provider", "shell", command) as child:
-        child.read_until(child.process.stderr, "> bash")
+        child.read_until(child.process.stderr, "> Running")
         child.process.kill()
         child.end()
     [process] = (home / "processes").iterdir()

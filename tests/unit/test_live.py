@@ -104,8 +104,8 @@ def test_a_tool_has_a_line_for_its_start_and_one_for_its_end() -> None:
     _, err = shown(start, ev.ToolFailed("1", "Bash", error="exit 1"))
 
     began, ended = err.splitlines()
-    assert began == "  > Bash pytest -q"
-    assert ended.split() == ["<", "Bash", "pytest", "-q", "1.0s", "failed:", "exit", "1"]
+    assert began == "  > Running pytest -q"
+    assert ended.split() == ["<", "Running", "pytest", "-q", "1.0s", "failed:", "exit", "1"]
 
 
 def test_on_a_terminal_the_line_of_a_tool_is_finished_in_place() -> None:
@@ -114,8 +114,8 @@ def test_on_a_terminal_the_line_of_a_tool_is_finished_in_place() -> None:
     )
 
     began, _, ended = err.partition("\r")
-    assert began == "  > Read a"
-    assert ended.split() == [">", "Read", "a", "1.0s"]
+    assert began == "  > Reading a"
+    assert ended.split() == [">", "Reading", "a", "1.0s"]
 
 
 def test_on_a_terminal_tools_that_overlap_have_lines_of_their_own() -> None:

@@ -12,9 +12,10 @@ import anyio
 from msgspec import Struct
 
 from steadyrun.cli import render
-from steadyrun.cli.providers import BUILT_IN, Found, find_providers
+from steadyrun.cli.providers import BUILT_IN, Found, find_providers, version_of
 from steadyrun.config import load, locate, printable
 from steadyrun.errors import SteadyrunError
+from steadyrun.providers import installed
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 
 OLDEST_PYTHON = (3, 11)
@@ -78,12 +79,42 @@ def _providers() -> Iterator[Finding]:
 
 def _provider(found: Found) -> Finding:
     check = f"provider {found.name}"
-    if found.is_there:
-        return Finding(check, "ok", found.path or BUILT_IN)
+    if found.repair or not found.is_there:
+        return _unusable(check, found)
+    what = " ".join(filter(None, (found.path or BUILT_IN, version_of(found))))
+    doubts = list(_doubts(found))
+    if not doubts:
+        return Finding(check, "ok", f"{what}, login: {found.login}" if found.login else what)
+    detail = "; ".join([what, *(doubt for doubt, _ in doubts if doubt)])
+    return Finding(check, "warn", detail, " ".join(repair for _, repair in doubts))
+
+
+def _unusable(check: str, found: Found) -> Finding:
+    if found.repair:
+        return Finding(check, "fail", found.problem, found.repair)
     # Not everybody wants every provider: only one that was configured must be there.
     state: Literal["warn", "fail"] = "fail" if found.is_configured else "warn"
-    repair = f"Install it, or set providers.{found.name}.command in config.toml to where it is."
-    return Finding(check, state, f"{found.program} was not found on PATH", repair)
+    setting = f"set providers.{found.name}.command in config.toml to where it is."
+    if found.problem:
+        return Finding(check, state, found.problem, f"Make it executable, or {setting}")
+    how = f"Install it ({found.install})" if found.install else "Install it"
+    return Finding(check, state, f"{found.program} was not found on PATH", f"{how}, or {setting}")
+
+
+def _doubts(found: Found) -> Iterator[tuple[str, str]]:
+    """What may be wrong with a program that is there, and what to do about it."""
+    if found.problem:
+        yield found.problem, f"See what it does when you run it: {found.path}"
+    if found.is_tested is False and found.version and found.tested:
+        is_old = installed.is_older(found.version, found.tested[0])
+        yield (
+            "",
+            f"Update it ({found.install})." if is_old else f"If it fails, use {found.tested[1]}.",
+        )
+    if found.login_by and not found.login:
+        by = ", ".join(name for name in found.login_by if not name.startswith("~"))
+        way = f", or set one of {by} in providers.{found.name}.env" if by else ""
+        yield "no login was found", f"Log in with {found.program}{way}."
 
 
 def _home(home: Path) -> Iterator[Finding]:

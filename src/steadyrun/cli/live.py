@@ -14,10 +14,10 @@ from steadyrun.cli import render
 from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent, ToolCompleted, ToolFailed
 from steadyrun.model.usage import Cost, Usage
+from steadyrun.providers.labels import label
 
 Seen = StoredEvent | LiveEvent
 
-_TELLING = ("command", "file_path", "path", "pattern", "url", "query", "prompt", "description")
 _COLUMN = 46
 _QUOTED = 60
 _USUAL_WIDTH = 80
@@ -215,15 +215,8 @@ class _Answer:
 
 
 def tool_gist(tool: Any) -> str:
-    """A tool call in a few words: its name and the most telling part of its input."""
-    given = tool.tool_input
-    if isinstance(given, dict):
-        told = [given[key] for key in _TELLING if isinstance(given.get(key), str)]
-        given = told[0] if told else given or None
-    if given is None:
-        return str(tool.tool_name)
-    shown = given if isinstance(given, str) else render.to_json(given)
-    return f"{tool.tool_name} {render.plain(shown, 120)}"
+    """A tool call in a few words."""
+    return label(tool.tool_name, tool.tool_input)
 
 
 def progress(event: object) -> str | None:

@@ -296,9 +296,11 @@ class ProcessDriver:
         return is_one_shot or any(key.startswith(_BEGIN) for key in self._keys)
 
     async def _follow_stderr(self) -> None:
+        count = 0
         while chunk := await self._stderr.read():
+            count += 1
             event = OutputRaw("stderr", chunk.decode(errors="replace"))
-            emitted = Emitted(0, 0, self._clock.now(), event)
+            emitted = Emitted(0, count, self._clock.now(), event)
             await self._sink(Stretch([emitted], self._offset, self._sent))
 
     # -- sending

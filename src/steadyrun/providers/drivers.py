@@ -14,7 +14,7 @@ from steadyrun.errors import KeeperGone, LaunchFailed, NotFound
 from steadyrun.model.ids import HolderId, ProcessId
 from steadyrun.model.process import Process
 from steadyrun.provider import Ability, Dialect, Launch, LaunchRequest, Sink, Turn
-from steadyrun.providers import keeping
+from steadyrun.providers import installed, keeping
 from steadyrun.providers.driver import ProcessDriver
 from steadyrun.providers.keeping import Kept, Limits, Link, Spec
 from steadyrun.wire.journal import FileWatches
@@ -67,9 +67,13 @@ class KeeperDrivers:
     async def launch(self, process: Process, request: LaunchRequest) -> None:
         setup, directory = self._setup(process.provider), self._directory(process)
         request = msgspec.structs.replace(request, directory=str(directory), command=setup.command)
-        launch = setup.dialect().launch(request)
+        dialect = setup.dialect()
+        launch = dialect.launch(request)
         # What a user has configured is stronger than what the Dialect thinks good.
         env = {**launch.env, **setup.env()}
+        if dialect.program is not None:
+            command, cwd = request.command, request.cwd
+            await anyio.to_thread.run_sync(installed.require, dialect.program, command, env, cwd)
         try:
             await anyio.to_thread.run_sync(_prepare, directory, request.turn, launch)
         except OSError as error:

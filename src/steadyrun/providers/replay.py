@@ -4,6 +4,7 @@ A recording is a file of lines `{"t","dir","msg"}`: `in` was sent to the CLI, `o
 `err` went to stderr; `msg` is an object or the line itself. Nothing is written anywhere.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,15 +12,20 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from steadyrun.errors import RecordingInvalid
 from steadyrun.model.event import (
     Emitted,
+    Event,
+    Foreign,
     LiveEvent,
     OutputRaw,
     StoredEvent,
     TextDelta,
     ThinkingDelta,
+    TokenBound,
+    TokenRotated,
     event_id,
 )
 from steadyrun.model.frame import Frame
@@ -31,6 +37,7 @@ from steadyrun.providers.turns import Told, Turns
 _AGENT = "replay"
 _PROCESS = ProcessId("prc_replay")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_LINES = 20
 
 
 # A recording has no cursors: `StoredEvent.cursor` is 0.
@@ -70,14 +77,17 @@ class _Player:
         self._turns = Turns(dialect)
         self._provider = dialect.name
         self._now = _EPOCH
-        self._offset, self._sent, self._seq, self._runs = 0, 0, 0, 0
+        self._offset, self._sent, self._errors = 0, 0, 0
+        self._seq, self._runs = 0, 0
         self._run: Run | None = None
+        self._token: str | None = None
+        # The last words, of a recording that does not say how its process ended.
+        self._complaints: deque[str] = deque(maxlen=_LAST_LINES)
 
     def play(self, line: Line) -> Iterator[Seen]:
         self._now = _EPOCH + timedelta(seconds=line.t)
         raw = line.msg.encode() if isinstance(line.msg, str) else msgspec.json.encode(line.msg)
-        if self._turns.is_open and self._run is None:
-            yield from self._begin()
+        yield from self._begin_open()
         match line.dir:
             case "out":
                 self._offset += len(raw) + 1
@@ -87,26 +97,41 @@ class _Player:
                 frame = Frame(raw, self._offset, "", self._sent)
                 yield from self._tell(self._turns.sent(frame, self._now))
             case "err":
-                event = OutputRaw("stderr", raw.decode(errors="replace"))
-                yield self._seen(Emitted(0, 0, self._now, event))
+                self._complaints.append(raw.decode(errors="replace"))
+                event = OutputRaw("stderr", self._complaints[-1])
+                self._errors += 1
+                yield self._seen(Emitted(0, self._errors, self._now, event))
 
     def end(self, last: Exit) -> Iterator[Seen]:
         """The recording is over: what is open ends."""
+        yield from self._begin_open()
+        if not last.stderr:
+            last = replace(last, stderr="\n".join(self._complaints))
         yield from self._tell(self._turns.exited(last, self._now))
 
     def _tell(self, heard: Iterable[Told]) -> Iterator[Seen]:
         for each in heard:
             match each:
                 case Emitted():
+                    self._learn(each.event)
                     yield self._seen(each)
                 case Began():
                     yield from self._begin()
                 case Ended():
-                    yield from self._change(_finished(each, self._now))
+                    yield from self._change(_finished(each, self._now, self._token))
                     self._run = None
                 case Send():
                     # What a Dialect would send now stands in the recording, or was never sent.
                     continue
+
+    def _learn(self, event: Event | Foreign) -> None:
+        if isinstance(event, TokenBound | TokenRotated):
+            self._token = event.token
+
+    def _begin_open(self) -> Iterator[Seen]:
+        """A process for one turn has it open from the start."""
+        if self._turns.is_open and self._run is None:
+            yield from self._begin()
 
     def _begin(self) -> Iterator[Seen]:
         self._runs += 1
@@ -129,7 +154,7 @@ class _Player:
         return StoredEvent(0, self._seq, name, at, _AGENT, run, provider, event)
 
 
-def _finished(ended: Ended, now: datetime) -> Finished:
+def _finished(ended: Ended, now: datetime, token: str | None) -> Finished:
     return Finished(
         now,
         ended.status,
@@ -137,6 +162,7 @@ def _finished(ended: Ended, now: datetime) -> Finished:
         text=ended.text,
         usage=ended.usage,
         cost=ended.cost,
+        resume_token=token,
         exit_code=ended.exit_code,
         error=ended.error,
         diagnostic=ended.diagnostic,

@@ -198,11 +198,16 @@ def cut_short(last: Exit) -> Ended:
     if reason is not None:
         error = ErrorFact(reason, _WHY.get(reason, "the process was stopped"), retryable=True)
         return Ended(STOPPED[reason], error=error, exit_code=last.code, stop_reason=reason)
-    how = f"signal {last.signal}" if last.signal is not None else f"code {last.code}"
-    why = f"the process ended in mid-turn with {how}"
+    why = f"the process ended in mid-turn{_how(last)}"
     error = ErrorFact(last.reason or "exited", why, retryable=True)
     diagnostic = Diagnostic(last.code, last.stderr)
     return Ended("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
+
+
+def _how(last: Exit) -> str:
+    if last.signal is not None:
+        return f" with signal {last.signal}"
+    return "" if last.code is None else f" with code {last.code}"
 
 
 # Nobody was there and it had nothing to say.

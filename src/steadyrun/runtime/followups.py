@@ -54,7 +54,7 @@ class Followups:
 
     async def recall(self) -> None:
         """Take back what has not been consumed yet."""
-        for offer in list(self.open):
+        for offer in sorted(self.open):
             await self._driver.recall(offer)
 
     async def note(self, event: Event | Foreign) -> None:

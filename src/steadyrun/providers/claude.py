@@ -1,0 +1,332 @@
+"""How does Claude Code speak? The Dialect of its stream of JSON, for many turns or for one.
+
+`claude_launch` starts it, `claude_lines` is what is said to it and `claude_frames` what it prints;
+what that means is in `claude_turn`, `claude_followups`, `claude_blocks` and `claude_system`.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, assert_never
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from steadyrun.model import event as ev
+from steadyrun.model.frame import Frame
+from steadyrun.provider import (
+    Ability,
+    Began,
+    Exit,
+    Launch,
+    LaunchRequest,
+    Offer,
+    Program,
+    Refused,
+    Said,
+    Send,
+    Turn,
+    Verdict,
+)
+from steadyrun.providers import (
+    claude_blocks,
+    claude_errors,
+    claude_followups,
+    claude_launch,
+    claude_lines,
+    claude_system,
+    claude_turn,
+)
+from steadyrun.providers.claude_frames import (
+    SILENT_TYPES,
+    AnswerLine,
+    AskCancelLine,
+    AskLine,
+    AssistantLine,
+    EchoLine,
+    LimitLine,
+    Printed,
+    Reply,
+    ReplyLine,
+    RequestLine,
+    ResultLine,
+    StreamLine,
+    SystemLine,
+    UserLine,
+    kind_of,
+    mended,
+    printed_of,
+    result_of,
+    told_of,
+    value_of,
+)
+from steadyrun.providers.claude_launch import MODES, PROGRAM, ClaudeOptions
+from steadyrun.providers.claude_state import Asked, ClaudeState, OpenAsk, OpenTurn
+
+# What one turn can be asked for; a process for many turns can do all of it.
+_ONCE: frozenset[Ability] = frozenset(
+    {"resume", "model", "modes", "tools", "system", "images", "schema", "max_turns", "max_cost"}
+)
+_ALWAYS: frozenset[Ability] = _ONCE | {"steer", "recall", "interrupt", "multi_turn", "approvals"}
+
+
+class Claude:
+    """The Dialect of Claude Code."""
+
+    name: ClassVar[str] = "claude"
+    program: ClassVar[Program | None] = PROGRAM
+    options_type: ClassVar[type[Struct]] = ClaudeOptions
+    wall_seconds: float | None = None
+
+    def __init__(self, options: ClaudeOptions | None = None) -> None:
+        self._options = options or ClaudeOptions()
+        is_one_shot = self._options.one_shot
+        self.abilities: frozenset[Ability] = _ONCE if is_one_shot else _ALWAYS
+        self.state = ClaudeState()
+        if is_one_shot:
+            self.state.begin(OpenTurn("once"))
+
+    @property
+    def is_ready(self) -> bool:
+        """What is queued becomes the next turn, before any other."""
+        state = self.state
+        is_busy = state.turn is not None or bool(state.offers) or state.is_running
+        return state.is_ready and not is_busy
+
+    @property
+    def has_background(self) -> bool:
+        """A tool that takes long is a task, too, and nothing of its own while it is open."""
+        state = self.state
+        return any(tool not in state.tools for tool in state.tasks.values())
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        return claude_launch.launch(request, self._options)
+
+    # -- what is to be said
+
+    def open(self) -> list[Send]:
+        return [] if self._options.one_shot else [claude_lines.open_line()]
+
+    def begin(self, turn: Turn) -> list[Send]:
+        return [*self._changes(turn), claude_lines.turn_line(turn)]
+
+    def _changes(self, turn: Turn) -> list[Send]:
+        """It would take any nonsense for a model or a mode."""
+        state, sends = self.state, list[Send]()
+        mode = None if turn.mode is None else MODES.get(turn.mode)
+        if mode is not None and mode != state.mode:
+            sends.append(claude_lines.mode_line(turn.key, mode))
+        model = turn.model
+        if model and model.isprintable() and model != (state.wanted_model or state.model):
+            sends.append(claude_lines.model_line(turn.key, model))
+        return sends
+
+    def steer(self, offer: Offer) -> Send | Refused:
+        if self._options.one_shot:
+            return Refused("a process for one turn cannot be steered")
+        state = self.state
+        if state.turn is None:
+            return Refused("no turn is running")
+        return claude_lines.offer_line(offer, state.first_turn or state.turn.name)
+
+    def recall(self, offer: str) -> Send | None:
+        found = self.state.offers.get(offer)
+        if found is None or found.uuid is None:
+            return None
+        return claude_lines.recall_line(offer, found.uuid)
+
+    def interrupt(self) -> Send | None:
+        turn = self.state.turn
+        if turn is None or self._options.one_shot:
+            return None
+        return claude_lines.interrupt_line(turn.name)
+
+    def decide(self, approval: str, verdict: Verdict) -> list[Send]:
+        ask = self.state.asks.get(approval)
+        return [claude_lines.decision_line(approval, ask, verdict)] if ask else []
+
+    # -- what was said
+
+    def sent(self, frame: Frame) -> list[Said]:
+        try:
+            told = told_of(frame.raw)
+        except (ValueError, RecursionError):
+            return []  # a recording may have what we would not say
+        match told:
+            case UserLine():
+                return self._told(told, frame)
+            case RequestLine():
+                return self._asked(told)
+            case AnswerLine():
+                return self._decided(told)
+            case other:
+                assert_never(other)
+
+    def _told(self, told: UserLine, frame: Frame) -> list[Said]:
+        """A recording has no keys: what is written while something is open is a follow-up."""
+        kind, _, name = frame.key.partition(":")
+        if kind == claude_lines.BEGIN:
+            return self._begun(name, told)
+        if kind == claude_lines.OFFER:
+            return claude_followups.offered(self.state, name, told)
+        name = told.uuid or f"line{frame.number}"
+        # A turn that seems to be over is, if somebody goes on.
+        before = claude_turn.idle(self.state)
+        if self.state.turn is not None or self.state.offers:
+            return [*before, *claude_followups.offered(self.state, name, told)]
+        return [*before, *self._begun(name, told)]
+
+    def _begun(self, name: str, told: UserLine) -> list[Said]:
+        is_command = not told.should_query or claude_followups.text_of(told).startswith("/")
+        self.state.begin(OpenTurn(name, told.uuid, is_told=True, is_command=is_command))
+        return [Began(name)]
+
+    def _asked(self, told: RequestLine) -> list[Said]:
+        state, request = self.state, told.request
+        asked = Asked(request.subtype)
+        match request.subtype:
+            case "interrupt" if state.turn:
+                state.turn.is_interrupted = True
+            case "cancel_async_message":
+                offers = state.offers.items()
+                asked.offer = next((k for k, v in offers if v.uuid == request.message_uuid), None)
+            case "set_model":
+                state.wanted_model = request.model
+            case "set_permission_mode":
+                state.mode = request.mode
+            case _:
+                pass
+        state.asked[told.request_id] = asked
+        return []
+
+    def _decided(self, told: AnswerLine) -> list[Said]:
+        decision = told.response.response
+        verdict = decision.behavior if decision else "deny"
+        return claude_turn.resolved(self.state, told.response.request_id, verdict, "user")
+
+    # -- what was printed
+
+    def receive(self, frame: Frame) -> list[Said]:
+        try:
+            said = printed_of(frame.raw)
+            if type(said) is StreamLine:
+                return claude_blocks.streamed(self.state, said)
+            return self._HEARD[type(said)](self, said, frame)
+        except msgspec.ValidationError:
+            return self._unfit(frame)
+        except (ValueError, RecursionError) as problem:
+            raw = mended(frame.raw)
+            if raw is None:
+                raise msgspec.DecodeError(str(problem)) from problem
+            return self.receive(replace(frame, raw=raw))
+
+    def _unfit(self, frame: Frame) -> list[Said]:
+        """It is JSON and not as we know it: kept, and nobody is left waiting for it."""
+        try:
+            kind = kind_of(frame.raw)
+        except (ValueError, RecursionError) as problem:
+            raise msgspec.DecodeError(str(problem)) from problem
+        unknown = _unknown(frame)
+        match kind.type:
+            case "result":
+                return [unknown, *claude_turn.ended_somehow(self.state, result_of(frame.raw))]
+            case "control_request" if isinstance(kind.request_id, str):
+                return [claude_lines.decline_line(frame.end, kind.request_id), unknown]
+            case str() as name if name in SILENT_TYPES:
+                return []
+            case _:
+                return [unknown]
+
+    def _spoken(self, said: AssistantLine, _: Frame) -> list[Said]:
+        return claude_blocks.spoken(self.state, said)
+
+    def _echoed(self, said: EchoLine, _: Frame) -> list[Said]:
+        if said.is_replay:
+            return claude_followups.echoed(self.state, said)
+        return [] if said.is_synthetic else claude_blocks.answered(self.state, said)
+
+    def _system(self, said: SystemLine, frame: Frame) -> list[Said]:
+        heard = claude_system.heard(self.state, said.subtype, frame)
+        return [_unknown(frame)] if heard is None else heard
+
+    def _result(self, said: ResultLine, _: Frame) -> list[Said]:
+        return claude_turn.ended(self.state, said)
+
+    def _ask(self, said: AskLine, frame: Frame) -> list[Said]:
+        request = said.request
+        if request.subtype != "can_use_tool":
+            return [claude_lines.decline_line(frame.end, said.request_id), _unknown(frame)]
+        approval, given = str(frame.end), bytes(request.input)
+        self.state.asks[approval] = OpenAsk(
+            said.request_id, given, is_sub_agent=request.agent_id is not None
+        )
+        asked = ev.ApprovalRequested(
+            approval, request.tool_use_id, request.tool_name, value_of(given)
+        )
+        return [asked]
+
+    def _ask_cancelled(self, said: AskCancelLine, _: Frame) -> list[Said]:
+        return claude_turn.resolved(self.state, said.request_id, "cancelled", "provider")
+
+    def _replied(self, said: ReplyLine, _: Frame) -> list[Said]:
+        reply = said.response
+        asked = self.state.asked.pop(reply.request_id, None)
+        if asked is None:
+            return []
+        if asked.subtype == "initialize":
+            self.state.is_ready = True
+        if reply.subtype == "error":
+            return self._turned_down(asked, reply)
+        if asked.offer is None:
+            return []
+        answer = value_of(bytes(reply.response))
+        is_cancelled = isinstance(answer, dict) and answer.get("cancelled") is True
+        return claude_followups.recalled(self.state, asked.offer, is_cancelled=is_cancelled)
+
+    def _turned_down(self, asked: Asked, reply: Reply) -> list[Said]:
+        """Which model or mode it has now is not known then, and it will be told again."""
+        if asked.subtype == "set_model":
+            self.state.wanted_model = self.state.model = None
+        elif asked.subtype == "set_permission_mode":
+            self.state.mode = None
+        return [ev.Note(f"{asked.subtype} was turned down: {reply.error}")]
+
+    def _limited(self, said: LimitLine, _: Frame) -> list[Said]:
+        info = said.info
+        self.state.resets_at = info.resets_at if info.status == "rejected" else None
+        if info.status in {"rejected", "allowed"}:
+            return []
+        used = "" if info.utilization is None else f", {info.utilization:.0%} used"
+        return [ev.Note(f"limit {info.window}: {info.status}{used}{_until(info.resets_at)}")]
+
+    _HEARD: ClassVar[dict[type[Printed], Callable[["Claude", Any, Frame], list[Said]]]] = {
+        AssistantLine: _spoken,
+        EchoLine: _echoed,
+        SystemLine: _system,
+        ResultLine: _result,
+        AskLine: _ask,
+        AskCancelLine: _ask_cancelled,
+        ReplyLine: _replied,
+        LimitLine: _limited,
+    }
+
+    def ended(self, last: Exit) -> list[Said]:
+        """What was not taken in was lost with the process; most of the rest is the driver's."""
+        state = self.state
+        end = claude_turn.gone(state, last)
+        lost = claude_followups.lost(state)
+        self.state = replace(
+            state, is_ready=False, is_running=False, turn=None, asks={}, tasks={}, tools={}
+        )
+        return [*lost, end] if end else lost
+
+
+def _unknown(frame: Frame) -> ev.Unknown:
+    try:
+        return ev.Unknown(frame.raw.decode())
+    except UnicodeDecodeError:
+        return ev.Unknown(raw=frame.raw)
+
+
+def _until(epoch: float | None) -> str:
+    at = claude_errors.time_of(epoch)
+    return "" if at is None else f", until {at:%Y-%m-%d %H:%M} UTC"

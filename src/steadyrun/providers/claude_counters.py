@@ -1,0 +1,90 @@
+"""What did a turn use and cost? Claude Code counts for the whole process; this is the difference.
+
+Its `usage` is not enough: it lacks compactions, sub-agents and the call that crosses a budget.
+"""
+
+from collections.abc import Mapping
+from operator import sub
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.providers.claude_errors import is_aborted
+from steadyrun.providers.claude_frames import CallUsage, ModelUsage, ResultLine
+from steadyrun.providers.claude_state import ClaudeState, OpenTurn, Totals
+
+# More is no sum of money, and a difference of such numbers none either.
+_MOST_USD = 1e9
+# Sums of fractions are not exact; nobody is billed for less.
+_DIGITS = 9
+
+
+class Spent(Struct, frozen=True):
+    """`usage` is None where it is not known."""
+
+    usage: Usage | None
+    cost: Cost
+
+
+def spent(state: ClaudeState, result: ResultLine) -> Spent:
+    """What was used since the last result; from now on, it counts from this one."""
+    usage = _usage(state, result)
+    usd = _usd(state, result.total_cost_usd)
+    if is_aborted(result) and not any(astuple(usage)) and not usd:
+        # A request was made and cut off: it is paid for, and nobody says how much.
+        return Spent(None, Cost())
+    return Spent(usage, Cost() if usd is None else Cost(usd, "known"))
+
+
+def call_begun(turn: OpenTurn, usage: CallUsage) -> None:
+    """The model was called: only what it was given is known so far."""
+    turn.opening = usage
+
+
+def call_ended(turn: OpenTurn, usage: CallUsage) -> Usage:
+    """What the turn has used with this call."""
+    used, opening = turn.used, turn.opening
+    used.input_tokens += usage.input_tokens or opening.input_tokens or 0
+    used.output_tokens += usage.output_tokens or 0
+    used.cache_read_tokens += usage.cache_read_input_tokens or opening.cache_read_input_tokens or 0
+    used.cache_write_tokens += (
+        usage.cache_creation_input_tokens or opening.cache_creation_input_tokens or 0
+    )
+    return Usage(*astuple(used))
+
+
+def _usage(state: ClaudeState, result: ResultLine) -> Usage:
+    if not result.model_usage:
+        own = result.usage or CallUsage()
+        return Usage(*astuple(own))
+    before, state.totals = state.totals, _totals(result.model_usage)
+    each = [_since(before.get(model), now) for model, now in state.totals.items()]
+    return Usage(*map(sum, zip(*each, strict=True)))
+
+
+def _totals(used: Mapping[str, ModelUsage]) -> dict[str, Totals]:
+    return {
+        model: Totals(
+            each.input_tokens,
+            each.output_tokens,
+            each.cache_read_input_tokens,
+            each.cache_creation_input_tokens,
+        )
+        for model, each in used.items()
+    }
+
+
+def _since(before: Totals | None, now: Totals) -> tuple[int, ...]:
+    """A total that has fallen was begun anew."""
+    if before is None:
+        return tuple(astuple(now))
+    more = tuple(map(sub, astuple(now), astuple(before)))
+    return tuple(astuple(now)) if min(more) < 0 else more
+
+
+def _usd(state: ClaudeState, total: float | None) -> float | None:
+    if total is None or not 0 <= total < _MOST_USD:
+        return None
+    before, state.cost_usd = state.cost_usd, total
+    return round(total - before if total >= before else total, _DIGITS)

@@ -1,0 +1,401 @@
+"""Which lines pass between us and Claude Code? One struct for each, with what is read of it.
+
+All that is printed has a `type`; lines of type `system` have a `subtype`, too. Most fields may be
+missing: they come and go with its version, and a line must not be lost for a field nobody needs.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+# Larger ones could not be saved, and are no number of tokens.
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class _Line(Struct, frozen=True, tag_field="type"):
+    """One line, either way."""
+
+
+# -- what is told
+
+
+class Message(Struct, frozen=True):
+    role: str
+    content: str | list[Any]
+
+
+class UserLine(_Line, frozen=True, tag="user", omit_defaults=True):
+    """A prompt or a follow-up. Without `message` it would kill the process."""
+
+    message: Message
+    uuid: str | None = None
+    # Never said by us: `later` keeps a message out of the turn that is running, and without a
+    # query it is just remembered.
+    priority: str | None = None
+    should_query: bool = field(default=True, name="shouldQuery")
+
+
+class Request(Struct, frozen=True, omit_defaults=True):
+    subtype: str
+    message_uuid: str | None = None
+    model: str | None = None
+    mode: str | None = None
+
+
+class RequestLine(_Line, frozen=True, tag="control_request"):
+    request_id: str
+    request: Request
+
+
+class Decision(Struct, frozen=True, omit_defaults=True):
+    """What is to become of a tool that was asked for."""
+
+    behavior: str
+    updated_input: Raw | UnsetType = field(default=UNSET, name="updatedInput")
+    message: str | None = None
+    interrupt: bool = False
+
+
+class Answer(Struct, frozen=True, omit_defaults=True):
+    subtype: str
+    request_id: str
+    response: Decision | None = None
+    error: str | None = None
+
+
+class AnswerLine(_Line, frozen=True, tag="control_response"):
+    response: Answer
+
+
+Told = UserLine | RequestLine | AnswerLine
+
+# -- what is printed
+
+
+class Delta(Struct, frozen=True, gc=False):
+    type: str = ""
+    text: str = ""
+    thinking: str = ""
+
+
+class CallUsage(Struct, frozen=True, gc=False):
+    """The tokens of one call of the model, or of a turn."""
+
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cache_read_input_tokens: Count | None = None
+    cache_creation_input_tokens: Count | None = None
+
+
+class StreamMessage(Struct, frozen=True, gc=False):
+    id: str = ""
+    usage: CallUsage = CallUsage()
+
+
+class StreamEvent(Struct, frozen=True, gc=False):
+    """An event of the Messages API: which of the fields are there depends on its type."""
+
+    type: str
+    delta: Delta | None = None
+    message: StreamMessage | None = None
+    usage: CallUsage | None = None
+
+
+class StreamLine(_Line, frozen=True, tag="stream_event", gc=False):
+    event: StreamEvent
+    parent_tool_use_id: str | None = None
+
+
+class Block(Struct, frozen=True):
+    """A part of a message: which of the fields are there depends on its type."""
+
+    type: str
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: Raw = Raw(b"null")
+    tool_use_id: str = ""
+    content: Any = None
+    is_error: bool | None = None
+
+
+class AssistantMessage(Struct, frozen=True):
+    content: list[Block]
+    id: str = ""
+    model: str = ""
+
+
+class AssistantLine(_Line, frozen=True, tag="assistant"):
+    message: AssistantMessage
+    parent_tool_use_id: str | None = None
+    error: str | None = None
+
+
+class EchoMessage(Struct, frozen=True):
+    content: str | list[Block]
+
+
+class EchoLine(_Line, frozen=True, tag="user"):
+    """Results of tools, the echo of what was told, and words of its own to the model."""
+
+    message: EchoMessage
+    uuid: str | None = None
+    # None for what is echoed before it is begun with, or will never be.
+    timestamp: Any = None
+    parent_tool_use_id: str | None = None
+    is_replay: bool = field(default=False, name="isReplay")
+    is_synthetic: bool = field(default=False, name="isSynthetic")
+
+
+class SystemLine(_Line, frozen=True, tag="system"):
+    subtype: str
+
+
+class ModelUsage(Struct, frozen=True, rename="camel"):
+    """What one model was used for since the process began."""
+
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    cache_read_input_tokens: Count = 0
+    cache_creation_input_tokens: Count = 0
+    context_window: Count | None = None
+
+
+class Origin(Struct, frozen=True):
+    kind: str = "human"
+
+
+class ResultLine(_Line, frozen=True, tag="result"):
+    """The end of a turn. Costs and `model_usage` are those of the whole process so far."""
+
+    # An end of which nothing is known is no success.
+    is_error: bool
+    subtype: str = ""
+    session_id: str | None = None
+    num_turns: int | None = None
+    result: str | None = None
+    errors: list[Any] | None = None
+    api_error_status: int | None = None
+    terminal_reason: str | None = None
+    total_cost_usd: float | None = None
+    usage: CallUsage | None = None
+    model_usage: dict[str, ModelUsage] | None = field(default=None, name="modelUsage")
+    origin: Origin | None = None
+    user_message_uuid: str | None = None
+    user_message_uuids: list[str] | None = None
+
+
+class ToolRequest(Struct, frozen=True):
+    subtype: str
+    tool_name: str = ""
+    tool_use_id: str | None = None
+    # Who asks, if it is not the main agent.
+    agent_id: str | None = None
+    input: Raw = Raw(b"{}")
+
+
+class AskLine(_Line, frozen=True, tag="control_request"):
+    request_id: str
+    request: ToolRequest
+
+
+class AskCancelLine(_Line, frozen=True, tag="control_cancel_request"):
+    request_id: str
+
+
+class Reply(Struct, frozen=True):
+    request_id: str
+    subtype: str = "success"
+    response: Raw = Raw(b"null")
+    error: str | None = None
+
+
+class ReplyLine(_Line, frozen=True, tag="control_response"):
+    response: Reply
+
+
+class LimitInfo(Struct, frozen=True):
+    status: str
+    resets_at: float | None = field(default=None, name="resetsAt")
+    window: str = field(default="", name="rateLimitType")
+    utilization: float | None = None
+
+
+class LimitLine(_Line, frozen=True, tag="rate_limit_event"):
+    info: LimitInfo = field(name="rate_limit_info")
+
+
+Printed = (
+    StreamLine | AssistantLine | EchoLine | SystemLine | ResultLine
+    | AskLine | AskCancelLine | ReplyLine | LimitLine
+)  # fmt: skip
+
+# -- what is printed with type `system`
+
+
+class Init(Struct, frozen=True):
+    """The beginning of a turn."""
+
+    session_id: str
+    model: str | None = None
+    mode: str | None = field(default=None, name="permissionMode")
+
+
+class StateChanged(Struct, frozen=True):
+    state: str
+
+
+class Status(Struct, frozen=True):
+    status: str | None = None
+    mode: str | None = field(default=None, name="permissionMode")
+    compact_result: str | None = None
+    compact_error: str | None = None
+
+
+class CompactMetadata(Struct, frozen=True):
+    trigger: str | None = None
+    pre_tokens: int | None = None
+    post_tokens: int | None = None
+
+
+class CompactBoundary(Struct, frozen=True):
+    metadata: CompactMetadata = field(default=CompactMetadata(), name="compact_metadata")
+
+
+class ApiRetry(Struct, frozen=True):
+    attempt: int
+    retry_delay_ms: float | None = None
+    error: str = "unknown"
+
+
+class ModelFallback(Struct, frozen=True):
+    fallback_model: str
+    content: str = ""
+
+
+class TaskStarted(Struct, frozen=True):
+    task_id: str
+    tool_use_id: str | None = None
+
+
+class TaskPatch(Struct, frozen=True):
+    status: str | None = None
+
+
+class TaskUpdated(Struct, frozen=True):
+    task_id: str
+    patch: TaskPatch = TaskPatch()
+
+
+class TaskNotification(Struct, frozen=True):
+    task_id: str
+    tool_use_id: str | None = None
+
+
+class Task(Struct, frozen=True):
+    task_id: str = ""
+    id: str = ""
+    tool_use_id: str | None = None
+
+
+class TasksChanged(Struct, frozen=True):
+    tasks: list[Task]
+
+
+class Notice(Struct, frozen=True):
+    """Words for people; under which name depends on the kind."""
+
+    content: str | None = None
+    message: str | None = None
+    text: str | None = None
+    # A hook of the user's has ended the turn.
+    prevent_continuation: bool = False
+
+
+SystemPart = (
+    Init | StateChanged | Status | CompactBoundary | ApiRetry | ModelFallback
+    | TaskStarted | TaskUpdated | TaskNotification | TasksChanged | Notice
+)  # fmt: skip
+
+_SYSTEM: dict[str, type[SystemPart]] = {
+    "init": Init,
+    "session_state_changed": StateChanged,
+    "status": Status,
+    "compact_boundary": CompactBoundary,
+    "api_retry": ApiRetry,
+    "model_fallback": ModelFallback,
+    "task_started": TaskStarted,
+    "task_updated": TaskUpdated,
+    "task_notification": TaskNotification,
+    "background_tasks_changed": TasksChanged,
+    "notification": Notice,
+    "informational": Notice,
+    "permission_denied": Notice,
+}
+# Known, and nothing to tell: progress, and news for a person in front of a terminal.
+SILENT_SUBTYPES = frozenset(
+    {
+        "thinking_tokens", "task_progress", "hook_started", "hook_progress", "hook_response",
+        "commands_changed", "files_persisted", "elicitation_complete",
+    }
+)  # fmt: skip
+SILENT_TYPES = frozenset(
+    {
+        "keep_alive", "tool_progress", "tool_use_summary", "auth_status", "prompt_suggestion",
+        "conversation_reset", "files_persisted", "elicitation_complete",
+    }
+)  # fmt: skip
+
+
+class Kind(Struct, frozen=True):
+    """The little that is read of a line that does not fit."""
+
+    type: Any = None
+    request_id: Any = None
+
+
+told_of: Callable[[bytes], Told] = msgspec.json.Decoder(Told).decode
+printed_of: Callable[[bytes], Printed] = msgspec.json.Decoder(Printed).decode
+kind_of: Callable[[bytes], Kind] = msgspec.json.Decoder(Kind).decode
+system_of: dict[str, Callable[[bytes], SystemPart]] = {
+    name: msgspec.json.Decoder(kind).decode for name, kind in _SYSTEM.items()
+}
+
+
+def result_of(raw: bytes) -> ResultLine | None:
+    """A result that does not fit, with those fields that do; None if it says not even how it ended.
+
+    That a turn has ended is worth more than what it has cost.
+    """
+    found = msgspec.json.decode(raw, type=dict[str, Any])
+    fitting: dict[str, Any] = {}
+    for each in msgspec.structs.fields(ResultLine):
+        with suppress(KeyError, msgspec.ValidationError):
+            fitting[each.name] = msgspec.convert(found[each.encode_name], each.type)
+    return ResultLine(**fitting) if "is_error" in fitting else None
+
+
+def value_of(raw: bytes) -> Any:
+    """A value as it stands in a line; as text if it cannot be read."""
+    try:
+        return msgspec.json.decode(raw)
+    except (ValueError, RecursionError):
+        return bytes(raw).decode(errors="replace")
+
+
+def mended(raw: bytes) -> bytes | None:
+    """The line with what is no text in it replaced; None if that is not what is wrong with it.
+
+    JavaScript cuts texts anywhere and prints the half of a character that is left as an escape.
+    """
+    try:
+        value = json.loads(raw.decode(errors="replace"))
+        mended = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+    except (ValueError, RecursionError):
+        return None
+    return None if mended == raw else mended

@@ -1,0 +1,81 @@
+"""What is said to Claude Code? Lines that it can read: any other would end its process."""
+
+import msgspec
+from msgspec import Raw
+
+from steadyrun.provider import Offer, Send, Turn, Verdict
+from steadyrun.providers.claude_frames import (
+    Answer,
+    AnswerLine,
+    Decision,
+    Message,
+    Request,
+    RequestLine,
+    Told,
+    UserLine,
+)
+from steadyrun.providers.claude_launch import content, uuid_of
+from steadyrun.providers.claude_state import OpenAsk
+
+# How the keys begin of lines that tell something; what follows is the turn's or the offer's name.
+BEGIN, OFFER = "begin", "offer"
+
+
+def open_line() -> Send:
+    return _request("open", Request("initialize"))
+
+
+def model_line(turn: str, model: str) -> Send:
+    return _request(f"model:{turn}", Request("set_model", model=model))
+
+
+def mode_line(turn: str, mode: str) -> Send:
+    return _request(f"mode:{turn}", Request("set_permission_mode", mode=mode))
+
+
+def turn_line(turn: Turn) -> Send:
+    message = Message("user", content(turn.text, turn.images))
+    return _send(f"{BEGIN}:{turn.key}", UserLine(message, uuid_of(turn.key)))
+
+
+def offer_line(offer: Offer, process: str) -> Send:
+    """A message that was offered to another process of the same conversation is another one.
+
+    Claude Code drops what has a uuid that is in its log, although nobody may have answered it.
+    """
+    message = Message("user", content(offer.text))
+    return _send(f"{OFFER}:{offer.id}", UserLine(message, uuid_of(f"{process}/{offer.id}")))
+
+
+def recall_line(offer: str, uuid: str) -> Send:
+    return _request(f"recall:{offer}", Request("cancel_async_message", message_uuid=uuid))
+
+
+def interrupt_line(turn: str) -> Send:
+    return _request(f"interrupt:{turn}", Request("interrupt"))
+
+
+def decision_line(approval: str, ask: OpenAsk, verdict: Verdict) -> Send:
+    """Allowed without a word about its input, a tool would be called with none."""
+    if verdict.is_allowed:
+        given = ask.input if verdict.input is None else msgspec.json.encode(verdict.input)
+        decision = Decision("allow", Raw(given))
+    else:
+        message = verdict.message or "this was not allowed"
+        decision = Decision("deny", message=message, interrupt=verdict.ends_turn)
+    answer = Answer("success", ask.request, decision)
+    return _send(f"decide:{approval}", AnswerLine(answer))
+
+
+def decline_line(place: int, request: str) -> Send:
+    """Without an answer it would wait for ever."""
+    answer = Answer("error", request, error="this is not supported")
+    return _send(f"decline:{place}", AnswerLine(answer))
+
+
+def _request(key: str, request: Request) -> Send:
+    return _send(key, RequestLine(key, request))
+
+
+def _send(key: str, told: Told) -> Send:
+    return Send(key, msgspec.json.encode(told))

@@ -1,0 +1,164 @@
+"""How is a tool call told in a few words? One table for the tools of all CLIs.
+
+`Reading …/file.ts`, `Running pytest -q`. A name and its input come from an agent: whatever they
+are, a label is one short line that can be printed anywhere.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+LONGEST = 120
+_LONGEST_NAME = 40
+
+
+class _Label(NamedTuple):
+    """What a kind of tool does, the words for it when nobody knows to what, and where in its
+    input that stands."""
+
+    verb: str
+    alone: str
+    keys: tuple[str, ...] = ()
+    is_path: bool = False
+
+
+_PATHS = (
+    "file_path", "filepath", "filePath", "path", "absolute_path", "notebook_path", "target_file",
+    "filename", "dir_path", "directory", "paths", "changes",
+)  # fmt: skip
+_COMMANDS = ("command", "cmd", "script", "code")
+_PATTERNS = ("pattern", "query", "regex", "glob", "search")
+_QUESTIONS = ("query", "q", "search_term", "prompt", "queries")
+_ADDRESSES = ("url", "uri", "urls", "prompt")
+_TASKS = ("description", "title", "subject", "task", "prompt", "query")
+
+# Names as they are after `_plain_name`.
+_KINDS: dict[_Label, str] = {
+    _Label("Running", "Running command…", _COMMANDS): """bash shell localshell exec execcommand
+        commandexecution execute runshellcommand runcommand runterminalcmd terminal powershell""",
+    _Label("Reading", "Reading a file…", _PATHS, is_path=True): """read readfile viewfile view
+        readmanyfiles readmediafile readtextfile notebookread openfile""",
+    _Label("Looking at", "Looking at a picture…", _PATHS, is_path=True): "viewimage lookat",
+    _Label("Writing", "Writing a file…", _PATHS, is_path=True): """write writefile createfile
+        writetextfile""",
+    _Label("Editing", "Editing a file…", _PATHS, is_path=True): """edit editfile multiedit replace
+        strreplacefile strreplace notebookedit filechange applypatch patch undoedit""",
+    _Label("Deleting", "Deleting a file…", _PATHS, is_path=True): "delete deletefile",
+    _Label("Moving", "Moving a file…", _PATHS, is_path=True): "move movefile",
+    _Label("Listing", "Listing files…", _PATHS, is_path=True): "ls list listdir listdirectory",
+    _Label("Finding files", "Finding files…", _PATTERNS): "glob findfiles",
+    _Label("Searching for", "Searching…", _PATTERNS): """grep search searchfilecontent grepsearch
+        grepfiles codesearch finder codebasesearch""",
+    _Label("Searching the web for", "Searching the web…", _QUESTIONS): """websearch searchweb
+        googlewebsearch""",
+    _Label("Fetching", "Fetching a page…", _ADDRESSES): "webfetch fetch fetchurl readwebpage",
+    _Label("Delegating", "Delegating…", _TASKS): "task agent subagent oracle delegate",
+    _Label("Planning", "Updating the plan…"): """todowrite todoread writetodos settodolist
+        updateplan taskcreate taskupdate tasklist taskget""",
+    _Label("Using the skill", "Using a skill…", ("skill", "command", "name")): """skill
+        slashcommand activateskill""",
+    _Label("Thinking", "Thinking…"): "think sequentialthinking",
+    _Label("Waiting", "Waiting for a command…"): "bashoutput taskoutput writestdin",
+    _Label("Stopping", "Stopping a command…"): "killshell killbash taskstop",
+    _Label("Asking", "Asking…", ("question", "prompt", "questions")): "askuserquestion askuser",
+    _Label("Presenting", "Presenting the plan…"): "exitplanmode",
+    _Label("Answering", "Answering in the form that was asked for…"): "structuredoutput",
+}  # fmt: skip
+_TABLE = {name: label for label, names in _KINDS.items() for name in names.split()}
+
+# Where to look in the input of a tool that is not in the table.
+_TELLING = ("command", "file_path", "path", "pattern", "url", "query", "prompt", "description")
+_WRAPPED = re.compile(r"(?:\S*/)?(?:ba|da|z)?sh -l?c (.+)", re.DOTALL)
+_REMOTE = re.compile(r"mcp__(.+?)__(.+)", re.DOTALL)
+
+
+def label(name: object, given: object) -> str:
+    """The label of a call of the tool `name` with the input `given`."""
+    known = _TABLE.get(_plain_name(name))
+    return _shown(_other(name, given) if known is None else _known(known, given))
+
+
+def _known(known: _Label, given: object) -> str:
+    detail = next(filter(None, _details(known, given)), "")
+    return f"{known.verb} {detail}" if detail else known.alone
+
+
+def _details(known: _Label, given: object) -> Iterator[str]:
+    """What the call is about, in the words of its input."""
+    if isinstance(given, dict):
+        found = [given[key] for key in known.keys if key in given]
+    else:
+        found = [given] if known.keys else []
+    for value in found:
+        yield _short_path(_path(value)) if known.is_path else _unwrapped(_words(value))
+
+
+def _other(name: object, given: object) -> str:
+    called = _shown(_called(name), _LONGEST_NAME) or "a tool"
+    if isinstance(given, dict):
+        told = [given[key] for key in _TELLING if isinstance(given.get(key), str)]
+        given = told[0] if told else given or None
+    return called if given is None else f"{called} {_json(given)}"
+
+
+def _called(name: object) -> str:
+    """A tool of an MCP server has two names in one."""
+    given = name[:LONGEST] if isinstance(name, str) else ""
+    remote = _REMOTE.fullmatch(given)
+    return f"{remote[1]}: {remote[2]}" if remote else given
+
+
+def _plain_name(name: object) -> str:
+    """`read_file`, `ReadFile` and `readFile` are one tool."""
+    given = name if isinstance(name, str) and len(name) <= _LONGEST_NAME else ""
+    return re.sub(r"[_\- ]", "", given).lower()
+
+
+def _path(value: object) -> str:
+    """A path, the first of several, or that of the first change."""
+    match value:
+        case str(path) | [str(path), *_] | [{"path": str(path)}, *_]:
+            return path
+        case dict() if value:
+            return str(next(iter(value)))
+        case _:
+            return ""
+
+
+def _words(value: object) -> str:
+    match value:
+        case str(text) | [{"question": str(text)}, *_]:
+            return text
+        case [str(), *_]:
+            return " ".join(word for word in value[:LONGEST] if isinstance(word, str))
+        case _:
+            return ""
+
+
+def _short_path(path: str) -> str:
+    place, slash, file = path.strip().rstrip("/").rpartition("/")
+    return f"…/{file}" if slash and place not in ("", ".") else path.strip()
+
+
+def _unwrapped(command: str) -> str:
+    """A command without the shell that some CLIs put around each."""
+    found = _WRAPPED.fullmatch(command.strip()[: 4 * LONGEST])
+    return found[1].strip("'\"") if found else command
+
+
+def _json(given: object) -> str:
+    if isinstance(given, str):
+        return given
+    try:
+        return msgspec.json.encode(given).decode()
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def _shown(text: str, limit: int = LONGEST) -> str:
+    """On one line, without what moves a cursor or turns a line around."""
+    few = text[: 4 * limit]
+    line = " ".join("".join(char if char.isprintable() else " " for char in few).split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -1,0 +1,26 @@
+"""Run the simulated Messages API as a process: `python -m steadyrun.testing.simulated SCRIPT`.
+
+Its first line is its URL. It ends with its stdin; `--log` keeps the requests as lines of JSON.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from steadyrun.testing.simulated.messages import MessagesServer
+from steadyrun.testing.simulated.written import read_script
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m steadyrun.testing.simulated")
+    parser.add_argument("script", type=Path, help="a file of steps as JSON, see written.py")
+    parser.add_argument("--log", type=Path, help="append each request here, one a line")
+    asked = parser.parse_args()
+    with MessagesServer(read_script(asked.script), log=asked.log) as server:
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

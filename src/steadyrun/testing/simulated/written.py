@@ -1,0 +1,85 @@
+"""How is a script written down? As JSON, for a server that is a process of its own.
+
+    [
+      {"answer": ["Look.", {"call": "Bash", "input": {"command": "ls"}}], "tokens": {"output": 9}},
+      {"answer": [{"text": ["Hel", {"gate": "/tmp/go"}, "lo"]}, {"thinking": ["hm"]}]},
+      {"refuse": "rate_limit", "headers": {"retry-after": "1"}},
+      {"answer": [{"text": ["Hel", {"break": "overloaded"}]}]},
+      {"answer": [{"text": ["Hel", {"cut": true}]}], "held": "/tmp/headers"},
+      {"hang": null}
+    ]
+
+In a list of blocks a string is a text. Gates are paths: they open when the file appears; a gate
+that is null never opens.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from steadyrun.testing.simulated.faults import Break, Cut, Gate, Hang, Pause, Refusal
+from steadyrun.testing.simulated.messages import (
+    Answer,
+    Block,
+    Call,
+    Step,
+    Text,
+    Thinking,
+    Tokens,
+)
+
+
+def read_script(path: Path) -> list[Step]:
+    """The steps that a file holds."""
+    return [_step(written) for written in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _step(written: Mapping[str, Any]) -> Step:
+    held = _gate(written["held"]) if "held" in written else None
+    headers = written.get("headers", {})
+    match written:
+        case {"answer": parts}:
+            tokens = Tokens(**written.get("tokens", {}))
+            blocks = tuple(_part(part) for part in parts)
+            return Answer(blocks, tokens, written.get("stop", ""), headers, held)
+        case {"refuse": fault}:
+            return Refusal(fault, headers, written.get("message", ""), held)
+        case {"hang": gate}:
+            return Hang(_gate(gate))
+        case _:
+            raise ValueError(f"a step is an answer, refuse or hang; found {written!r}")
+
+
+def _part(written: Any) -> Block | Pause:
+    match written:
+        case str():
+            return Text((written,))
+        case {"text": pieces}:
+            return Text(tuple(_piece(piece) for piece in pieces))
+        case {"thinking": pieces}:
+            return Thinking(tuple(_piece(piece) for piece in pieces))
+        case {"call": name}:
+            return Call(name, written.get("input", {}), written.get("id", ""))
+        case _:
+            return _pause(written)
+
+
+def _piece(written: Any) -> str | Pause:
+    return written if isinstance(written, str) else _pause(written)
+
+
+def _pause(written: Any) -> Pause:
+    match written:
+        case {"gate": path}:
+            return _gate(path)
+        case {"cut": _}:
+            return Cut()
+        case {"break": fault}:
+            return Break(fault, written.get("message", ""))
+        case _:
+            raise ValueError(f"a pause is a gate, cut or break; found {written!r}")
+
+
+def _gate(path: str | None) -> Gate:
+    return Gate(None if path is None else Path(path))

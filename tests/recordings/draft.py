@@ -1,0 +1,21 @@
+"""What does a recording come to now? Prints it in the form of an expectation, for you to read.
+
+    python -m tests.recordings.draft NAME
+
+It writes no file: an expectation is what a person has found right, not what the code does.
+"""
+
+import json
+import sys
+
+from tests.recordings.recorded import claude_recordings, telling
+
+
+def main(name: str) -> None:
+    recording = next(each for each in claude_recordings() if each.name == name)
+    for event in telling(recording.play()):
+        sys.stdout.write(f"{json.dumps(event, ensure_ascii=False)}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,150 @@
+"""Which recordings are there, and what do they come to? See README.md beside this file."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
+    Event,
+    FollowupAbsorbed,
+    FollowupOffered,
+    FollowupOwnTurn,
+    FollowupReturned,
+    Foreign,
+    RunEnded,
+    ToolCompleted,
+    ToolFailed,
+    data_of,
+    type_of,
+)
+from steadyrun.provider import Exit
+from steadyrun.providers.claude import Claude
+from steadyrun.providers.claude_launch import ClaudeOptions
+from steadyrun.providers.replay import Line, Seen, read_recording, replay
+
+HERE = Path(__file__).parent
+LONGEST_TEXT = 160
+
+# An event as the expectations have it: the number of its run, its type, its telling data.
+Telling = list[Any]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording of Claude Code: its lines, and how the process ended."""
+
+    name: str
+    shows: str
+    code: int | None = None
+    signal: int | None = None
+    one_shot: bool = False
+
+    @property
+    def path(self) -> Path:
+        return HERE / "claude" / f"{self.name}.jsonl"
+
+    @property
+    def expected(self) -> Path:
+        return HERE / "claude" / "expected" / f"{self.name}.jsonl"
+
+    def lines(self) -> list[Line]:
+        return list(read_recording(self.path))
+
+    def exit(self) -> Exit:
+        """How it ended; its last words are in the recording."""
+        return Exit(self.code, self.signal)
+
+    def dialect(self) -> Claude:
+        return Claude(ClaudeOptions(one_shot=self.one_shot))
+
+    def play(self) -> list[Seen]:
+        return list(replay(self.dialect(), self.lines(), self.exit()))
+
+
+def claude_recordings() -> list[Recording]:
+    """All recordings of Claude Code."""
+    index = json.loads((HERE / "claude" / "index.json").read_text("utf-8"))
+    return [Recording(name, **about) for name, about in index["recordings"].items()]
+
+
+def telling(seen: list[Seen]) -> Iterator[Telling]:
+    """What is telling of each event. What only says where or when is left out; names that are ours
+    are counted, so that it does not matter how we make them."""
+    runs, names = _Counted(""), _Counted("#")
+    for each in seen:
+        run = int(runs[each.run]) if each.run else None
+        assert not isinstance(each.event, Foreign)
+        data = _telling_data(each.event, names)
+        yield [run, type_of(each.event), data] if data else [run, type_of(each.event)]
+
+
+class _Counted(dict[str, str]):
+    """A number for each name, in the order in which they come."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def __missing__(self, name: str) -> str:
+        self[name] = f"{self._mark}{len(self) + 1}"
+        return self[name]
+
+
+def _telling_data(event: Event, names: _Counted) -> dict[str, Any]:
+    data = data_of(event)
+    match event:
+        case ToolCompleted() | ToolFailed():
+            # The same as when it was started: a property holds that.
+            del data["tool_name"], data["tool_input"]
+        case FollowupOffered() | FollowupAbsorbed() | FollowupOwnTurn() | FollowupReturned():
+            data["item"] = names[event.item]
+        case ApprovalRequested() | ApprovalResolved():
+            data["approval"] = names[event.approval]
+        case _:
+            pass
+    if isinstance(event, RunEnded):
+        data = _ending(data)
+    # The last one that was told: the check of the raw frames holds that.
+    data.pop("resume_token", None)
+    data.pop("provider", None)
+    if "usage" in data:
+        data["usage"] = _tokens(data["usage"])
+    if "cost" in data:
+        data["usd"] = _usd(data.pop("cost"))
+    return {name: _short(value) for name, value in data.items() if value not in (None, [], {})}
+
+
+def _ending(data: dict[str, Any]) -> dict[str, Any]:
+    del data["status"], data["duration_ms"]
+    error = data.get("error")
+    if error:
+        kept = ("code", "message", "retryable", "retry_at")
+        data["error"] = {name: error[name] for name in kept if error[name] is not None}
+    return data
+
+
+def _usd(cost: dict[str, Any]) -> float | str:
+    return float(cost["usd"]) if cost["kind"] == "known" else str(cost["kind"])
+
+
+def _tokens(usage: dict[str, Any]) -> list[int] | None:
+    tokens = list(usage.values())
+    return None if tokens == [None] * 4 else tokens
+
+
+def _short(value: Any) -> Any:
+    match value:
+        case str() if len(value) > LONGEST_TEXT:
+            return f"{value[:LONGEST_TEXT]}… {len(value)} in all"
+        case dict():
+            return {name: _short(each) for name, each in value.items()}
+        case list():
+            return [_short(each) for each in value]
+        case datetime():
+            return value.isoformat()
+        case _:
+            return value

@@ -1,0 +1,265 @@
+"""Do the events agree with what the raw frames say to somebody who does not know our Dialect?"""
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TypeVar
+
+import pytest
+
+from steadyrun.model import event as ev
+from steadyrun.model.usage import Usage
+from steadyrun.providers.replay import Seen
+from steadyrun.providers.turns import STILL_RUNNING
+from tests.recordings.raw_claude import Reading, Result, Tokens, Use, read
+from tests.recordings.recorded import Recording, claude_recordings
+
+E = TypeVar("E", bound=ev.Event)
+RECORDINGS = claude_recordings()
+Fate = ev.FollowupAbsorbed | ev.FollowupOwnTurn | ev.FollowupReturned
+
+
+@dataclass
+class Told:
+    """What our events say: all of them, and those of each run."""
+
+    all: list[Seen]
+    runs: list[list[ev.Event]] = field(default_factory=list)
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [seen.event for seen in self.all if isinstance(seen.event, kind)]
+
+    def ends(self) -> list[ev.RunEnded]:
+        return [seen.event for seen in self.all if isinstance(seen.event, ev.RunEnded)]
+
+
+@pytest.fixture(params=RECORDINGS, ids=lambda recording: recording.name, scope="module")
+def recording(request: pytest.FixtureRequest) -> Recording:
+    found = request.param
+    assert isinstance(found, Recording)
+    return found
+
+
+@pytest.fixture(scope="module")
+def raw(recording: Recording) -> Reading:
+    return read(recording.path, one_shot=recording.one_shot)
+
+
+@pytest.fixture(scope="module")
+def told(recording: Recording) -> Told:
+    seen = recording.play()
+    inside = [each for each in seen if each.run]
+    runs = [list(events) for _, events in groupby(inside, key=lambda each: each.run)]
+    return Told(seen, [[_known(each) for each in run] for run in runs])
+
+
+def test_each_turn_ends_as_its_result_says(raw: Reading, told: Told) -> None:
+    assert [end.status for end in told.ends()] == [turn.outcome for turn in raw.turns]
+
+
+def test_whatever_did_not_complete_says_why(raw: Reading, told: Told) -> None:
+    for end in told.ends():
+        assert (end.error is not None) == (end.status in ("failed", "rate_limited"))
+
+
+def test_a_failure_is_told_in_the_words_of_the_cli(raw: Reading, told: Told) -> None:
+    for turn, end in zip(raw.turns, told.ends(), strict=True):
+        if end.error and turn.complaint:
+            assert end.error.message == turn.complaint
+
+
+def test_a_limit_is_told_with_the_time_it_ends(raw: Reading, told: Told) -> None:
+    for turn, end in zip(raw.turns, told.ends(), strict=True):
+        at = end.error.retry_at.timestamp() if end.error and end.error.retry_at else None
+        assert at == turn.resets_at
+
+
+def test_the_answer_is_that_of_the_result(raw: Reading, told: Told) -> None:
+    assert [end.text or "" for end in told.ends()] == [turn.text or "" for turn in raw.turns]
+
+
+def test_every_text_is_told_once_in_its_turn(raw: Reading, told: Told) -> None:
+    texts = [[e.text for e in run if isinstance(e, ev.TextFinal)] for run in told.runs]
+
+    assert texts == [turn.texts for turn in raw.turns]
+
+
+def test_deltas_are_those_of_the_stream(raw: Reading, told: Told) -> None:
+    for turn, run in zip(raw.turns, told.runs, strict=True):
+        text = "".join(e.text for e in run if isinstance(e, ev.TextDelta))
+        thinking = "".join(e.text for e in run if isinstance(e, ev.ThinkingDelta))
+
+        assert text == turn.text_deltas
+        assert thinking == (turn.thinking_deltas or "".join(turn.thoughts))
+
+
+def test_tools_are_started_and_ended_as_printed(raw: Reading, told: Told) -> None:
+    for turn, run in zip(raw.turns, told.runs, strict=True):
+        started = [
+            Use(e.tool_call_id, e.tool_name, e.tool_input)
+            for e in run
+            if isinstance(e, ev.ToolStarted)
+        ]
+        ended = [
+            Result(e.tool_call_id, isinstance(e, ev.ToolFailed), e.tool_output)
+            for e in run
+            if isinstance(e, ev.ToolCompleted | ev.ToolFailed) and not _was_given_up(e)
+        ]
+
+        assert started == turn.opened
+        assert ended == turn.closed
+
+
+def test_a_tool_that_was_not_answered_is_given_up(raw: Reading, told: Told) -> None:
+    for turn, run in zip(raw.turns, told.runs, strict=True):
+        answered = {result.id for result in turn.closed}
+        given_up = [
+            e.tool_call_id for e in run if isinstance(e, ev.ToolFailed) and _was_given_up(e)
+        ]
+
+        assert given_up == [use.id for use in turn.opened if use.id not in answered]
+
+
+def test_the_token_is_the_session_that_was_printed(raw: Reading, told: Told) -> None:
+    bound = [event.token for event in told.of(ev.TokenBound)]
+    rotated = [event.token for event in told.of(ev.TokenRotated)]
+
+    if raw.has_init:
+        assert [*bound, *rotated] == raw.sessions
+        assert len(bound) == 1
+
+
+def test_a_run_ends_with_the_token_to_go_on_with(raw: Reading, told: Told) -> None:
+    token = None
+    for seen in told.all:
+        if isinstance(seen.event, ev.TokenBound | ev.TokenRotated):
+            token = seen.event.token
+        elif isinstance(seen.event, ev.RunEnded):
+            assert seen.event.resume_token == token
+    if raw.has_init:
+        assert token == raw.sessions[-1]
+
+
+def test_the_model_is_told_when_it_changes(raw: Reading, told: Told) -> None:
+    models = [event.model for event in told.of(ev.StatsUpdated)]
+
+    assert [model for model, _ in groupby(models)] == raw.models
+
+
+def test_money_is_the_difference_of_the_totals(raw: Reading, told: Told) -> None:
+    for turn, end in zip(raw.turns, told.ends(), strict=True):
+        assert end.cost.usd == (None if turn.usd is None else pytest.approx(turn.usd, abs=1e-9))
+        assert end.cost.kind == ("unknown" if turn.usd is None else "known")
+
+
+def test_all_the_money_is_told(raw: Reading, told: Told) -> None:
+    assert sum(end.cost.usd or 0 for end in told.ends()) == pytest.approx(raw.total_usd, abs=1e-9)
+
+
+def test_tokens_are_the_difference_of_the_totals(raw: Reading, told: Told) -> None:
+    assert [_tokens(end.usage) for end in told.ends()] == [turn.tokens for turn in raw.turns]
+
+
+def test_retries_are_told(raw: Reading, told: Told) -> None:
+    attempts = [[e.attempt for e in run if isinstance(e, ev.ProviderRetrying)] for run in told.runs]
+
+    assert attempts == [turn.retries for turn in raw.turns]
+
+
+def test_each_question_is_asked_and_settled_once(raw: Reading, told: Told) -> None:
+    asked, resolved = told.of(ev.ApprovalRequested), told.of(ev.ApprovalResolved)
+
+    assert [event.tool_call_id for event in asked] == list(raw.asked.values())
+    assert [event.approval for event in resolved] == [event.approval for event in asked]
+    assert [event.verdict for event in resolved] == [raw.answers[name] for name in raw.asked]
+
+
+def test_compactions_are_told(raw: Reading, told: Told) -> None:
+    done = [(e.trigger, e.tokens_before, e.tokens_after) for e in told.of(ev.CompactionCompleted)]
+
+    assert done == [
+        (each["trigger"], each["pre_tokens"], each["post_tokens"]) for each in raw.compactions
+    ]
+    assert len(told.of(ev.CompactionStarted)) == len(done)
+
+
+def test_follow_ups_are_the_lines_written_into_an_open_turn(raw: Reading, told: Told) -> None:
+    offered = [event.text for event in told.of(ev.FollowupOffered)]
+
+    assert offered == [line.text for line in raw.followups]
+
+
+def test_each_follow_up_has_one_fate(told: Told) -> None:
+    offered = [event.item for event in told.of(ev.FollowupOffered)]
+
+    assert sorted(fate.item for fate in _fates(told)) == sorted(offered)
+
+
+def test_no_line_is_lost_or_run_twice(raw: Reading, told: Told) -> None:
+    if raw.lines:
+        not_run = len(told.of(ev.FollowupAbsorbed)) + len(told.of(ev.FollowupReturned))
+        assert len(told.runs) + not_run == len(raw.lines)
+
+
+def test_what_was_taken_back_is_returned_and_nothing_else(raw: Reading, told: Told) -> None:
+    returned = [event.text for event in told.of(ev.FollowupReturned)]
+
+    assert returned == [line.text for line in raw.followups if line.is_taken_back]
+
+
+def test_an_echo_settles_a_follow_up_where_it_stands(raw: Reading, told: Told) -> None:
+    fates = {fate.text: fate for fate in _fates(told)}
+    for line in raw.followups:
+        fate = fates[line.text]
+        if line.echoed_before is not None:
+            assert isinstance(fate, ev.FollowupOwnTurn)
+            assert _next_run(told, fate) == line.echoed_before
+        elif line.echoed_in is not None:
+            assert line.echoed_in == (
+                _next_run(told, fate) if isinstance(fate, ev.FollowupOwnTurn) else _run(told, fate)
+            )
+
+
+def test_nothing_is_unknown(told: Told) -> None:
+    assert told.of(ev.Unknown) == []
+
+
+def test_a_turn_that_was_cut_short_has_failed(raw: Reading, told: Told) -> None:
+    for turn, end in zip(raw.turns, told.ends(), strict=True):
+        if turn.is_cut_short:
+            assert end.status == "failed"
+            assert end.error
+
+
+def _known(seen: Seen) -> ev.Event:
+    assert not isinstance(seen.event, ev.Foreign)
+    return seen.event
+
+
+def _was_given_up(tool: ev.ToolCompleted | ev.ToolFailed) -> bool:
+    return isinstance(tool, ev.ToolFailed) and tool.error == STILL_RUNNING
+
+
+def _tokens(usage: Usage) -> Tokens | None:
+    if usage == Usage():
+        return None
+    return Tokens(
+        usage.input_tokens or 0,
+        usage.output_tokens or 0,
+        usage.cache_read_tokens or 0,
+        usage.cache_write_tokens or 0,
+    )
+
+
+def _fates(told: Told) -> list[Fate]:
+    return [seen.event for seen in told.all if isinstance(seen.event, Fate)]
+
+
+def _run(told: Told, event: ev.Event) -> int:
+    """The number of the run that an event belongs to."""
+    return next(n for n, run in enumerate(told.runs) if any(each is event for each in run))
+
+
+def _next_run(told: Told, event: ev.Event) -> int:
+    """How many runs had started before an event: the number of the next one."""
+    before = told.all[: next(n for n, seen in enumerate(told.all) if seen.event is event)]
+    return sum(isinstance(seen.event, ev.RunStarted) for seen in before)

@@ -1,0 +1,241 @@
+"""What is found out about a program, with small real programs."""
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from steadyrun import keeper
+from steadyrun.errors import LaunchFailed
+from steadyrun.provider import Program
+from steadyrun.providers import installed
+from steadyrun.providers.installed import Look, find, look, require
+
+PROGRAM = Program(
+    "claude",
+    tested=("2.1.100", "2.2.0"),
+    install="npm install claude",
+    login_env=("API_KEY", "TOKEN"),
+    login_files=(".claude/login", ".other"),
+)
+SYSTEM = "/usr/bin:/bin"
+
+
+def write(folder: Path, body: str, *, name: str = "claude", mode: int = 0o755) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(mode)
+    return file
+
+
+def seen(folder: Path, program: Program = PROGRAM, **env: str) -> Look:
+    path = f"{folder}:{SYSTEM}"
+    return anyio.run(look, program, (), {"PATH": path, **env}, str(folder))
+
+
+def is_gone(pid: str) -> bool:
+    """Or a zombie: who took over an orphan may be slow to bury it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path) -> Path:
+    return tmp_path / "bin"
+
+
+@pytest.mark.parametrize(
+    ("said", "version", "is_tested"),
+    [
+        ("2.1.197 (Claude Code)", "2.1.197", True),
+        ("claude-cli v2.1.100", "2.1.100", True),
+        ("codex-cli 2.2.0-beta.1", "2.2.0", True),
+        ("2.2.1", "2.2.1", False),
+        ("2.10.0", "2.10.0", False),
+        ("2.1.99", "2.1.99", False),
+        ("node 18\nversion=2.2", "2.2", True),
+    ],
+)
+def test_the_version_is_what_the_program_says(
+    bin_folder: Path, said: str, version: str, is_tested: bool
+) -> None:
+    file = write(bin_folder, f"printf '%s\\n' '{said}'")
+
+    found = seen(bin_folder)
+
+    assert found == Look(is_there=True, path=str(file), version=version, is_tested=is_tested)
+
+
+def test_a_program_for_which_nobody_has_said_what_was_tried_is_neither(bin_folder: Path) -> None:
+    write(bin_folder, "echo 3.2.1")
+
+    assert seen(bin_folder, Program("claude")).is_tested is None
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("echo 2.1.197; exit 1", "asked for its version, it ended with code 1"),
+        ("kill -9 $$", "asked for its version, it ended with signal 9"),
+        ("echo hello", "asked for its version, it said 'hello'"),
+        ("printf '\\033[2J\\377\\0'", "asked for its version, it said '\\x1b[2J\ufffd\\x00'"),
+        ("head -c 100000 /dev/zero", f"asked for its version, it said {chr(0) * 60!r}"),
+        (":", "asked for its version, it said ''"),
+    ],
+)
+def test_a_program_that_does_not_say_is_there_all_the_same(
+    bin_folder: Path, body: str, problem: str
+) -> None:
+    file = write(bin_folder, body)
+
+    assert seen(bin_folder) == Look(is_there=True, path=str(file), problem=problem)
+
+
+def test_a_file_that_is_no_program_could_not_be_started(bin_folder: Path) -> None:
+    bin_folder.mkdir()
+    (bin_folder / "claude").write_bytes(b"\x7fELF nonsense")
+    (bin_folder / "claude").chmod(0o755)
+
+    assert seen(bin_folder).problem.startswith("it could not be started: ")
+
+
+def test_what_hangs_is_ended_with_all_it_started(
+    bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "ANSWER_SECONDS", 0.5)
+    pids = tmp_path / "pids"
+    child = f"echo $$ >>{pids}; exec sleep 600"
+    write(bin_folder, f"trap '' TERM; setsid sh -c '{child}' & {child}")
+
+    found = seen(bin_folder)
+
+    assert found.problem == "it did not answer within 0.5 seconds"
+    for pid in pids.read_text().split():
+        assert is_gone(pid)
+
+
+def test_what_prints_without_end_is_ended(
+    bin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "ANSWER_SECONDS", 0.5)
+    write(bin_folder, "exec yes 2.1.197")
+
+    assert seen(bin_folder).problem == "it did not answer within 0.5 seconds"
+
+
+def test_what_it_leaves_behind_is_ended_and_not_waited_for(
+    bin_folder: Path, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    left = f"setsid sh -c 'echo $$ >{pid}; exec sleep 600' &"
+    write(bin_folder, f"{left} until test -s {pid}; do :; done; echo 2.1.197")
+
+    found = seen(bin_folder)
+
+    assert found.version == "2.1.197"
+    assert is_gone(pid.read_text().strip())
+
+
+def test_it_gets_nothing_of_the_users_and_a_home_that_is_gone_afterwards(
+    bin_folder: Path, tmp_path: Path
+) -> None:
+    given = tmp_path / "given"
+    write(bin_folder, f"env >{given}; pwd >>{given}; touch $HOME/state; echo 2.1.197")
+
+    seen(bin_folder, HOME=str(tmp_path), API_KEY="secret")
+
+    *lines, cwd = given.read_text().splitlines()
+    env = dict(line.split("=", 1) for line in lines)
+    assert set(env) - {"PWD", "OLDPWD", "SHLVL", "_"} == {
+        "HOME", "TMPDIR", "LANG", "PATH", keeper.MARK,
+    }  # fmt: skip
+    assert env["HOME"] == env["TMPDIR"] == cwd
+    assert not Path(cwd).exists()
+
+
+def test_a_configured_command_is_asked_with_its_own_arguments(tmp_path: Path) -> None:
+    file = write(tmp_path, 'echo "$1 $2" | tr -d x', name="wrapper")
+    command = (str(file), "x9.9")
+
+    found = anyio.run(look, PROGRAM, command, {"PATH": SYSTEM}, str(tmp_path))
+
+    assert (found.path, found.version) == (str(file), "9.9")
+
+
+# -- where it is
+
+
+def test_a_program_is_found_as_a_shell_would(tmp_path: Path) -> None:
+    (tmp_path / "one" / "claude").mkdir(parents=True)
+    write(tmp_path / "two", ":", mode=0o644)
+    file = write(tmp_path / "three", ":")
+    path = ":".join(str(tmp_path / place) for place in ("none", "one", "two", "three"))
+
+    assert find("claude", path=path, cwd="/").path == str(file)
+    assert find("claude", path="three", cwd=str(tmp_path)).path == str(file)
+    assert find("three/claude", path=None, cwd=str(tmp_path)).path == str(file)
+    assert find(str(file), path=None, cwd="/").path == str(file)
+    assert find("claude", path=str(tmp_path / "one"), cwd="/").code == "not_found"
+    assert find("claude", path="", cwd="/").code == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "problem", "hint"),
+    [
+        (None, "not_found", "cannot start claude: it was not found on PATH",
+         "Install it (npm install claude), or set providers.NAME.command"),
+        (0o644, "not_executable", "claude: the file is not executable", "Make the file executable"),
+    ],
+)  # fmt: skip
+def test_a_launch_without_its_program_says_how_to_get_it(
+    bin_folder: Path, mode: int | None, code: str, problem: str, hint: str
+) -> None:
+    if mode is not None:
+        write(bin_folder, ":", mode=mode)
+
+    with pytest.raises(LaunchFailed) as caught:
+        require(PROGRAM, (), {"PATH": str(bin_folder)}, "/")
+
+    assert caught.value.reason == code
+    assert problem in caught.value.message
+    assert hint in caught.value.hint
+    assert seen(bin_folder).is_there is False
+
+
+def test_a_launch_with_its_program_goes_on(bin_folder: Path) -> None:
+    write(bin_folder, ":", name="other")
+
+    require(PROGRAM, ("other", "-x"), {"PATH": str(bin_folder)}, "/")
+
+
+# -- who is logged in
+
+
+def test_a_variable_or_a_file_says_that_somebody_is_logged_in(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    assert installed.login(PROGRAM, home) is None
+    assert installed.login(PROGRAM, {"API_KEY": "", **home}) is None
+    assert installed.login(PROGRAM, {"TOKEN": "x", **home}) == "TOKEN"
+
+    (tmp_path / ".other").touch()
+    assert installed.login(PROGRAM, home) == "~/.other"
+    assert installed.login(PROGRAM, {"API_KEY": "x", **home}) == "API_KEY"
+    assert installed.login(PROGRAM, {}) is None
+
+
+def test_a_file_of_credentials_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / ".claude").mkdir()
+    # Whoever opens it waits for somebody to write into it.
+    os.mkfifo(tmp_path / ".claude" / "login", mode=0)
+
+    assert installed.login(PROGRAM, {"HOME": str(tmp_path)}) == "~/.claude/login"
+
+
+def test_a_directory_that_may_not_be_looked_into_holds_no_login() -> None:
+    assert installed.login(PROGRAM, {"HOME": "/dev/null"}) is None
+    assert installed.login(PROGRAM, {"HOME": "\0"}) is None
