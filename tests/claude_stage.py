@@ -5,7 +5,7 @@ with staged(tmp_path, [answer("42")]) as stage:
 """
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from steadyrun.model.item import Item
 from steadyrun.model.run import Run
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.simulated.faults import Gate
-from steadyrun.testing.simulated.messages import Ask, MessagesServer
+from steadyrun.testing.simulated.messages import Ask, MessagesServer, Steps
 from tests.real_cli import claude_environment, descendants, real_claude
 
 PATIENCE_SECONDS = 60.0
@@ -102,7 +102,7 @@ class Stage:
 
 
 @contextmanager
-def staged(folder: Path, script: Sequence[Any], **settings: Any) -> Iterator[Stage]:
+def staged(folder: Path, script: Steps, **settings: Any) -> Iterator[Stage]:
     """A stage whose model plays `script`; nothing may be left running behind it."""
     real_claude()
     with MessagesServer(script) as server:

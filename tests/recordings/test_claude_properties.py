@@ -346,7 +346,8 @@ def _is_of_the_end(seen: Seen) -> bool:
     if isinstance(seen.event, ev.RunStarted):
         # A one-shot turn that had said nothing yet.
         return True
-    return isinstance(seen.event, ev.RunEnded | ev.FollowupReturned | ev.ToolFailed)
+    withdrawn = ev.FollowupReturned | ev.ApprovalResolved
+    return isinstance(seen.event, ev.RunEnded | ev.ToolFailed | withdrawn)
 
 
 def _with_more(message: Json) -> Json:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
     Emitted,
     Event,
     FollowupAbsorbed,
@@ -218,6 +220,18 @@ def test_an_offer_that_has_ended_is_not_returned_again(end: Any) -> None:
 
 
 # -- frames
+
+
+def test_a_question_that_is_open_at_the_exit_is_withdrawn_before_the_end() -> None:
+    asked = [ApprovalRequested(name, None, "Write", {}) for name in ("1", "2")]
+    answered = ApprovalResolved("1", "allow", by="user")
+
+    told = _play([Began("t1"), *asked], [answered])
+
+    withdrawn = ApprovalResolved("2", "cancelled", by="provider")
+    events = [each.event for each in told if isinstance(each, Emitted)]
+    assert events == [*asked, answered, withdrawn]
+    assert isinstance(told[-1], Ended)
 
 
 def test_what_cannot_be_read_is_kept() -> None:

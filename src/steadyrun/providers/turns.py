@@ -2,7 +2,7 @@
 
 It stands between a Dialect and everybody else and keeps what no Dialect may break: turns do not
 overlap, every turn that begins ends, a tool that is open at the end of its turn is closed, and an
-offer that is open when the process ends is returned.
+offer or a question that is open when the process ends is returned or withdrawn.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
     Diagnostic,
     Emitted,
     ErrorFact,
@@ -46,6 +48,7 @@ class _Memory(Struct, frozen=True):
     input: str | None
     tools: dict[str, ToolStarted]
     offers: dict[str, FollowupOffered]
+    asks: frozenset[str]
     given_up: frozenset[str]
 
 
@@ -59,6 +62,8 @@ class Turns:
         self.input: str | None = None
         self._tools: dict[str, ToolStarted] = {}
         self._offers: dict[str, FollowupOffered] = {}
+        # The approvals that are waited for, in order.
+        self._asks: dict[str, None] = {}
         self._given_up: set[str] = set()
 
     @property
@@ -89,16 +94,24 @@ class Turns:
             said = [*said, cut_short(last)]
         place = our_place("x", 1)
         told = self._told(said, place, now)
-        back = [
+        back: list[Event] = [
             FollowupReturned(o.item, o.text, "the process ended") for o in self._offers.values()
         ]
+        back += [ApprovalResolved(name, "cancelled", by="provider") for name in self._asks]
         # An open turn's last event is its end: what is given back comes before.
         return [*_placed(back, place, len(told), now), *told]
 
     def save(self) -> bytes:
         state = msgspec.Raw(msgspec.msgpack.encode(self.dialect.state))
-        given_up = frozenset(self._given_up)
-        memory = _Memory(state, self.is_open, self.input, self._tools, self._offers, given_up)
+        memory = _Memory(
+            state,
+            self.is_open,
+            self.input,
+            self._tools,
+            self._offers,
+            frozenset(self._asks),
+            frozenset(self._given_up),
+        )
         return msgspec.msgpack.encode(memory)
 
     def restore(self, saved: bytes) -> None:
@@ -107,6 +120,7 @@ class Turns:
         self.dialect.state = msgspec.msgpack.decode(memory.dialect, type=kind)
         self.is_open, self.input, self._tools = memory.is_open, memory.input, memory.tools
         self._offers, self._given_up = memory.offers, set(memory.given_up)
+        self._asks = dict.fromkeys(sorted(memory.asks))
 
     def _told(self, said: Iterable[Said], place: int | str, now: datetime) -> list[Told]:
         told: list[Told] = []
@@ -153,6 +167,14 @@ class Turns:
         self._offers.pop(settled.item, None)
         return [settled]
 
+    def _ask(self, asked: ApprovalRequested) -> list[Said]:
+        self._asks[asked.approval] = None
+        return [asked]
+
+    def _answer(self, resolved: ApprovalResolved) -> list[Said]:
+        self._asks.pop(resolved.approval, None)
+        return [resolved]
+
     # What is not just passed on, and what follows from it.
     _FOLLOWS: ClassVar[dict[type, Callable[["Turns", Any], list[Said]]]] = {
         Began: _begin,
@@ -165,6 +187,8 @@ class Turns:
         FollowupAbsorbed: _settle,
         FollowupOwnTurn: _settle,
         FollowupReturned: _settle,
+        ApprovalRequested: _ask,
+        ApprovalResolved: _answer,
     }
 
 
