@@ -7,25 +7,16 @@ import shutil
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import anyio
 import msgspec
 import pytest
 
-import steadyrun
-from steadyrun.assemble.runtime import make_dialect
-from steadyrun.config import Config, ProviderSettings, load
-from steadyrun.library import RunHandle, Steadyrun
-from steadyrun.model.secret import Secret
+from steadyrun.config import ProviderSettings
 from steadyrun.runtime import runner
-from steadyrun.store import Store
-from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.provider_suite import (
     FLOOD_BYTES,
     GO,
@@ -37,13 +28,13 @@ from steadyrun.testing.provider_suite import (
 )
 from tests.children import fake_claude
 from tests.commands import ROOT
+from tests.conformance.harness import CANARY, LibraryHarness
 from tests.require import require
 
 PATIENCE_SECONDS = 60
 WORKERS = 3
-CANARY = "canary-7f3a-of-the-environment"
 # The keeper's reserve is 64 MiB.
-DISK, BALLAST_BYTES = "96m", 48 << 20
+DISK = "96m"
 NOVEL = '{"type": "novelty", "n": 1}'
 NO_TEXT = b'{"type":"text","text":"\xff\xfe"}'
 
@@ -184,56 +175,10 @@ NOT_APPLICABLE = {
 }
 
 
-class Program:
-    """The library, for one provider in one directory."""
-
-    def __init__(self, library: Steadyrun, provider: str, cwd: Path) -> None:
-        self._library, self._provider, self._cwd = library, provider, cwd
-
-    async def start(self, prompt: str, **wishes: Any) -> RunHandle:
-        cwd = wishes.pop("cwd", self._cwd)
-        return await self._library.start(prompt, provider=self._provider, cwd=cwd, **wishes)
-
-    async def run(self, run: str) -> RunHandle:
-        return await self._library.run(run)
-
-
-class LibraryHarness:
-    """A provider through `steadyrun.library`, as it is configured in a home of its own."""
-
-    def __init__(self, provider: str, place: Path, *, has_small_disk: bool = False) -> None:
-        self.provider = provider
-        self.abilities = make_dialect(provider, {}).abilities
-        self.home, self.cwd = place / "home", place
-        self.secret = Secret(CANARY)
-        self.has_small_disk = has_small_disk
-
-    def prompt(self, situation: Situation) -> Prompt | None:
-        return PROMPTS[self.provider].get(situation)
-
-    @asynccontextmanager
-    async def library(self, *, command: tuple[str, ...] | None = None) -> AsyncIterator[Program]:
-        async with steadyrun.open(self._config(command)) as library:
-            yield Program(library, self.provider, self.cwd)
-
-    @asynccontextmanager
-    async def store(self) -> AsyncIterator[Store]:
-        store = await SqliteStore.open(self.home)
-        try:
-            yield store
-        finally:
-            await store.close()
-
-    def fill_disk(self) -> None:
-        (self.cwd / "ballast").write_bytes(bytes(BALLAST_BYTES))
-
-    def _config(self, command: tuple[str, ...] | None) -> Config:
-        environ = {"PATH": "/usr/bin:/bin", "HOME": str(self.cwd), "SECRET": CANARY}
-        config = load(home=self.home, cwd=self.cwd, environ=environ)
-        command = command or FAKES.get(self.provider)
-        settings = ProviderSettings(command=command, env={"CANARY_KEY": "${SECRET}"})
-        both = msgspec.structs.replace(config.settings, providers={self.provider: settings})
-        return replace(config, settings=both)
+def _harness(provider: str, place: Path, *, has_small_disk: bool = False) -> LibraryHarness:
+    settings = ProviderSettings(command=FAKES.get(provider))
+    prompts = PROMPTS[provider]
+    return LibraryHarness(provider, place, settings, prompts, has_small_disk=has_small_disk)
 
 
 PAIRS = [(provider, promise) for provider in PROMPTS for promise in PROMISES]
@@ -271,7 +216,7 @@ def test_a_provider_keeps_its_promise(
     pair: tuple[str, Promise], kept: dict[str, "Future[None]"]
 ) -> None:
     provider, promise = pair
-    why_not = promise.why_not(LibraryHarness(provider, Path()))
+    why_not = promise.why_not(_harness(provider, Path()))
     assert (promise.name in NOT_APPLICABLE[provider]) == (why_not is not None), why_not
     if why_not:
         pytest.skip(f"{provider}: {why_not}")
@@ -321,7 +266,7 @@ def _keep_on_small_disk(provider: str, place: Path) -> "subprocess.CompletedProc
 
 
 def keep(provider: str, promise: Promise, place: Path, *, has_small_disk: bool = False) -> None:
-    harness = LibraryHarness(provider, place, has_small_disk=has_small_disk)
+    harness = _harness(provider, place, has_small_disk=has_small_disk)
     if promise.why_not(harness) is None:
         anyio.run(promise.check, harness)
 

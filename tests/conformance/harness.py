@@ -1,0 +1,86 @@
+"""A provider through `steadyrun.library`, for the promises of the provider suite."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import steadyrun
+from steadyrun.assemble.runtime import make_dialect
+from steadyrun.config import Config, ProviderSettings, load
+from steadyrun.library import RunHandle, Steadyrun
+from steadyrun.model.secret import Secret
+from steadyrun.store import Store
+from steadyrun.stores.sqlite import SqliteStore
+from steadyrun.testing.provider_suite import Prompt, Situation
+
+CANARY = "canary-7f3a-of-the-environment"
+# The keeper's reserve is 64 MiB.
+BALLAST_BYTES = 48 << 20
+
+
+class Program:
+    """The library, for one provider in one directory."""
+
+    def __init__(self, library: Steadyrun, provider: str, cwd: Path) -> None:
+        self._library, self._provider, self._cwd = library, provider, cwd
+
+    async def start(self, prompt: str, **wishes: Any) -> RunHandle:
+        cwd = wishes.pop("cwd", self._cwd)
+        return await self._library.start(prompt, provider=self._provider, cwd=cwd, **wishes)
+
+    async def run(self, run: str) -> RunHandle:
+        return await self._library.run(run)
+
+
+class LibraryHarness:
+    """A provider as it is configured in a home of its own."""
+
+    def __init__(
+        self,
+        provider: str,
+        place: Path,
+        settings: ProviderSettings,
+        prompts: Mapping[Situation, Prompt],
+        *,
+        has_small_disk: bool = False,
+    ) -> None:
+        self.provider = provider
+        self.abilities = make_dialect(provider, settings.options).abilities
+        self.home, self.cwd = place / "home", place
+        self.secret = Secret(CANARY)
+        self.has_small_disk = has_small_disk
+        self._settings, self._prompts = settings, prompts
+
+    def prompt(self, situation: Situation) -> Prompt | None:
+        return self._prompts.get(situation)
+
+    @asynccontextmanager
+    async def library(self, *, command: tuple[str, ...] | None = None) -> AsyncIterator[Program]:
+        async with steadyrun.open(self._config(command)) as library:
+            yield Program(library, self.provider, self.cwd)
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[Store]:
+        store = await SqliteStore.open(self.home)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def fill_disk(self) -> None:
+        (self.cwd / "ballast").write_bytes(bytes(BALLAST_BYTES))
+
+    def _config(self, command: tuple[str, ...] | None) -> Config:
+        environ = {"PATH": "/usr/bin:/bin", "HOME": str(self.cwd), "SECRET": CANARY}
+        config = load(home=self.home, cwd=self.cwd, environ=environ)
+        settings = msgspec.structs.replace(
+            self._settings,
+            command=command or self._settings.command,
+            env={**self._settings.env, "CANARY_KEY": "${SECRET}"},
+        )
+        both = msgspec.structs.replace(config.settings, providers={self.provider: settings})
+        return replace(config, settings=both)
