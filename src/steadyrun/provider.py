@@ -288,11 +288,16 @@ class Driver(Protocol):
     def heard_at(self) -> float:
         """When, by the monotonic clock, the process last said anything."""
 
+    @property
+    def said_at(self) -> float:
+        """When anything was last said to it."""
+
     async def follow(self) -> None:
         """Pass on what the process says until it is gone and everything has been read."""
 
-    async def begin(self, turn: Turn) -> None:
-        """Shake hands, wait until it is ready, tell the turn. Telling it twice is once."""
+    async def begin(self, turn: Turn) -> bool:
+        """Shake hands, wait until it is ready, tell the turn. Telling it twice is once: False if
+        it had been told before."""
 
     async def steer(self, offer: Offer) -> Refused | None:
         """Offer a message to the open turn; events tell what becomes of it."""

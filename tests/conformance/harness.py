@@ -11,6 +11,7 @@ import msgspec
 import steadyrun
 from steadyrun.assemble.runtime import make_dialect
 from steadyrun.config import Config, ProviderSettings, load
+from steadyrun.config.schema import Clocks
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.secret import Secret
 from steadyrun.store import Store
@@ -20,6 +21,8 @@ from steadyrun.testing.provider_suite import Prompt, Situation
 CANARY = "canary-7f3a-of-the-environment"
 # The keeper's reserve is 64 MiB.
 BALLAST_BYTES = 48 << 20
+# Who does not obey is not given ten seconds.
+_IMPATIENT = Clocks(interrupt_seconds=2.0)
 
 
 class Program:
@@ -82,5 +85,7 @@ class LibraryHarness:
             command=command or self._settings.command,
             env={**self._settings.env, "CANARY_KEY": "${SECRET}"},
         )
-        both = msgspec.structs.replace(config.settings, providers={self.provider: settings})
+        both = msgspec.structs.replace(
+            config.settings, providers={self.provider: settings}, clocks=_IMPATIENT
+        )
         return replace(config, settings=both)

@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from steadyrun.config import ProviderSettings
-from steadyrun.runtime import runner
 from steadyrun.testing.provider_suite import (
     FLOOD_BYTES,
     GO,
@@ -182,14 +181,6 @@ def _harness(provider: str, place: Path, *, has_small_disk: bool = False) -> Lib
 
 
 PAIRS = [(provider, promise) for provider in PROMPTS for promise in PROMISES]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def impatience() -> Iterator[None]:
-    """Who does not obey is not given ten seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "INTERRUPT_SECONDS", 1.0)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import anyio
 import pytest
 
 from steadyrun.config import ProviderSettings
-from steadyrun.runtime import runner
 from steadyrun.testing.provider_suite import GO, LONG_BYTES, PROMISES, Promise, Prompt, Situation
 from steadyrun.testing.simulated.faults import Gate
 from steadyrun.testing.simulated.messages import Ask, MessagesServer, answer, call, text
@@ -100,14 +99,6 @@ def _texts(content: Any) -> Iterator[str]:
 def server() -> Iterator[MessagesServer]:
     with MessagesServer(model) as server:
         yield server
-
-
-@pytest.fixture(scope="module", autouse=True)
-def impatience() -> Iterator[None]:
-    """Who does not obey is not given ten seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "INTERRUPT_SECONDS", 3.0)
-        yield
 
 
 def harness(place: Path, url: str) -> LibraryHarness:

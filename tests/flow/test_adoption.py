@@ -52,7 +52,6 @@ from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.providers import keeping
-from steadyrun.runtime import runner
 from steadyrun.runtime.feed import LAST
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children import adoption_driver
@@ -439,10 +438,9 @@ def test_a_keeper_that_does_not_answer_for_a_while_is_asked_again(
     _check_followups(record)
 
 
-def test_a_turn_that_the_cli_begins_itself_is_given_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "CLOSE_SECONDS", 0.1)
+def test_a_turn_that_the_cli_begins_itself_is_given_its_time(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "config.toml").write_text("[clocks]\nclose_seconds = 0.1\n")
 
     async def main() -> None:
         async with _library(tmp_path) as library:

@@ -9,7 +9,7 @@ import msgspec
 from steadyrun.assemble.store import open_store
 from steadyrun.clock import SystemClock
 from steadyrun.config import Config
-from steadyrun.config.schema import ProviderSettings
+from steadyrun.config.schema import Clocks, ProviderSettings
 from steadyrun.errors import ConfigInvalid
 from steadyrun.model.ids import Ids
 from steadyrun.model.secret import Scrubber
@@ -44,11 +44,24 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
                     ids=Ids(clock.now),
                     holder=holder.id,
                     machine=machine,
-                    limits=ClockLimits(),
+                    limits=_limits(config.settings.clocks),
                     scrubber=scrubber,
                 )
             finally:
                 await store.leave(holder.id)
+
+
+def _limits(clocks: Clocks) -> ClockLimits:
+    return ClockLimits(
+        idle=clocks.idle_seconds,
+        stall=clocks.stall_seconds,
+        hang=clocks.hang_seconds,
+        warning=clocks.warning_seconds,
+        interrupt=clocks.interrupt_seconds,
+        close=clocks.close_seconds,
+        offer=clocks.offer_seconds,
+        approval=clocks.approval_seconds,
+    )
 
 
 def _setup(config: Config, name: str) -> Setup:

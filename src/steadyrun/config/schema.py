@@ -38,6 +38,19 @@ class Daemon(Struct, frozen=True):
     listen: str = "127.0.0.1:7717"
 
 
+class Clocks(Struct, frozen=True):
+    """How long may what take? In seconds; 0 is without limit."""
+
+    idle_seconds: float = 1800.0
+    stall_seconds: float = 120.0
+    hang_seconds: float = 60.0
+    warning_seconds: float = 60.0
+    interrupt_seconds: float = 10.0
+    close_seconds: float = 10.0
+    offer_seconds: float = 30.0
+    approval_seconds: float = 600.0
+
+
 class ProviderSettings(Struct, frozen=True):
     """How a provider is started. `env` holds templates: `${VAR}` is filled in at launch."""
 
@@ -63,6 +76,7 @@ class Settings(Struct, frozen=True):
 
     store: str = "sqlite"
     daemon: Daemon = Daemon()
+    clocks: Clocks = Clocks()
     providers: dict[str, ProviderSettings] = {}
     agents: dict[str, AgentSettings] = {}
 
@@ -268,6 +282,12 @@ def _check_amount(value: float) -> Flaw | None:
     return Flaw(f"expected a number of dollars above 0, found {value}")
 
 
+def _check_seconds(value: float) -> Flaw | None:
+    if value >= 0 and math.isfinite(value):
+        return None
+    return Flaw(f"expected a number of seconds, 0 or more, found {value}")
+
+
 def _check_agent(path: KeyPath, agent: Table, sources: dict[KeyPath, Source]) -> None:
     for field in msgspec.structs.fields(AgentSettings):
         if field.required and field.name not in agent:
@@ -300,6 +320,7 @@ _TYPE_NAMES: dict[type, str] = {
     dict: "a table",
 }
 _EXPECTED: dict[Any, str] = {
+    float: "a number",
     float | None: "a number",
     tuple[str, ...]: "a list of strings",
     tuple[str, ...] | None: "a list of strings",
@@ -322,4 +343,5 @@ _CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
     "agents.*.budget.run": _check_amount,
     "agents.*.budget.day": _check_amount,
     "agents.*.budget.month": _check_amount,
+    **{f"clocks.{field.name}": _check_seconds for field in msgspec.structs.fields(Clocks)},
 }

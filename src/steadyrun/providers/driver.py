@@ -61,7 +61,7 @@ class ProcessDriver:
         """Without a link the process is gone, and what it left is read to its end."""
         directory, journal = kept.directory, kept.directory / "journal"
         self._turns = Turns(dialect)
-        self.heard_at = clock.monotonic()
+        self.heard_at = self.said_at = clock.monotonic()
         self._dialect = dialect
         self._process = process
         self._directory = directory
@@ -72,6 +72,7 @@ class ProcessDriver:
         self._lock = asyncio.Lock()
         self._caught_up = anyio.Event()
         self._changed = anyio.Event()
+        # Whether anybody has ever waited for a change.
         self._is_awaited = False
         self._will: bytes | None = None
         self._is_gone = False
@@ -108,9 +109,9 @@ class ProcessDriver:
 
     # -- verbs
 
-    async def begin(self, turn: Turn) -> None:
+    async def begin(self, turn: Turn) -> bool:
         if "multi_turn" not in self._dialect.abilities:
-            return
+            return False
         async with self._speaking():
             await self._send_all(self._dialect.open())
         self._is_awaited = True
@@ -118,10 +119,9 @@ class ProcessDriver:
             changed = self._changed
             async with self._speaking():
                 if self._dialect.is_ready:
-                    await self._send_all(self._dialect.begin(turn))
-                    break
+                    return await self._send_all(self._dialect.begin(turn))
             await changed.wait()
-        self._is_awaited = False
+        return False
 
     def _has_begun(self, turn: Turn) -> bool:
         return f"{_BEGIN}{turn.key}" in self._keys
@@ -222,6 +222,7 @@ class ProcessDriver:
     async def _take(self, frames: Sequence[Frame]) -> None:
         """Hear lines in order, and send what they ask for."""
         now = self._clock.now()
+        self.heard_at = self._clock.monotonic()
         heard: list[Heard] = []
         for frame in frames:
             if self._replay:
@@ -325,11 +326,11 @@ class ProcessDriver:
         with self._unless_gone():
             if self._link:
                 number = await self._link.frame(send.key, self._offset, send.raw)
+                self.said_at = self._clock.monotonic()
                 return self._was_sent(Frame(send.raw, self._offset, send.key, number))
         return None
 
     async def _pass_on(self, heard: list[Heard]) -> None:
-        self.heard_at = self._clock.monotonic()
         if not heard and self._offset <= self._passed:
             return
         has_ended = Ended in set(map(type, heard))

@@ -6,7 +6,7 @@ from steadyrun.model.run import StopReason
 
 
 class ClockLimits(Struct, frozen=True):
-    """How long may it take? Seconds; None is without limit."""
+    """How long may it take? Seconds; None or 0 is without limit."""
 
     # From the start of the run to its end.
     wall: float | None = None
@@ -17,7 +17,15 @@ class ClockLimits(Struct, frozen=True):
     # From the input to the first word of an answer.
     hang: float | None = 60.0
     # Silence that is worth a warning.
-    warning: float = 60.0
+    warning: float | None = 60.0
+    # From the polite request to end a turn to the end of its process.
+    interrupt: float | None = 10.0
+    # From the end of its input to the end of a process.
+    close: float | None = 10.0
+    # From the end of a turn to the end of what was offered to it.
+    offer: float | None = 30.0
+    # From a question to the answer of a person.
+    approval: float | None = 600.0
 
 
 class Signs(Struct, frozen=True):
@@ -27,6 +35,8 @@ class Signs(Struct, frozen=True):
     # When the input was written; None before that.
     told_at: float | None
     heard_at: float
+    # When anything was last said to it: it may take its time from there.
+    said_at: float = 0.0
     # It waits for a person, a tool, a follow-up or a time it has announced: silence means nothing.
     is_waiting: bool = False
     is_one_shot: bool = False
@@ -49,7 +59,7 @@ def next_alarm(limits: ClockLimits, signs: Signs) -> Alarm | None:
 
 
 def _silence(limits: ClockLimits, signs: Signs) -> list[Alarm]:
-    since = max(signs.heard_at, signs.told_at or signs.started_at)
+    since = max(signs.heard_at, signs.said_at, signs.told_at or signs.started_at)
     has_answered = signs.told_at is None or signs.heard_at > signs.told_at
     alarms = []
     if limits.hang and not has_answered:
@@ -58,6 +68,6 @@ def _silence(limits: ClockLimits, signs: Signs) -> list[Alarm]:
         alarms.append(Alarm(since + limits.stall, "stall"))
     if limits.idle:
         alarms.append(Alarm(since + limits.idle, "idle_timeout"))
-    if not signs.is_warned:
+    if limits.warning and not signs.is_warned:
         alarms.append(Alarm(since + limits.warning, None))
     return alarms

@@ -4,6 +4,7 @@ Nobody else may write for the lane meanwhile; when the claim is lost, `LeaseLost
 here and the process goes on for its new driver.
 """
 
+import math
 from typing import TypeGuard
 
 import anyio
@@ -40,19 +41,12 @@ from steadyrun.provider import (
     Verdict,
 )
 from steadyrun.runtime.around import Ask, Surroundings
-from steadyrun.runtime.clocks import ClockLimits, Signs, next_alarm
+from steadyrun.runtime.clocks import Signs, next_alarm
 from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.followups import Followups
 from steadyrun.runtime.recorder import Recorder
 from steadyrun.tasks import task_group
 
-# How long a turn has to end after it was interrupted, and a process after its stdin was closed.
-INTERRUPT_SECONDS = 10.0
-CLOSE_SECONDS = 10.0
-# How long an offer may stay open after the turn it was made to.
-OFFER_SECONDS = 30.0
-# How long a person has to answer.
-APPROVAL_SECONDS = 600.0
 # How often the clocks are looked at.
 _TICK_SECONDS = 0.5
 _WALL = "wall_seconds"
@@ -92,7 +86,7 @@ class Runner:
         # The provider has said that it will try again at this time.
         self._patient_until = 0.0
         self._limits = around.limits
-        self._is_over = False
+        self._is_over = self._is_adopted = False
         # What to ask for instead if the conversation to resume is missing.
         self._fallback: Ask | None = None
         self._changed = anyio.Event()
@@ -152,6 +146,7 @@ class Runner:
 
     async def adopt(self, process: Process) -> Run:
         """Go on with a process that an earlier holder has started, or was about to."""
+        self._is_adopted = True
         try:
             turn = await self._around.drivers.told(process)
         except NotFound:
@@ -228,8 +223,7 @@ class Runner:
 
     def _set_wall(self, run: Run) -> None:
         wall = run.metadata.get(_WALL)
-        limits = self._around.limits
-        self._limits = ClockLimits(wall, limits.idle, limits.stall, limits.hang, limits.warning)
+        self._limits = replace(self._around.limits, wall=wall)
         passed = (self._clock.now() - run.created_at).total_seconds()
         self._started_at = self._clock.monotonic() - max(0.0, passed)
 
@@ -239,8 +233,10 @@ class Runner:
         if self._stop:
             await self._end_turn(self._stop)
         elif not self._is_over:
-            await driver.begin(turn)
-            self._told_at = self._clock.monotonic()
+            # From here on a word is due; of whom we have taken over, only if we tell the turn.
+            self._told_at = None if self._is_adopted else self._clock.monotonic()
+            if await driver.begin(turn) or not self._is_adopted:
+                self._told_at = self._clock.monotonic()
         await self._wait_until_done()
         await driver.close()
         while await self._begins_again():
@@ -249,8 +245,8 @@ class Runner:
 
     async def _begins_again(self) -> bool:
         """Whether it goes on with a turn of its own, in place of ending."""
-        is_busy = self._driving().has_background
-        with anyio.move_on_after(self._limits.idle if is_busy else CLOSE_SECONDS):
+        is_busy, limits = self._driving().has_background, self._limits
+        with anyio.move_on_after((limits.idle if is_busy else limits.close) or None):
             while self._is_over:
                 await self._changed.wait()
         return not self._is_over
@@ -259,7 +255,7 @@ class Runner:
         """No turn is open and no offer either; what stays open too long is called back."""
         while not self._is_over:
             await self._changed.wait()
-        with anyio.move_on_after(OFFER_SECONDS):
+        with anyio.move_on_after(self._limits.offer or None):
             while self._offers.open or not self._is_over:
                 await self._changed.wait()
         await self._offers.recall()
@@ -405,7 +401,7 @@ class Runner:
         driver = self._driving()
         await self._offers.recall()
         if await driver.interrupt():
-            with anyio.move_on_after(INTERRUPT_SECONDS):
+            with anyio.move_on_after(self._limits.interrupt or None):
                 while not self._is_over:
                     await self._changed.wait()
         if not self._is_over:
@@ -446,8 +442,9 @@ class Runner:
                 await self._recording().note(StallWarned(round((now - signs.heard_at) * 1000)))
 
     async def _deny_unanswered(self, now: float) -> None:
+        limit = self._limits.approval or math.inf
         for approval, asked_at in list(self._approvals.items()):
-            if now > asked_at + APPROVAL_SECONDS:
+            if now > asked_at + limit:
                 await self.decide(approval, Verdict(False, "nobody answered in time"))
 
     def _signs(self, *, is_warned: bool) -> Signs:
@@ -457,6 +454,7 @@ class Runner:
             self._started_at,
             self._told_at,
             driver.heard_at,
+            driver.said_at,
             is_waiting=driver.has_open_tools
             or bool(self._approvals or self._offers.open)
             or is_patient,

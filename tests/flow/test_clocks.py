@@ -1,0 +1,60 @@
+"""Does a run end whose process says nothing? Real processes, with the clocks set short."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+import steadyrun
+from steadyrun.config import load
+from steadyrun.model.run import Run
+from tests.children.keeper_driver import is_locked
+
+PATIENCE_SECONDS = 30.0
+
+
+def ended(place: Path, config: str, prompt: str) -> Run:
+    """How a run ends under this configuration."""
+    home = place / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(config)
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
+
+    async def main() -> Run:
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with steadyrun.open(load(home=home, cwd=place, environ=environ)) as library:
+                run = await library.start(prompt, provider="scripted", cwd=place)
+                return await run.result()
+
+    run = anyio.run(main)
+    [directory] = (home / "processes").iterdir()
+    assert not is_locked(directory)
+    return run
+
+
+@pytest.mark.parametrize("command", ["exec sleep 600", "echo complaint >&2; cat >&2"])
+def test_a_cli_that_never_answers_is_given_up(tmp_path: Path, command: str) -> None:
+    program = f'[providers.scripted]\ncommand = ["/bin/sh", "-c", "{command}"]\n'
+    config = f"[clocks]\nhang_seconds = 0.5\n{program}"
+
+    run = ended(tmp_path, config, "hello")
+
+    assert (run.status, run.stop_reason) == ("failed", "hang")
+
+
+def test_a_turn_without_a_word_is_ended(tmp_path: Path) -> None:
+    config = "[clocks]\nidle_seconds = 0.5\n"
+
+    run = ended(tmp_path, config, 'script:[{"text":"one"},"hang"]')
+
+    assert (run.status, run.stop_reason) == ("timed_out", "idle_timeout")
+
+
+def test_a_clock_that_is_set_to_nothing_never_rings(tmp_path: Path) -> None:
+    config = (
+        "[clocks]\nidle_seconds = 0\nhang_seconds = 0\nstall_seconds = 0\nwarning_seconds = 0\n"
+    )
+
+    run = ended(tmp_path, config, 'script:[{"text":"one"},{"wait":1.2},{"text":"two"}]')
+
+    assert (run.status, run.text) == ("completed", "two")
