@@ -185,7 +185,7 @@ def test_a_result_that_does_not_say_whether_it_failed_is_none() -> None:
     ],
 )
 def test_the_last_words_explain_an_exit_at_the_start(stderr: str, expected: str) -> None:
-    end = exit_end(Exit(1, stderr=f"warning: y\n{stderr}\nbye"), has_init=False)
+    end = exit_end(Exit(1, stderr=f"warning: y\n{stderr}\nbye"), has_init=False, has_answered=False)
 
     assert end
     assert end.error
@@ -195,17 +195,34 @@ def test_the_last_words_explain_an_exit_at_the_start(stderr: str, expected: str)
 
 
 def test_last_words_that_are_not_known_explain_nothing() -> None:
-    assert exit_end(Exit(1, stderr="Segmentation fault"), has_init=False) is None
+    last = Exit(1, stderr="Segmentation fault")
+
+    assert exit_end(last, has_init=False, has_answered=True) is None
+
+
+def test_a_program_that_ends_before_it_has_answered_is_none_that_we_know() -> None:
+    end = exit_end(Exit(1, stderr="a\nusage: claude FILE\n"), has_init=False, has_answered=False)
+
+    assert end
+    assert end.error
+    assert (end.error.code, end.error.retryable) == ("cli_incompatible", False)
+    assert "code 1" in end.error.message
+    assert end.error.message.endswith("usage: claude FILE")
+    assert "doctor" in end.error.hint
+
+
+def test_a_program_that_was_killed_before_it_had_answered_may_be_one() -> None:
+    assert exit_end(Exit(None, 9), has_init=False, has_answered=False) is None
 
 
 def test_who_was_stopped_did_not_end_for_a_reason_of_its_own() -> None:
     last = Exit(1, reason="user_stop", stderr="is already in use")
 
-    assert exit_end(last, has_init=False) is None
+    assert exit_end(last, has_init=False, has_answered=False) is None
 
 
 def test_last_words_of_a_process_that_worked_count_only_if_it_gave_up() -> None:
     words = "Error parsing streaming input line: x"
 
-    assert exit_end(Exit(None, 9, stderr=words), has_init=True) is None
-    assert exit_end(Exit(1, stderr=words), has_init=True) is not None
+    assert exit_end(Exit(None, 9, stderr=words), has_init=True, has_answered=True) is None
+    assert exit_end(Exit(1, stderr=words), has_init=True, has_answered=True) is not None

@@ -91,14 +91,22 @@ def test_what_may_become_a_secret_waits_for_the_next_piece() -> None:
 
 def test_streams_are_apart() -> None:
     scrubber = _scrubber()
-    events: list[Event] = [TextDelta("can"), ThinkingDelta("can"), OutputRaw("stderr", "can")]
-    for event in events:
+    for event in (TextDelta("can"), OutputRaw("stderr", "can"), OutputRaw("stdout", "can")):
         assert scrubber.passed(_live(event)) == []
 
-    passed = scrubber.passed(_live(ThinkingDelta("ary-7f3a-c!")))
+    passed = scrubber.passed(_live(OutputRaw("stderr", "ary-7f3a-c!")))
 
     assert [_text(each) for each in passed] == [f"{REDACTED}!"]
     assert [each.event for each in scrubber.rest()] == [TextDelta("can")]
+
+
+def test_who_goes_on_to_speak_has_ended_a_thought() -> None:
+    scrubber = _scrubber()
+    assert scrubber.passed(_live(ThinkingDelta("yes, can"))) == [_live(ThinkingDelta("yes, "))]
+
+    passed = scrubber.passed(_live(TextDelta("It is.")))
+
+    assert [each.event for each in passed] == [ThinkingDelta("can"), TextDelta("It is.")]
 
 
 def test_a_stored_event_does_not_end_raw_output() -> None:

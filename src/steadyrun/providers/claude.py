@@ -199,9 +199,17 @@ class Claude:
         return []
 
     def _decided(self, told: AnswerLine) -> list[Said]:
-        decision = told.response.response
+        request, decision = told.response.request_id, told.response.response
         verdict = decision.behavior if decision else "deny"
-        return claude_turn.resolved(self.state, told.response.request_id, verdict, "user")
+        if decision and isinstance(decision.updated_input, msgspec.Raw):
+            self._change_input(request, bytes(decision.updated_input))
+        return claude_turn.resolved(self.state, request, verdict, "user")
+
+    def _change_input(self, request: str, given: bytes) -> None:
+        """Its end tells what the tool was called with, not what it was to be called with."""
+        for ask in self.state.asks.values():
+            if ask.request == request and ask.tool in self.state.tools:
+                self.state.tools[ask.tool].input = given
 
     # -- what was printed
 
@@ -257,7 +265,10 @@ class Claude:
             return [claude_lines.decline_line(frame.end, said.request_id), _unknown(frame)]
         approval, given = str(frame.end), bytes(request.input)
         self.state.asks[approval] = OpenAsk(
-            said.request_id, given, is_sub_agent=request.agent_id is not None
+            said.request_id,
+            given,
+            tool=request.tool_use_id,
+            is_sub_agent=request.agent_id is not None,
         )
         asked = ev.ApprovalRequested(
             approval, request.tool_use_id, request.tool_name, value_of(given)

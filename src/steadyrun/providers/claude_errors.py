@@ -10,10 +10,9 @@ from msgspec import Struct
 
 from steadyrun.model.event import Diagnostic, ErrorFact
 from steadyrun.model.run import EndStatus, StopReason
-from steadyrun.provider import Ended, Exit
+from steadyrun.provider import RESUME_NOT_FOUND, Ended, Exit
 from steadyrun.providers.claude_frames import ResultLine
 
-RESUME_NOT_FOUND = "resume_not_found"
 _RATE_LIMITED = "rate_limited"
 _PROTOCOL = "protocol"
 _HOOK_STOPPED = "hook_stopped"
@@ -48,14 +47,15 @@ _PLAIN_REASONS = frozenset({"completed", "api_error"})
 _RETRYABLE = frozenset({_RATE_LIMITED, "overloaded", "server_error", "unknown"})
 _STOPPED: dict[str, StopReason] = {"max_cost": "budget"}
 _HINTS = {
-    "auth": "Log in with `claude` and /login, or set ANTHROPIC_API_KEY.",
+    "auth": "Log in with `claude` and /login, or name a key in providers.claude.env.",
     "billing": "Look at the plan and the credit of the account.",
     "model_not_found": "Choose another model; `claude` and /model show which there are.",
     "prompt_too_long": "Say less at once, or begin a new conversation.",
     "max_turns": "Allow more turns with max_turns.",
     "max_cost": "Allow more with the budget of a run.",
     _HOOK_STOPPED: "Look at the hooks in the settings of Claude Code, here and in the project.",
-    RESUME_NOT_FOUND: "A conversation is known only in the directory it was begun in.",
+    RESUME_NOT_FOUND: "A conversation is known only in the directory it was begun in: start it"
+    " there, or allow a new one with --or-fresh.",
 }
 # What a result says that nobody but a developer of the CLI understands.
 _INTERNAL = "[ede_diagnostic]"
@@ -92,7 +92,7 @@ def outcome(result: ResultLine, found: Found) -> Outcome:
         code,
         _message(result) or f"Claude Code failed with {code}",
         _HINTS.get(code, ""),
-        code in _RETRYABLE or _is_server_error(result),
+        _is_retryable(code, result),
         time_of(found.resets_at) if code == _RATE_LIMITED else None,
     )
     status: EndStatus = "rate_limited" if code == _RATE_LIMITED else "failed"
@@ -116,19 +116,27 @@ def already_told() -> ErrorFact:
     return ErrorFact("already_told", why)
 
 
-def exit_end(last: Exit, *, has_init: bool) -> Ended | None:
-    """The end of a turn whose process went without a result; None if nothing explains it."""
+def exit_end(last: Exit, *, has_init: bool, has_answered: bool) -> Ended | None:
+    """The end of a turn whose process went without a result; None if nothing explains it.
+
+    One that has not even answered our first line is no Claude Code, or none that we know.
+    """
     if last.reason is not None or (has_init and last.code != 1):
         return None
     for words, code, hint in _LAST_WORDS:
         if words in last.stderr:
-            return Ended(
-                "failed",
-                error=ErrorFact(code, _last_line(last.stderr, words), hint),
-                diagnostic=Diagnostic(last.code, last.stderr),
-                exit_code=last.code,
-            )
-    return None
+            return _exit_end(last, ErrorFact(code, _last_line(last.stderr, words), hint))
+    if has_answered or last.code is None:
+        return None
+    last_line = last.stderr.strip().splitlines()[-1:]
+    why = f"the program ended with code {last.code} before it had answered"
+    hint = "Is it Claude Code, in a version that was tried? `steadyrun doctor` tells."
+    return _exit_end(last, ErrorFact("cli_incompatible", ": ".join([why, *last_line]), hint))
+
+
+def _exit_end(last: Exit, error: ErrorFact) -> Ended:
+    diagnostic = Diagnostic(last.code, last.stderr)
+    return Ended("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
 
 
 _LAST_WORDS = (
@@ -169,6 +177,13 @@ def _code_of_subtype(result: ResultLine, found: Found) -> str | None:
 def _code_of_reason(result: ResultLine) -> str | None:
     reason = result.terminal_reason
     return None if reason in _PLAIN_REASONS or not reason else _BY_REASON.get(reason, reason)
+
+
+def _is_retryable(code: str, result: ResultLine) -> bool:
+    """The same again may help, unless it was the request that was wrong."""
+    if code == "unknown" and 400 <= (result.api_error_status or 0) < 500:
+        return False
+    return code in _RETRYABLE or _is_server_error(result)
 
 
 def _is_server_error(result: ResultLine) -> bool:

@@ -33,6 +33,8 @@ class OpenAsk(Struct):
 
     request: str
     input: bytes
+    # The tool that is to be used.
+    tool: str | None = None
     is_sub_agent: bool = False
 
 

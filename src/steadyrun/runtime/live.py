@@ -23,6 +23,16 @@ class LiveScrubber:
     def passed(self, live: LiveEvent) -> list[LiveEvent]:
         """The event with what was held back before it, as far as it can be told now."""
         stream = _stream(live)
+        if self._held:
+            return [*self._ended_by(stream), *self._passed(live, stream)]
+        return self._passed(live, stream)
+
+    def _ended_by(self, stream: str) -> list[LiveEvent]:
+        """Who goes on to speak has ended a thought, and the other way round."""
+        ended = [name for name in self._held if {name, stream} <= _WORDS and name != stream]
+        return [self._let_go(self._held.pop(name)) for name in ended]
+
+    def _passed(self, live: LiveEvent, stream: str) -> list[LiveEvent]:
         text = _text(self._held.pop(stream)) + _text(live) if stream in self._held else _text(live)
         end = self._end(text)
         if end < len(text):
@@ -48,11 +58,17 @@ class LiveScrubber:
         if not is_over:
             self._held = {name: live for name, live in held.items() if _is_raw(live)}
         ended = [live for name, live in held.items() if name not in self._held]
-        return [_with_text(live, self._cleaned(_text(live))) for live in ended]
+        return [self._let_go(live) for live in ended]
+
+    def _let_go(self, live: LiveEvent) -> LiveEvent:
+        return _with_text(live, self._cleaned(_text(live)))
 
     def _cleaned(self, text: str) -> str:
         is_suspect = self._scrubber.suspects(text.encode(errors="replace"))
         return str(self._scrubber.clean(text)) if is_suspect else text
+
+
+_WORDS = frozenset({"text.delta", "thinking.delta"})
 
 
 def _is_raw(live: LiveEvent) -> bool:

@@ -81,6 +81,8 @@ class Runner:
         self._approvals: dict[str, float] = {}
         self._stop: StopReason | None = None
         self._why: str | None = None
+        # Why the turn before this one was to be stopped.
+        self._missed: StopReason | None = None
         self._started_at = self._clock.monotonic()
         self._told_at: float | None = None
         # The provider has said that it will try again at this time.
@@ -334,7 +336,7 @@ class Runner:
         )
         await self._store.change(self._claim, self.run, created)
         self._offers.open.discard(self._claim.item.id)
-        self._stop = self._why = None
+        self._missed, self._stop, self._why = self._stop, None, None
         self._started_at = self._clock.monotonic()
         self._is_over = False
         return self.run
@@ -345,6 +347,9 @@ class Runner:
         if self._stop and status != "completed":
             status, reason = STOPPED[self._stop], self._stop
             error = ErrorFact("cancelled", self._why) if self._why else error
+        elif status == "cancelled":
+            # What was meant for the turn before may have come too late, and hit this one.
+            reason = reason or self._missed
         return Finished(
             self._clock.now(),
             status,

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-Fault = Literal["rate_limit", "overloaded", "server", "auth", "too_long", "invalid"]
+Fault = Literal[
+    "rate_limit", "overloaded", "server", "auth", "not_found", "too_long", "invalid"
+]  # fmt: skip
 
 PATIENCE_SECONDS = 30.0
 
@@ -104,6 +106,11 @@ def server_error() -> Refusal:
 
 def unauthorized() -> Refusal:
     return Refusal("auth")
+
+
+def not_found() -> Refusal:
+    """There is no such model."""
+    return Refusal("not_found")
 
 
 def too_long() -> Refusal:

@@ -61,6 +61,7 @@ ERRORS: Mapping[Fault, tuple[int, str, str]] = {
     "overloaded": (529, "overloaded_error", "Overloaded"),
     "server": (500, "api_error", "Internal server error"),
     "auth": (401, "authentication_error", "invalid x-api-key"),
+    "not_found": (404, "not_found_error", "model: there is none of that name"),
     "too_long": (
         400,
         "invalid_request_error",
