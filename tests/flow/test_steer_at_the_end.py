@@ -1,0 +1,76 @@
+"""What does steering say when the run ends just as its message is taken?"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+
+import steadyrun
+from steadyrun.config import load
+from steadyrun.library import Offered
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import Emitted, FollowupOffered, our_place
+from steadyrun.model.ids import AgentId, Ids, ItemId, ProcessId
+from steadyrun.model.item import Message
+from steadyrun.model.process import Process
+from steadyrun.model.run import Created, Finished, Launched
+from steadyrun.provider import Refused
+from steadyrun.store import Batch, Watch
+from steadyrun.stores.sqlite import SqliteStore
+
+PATIENCE_SECONDS = 20.0
+WRONG_SECONDS = 0.5
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ADA = AgentId("agt_ada")
+
+
+async def _until_cancelled(store: SqliteStore, item: ItemId, watch: Watch) -> None:
+    """Give whoever steers the time to take it back, which must not happen."""
+    with anyio.move_on_after(WRONG_SECONDS):
+        while not (await store.item(item)).cancel_requested:
+            await watch.wait()
+
+
+def test_a_message_that_somebody_has_taken_is_not_taken_back(tmp_path: Path) -> None:
+    """Whoever holds the lane has taken it, the run ends, and only then its offer is recorded."""
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    config = load(home=tmp_path / "home", cwd=tmp_path, environ=environ)
+    answers: list[Offered | Refused] = []
+
+    async def main() -> tuple[ItemId, bool]:
+        store = await SqliteStore.open(config.places.home)
+        holder, run = (await store.join("test")).id, Ids(lambda: NOW).run()
+        await store.add_agent(Agent(ADA, "ada", ("scripted",), str(tmp_path)))
+        await store.accept(Message(ADA, "work"))
+        [claim] = await store.claim(holder, agent=ADA)
+        await store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", NOW))
+        process = Process(ProcessId("prc_1"), ADA, "scripted", "here", "nowhere", NOW)
+        await store.open_process(claim, process)
+        await store.change(claim, run, Launched(NOW, process.id))
+
+        async def steer() -> None:
+            answers.append(await handle.steer("more"))
+
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with steadyrun.open(config) as library, anyio.create_task_group() as tasks:
+                handle = await library.run(run)
+                tasks.start_soon(steer)
+                with store.hints.watch(ADA) as watch:
+                    while not (taken := await store.take(claim)):
+                        await watch.wait()
+                    [item] = taken
+                    await store.change(claim, run, Finished(NOW, "completed"))
+                    await _until_cancelled(store, item.id, watch)
+                offered = FollowupOffered(item.id, item.text)
+                told = Emitted(our_place("s", 1), 0, NOW, offered)
+                await store.append(claim, Batch(process.id, None, 0, 0, (told,)))
+        try:
+            return item.id, (await store.item(item.id)).cancel_requested
+        finally:
+            await store.leave(holder)
+            await store.close()
+
+    item, is_cancelled = anyio.run(main)
+
+    assert answers == [Offered(item)]
+    assert not is_cancelled
