@@ -91,7 +91,7 @@ class Turns:
         said = self.dialect.ended(last)
         is_over = any(isinstance(each, Ended) for each in said)
         if (self.is_open or is_awaited) and not is_over:
-            said = [*said, cut_short(last)]
+            said = [*said, cut_short(last, has_begun=self.is_open)]
         place = our_place("x", 1)
         told = self._told(said, place, now)
         back: list[Event] = [
@@ -216,13 +216,14 @@ def _unreadable(raw: bytes) -> Unknown:
         return Unknown(raw=raw)
 
 
-def cut_short(last: Exit) -> Ended:
-    """The end of a turn whose process ended before it."""
+def cut_short(last: Exit, *, has_begun: bool = True) -> Ended:
+    """The end of a turn whose process ended before it, or before it had begun."""
     reason = _REASONS.get(last.reason or "")
     if reason is not None:
         error = ErrorFact(reason, _WHY.get(reason, "the process was stopped"), retryable=True)
         return Ended(STOPPED[reason], error=error, exit_code=last.code, stop_reason=reason)
-    why = f"the process ended in mid-turn{_how(last)}"
+    when = "in mid-turn" if has_begun else "before the turn had begun"
+    why = f"the process ended {when}{_how(last)}"
     error = ErrorFact(last.reason or "exited", why, retryable=True)
     diagnostic = Diagnostic(last.code, last.stderr)
     return Ended("failed", error=error, diagnostic=diagnostic, exit_code=last.code)

@@ -1,0 +1,513 @@
+"""What does a run of the real Claude Code say when something is wrong? With the API, with the
+conversation it is to go on with, with the program itself.
+
+Whatever it is, the error has a name, the record is whole, and nothing is left running.
+"""
+
+import os
+import tarfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+
+import steadyrun
+from steadyrun.assemble.runtime import open_runtime
+from steadyrun.clock import SystemClock
+from steadyrun.config import Config
+from steadyrun.library import Steadyrun
+from steadyrun.model import event as ev
+from steadyrun.model.event import ErrorFact, public
+from steadyrun.model.run import Run
+from steadyrun.runtime.holding import Holding
+from steadyrun.stores.sqlite import SqliteStore
+from steadyrun.tasks import task_group
+from steadyrun.testing.simulated.faults import (
+    Break,
+    Cut,
+    Gate,
+    Hang,
+    Refusal,
+    not_found,
+    overloaded,
+    rate_limited,
+    server_error,
+    too_long,
+    unauthorized,
+)
+from steadyrun.testing.simulated.messages import Ask, Step, Steps, answer, call, text, unified_limit
+from tests.children.keeper_driver import eventually
+from tests.claude_stage import PATIENCE_SECONDS, Played, Stage, reached, staged, until
+from tests.commands import steadyrun as command
+
+KEY, OAUTH = "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN"
+SUBSCRIPTION = {KEY: "", OAUTH: "sk-ant-oat01-dummy"}
+RESETS_AT = 1_894_785_857
+NOWHERE = "00000000-0000-4000-8000-000000000009"
+THREADS = 3
+
+
+# -- what the API refuses
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An API that always answers so, and what the run then says.
+
+    `told` are the reasons of the retries that were told, `asked` is how often the model was asked:
+    a stream that breaks is asked for once more, in one piece, before that counts as a retry.
+    """
+
+    name: str
+    step: Step
+    code: str
+    told: tuple[str, ...] = ()
+    asked: int = 2
+    status: str = "failed"
+    is_retryable: bool = False
+    has_hint: bool = False
+
+
+def _retryable(name: str, step: Step, code: str, told: str, **more: Any) -> Refused:
+    return Refused(name, step, code, (told,), is_retryable=True, **more)
+
+
+def _limited(name: str, step: Step) -> Refused:
+    return _retryable(name, step, "rate_limited", "rate_limit", status="rate_limited")
+
+
+def _broken(name: str, step: Step, code: str) -> Refused:
+    return _retryable(name, step, code, code, asked=3)
+
+
+UNIFIED = unified_limit("rejected", RESETS_AT)
+REFUSED = [
+    _limited("rate limit", rate_limited()),
+    _limited("rate limit of a key, with a subscription's headers", rate_limited(headers=UNIFIED)),
+    _retryable("overload", overloaded(), "overloaded", "overloaded"),
+    _broken("overload in mid-stream", answer(text("Hel", Break("overloaded"))), "overloaded"),
+    _retryable("broken server", server_error(), "server_error", "server_error"),
+    _broken("error in mid-stream", answer(text("Hel", Break("server"))), "server_error"),
+    Refused("wrong key", unauthorized(), "auth", ("authentication_failed",), has_hint=True),
+    Refused("prompt too long", too_long(), "prompt_too_long", asked=1, has_hint=True),
+    Refused("request that is wrong", Refusal("invalid"), "invalid_request", asked=1),
+]
+
+
+@pytest.fixture(scope="module")
+def played(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[dict[str, "Future[tuple[Played, list[Ask]]]"]]:
+    """The records of all that are wanted, made together: most of their time is spent waiting."""
+    wanted = {item.name for item in request.session.items}
+    with ThreadPoolExecutor(THREADS) as pool:
+        yield {
+            case.name: pool.submit(_play, case, tmp_path_factory.mktemp("refused"))
+            for case in REFUSED
+            if f"{_REFUSED_TEST}[{case.name}]" in wanted
+        }
+
+
+def _play(case: Refused, folder: Path) -> tuple[Played, list[Ask]]:
+    with staged(folder, [case.step] * 9, options={"max_retries": 1}) as stage:
+        return stage.played("go"), list(stage.server.main_asks)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_what_the_api_refuses_has_a_name(
+    case: Refused, played: "dict[str, Future[tuple[Played, list[Ask]]]]"
+) -> None:
+    record, asks = played[case.name].result()
+
+    run, error = record.run, _error(record.run)
+    assert (run.status, run.stop_reason, run.text) == (case.status, None, None)
+    assert (error.code, error.retryable) == (case.code, case.is_retryable)
+    assert error.message
+    assert bool(error.hint) == case.has_hint
+    assert error.retry_at is None
+    assert tuple(each.reason for each in record.of(ev.ProviderRetrying)) == case.told
+    assert len(asks) == case.asked
+    assert record.of(ev.TextFinal) == []
+    _check_order(record)
+
+
+_REFUSED_TEST = test_what_the_api_refuses_has_a_name.__name__
+
+
+def test_a_model_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    with staged(tmp_path, [not_found()] * 9) as stage:
+        record = stage.played("go", model="claude-none")
+
+        assert record.run.status == "failed"
+        assert _error(record.run).code == "model_not_found"
+        assert "claude-none" in _error(record.run).message
+        assert "another model" in _error(record.run).hint
+        assert record.of(ev.ProviderRetrying) == []
+        assert {ask.model for ask in stage.server.main_asks} == {"claude-none"}
+
+
+def test_the_limit_of_a_subscription_says_when_it_ends(tmp_path: Path) -> None:
+    script = [rate_limited(headers=UNIFIED)]
+    with staged(tmp_path, script, env=SUBSCRIPTION) as stage:
+        record = stage.played("go")
+
+        assert record.run.status == "rate_limited"
+        assert _error(record.run).code == "rate_limited"
+        assert _error(record.run).retry_at == datetime.fromtimestamp(RESETS_AT, UTC)
+        assert record.of(ev.ProviderRetrying) == []
+        assert len(stage.server.main_asks) == 1
+
+
+def test_a_limit_that_comes_near_is_noted(tmp_path: Path) -> None:
+    near = unified_limit("allowed_warning", RESETS_AT, used=0.91)
+    with staged(tmp_path, [answer("Hello.", headers=near)], env=SUBSCRIPTION) as stage:
+        record = stage.played("go")
+
+    assert (record.run.status, record.run.text) == ("completed", "Hello.")
+    [note] = record.of(ev.Note)
+    assert "91%" in note.text
+    assert "2030-01-16" in note.text
+
+
+def test_another_model_steps_in_for_one_that_is_overloaded(tmp_path: Path) -> None:
+    script: Steps = [overloaded(), overloaded(), overloaded(), answer("Instead.")]
+    options = {"max_retries": 3, "fallback_model": "claude-haiku-4-5"}
+    with staged(tmp_path, script, options=options) as stage:
+        record = stage.played("go")
+        first, *_, last = [ask.model for ask in stage.server.main_asks]
+
+    assert (record.run.status, record.run.text) == ("completed", "Instead.")
+    assert (first, last) == ("claude-opus-4-8", "claude-haiku-4-5")
+    assert [each.reason for each in record.of(ev.ProviderRetrying)] == ["overloaded"] * 2
+    assert len(record.of(ev.Note)) == 1
+    assert record.of(ev.StatsUpdated)[-1].model == "claude-haiku-4-5"
+
+
+def test_a_stream_that_is_always_cut_fails_like_a_broken_server(tmp_path: Path) -> None:
+    script = [answer(text("Hel", Cut()))] * 9
+    with staged(tmp_path, script, options={"max_retries": 1}) as stage:
+        record = stage.played("go")
+
+        assert record.run.status == "failed"
+        assert (_error(record.run).code, _error(record.run).retryable) == ("server_error", True)
+        # After the stream it is asked for in one piece, once or twice.
+        assert [ask.is_stream for ask in stage.server.main_asks][:2] == [True, False]
+        assert len(stage.server.main_asks) - len(record.of(ev.ProviderRetrying)) == 2
+        assert record.of(ev.TextFinal) == []
+
+
+def test_what_is_refused_once_is_only_told(tmp_path: Path) -> None:
+    """A stream that breaks is asked for again, and what it had said is no part of the answer."""
+    script: Steps = [server_error(), answer(text("Hel", Cut())), answer("Hello.")]
+    with staged(tmp_path, script) as stage:
+        record = stage.played("go")
+
+        assert (record.run.status, record.run.text) == ("completed", "Hello.")
+        assert record.run.error is None
+        assert [each.reason for each in record.of(ev.ProviderRetrying)] == ["server_error"]
+        assert [each.text for each in record.of(ev.TextFinal)] == ["Hello."]
+        assert stage.server.script.unused == 0
+
+
+# -- a model that never answers
+
+
+class Ahead(SystemClock):
+    """The machine's clock, put forward by hand."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.seconds
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["not a byte", "stalls in mid-stream"])
+def test_a_model_that_never_answers_is_interrupted(tmp_path: Path, is_begun: bool) -> None:
+    gate, clock = Gate(), Ahead()
+    step = answer(text("Hel", gate, "lo")) if is_begun else Hang(gate)
+    with staged(tmp_path, [step]) as stage:
+
+        async def main() -> Played:
+            async with _library(stage.config, clock) as library:
+                run = await stage.start(library, "go")
+                await until(run, lambda event: isinstance(event, ev.TokenBound))
+                await reached(gate)
+                clock.seconds = 61
+                await until(run, lambda event: isinstance(event, ev.StallWarned))
+                clock.seconds = 31 * 60
+                return await stage.read(await run.result())
+
+        record = anyio.run(main)
+
+        assert (record.run.status, record.run.stop_reason) == ("timed_out", "idle_timeout")
+        assert record.run.resume_token is not None
+        [ask] = stage.server.main_asks
+        stage.server.wait_until(lambda: stage.server.fate_of(ask.request.number) == "left")
+        _check_order(record)
+
+
+@asynccontextmanager
+async def _library(config: Config, clock: Ahead) -> AsyncIterator[Steadyrun]:
+    """The library, with a clock that can be put forward: half an hour is too long for a test."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        async with (
+            open_runtime(config, kind="test", machine="here") as around,
+            task_group() as tasks,
+        ):
+            yield Steadyrun(Holding(replace(around, clock=clock), tasks))
+            tasks.cancel_scope.cancel()
+
+
+# -- a conversation that is not there
+
+
+def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None:
+    with staged(tmp_path, [answer("Hello."), answer("New here.")]) as stage:
+        token = stage.played("greet").run.resume_token
+        stage.cwd = tmp_path / "elsewhere"
+        stage.cwd.mkdir()
+        lost = stage.played("go on", resume=token)
+        fresh = stage.played("go on", resume=token, or_fresh=True)
+
+        assert (lost.run.status, _error(lost.run).code) == ("failed", "resume_not_found")
+        assert "directory" in _error(lost.run).hint
+        assert (fresh.run.status, fresh.run.text) == ("completed", "New here.")
+        assert fresh.run.resume_token not in {None, token}
+        assert len(fresh.of(ev.Note)) == 1
+        assert [ask.said for ask in stage.server.main_asks] == ["greet", "go on"]
+
+
+@pytest.mark.parametrize("token", [NOWHERE, "no token at all"])
+def test_a_conversation_that_never_was_is_not_found(tmp_path: Path, token: str) -> None:
+    with staged(tmp_path, []) as stage:
+        record = stage.played("go on", resume=token)
+
+        assert record.run.status == "failed"
+        assert _error(record.run).code == "resume_not_found"
+        assert _error(record.run).hint
+        assert record.run.resume_token is None
+        assert stage.server.main_asks == ()
+
+
+# -- a program that cannot work
+
+
+def test_somebody_must_be_logged_in(tmp_path: Path) -> None:
+    with staged(tmp_path, []) as stage:
+        record = _play_with(stage, _changed(stage.config, without=KEY))
+
+        assert record.run.status == "failed"
+        assert (_error(record.run).code, _error(record.run).retryable) == ("auth", False)
+        assert "log in" in _error(record.run).hint.lower()
+        assert stage.server.main_asks == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused")
+@pytest.mark.parametrize("sandbox", [None, "0"])
+def test_root_without_a_sandbox_is_refused(tmp_path: Path, sandbox: str | None) -> None:
+    with staged(tmp_path, []) as stage:
+        given = {} if sandbox is None else {"IS_SANDBOX": sandbox}
+        record = _play_with(stage, _changed(stage.config, without="IS_SANDBOX", env=given))
+
+        assert record.run.status == "failed"
+        assert _error(record.run).code == "root_refused"
+        assert "IS_SANDBOX" in _error(record.run).hint
+        assert record.run.diagnostic is not None
+        assert "root" in record.run.diagnostic.stderr_excerpt
+
+
+@pytest.mark.parametrize("mode", [None, 0o644])
+def test_a_program_that_cannot_be_started_says_what_to_do(tmp_path: Path, mode: int | None) -> None:
+    program = tmp_path / "claude"
+    if mode is not None:
+        program.touch(mode)
+    with staged(tmp_path, []) as stage:
+        record = _play_with(stage, _changed(stage.config, program))
+
+    assert record.run.status == "failed"
+    assert _error(record.run).code == "launch_failed"
+    assert str(program) in _error(record.run).message
+    assert ("npm install" if mode is None else "executable") in _error(record.run).hint
+    assert list(stage.home.glob("processes/*/journal")) == []
+
+
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [
+        ("echo 'usage: claude [file]' >&2; exit 1", "cli_incompatible"),
+        ("echo \"error: unknown option '--replay-user-messages'\" >&2; exit 1", "cli_incompatible"),
+        (r"printf 'hello\n\377\376\n{\"type\":\n[1]\n{}\n'; read line", "cli_incompatible"),
+        ("kill -9 $$", "exited"),
+    ],
+    ids=["usage", "older version", "garbage", "killed"],
+)
+def test_a_program_that_is_no_claude_is_named(tmp_path: Path, does: str, code: str) -> None:
+    program = _program(tmp_path, does)
+    with staged(tmp_path, []) as stage:
+        record = _play_with(stage, _changed(stage.config, program))
+
+    error = _error(record.run)
+    assert (record.run.status, error.code) == ("failed", code)
+    assert error.retryable == (code == "exited")
+    assert bool(error.hint) == (code == "cli_incompatible")
+    assert record.run.diagnostic is not None
+    _check_order(record)
+
+
+def test_a_program_that_never_says_anything_is_given_up(tmp_path: Path) -> None:
+    clock, program = Ahead(), _program(tmp_path, "exec sleep 600")
+    with staged(tmp_path, []) as stage:
+
+        def is_told() -> bool:
+            return any(b"initialize" in sent.read_bytes() for sent in stage.home.rglob("sent"))
+
+        async def main() -> Played:
+            async with _library(_changed(stage.config, program), clock) as library:
+                run = await stage.start(library, "go")
+                await anyio.to_thread.run_sync(eventually, is_told, "the handshake")
+                clock.seconds = 61
+                return await stage.read(await run.result())
+
+        record = anyio.run(main)
+
+    assert (record.run.status, record.run.stop_reason) == ("failed", "hang")
+    _check_order(record)
+
+
+# -- secrets
+
+
+def test_the_key_is_in_no_event_and_in_nothing_that_is_shown(tmp_path: Path) -> None:
+    key = "sk-ant-dummy"
+    script = [
+        answer(text("It is ", key[:5], key[5:]), call("Bash", command=f"printenv {KEY}; false")),
+        answer(call("Bash", command=f"printenv {KEY} | tee {tmp_path}/printed")),
+        answer(text("So: ", key)),
+    ]
+    with staged(tmp_path, script) as stage:
+        shown = anyio.run(_everything_told, stage, "what is it?")
+        [run] = {seen["run"] for seen in shown}
+        _configure(stage, key)
+        pages = [command(stage.home, *words) for words in (("show", run), ("tail", run), ("runs",))]
+        parcel = tmp_path / "run.tar.gz"
+        assert command(stage.home, "export", run, "-o", str(parcel)).returncode == 0
+
+    assert (tmp_path / "printed").read_text().strip() == key
+    assert b"[redacted]" in msgspec.json.encode(shown)
+    assert key.encode() not in msgspec.json.encode(shown)
+    assert all(page.returncode == 0 and key not in page.stdout + page.stderr for page in pages)
+    assert _found_in(parcel, key) == []
+    # Only the process itself has written it down, in its own directory.
+    assert {each.parent.parent.name for each in _files_with(stage.home, key)} == {"processes"}
+
+
+def test_the_key_is_not_in_the_last_words_of_a_program(tmp_path: Path) -> None:
+    key = f"${KEY}"
+    program = _program(tmp_path, f'echo "{key}"; echo "unknown option {key}" >&2; exit 1')
+    with staged(tmp_path, []) as stage:
+        config = _changed(stage.config, program)
+        shown = anyio.run(_everything_told, stage, "what is it?", config)
+        record = anyio.run(stage.read, anyio.run(_only_run, stage))
+
+    assert _error(record.run).message == "unknown option [redacted]"
+    assert record.of(ev.Unknown) == [ev.Unknown("[redacted]")]
+    for told in (shown, record.run, [seen.event for seen in record.stored]):
+        assert b"sk-ant-dummy" not in msgspec.json.encode(told)
+
+
+async def _everything_told(
+    stage: Stage, prompt: str, config: Config | None = None
+) -> list[dict[str, Any]]:
+    with anyio.fail_after(PATIENCE_SECONDS):
+        async with steadyrun.open(config or stage.config) as library:
+            run = await stage.start(library, prompt)
+            told = [public(seen) async for seen in run.events()]
+            await run.result()
+    return told
+
+
+async def _only_run(stage: Stage) -> Run:
+    store = await SqliteStore.open(stage.home)
+    try:
+        [run] = await store.runs()
+    finally:
+        await store.close()
+    return run
+
+
+def _configure(stage: Stage, key: str) -> None:
+    """Let commands know the secret, as they do where it is configured."""
+    given = f'[providers.claude]\nenv = {{ {KEY} = "{key}" }}\n'
+    (stage.home / "config.toml").write_text(given)
+    (stage.home / "config.toml").chmod(0o600)
+
+
+def _found_in(parcel: Path, key: str) -> list[str]:
+    with tarfile.open(parcel) as archive:
+        files = [(member.name, archive.extractfile(member)) for member in archive]
+        assert len(files) > 3
+        return [name for name, file in files if file and key.encode() in file.read()]
+
+
+def _files_with(folder: Path, key: str) -> list[Path]:
+    files = [each for each in folder.rglob("*") if each.is_file() and each.name != "config.toml"]
+    return [each for each in files if key.encode() in each.read_bytes()]
+
+
+# -- what all of them use
+
+
+def _error(run: Run) -> ErrorFact:
+    assert run.error is not None
+    return run.error
+
+
+def _check_order(record: Played) -> None:
+    """No event is lost or told twice, and the last one is the run's end."""
+    assert [seen.seq for seen in record.stored] == list(range(1, len(record.stored) + 1))
+    assert len({seen.id for seen in record.stored}) == len(record.stored)
+    assert isinstance(record.stored[-1].event, ev.RunEnded)
+
+
+def _changed(
+    config: Config,
+    program: Path | None = None,
+    *,
+    without: str = "",
+    env: Mapping[str, str] | None = None,
+) -> Config:
+    """The configuration with another program, or another environment."""
+    claude = config.settings.providers["claude"]
+    left = {name: value for name, value in claude.env.items() if name != without}
+    changed = msgspec.structs.replace(
+        claude,
+        command=claude.command if program is None else (str(program),),
+        env={**left, **(env or {})},
+    )
+    settings = msgspec.structs.replace(config.settings, providers={"claude": changed})
+    return replace(config, settings=settings)
+
+
+def _program(folder: Path, does: str) -> Path:
+    program = folder / "claude"
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(0o755)
+    return program
+
+
+def _play_with(stage: Stage, config: Config) -> Played:
+    async def main() -> Played:
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with steadyrun.open(config) as library:
+                run = await stage.start(library, "go")
+                return await stage.read(await run.result())
+
+    return anyio.run(main)
