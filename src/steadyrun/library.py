@@ -87,11 +87,12 @@ class Steadyrun:
         self, prompt: str, *, provider: str, cwd: str | Path = ".", **wishes: Unpack[Wishes]
     ) -> "RunHandle":
         """Begin a run that belongs to no agent, and return at once."""
+        home, run = await anyio.to_thread.run_sync(_directory, cwd), self._around.ids.run()
+        await self._go_on(provider, home, wishes)
         model = self._around.drivers.model(provider)
         if model is not None:
             wishes.setdefault("model", model)
         self._check(provider, wishes)
-        home, run = await anyio.to_thread.run_sync(_directory, cwd), self._around.ids.run()
         agent = _agent(self._around.ids.agent(), run, provider, home, wishes)
         images = tuple(wishes.get("images", ()))
         wall = wishes.get("timeout_seconds")
@@ -113,6 +114,20 @@ class Steadyrun:
             except NotFound:
                 continue
         return found
+
+    async def _go_on(self, provider: str, home: str, wishes: Wishes) -> None:
+        """A conversation goes on where it began, and with its model unless another is named."""
+        resume = wishes.get("resume")
+        known = await self._around.store.token(provider, resume) if resume else None
+        if known is None:
+            return
+        if known.cwd != home and not wishes.get("or_fresh"):
+            raise Usage(
+                f"the conversation {resume} belongs to {known.cwd}, not to {home}",
+                hint="Go on there, or allow a new one with or_fresh.",
+            )
+        if known.model and "model" in self._around.drivers.abilities(provider):
+            wishes.setdefault("model", known.model)
 
     def _check(self, provider: str, wishes: Wishes) -> None:
         abilities = self._around.drivers.abilities(provider)

@@ -186,6 +186,9 @@ class Store(Protocol):
     async def agents(self) -> list[Agent]:
         """All agents by name."""
 
+    async def token(self, provider: str, token: str) -> ResumeToken | None:
+        """What is known of a token that is the present one of any agent's session."""
+
     async def session(self, agent: AgentId, provider: str) -> Session | None:
         """The agent's conversation with that provider, if one was begun."""
 

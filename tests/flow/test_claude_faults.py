@@ -23,6 +23,7 @@ import steadyrun
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.clock import SystemClock
 from steadyrun.config import Config
+from steadyrun.errors import Usage
 from steadyrun.library import Steadyrun
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact, public
@@ -274,8 +275,12 @@ def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None
         token = stage.played("greet").run.resume_token
         stage.cwd = tmp_path / "elsewhere"
         stage.cwd.mkdir()
-        lost = stage.played("go on", resume=token)
+        with pytest.raises(Usage, match="belongs to"):
+            stage.played("go on", resume=token)
         fresh = stage.played("go on", resume=token, or_fresh=True)
+        # To a home that does not know the token, Claude Code itself says it.
+        stage.home = tmp_path / "another"
+        lost = stage.played("go on", resume=token)
 
         assert (lost.run.status, _error(lost.run).code) == ("failed", "resume_not_found")
         assert "directory" in _error(lost.run).hint

@@ -22,8 +22,9 @@ def resumed(place: Path, **wishes: Any) -> tuple[Run, list[StoredEvent]]:
 
     async def main() -> tuple[Run, list[StoredEvent]]:
         async with steadyrun.open(config) as library:
-            prompt, asked = 'script:[{"text":"one"}]', {"resume": MISSING, **wishes}
-            run = await library.start(prompt, provider="scripted", cwd=place, **asked)
+            prompt = 'script:[{"text":"one"}]'
+            asked = {"resume": MISSING, "cwd": place, **wishes}
+            run = await library.start(prompt, provider="scripted", **asked)
             ended = await run.result()
             return ended, [seen async for seen in run.events() if isinstance(seen, StoredEvent)]
 
@@ -53,3 +54,17 @@ def test_a_new_one_begins_where_that_will_do(tmp_path: Path) -> None:
 def test_it_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(Usage, match="or_fresh"):
         resumed(tmp_path, resume="", or_fresh=True)
+
+
+def test_it_goes_on_where_it_began_and_with_its_model(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    first, _ = resumed(tmp_path, resume="", model="m-1")
+
+    second, _ = resumed(tmp_path, resume=first.resume_token)
+    third, _ = resumed(tmp_path, resume=first.resume_token, model="m-2")
+
+    assert [run.model for run in (first, second, third)] == ["m-1", "m-1", "m-2"]
+    assert first.resume_token == second.resume_token == third.resume_token
+    with pytest.raises(Usage, match=f"belongs to {tmp_path}, not to {elsewhere}"):
+        resumed(tmp_path, resume=first.resume_token, cwd=elsewhere)

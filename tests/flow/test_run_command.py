@@ -240,7 +240,7 @@ def test_a_conversation_is_resumed_by_its_token(home: Path) -> None:
         (("--cwd", "/nowhere/at/all"), 2, "no such directory"),
         (("--image", "/nowhere.png"), 2, "cannot be read"),
         (("--image", "/"), 2, "cannot be read"),
-        (("--image", "/dev/zero"), 2, "10 MB"),
+        (("--image", "/dev/zero"), 2, "20 MB"),
         (("--image", "/dev/null"), 2, "png, jpeg, gif or webp"),
         (("--schema", "{"), 2, "JSON object"),
         (("--schema", "/nowhere.json"), 2, "cannot be read"),

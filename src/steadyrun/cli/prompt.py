@@ -12,7 +12,7 @@ from steadyrun.errors import Usage
 from steadyrun.library import Wishes
 from steadyrun.provider import Image
 
-LARGEST_IMAGE_BYTES = 10 * 1024 * 1024
+LARGEST_IMAGE_BYTES = 20 * 1024 * 1024
 _SAME_NAME = ("model", "mode", "system", "resume", "or_fresh", "max_turns")
 
 
@@ -51,7 +51,7 @@ def read_image(given: str) -> Image:
     """A picture, known by its first bytes and not by its name."""
     data = _read_file(Path(given), "the image", LARGEST_IMAGE_BYTES + 1)
     if len(data) > LARGEST_IMAGE_BYTES:
-        raise Usage(f"the image {given} has more than 10 MB", hint="Make it smaller.")
+        raise Usage(f"the image {given} has more than 20 MB", hint="Make it smaller.")
     media_type = _media_type(data)
     if media_type is None:
         hint = "Convert it first."

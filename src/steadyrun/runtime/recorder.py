@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any
 
 from steadyrun.clock import Clock
@@ -12,6 +13,7 @@ from steadyrun.model.event import (
     Emitted,
     Event,
     LiveEvent,
+    StatsUpdated,
     StoredEvent,
     TokenBound,
     TokenRotated,
@@ -54,6 +56,8 @@ class Recorder:
         self._process = process
         self._agent = agent
         self.token: str | None = None
+        # The model that answers, as far as it was told; before that, the one that was asked for.
+        self._model = agent.model
         self._feed = feed
         self._clock = clock
         self.offset = process.offset
@@ -177,14 +181,26 @@ class Recorder:
         return LiveEvent(name, emitted.at, agent, self.run, provider, event)
 
     def _token(self, events: Sequence[Emitted]) -> ResumeToken | None:
-        for each in reversed(events):
-            if isinstance(each.event, TokenBound | TokenRotated):
-                machine = self._process.machine
-                self.token = each.event.token
-                return ResumeToken(
-                    self.token, machine, self._agent.home, self._agent.model, each.at
-                )
-        return None
+        if _TELLING.isdisjoint(map(type, map(_EVENT_OF, events))):
+            return None
+        bound = None
+        for each in events:
+            match each.event:
+                case TokenBound(token) | TokenRotated(token):
+                    self.token, bound = token, each.at
+                case StatsUpdated(str() as model):
+                    self._model = model
+                case _:
+                    pass
+        if bound is None or self.token is None:
+            return None
+        machine, home = self._process.machine, self._agent.home
+        return ResumeToken(self.token, machine, home, self._model, bound)
+
+
+# Events that say which conversation it is, and with whom.
+_TELLING = frozenset({TokenBound, TokenRotated, StatsUpdated})
+_EVENT_OF = attrgetter("event")
 
 
 def _is_live(emitted: Emitted) -> bool:

@@ -25,7 +25,7 @@ from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
-from steadyrun.model.session import Session
+from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
 from steadyrun.store import (
     PAGE,
@@ -80,6 +80,11 @@ class MemoryStore:
 
     async def agents(self) -> list[Agent]:
         return sorted(self._tables.agents.values(), key=lambda a: a.name)
+
+    async def token(self, provider: str, token: str) -> ResumeToken | None:
+        sessions = sorted(self._tables.sessions.items(), reverse=True)
+        current = [each.current for (_, name), each in sessions if name == provider]
+        return next((each for each in current if each.token == token), None)
 
     async def session(self, agent: AgentId, provider: str) -> Session | None:
         return self._tables.sessions.get((agent, provider))

@@ -11,6 +11,7 @@ from steadyrun.model.item import Item
 from steadyrun.model.packed import Row, stored_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
+from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import UsageSum
 from steadyrun.store import Holder
 from steadyrun.stores.sqlite import rows
@@ -46,6 +47,20 @@ def holders(connection: Connection) -> list[Holder]:
         Holder(holder, kind, machine, version, moment(joined_at))
         for holder, kind, machine, version, joined_at in connection.execute(_HOLDERS)
     ]
+
+
+# Ids of agents are in the order of time: who has the token now comes first.
+_WHO_HAS = """
+    SELECT body FROM sessions
+    WHERE provider = :provider AND token = :token
+    ORDER BY agent_id DESC
+    LIMIT 1
+"""
+
+
+def token(connection: Connection, provider: str, token: str) -> ResumeToken | None:
+    row = rows.one(connection, _WHO_HAS, {"provider": provider, "token": token})
+    return None if row is None else rows.session_from(row).current
 
 
 def items(

@@ -69,7 +69,7 @@ _SAVE_STATE = """
 _CLOSE_PROCESS = """
     UPDATE processes SET closed_at = :now WHERE process_id = :process AND closed_at IS NULL
 """
-_PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES (:agent, :provider, :body)"
+_PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES (:agent, :provider, :token, :body)"
 
 
 def settle(
@@ -255,9 +255,8 @@ def _advance(connection: Connection, batch: Batch, marks: Marks) -> None:
 def _bind_token(connection: Connection, agent: AgentId, provider: str, token: ResumeToken) -> None:
     known = rows.maybe_session(connection, agent, provider)
     session = known.bound(token) if known else Session(provider, token)
-    connection.execute(
-        _PUT_SESSION, {"agent": agent, "provider": provider, "body": rows.encode(session)}
-    )
+    values = {"agent": agent, "provider": provider, "token": session.current.token}
+    connection.execute(_PUT_SESSION, {**values, "body": rows.encode(session)})
 
 
 def _bind_run(connection: Connection, claim: Claim, run: RunId, change_: Created) -> None:

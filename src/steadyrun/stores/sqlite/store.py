@@ -29,7 +29,7 @@ from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Run
 from steadyrun.model.secret import Scrubber
-from steadyrun.model.session import Session
+from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
 from steadyrun.store import PAGE, Accepted, Appended, Batch, Hints, Holder, Lane
 from steadyrun.stores.sqlite import lanes, reads, rows, runs, schema
@@ -118,6 +118,9 @@ class SqliteStore:
 
     async def agents(self) -> list[Agent]:
         return await self._read(reads.agents)
+
+    async def token(self, provider: str, token: str) -> ResumeToken | None:
+        return await self._read(lambda c: reads.token(c, provider, token))
 
     async def session(self, agent: AgentId, provider: str) -> Session | None:
         return await self._read(lambda c: rows.maybe_session(c, agent, provider))

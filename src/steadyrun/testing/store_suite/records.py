@@ -201,6 +201,9 @@ async def check_a_session_keeps_the_tokens_before(harness: StoreHarness) -> None
     assert (session.provider, session.current) == ("claude", tokens[2])
     assert session.history == (tokens[0], tokens[1])
     assert await store.session(agent, "codex") is None
+    assert await store.token("claude", tokens[2].token) == tokens[2]
+    assert await store.token("claude", tokens[0].token) is None
+    assert await store.token("codex", tokens[2].token) is None
 
 
 async def check_a_token_seen_again_changes_nothing(harness: StoreHarness) -> None:

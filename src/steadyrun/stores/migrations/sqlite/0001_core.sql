@@ -11,9 +11,12 @@ CREATE TABLE agents (
 CREATE TABLE sessions (
     agent_id TEXT NOT NULL,
     provider TEXT NOT NULL,
+    token    TEXT NOT NULL,
     body     BLOB NOT NULL,
     PRIMARY KEY (agent_id, provider)
 ) STRICT, WITHOUT ROWID;
+
+CREATE INDEX sessions_by_token ON sessions (provider, token);
 
 CREATE TABLE lanes (
     agent_id  TEXT PRIMARY KEY,
