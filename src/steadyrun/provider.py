@@ -181,7 +181,15 @@ class Program(Struct, frozen=True):
     login_files: tuple[str, ...] = ()
 
 
-Said = Event | Began | Ended | Send
+class Picture(Struct, frozen=True):
+    """The CLI has produced an image: it is kept in a file, and told by an `image.produced`."""
+
+    name: str
+    media_type: str
+    data: bytes
+
+
+Said = Event | Began | Ended | Send | Picture
 
 
 class Dialect(Protocol):

@@ -182,6 +182,8 @@ def test_images_go_in_and_come_out(tmp_path: Path) -> None:
         assert played.run.status == "completed"
         [produced] = played.of(ev.ImageProduced)
         assert (produced.media_type, produced.size_bytes) == ("image/png", len(PNG))
+        assert produced.file is not None
+        assert (stage.home / produced.file).read_bytes() == PNG
         [tool] = played.of(ev.ToolCompleted)
         assert tool.tool_output == [
             {"type": "image", "media_type": "image/png", "name": produced.name}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from steadyrun.model import event as ev
-from steadyrun.provider import Exit
+from steadyrun.provider import Exit, Picture
 from steadyrun.providers.claude_blocks import LARGEST_IMAGE_CHARS
 from tests.claude_lines import (
     Line,
@@ -181,7 +181,7 @@ def test_a_picture_is_told_and_named_in_its_place() -> None:
     said = talk.hear(tool_result("c1", [{"type": "text", "text": "see"}, picture()]))
 
     named = {"type": "image", "media_type": "image/png", "name": "image-1.png"}
-    assert said[0] == ev.ImageProduced("image-1.png", "image/png", 4)
+    assert said[0] == Picture("image-1.png", "image/png", b"\x89PNG")
     assert isinstance(said[1], ev.ToolCompleted)
     assert said[1].tool_output == [{"type": "text", "text": "see"}, named]
 
@@ -194,9 +194,9 @@ def test_the_same_picture_is_told_once_in_a_turn() -> None:
     talk.turn("t2")
     again = talk.hear(tool(), tool_result("c1", content))
 
-    names = [each.name for each in said if isinstance(each, ev.ImageProduced)]
+    names = [each.name for each in said if isinstance(each, Picture)]
     assert names == ["image-1.png", "image-2.jpg"]
-    assert [type(each) for each in again].count(ev.ImageProduced) == 2
+    assert [type(each) for each in again].count(Picture) == 2
 
 
 def test_there_is_an_end_to_pictures() -> None:
@@ -205,7 +205,7 @@ def test_there_is_an_end_to_pictures() -> None:
     said = working().hear(tool(), tool_result("c1", content))
 
     kinds = [type(each) for each in said]
-    assert (kinds.count(ev.ImageProduced), kinds.count(ev.Note)) == (10, 1)
+    assert (kinds.count(Picture), kinds.count(ev.Note)) == (10, 1)
 
 
 def test_a_picture_may_be_too_large() -> None:

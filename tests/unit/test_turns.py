@@ -1,6 +1,7 @@
 """What does `Turns` keep in order, whatever a Dialect says?"""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -18,6 +19,7 @@ from steadyrun.model.event import (
     FollowupOffered,
     FollowupOwnTurn,
     FollowupReturned,
+    ImageProduced,
     Note,
     TextFinal,
     ToolCompleted,
@@ -26,7 +28,7 @@ from steadyrun.model.event import (
     Unknown,
 )
 from steadyrun.model.frame import Frame
-from steadyrun.provider import Ability, Began, Ended, Exit, Said, Send
+from steadyrun.provider import Ability, Began, Ended, Exit, Picture, Said, Send
 from steadyrun.providers.turns import STILL_RUNNING, Told, Turns
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -217,6 +219,24 @@ def test_an_offer_that_has_ended_is_not_returned_again(end: Any) -> None:
     told = _plain(_play([FollowupOffered("itm_1", "more")], [end("itm_1", "more")]))
 
     assert told == [FollowupOffered("itm_1", "more"), end("itm_1", "more")]
+
+
+# -- images
+
+
+def test_an_image_is_told_and_waits_to_be_kept() -> None:
+    turns = _turns([[Picture("a.png", "image/png", b"one")], [Picture("b", "image/../x", b"two")]])
+
+    told = [each.event for each in _tell(turns, range(1, 3)) if isinstance(each, Emitted)]
+
+    files = list(turns.pictures)
+    assert list(turns.pictures.values()) == [b"one", b"two"]
+    assert told == [
+        ImageProduced("a.png", "image/png", 3, files[0]),
+        ImageProduced("b", "image/../x", 3, files[1]),
+    ]
+    assert [Path(file).name for file in files] == files
+    assert [Path(file).suffix for file in files] == [".png", ".bin"]
 
 
 # -- frames

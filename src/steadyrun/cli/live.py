@@ -236,7 +236,9 @@ _LINES: dict[type, Callable[[Any], str]] = {
     ev.Note: lambda e: f"  . {e.text}",
     ev.StallWarned: lambda e: f"  . silent for {render.took(e.silent_ms)}",
     ev.ProviderRetrying: lambda e: f"  . retrying (attempt {e.attempt}): {e.reason}",
-    ev.ImageProduced: lambda e: f"  . image {e.name} ({e.media_type}, {e.size_bytes} bytes)",
+    ev.ImageProduced: lambda e: (
+        f"  . image {e.file or e.name} ({e.media_type}, {e.size_bytes} bytes)"
+    ),
     ev.CompactionCompleted: lambda _: "  . the conversation was compacted",
     ev.CompactionFailed: lambda e: f"  ! the conversation was not compacted{_why(e.reason)}",
     ev.PolicyViolated: lambda e: f"  ! against the policy: {e.rule}{_why(e.tool_name)}",

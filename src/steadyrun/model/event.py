@@ -161,6 +161,8 @@ class ImageProduced(_Tagged, frozen=True, tag="image.produced"):
     name: str
     media_type: str
     size_bytes: int
+    # Where it is kept, from the home directory on.
+    file: str | None = None
 
 
 class OutputRaw(_Tagged, frozen=True, tag="output.raw"):

@@ -4,13 +4,14 @@ A sub-agent's lines name the tool it runs in. Its tools are told like any; its w
 and the agent that has sent it.
 """
 
+import base64
 from typing import Any
 
 from msgspec import Struct
 
 from steadyrun.model import event as ev
 from steadyrun.model.event import Event
-from steadyrun.provider import Said
+from steadyrun.provider import Picture, Said
 from steadyrun.providers import claude_counters, claude_followups
 from steadyrun.providers.claude_frames import (
     AssistantLine,
@@ -156,8 +157,12 @@ class _Picture(Struct, frozen=True):
         return f"{self.media_type} {len(self.data)} {self.data[:64]}"
 
     @property
-    def size_bytes(self) -> int:
-        return len(self.data) * 3 // 4 - self.data[-2:].count("=")
+    def content(self) -> bytes:
+        """The image itself; nothing, if it is none."""
+        try:
+            return base64.b64decode(f"{self.data}==")
+        except ValueError:
+            return b""
 
 
 def _seen(turn: OpenTurn | None, content: Any) -> tuple[Any, list[Said]]:
@@ -188,7 +193,7 @@ def _produced(turn: OpenTurn, picture: _Picture, said: list[Said]) -> str | None
     ending = _ENDINGS.get(kind, kind.removeprefix("image/"))
     name = f"image-{len(turn.images) + 1}.{ending}"
     turn.images[picture.key] = name
-    said.append(ev.ImageProduced(name, kind, picture.size_bytes))
+    said.append(Picture(name, kind, picture.content))
     return name
 
 

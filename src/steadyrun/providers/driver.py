@@ -8,8 +8,9 @@ last saved state, and only what is not in the record yet is passed on.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from steadyrun import keeper
 from steadyrun.clock import Clock
 from steadyrun.errors import KeeperGone, LeaseLost
-from steadyrun.model.event import Emitted, OutputRaw
+from steadyrun.model.event import Emitted, ImageProduced, Note, OutputRaw
 from steadyrun.model.frame import Frame
 from steadyrun.model.process import Process
 from steadyrun.provider import (
@@ -41,6 +42,8 @@ from steadyrun.tasks import task_group
 from steadyrun.wire.framing import Lines
 from steadyrun.wire.journal import FileWatches, JournalFollower, TailFollower
 
+# Where the images of a process are, in its directory.
+IMAGES = "images"
 # How the key of the frame that tells a turn begins.
 _BEGIN = "begin:"
 
@@ -228,6 +231,8 @@ class ProcessDriver:
             if self._replay:
                 heard += self._play_sent(before=frame.end)
             told = self._turns.received(frame, now)
+            if self._turns.pictures:
+                told = await self._drawn(told, frame)
             if len(told) == 1 and type(told[0]) is Emitted:
                 self._offset = frame.end
                 if frame.end > self._stored:
@@ -241,6 +246,22 @@ class ProcessDriver:
         await self._pass_on(heard)
         await self._leave_will()
         self._tell_change()
+
+    async def _drawn(self, told: list[Told], frame: Frame) -> list[Told]:
+        """Keep the images that were produced, and tell where."""
+        pictures, self._turns.pictures = self._turns.pictures, {}
+        try:
+            await anyio.to_thread.run_sync(_write, self._directory / IMAGES, pictures)
+        except OSError as error:
+            lost = Note(f"images could not be kept: {error}")
+            return [*told, Emitted(frame.end, len(told), self._clock.now(), lost)]
+        return [self._with_file(each) for each in told]
+
+    def _with_file(self, told: Told) -> Told:
+        if not isinstance(told, Emitted) or not isinstance(told.event, ImageProduced):
+            return told
+        file = told.event.file and f"{self._process.keeper}/{IMAGES}/{told.event.file}"
+        return replace(told, event=replace(told.event, file=file))
 
     async def _act_on(self, told: list[Told], *, is_new: bool) -> list[Heard]:
         heard: list[Heard] = []
@@ -358,3 +379,15 @@ class ProcessDriver:
         if self._is_awaited:
             self._changed.set()
             self._changed = anyio.Event()
+
+
+def _write(directory: Path, pictures: Mapping[str, bytes]) -> None:
+    """Write files that are not there yet, each whole or not at all."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    for name, data in pictures.items():
+        file = directory / name
+        if not file.exists():
+            part = file.with_suffix(".part")
+            part.touch(mode=0o600)
+            part.write_bytes(data)
+            part.replace(file)

@@ -19,6 +19,7 @@ from steadyrun.model.event import (
     Emitted,
     Event,
     Foreign,
+    ImageProduced,
     LiveEvent,
     OutputRaw,
     StoredEvent,
@@ -88,6 +89,7 @@ class _Player:
         self._now = _EPOCH + timedelta(seconds=line.t)
         raw = line.msg.encode() if isinstance(line.msg, str) else msgspec.json.encode(line.msg)
         yield from self._begin_open()
+        self._turns.pictures.clear()
         match line.dir:
             case "out":
                 self._offset += len(raw) + 1
@@ -112,6 +114,9 @@ class _Player:
     def _tell(self, heard: Iterable[Told]) -> Iterator[Seen]:
         for each in heard:
             match each:
+                case Emitted(event=ImageProduced() as image):
+                    # Nothing is written, and so there is no file.
+                    yield self._seen(replace(each, event=replace(image, file=None)))
                 case Emitted():
                     self._learn(each.event)
                     yield self._seen(each)

@@ -5,6 +5,7 @@ overlap, every turn that begins ends, a tool that is open at the end of its turn
 offer or a question that is open when the process ends is returned or withdrawn.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from steadyrun.model.event import (
     FollowupOffered,
     FollowupOwnTurn,
     FollowupReturned,
+    ImageProduced,
     Note,
     ToolCompleted,
     ToolFailed,
@@ -32,9 +34,17 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.frame import Frame
 from steadyrun.model.run import STOPPED, StopReason
-from steadyrun.provider import Began, Dialect, Ended, Exit, Said, Send
+from steadyrun.provider import Began, Dialect, Ended, Exit, Picture, Said, Send
 
 STILL_RUNNING = "still_running"
+# The name of a file is ours: what a CLI calls a type of image may be anything.
+_ENDINGS = {
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/gif": "gif",
+    "image/webp": "webp",
+    "image/svg+xml": "svg",
+}
 
 
 Told = Emitted | Began | Ended | Send
@@ -65,6 +75,8 @@ class Turns:
         # The approvals that are waited for, in order.
         self._asks: dict[str, None] = {}
         self._given_up: set[str] = set()
+        # Images that nobody has kept yet, by the name of the file they belong into.
+        self.pictures: dict[str, bytes] = {}
 
     @property
     def has_open_tools(self) -> bool:
@@ -175,6 +187,14 @@ class Turns:
         self._asks.pop(resolved.approval, None)
         return [resolved]
 
+    def _draw(self, picture: Picture) -> list[Said]:
+        """Its file is named by what is in it: heard again, it is the same one."""
+        kind = _ENDINGS.get(picture.media_type, "bin")
+        file = f"{hashlib.sha256(picture.data).hexdigest()[:32]}.{kind}"
+        self.pictures[file] = picture.data
+        size = len(picture.data)
+        return [ImageProduced(picture.name, picture.media_type, size, file)]
+
     # What is not just passed on, and what follows from it.
     _FOLLOWS: ClassVar[dict[type, Callable[["Turns", Any], list[Said]]]] = {
         Began: _begin,
@@ -189,6 +209,7 @@ class Turns:
         FollowupReturned: _settle,
         ApprovalRequested: _ask,
         ApprovalResolved: _answer,
+        Picture: _draw,
     }
 
 
