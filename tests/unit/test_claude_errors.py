@@ -200,6 +200,24 @@ def test_last_words_that_are_not_known_explain_nothing() -> None:
     assert exit_end(last, has_init=False, has_answered=True) is None
 
 
+def test_many_overloads_in_a_row_have_no_status() -> None:
+    """Claude Code outside of a sandbox gives up with other words, and says no status then."""
+    said = result(api_error_status=None)
+
+    codes = {
+        retry: outcome(said, Found("server_error", retry=retry)).error
+        for retry in ("overloaded", "unknown", None)
+    }
+
+    assert [error and error.code for error in codes.values()] == [
+        "overloaded",
+        "server_error",
+        "server_error",
+    ]
+    assert codes["overloaded"]
+    assert codes["overloaded"].retryable
+
+
 def test_a_program_that_ends_before_it_has_answered_is_none_that_we_know() -> None:
     end = exit_end(Exit(1, stderr="a\nusage: claude FILE\n"), has_init=False, has_answered=False)
 

@@ -67,6 +67,8 @@ def spoken(state: ClaudeState, line: AssistantLine) -> list[Said]:
         if turn and turn.error is None:
             turn.error = line.error
         return []
+    if turn:
+        turn.retry = None
     if state.offers:
         claude_followups.note_spoken(state)
     said: list[Said] = []

@@ -69,6 +69,8 @@ class Found(Struct, frozen=True):
 
     error: str | None = None
     has_init: bool = True
+    # Why the model was asked for the last time: of many in a row, the result says no status.
+    retry: str | None = None
     # A hook of the user's has ended the turn, which looks like a success.
     is_stopped: bool = False
     resets_at: float | None = None
@@ -161,6 +163,7 @@ def _code(result: ResultLine, found: Found) -> str:
         or _code_of_subtype(result, found)
         or _code_of_reason(result)
         or ("invalid_request" if result.api_error_status == 400 else None)
+        or _code_of_retry(result, found)
         or found.error
         or ("server_error" if _is_server_error(result) else "provider_error")
     )
@@ -177,6 +180,11 @@ def _code_of_subtype(result: ResultLine, found: Found) -> str | None:
 def _code_of_reason(result: ResultLine) -> str | None:
     reason = result.terminal_reason
     return None if reason in _PLAIN_REASONS or not reason else _BY_REASON.get(reason, reason)
+
+
+def _code_of_retry(result: ResultLine, found: Found) -> str | None:
+    is_vague = result.api_error_status is None and found.error in {"server_error", "unknown"}
+    return "overloaded" if is_vague and found.retry == "overloaded" else None
 
 
 def _is_retryable(code: str, result: ResultLine) -> bool:

@@ -73,6 +73,8 @@ class OpenTurn(Struct):
     text: str | None = None
     # The first error that came in the place of an answer.
     error: str | None = None
+    # Why the model was asked again, if it has not answered since.
+    retry: str | None = None
     # How it has ended, if nothing more comes of it.
     doubtful_end: Ended | None = None
     # The names of the images so far by what tells them apart.

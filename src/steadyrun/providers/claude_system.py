@@ -64,7 +64,9 @@ def _compacted(_: ClaudeState, said: CompactBoundary) -> list[Said]:
     return [ev.CompactionCompleted(found.trigger, found.pre_tokens, found.post_tokens)]
 
 
-def _retrying(_: ClaudeState, said: ApiRetry) -> list[Said]:
+def _retrying(state: ClaudeState, said: ApiRetry) -> list[Said]:
+    if state.turn:
+        state.turn.retry = said.error
     delay = None if said.retry_delay_ms is None else round(said.retry_delay_ms)
     return [ev.ProviderRetrying(said.attempt, delay, said.error)]
 

@@ -169,7 +169,7 @@ def _ended_before(turn: OpenTurn, why: str, end: Ended | None = None) -> list[Sa
 
 def _end(state: ClaudeState, result: ResultLine, spent: Spent) -> Ended:
     turn = state.turn or OpenTurn("")
-    found = Found(turn.error, state.has_init, turn.is_stopped, state.resets_at)
+    found = Found(turn.error, state.has_init, turn.retry, turn.is_stopped, state.resets_at)
     out = claude_errors.outcome(result, found)
     if out.status == "completed" and turn.is_interrupted and turn.has_failed_compaction:
         # Nothing but a compaction was interrupted, and that looks like a success.
