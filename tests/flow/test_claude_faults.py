@@ -290,6 +290,19 @@ def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None
         assert [ask.said for ask in stage.server.main_asks] == ["greet", "go on"]
 
 
+def test_a_conversation_goes_on_with_the_model_that_answered(tmp_path: Path) -> None:
+    with staged(tmp_path, [answer("Hello."), answer("Again.")]) as stage:
+        first = stage.played("greet")
+        second = stage.played("go on", resume=first.run.resume_token)
+
+        named = [stats.model for stats in first.of(ev.StatsUpdated)]
+        assert first.run.model is None
+        assert second.run.model == named[0]
+        assert second.run.resume_token == first.run.resume_token
+        assert [ask.said for ask in stage.server.main_asks] == ["greet", "go on"]
+        assert second.of(ev.StatsUpdated)[0].model == named[0]
+
+
 @pytest.mark.parametrize("token", [NOWHERE, "no token at all"])
 def test_a_conversation_that_never_was_is_not_found(tmp_path: Path, token: str) -> None:
     with staged(tmp_path, []) as stage:

@@ -254,14 +254,9 @@ class ProcessDriver:
             await anyio.to_thread.run_sync(_write, self._directory / IMAGES, pictures)
         except OSError as error:
             lost = Note(f"images could not be kept: {error}")
-            return [*told, Emitted(frame.end, len(told), self._clock.now(), lost)]
-        return [self._with_file(each) for each in told]
-
-    def _with_file(self, told: Told) -> Told:
-        if not isinstance(told, Emitted) or not isinstance(told.event, ImageProduced):
-            return told
-        file = told.event.file and f"{self._process.keeper}/{IMAGES}/{told.event.file}"
-        return replace(told, event=replace(told.event, file=file))
+            without = [_with_file(each, None) for each in told]
+            return [*without, Emitted(frame.end, len(told), self._clock.now(), lost)]
+        return [_with_file(each, f"{self._process.keeper}/{IMAGES}") for each in told]
 
     async def _act_on(self, told: list[Told], *, is_new: bool) -> list[Heard]:
         heard: list[Heard] = []
@@ -379,6 +374,14 @@ class ProcessDriver:
         if self._is_awaited:
             self._changed.set()
             self._changed = anyio.Event()
+
+
+def _with_file(told: Told, folder: str | None) -> Told:
+    """An image that was produced, with the place of its file; without a folder there is none."""
+    if not isinstance(told, Emitted) or not isinstance(told.event, ImageProduced):
+        return told
+    file = f"{folder}/{told.event.file}" if folder and told.event.file else None
+    return replace(told, event=replace(told.event, file=file))
 
 
 def _write(directory: Path, pictures: Mapping[str, bytes]) -> None:
