@@ -10,14 +10,14 @@ import anyio.to_thread
 import pytest
 
 from steadyrun.clock import SystemClock
-from steadyrun.model.event import Emitted, TextFinal
+from steadyrun.model.event import Emitted, OutputRaw, TextFinal
 from steadyrun.model.ids import AgentId, HolderId, ProcessId
 from steadyrun.model.process import Process, SavedState
 from steadyrun.provider import Ended, LaunchRequest, Stretch, Turn
 from steadyrun.providers.driver import ProcessDriver
 from steadyrun.providers.drivers import KeeperDrivers, Setup
 from steadyrun.providers.scripted import Scripted
-from steadyrun.wire.journal import FileWatches
+from steadyrun.wire.journal import FileWatches, Wake
 from tests.children.keeper_driver import eventually, is_locked
 
 PATIENCE_SECONDS = 20.0
@@ -36,6 +36,7 @@ class Ear:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.complaints: list[str] = []
         self.ends: list[Stretch] = []
         self._rung = anyio.Event()
 
@@ -43,6 +44,8 @@ class Ear:
         for heard in stretch.heard:
             if isinstance(heard, Emitted) and isinstance(heard.event, TextFinal):
                 self.texts.append(heard.event.text)
+            if isinstance(heard, Emitted) and isinstance(heard.event, OutputRaw):
+                self.complaints.append(heard.event.text)
             if isinstance(heard, Ended):
                 self.ends.append(stretch)
         self._rung.set()
@@ -53,16 +56,36 @@ class Ear:
             await self._rung.wait()
 
 
+class DeafToStderr(FileWatches):
+    """Never tells of stderr, as when word of it comes later than word of the output."""
+
+    def add(self, path: Path, wake: Wake) -> int:
+        return super().add(path, wake if path.name != "stderr" else _ignore)
+
+    def remove(self, watch: int, wake: Wake) -> None:
+        super().remove(watch, wake if wake in self._wakes[watch] else _ignore)
+
+
+def _ignore() -> None:
+    pass
+
+
 def says(text: str) -> Turn:
     return Turn(f"run_{text}", f'script:[{{"text":"{text}"}}]')
 
 
 @asynccontextmanager
 async def following(
-    home: Path, process: Process, ear: Ear, *, fence: int, launch: Turn | None = None
+    home: Path,
+    process: Process,
+    ear: Ear,
+    *,
+    fence: int,
+    launch: Turn | None = None,
+    kind: type[FileWatches] = FileWatches,
 ) -> AsyncIterator[ProcessDriver]:
     """A driver that has claimed the process and reads on, until the block is left."""
-    with FileWatches() as watches:
+    with kind() as watches:
         drivers = KeeperDrivers(
             home,
             {"scripted": Setup(Scripted, dict)},
@@ -129,3 +152,21 @@ def test_one_process_serves_turn_after_turn(tmp_path: Path, is_replaced: bool) -
     sent = (directory / "sent").read_bytes()
     assert (sent.count(b"begin:run_one"), sent.count(b"begin:run_two")) == (1, 1)
     assert sent.count(b"hello") == 1
+
+
+def test_what_a_turn_complained_of_is_heard_before_its_end(tmp_path: Path) -> None:
+    turn = Turn("run_loud", 'script:[{"stderr":"low on disk"},{"text":"one"}]')
+
+    async def main() -> str:
+        ear = Ear()
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with following(
+                tmp_path, PROCESS, ear, fence=1, launch=turn, kind=DeafToStderr
+            ) as driver:
+                await driver.begin(turn)
+                await ear.until_ended(1)
+                heard = "".join(ear.complaints)
+                await driver.close()
+        return heard
+
+    assert anyio.run(main) == "low on disk\n"

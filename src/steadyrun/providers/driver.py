@@ -72,7 +72,7 @@ class ProcessDriver:
         self._clock = clock
         self._sink = sink
         # Not anyio's: taken for every stretch, it would look through all cancel scopes each time.
-        self._lock = asyncio.Lock()
+        self._lock, self._complaining = asyncio.Lock(), asyncio.Lock()
         self._caught_up = anyio.Event()
         self._changed = anyio.Event()
         # Whether anybody has ever waited for a change.
@@ -81,7 +81,7 @@ class ProcessDriver:
         self._is_gone = False
         self._stored, self._marks = process.offset, process.marks
         self._passed = process.offset
-        self._offset, self._sent = 0, 0
+        self._offset, self._sent, self._complaints = 0, 0, 0
         if process.saved:
             if process.saved.state:
                 self._turns.restore(process.saved.state)
@@ -313,12 +313,21 @@ class ProcessDriver:
         return is_one_shot or any(key.startswith(_BEGIN) for key in self._keys)
 
     async def _follow_stderr(self) -> None:
-        count = 0
         while chunk := await self._stderr.read():
-            count += 1
-            event = OutputRaw("stderr", chunk.decode(errors="replace"))
-            emitted = Emitted(0, count, self._clock.now(), event)
-            await self._sink(Stretch([emitted], self._offset, self._sent))
+            async with self._complaining:
+                await self._complain(chunk)
+
+    async def _complain(self, chunk: bytes) -> None:
+        self._complaints += 1
+        event = OutputRaw("stderr", chunk.decode(errors="replace"))
+        emitted = Emitted(0, self._complaints, self._clock.now(), event)
+        await self._sink(Stretch([emitted], self._offset, self._sent))
+
+    async def _hear_complaints(self) -> None:
+        """Tell what stderr has by now: whoever follows a turn is gone after its end."""
+        async with self._complaining:
+            for chunk in list(iter(self._stderr.unread, b"")):
+                await self._complain(chunk)
 
     # -- sending
 
@@ -351,6 +360,8 @@ class ProcessDriver:
             return
         has_ended = Ended in set(map(type, heard))
         self._passed = max(self._passed, self._offset)
+        if has_ended and not self._is_gone:
+            await self._hear_complaints()
         memory = self._memory() if has_ended else None
         more = self._journal.is_behind
         await self._sink(Stretch(heard, self._passed, self._sent, memory, more))

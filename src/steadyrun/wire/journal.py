@@ -128,7 +128,7 @@ class JournalFollower:
             # There is always something to read: let the others have their turn.
             await asyncio.sleep(0)
         self._is_lagging = True
-        while not (chunk := self._next()) and not self._is_finished:
+        while not (chunk := self.unread()) and not self._is_finished:
             self._is_lagging = False
             self._changed.clear()
             await self._changed.wait()
@@ -156,7 +156,8 @@ class JournalFollower:
         if self._size() != self.offset:
             self._changed.set()
 
-    def _next(self) -> bytes:
+    def unread(self) -> bytes:
+        """The next bytes, without waiting; none if there are none yet."""
         # Asked for no more than is there: room for a whole chunk costs more than the reading.
         unread = self._size() - self.offset
         self.is_behind = unread > CHUNK_BYTES
@@ -177,7 +178,7 @@ class TailFollower(JournalFollower):
     Some of it may have been read before; what was cut away unread is lost.
     """
 
-    def _next(self) -> bytes:
+    def unread(self) -> bytes:
         if self._size() < self.offset:
             self.offset = 0
-        return super()._next()
+        return super().unread()
