@@ -229,7 +229,12 @@ class Dialect(Protocol):
         """The handshake, sent as soon as the process runs."""
 
     def begin(self, turn: Turn) -> list[Send]:
-        """Tell the turn. Called once `is_ready`; without `multi_turn`, `launch` has told it."""
+        """Tell the turn. Called once `is_ready`; without `multi_turn`, `launch` has told it.
+
+        The key of the line that tells it is `begin:` and the turn's. Where something must be asked
+        first, only that is sent, and this is called again once it `is_ready` again. Nothing to send
+        means that the turn cannot be told, and that its end has been said.
+        """
 
     def steer(self, offer: Offer) -> Send | Refused: ...
 

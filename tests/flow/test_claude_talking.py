@@ -119,6 +119,15 @@ async def warm(stage: Stage, first: LaunchRequest, ear: Ear) -> AsyncIterator[Pr
             tasks.cancel_scope.cancel()
 
 
+async def closed(driver: ProcessDriver, stage: Stage) -> None:
+    """Let the process go and see it end."""
+    await driver.close()
+    directory = stage.home / PROCESS.keeper
+    await anyio.to_thread.run_sync(
+        eventually, lambda: not is_locked(directory), "the end of the process"
+    )
+
+
 def sent_keys(stage: Stage) -> list[str]:
     frames: Sequence[Frame] = read_sent(stage.home / PROCESS.keeper, after=0)
     return [frame.key for frame in sorted(frames, key=lambda frame: frame.number)]
@@ -139,11 +148,7 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
             for number, turn in enumerate(turns, 1):
                 await driver.begin(turn)
                 await ear.until_ended(number)
-            await driver.close()
-            directory = stage.home / PROCESS.keeper
-            await anyio.to_thread.run_sync(
-                eventually, lambda: not is_locked(directory), "the end of the process"
-            )
+            await closed(driver, stage)
         return ear.ends
 
     # Before a turn with another model, Claude Code tells of the change.
@@ -173,6 +178,31 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
         ]
         # One conversation: the last turn knows those before.
         assert [turn.text in str(asks[3].messages) for turn in turns] == [True] * 4
+
+
+def test_a_turn_in_a_mode_that_it_turns_down_is_never_told(tmp_path: Path) -> None:
+    turns = [Turn("one", "first"), Turn("two", "second", mode="full_auto"), Turn("three", "third")]
+
+    async def main(stage: Stage) -> list[Ended]:
+        ear = Ear()
+        async with warm(stage, LaunchRequest(turns[0], str(stage.cwd)), ear) as driver:
+            told = []
+            for number, turn in enumerate(turns, 1):
+                told.append(await driver.begin(turn))
+                await ear.until_ended(number)
+            assert told == [True, False, True]
+            await closed(driver, stage)
+        return ear.ends
+
+    with staged(tmp_path, lambda ask: answer(f"Heard {ask.said.splitlines()[-1]}.")) as stage:
+        first, second, third = anyio.run(main, stage)
+
+        assert (first.text, third.text) == ("Heard first.", "Heard third.")
+        assert second.error is not None
+        assert (second.status, second.error.code) == ("failed", "mode_refused")
+        assert "bypassPermissions" in second.error.message
+        assert second.error.hint
+        assert not any("second" in str(ask.messages) for ask in stage.server.main_asks)
 
 
 # -- tools

@@ -128,7 +128,8 @@ def test_every_line_has_a_key_that_names_it() -> None:
 
     sends = [
         *dialect.open(),
-        *dialect.begin(Turn("t2", "x", model="m2", mode="plan")),
+        *dialect.begin(Turn("t2", "x", mode="plan")),
+        *dialect.begin(Turn("t2", "x", model="m2")),
         dialect.steer(Offer("o2", "y")),
         dialect.recall("o1"),
         dialect.interrupt(),

@@ -6,7 +6,7 @@ import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost
-from steadyrun.provider import Send, Turn, Verdict
+from steadyrun.provider import Ended, Send, Turn, Verdict
 from tests.claude_lines import (
     aborted,
     ask,
@@ -30,15 +30,21 @@ def requests(sends: list[Send]) -> list[Any]:
 
 
 def test_another_model_and_mode_are_told_before_the_turn() -> None:
-    talk = working()
+    talk = ready()
 
-    sends = talk.dialect.begin(Turn("t2", "x", model="m2", mode="full_auto"))
+    turn = Turn("t2", "x", model="m2", mode="full_auto")
 
-    assert requests(sends) == [
-        {"subtype": "set_permission_mode", "mode": "bypassPermissions"},
-        {"subtype": "set_model", "model": "m2"},
-    ]
-    assert sends[-1].key == "begin:t2"
+    asking = talk.dialect.begin(turn)
+    talk.tell(*asking)
+    assert not talk.dialect.is_ready
+    talk.hear(reply("mode:t2"))
+    telling = talk.dialect.begin(turn)
+
+    assert talk.dialect.is_ready
+    assert requests(asking) == [{"subtype": "set_permission_mode", "mode": "bypassPermissions"}]
+    assert len(asking) == 1
+    assert requests(telling) == [{"subtype": "set_model", "model": "m2"}]
+    assert telling[-1].key == "begin:t2"
 
 
 def test_what_it_has_already_is_not_told() -> None:
@@ -57,14 +63,31 @@ def test_a_model_is_told_once_under_the_name_it_was_asked_for() -> None:
     assert requests(talk.dialect.begin(Turn("t3", "x", model="m1"))) != []
 
 
-def test_a_mode_that_was_turned_down_is_told_again() -> None:
-    talk = working()
-    talk.tell(*talk.dialect.begin(Turn("t2", "x", mode="full_auto")))
+def test_a_turn_whose_mode_was_turned_down_has_failed_and_is_never_told() -> None:
+    talk = ready()
+    turn = Turn("t2", "x", mode="full_auto")
+    talk.tell(*talk.dialect.begin(turn))
 
-    [note] = talk.hear(reply("mode:t2", error="not now"))
+    [end] = talk.hear(reply("mode:t2", error="not now"))
 
-    assert note == ev.Note("set_permission_mode was turned down: not now")
+    assert isinstance(end, Ended)
+    assert end.error is not None
+    assert (end.status, end.error.code) == ("failed", "mode_refused")
+    assert end.error.message == "set_permission_mode was turned down: not now"
+    assert talk.dialect.is_ready
+    assert talk.dialect.begin(turn) == []
+    # The next turn asks again.
     assert requests(talk.dialect.begin(Turn("t3", "x", mode="full_auto"))) != []
+
+
+def test_a_mode_that_somebody_else_asked_for_and_was_turned_down_is_noted() -> None:
+    talk = working()
+    request = {"subtype": "set_permission_mode", "mode": "plan"}
+    talk.write({"type": "control_request", "request_id": "theirs", "request": request})
+
+    assert talk.hear(reply("theirs", error="not now")) == [
+        ev.Note("set_permission_mode was turned down: not now")
+    ]
 
 
 def test_a_mode_that_it_chose_itself_is_known() -> None:

@@ -16,6 +16,7 @@ from steadyrun.model.frame import Frame
 from steadyrun.provider import (
     Ability,
     Began,
+    Ended,
     Exit,
     Launch,
     LaunchRequest,
@@ -90,7 +91,8 @@ class Claude:
         """What is queued becomes the next turn, before any other."""
         state = self.state
         is_busy = state.turn is not None or bool(state.offers) or state.is_running
-        return state.is_ready and not is_busy
+        is_changing = any(asked.mode for asked in state.asked.values())
+        return state.is_ready and not is_busy and not is_changing
 
     @property
     def has_background(self) -> bool:
@@ -107,18 +109,21 @@ class Claude:
         return [] if self._options.one_shot else [claude_lines.open_line()]
 
     def begin(self, turn: Turn) -> list[Send]:
-        return [*self._changes(turn), claude_lines.turn_line(turn)]
-
-    def _changes(self, turn: Turn) -> list[Send]:
-        """It would take any nonsense for a model or a mode."""
-        state, sends = self.state, list[Send]()
+        """It may turn another mode down: the turn is told in the mode it is meant for, or never."""
+        state = self.state
+        if state.refused_turn == turn.key:
+            return []
         mode = None if turn.mode is None else MODES.get(turn.mode)
         if mode is not None and mode != state.mode:
-            sends.append(claude_lines.mode_line(turn.key, mode))
-        model = turn.model
-        if model and model.isprintable() and model != (state.wanted_model or state.model):
-            sends.append(claude_lines.model_line(turn.key, model))
-        return sends
+            return [claude_lines.mode_line(turn.key, mode)]
+        return [*self._change_model(turn), claude_lines.turn_line(turn)]
+
+    def _change_model(self, turn: Turn) -> list[Send]:
+        """It would take any nonsense for a model."""
+        state, model = self.state, turn.model
+        if not model or not model.isprintable() or model == (state.wanted_model or state.model):
+            return []
+        return [claude_lines.model_line(turn.key, model)]
 
     def steer(self, offer: Offer) -> Send | Refused:
         if self._options.one_shot:
@@ -192,7 +197,7 @@ class Claude:
             case "set_model":
                 state.wanted_model = request.model
             case "set_permission_mode":
-                state.mode = request.mode
+                asked.mode = request.mode
             case _:
                 pass
         state.asked[told.request_id] = asked
@@ -287,6 +292,7 @@ class Claude:
             self.state.is_ready = True
         if reply.subtype == "error":
             return self._turned_down(asked, reply)
+        self.state.mode = asked.mode or self.state.mode
         if asked.offer is None:
             return []
         answer = value_of(bytes(reply.response))
@@ -295,11 +301,15 @@ class Claude:
 
     def _turned_down(self, asked: Asked, reply: Reply) -> list[Said]:
         """Which model or mode it has now is not known then, and it will be told again."""
+        state, why = self.state, f"{asked.subtype} was turned down: {reply.error}"
         if asked.subtype == "set_model":
-            self.state.wanted_model = self.state.model = None
-        elif asked.subtype == "set_permission_mode":
-            self.state.mode = None
-        return [ev.Note(f"{asked.subtype} was turned down: {reply.error}")]
+            state.wanted_model = state.model = None
+        elif asked.mode is not None:
+            state.mode = None
+            state.refused_turn = claude_lines.mode_turn(reply.request_id)
+            if state.refused_turn is not None:
+                return [Ended("failed", error=claude_errors.mode_refused(why))]
+        return [ev.Note(why)]
 
     def _limited(self, said: LimitLine, _: Frame) -> list[Said]:
         info = said.info

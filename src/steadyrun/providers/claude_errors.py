@@ -118,6 +118,11 @@ def already_told() -> ErrorFact:
     return ErrorFact("already_told", why)
 
 
+def mode_refused(why: str) -> ErrorFact:
+    hint = "A process keeps to what it was started for: start a new one in this mode."
+    return ErrorFact("mode_refused", why, hint)
+
+
 def exit_end(last: Exit, *, has_init: bool, has_answered: bool) -> Ended | None:
     """The end of a turn whose process went without a result; None if nothing explains it.
 

@@ -19,6 +19,7 @@ from steadyrun.providers.claude_state import OpenAsk
 
 # How the keys begin of lines that tell something; what follows is the turn's or the offer's name.
 BEGIN, OFFER = "begin", "offer"
+_MODE = "mode:"
 
 
 def open_line() -> Send:
@@ -30,7 +31,12 @@ def model_line(turn: str, model: str) -> Send:
 
 
 def mode_line(turn: str, mode: str) -> Send:
-    return _request(f"mode:{turn}", Request("set_permission_mode", mode=mode))
+    return _request(f"{_MODE}{turn}", Request("set_permission_mode", mode=mode))
+
+
+def mode_turn(request: str) -> str | None:
+    """The turn that a request for a mode was made for; None if we did not make it."""
+    return request.removeprefix(_MODE) if request.startswith(_MODE) else None
 
 
 def turn_line(turn: Turn) -> Send:

@@ -39,10 +39,11 @@ class OpenAsk(Struct):
 
 
 class Asked(Struct):
-    """What we have asked; `offer` is the one that is to be taken back."""
+    """What we have asked; `offer` is the one that is to be taken back, `mode` the one wanted."""
 
     subtype: str
     offer: str | None = None
+    mode: str | None = None
 
 
 class Totals(Struct):
@@ -103,6 +104,8 @@ class ClaudeState(Struct):
     # The model it was told to use last.
     wanted_model: str | None = None
     mode: str | None = None
+    # The turn that was never told: it would have needed a mode that was turned down.
+    refused_turn: str | None = None
     offers: dict[str, OpenOffer] = {}
     # By the approval that was made of each.
     asks: dict[str, OpenAsk] = {}

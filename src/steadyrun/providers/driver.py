@@ -122,7 +122,11 @@ class ProcessDriver:
             changed = self._changed
             async with self._speaking():
                 if self._dialect.is_ready:
-                    return await self._send_all(self._dialect.begin(turn))
+                    sends = self._dialect.begin(turn)
+                    if not sends or not await self._send_all(sends):
+                        return False
+                    if self._has_begun(turn):
+                        return True
             await changed.wait()
         return False
 
