@@ -52,13 +52,13 @@ class Stage:
         self.server = server
         self.home, self.cwd = folder / "steadyrun", folder / "work"
         self.cwd.mkdir(exist_ok=True)
-        self._user = folder / "user"
-        self._user.mkdir(exist_ok=True)
+        self.user = folder / "user"
+        self.user.mkdir(exist_ok=True)
         self._settings = settings
 
     @property
     def config(self) -> Config:
-        given = claude_environment(self._user, self.server.url)
+        given = claude_environment(self.user, self.server.url)
         environ = {key: given.pop(key) for key in ("PATH", "HOME", "LANG")}
         config = load(home=self.home, cwd=self.cwd, environ=environ)
         settings = msgspec.structs.replace(
