@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from steadyrun.model.frame import Frame
-from steadyrun.provider import Ended, Refused, Said, Send, Turn
+from steadyrun.provider import Ended, LaunchRequest, Refused, Said, Send, Turn
 from steadyrun.providers.claude import Claude
 from steadyrun.providers.claude_launch import ClaudeOptions, uuid_of
 
 Line = Mapping[str, Any] | bytes
 T1 = uuid_of("t1")
+REQUEST = LaunchRequest(Turn("t1", "hello"), "/")
 
 
 class Talk:
@@ -56,7 +57,7 @@ class Talk:
 def ready() -> Talk:
     """One that has shaken hands."""
     talk = Talk()
-    talk.tell(*talk.dialect.open())
+    talk.tell(*talk.dialect.open(REQUEST))
     talk.hear(reply("open"))
     return talk
 

@@ -225,8 +225,9 @@ class Dialect(Protocol):
 
     # These look at the state and answer; they do not change it.
 
-    def open(self) -> list[Send]:
-        """The handshake, sent as soon as the process runs."""
+    def open(self, request: LaunchRequest) -> list[Send]:
+        """The handshake, sent as soon as the process runs; `request` is what it was started with,
+        also for whoever has taken it over."""
 
     def begin(self, turn: Turn) -> list[Send]:
         """Tell the turn. Called once `is_ready`; without `multi_turn`, `launch` has told it.

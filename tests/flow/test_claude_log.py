@@ -35,9 +35,9 @@ def tools_in_log(stage: Stage) -> tuple[set[str], set[str]]:
 
 
 def tools_in_record(played: Played) -> tuple[set[str], set[str]]:
-    ended = [*played.of(ev.ToolCompleted), *played.of(ev.ToolFailed)]
     called = {tool.tool_call_id for tool in played.of(ev.ToolStarted)}
-    return called, {tool.tool_call_id for tool in ended}
+    ended = {tool.tool_call_id for tool in played.of(ev.ToolCompleted)}
+    return called, ended | {tool.tool_call_id for tool in played.of(ev.ToolFailed)}
 
 
 def delegate(ask: Ask) -> Answer:

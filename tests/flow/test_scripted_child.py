@@ -46,11 +46,10 @@ class Cli:
         self.dialect = Scripted(ScriptedOptions(script))
         self.directory = home / "processes" / f"prc_{time.monotonic_ns()}"
         self.directory.mkdir(parents=True)
-        launch = self.dialect.launch(
-            LaunchRequest(
-                turn=Turn("", ""), directory=str(self.directory), cwd=str(home), **request
-            )
+        self.request = LaunchRequest(
+            turn=Turn("", ""), directory=str(self.directory), cwd=str(home), **request
         )
+        launch = self.dialect.launch(self.request)
         self.argv = launch.argv
         for name, content in launch.files.items():
             (self.directory / name).write_bytes(content)
@@ -69,7 +68,7 @@ class Cli:
 
     def open(self) -> str:
         """Shake hands; return the resume token."""
-        self.tell(self.dialect.open())
+        self.tell(self.dialect.open(self.request))
         [bound] = self.hear_until(lambda said: isinstance(said, ev.TokenBound))
         assert isinstance(bound, ev.TokenBound)
         return bound.token
@@ -643,7 +642,7 @@ def test_a_conversation_that_cannot_be_read_fails_every_turn(
         (tmp_path / "scripted").mkdir()
         (tmp_path / "scripted" / "scr_1.json").write_bytes(content)
     cli = start(resume="scr_1")
-    cli.tell(cli.dialect.open())
+    cli.tell(cli.dialect.open(cli.request))
 
     assert error_of(cli.play()).code == code
     assert error_of(cli.play()).code == code
@@ -651,7 +650,7 @@ def test_a_conversation_that_cannot_be_read_fails_every_turn(
 
 def test_a_token_is_no_path(start: Start) -> None:
     cli = start(resume="../../etc/passwd")
-    cli.tell(cli.dialect.open())
+    cli.tell(cli.dialect.open(cli.request))
 
     assert error_of(cli.play()).code == "resume_not_found"
 

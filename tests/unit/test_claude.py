@@ -29,6 +29,7 @@ from steadyrun.providers.claude_launch import PROGRAM, ClaudeOptions
 from steadyrun.providers.claude_state import ClaudeState
 from steadyrun.providers.turns import Told, Turns
 from tests.claude_lines import (
+    REQUEST,
     T1,
     Talk,
     aborted,
@@ -81,7 +82,7 @@ def test_it_is_started_as_its_options_say() -> None:
 
 def test_a_turn_may_begin_once_hands_were_shaken() -> None:
     talk = Talk()
-    talk.tell(*talk.dialect.open())
+    talk.tell(*talk.dialect.open(REQUEST))
     before = talk.dialect.is_ready
 
     talk.hear(reply("open", {"commands": []}))
@@ -91,7 +92,7 @@ def test_a_turn_may_begin_once_hands_were_shaken() -> None:
 
 def test_a_handshake_that_is_turned_down_is_one() -> None:
     talk = Talk()
-    talk.tell(*talk.dialect.open())
+    talk.tell(*talk.dialect.open(REQUEST))
 
     [note] = talk.hear(reply("open", error="Already initialized"))
 
@@ -127,7 +128,7 @@ def test_every_line_has_a_key_that_names_it() -> None:
     dialect = talk.dialect
 
     sends = [
-        *dialect.open(),
+        *dialect.open(REQUEST),
         *dialect.begin(Turn("t2", "x", mode="plan")),
         *dialect.begin(Turn("t2", "x", model="m2")),
         dialect.steer(Offer("o2", "y")),
@@ -150,7 +151,7 @@ def test_asking_changes_nothing() -> None:
     dialect = talk.dialect
     before = deepcopy(dialect.state)
 
-    dialect.open()
+    dialect.open(REQUEST)
     dialect.begin(Turn("t2", "x", model="m2", mode="plan"))
     dialect.steer(Offer("o2", "x"))
     dialect.recall("o1")
@@ -352,7 +353,7 @@ FATAL: dict[str, Any] = {
 
 def test_why_it_cannot_start_is_told_when_it_is_gone() -> None:
     talk = Talk()
-    talk.tell(*talk.dialect.open())
+    talk.tell(*talk.dialect.open(REQUEST))
 
     said = talk.hear(result(None, **FATAL))
     end = the_end(talk.dialect.ended(Exit(1, stderr="No conversation found")))
@@ -404,7 +405,7 @@ def test_a_process_for_one_turn_has_it_open_from_the_start() -> None:
 
     said = talk.hear(init(), text("hi"), result("hi"))
 
-    assert talk.dialect.open() == []
+    assert talk.dialect.open(REQUEST) == []
     assert Began not in map(type, said)
     assert the_end(said).text == "hi"
     assert talk.dialect.ended(Exit(0)) == []

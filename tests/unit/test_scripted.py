@@ -31,6 +31,8 @@ from steadyrun.provider import (
 )
 from steadyrun.providers.scripted import Scripted, ScriptedOptions, ScriptedState
 
+REQUEST = LaunchRequest(Turn("t1", "hello"), "/")
+
 
 def line(kind: str, **fields: Any) -> bytes:
     return json.dumps({"type": kind, **fields}).encode()
@@ -52,7 +54,7 @@ def tell(dialect: Dialect, *sends: Send | Refused | None) -> list[Said]:
 def working() -> Scripted:
     """A dialect with an open turn."""
     dialect = Scripted()
-    tell(dialect, *dialect.open())
+    tell(dialect, *dialect.open(REQUEST))
     receive(dialect, "ready", token="tok")
     tell(dialect, *dialect.begin(Turn("t1", "hello")))
     return dialect
@@ -112,7 +114,7 @@ def test_every_line_has_a_key_that_names_it() -> None:
     tell(dialect, dialect.steer(Offer("o1", "and this")))
 
     sends = [
-        *dialect.open(),
+        *dialect.open(REQUEST),
         *dialect.begin(Turn("t2", "x", (Image("image/png", b"\x89"),), {"type": "object"})),
         dialect.steer(Offer("o2", "x")),
         dialect.recall("o1"),
@@ -137,7 +139,7 @@ def test_asking_changes_nothing() -> None:
     dialect = working()
     before = copy(dialect.state)
 
-    dialect.open()
+    dialect.open(REQUEST)
     dialect.begin(Turn("t2", "x"))
     dialect.steer(Offer("o1", "x"))
     dialect.recall("o1")

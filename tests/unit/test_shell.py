@@ -30,6 +30,7 @@ from steadyrun.provider import (
 from steadyrun.providers.shell import Shell, ShellOptions, ShellState
 
 ASKED = b'{"steadyrun.command":"ls -l"}'
+REQUEST = LaunchRequest(Turn("t1", "ls"), "/")
 STARTED = ev.ToolStarted("1", "bash", {"command": "ls -l"})
 
 
@@ -169,7 +170,7 @@ def test_nothing_can_be_said_to_a_command() -> None:
     dialect: Dialect = Shell()
 
     assert isinstance(dialect.steer(Offer("o1", "hey")), Refused)
-    assert dialect.open() == dialect.begin(Turn("t1", "ls")) == []
+    assert dialect.open(REQUEST) == dialect.begin(Turn("t1", "ls")) == []
     assert dialect.decide("1", Verdict(True)) == dialect.sent(Frame(b"x", 0)) == []
     assert (dialect.recall("o1"), dialect.interrupt()) == (None, None)
 

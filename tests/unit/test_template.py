@@ -27,6 +27,7 @@ from steadyrun.providers import template
 from steadyrun.providers.template import Parrot
 
 FILE = Path(template.__file__)
+REQUEST = LaunchRequest(Turn("t1", "hello"), "/")
 
 
 def said_by(dialect: Dialect, *lines: str) -> list[Said]:
@@ -80,7 +81,9 @@ def test_what_it_cannot_do_it_says() -> None:
     assert isinstance(dialect.steer(Offer("o1", "x")), Refused)
     assert isinstance(dialect.interrupt(), Signal)
     assert dialect.recall("o1") is None
-    assert dialect.open() == dialect.decide("1", Verdict(True)) == dialect.ended(Exit()) == []
+    assert (
+        dialect.open(REQUEST) == dialect.decide("1", Verdict(True)) == dialect.ended(Exit()) == []
+    )
 
 
 def test_it_has_less_than_80_lines_of_code() -> None:

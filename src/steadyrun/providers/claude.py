@@ -105,7 +105,7 @@ class Claude:
 
     # -- what is to be said
 
-    def open(self) -> list[Send]:
+    def open(self, request: LaunchRequest) -> list[Send]:
         return [] if self._options.one_shot else [claude_lines.open_line()]
 
     def begin(self, turn: Turn) -> list[Send]:

@@ -68,7 +68,7 @@ class ProcessDriver:
         self._dialect = dialect
         self._process = process
         self._directory = directory
-        self._link = kept.link
+        self._link, self._request = kept.link, kept.request
         self._clock = clock
         self._sink = sink
         # Not anyio's: taken for every stretch, it would look through all cancel scopes each time.
@@ -116,7 +116,7 @@ class ProcessDriver:
         if "multi_turn" not in self._dialect.abilities:
             return False
         async with self._speaking():
-            await self._send_all(self._dialect.open())
+            await self._send_all(self._dialect.open(self._request))
         self._is_awaited = True
         while not self._has_begun(turn):
             changed = self._changed

@@ -20,7 +20,7 @@ from steadyrun.providers.keeping import Kept, Limits, Link, Spec
 from steadyrun.wire.journal import FileWatches
 
 PROCESSES = "processes"
-_TURN = "turn"
+_REQUEST = "request"
 _PAUSE_SECONDS = 0.02
 
 
@@ -75,7 +75,7 @@ class KeeperDrivers:
             command, cwd = request.command, request.cwd
             await anyio.to_thread.run_sync(installed.require, dialect.program, command, env, cwd)
         try:
-            await anyio.to_thread.run_sync(_prepare, directory, request.turn, launch)
+            await anyio.to_thread.run_sync(_prepare, directory, request, launch)
         except OSError as error:
             raise LaunchFailed(launch.argv[0], code="failed", problem=str(error)) from error
         spec = Spec(
@@ -96,23 +96,27 @@ class KeeperDrivers:
     ) -> AsyncIterator[ProcessDriver]:
         directory = self._directory(process)
         dialect = self._setup(process.provider).dialect()
+        request = await self._request(process)
         async with AsyncExitStack() as stack:
             link = await self._linked(stack, process, holder, fence)
-            kept = Kept(directory, link)
+            kept = Kept(directory, link, request)
             yield ProcessDriver(
                 dialect, process, kept, watches=self._watches, clock=self._clock, sink=sink
             )
 
     async def told(self, process: Process) -> Turn:
-        directory = self._directory(process)
+        request = await self._request(process)
+        if not await keeping.was_started(self._directory(process)):
+            raise NotFound("launch of", process.id)
+        return request.turn
+
+    async def _request(self, process: Process) -> LaunchRequest:
+        file = self._directory(process) / _REQUEST
         try:
-            raw = await anyio.to_thread.run_sync((directory / _TURN).read_bytes)
-            turn = msgspec.msgpack.decode(raw, type=Turn)
+            raw = await anyio.to_thread.run_sync(file.read_bytes)
+            return msgspec.msgpack.decode(raw, type=LaunchRequest)
         except (OSError, msgspec.DecodeError) as error:
             raise NotFound("launch of", process.id) from error
-        if not await keeping.was_started(directory):
-            raise NotFound("launch of", process.id)
-        return turn
 
     async def _linked(
         self, stack: AsyncExitStack, process: Process, holder: HolderId, fence: int
@@ -142,10 +146,10 @@ class KeeperDrivers:
         return self._home / process.keeper
 
 
-def _prepare(directory: Path, turn: Turn, launch: Launch) -> None:
+def _prepare(directory: Path, request: LaunchRequest, launch: Launch) -> None:
     """Make the directory and its files: whoever takes over must know what was to be told."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, content in {_TURN: msgspec.msgpack.encode(turn), **launch.files}.items():
+    for name, content in {_REQUEST: msgspec.msgpack.encode(request), **launch.files}.items():
         path = directory / name
         path.touch(mode=0o600)
         path.write_bytes(content)

@@ -21,7 +21,7 @@ from steadyrun import keeper
 from steadyrun.errors import KeeperGone, LaunchFailed, LeaseLost
 from steadyrun.model.frame import Frame
 from steadyrun.model.ids import HolderId
-from steadyrun.provider import Exit, Rung
+from steadyrun.provider import Exit, LaunchRequest, Rung
 
 VERSION = 1
 START_SECONDS = 30.0
@@ -229,10 +229,12 @@ async def _connect(directory: Path, link: Link) -> Link:
 
 
 class Kept(Struct, frozen=True):
-    """A process with its directory and, while it lives, the link to its keeper."""
+    """A process with its directory, while it lives the link to its keeper, and what it was started
+    with."""
 
     directory: Path
     link: Link | None
+    request: LaunchRequest
 
 
 def is_alive(directory: Path) -> bool:

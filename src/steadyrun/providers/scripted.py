@@ -141,7 +141,7 @@ class Scripted:
             "max_cost_usd": request.max_cost_usd,
         }
 
-    def open(self) -> list[Send]:
+    def open(self, request: LaunchRequest) -> list[Send]:
         return [_send("open", Hello())]
 
     def begin(self, turn: Turn) -> list[Send]:

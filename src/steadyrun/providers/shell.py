@@ -123,7 +123,7 @@ class Shell:
             rungs=(Rung("signal", 2.0, _SIGTERM),),
         )
 
-    def open(self) -> list[Send]:
+    def open(self, request: LaunchRequest) -> list[Send]:
         return []
 
     def begin(self, turn: Turn) -> list[Send]:

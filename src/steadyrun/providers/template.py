@@ -84,7 +84,7 @@ class Parrot:
         return p.Launch(argv, rungs=(p.Rung("eof", 2.0),))
 
     # 4. What we may say. A key names a line: said again after a crash, it is written only once.
-    def open(self) -> list[p.Send]:
+    def open(self, request: p.LaunchRequest) -> list[p.Send]:
         return []
 
     def begin(self, turn: p.Turn) -> list[p.Send]:
