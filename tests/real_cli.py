@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,9 +42,14 @@ ASKING = ("--permission-mode", "default", "--permission-prompt-tool", "stdio")
 
 
 def real_claude() -> Path:
-    """Claude Code's program. Skips the test where there is none; fails it where it is required."""
-    program = CLIS / "claude"
-    require("claude", program.exists(), f"{program} is not there; try: make ci-deps")
+    """Claude Code's program."""
+    return real_program("claude")
+
+
+def real_program(name: str) -> Path:
+    """A CLI's program. Skips the test where there is none; fails it where it is required."""
+    program = CLIS / name
+    require(name, program.exists(), f"{program} is not there; try: make ci-deps")
     return program
 
 
@@ -69,32 +74,24 @@ def claude_environment(home: Path, base_url: str) -> dict[str, str]:
     return environment
 
 
-class StartedClaude:
-    """A persistent Claude Code over pipes; `frames` is all it has printed that was looked at.
+class StartedCli:
+    """A CLI over pipes; `frames` is all it has printed that was looked at.
 
-    Leaving it kills it with all its descendants, if it has not ended by itself.
+    It works in `work` and writes its errors to `stderr`, both in the folder. Leaving it kills it
+    with all its descendants, if it has not ended by itself.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        base_url: str,
-        *flags: str,
-        mode: tuple[str, ...] = BYPASS,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        program = real_claude()
-        home, self.cwd = folder / "home", folder / "work"
-        home.mkdir(exist_ok=True)
+    def __init__(self, folder: Path, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self.cwd = folder / "work"
         self.cwd.mkdir(exist_ok=True)
         self._stderr = (folder / "stderr").open("ab")
         self.process = subprocess.Popen(
-            [program, *STREAM_JSON, *mode, *flags],
+            argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             cwd=self.cwd,
-            env={**claude_environment(home, base_url), **(env or {})},
+            env=env,
         )
         self.frames: list[Frame] = []
         self._lines: queue.Queue[bytes | None] = queue.Queue()
@@ -174,6 +171,23 @@ class StartedClaude:
         self._lines.put(None)
 
 
+class StartedClaude(StartedCli):
+    """A persistent Claude Code."""
+
+    def __init__(
+        self,
+        folder: Path,
+        base_url: str,
+        *flags: str,
+        mode: tuple[str, ...] = BYPASS,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        home = folder / "home"
+        home.mkdir(exist_ok=True)
+        argv = (str(real_claude()), *STREAM_JSON, *mode, *flags)
+        super().__init__(folder, argv, {**claude_environment(home, base_url), **(env or {})})
+
+
 def user(text: str, uuid: str | None = None, **more: Any) -> Frame:
     """A user's line."""
     message = {"role": "user", "content": [{"type": "text", "text": text}]}
@@ -188,10 +202,10 @@ def control(request_id: str, subtype: str, **more: Any) -> Frame:
 
 
 def kind_of(frame: Frame) -> str:
-    """`type`, `type/subtype` or, for a state, `state:idle`."""
+    """`type`, `type/subtype`, a method or, for a state, `state:idle`."""
     if frame.get("subtype") == "session_state_changed":
         return f"state:{frame['state']}"
-    return "/".join(str(frame[key]) for key in ("type", "subtype") if key in frame)
+    return "/".join(str(frame[key]) for key in ("method", "type", "subtype") if key in frame)
 
 
 def is_kind(kind: str) -> Callable[[Frame], bool]:

@@ -12,8 +12,14 @@
         gate.open()
     [first, second, third] = server.main_asks
 
-`faults` is what can go wrong with any server, `server` is HTTP, `script` hands out the steps:
-none of them knows a wire. `messages` is the Anthropic Messages API, with `blocks` and `encoding`
-behind it. `python -m steadyrun.testing.simulated script.json` is the same as a process of its own.
+The same script does for any wire: `ResponsesServer` is what Codex takes for OpenAI (its base URL is
+`server.url` with `/v1` behind it), `ChatServer` an OpenAI-compatible API, `EveryServer` all three.
+What a wire has of its own goes into a `raw` block, or into a refusal's `detail`.
+
+`faults` is what can go wrong with any server, `server` is HTTP, `script` hands out the steps,
+`blocks` is what a model can say: none of them knows a wire. `wire` is the contract of one, `model`
+the server above it. `messages`, `responses` and `chat` are the wires, each with its `_events`
+behind it; `openai` is what the last two share.
+`python -m steadyrun.testing.simulated script.json` is `EveryServer` as a process of its own.
 It takes nothing but the standard library.
 """

@@ -1,4 +1,4 @@
-"""Run the simulated Messages API as a process: `python -m steadyrun.testing.simulated SCRIPT`.
+"""Run the simulated APIs as a process: `python -m steadyrun.testing.simulated SCRIPT`.
 
 Its first line is its URL. It ends with its stdin; `--log` keeps the requests as lines of JSON.
 """
@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from steadyrun.testing.simulated.messages import MessagesServer
+from steadyrun.testing.simulated.every import EveryServer
 from steadyrun.testing.simulated.written import read_script
 
 
@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("script", type=Path, help="a file of steps as JSON, see written.py")
     parser.add_argument("--log", type=Path, help="append each request here, one a line")
     asked = parser.parse_args()
-    with MessagesServer(read_script(asked.script), log=asked.log) as server:
+    with EveryServer(read_script(asked.script), log=asked.log) as server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
         sys.stdin.read()

@@ -9,11 +9,19 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Fault = Literal[
-    "rate_limit", "overloaded", "server", "auth", "not_found", "too_long", "invalid"
-]  # fmt: skip
+    "rate_limit",
+    "usage_limit",
+    "no_credit",
+    "overloaded",
+    "server",
+    "auth",
+    "not_found",
+    "too_long",
+    "invalid",
+]
 
 PATIENCE_SECONDS = 30.0
 
@@ -73,12 +81,16 @@ Pause = Gate | Cut | Break
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error instead of an answer. The wire knows status, words and shape of each fault."""
+    """An error instead of an answer. The wire knows status, words and shape of each fault.
+
+    `detail` is put into the error's object, beside what the wire has there.
+    """
 
     fault: Fault
     headers: Mapping[str, str] = field(default_factory=dict)
     message: str = ""
     held: Gate | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,18 @@ def rate_limited(
     """429, with a retry-after header where a time is given."""
     wait = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
     return Refusal("rate_limit", {**wait, **(headers or {})})
+
+
+def usage_limited(
+    headers: Mapping[str, str] | None = None, **detail: str | float | None
+) -> Refusal:
+    """429 because what the plan allows is used up; trying again does not help."""
+    return Refusal("usage_limit", headers or {}, detail=detail)
+
+
+def without_credit() -> Refusal:
+    """The account has no money left."""
+    return Refusal("no_credit")
 
 
 def overloaded() -> Refusal:

@@ -7,10 +7,7 @@ eats no step: tokens to count, a title, a quota probe. Both are in the log: `mai
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from steadyrun.testing.simulated.blocks import (
     Answer,
@@ -24,15 +21,22 @@ from steadyrun.testing.simulated.blocks import (
     text,
     thinking,
 )
-from steadyrun.testing.simulated.encoding import (
+from steadyrun.testing.simulated.faults import Break, Fault, Pause, Refusal
+from steadyrun.testing.simulated.message_events import message_body, message_events
+from steadyrun.testing.simulated.model import ModelServer
+from steadyrun.testing.simulated.server import Reply, Request
+from steadyrun.testing.simulated.wire import (
+    Ask,
+    Fields,
+    Step,
+    Steps,
+    body_of,
     encode_event,
-    message_body,
-    message_events,
-    pauses_in,
+    is_post_to,
+    since_last,
+    texts_in,
+    texts_of_user,
 )
-from steadyrun.testing.simulated.faults import Break, Cut, Fault, Gate, Hang, Pause, Refusal
-from steadyrun.testing.simulated.script import Script
-from steadyrun.testing.simulated.server import Reply, Request, Server
 
 __all__ = [
     "Answer",
@@ -54,10 +58,13 @@ __all__ = [
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
+REMINDERS = ("<system-reminder>",)
 
 # status, type and words of each fault, as the API has them
 ERRORS: Mapping[Fault, tuple[int, str, str]] = {
     "rate_limit": (429, "rate_limit_error", "This request would exceed your rate limit."),
+    "usage_limit": (429, "rate_limit_error", "You have reached your usage limit."),
+    "no_credit": (400, "invalid_request_error", "Your credit balance is too low."),
     "overloaded": (529, "overloaded_error", "Overloaded"),
     "server": (500, "api_error", "Internal server error"),
     "auth": (401, "authentication_error", "invalid x-api-key"),
@@ -90,169 +97,68 @@ def unified_limit(
     return headers
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A request for a message, read."""
+class MessagesWire:
+    """The Anthropic Messages API."""
 
-    request: Request
+    def read(self, request: Request) -> Ask | None:
+        if not (is_post_to(request, MESSAGES) or is_post_to(request, COUNT)):
+            return None
+        body = body_of(request)
+        messages: Sequence[Fields] = body.get("messages") or ()
+        latest = since_last(messages, lambda message: message["role"] == "assistant")
+        news = tuple(block for message in latest for block in _blocks(message))
+        results = tuple(block for block in news if block.get("type") == "tool_result")
+        return Ask(
+            request,
+            is_main=is_post_to(request, MESSAGES) and _is_conversation(body),
+            tools=tuple(str(tool.get("name", "")) for tool in body.get("tools") or ()),
+            messages=messages,
+            news=news,
+            results=results,
+            outputs=tuple("\n".join(texts_in(result.get("content"))) for result in results),
+            said="\n".join(texts_of_user(latest, REMINDERS)),
+        )
 
-    @property
-    def body(self) -> Mapping[str, Any]:
-        return self.request.body if isinstance(self.request.body, dict) else {}
+    def look_up(self, request: Request) -> Reply | None:
+        if not is_post_to(request, COUNT):
+            return None
+        count = len(json.dumps(request.body)) // 4
+        return Reply(200, (json.dumps({"input_tokens": count}).encode(),))
 
-    @property
-    def model(self) -> str:
-        return str(self.body.get("model", ""))
+    def events(self, step: Answer, ask: Ask) -> Iterator[bytes | Pause]:
+        return message_events(step, ask.name, ask.model)
 
-    @property
-    def is_stream(self) -> bool:
-        return self.body.get("stream") is True
+    def body(self, step: Answer, ask: Ask) -> Fields:
+        return message_body(step, ask.name, ask.model)
 
-    @property
-    def tools(self) -> tuple[str, ...]:
-        return tuple(str(tool.get("name", "")) for tool in self.body.get("tools") or ())
+    def refuse(self, refusal: Refusal) -> tuple[int, Fields]:
+        status, kind, words = ERRORS[refusal.fault]
+        error = {"type": kind, "message": refusal.message or words, **refusal.detail}
+        return status, {"type": "error", "error": error}
 
-    @property
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        return self.body.get("messages") or ()
-
-    @property
-    def is_main(self) -> bool:
-        """Is this the conversation, or a sub-agent's, and no question of the CLI's own?"""
-        is_message = self.request.path.partition("?")[0] == MESSAGES
-        return is_message and (bool(self.tools) or not self._is_aside)
-
-    @property
-    def _is_aside(self) -> bool:
-        """Titles want a schema or switch thinking off, probes want one token; no tools in both."""
-        has_schema = "format" in (self.body.get("output_config") or {})
-        is_thoughtless = (self.body.get("thinking") or {}).get("type") == "disabled"
-        is_probe = self.body.get("max_tokens") == 1
-        return has_schema or is_thoughtless or is_probe or not self.is_stream
-
-    @property
-    def news(self) -> tuple[Mapping[str, Any], ...]:
-        """The blocks of all messages since the model spoke last, the system's too."""
-        return tuple(block for message in self._latest for block in _blocks(message))
-
-    @property
-    def results(self) -> tuple[Mapping[str, Any], ...]:
-        """The tool results among the news."""
-        return tuple(block for block in self.news if block.get("type") == "tool_result")
-
-    @property
-    def said(self) -> str:
-        """The user's own texts among the news, one a line; no reminders of the CLI's."""
-        messages = [message for message in self._latest if message["role"] == "user"]
-        blocks = [block for message in messages for block in _blocks(message)]
-        texts = [str(block["text"]).strip() for block in blocks if block.get("type") == "text"]
-        return "\n".join(text for text in texts if not text.startswith("<system-reminder>"))
-
-    @property
-    def _latest(self) -> Sequence[Mapping[str, Any]]:
-        roles = [message["role"] for message in self.messages]
-        last = max((n for n, role in enumerate(roles) if role == "assistant"), default=-1)
-        return self.messages[last + 1 :]
+    def break_off(self, error: Break, ask: Ask) -> bytes:
+        _, body = self.refuse(Refusal(error.fault, message=error.message))
+        return encode_event(body)
 
 
-def _blocks(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+MESSAGES_WIRE = MessagesWire()
+
+
+def _is_conversation(body: Fields) -> bool:
+    """Titles want a schema or switch thinking off, probes want one token; no tools in both."""
+    has_schema = "format" in (body.get("output_config") or {})
+    is_thoughtless = (body.get("thinking") or {}).get("type") == "disabled"
+    is_probe = body.get("max_tokens") == 1
+    is_aside = has_schema or is_thoughtless or is_probe or body.get("stream") is not True
+    return bool(body.get("tools")) or not is_aside
+
+
+def _blocks(message: Fields) -> Sequence[Fields]:
     content = message.get("content") or ()
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-Step = Answer | Refusal | Hang
-Steps = Sequence[Step | Callable[[Ask], Step]] | Callable[[Ask], Step]
+class MessagesServer(ModelServer):
+    """The Messages API on 127.0.0.1."""
 
-
-class MessagesServer(Server):
-    """The Messages API on 127.0.0.1; `script` answers main requests, `rest` those after it."""
-
-    def __init__(
-        self,
-        script: Steps,
-        *,
-        rest: Step | Callable[[Ask], Step] | None = None,
-        side: Callable[[Ask], Step] = lambda ask: answer('{"title": "Simulated"}'),
-        log: Path | None = None,
-    ) -> None:
-        super().__init__(self._answer, log)
-        self.script: Script[Ask, Step] = Script(script, rest)
-        self._side = side
-
-    @property
-    def asks(self) -> tuple[Ask, ...]:
-        """All requests for messages, main and side."""
-        posted = [request for request in self.requests if request.method == "POST"]
-        return tuple(Ask(request) for request in posted if MESSAGES in request.path)
-
-    @property
-    def main_asks(self) -> tuple[Ask, ...]:
-        return tuple(ask for ask in self.asks if ask.is_main)
-
-    @property
-    def side_asks(self) -> tuple[Ask, ...]:
-        return tuple(ask for ask in self.asks if not ask.is_main)
-
-    def wait_for_main(self, count: int) -> Ask:
-        """Wait until so many main requests have come; return the last of them."""
-        self.wait_until(lambda: len(self.main_asks) >= count)
-        return self.main_asks[count - 1]
-
-    def _answer(self, request: Request) -> Reply:
-        path = request.path.partition("?")[0]
-        if request.method != "POST":
-            return Reply(200, (b"{}",))
-        if path == COUNT:
-            count = len(json.dumps(request.body)) // 4
-            return Reply(200, (json.dumps({"input_tokens": count}).encode(),))
-        if path != MESSAGES:
-            return Reply(404, (_error_body("not_found_error", f"no such path: {path}"),))
-        ask = Ask(request)
-        step = self.script.next_step(ask) if ask.is_main else self._side(ask)
-        return reply_with(step, ask)
-
-
-def reply_with(step: Step, ask: Ask) -> Reply:
-    """A step as HTTP, in the shape that was asked for."""
-    if isinstance(step, Hang):
-        return Reply(None, held=step.gate)
-    if isinstance(step, Refusal):
-        return _refused(step)
-    return _streamed(step, ask) if ask.is_stream else _unstreamed(step, ask)
-
-
-def _refused(refusal: Refusal) -> Reply:
-    status, kind, words = ERRORS[refusal.fault]
-    body = _error_body(kind, refusal.message or words)
-    return Reply(status, (body,), refusal.headers, held=refusal.held)
-
-
-def _error_body(kind: str, message: str) -> bytes:
-    return json.dumps({"type": "error", "error": {"type": kind, "message": message}}).encode()
-
-
-def _streamed(step: Answer, ask: Ask) -> Reply:
-    events = message_events(step, str(ask.request.number), ask.model)
-    pieces = tuple(_until_broken(events))
-    return Reply(200, pieces, step.headers, is_stream=True, held=step.held)
-
-
-def _until_broken(pieces: Iterator[bytes | Pause]) -> Iterator[bytes | Gate | Cut]:
-    for piece in pieces:
-        if isinstance(piece, Break):
-            _, kind, words = ERRORS[piece.fault]
-            error = {"type": kind, "message": piece.message or words}
-            yield encode_event({"type": "error", "error": error})
-            return
-        yield piece
-
-
-def _unstreamed(step: Answer, ask: Ask) -> Reply:
-    """The same in one body; its pauses stand before it, a break is an error's status."""
-    waits: list[Gate | Cut] = []
-    for pause in pauses_in(step):
-        if isinstance(pause, Break):
-            return _refused(Refusal(pause.fault, message=pause.message))
-        waits.append(pause)
-    body = message_body(step, str(ask.request.number), ask.model)
-    return Reply(200, (*waits, body), step.headers, held=step.held)
+    wires = (MESSAGES_WIRE,)

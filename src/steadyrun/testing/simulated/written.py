@@ -6,11 +6,13 @@
       {"refuse": "rate_limit", "headers": {"retry-after": "1"}},
       {"answer": [{"text": ["Hel", {"break": "overloaded"}]}]},
       {"answer": [{"text": ["Hel", {"cut": true}]}], "held": "/tmp/headers"},
+      {"answer": [{"call": "exec", "input": "text(1)"}, {"raw": {"type": "web_search_call"}}]},
+      {"refuse": "usage_limit", "detail": {"resets_at": 1794830000}},
       {"hang": null}
     ]
 
-In a list of blocks a string is a text. Gates are paths: they open when the file appears; a gate
-that is null never opens.
+In a list of blocks a string is a text; a raw block is in the words of the wire. Gates are paths:
+they open when the file appears; a gate that is null never opens.
 """
 
 import json
@@ -18,16 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from steadyrun.testing.simulated.blocks import Answer, Block, Call, Raw, Text, Thinking, Tokens
 from steadyrun.testing.simulated.faults import Break, Cut, Gate, Hang, Pause, Refusal
-from steadyrun.testing.simulated.messages import (
-    Answer,
-    Block,
-    Call,
-    Step,
-    Text,
-    Thinking,
-    Tokens,
-)
+from steadyrun.testing.simulated.wire import Step
 
 
 def read_script(path: Path) -> list[Step]:
@@ -44,7 +39,8 @@ def _step(written: Mapping[str, Any]) -> Step:
             blocks = tuple(_part(part) for part in parts)
             return Answer(blocks, tokens, written.get("stop", ""), headers, held)
         case {"refuse": fault}:
-            return Refusal(fault, headers, written.get("message", ""), held)
+            detail = written.get("detail", {})
+            return Refusal(fault, headers, written.get("message", ""), held, detail)
         case {"hang": gate}:
             return Hang(_gate(gate))
         case _:
@@ -55,14 +51,22 @@ def _part(written: Any) -> Block | Pause:
     match written:
         case str():
             return Text((written,))
-        case {"text": pieces}:
-            return Text(tuple(_piece(piece) for piece in pieces))
-        case {"thinking": pieces}:
-            return Thinking(tuple(_piece(piece) for piece in pieces))
+        case {"text": _} | {"thinking": _}:
+            return _words(written)
         case {"call": name}:
-            return Call(name, written.get("input", {}), written.get("id", ""))
+            ident, namespace = written.get("id", ""), written.get("namespace", "")
+            return Call(name, written.get("input", {}), ident, namespace)
+        case {"raw": fields}:
+            return Raw(fields)
         case _:
             return _pause(written)
+
+
+def _words(written: Mapping[str, Any]) -> Text | Thinking:
+    if "text" in written:
+        pieces = tuple(_piece(piece) for piece in written["text"])
+        return Text(pieces, written.get("phase", ""))
+    return Thinking(tuple(_piece(piece) for piece in written["thinking"]))
 
 
 def _piece(written: Any) -> str | Pause:

@@ -1,49 +1,46 @@
 """How does an answer look on the Messages wire? As events of a stream, or as one body."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from steadyrun.testing.simulated.blocks import Answer, Block, Call, Text, Thinking, Tokens
+from steadyrun.testing.simulated.blocks import (
+    Answer,
+    Block,
+    Call,
+    Raw,
+    Thinking,
+    Tokens,
+    blocks_in,
+    halves,
+    numbered,
+    words_of,
+    written_input,
+)
 from steadyrun.testing.simulated.faults import Break, Cut, Gate, Pause
+from steadyrun.testing.simulated.wire import encode_event
 
 
 def message_events(step: Answer, name: str, model: str) -> Iterator[bytes | Pause]:
     """The events of a stream; `name` makes the ids of this answer its own."""
     yield encode_event({"type": "message_start", "message": _opening(step, name, model)})
     yield encode_event({"type": "ping"})
-    index = 0
-    for part in step.parts:
+    for index, part in numbered(step):
         if isinstance(part, Gate | Cut | Break):
             yield part
-            continue
-        yield from _block_events(part, index, f"{name}_{index}")
-        index += 1
+        else:
+            yield from _block_events(part, index, f"{name}_{index}")
     delta = {"stop_reason": _stop(step), "stop_sequence": None}
     usage = _usage(step.tokens, step.tokens.output)
     yield encode_event({"type": "message_delta", "delta": delta, "usage": usage})
     yield encode_event({"type": "message_stop"})
 
 
-def message_body(step: Answer, name: str, model: str) -> bytes:
+def message_body(step: Answer, name: str, model: str) -> Mapping[str, Any]:
     """The whole answer in one object."""
-    said = [part for part in step.parts if isinstance(part, Text | Thinking | Call)]
-    blocks = [_block(part, f"{name}_{index}") for index, part in enumerate(said)]
+    blocks = [_block(part, f"{name}_{index}") for index, part in enumerate(blocks_in(step))]
     closing = {"content": blocks, "stop_reason": _stop(step)}
     usage = _usage(step.tokens, step.tokens.output)
-    return json.dumps({**_opening(step, name, model), **closing, "usage": usage}).encode()
-
-
-def pauses_in(step: Answer) -> Iterator[Pause]:
-    """The pauses of an answer, those inside its blocks too."""
-    for part in step.parts:
-        inside = part.pieces if isinstance(part, Text | Thinking) else (part,)
-        yield from (piece for piece in inside if isinstance(piece, Gate | Cut | Break))
-
-
-def encode_event(data: Mapping[str, Any]) -> bytes:
-    """A server-sent event."""
-    return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
+    return {**_opening(step, name, model), **closing, "usage": usage}
 
 
 def _stop(step: Answer) -> str:
@@ -73,14 +70,15 @@ def _usage(tokens: Tokens, output: int) -> dict[str, int]:
     }
 
 
-def _block(part: Block, place: str) -> dict[str, Any]:
+def _block(part: Block, place: str) -> Mapping[str, Any]:
+    if isinstance(part, Raw):
+        return part.fields
     if isinstance(part, Call):
         ident = part.id or f"toolu_sim_{place}"
-        return {"type": "tool_use", "id": ident, "name": part.name, "input": dict(part.input)}
-    words = "".join(piece for piece in part.pieces if isinstance(piece, str))
+        return {"type": "tool_use", "id": ident, "name": part.name, "input": part.input}
     if isinstance(part, Thinking):
-        return {"type": "thinking", "thinking": words, "signature": "c2ln"}
-    return {"type": "text", "text": words}
+        return {"type": "thinking", "thinking": words_of(part), "signature": "c2ln"}
+    return {"type": "text", "text": words_of(part)}
 
 
 def _block_events(part: Block, index: int, place: str) -> Iterator[bytes | Pause]:
@@ -95,7 +93,9 @@ def _block_events(part: Block, index: int, place: str) -> Iterator[bytes | Pause
     yield encode_event({"type": "content_block_stop", "index": index})
 
 
-def _empty(part: Block, place: str) -> dict[str, Any]:
+def _empty(part: Block, place: str) -> Mapping[str, Any]:
+    if isinstance(part, Raw):
+        return part.fields
     if isinstance(part, Call):
         return {**_block(part, place), "input": {}}
     if isinstance(part, Thinking):
@@ -104,10 +104,10 @@ def _empty(part: Block, place: str) -> dict[str, Any]:
 
 
 def _deltas(part: Block) -> Iterator[dict[str, Any] | Pause]:
+    if isinstance(part, Raw):
+        return
     if isinstance(part, Call):
-        written = json.dumps(dict(part.input))
-        half = len(written) // 2
-        for piece in ("", written[:half], written[half:]):
+        for piece in ("", *halves(written_input(part))):
             yield {"type": "input_json_delta", "partial_json": piece}
         return
     name = "thinking" if isinstance(part, Thinking) else "text"
