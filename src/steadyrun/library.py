@@ -70,6 +70,14 @@ _NEEDS: dict[str, Ability] = {
 }  # fmt: skip
 
 
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"expected a text, found half a character at {error.start}"
+        raise Usage(found, hint="Decode it with errors='replace' first.") from error
+
+
 class Offered(Struct, frozen=True):
     """A follow-up was offered to the turn; its `followup.*` events tell what became of it."""
 
@@ -87,6 +95,7 @@ class Steadyrun:
         self, prompt: str, *, provider: str, cwd: str | Path = ".", **wishes: Unpack[Wishes]
     ) -> "RunHandle":
         """Begin a run that belongs to no agent, and return at once."""
+        _check_text(prompt)
         home, run = await anyio.to_thread.run_sync(_directory, cwd), self._around.ids.run()
         await self._go_on(provider, home, wishes)
         model = self._around.drivers.model(provider)
@@ -158,6 +167,7 @@ class RunHandle:
 
     async def steer(self, text: str) -> Offered | Refused:
         """Offer a message to the turn that is running."""
+        _check_text(text)
         run = await self._store.run(self.id)
         if run.is_terminal:
             return Refused(f"the run is {run.status}")

@@ -48,7 +48,8 @@ class Followups:
         """Offer a message to the turn; turned down, it is cancelled with the reason."""
         self.open.add(item.id)
         refused = await self._offered(item)
-        if refused:
+        # What an earlier holder had told may have been heard of meanwhile.
+        if refused and item.id in self.open:
             await self._recorder.note(FollowupReturned(item.id, item.text, refused.reason))
             await self._turn_down(item.id)
 
@@ -91,7 +92,8 @@ class Followups:
         """Offer what may not have been told; what was, is not told twice."""
         untold, self._untold = self._untold, []
         for item in untold:
-            await self.offer(item)
+            if item.id in self.open:
+                await self.offer(item)
 
     async def _offered(self, item: Item) -> Refused | None:
         if "steer" not in self._abilities:

@@ -10,7 +10,7 @@ from typing import TypeGuard
 import anyio
 from msgspec.structs import replace
 
-from steadyrun.errors import KeeperGone, NotFound, SteadyrunError
+from steadyrun.errors import AbilityMissing, KeeperGone, NotFound, SteadyrunError
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -382,6 +382,8 @@ class Runner:
 
     async def decide(self, approval: str, verdict: Verdict) -> None:
         """Answer what the provider has asked."""
+        if verdict.input is not None and "change_input" not in self._abilities:
+            raise AbilityMissing(self._agent.provider, "change_input", asked="input")
         while self._driver is None and not self._is_over:
             await self._changed.wait()
         if self._driver:
@@ -424,7 +426,9 @@ class Runner:
                 await watch.wait()
 
     async def _take_up(self) -> None:
-        """Know what an earlier holder has left open."""
+        """Know what an earlier holder has left open, and what it was asked for."""
+        if (await self._store.item(self._claim.item.id)).cancel_requested:
+            self._stop = self._stop or "user_stop"
         await self._offers.take_up(self.run)
         for seen in await self._store.last_events(run=self.run, limit=_ALL):
             if isinstance(seen.event, ApprovalRequested | ApprovalResolved):
