@@ -1,57 +1,23 @@
 """Lines as Claude Code prints them, and somebody who talks to its Dialect in order."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from steadyrun.model.frame import Frame
-from steadyrun.provider import Ended, LaunchRequest, Refused, Said, Send, Turn
+from steadyrun.provider import LaunchRequest, Turn
 from steadyrun.providers.claude import Claude
 from steadyrun.providers.claude_launch import ClaudeOptions, uuid_of
+from tests.talk import Line, Talker, the_end, told
 
-Line = Mapping[str, Any] | bytes
+__all__ = ["Line", "the_end", "told"]
 T1 = uuid_of("t1")
 REQUEST = LaunchRequest(Turn("t1", "hello"), "/")
 
 
-class Talk:
-    """Passes lines to a Dialect, either way, as a driver would."""
+class Talk(Talker[Claude]):
+    """A driver of Claude Code."""
 
     def __init__(self, options: ClaudeOptions | None = None) -> None:
-        self.dialect = Claude(options)
-        # What has passed; only what was sent has a number.
-        self.log: list[Frame] = []
-        self._place, self._number = 0, 0
-
-    def hear(self, *lines: Line) -> list[Said]:
-        """These were printed."""
-        said: list[Said] = []
-        for line in lines:
-            raw = line if isinstance(line, bytes) else json.dumps(line).encode()
-            self._place += 10
-            self.log.append(Frame(raw, self._place))
-            said += self.dialect.receive(self.log[-1])
-        return said
-
-    def tell(self, *sends: Send | Refused | None) -> list[Said]:
-        """These were sent."""
-        said: list[Said] = []
-        for send in sends:
-            assert isinstance(send, Send)
-            said += self._sent(send.raw, send.key)
-        return said
-
-    def write(self, line: Line) -> list[Said]:
-        """This was sent by somebody who gives no keys, as in a recording."""
-        return self._sent(line if isinstance(line, bytes) else json.dumps(line).encode(), "")
-
-    def _sent(self, raw: bytes, key: str) -> list[Said]:
-        self._number += 1
-        self.log.append(Frame(raw, self._place, key, self._number))
-        return self.dialect.sent(self.log[-1])
-
-    def turn(self, key: str = "t1", text: str = "hello") -> list[Said]:
-        return self.tell(*self.dialect.begin(Turn(key, text)))
+        super().__init__(Claude(options))
 
 
 def ready() -> Talk:
@@ -148,14 +114,3 @@ def reply(request: str, response: Any = None, error: str | None = None) -> Line:
     answer = {"subtype": "error", "error": error} if error else {"subtype": "success"}
     said = {**answer, "request_id": request, "response": response}
     return {"type": "control_response", "response": said}
-
-
-def the_end(said: list[Said]) -> Ended:
-    """The last thing said."""
-    assert isinstance(said[-1], Ended)
-    return said[-1]
-
-
-def told(send: Send | Refused | None) -> Any:
-    assert isinstance(send, Send)
-    return json.loads(send.raw)

@@ -22,14 +22,28 @@ from steadyrun.model.usage import Cost, Usage
 
 # What a caller may ask of a provider beyond one prompt. What is not listed is refused by name.
 Ability = Literal[
-    "resume",        # go on with an earlier conversation
-    "steer",         # take a message into a turn that is running
-    "recall",        # give back a message that was not taken yet
-    "interrupt",     # end the turn, keep the process
-    "multi_turn",    # one process serves many turns; without it, one process is one turn
-    "approvals",     # ask us before it uses a tool
-    "model", "modes", "tools", "system", "images", "schema", "max_turns", "max_cost",
+    "resume", "steer", "recall", "interrupt", "multi_turn", "approvals", "change_input", "model",
+    "modes", "tools", "system", "images", "schema", "max_turns", "max_cost",
 ]  # fmt: skip
+
+# The words for each, also those of the table in docs/providers.md.
+ABILITIES: Mapping[Ability, str] = {
+    "resume": "go on with an earlier conversation",
+    "steer": "take a message into a turn that is running",
+    "recall": "give back a message that was not taken yet",
+    "interrupt": "end the turn, keep the process",
+    "multi_turn": "one process serves many turns; without it, one process is one turn",
+    "approvals": "ask us before it uses a tool",
+    "change_input": "use a tool with another input than it asked for",
+    "model": "use the model it is told",
+    "modes": "keep to a mode: what it may do unasked",
+    "tools": "have the named tools and no others",
+    "system": "take another system prompt",
+    "images": "take pictures with a prompt",
+    "schema": "answer with JSON that fits a schema",
+    "max_turns": "stop after so many steps",
+    "max_cost": "stop when so much is spent",
+}
 
 
 class Image(Struct, frozen=True):
@@ -170,15 +184,18 @@ class Program(Struct, frozen=True):
 
     `name` is looked for on PATH where no command is configured. `tested` are the oldest and the
     newest version that were tried. Somebody is logged in if one of the variables `login_env` is
-    set, or one of the files `login_files` (below HOME) exists; they are never opened.
+    set, or `login_file` exists, which is never opened; it is in the folder that a variable names,
+    or in the usual one below HOME. `login` says how to log in.
     """
 
     name: str
     version_args: tuple[str, ...] = ("--version",)
     tested: tuple[str, str] | None = None
     install: str = ""
+    login: str = ""
     login_env: tuple[str, ...] = ()
-    login_files: tuple[str, ...] = ()
+    login_file: str | None = None
+    login_folder: tuple[str, str] = ("", "")
 
 
 class Picture(Struct, frozen=True):
@@ -237,7 +254,8 @@ class Dialect(Protocol):
         means that the turn cannot be told, and that its end has been said.
         """
 
-    def steer(self, offer: Offer) -> Send | Refused: ...
+    def steer(self, offer: Offer) -> Send | Refused | None:
+        """Say it to the turn that is open; None if it has not quite begun: ask again then."""
 
     def recall(self, offer: str) -> Send | None:
         """Take back what has not been consumed; None where that cannot be done."""

@@ -6,18 +6,16 @@ A prompt is a list of steps behind `play:`, or anything: then it is repeated. Wh
 conversation lies in its HOME. Other options are read over. It runs alone: `python -I -S`.
 """
 
-import base64
 import json
-import os
-import select
-import signal
 import sys
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Frame = dict[str, Any]
+# -I leaves everything of ours out of the path.
+sys.path.append(str(Path(__file__).parents[2]))
+
+from tests.children.fake_player import Frame, Interrupted, Player, say, steps_of
 
 USAGE = {
     "input_tokens": 10,
@@ -29,28 +27,19 @@ MODEL = "claude-fake-1"
 PRICE = 0.001
 
 
-class Interrupted(Exception):
-    """Somebody wants the turn to end."""
-
-
-class Cli:
+class Cli(Player):
     """One process: what came in, and the conversation."""
 
     def __init__(self, argv: list[str]) -> None:
+        super().__init__()
         self.flags = dict(zip(argv, [*argv[1:], ""], strict=True))
         asked = self.flags.get("--resume") or self.flags.get("--session-id")
         self.token = asked or str(uuid.uuid4())
         # A CLI reads its own environment.
         self.file = Path.home() / ".claude" / f"{self.token}.json"
         self.turns = 0
-        self.text = ""
-        self.memory: list[str] = []
         self.queue: list[Frame] = []
         self.answers: dict[str, Frame] = {}
-        self.is_open = True
-        self.is_deaf = False
-        self.rest = b""
-        self.wants_end = False
 
     def main(self) -> int:
         if "--resume" in self.flags and not self.file.exists():
@@ -68,21 +57,6 @@ class Cli:
         return 0
 
     # -- hearing
-
-    def listen(self, seconds: float | None) -> None:
-        """Take what comes within this time; a turn may be interrupted by it."""
-        if not self.is_open:
-            select.select([], [], [], 0.01 if seconds is None else seconds)
-            return
-        ready, _, _ = select.select([0], [], [], seconds)
-        if not ready:
-            return
-        chunk = os.read(0, 1 << 16)
-        self.is_open = bool(chunk)
-        *lines, self.rest = (self.rest + chunk).split(b"\n")
-        for line in lines:
-            if line.strip():
-                self.take(json.loads(line))
 
     def take(self, told: Frame) -> None:
         match told["type"]:
@@ -158,19 +132,6 @@ class Cli:
             say(type="user", message=told["message"], uuid=told["uuid"], session_id=self.token,
                 isReplay=True, parent_tool_use_id=None)  # fmt: skip
 
-    def check(self) -> None:
-        if self.wants_end and not self.is_deaf:
-            raise Interrupted
-
-    def wait(self, is_over: Callable[[], bool]) -> None:
-        while not is_over():
-            self.listen(0.01)
-            self.check()
-
-    def do(self, step: Any) -> None:
-        name, given = (step, None) if isinstance(step, str) else next(iter(step.items()))
-        getattr(self, f"do_{name}")(given)
-
     def do_text(self, text: str) -> None:
         self.text = text
         self.assistant({"type": "text", "text": text})
@@ -210,62 +171,14 @@ class Cli:
             say_result(call, "done", is_error=False)
         else:
             say_result(call, answer["message"], is_error=True)
-
-    def do_until(self, path: str) -> None:
-        self.wait(lambda: Path(path).exists())
-
-    def do_hang(self, _: None) -> None:
-        self.wait(lambda: False)
-
-    def do_deaf(self, _: None) -> None:
-        self.is_deaf = True
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-    def do_stderr(self, text: str) -> None:
-        os.write(2, text.encode())
-
-    def do_flood(self, size: int) -> None:
-        while size > 0:
-            size -= os.write(2, b"warning\n" * 1000)
-
-    def do_crash(self, number: int) -> None:
-        os.kill(os.getpid(), number)
-
-    def do_fork(self, seconds: float) -> None:
-        if os.fork() == 0:
-            os.setsid()
-            for descriptor in (0, 1, 2):
-                os.close(descriptor)
-            select.select([], [], [], seconds)
-            os._exit(0)
-
-    def do_raw(self, line: str) -> None:
-        os.write(1, line.encode() + b"\n")
-
-    def do_bytes(self, line: str) -> None:
-        os.write(1, base64.b64decode(line) + b"\n")
-
-    def do_remember(self, text: str) -> None:
-        self.memory.append(text)
-        self.do_text("remembered")
-
-    def do_recall(self, _: None) -> None:
-        self.do_text(" ".join(self.memory) or "nothing")
+            if answer.get("interrupt"):
+                raise Interrupted
 
     def assistant(self, block: Frame) -> None:
         message = {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant", "model": MODEL,
                    "content": [block], "stop_reason": None, "usage": USAGE}  # fmt: skip
         say(type="assistant", message=message, parent_tool_use_id=None, session_id=self.token,
             uuid=str(uuid.uuid4()))  # fmt: skip
-
-
-def steps_of(text: str) -> list[Any]:
-    text = text.strip()
-    if text.startswith("play:"):
-        steps: list[Any] = json.loads(text[5:])
-        return steps
-    return [{"text": text[:1000]}]
 
 
 def text_of(told: Frame) -> str:
@@ -284,12 +197,6 @@ def say_result(call: str, text: Any, *, is_error: bool) -> None:
 
 def say_stream(event: Frame) -> None:
     say(type="stream_event", event=event, parent_tool_use_id=None, uuid=str(uuid.uuid4()))
-
-
-def say(**frame: Any) -> None:
-    raw = json.dumps(frame, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    while raw:
-        raw = raw[os.write(1, raw) :]
 
 
 if __name__ == "__main__":

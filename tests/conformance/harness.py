@@ -28,11 +28,13 @@ _IMPATIENT = Clocks(interrupt_seconds=2.0)
 class Program:
     """The library, for one provider in one directory."""
 
-    def __init__(self, library: Steadyrun, provider: str, cwd: Path) -> None:
-        self._library, self._provider, self._cwd = library, provider, cwd
+    def __init__(self, library: Steadyrun, provider: str, cwd: Path, free: frozenset[str]) -> None:
+        self._library, self._provider, self._cwd, self._free = library, provider, cwd, free
 
     async def start(self, prompt: str, **wishes: Any) -> RunHandle:
         cwd = wishes.pop("cwd", self._cwd)
+        if prompt in self._free:
+            wishes["mode"] = "dangerously_skip_permissions"
         return await self._library.start(prompt, provider=self._provider, cwd=cwd, **wishes)
 
     async def run(self, run: str) -> RunHandle:
@@ -40,7 +42,10 @@ class Program:
 
 
 class LibraryHarness:
-    """A provider as it is configured in a home of its own."""
+    """A provider as it is configured in a home of its own.
+
+    `free` are the situations that it only gets into when it may do everything.
+    """
 
     def __init__(
         self,
@@ -50,6 +55,7 @@ class LibraryHarness:
         prompts: Mapping[Situation, Prompt],
         *,
         has_small_disk: bool = False,
+        free: frozenset[Situation] = frozenset(),
     ) -> None:
         self.provider = provider
         self.abilities = make_dialect(provider, settings.options).abilities
@@ -57,6 +63,7 @@ class LibraryHarness:
         self.secret = Secret(CANARY)
         self.has_small_disk = has_small_disk
         self._settings, self._prompts = settings, prompts
+        self._free = frozenset(prompts[situation].text for situation in free)
 
     def prompt(self, situation: Situation) -> Prompt | None:
         return self._prompts.get(situation)
@@ -64,7 +71,7 @@ class LibraryHarness:
     @asynccontextmanager
     async def library(self, *, command: tuple[str, ...] | None = None) -> AsyncIterator[Program]:
         async with steadyrun.open(self._config(command)) as library:
-            yield Program(library, self.provider, self.cwd)
+            yield Program(library, self.provider, self.cwd, self._free)
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:

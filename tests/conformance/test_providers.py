@@ -25,7 +25,7 @@ from steadyrun.testing.provider_suite import (
     Prompt,
     Situation,
 )
-from tests.children import fake_claude
+from tests.children import fake_claude, fake_codex
 from tests.commands import ROOT
 from tests.conformance.harness import CANARY, LibraryHarness
 from tests.require import require
@@ -46,12 +46,45 @@ def _shell(command: str) -> str:
     return f"sh -c '{command}'"
 
 
-def _play(*steps: object) -> str:
+def play_of(*steps: object) -> str:
     return "play:" + msgspec.json.encode(steps).decode()
+
+
+def _telling(tool: object) -> Prompt:
+    """A fake that tells the secret in every way it has."""
+    return Prompt(
+        play_of(
+            {"text": f"it is {CANARY}."},
+            {"tool": tool},
+            {"thinking": CANARY},
+            {"stderr": CANARY},
+            {"raw": f'{{"type":"novelty","its":"{CANARY}"}}'},
+            {"text": CANARY},
+        )
+    )
 
 
 _WAITING = f"until test -e {GO}; do sleep 0.01; done"
 _FLOOD = f"yes warning | head -c {FLOOD_BYTES} >&2"
+# What every fake can play.
+_PLAYED: dict[Situation, Prompt] = {
+    "answers": Prompt(play_of({"delta": ["4", "2"]}), "42"),
+    "learns": Prompt(play_of({"remember": "7f3a"})),
+    "recalls": Prompt(play_of("recall"), "7f3a"),
+    "is_long": Prompt("x" * LONG_BYTES),
+    "waits": Prompt(play_of({"text": "one"}, {"until": GO}, {"text": "two"})),
+    "hangs": Prompt(play_of({"text": "one"}, "hang")),
+    "is_deaf": Prompt(play_of({"text": "one"}, "deaf", "hang")),
+    "crashes": Prompt(play_of({"text": "one"}, {"stderr": "sorry"}, {"crash": 11})),
+    "leaves_process": Prompt(play_of({"fork": 60}, {"text": "one"})),
+    "is_novel": Prompt(play_of({"raw": NOVEL}), NOVEL),
+    "is_no_json": Prompt(play_of({"raw": "not JSON {"}), "not JSON {"),
+    "is_no_text": Prompt(play_of({"bytes": b64encode(NO_TEXT).decode()}), NO_TEXT),
+    "floods_stderr": Prompt(play_of({"flood": FLOOD_BYTES}, {"text": "one"})),
+    "tells_secret_in_pieces": Prompt(play_of({"delta": ["it is ", *CANARY, "."]})),
+}
+_CODEX_TOOL = Prompt(play_of({"tool": {"command": "ls", "leave_open": True}}, {"text": "one"}))
+_CODEX_SECRET = _telling({"command": f"echo {CANARY}", "output": CANARY})
 PROMPTS: dict[str, dict[Situation, Prompt]] = {
     "scripted": {
         "answers": Prompt(_script({"delta": ["4", "2"]}), "42"),
@@ -95,32 +128,23 @@ PROMPTS: dict[str, dict[Situation, Prompt]] = {
         ),
     },
     "claude": {
-        "answers": Prompt(_play({"delta": ["4", "2"]}), "42"),
-        "learns": Prompt(_play({"remember": "7f3a"})),
-        "recalls": Prompt(_play("recall"), "7f3a"),
-        "is_long": Prompt("x" * LONG_BYTES),
-        "waits": Prompt(_play({"text": "one"}, {"until": GO}, {"text": "two"})),
-        "hangs": Prompt(_play({"text": "one"}, "hang")),
-        "is_deaf": Prompt(_play({"text": "one"}, "deaf", "hang")),
-        "crashes": Prompt(_play({"text": "one"}, {"stderr": "sorry"}, {"crash": 11})),
-        "leaves_process": Prompt(_play({"fork": 60}, {"text": "one"})),
-        "leaves_tool": Prompt(_play({"tool": {"name": "Bash", "leave_open": True}})),
-        "asks": Prompt(_play({"ask": {"name": "Write"}}, {"text": "one"})),
-        "is_novel": Prompt(_play({"raw": NOVEL}), NOVEL),
-        "is_no_json": Prompt(_play({"raw": "not JSON {"}), "not JSON {"),
-        "is_no_text": Prompt(_play({"bytes": b64encode(NO_TEXT).decode()}), NO_TEXT),
-        "floods_stderr": Prompt(_play({"flood": FLOOD_BYTES}, {"text": "one"})),
-        "tells_secret": Prompt(
-            _play(
-                {"text": f"it is {CANARY}."},
-                {"tool": {"name": "Bash", "input": {CANARY: CANARY}, "output": CANARY}},
-                {"thinking": CANARY},
-                {"stderr": CANARY},
-                {"raw": f'{{"type":"novelty","its":"{CANARY}"}}'},
-                {"text": CANARY},
-            )
-        ),
-        "tells_secret_in_pieces": Prompt(_play({"delta": ["it is ", *CANARY, "."]})),
+        **_PLAYED,
+        "leaves_tool": Prompt(play_of({"tool": {"name": "Bash", "leave_open": True}})),
+        "asks": Prompt(play_of({"ask": {"name": "Write"}}, {"text": "one"})),
+        "tells_secret": _telling({"name": "Bash", "input": {CANARY: CANARY}, "output": CANARY}),
+    },
+    "codex": {
+        **_PLAYED,
+        "hangs": Prompt(play_of({"text": "one"}, {"run": "sleep 60"})),
+        "leaves_tool": _CODEX_TOOL,
+        "asks": Prompt(play_of({"ask": {"command": "touch x"}}, {"text": "one"})),
+        "tells_secret": _CODEX_SECRET,
+    },
+    "codex exec": {
+        **_PLAYED,
+        "leaves_tool": _CODEX_TOOL,
+        "tells_secret": _CODEX_SECRET,
+        "tells_secret_in_pieces": Prompt(play_of(*({"stderr": piece} for piece in CANARY))),
     },
     "shell": {
         "answers": Prompt("echo 42", "42"),
@@ -141,15 +165,39 @@ PROMPTS: dict[str, dict[Situation, Prompt]] = {
         ),
     },
 }
+_ALONE = (sys.executable, "-I", "-S")
+_CODEX = (*_ALONE, fake_codex.__file__)
 # In place of a CLI that need not be installed: a program that speaks as it does.
-FAKES = {"claude": (sys.executable, "-I", "-S", fake_claude.__file__)}
+SETTINGS = {
+    "claude": ProviderSettings(command=(*_ALONE, fake_claude.__file__)),
+    "codex": ProviderSettings(command=_CODEX),
+    "codex exec": ProviderSettings(command=_CODEX, options={"one_shot": True}),
+}
+# Promises of one that listens while it works.
+_LISTENING = {
+    "check_it_is_told_what_became_of_a_message",
+    "check_any_program_may_steer",
+    "check_a_message_that_was_not_taken_is_returned",
+    "check_what_is_allowed_is_done",
+    "check_what_is_denied_is_not_done",
+    "check_another_input_is_refused_by_name",
+    "check_a_denial_may_end_the_turn",
+    "check_the_first_answer_counts",
+    "check_a_run_may_be_cancelled_while_it_asks",
+}
 # What cannot be, and is no omission.
 NOT_APPLICABLE = {
     "claude": {
+        "check_another_input_is_refused_by_name",
         "check_what_it_cannot_do_is_refused_by_name",
         "check_who_cannot_be_steered_says_so",
         "check_a_full_disk_ends_the_run",
     },
+    "codex": {
+        "check_who_cannot_be_steered_says_so",
+        "check_a_full_disk_ends_the_run",
+    },
+    "codex exec": {*_LISTENING, "check_a_full_disk_ends_the_run"},
     "scripted": {
         "check_what_it_cannot_do_is_refused_by_name",
         "check_who_cannot_be_steered_says_so",
@@ -159,13 +207,7 @@ NOT_APPLICABLE = {
         "check_a_conversation_goes_on",
         "check_a_conversation_that_never_was_is_an_error_with_a_name",
         "check_a_full_disk_ends_the_run",
-        "check_it_is_told_what_became_of_a_message",
-        "check_any_program_may_steer",
-        "check_a_message_that_was_not_taken_is_returned",
-        "check_what_is_allowed_is_done",
-        "check_what_is_denied_is_not_done",
-        "check_the_first_answer_counts",
-        "check_a_run_may_be_cancelled_while_it_asks",
+        *_LISTENING,
         "check_a_frame_that_nobody_knows_is_kept",
         "check_a_line_that_is_no_frame_is_kept",
         "check_a_line_that_is_no_text_is_kept",
@@ -174,10 +216,11 @@ NOT_APPLICABLE = {
 }
 
 
-def _harness(provider: str, place: Path, *, has_small_disk: bool = False) -> LibraryHarness:
-    settings = ProviderSettings(command=FAKES.get(provider))
-    prompts = PROMPTS[provider]
-    return LibraryHarness(provider, place, settings, prompts, has_small_disk=has_small_disk)
+def harness_of(provider: str, place: Path, *, has_small_disk: bool = False) -> LibraryHarness:
+    """A provider by its name, and behind that the way it is used."""
+    settings, prompts = SETTINGS.get(provider, ProviderSettings()), PROMPTS[provider]
+    name = provider.partition(" ")[0]
+    return LibraryHarness(name, place, settings, prompts, has_small_disk=has_small_disk)
 
 
 PAIRS = [(provider, promise) for provider in PROMPTS for promise in PROMISES]
@@ -207,7 +250,7 @@ def test_a_provider_keeps_its_promise(
     pair: tuple[str, Promise], kept: dict[str, "Future[None]"]
 ) -> None:
     provider, promise = pair
-    why_not = promise.why_not(_harness(provider, Path()))
+    why_not = promise.why_not(harness_of(provider, Path()))
     assert (promise.name in NOT_APPLICABLE[provider]) == (why_not is not None), why_not
     if why_not:
         pytest.skip(f"{provider}: {why_not}")
@@ -257,7 +300,7 @@ def _keep_on_small_disk(provider: str, place: Path) -> "subprocess.CompletedProc
 
 
 def keep(provider: str, promise: Promise, place: Path, *, has_small_disk: bool = False) -> None:
-    harness = _harness(provider, place, has_small_disk=has_small_disk)
+    harness = harness_of(provider, place, has_small_disk=has_small_disk)
     if promise.why_not(harness) is None:
         anyio.run(promise.check, harness)
 

@@ -2,14 +2,13 @@
 
 import base64
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from steadyrun.library import Offered, RunHandle
+from steadyrun.library import Offered
 from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.provider import Image, Refused, Verdict
@@ -24,11 +23,17 @@ from steadyrun.testing.simulated.messages import (
     text,
     thinking,
 )
-from tests.claude_stage import Played, Stage, reached, staged, times_told, until
-
-PNG = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
-    "gg=="
+from tests.stage import (
+    PNG,
+    Played,
+    Stage,
+    asked,
+    is_asking,
+    reached,
+    resolved,
+    staged,
+    times_told,
+    until,
 )
 
 
@@ -37,34 +42,7 @@ def touching(name: str) -> Answer:
     return answer(call("Bash", command=f"touch {name}"))
 
 
-def is_asking(event: Any) -> bool:
-    return isinstance(event, ev.ApprovalRequested)
-
-
 # -- approvals
-
-
-async def deciding(run: RunHandle, verdicts: Sequence[Verdict]) -> None:
-    """Answer what is asked, one after the other, to the end of the run."""
-    left = list(verdicts)
-    async for seen in run.events():
-        if isinstance(seen.event, ev.ApprovalRequested):
-            await run.decide(seen.event.approval, left.pop(0))
-    assert left == []
-
-
-def asked(stage: Stage, verdicts: Sequence[Verdict]) -> Played:
-    async def main() -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "work", mode="default")
-            await deciding(run, verdicts)
-            return await stage.read(await run.result())
-
-    return anyio.run(main)
-
-
-def resolved(played: Played) -> list[tuple[str, str]]:
-    return [(each.verdict, each.by) for each in played.of(ev.ApprovalResolved)]
 
 
 def test_a_tool_is_allowed_changed_or_denied(tmp_path: Path) -> None:

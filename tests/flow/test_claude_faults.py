@@ -46,8 +46,8 @@ from steadyrun.testing.simulated.faults import (
 )
 from steadyrun.testing.simulated.messages import Ask, Step, Steps, answer, call, text, unified_limit
 from tests.children.keeper_driver import eventually
-from tests.claude_stage import PATIENCE_SECONDS, Played, Stage, reached, staged, until
 from tests.commands import steadyrun as command
+from tests.stage import PATIENCE_SECONDS, Played, Stage, reached, staged, until
 
 KEY, OAUTH = "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN"
 SUBSCRIPTION = {KEY: "", OAUTH: "sk-ant-oat01-dummy"}

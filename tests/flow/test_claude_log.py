@@ -13,7 +13,7 @@ import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.testing.simulated.messages import Answer, Ask, answer, call
-from tests.claude_stage import Played, Stage, staged
+from tests.stage import Played, Stage, staged
 
 SEARCH = "find out what is in the file"
 

@@ -1,63 +1,39 @@
 """Does talking with the real Claude Code hold? Turns, tools, follow-ups, and stopping them."""
 
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
 
-from steadyrun.clock import SystemClock
 from steadyrun.library import Offered, RunHandle, Steadyrun
 from steadyrun.model import event as ev
-from steadyrun.model.frame import Frame
-from steadyrun.model.ids import AgentId, HolderId, ProcessId
 from steadyrun.model.item import Item
-from steadyrun.model.process import Process
 from steadyrun.model.run import Run
-from steadyrun.provider import Ended, LaunchRequest, Refused, Stretch, Turn
+from steadyrun.provider import Ended, LaunchRequest, Refused, Turn
 from steadyrun.providers.claude import Claude
-from steadyrun.providers.driver import ProcessDriver
-from steadyrun.providers.drivers import KeeperDrivers, Setup
-from steadyrun.providers.keeping import read_sent
 from steadyrun.store import follow
 from steadyrun.testing.simulated.faults import Gate, Hang
 from steadyrun.testing.simulated.messages import Answer, Ask, Call, answer, call, text
-from steadyrun.wire.journal import FileWatches
-from tests.children.keeper_driver import eventually, is_locked
-from tests.claude_stage import (
-    PATIENCE_SECONDS,
+from tests.stage import (
+    MOMENTS,
+    Ear,
+    Held,
     Played,
     Stage,
+    closed,
+    fates,
+    printed,
     reached,
+    sent_keys,
     staged,
+    texts,
+    there,
     times_told,
     until,
+    warm,
 )
-from tests.real_cli import claude_environment, real_claude
-
-PROCESS = Process(
-    ProcessId(f"proc_claude_{os.getpid()}"),
-    AgentId("agent_warm"),
-    "claude",
-    "here",
-    "processes/warm",
-    datetime(2026, 1, 1, tzinfo=UTC),
-)
-
-
-def fates(played: Played) -> dict[str, tuple[str, str]]:
-    """What became of each follow-up."""
-    followups = [item for item in played.items if item.kind == "message"]
-    return {item.text: (item.delivery, item.status) for item in followups}
-
-
-def texts(played: Played) -> list[str | None]:
-    """What each run has said, in order."""
-    return [end.text for end in played.of(ev.RunCompleted)]
 
 
 def waiting(folder: Path, **more: object) -> Call:
@@ -67,70 +43,7 @@ def waiting(folder: Path, **more: object) -> Call:
     return call("Bash", command=loop, **more)
 
 
-async def there(path: Path) -> None:
-    await anyio.to_thread.run_sync(eventually, path.exists, f"{path.name}")
-
-
-async def printed(stage: Stage, words: bytes) -> None:
-    """The only process of the stage has printed this."""
-    [journal] = stage.home.glob("processes/*/journal")
-    await anyio.to_thread.run_sync(eventually, lambda: words in journal.read_bytes(), str(words))
-
-
 # -- two turns on one process
-
-
-class Ear:
-    """Hears what a driver passes on."""
-
-    def __init__(self) -> None:
-        self.ends: list[Ended] = []
-        self._rung = anyio.Event()
-
-    async def hear(self, stretch: Stretch) -> None:
-        self.ends += [heard for heard in stretch.heard if isinstance(heard, Ended)]
-        self._rung.set()
-        self._rung = anyio.Event()
-
-    async def until_ended(self, count: int) -> Ended:
-        while len(self.ends) < count:
-            await self._rung.wait()
-        return self.ends[-1]
-
-
-@asynccontextmanager
-async def warm(stage: Stage, first: LaunchRequest, ear: Ear) -> AsyncIterator[ProcessDriver]:
-    """A driver of one process that is not ended after its turn."""
-
-    def env() -> dict[str, str]:
-        return claude_environment(stage.home.parent / "user", stage.server.url)
-
-    setup = Setup(Claude, env, (str(real_claude()),))
-    with FileWatches() as watches, anyio.fail_after(PATIENCE_SECONDS):
-        clock = SystemClock()
-        drivers = KeeperDrivers(stage.home, {"claude": setup}, clock=clock, watches=watches)
-        await drivers.launch(PROCESS, first)
-        async with (
-            drivers.drive(PROCESS, holder=HolderId("warm"), fence=1, sink=ear.hear) as driver,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(driver.follow)
-            yield driver
-            tasks.cancel_scope.cancel()
-
-
-async def closed(driver: ProcessDriver, stage: Stage) -> None:
-    """Let the process go and see it end."""
-    await driver.close()
-    directory = stage.home / PROCESS.keeper
-    await anyio.to_thread.run_sync(
-        eventually, lambda: not is_locked(directory), "the end of the process"
-    )
-
-
-def sent_keys(stage: Stage) -> list[str]:
-    frames: Sequence[Frame] = read_sent(stage.home / PROCESS.keeper, after=0)
-    return [frame.key for frame in sorted(frames, key=lambda frame: frame.number)]
 
 
 def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_path: Path) -> None:
@@ -144,7 +57,7 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
     async def main(stage: Stage) -> list[Ended]:
         ear = Ear()
         first = LaunchRequest(turns[0], str(stage.cwd), model="claude-opus-4-8", mode="full_auto")
-        async with warm(stage, first, ear) as driver:
+        async with warm(stage, Claude, first, ear) as driver:
             for number, turn in enumerate(turns, 1):
                 await driver.begin(turn)
                 await ear.until_ended(number)
@@ -185,7 +98,8 @@ def test_a_turn_in_a_mode_that_it_turns_down_is_never_told(tmp_path: Path) -> No
 
     async def main(stage: Stage) -> list[Ended]:
         ear = Ear()
-        async with warm(stage, LaunchRequest(turns[0], str(stage.cwd)), ear) as driver:
+        first = LaunchRequest(turns[0], str(stage.cwd))
+        async with warm(stage, Claude, first, ear) as driver:
             told = []
             for number, turn in enumerate(turns, 1):
                 told.append(await driver.begin(turn))
@@ -324,46 +238,7 @@ def test_follow_ups_while_a_tool_runs_are_taken_into_the_turn(tmp_path: Path) ->
 
 # -- follow-ups at the end of a turn
 
-Moment = Callable[[RunHandle], Awaitable[None]]
 LANES = 3
-
-
-def looks(count: int) -> Moment:
-    """So many looks into the store later."""
-
-    async def moment(run: RunHandle) -> None:
-        for _ in range(count):
-            await run._store.run(run.id)
-
-    return moment
-
-
-def sight_of(kind: type[ev.Event]) -> Moment:
-    async def moment(run: RunHandle) -> None:
-        await until(run, lambda event: isinstance(event, kind))
-
-    return moment
-
-
-# When to steer, from the last piece of an answer on.
-MOMENTS: tuple[Moment, ...] = (
-    *(looks(count) for count in (0, 2, 5, 9, 14, 20)),
-    sight_of(ev.TextFinal),
-    sight_of(ev.RunCompleted),
-)
-
-
-class Held:
-    """A model that answers every message in two pieces, with a gate between them."""
-
-    def __init__(self) -> None:
-        self._gates: dict[str, Gate] = {}
-
-    def gate(self, word: str) -> Gate:
-        return self._gates.setdefault(word, Gate())
-
-    def __call__(self, ask: Ask) -> Answer:
-        return answer(text("I heard ", self.gate(ask.said), "you."))
 
 
 async def run_of(library: Steadyrun, offered: Offered) -> RunHandle | None:

@@ -39,7 +39,9 @@ class Known(Parrot):
         tested=("2.0.0", "2.1.197"),
         install=INSTALL,
         login_env=("API_KEY", "TOKEN"),
-        login_files=(".claude/login",),
+        login="`claude login`",
+        login_file="login",
+        login_folder=("CLAUDE_HOME", ".claude"),
     )
 
     def __init__(self, options: Options | None = None) -> None:
@@ -118,6 +120,7 @@ def test_a_program_that_is_here_tested_and_logged_in_is_all_right(machine: Machi
         "is_tested": True,
         "login": "~/.claude/login",
         "login_by": ["API_KEY", "TOKEN", "~/.claude/login"],
+        "login_with": "`claude login`",
         "install": INSTALL,
         "problem": "",
         "repair": "",
@@ -232,7 +235,7 @@ def test_no_login_is_a_warning_that_names_the_ways(
     assert (code, check["state"]) == (0, "warn")
     assert check["detail"].endswith("; no login was found")
     assert check["repair"] == (
-        "Log in with claude, or set one of API_KEY, TOKEN in providers.claude.env."
+        "Log in with `claude login`, or set one of API_KEY, TOKEN in providers.claude.env."
     )
 
     machine.configure('env = { API_KEY = "${API_KEY}" }')

@@ -68,6 +68,8 @@ def strategy_for(kind: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*[strategy_for(part) for part in get_args(kind)])
     if get_origin(kind) is Literal:
         return st.sampled_from(get_args(kind))
+    if get_origin(kind) is tuple:
+        return st.lists(strategy_for(get_args(kind)[0]), max_size=3).map(tuple)
     fields = {field.name: strategy_for(field.type) for field in msgspec.structs.fields(kind)}
     return st.builds(kind, **fields)
 

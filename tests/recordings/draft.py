@@ -1,6 +1,6 @@
 """What does a recording come to now? Prints it in the form of an expectation, for you to read.
 
-    python -m tests.recordings.draft NAME
+    python -m tests.recordings.draft CLI-NAME
 
 It writes no file: an expectation is what a person has found right, not what the code does.
 """
@@ -8,11 +8,11 @@ It writes no file: an expectation is what a person has found right, not what the
 import json
 import sys
 
-from tests.recordings.recorded import claude_recordings, telling
+from tests.recordings.recorded import recordings, telling
 
 
 def main(name: str) -> None:
-    recording = next(each for each in claude_recordings() if each.name == name)
+    recording = next(each for each in recordings() if str(each) == name)
     for event in telling(recording.play()):
         sys.stdout.write(f"{json.dumps(event, ensure_ascii=False)}\n")
 

@@ -1,8 +1,8 @@
 """How is a recording played with something changed, and what must hold of whatever comes out?"""
 
-import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Literal
@@ -14,17 +14,17 @@ from steadyrun.model.frame import Frame
 from steadyrun.provider import Exit
 from steadyrun.providers.replay import Line, Seen, replay
 from steadyrun.providers.turns import Told, Turns
-from tests.recordings.recorded import Recording, Telling, telling
+from tests.recordings.recorded import CLIS, Cli, Recording, Telling, recordings, telling
+from tests.recordings.shape_claude import CLAUDE
+from tests.recordings.shape_codex import CODEX
+from tests.recordings.shapes import Shape
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KILLED = Exit(signal=9)
 Step = tuple[Literal["in", "out"], Frame]
-Json = dict[str, Any]
 Fate = ev.FollowupAbsorbed | ev.FollowupOwnTurn | ev.FollowupReturned
 
-_NAMES = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?:toolu|msg)_[0-9a-f]+")
-# Names of the same shape.
-_OTHERS = str.maketrans("0123456789abcdef", "fedcba9876543210")
+SHAPES: dict[Cli, Shape] = {"claude": CLAUDE, "codex": CODEX}
 
 
 def raw_of(line: Line) -> bytes:
@@ -59,8 +59,8 @@ def played(recording: Recording, lines: Iterable[Line], last: Exit | None = None
 
 
 def told(recording: Recording, lines: Iterable[Line]) -> list[Telling]:
-    """The same, as the expectations have it."""
-    return list(telling(played(recording, lines)))
+    """The same as the expectations have it, with all that was said."""
+    return list(telling(played(recording, lines), sys.maxsize))
 
 
 def events_of(seen: Iterable[Seen]) -> list[ev.Event]:
@@ -104,52 +104,44 @@ def _check_fates(events: list[ev.Event]) -> None:
     assert not fates - offered
 
 
-def kind_of(line: Line) -> str:
-    """What a line calls itself: its type, the type of what is in it, and its marks."""
-    if isinstance(line.msg, str):
-        return "text"
-    inner = [line.msg.get(name) for name in ("event", "request", "response", "message")]
-    parts = [line.msg, *inner, *(_content(each) for each in inner)]
-    words = [part.get(key) for part in parts if isinstance(part, dict) for key in _KINDS]
-    marks = [mark for mark in ("isReplay", "isSynthetic", "error") if line.msg.get(mark)]
-    return " ".join([line.dir, *(word for word in words if isinstance(word, str)), *marks])
-
-
-_KINDS = ("type", "subtype")
-
-
-def _content(part: Any) -> Any:
-    """The first part of a message, or what has changed in a stream."""
-    if not isinstance(part, dict):
-        return None
-    content = part.get("content") or [part.get("delta")]
-    return content[0] if isinstance(content, list) else {"type": "string"}
-
-
-def garbled(message: Json, value: Any) -> Json:
-    """The same kind of frame, with this in the place of all that it says."""
-    kept = {key: message[key] for key in ("type", "subtype") if key in message}
-    return dict.fromkeys(message, value) | kept
-
-
-def changed(lines: Iterable[Line], change: Callable[[Json], Any]) -> list[Line]:
-    """All that was printed, with a change to each frame."""
+def outcomes(seen: Iterable[Seen]) -> list[tuple[Any, ...]]:
+    """How the runs ended, apart from their words."""
     return [
-        Line(line.dir, change(line.msg), line.t)
-        if line.dir == "out" and isinstance(line.msg, dict)
-        else line
-        for line in lines
+        (
+            end.status,
+            end.stop_reason,
+            end.usage,
+            end.cost,
+            end.error and (end.error.code, end.error.retryable, end.error.retry_at),
+        )
+        for end in events_of(seen)
+        if isinstance(end, ev.RunEnded)
     ]
 
 
-def renamed(value: Any) -> Any:
-    """Everything as it was under other names: sessions, messages, tools, requests."""
-    match value:
-        case str():
-            return _NAMES.sub(lambda found: found[0].translate(_OTHERS), value)
-        case list():
-            return [renamed(each) for each in value]
-        case dict():
-            return {key: renamed(each) for key, each in value.items()}
-        case _:
-            return value
+def texts(seen: Iterable[Seen]) -> list[tuple[str, Any]]:
+    """What the agent said, and where."""
+    return [
+        (ev.type_of(event), event.text)
+        for event in events_of(seen)
+        if isinstance(event, ev.TextFinal | ev.TextDelta | ev.RunEnded)
+    ]
+
+
+def unknown(seen: Iterable[Seen]) -> set[str | None]:
+    """The lines that nobody could read."""
+    return {event.text for event in events_of(seen) if isinstance(event, ev.Unknown)}
+
+
+def _first_of_each_kind(cli: Cli) -> dict[str, tuple[Recording, int]]:
+    """Where each kind of frame comes first."""
+    found: dict[str, tuple[Recording, int]] = {}
+    for recording in recordings(cli):
+        for place, line in enumerate(recording.lines()):
+            if isinstance(line.msg, dict):
+                kind = f"{cli} {SHAPES[cli].kind_of(line)}"
+                found.setdefault(kind, (recording, place))
+    return found
+
+
+KINDS = {kind: found for cli in CLIS for kind, found in _first_of_each_kind(cli).items()}

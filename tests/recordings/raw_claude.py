@@ -1,122 +1,36 @@
-"""What does a recording of Claude Code say by itself? Read from its raw frames, with `json` alone.
+"""What does a recording of Claude Code say by itself? Read from its raw frames.
 
-The other opinion, by somebody who does not trust our Dialect: nothing of ours is imported here, and
-nothing is taken over from how the Dialect works. It looks at a recording as a whole: results cut
-the output into turns, and everything else is counted where it stands.
+It looks at a recording as a whole: results cut the output into turns, and everything else is
+counted where it stands.
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-Outcome = Literal["completed", "failed", "cancelled", "rate_limited"]
-Json = dict[str, Any]
+from tests.recordings.raw import (
+    Compaction,
+    Json,
+    Line,
+    Outcome,
+    Reading,
+    Result,
+    Tokens,
+    Turn,
+    Use,
+    add_change,
+    frames,
+)
+
 # What the CLI calls the author of the lines that it has written itself.
 ITSELF = "<synthetic>"
-
-
-class Tokens(NamedTuple):
-    """Read, written, and both for the cache."""
-
-    input: int = 0
-    output: int = 0
-    cache_read: int = 0
-    cache_write: int = 0
-
-    def minus(self, other: "Tokens") -> "Tokens":
-        return Tokens(*(mine - its for mine, its in zip(self, other, strict=True)))
-
-
-class Use(NamedTuple):
-    """A tool was used."""
-
-    id: str
-    name: str
-    input: Any
-
-
-class Result(NamedTuple):
-    """What was said when a tool was done."""
-
-    id: str
-    is_error: bool
-    content: Any
-
-
-@dataclass
-class Line:
-    """A message that was written to the CLI. `turn` counts from 0."""
-
-    text: str
-    uuid: str | None
-    # The turn that was open when it was written; None if there was none.
-    while_open: int | None
-    # Where it came back: in which turn, or before which one.
-    echoed_in: int | None = None
-    echoed_before: int | None = None
-    is_taken_back: bool = False
-
-    @property
-    def is_followup(self) -> bool:
-        return self.while_open is not None
-
-
-@dataclass
-class Turn:
-    """What was printed up to one result, or up to the end of the process without one."""
-
-    outcome: Outcome = "failed"
-    # None where there is none, and where no result says which of the texts was the answer.
-    text: str | None = None
-    # What the CLI says of a failure; never part of the answer.
-    complaint: str | None = None
-    texts: list[str] = field(default_factory=list)
-    text_deltas: str = ""
-    thinking_deltas: str = ""
-    thoughts: list[str] = field(default_factory=list)
-    opened: list[Use] = field(default_factory=list)
-    closed: list[Result] = field(default_factory=list)
-    retries: list[int] = field(default_factory=list)
-    # None: it was not said, or nothing was counted although a model was at work.
-    usd: float | None = None
-    tokens: Tokens | None = None
-    is_cut_short: bool = False
-    resets_at: int | None = None
-
-
-@dataclass
-class Reading:
-    """All of a recording."""
-
-    turns: list[Turn] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    # The sessions in their order, each once for every change.
-    sessions: list[str] = field(default_factory=list)
-    # The models in their order, each once for every change.
-    models: list[str] = field(default_factory=list)
-    total_usd: float = 0.0
-    # The questions that it asked, each with its tool, and what became of it.
-    asked: dict[str, str] = field(default_factory=dict)
-    answers: dict[str, str] = field(default_factory=dict)
-    compactions: list[Json] = field(default_factory=list)
-    has_init: bool = False
-
-    @property
-    def followups(self) -> list[Line]:
-        return [line for line in self.lines if line.is_followup]
 
 
 def read(path: Path, *, one_shot: bool = False) -> Reading:
     """Read a recording; with `one_shot` a turn is open from the beginning."""
     reader = _Reader(one_shot=one_shot)
-    for record in map(json.loads, path.read_text("utf-8").splitlines()):
-        message = record["msg"]
-        if isinstance(message, dict) and record["dir"] == "in":
-            reader.told(message)
-        elif isinstance(message, dict) and record["dir"] == "out":
-            reader.printed(message)
+    for way, message in frames(path):
+        (reader.told if way == "in" else reader.printed)(message)
     return reader.done()
 
 
@@ -183,22 +97,24 @@ class _Reader:
                 uuid = self.recalls.get(answer["request_id"])
                 if uuid and answer["response"]["cancelled"]:
                     for line in self.reading.lines:
-                        line.is_taken_back |= line.uuid == uuid
+                        line.is_returned |= line.name == uuid
             case _:
                 pass
 
     def system(self, message: Json) -> None:
         match message["subtype"]:
             case "init":
-                self.is_open = self.reading.has_init = True
-                _add_change(self.reading.sessions, message["session_id"])
-                _add_change(self.reading.models, message["model"])
+                self.is_open = self.reading.has_session = True
+                add_change(self.reading.sessions, message["session_id"])
+                add_change(self.reading.models, message["model"])
             case "model_fallback":
-                _add_change(self.reading.models, message["fallback_model"])
+                add_change(self.reading.models, message["fallback_model"])
             case "api_retry":
                 self.turn.retries.append(message["attempt"])
             case "compact_boundary":
-                self.reading.compactions.append(message["compact_metadata"])
+                about = message["compact_metadata"]
+                done = Compaction(about["trigger"], about["pre_tokens"], about["post_tokens"])
+                self.reading.compactions.append(done)
             case _:
                 pass
 
@@ -228,8 +144,8 @@ class _Reader:
 
     def echoed(self, uuid: str | None, text: str) -> None:
         """Find the line that came back: by its name, or by its words if it has none."""
-        named = [line for line in self.reading.lines if line.uuid and line.uuid == uuid]
-        alike = [line for line in self.reading.lines if not line.uuid and line.text == text]
+        named = [line for line in self.reading.lines if line.name and line.name == uuid]
+        alike = [line for line in self.reading.lines if not line.name and line.text == text]
         for line in (named or alike)[:1]:
             if self.is_open:
                 line.echoed_in = len(self.reading.turns)
@@ -288,8 +204,3 @@ def texts_of(content: str | Sequence[Json]) -> Iterator[str]:
         yield content
         return
     yield from (block["text"] for block in content if block["type"] == "text")
-
-
-def _add_change(values: list[str], value: str) -> None:
-    if values[-1:] != [value]:
-        values.append(value)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -22,9 +22,11 @@ from steadyrun.model.event import (
     data_of,
     type_of,
 )
-from steadyrun.provider import Exit
+from steadyrun.provider import Dialect, Exit
 from steadyrun.providers.claude import Claude
 from steadyrun.providers.claude_launch import ClaudeOptions
+from steadyrun.providers.codex import Codex
+from steadyrun.providers.codex_launch import CodexOptions
 from steadyrun.providers.replay import Line, Seen, read_recording, replay
 
 HERE = Path(__file__).parent
@@ -34,23 +36,31 @@ LONGEST_TEXT = 160
 Telling = list[Any]
 
 
+Cli = Literal["claude", "codex"]
+CLIS: tuple[Cli, ...] = get_args(Cli)
+
+
 @dataclass(frozen=True)
 class Recording:
-    """A recording of Claude Code: its lines, and how the process ended."""
+    """A recording of a CLI: its lines, and how the process ended."""
 
+    cli: Cli
     name: str
     shows: str
     code: int | None = None
     signal: int | None = None
     one_shot: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.cli}-{self.name}"
+
     @property
     def path(self) -> Path:
-        return HERE / "claude" / f"{self.name}.jsonl"
+        return HERE / self.cli / f"{self.name}.jsonl"
 
     @property
     def expected(self) -> Path:
-        return HERE / "claude" / "expected" / f"{self.name}.jsonl"
+        return HERE / self.cli / "expected" / f"{self.name}.jsonl"
 
     def lines(self) -> list[Line]:
         return list(read_recording(self.path))
@@ -59,27 +69,40 @@ class Recording:
         """How it ended; its last words are in the recording."""
         return Exit(self.code, self.signal)
 
-    def dialect(self) -> Claude:
-        return Claude(ClaudeOptions(one_shot=self.one_shot))
+    def dialect(self) -> Dialect:
+        match self.cli:
+            case "claude":
+                return Claude(ClaudeOptions(one_shot=self.one_shot))
+            case "codex":
+                return Codex(CodexOptions(one_shot=self.one_shot))
 
     def play(self) -> list[Seen]:
         return list(replay(self.dialect(), self.lines(), self.exit()))
 
 
-def claude_recordings() -> list[Recording]:
-    """All recordings of Claude Code."""
-    index = json.loads((HERE / "claude" / "index.json").read_text("utf-8"))
-    return [Recording(name, **about) for name, about in index["recordings"].items()]
+def recordings(*clis: Cli) -> list[Recording]:
+    """All recordings of these CLIs, or of every one."""
+    return [
+        Recording(cli, name, **about)
+        for cli in clis or CLIS
+        for name, about in index(cli)["recordings"].items()
+    ]
 
 
-def telling(seen: list[Seen]) -> Iterator[Telling]:
+def index(cli: Cli) -> dict[str, dict[str, Any]]:
+    """What there is of a CLI, and what was left out."""
+    found: dict[str, dict[str, Any]] = json.loads((HERE / cli / "index.json").read_text("utf-8"))
+    return found
+
+
+def telling(seen: list[Seen], longest_text: int = LONGEST_TEXT) -> Iterator[Telling]:
     """What is telling of each event. What only says where or when is left out; names that are ours
     are counted, so that it does not matter how we make them."""
     runs, names = _Counted(""), _Counted("#")
     for each in seen:
         run = int(runs[each.run]) if each.run else None
         assert not isinstance(each.event, Foreign)
-        data = _telling_data(each.event, names)
+        data = _short(_telling_data(each.event, names), longest_text)
         yield [run, type_of(each.event), data] if data else [run, type_of(each.event)]
 
 
@@ -115,7 +138,10 @@ def _telling_data(event: Event, names: _Counted) -> dict[str, Any]:
         data["usage"] = _tokens(data["usage"])
     if "cost" in data:
         data["usd"] = _usd(data.pop("cost"))
-    return {name: _short(value) for name, value in data.items() if value not in (None, [], {})}
+    return {name: value for name, value in data.items() if value not in _NOTHING}
+
+
+_NOTHING: tuple[Any, ...] = (None, [], (), {})
 
 
 def _ending(data: dict[str, Any]) -> dict[str, Any]:
@@ -136,14 +162,14 @@ def _tokens(usage: dict[str, Any]) -> list[int] | None:
     return None if tokens == [None] * 4 else tokens
 
 
-def _short(value: Any) -> Any:
+def _short(value: Any, longest: int) -> Any:
     match value:
-        case str() if len(value) > LONGEST_TEXT:
-            return f"{value[:LONGEST_TEXT]}… {len(value)} in all"
+        case str() if len(value) > longest:
+            return f"{value[:longest]}… {len(value)} in all"
         case dict():
-            return {name: _short(each) for name, each in value.items()}
-        case list():
-            return [_short(each) for each in value]
+            return {name: _short(each, longest) for name, each in value.items()}
+        case list() | tuple():
+            return [_short(each, longest) for each in value]
         case datetime():
             return value.isoformat()
         case _:

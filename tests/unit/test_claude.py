@@ -1,7 +1,6 @@
 """Does the Dialect of Claude Code read and say the right things? From lines, without a process."""
 
 from copy import deepcopy
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -27,7 +26,7 @@ from steadyrun.provider import (
 from steadyrun.providers.claude import Claude
 from steadyrun.providers.claude_launch import PROGRAM, ClaudeOptions
 from steadyrun.providers.claude_state import ClaudeState
-from steadyrun.providers.turns import Told, Turns
+from steadyrun.providers.turns import Turns
 from tests.claude_lines import (
     REQUEST,
     T1,
@@ -51,6 +50,7 @@ from tests.claude_lines import (
     user,
     working,
 )
+from tests.talk import NOW, play
 
 ONCE = ClaudeOptions(one_shot=True)
 
@@ -69,7 +69,7 @@ def test_it_keeps_the_contract() -> None:
 
 def test_a_process_for_one_turn_can_do_less() -> None:
     assert Claude().abilities - Claude(ONCE).abilities == {
-        "steer", "recall", "interrupt", "multi_turn", "approvals",
+        "steer", "recall", "interrupt", "multi_turn", "approvals", "change_input",
     }  # fmt: skip
 
 
@@ -454,17 +454,6 @@ def conversation() -> list[Frame]:
     talk.hear(init("s2"), result("", num_turns=0, origin={"kind": "task-notification"}))
     talk.hear(init("s2"), aborted(), {"type": "news"})
     return talk.log
-
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def play(turns: Turns, frames: list[Frame]) -> list[Told]:
-    return [
-        each
-        for frame in frames
-        for each in (turns.sent if frame.number else turns.received)(frame, NOW)
-    ]
 
 
 @given(st.integers(0, len(conversation())))

@@ -22,6 +22,7 @@ from tests.claude_lines import (
     tool_result,
     working,
 )
+from tests.talk import fates
 
 
 def offering(*offers: str) -> Talk:
@@ -31,14 +32,6 @@ def offering(*offers: str) -> Talk:
     for each in offers:
         talk.tell(talk.dialect.steer(Offer(each, each)))
     return talk
-
-
-def fates(said: list[Said]) -> list[Said]:
-    """What is said of turns and follow-ups."""
-    kinds = (
-        Began, ev.FollowupOffered, ev.FollowupAbsorbed, ev.FollowupOwnTurn, ev.FollowupReturned,
-    )  # fmt: skip
-    return [each for each in said if isinstance(each, kinds)]
 
 
 def echo_of(offer: str, *others: str) -> Line:

@@ -18,9 +18,9 @@ from steadyrun.errors import Usage
 from steadyrun.model.policy import Mode
 from steadyrun.provider import Image, Launch, LaunchRequest, Turn
 from steadyrun.providers import claude_launch
+from steadyrun.providers.checks import LARGEST_IMAGE_BYTES
 from steadyrun.providers.claude_launch import (
     DISALLOWED,
-    LARGEST_IMAGE_BYTES,
     MODES,
     PROGRAM,
     ClaudeOptions,
@@ -229,7 +229,7 @@ def test_one_turn_reads_its_prompt_of_any_length_from_a_file(tmp_path: Path, tex
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
 def test_one_turn_with_pictures_reads_a_line_of_json_from_a_pipe(tmp_path: Path, size: int) -> None:
-    picture = Image("image/png", b"p" * size)
+    picture = Image("image/png", PICTURE.data + b"p" * size)
 
     arguments, stdin = started_by(tmp_path, Turn("run_1", "/look", (picture,)))
 
@@ -273,8 +273,18 @@ def test_no_text_begins_with_a_slash_and_none_is_lost(text: str) -> None:
     [
         ([PICTURE] * 11, "at most 10 images, found 11"),
         ([PICTURE, Image("image/tiff", b"x")], "image 2: expected png, jpeg, webp or gif"),
-        ([Image("image/gif", bytes(LARGEST_IMAGE_BYTES + 1))], "image 1: expected at most 20"),
-        ([Image("image/gif", bytes(LARGEST_IMAGE_BYTES - 1))] * 3, "at most 50.0 MB of images"),
+        (
+            [PICTURE, Image("image/gif", b"PNG")],
+            "image 2: expected image/gif, found something else",
+        ),
+        (
+            [Image("image/gif", b"GIF89a" + bytes(LARGEST_IMAGE_BYTES))],
+            "image 1: expected at most 20",
+        ),
+        (
+            [Image("image/gif", b"GIF89a" + bytes(LARGEST_IMAGE_BYTES - 6))] * 3,
+            "at most 50.0 MB of images",
+        ),
     ],
 )
 def test_too_many_or_too_large_pictures_are_refused(images: list[Image], problem: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.provider import Exit, Picture
-from steadyrun.providers.claude_blocks import LARGEST_IMAGE_CHARS
+from steadyrun.providers.produced import LARGEST_IMAGE_CHARS
 from tests.claude_lines import (
     Line,
     aborted,

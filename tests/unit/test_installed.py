@@ -17,7 +17,8 @@ PROGRAM = Program(
     tested=("2.1.100", "2.2.0"),
     install="npm install claude",
     login_env=("API_KEY", "TOKEN"),
-    login_files=(".claude/login", ".other"),
+    login_file="login",
+    login_folder=("CLAUDE_HOME", ".claude"),
 )
 SYSTEM = "/usr/bin:/bin"
 
@@ -222,10 +223,20 @@ def test_a_variable_or_a_file_says_that_somebody_is_logged_in(tmp_path: Path) ->
     assert installed.login(PROGRAM, {"API_KEY": "", **home}) is None
     assert installed.login(PROGRAM, {"TOKEN": "x", **home}) == "TOKEN"
 
-    (tmp_path / ".other").touch()
-    assert installed.login(PROGRAM, home) == "~/.other"
+    (tmp_path / ".claude").mkdir()
+    (tmp_path / ".claude" / "login").touch()
+    assert installed.login(PROGRAM, home) == "~/.claude/login"
     assert installed.login(PROGRAM, {"API_KEY": "x", **home}) == "API_KEY"
     assert installed.login(PROGRAM, {}) is None
+
+
+def test_a_login_is_looked_for_where_the_program_has_its_folder(tmp_path: Path) -> None:
+    env = {"HOME": "/nowhere", "CLAUDE_HOME": str(tmp_path)}
+    assert installed.login(PROGRAM, env) is None
+
+    (tmp_path / "login").touch()
+    assert installed.login(PROGRAM, env) == "$CLAUDE_HOME/login"
+    assert installed.login(PROGRAM, {"HOME": str(tmp_path)}) is None
 
 
 def test_a_file_of_credentials_is_not_opened(tmp_path: Path) -> None:

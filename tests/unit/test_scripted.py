@@ -131,7 +131,13 @@ def test_every_line_has_a_key_that_names_it() -> None:
         "offer:o2": {"type": "steer", "id": "o2", "text": "x"},
         "recall:o1": {"type": "recall", "id": "o1"},
         "interrupt:t1": {"type": "interrupt", "turn": "t1"},
-        "decide:10": {"type": "decide", "ask": "ask-1", "allow": False, "message": "no"},
+        "decide:10": {
+            "type": "decide",
+            "ask": "ask-1",
+            "allow": False,
+            "message": "no",
+            "ends_turn": False,
+        },
     }
 
 

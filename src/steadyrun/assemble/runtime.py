@@ -15,6 +15,7 @@ from steadyrun.model.ids import Ids
 from steadyrun.model.secret import Scrubber
 from steadyrun.provider import Dialect
 from steadyrun.providers.claude import Claude
+from steadyrun.providers.codex import Codex
 from steadyrun.providers.drivers import KeeperDrivers, Setup
 from steadyrun.providers.scripted import Scripted
 from steadyrun.providers.shell import Shell
@@ -22,7 +23,7 @@ from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.clocks import ClockLimits
 from steadyrun.wire.journal import FileWatches
 
-DIALECTS: dict[str, type[Any]] = {each.name: each for each in (Claude, Scripted, Shell)}
+DIALECTS: dict[str, type[Any]] = {each.name: each for each in (Claude, Codex, Scripted, Shell)}
 # What every child gets of our own environment; all else it must be given by its `env`.
 _INHERITED = ("PATH", "HOME", "LANG", "TERM", "TMPDIR")
 

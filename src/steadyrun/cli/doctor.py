@@ -114,7 +114,7 @@ def _doubts(found: Found) -> Iterator[tuple[str, str]]:
     if found.login_by and not found.login:
         by = ", ".join(name for name in found.login_by if not name.startswith("~"))
         way = f", or set one of {by} in providers.{found.name}.env" if by else ""
-        yield "no login was found", f"Log in with {found.program}{way}."
+        yield "no login was found", f"Log in with {found.login_with}{way}."
 
 
 def _home(home: Path) -> Iterator[Finding]:

@@ -23,8 +23,8 @@ class Found(Struct, frozen=True):
     """A provider. `path` is its program; None if it was not found or is part of steadyrun.
 
     `is_tested` is None where the version or the tested range is not known; `login` is what says
-    that somebody is logged in, `login_by` what could. `problem` is what else is in the way, and
-    `repair` helps there.
+    that somebody is logged in, `login_by` what could, and `login_with` how to log in. `problem` is
+    what else is in the way, and `repair` helps there.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Found(Struct, frozen=True):
     is_tested: bool | None = None
     login: str | None = None
     login_by: tuple[str, ...] = ()
+    login_with: str = ""
     install: str = ""
     problem: str = ""
     repair: str = ""
@@ -110,11 +111,18 @@ async def _find(config: Config, name: str) -> Found:
         tested=known.tested,
         is_tested=look.is_tested,
         login=look.login,
-        login_by=(*known.login_env, *(f"~/{file}" for file in known.login_files)),
+        login_by=_login_by(known),
+        login_with=known.login or known.name,
         install=known.install,
         problem=flaw.message if flaw else look.problem,
         repair=(flaw.hint or "Correct it in config.toml.") if flaw else "",
     )
+
+
+def _login_by(program: Program) -> tuple[str, ...]:
+    if program.login_file is None:
+        return program.login_env
+    return (*program.login_env, f"~/{program.login_folder[1]}/{program.login_file}")
 
 
 def _configured(

@@ -125,6 +125,15 @@ class UsageUpdated(_Tagged, frozen=True, tag="usage.updated"):
     cost: Cost = Cost()
 
 
+class LimitWindow(Struct, frozen=True, gc=False):
+    """How much of what an account may use in some time is used, and when that begins anew."""
+
+    name: str
+    used_percent: float
+    minutes: int | None = None
+    resets_at: datetime | None = None
+
+
 class StatsUpdated(_Tagged, frozen=True, tag="stats.updated"):
     model: str | None = None
     context_window: int | None = None
@@ -132,6 +141,8 @@ class StatsUpdated(_Tagged, frozen=True, tag="stats.updated"):
     cache_write_tokens: int | None = None
     output_tokens: int | None = None
     terminal_reason: str | None = None
+    # As far as the provider tells.
+    limits: tuple[LimitWindow, ...] = ()
 
 
 class TokenBound(_Tagged, frozen=True, tag="token.bound"):
@@ -256,6 +267,14 @@ class Unknown(_Tagged, frozen=True, tag="unknown"):
 
     text: str | None = None
     raw: bytes | None = None
+
+    @classmethod
+    def of(cls, raw: bytes) -> "Unknown":
+        """A line as it was printed."""
+        try:
+            return cls(text=raw.decode())
+        except UnicodeDecodeError:
+            return cls(raw=raw)
 
 
 class MessageSent(_Tagged, frozen=True, tag="message.sent"):

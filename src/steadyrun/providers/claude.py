@@ -67,7 +67,9 @@ from steadyrun.providers.claude_state import Asked, ClaudeState, OpenAsk, OpenTu
 _ONCE: frozenset[Ability] = frozenset(
     {"resume", "model", "modes", "tools", "system", "images", "schema", "max_turns", "max_cost"}
 )
-_ALWAYS: frozenset[Ability] = _ONCE | {"steer", "recall", "interrupt", "multi_turn", "approvals"}
+_ALWAYS: frozenset[Ability] = _ONCE | {
+    "steer", "recall", "interrupt", "multi_turn", "approvals", "change_input",
+}  # fmt: skip
 
 
 class Claude:
@@ -221,6 +223,7 @@ class Claude:
     def receive(self, frame: Frame) -> list[Said]:
         try:
             said = printed_of(frame.raw)
+            self.state.has_spoken = True
             if type(said) is StreamLine:
                 return claude_blocks.streamed(self.state, said)
             return self._HEARD[type(said)](self, said, frame)
@@ -238,7 +241,7 @@ class Claude:
             kind = kind_of(frame.raw)
         except (ValueError, RecursionError) as problem:
             raise msgspec.DecodeError(str(problem)) from problem
-        unknown = _unknown(frame)
+        unknown = ev.Unknown.of(frame.raw)
         match kind.type:
             case "result":
                 return [unknown, *claude_turn.ended_somehow(self.state, result_of(frame.raw))]
@@ -259,7 +262,7 @@ class Claude:
 
     def _system(self, said: SystemLine, frame: Frame) -> list[Said]:
         heard = claude_system.heard(self.state, said.subtype, frame)
-        return [_unknown(frame)] if heard is None else heard
+        return [ev.Unknown.of(frame.raw)] if heard is None else heard
 
     def _result(self, said: ResultLine, _: Frame) -> list[Said]:
         return claude_turn.ended(self.state, said)
@@ -267,7 +270,7 @@ class Claude:
     def _ask(self, said: AskLine, frame: Frame) -> list[Said]:
         request = said.request
         if request.subtype != "can_use_tool":
-            return [claude_lines.decline_line(frame.end, said.request_id), _unknown(frame)]
+            return [claude_lines.decline_line(frame.end, said.request_id), ev.Unknown.of(frame.raw)]
         approval, given = str(frame.end), bytes(request.input)
         self.state.asks[approval] = OpenAsk(
             said.request_id,
@@ -339,13 +342,6 @@ class Claude:
             state, is_ready=False, is_running=False, turn=None, asks={}, tasks={}, tools={}
         )
         return [*lost, end] if end else lost
-
-
-def _unknown(frame: Frame) -> ev.Unknown:
-    try:
-        return ev.Unknown(frame.raw.decode())
-    except UnicodeDecodeError:
-        return ev.Unknown(raw=frame.raw)
 
 
 def _until(epoch: float | None) -> str:

@@ -4,15 +4,12 @@ A sub-agent's lines name the tool it runs in. Its tools are told like any; its w
 and the agent that has sent it.
 """
 
-import base64
 from typing import Any
-
-from msgspec import Struct
 
 from steadyrun.model import event as ev
 from steadyrun.model.event import Event
-from steadyrun.provider import Picture, Said
-from steadyrun.providers import claude_counters, claude_followups
+from steadyrun.provider import Said
+from steadyrun.providers import claude_counters, claude_followups, produced
 from steadyrun.providers.claude_frames import (
     AssistantLine,
     AssistantMessage,
@@ -22,14 +19,11 @@ from steadyrun.providers.claude_frames import (
     StreamLine,
     value_of,
 )
-from steadyrun.providers.claude_state import ClaudeState, OpenTool, OpenTurn
+from steadyrun.providers.claude_state import ClaudeState, OpenTool
 
-MOST_IMAGES = 10
-LARGEST_IMAGE_CHARS = 25 * 1024 * 1024
 _TOOL_USES = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 # The model is not asked for these: Claude Code answers by itself.
 _SYNTHETIC, _NO_WORDS = "<synthetic>", "(no content)"
-_ENDINGS = {"image/jpeg": "jpg", "image/svg+xml": "svg"}
 
 
 def streamed(state: ClaudeState, line: StreamLine) -> list[Said]:
@@ -131,7 +125,7 @@ def _tool_end(state: ClaudeState, block: Block, *, is_own: bool) -> list[Said]:
     if tool is None and not (is_own and state.turn):
         return []
     name, given = (tool.name, value_of(tool.input)) if tool else ("unknown", None)
-    output, seen = _seen(state.turn, block.content)
+    output, seen = produced.seen(state.turn, block.content)
     if is_own and state.offers:
         claude_followups.note_boundary(state)
     if block.is_error:
@@ -145,67 +139,3 @@ def _words(output: Any) -> str:
     parts = output if isinstance(output, list) else []
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "\n".join(text for text in texts if isinstance(text, str)) or "it failed"
-
-
-# -- pictures
-
-
-class _Picture(Struct, frozen=True):
-    media_type: str
-    data: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.media_type} {len(self.data)} {self.data[:64]}"
-
-    @property
-    def content(self) -> bytes:
-        """The image itself; nothing, if it is none."""
-        try:
-            return base64.b64decode(f"{self.data}==")
-        except ValueError:
-            return b""
-
-
-def _seen(turn: OpenTurn | None, content: Any) -> tuple[Any, list[Said]]:
-    """A tool's output with the names of pictures in their place, and the new ones among them."""
-    if not isinstance(content, list):
-        return content, []
-    said: list[Said] = []
-    return [_named(turn, part, said) for part in content], said
-
-
-def _named(turn: OpenTurn | None, part: Any, said: list[Said]) -> Any:
-    picture = _picture(part)
-    if picture is None:
-        return part
-    name = turn and turn.images.get(picture.key)
-    if name is None and turn:
-        name = _produced(turn, picture, said)
-    return {"type": "image", "media_type": picture.media_type, "name": name}
-
-
-def _produced(turn: OpenTurn, picture: _Picture, said: list[Said]) -> str | None:
-    if len(turn.images) >= MOST_IMAGES or len(picture.data) > LARGEST_IMAGE_CHARS:
-        if not turn.has_left_out_images:
-            turn.has_left_out_images = True
-            said.append(ev.Note("there are more images, or larger ones, than are told of"))
-        return None
-    kind = picture.media_type
-    ending = _ENDINGS.get(kind, kind.removeprefix("image/"))
-    name = f"image-{len(turn.images) + 1}.{ending}"
-    turn.images[picture.key] = name
-    said.append(Picture(name, kind, picture.content))
-    return name
-
-
-def _picture(part: Any) -> _Picture | None:
-    """A picture is known by the shape of its block, whichever tool it comes from."""
-    match part:
-        case {
-            "type": "image",
-            "source": {"type": "base64", "media_type": str(kind), "data": str(data)},
-        } if kind.startswith("image/"):
-            return _Picture(kind, data)
-        case _:
-            return None

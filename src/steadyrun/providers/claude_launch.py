@@ -18,13 +18,22 @@ from steadyrun.errors import Usage
 from steadyrun.model.event import JsonObject
 from steadyrun.model.policy import Mode
 from steadyrun.provider import Image, Launch, LaunchRequest, Program, Rung, Turn
+from steadyrun.providers.checks import (
+    LONGEST_ARGUMENT_BYTES,
+    check_images,
+    is_word,
+    refuse,
+    word,
+)
 
 PROGRAM = Program(
     name="claude",
     tested=("2.1.197", "2.1.197"),
     install="npm install -g @anthropic-ai/claude-code",
     login_env=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
-    login_files=(".claude/.credentials.json",),
+    login="`claude` and /login",
+    login_file=".credentials.json",
+    login_folder=("CLAUDE_CONFIG_DIR", ".claude"),
 )
 _BYPASS = "bypassPermissions"
 # Ours, and what Claude Code calls them.
@@ -47,15 +56,9 @@ DISALLOWED = (
 )
 # Where nothing is asked for, entering would go unasked, too, and only leaving would be asked for.
 PLANNING = ("EnterPlanMode", "ExitPlanMode")
-MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
-MOST_IMAGES = 10
-LARGEST_IMAGE_BYTES = 20 * 1024 * 1024
-LARGEST_IMAGES_BYTES = 50 * 1024 * 1024
 LONGEST_APPENDED = 4000
 SMALLEST_WINDOW = 100_000
 MOST_RETRIES = 15
-# Linux gives a program no longer argument.
-_LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1
 
 _SYSTEM, _MCP, _SETTINGS, _PROMPT = "system.md", "mcp.json", "settings.json", "prompt"
 _PRINTS_JSON = ("--output-format", "stream-json", "--verbose")
@@ -103,30 +106,30 @@ class ClaudeOptions(Struct, frozen=True, forbid_unknown_fields=True):
         if self.auto_compact_window < SMALLEST_WINDOW:
             # Claude Code takes less than that as if it were that.
             expected = f"at least {SMALLEST_WINDOW} tokens"
-            _refuse("auto_compact_window", expected, self.auto_compact_window)
+            refuse("auto_compact_window", expected, self.auto_compact_window)
         if not 0 <= self.max_retries <= MOST_RETRIES:
-            _refuse("max_retries", f"0 to {MOST_RETRIES}", self.max_retries)
+            refuse("max_retries", f"0 to {MOST_RETRIES}", self.max_retries)
 
     def _check_words(self) -> None:
         words = [("fallback_model", self.fallback_model)]
         words += [("disallowed_tools", each) for each in self.disallowed_tools]
-        for name, word in words:
-            if word is not None and not _is_word(word):
+        for name, given in words:
+            if given is not None and not is_word(given):
                 expected = "a name that is not empty and does not begin with -"
-                _refuse(name, expected, repr(word[:80]))
+                refuse(name, expected, repr(given[:80]))
         paths = [(name, getattr(self, name)) for name in ("mcp_config", "settings", "debug_file")]
         paths += [("add_dirs", each) for each in self.add_dirs]
         for name, path in paths:
-            if isinstance(path, str) and (not _is_word(path) or path.startswith("~")):
+            if isinstance(path, str) and (not is_word(path) or path.startswith("~")):
                 expected = "a path that is written out, without ~, and does not begin with -"
-                _refuse(name, expected, repr(path[:80]))
+                refuse(name, expected, repr(path[:80]))
 
     def _check_appended(self) -> None:
         text = self.append_system_prompt or ""
         if len(text) > LONGEST_APPENDED:
-            _refuse("append_system_prompt", f"at most {LONGEST_APPENDED} characters", len(text))
+            refuse("append_system_prompt", f"at most {LONGEST_APPENDED} characters", len(text))
         if "\0" in text:
-            _refuse("append_system_prompt", "a text", "a zero byte in it")
+            refuse("append_system_prompt", "a text", "a zero byte in it")
 
 
 def launch(request: LaunchRequest, options: ClaudeOptions) -> Launch:
@@ -157,27 +160,6 @@ def content(text: str, images: Sequence[Image] = ()) -> Content:
 def uuid_of(name: str) -> str:
     """A name as a uuid: Claude Code takes nothing else for an id."""
     return str(UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=4))
-
-
-def check_images(images: Sequence[Image]) -> None:
-    """Refuse pictures that are too many, too large or of another kind."""
-    total = sum(len(image.data) for image in images)
-    if len(images) > MOST_IMAGES:
-        raise Usage(f"expected at most {MOST_IMAGES} images, found {len(images)}")
-    for number, image in enumerate(images, 1):
-        _check_image(number, image)
-    if total > LARGEST_IMAGES_BYTES:
-        expected = f"expected at most {_mb(LARGEST_IMAGES_BYTES)} of images"
-        raise Usage(f"{expected}, found {_mb(total)}", hint="Send fewer, or make them smaller.")
-
-
-def _check_image(number: int, image: Image) -> None:
-    if image.media_type not in MEDIA_TYPES:
-        found = f"image {number}: expected png, jpeg, webp or gif, found {image.media_type!r}"
-        raise Usage(found, hint="Convert it first.")
-    if len(image.data) > LARGEST_IMAGE_BYTES:
-        expected = f"image {number}: expected at most {_mb(LARGEST_IMAGE_BYTES)}"
-        raise Usage(f"{expected}, found {_mb(len(image.data))}", hint="Make it smaller.")
 
 
 def _prompted(request: LaunchRequest) -> tuple[str, ...]:
@@ -212,7 +194,7 @@ def _rights(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
     if denied:
         yield from ("--disallowedTools", ",".join(denied))
     if request.tools is not None:
-        yield from ("--tools", ",".join(_word("tools", each) for each in request.tools))
+        yield from ("--tools", ",".join(word("tools", each) for each in request.tools))
 
 
 def _conversation(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
@@ -220,10 +202,10 @@ def _conversation(request: LaunchRequest, options: ClaudeOptions) -> Iterator[st
         # Another process has another directory: none finds its id in use.
         yield from ("--session-id", uuid_of(Path(request.directory).name))
     else:
-        yield from ("--resume", _word("resume", request.resume))
+        yield from ("--resume", word("resume", request.resume))
     model = request.turn.model or request.model
     if model is not None:
-        yield from ("--model", _word("model", model))
+        yield from ("--model", word("model", model))
     if options.fallback_model is not None:
         yield from ("--fallback-model", options.fallback_model)
     if options.effort is not None:
@@ -292,8 +274,8 @@ def _env(options: ClaudeOptions) -> dict[str, str]:
 
 def _schema(schema: JsonObject) -> str:
     given = msgspec.json.encode(schema)
-    if len(given) > _LONGEST_ARGUMENT_BYTES:
-        expected = f"expected at most {_LONGEST_ARGUMENT_BYTES} bytes"
+    if len(given) > LONGEST_ARGUMENT_BYTES:
+        expected = f"expected at most {LONGEST_ARGUMENT_BYTES} bytes"
         raise Usage(f"the schema is too long: {expected}, found {len(given)}")
     return given.decode()
 
@@ -306,23 +288,3 @@ def _block(image: Image) -> JsonObject:
     data = base64.b64encode(image.data).decode()
     source = {"type": "base64", "media_type": image.media_type, "data": data}
     return {"type": "image", "source": source}
-
-
-def _word(what: str, value: str) -> str:
-    if not _is_word(value):
-        found = f"expected a name that does not begin with -, found {value[:80]!r}"
-        raise Usage(f"{what}: {found}")
-    return value
-
-
-def _is_word(value: str) -> bool:
-    """Whether it can be an argument; what begins with - would be taken for an option."""
-    return bool(value.strip()) and not value.startswith("-") and "\0" not in value
-
-
-def _refuse(option: str, expected: str, found: object) -> None:
-    raise ValueError(f"{option}: expected {expected}, found {found}")
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1024 / 1024:.1f} MB"

@@ -89,6 +89,8 @@ class OpenTurn(Struct):
 class ClaudeState(Struct):
     """What was told and printed so far, as far as it matters for what comes."""
 
+    # It has printed something that we know.
+    has_spoken: bool = False
     is_ready: bool = False
     # It said that it is busy; one that never says so is as ready after a result.
     is_running: bool = False

@@ -114,9 +114,8 @@ def gone(state: ClaudeState, last: Exit) -> Ended | None:
         return None
     if state.held:
         return replace(state.held, exit_code=last.code)
-    # Nobody was told anything, and it failed all the same: so it was at its start.
-    is_waited_for = state.turn is not None or bool(state.asked or last.code)
-    has_answered = state.is_ready or state.has_init or not is_waited_for
+    # It was started for a turn: whoever ends without a word was no Claude Code.
+    has_answered = state.has_spoken or last.code is None
     return claude_errors.exit_end(last, has_init=state.has_init, has_answered=has_answered)
 
 

@@ -134,13 +134,18 @@ class ProcessDriver:
         return f"{_BEGIN}{turn.key}" in self._keys
 
     async def steer(self, offer: Offer) -> Refused | None:
-        async with self._speaking():
-            is_open = self._turns.is_open
-            answer = self._dialect.steer(offer) if is_open else Refused("no turn is running")
-            if isinstance(answer, Refused):
-                return answer
-            is_sent = await self._send_all([answer])
-        return None if is_sent else Refused("the process has ended")
+        self._is_awaited = True
+        while True:
+            changed = self._changed
+            async with self._speaking():
+                is_open = self._turns.is_open
+                answer = self._dialect.steer(offer) if is_open else Refused("no turn is running")
+                if isinstance(answer, Refused):
+                    return answer
+                if answer:
+                    is_sent = await self._send_all([answer])
+                    return None if is_sent else Refused("the process has ended")
+            await changed.wait()
 
     async def recall(self, offer: str) -> bool:
         async with self._speaking():
@@ -309,6 +314,7 @@ class ProcessDriver:
         told = self._turns.exited(last, self._clock.now(), is_awaited=not self._was_told)
         heard = [each for each in told if not isinstance(each, Send)]
         await self._pass_on(heard if not self._marks.x else [])
+        self._tell_change()
 
     @property
     def _was_told(self) -> bool:

@@ -117,9 +117,16 @@ def login(program: Program, env: Mapping[str, str]) -> str | None:
     for variable in program.login_env:
         if env.get(variable):
             return variable
-    home = env.get("HOME")
-    files = [file for file in program.login_files if home and _exists(Path(home, file))]
-    return f"~/{files[0]}" if files else None
+    name, usual = program.login_folder
+    place = env.get(name)
+    folder = Path(place) if place else Path(env.get("HOME", ""), usual)
+    if (
+        not program.login_file
+        or not folder.is_absolute()
+        or not _exists(folder / program.login_file)
+    ):
+        return None
+    return f"${name}/{program.login_file}" if place else f"~/{usual}/{program.login_file}"
 
 
 def is_older(version: str, than: str) -> bool:

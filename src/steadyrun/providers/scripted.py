@@ -164,7 +164,9 @@ class Scripted:
         ask = self.state.asks.get(approval)
         if ask is None:
             return []
-        return [_send(f"decide:{approval}", Decide(ask, verdict.is_allowed, verdict.message))]
+        ends_turn = verdict.ends_turn and not verdict.is_allowed
+        decision = Decide(ask, verdict.is_allowed, verdict.message, ends_turn)
+        return [_send(f"decide:{approval}", decision)]
 
     def sent(self, frame: Frame) -> list[Said]:
         try:

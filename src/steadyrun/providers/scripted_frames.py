@@ -42,6 +42,7 @@ class Decide(_Told, frozen=True):
     ask: str
     allow: bool
     message: str = ""
+    ends_turn: bool = False
 
 
 class _Printed(Struct, frozen=True, tag_field="type", tag=str.lower):

@@ -91,7 +91,7 @@ class Turns:
         try:
             said: Sequence[Said] = self.dialect.receive(frame)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            said = [_unreadable(frame.raw)]
+            said = [Unknown.of(frame.raw)]
         if len(said) == 1 and type(said[0]) not in self._FOLLOWS:
             # Nearly every line is one plain event.
             return [Emitted(frame.end, 0, now, said[0])]  # type: ignore[arg-type]
@@ -228,13 +228,6 @@ _NO_EVENTS = frozenset({Began, Ended, Send})
 
 def _still_running(tool: ToolStarted) -> ToolFailed:
     return ToolFailed(tool.tool_call_id, tool.tool_name, tool.tool_input, error=STILL_RUNNING)
-
-
-def _unreadable(raw: bytes) -> Unknown:
-    try:
-        return Unknown(text=raw.decode())
-    except UnicodeDecodeError:
-        return Unknown(raw=raw)
 
 
 def cut_short(last: Exit, *, has_begun: bool = True) -> Ended:

@@ -136,10 +136,14 @@ class Performance:
 
     def do_approval(self, args: Args) -> None:
         call = self._start_tool(args)
-        error = self._refusal(args["name"])
+        error, ends_turn = self._refusal(args["name"]), False
         if error is None and self.desk.settings.mode == "default":
-            error = self._ask(call, args)
+            answer = self._ask(call, args)
+            error = None if answer["allow"] else f"denied: {answer.get('message', '')}"
+            ends_turn = answer.get("ends_turn", False)
         self._end_tool(call, args, error)
+        if ends_turn:
+            raise Interrupted
 
     def _start_tool(self, args: Args) -> str:
         allowed = self.desk.settings.max_turns
@@ -159,13 +163,12 @@ class Performance:
         tools = self.desk.settings.tools
         return None if tools is None or name in tools else f"the tool {name} is not allowed"
 
-    def _ask(self, call: str, args: Args) -> str | None:
-        """Why not, if not. Who can no longer answer has not allowed it."""
+    def _ask(self, call: str, args: Args) -> Args:
+        """The answer. Who can no longer answer has not allowed it."""
         ask, answers, wire = self.desk.name("ask"), self.desk.answers, self.desk.wire
         say("ask", id=ask, call=call, name=args["name"], input=args["input"])
         self._wait(math.inf, lambda: ask in answers or not wire.is_open)
-        answer = answers.get(ask, {"allow": False, "message": "nobody is there to ask"})
-        return None if answer["allow"] else f"denied: {answer.get('message', '')}"
+        return answers.get(ask, {"allow": False, "message": "nobody is there to ask"})
 
     # -- what is told about the turn
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from steadyrun.errors import AbilityMissing
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
@@ -162,6 +163,42 @@ async def check_what_is_denied_is_not_done(harness: ProviderHarness) -> None:
     played = await read(harness, ended)
     _check_answered(played, asked, "deny")
     assert asked.tool_name in {tool.tool_name for tool in played.of(ToolFailed)}
+    assert played.of(ToolCompleted) == []
+
+
+def _can_change(harness: ProviderHarness) -> str | None:
+    return "it can be told another input" if "change_input" in harness.abilities else None
+
+
+@promised("asks", abilities=("approvals",), unless=_can_change)
+async def check_another_input_is_refused_by_name(harness: ProviderHarness) -> None:
+    """Never is something else done than what was allowed."""
+    async with _asking(harness) as (run, asked):
+        try:
+            await run.decide(asked.approval, Verdict(True, input={"other": 1}))
+        except AbilityMissing as error:
+            refused = error.ability
+        else:
+            raise AssertionError("it was taken")
+        await run.decide(asked.approval, Verdict(False))
+        ended = await run.result()
+
+    played = await read(harness, ended)
+    assert refused == "change_input"
+    _check_answered(played, asked, "deny")
+    assert played.of(ToolCompleted) == []
+
+
+@promised("asks", abilities=("approvals",))
+async def check_a_denial_may_end_the_turn(harness: ProviderHarness) -> None:
+    async with _asking(harness) as (run, asked):
+        await run.decide(asked.approval, Verdict(False, "stop here", ends_turn=True))
+        ended = await run.result()
+
+    played = await read(harness, ended)
+    check_order(played)
+    assert ended.status == "cancelled"
+    assert [each.verdict for each in played.of(ApprovalResolved)] == ["deny"]
     assert played.of(ToolCompleted) == []
 
 

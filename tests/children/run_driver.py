@@ -25,27 +25,29 @@ LONGEST_LINE = 1 << 20
 
 
 class Order(Struct, frozen=True):
-    """What to drive, with the real CLI: a new run, or `run`, which another program has begun."""
+    """What to drive, with a real CLI: a new run, or `run`, which another program has begun."""
 
     home: str
     cwd: str
     environ: dict[str, str]
-    claude: ProviderSettings
+    provider: str
+    settings: ProviderSettings
     prompt: str = ""
     wishes: dict[str, Any] = {}
     run: str | None = None
 
 
 class Wish(Struct, frozen=True):
-    """What to do now: offer a message, or allow what was asked for."""
+    """What to do now: offer a message, allow what was asked for, or end it for a reason."""
 
     steer: str | None = None
     allow: str | None = None
+    cancel: str | None = None
 
 
 def config_of(order: Order) -> Config:
     config = load(home=Path(order.home), cwd=Path(order.cwd), environ=order.environ)
-    providers = {"claude": order.claude}
+    providers = {order.provider: order.settings}
     return replace(config, settings=msgspec.structs.replace(config.settings, providers=providers))
 
 
@@ -66,7 +68,7 @@ async def drive() -> None:
 async def _run(library: Steadyrun, order: Order) -> RunHandle:
     if order.run is not None:
         return await library.run(order.run)
-    return await library.start(order.prompt, provider="claude", cwd=order.cwd, **order.wishes)
+    return await library.start(order.prompt, provider=order.provider, cwd=order.cwd, **order.wishes)
 
 
 async def _obey(run: RunHandle, lines: AsyncIterator[bytes]) -> None:
@@ -76,6 +78,8 @@ async def _obey(run: RunHandle, lines: AsyncIterator[bytes]) -> None:
             await run.steer(wish.steer)
         if wish.allow is not None:
             await run.decide(wish.allow, Verdict(True))
+        if wish.cancel is not None:
+            await run.cancel(wish.cancel)
 
 
 async def _lines() -> AsyncIterator[bytes]:

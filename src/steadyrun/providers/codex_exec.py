@@ -1,0 +1,92 @@
+"""What do the lines of `codex exec --json` say? The same steps in another shape, for one turn.
+
+It says nothing about limits, and what a turn has used is the sum of its whole conversation.
+"""
+
+from collections.abc import Callable
+
+from steadyrun.model import event as ev
+from steadyrun.model.event import ErrorFact
+from steadyrun.provider import Began, Ended, Said
+from steadyrun.providers import codex_errors, codex_items, codex_turn, codex_usage
+from steadyrun.providers.codex_frames import ExecLine, exec_item_of
+from steadyrun.providers.codex_launch import RESUMED
+from steadyrun.providers.codex_state import CodexState, OpenTurn
+
+
+def heard(state: CodexState, line: ExecLine, place: int) -> list[Said] | None:
+    """What a line comes to; None if it is not known."""
+    if line.type not in _HEARD:
+        return None
+    first: list[Said] = []
+    if line.type in _FIRST and not state.has_begun:
+        state.begin(OpenTurn(f"self{place}"))
+        first = [Began(None)]
+    if state.has_begun and state.turn is None:
+        # Its turn is over: it was another conversation than the one that was wanted.
+        return []
+    said = _HEARD[line.type](state, line)
+    return None if said is None else [*first, *said]
+
+
+def _resumed(state: CodexState, line: ExecLine) -> list[Said]:
+    """A line of ours, before any of Codex: this conversation is to be gone on with."""
+    state.is_resumed, state.resumed = True, line.thread_id
+    return []
+
+
+def _opened(state: CodexState, line: ExecLine) -> list[Said]:
+    if state.resumed not in {None, line.thread_id}:
+        # What is no id at all is taken for nothing, and a new conversation begun.
+        why = codex_errors.not_there(f"there is no conversation {state.resumed}")
+        return codex_turn.refused(state, why)
+    state.thread = line.thread_id
+    return codex_turn.bound(state)
+
+
+def _step(state: CodexState, line: ExecLine) -> list[Said] | None:
+    step = codex_items.started if line.type == "item.started" else codex_items.completed
+    return step(state, exec_item_of(line.item)) if line.item else None
+
+
+def _warned(_: CodexState, line: ExecLine) -> list[Said]:
+    """It may try again: that is said in words only."""
+    return [ev.Note(line.message)] if line.message else []
+
+
+def _completed(state: CodexState, line: ExecLine) -> list[Said]:
+    turn, note = state.turn, list[Said]()
+    used = line.used
+    if turn and used:
+        if state.is_resumed:
+            note = [ev.Note("what the turn has used is not known: Codex tells the sum of all")]
+        else:
+            codex_usage.add(state, turn, used, is_one_call=False)
+    return [*note, *codex_turn.close(state, _end(state))]
+
+
+def _failed(state: CodexState, line: ExecLine) -> list[Said]:
+    message = line.error.get("message") if isinstance(line.error, dict) else None
+    why = codex_errors.said(message if isinstance(message, str) else None)
+    return codex_turn.close(state, _end(state, why))
+
+
+def _end(state: CodexState, why: ErrorFact | None = None) -> Ended:
+    turn = state.turn or OpenTurn("")
+    usage = codex_usage.usage_of(turn.used)
+    text = codex_turn.text_of(turn)
+    return Ended("failed" if why else "completed", text, usage, turn.cost, why)
+
+
+_FIRST = frozenset({"thread.started", "turn.started"})
+_HEARD: dict[str, Callable[[CodexState, ExecLine], list[Said] | None]] = {
+    RESUMED: _resumed,
+    "thread.started": _opened,
+    "turn.started": lambda _, __: [],
+    "item.started": _step,
+    "item.updated": lambda _, __: [],
+    "item.completed": _step,
+    "turn.completed": _completed,
+    "turn.failed": _failed,
+    "error": _warned,
+}

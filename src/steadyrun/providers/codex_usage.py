@@ -1,0 +1,96 @@
+"""What has a turn used? Codex counts for the whole conversation, and says it more than once.
+
+What the last call has used is said again after a compaction, a failure and a resumption; only the
+growth of the sum is new.
+"""
+
+from typing import Any
+
+import msgspec
+
+from steadyrun.model import event as ev
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.provider import Said
+from steadyrun.providers import codex_followups, prices
+from steadyrun.providers.codex_frames import Tokens, TokenUsage, TurnNews, UsageNews
+from steadyrun.providers.codex_state import CodexState, OpenTurn
+
+
+def counted(state: CodexState, news: UsageNews) -> list[Said]:
+    """The sum has been told."""
+    found, turn = news.token_usage, state.turn
+    before, state.total = state.total, found.total
+    state.context_window = found.model_context_window or state.context_window
+    state.context_tokens = found.last.total_tokens
+    if turn is None or turn.id != news.turn_id:
+        return []
+    new = _growth(before, found, is_resumed=state.is_resumed)
+    if new == Tokens():
+        return []
+    add(state, turn, new, is_one_call=True)
+    turn.retry = None
+    usage = usage_of(turn.used) or Usage()
+    return [*codex_followups.heeded(state), ev.UsageUpdated(usage, turn.cost)]
+
+
+def delegated(state: CodexState, news: Any) -> list[Said]:
+    """Something of another conversation: what a sub-agent of this turn uses is used by the turn."""
+    turn, thread = state.turn, getattr(news, "thread_id", None)
+    if turn is None or turn.id is None or thread is None:
+        return []
+    if isinstance(news, TurnNews) and news.turn.root_turn_id == turn.id:
+        state.others.setdefault(thread, Tokens())
+    if not isinstance(news, UsageNews) or thread not in state.others:
+        return []
+    before, found = state.others[thread], news.token_usage
+    state.others[thread] = found.total
+    # It may begin with a conversation that was paid for before.
+    new = _growth(None if before == Tokens() else before, found, is_resumed=True)
+    if new == Tokens():
+        return []
+    add(state, turn, new, is_one_call=True)
+    return [ev.UsageUpdated(usage_of(turn.used) or Usage(), turn.cost)]
+
+
+def add(state: CodexState, turn: OpenTurn, used: Tokens, *, is_one_call: bool) -> None:
+    """Count what was used. Codex names no price, and a long call is dearer than two short ones."""
+    more = prices.estimated(state.model, usage_of(used), is_one_call=is_one_call)
+    turn.cost = more if turn.used is None else _cost(turn.cost, more)
+    turn.used = _sum(turn.used or Tokens(), used)
+
+
+def usage_of(used: Tokens | None) -> Usage | None:
+    """Without what was read from a cache or written to it; None if nothing was told."""
+    if used is None:
+        return None
+    cached, written = used.cached_input_tokens, used.cache_write_input_tokens
+    return Usage(max(0, used.input_tokens - cached - written), used.output_tokens, cached, written)
+
+
+def _growth(before: Tokens | None, found: TokenUsage, *, is_resumed: bool) -> Tokens:
+    now = found.total
+    if before is None:
+        # What a conversation has used before it was gone on with is told first, as a rule.
+        return _parts(found.last if is_resumed else now)
+    new = _sum(now, before, sign=-1)
+    return _parts(found.last) if min(msgspec.structs.astuple(new)) < 0 else new
+
+
+def _sum(one: Tokens, other: Tokens, *, sign: int = 1) -> Tokens:
+    return Tokens(
+        one.input_tokens + sign * other.input_tokens,
+        one.cached_input_tokens + sign * other.cached_input_tokens,
+        one.cache_write_input_tokens + sign * other.cache_write_input_tokens,
+        one.output_tokens + sign * other.output_tokens,
+    )
+
+
+def _cost(one: Cost, other: Cost) -> Cost:
+    """What is not known of a part is not known of the sum."""
+    if one.usd is None or other.usd is None:
+        return Cost()
+    return Cost(one.usd + other.usd, "estimated")
+
+
+def _parts(tokens: Tokens) -> Tokens:
+    return _sum(tokens, Tokens())

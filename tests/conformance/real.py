@@ -1,0 +1,153 @@
+"""A real CLI with a simulated model behind it, for the promises of the provider suite.
+
+The model does as it is told: the first word of a prompt is the deed.
+"""
+
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from steadyrun.config import ProviderSettings
+from steadyrun.testing.provider_suite import GO, LONG_BYTES, PROMISES, Promise, Prompt, Situation
+from steadyrun.testing.simulated.blocks import Call, answer, text
+from steadyrun.testing.simulated.faults import Gate
+from steadyrun.testing.simulated.responses import REMINDERS
+from steadyrun.testing.simulated.wire import Ask, Step, texts_of_user
+from tests.conformance.harness import CANARY, LibraryHarness
+from tests.stage import PATIENCE_SECONDS, Cli
+
+WORKERS = 3
+Kept = Mapping[str, "Future[None]"]
+_DEEDS: tuple[Situation, ...] = (
+    "waits", "hangs", "crashes", "leaves_process", "asks", "tells_secret", "tells_secret_in_pieces",
+)  # fmt: skip
+PROMPTS: dict[Situation, Prompt] = {
+    "answers": Prompt("answers", "42"),
+    "learns": Prompt("learns 7f3a"),
+    "recalls": Prompt("recalls", "7f3a"),
+    "is_long": Prompt("x" * LONG_BYTES),
+    **{deed: Prompt(deed) for deed in _DEEDS},
+}
+# A model cannot make a CLI do these.
+BEYOND_A_MODEL = {
+    "check_a_full_disk_ends_the_run",
+    "check_a_run_that_will_not_end_is_ended",
+    "check_a_frame_that_nobody_knows_is_kept",
+    "check_a_line_that_is_no_frame_is_kept",
+    "check_a_line_that_is_no_text_is_kept",
+    "check_stderr_neither_blocks_nor_is_stored",
+}
+# What is asked for in words is done by a command that needs no leave.
+SHELL: dict[str, str] = {
+    "waits": f"until test -e {GO}; do sleep 0.02; done",
+    "crashes": "kill -KILL $PPID; sleep 60",
+    "leaves_process": "setsid sleep 60 >/dev/null 2>&1 & echo started",
+    "tells_secret": 'echo "it is $CANARY_KEY."',
+}
+
+
+@dataclass(frozen=True)
+class RealCli:
+    """A CLI, how its model runs a command and asks for one, and the promises that it cannot keep.
+
+    `options` are the provider's own. `more` are deeds that only this one knows, `free` those that
+    it can do only when it may do everything. `arguments` make it begin, and end at once: started
+    many at a time, the first one must not be the first of all.
+    """
+
+    cli: Cli
+    run: Callable[[str], Call]
+    asks: Call
+    not_applicable: frozenset[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prompts: Mapping[Situation, Prompt] = field(default_factory=lambda: PROMPTS)
+    more: Mapping[str, Call] = field(default_factory=dict)
+    free: frozenset[Situation] = frozenset()
+    arguments: tuple[str, ...] = ()
+
+    def keep_all(
+        self, request: pytest.FixtureRequest, places: pytest.TempPathFactory
+    ) -> Iterator[Kept]:
+        """Every promise that is wanted and applies, some at a time: most of it is waiting."""
+        names = {item.name for item in request.session.items if item.path == request.path}
+        with self.cli.server(self._model) as server, ThreadPoolExecutor(WORKERS) as pool:
+            yield {
+                promise.name: pool.submit(self._keep, promise, places.mktemp("real"), server.url)
+                for promise in PROMISES
+                if any(name.endswith(f"[{promise.name}]") for name in names)
+            }
+
+    def check(self, promise: Promise, kept: Kept, place: Path) -> None:
+        """It was kept, or is one of those that cannot be."""
+        self.cli.program()
+        why_not = promise.why_not(self._harness(place, ""))
+        assert (promise.name in self.not_applicable) == (why_not is not None), why_not
+        if why_not:
+            pytest.skip(f"{self.cli.name}: {why_not}")
+
+        kept[promise.name].result()
+
+    def _keep(self, promise: Promise, place: Path, url: str) -> None:
+        made = self._harness(place, url)
+        if promise.why_not(made) is None:
+            self._warm(place, url)
+            anyio.run(promise.check, made)
+
+    def _warm(self, place: Path, url: str) -> None:
+        if self.arguments:
+            subprocess.run(
+                (self.cli.program(), *self.arguments),
+                env=self.cli.environment(place, url),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PATIENCE_SECONDS,
+                check=True,
+            )
+
+    def _harness(self, place: Path, url: str) -> LibraryHarness:
+        env = self.cli.environment(place, url)
+        for inherited in ("PATH", "HOME", "LANG"):
+            del env[inherited]
+        settings = ProviderSettings(
+            command=(str(self.cli.program()),), env=env, options=dict(self.options)
+        )
+        return LibraryHarness(self.cli.name, place, settings, self.prompts, free=self.free)
+
+    def _model(self, ask: Ask) -> Step:
+        said = [*texts_of_user(ask.messages, ("<system-reminder>", *REMINDERS))]
+        # What comes while it hangs does not end that.
+        *before, deed = ["", *(words.split()[0] for words in said if words)]
+        if before[-1:] == ["hangs"] and deed == "more":
+            deed = "hangs"
+        if ask.results:
+            told = f", it is {CANARY}" if deed == "tells_secret" else ""
+            return answer(f"{deed} done{told}")
+        return self._begin(deed, str(ask.messages))
+
+    def _begin(self, deed: str, history: str) -> Step:
+        match deed:
+            case "answers":
+                return answer(text("4", "2"))
+            case "recalls":
+                return answer("7f3a" if "learns 7f3a" in history else "nothing")
+            case "hangs":
+                return answer(text("one", Gate()))
+            case "asks":
+                return answer(self.asks)
+            case "tells_secret_in_pieces":
+                return answer(text("it is ", *CANARY, "."))
+            case _ if deed in self.more:
+                return answer("one", self.more[deed])
+            case _ if deed in SHELL:
+                return answer("one", self.run(SHELL[deed]))
+            case _:
+                return answer("one")
+
+
+every_promise = pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.name)

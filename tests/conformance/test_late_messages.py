@@ -1,0 +1,53 @@
+"""Does a message that Codex takes as the last thing of a turn get its answer? In a turn of its own.
+
+The real one does that in one of ten tries; the fake does it when it is told to.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+
+from steadyrun.model.event import FollowupAbsorbed, FollowupOwnTurn, FollowupReturned
+from steadyrun.model.ids import AgentId
+from steadyrun.model.run import Run
+from steadyrun.provider import Refused
+from steadyrun.store import Store
+from steadyrun.testing.provider_suite.scene import ALL, PATIENCE_SECONDS, until_busy
+from tests.conformance.test_providers import harness_of, play_of
+
+FATES = (FollowupAbsorbed, FollowupOwnTurn, FollowupReturned)
+
+
+def test_a_message_that_is_taken_too_late_has_a_turn_of_its_own(tmp_path: Path) -> None:
+    anyio.run(_check_late_message, tmp_path)
+
+
+async def _check_late_message(place: Path) -> None:
+    harness = harness_of("codex", place)
+    with anyio.fail_after(PATIENCE_SECONDS):
+        async with harness.library() as library:
+            run = await library.start(play_of({"text": "one"}, "late"))
+            await until_busy(run)
+            offer = await run.steer("more")
+            assert not isinstance(offer, Refused)
+            first = await run.result()
+            async with harness.store() as store:
+                runs = await _two_that_are_over(store, first.agent)
+                events = await store.events(agent=first.agent, limit=ALL)
+                items = await store.items(first.agent, include_settled=True)
+
+    assert (first.status, first.text) == ("completed", "one")
+    [second] = [each for each in runs if each.id != first.id]
+    assert (second.status, second.text, second.item) == ("completed", "more", offer.item)
+    assert [type(seen.event) for seen in events if isinstance(seen.event, FATES)] == [
+        FollowupOwnTurn
+    ]
+    assert [item.status for item in items] == ["completed", "completed"]
+
+
+async def _two_that_are_over(store: Store, agent: AgentId) -> Sequence[Run]:
+    with store.hints.watch(agent) as watch:
+        while len(runs := await store.runs()) < 2 or not all(run.is_terminal for run in runs):
+            await watch.wait()
+    return runs

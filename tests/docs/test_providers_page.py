@@ -1,0 +1,65 @@
+"""Does the page about providers say what each of them can do?"""
+
+from typing import get_args
+
+from scripts.abilities import END, PAGE, START, renewed, table
+from steadyrun.assemble.runtime import DIALECTS
+from steadyrun.provider import ABILITIES, Ability
+
+
+def test_the_table_is_what_the_code_says() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    is_current = renewed(page) == page
+
+    assert is_current, "run: .venv/bin/python scripts/abilities.py"
+
+
+def test_the_table_has_one_place_on_the_page() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    assert (page.count(START), page.count(END)) == (1, 1)
+    assert page.index(START) < page.index(END)
+
+
+def test_renewing_the_page_changes_the_table_only() -> None:
+    page = f"before\n{START}| old |\n{END}after\n"
+
+    assert renewed(page) == f"before\n{START}{table()}{END}after\n"
+
+
+def test_every_ability_has_its_words_and_its_row() -> None:
+    rows = [line.split(":")[0] for line in table().splitlines()[2:-1]]
+
+    assert rows == [f"| `{name}`" for name in get_args(Ability)]
+    assert all(ABILITIES.values())
+
+
+def test_every_provider_has_a_column_for_each_of_its_shapes() -> None:
+    head = table().splitlines()[0]
+    names = [cell.strip() for cell in head.strip("|").split("|")][1:]
+
+    expected = {
+        shape
+        for name, kind in DIALECTS.items()
+        for shape in (name, f"{name}, `one_shot`")
+        if shape == name or "one_shot" in kind.options_type.__struct_fields__
+    }
+
+    assert set(names) == expected
+    assert len(names) == len(expected)
+
+
+def test_a_row_says_who_can_and_who_cannot() -> None:
+    head, _, *rows = table().splitlines()
+    names = [cell.strip() for cell in head.strip("|").split("|")][1:]
+    cells = {
+        row.split("`")[1]: dict(
+            zip(names, map(str.strip, row.strip("|").split("|")[1:]), strict=True)
+        )
+        for row in rows[:-1]
+    }
+
+    assert cells["steer"]["claude"] == cells["steer"]["scripted"] == "yes"
+    assert cells["steer"]["claude, `one_shot`"] == cells["steer"]["shell"] == ""
+    assert cells["resume"]["claude, `one_shot`"] == "yes"

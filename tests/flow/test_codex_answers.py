@@ -1,0 +1,484 @@
+"""Does the real Codex answer as it was asked to? Approvals, schemas, images, servers, limits."""
+
+import base64
+import json
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from steadyrun.errors import AbilityMissing
+from steadyrun.model import event as ev
+from steadyrun.provider import Image, Refused, Verdict
+from steadyrun.testing.simulated.blocks import Answer, Call, Tokens, answer, call, text, thinking
+from steadyrun.testing.simulated.faults import Gate
+from steadyrun.testing.simulated.openai import codex_limit
+from steadyrun.testing.simulated.wire import Ask, Step
+from tests.stage import (
+    CODEX,
+    PNG,
+    Played,
+    Stage,
+    asked,
+    is_asking,
+    reached,
+    resolved,
+    staged,
+    steered,
+    there,
+    times_told,
+    until,
+)
+
+RESETS_AT = 1794830000
+# A child that speaks MCP: it has one tool, which says what it is told.
+MCP_SERVER = """
+import json, sys
+TOOL = {"name": "echo", "description": "Say it.", "inputSchema": {
+    "type": "object", "properties": {"text": {"type": "string"}}}}
+for line in sys.stdin:
+    told = json.loads(line)
+    if "id" not in told:
+        continue
+    params = told.get("params") or {}
+    if told["method"] == "initialize":
+        result = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "sim", "version": "1"}}
+    elif told["method"] == "tools/list":
+        result = {"tools": [TOOL]}
+    elif told["method"] == "tools/call":
+        text = params["arguments"]["text"]
+        result = {"content": [{"type": "text", "text": "said " + text}], "isError": text == "no"}
+    else:
+        result = {}
+    print(json.dumps({"jsonrpc": "2.0", "id": told["id"], "result": result}), flush=True)
+"""
+
+
+def escalated(command: str) -> Answer:
+    """The model wants to run something that has to be asked for."""
+    wish = {"sandbox_permissions": "require_escalated", "justification": "may I?"}
+    return answer(call("exec_command", cmd=command, **wish))
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# -- approvals
+
+
+def test_a_command_is_allowed_or_denied(tmp_path: Path) -> None:
+    script = [escalated("touch one"), escalated("touch two"), answer("So be it.")]
+    with staged(tmp_path, script, cli=CODEX) as stage:
+        played = asked(stage, [Verdict(True), Verdict(False, "not on a Monday")])
+
+        assert (played.run.status, played.run.text) == ("completed", "So be it.")
+        requests = played.of(ev.ApprovalRequested)
+        assert ["touch one" in each.tool_input["command"] for each in requests] == [True, False]
+        assert {(each.tool_name, each.tool_input["reason"]) for each in requests} == {
+            ("commandExecution", "may I?")
+        }
+        tools = [tool.tool_call_id for tool in played.of(ev.ToolStarted)]
+        assert [each.tool_call_id for each in requests] == tools
+        assert resolved(played) == [("allow", "user"), ("deny", "user")]
+        assert names_in(stage.cwd) == ["one"]
+        [done], [denied] = played.of(ev.ToolCompleted), played.of(ev.ToolFailed)
+        assert [done.tool_call_id, denied.tool_call_id] == tools
+        assert denied.error == "declined"
+        assert "rejected" in stage.server.main_asks[2].outputs[0]
+
+
+def test_nothing_else_is_done_than_what_was_asked_for(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "work", mode="default")
+            asking = await until(run, is_asking)
+            with pytest.raises(AbilityMissing):
+                await run.decide(asking.approval, Verdict(True, input={"command": "touch other"}))
+            await run.decide(asking.approval, Verdict(False))
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, [escalated("touch one"), answer("So be it.")], cli=CODEX) as stage:
+        played = anyio.run(main, stage)
+
+        assert (played.run.status, played.run.text) == ("completed", "So be it.")
+        assert resolved(played) == [("deny", "user")]
+        assert names_in(stage.cwd) == []
+
+
+def test_a_denial_may_end_the_turn(tmp_path: Path) -> None:
+    with staged(tmp_path, [escalated("touch one"), answer("Never said.")], cli=CODEX) as stage:
+        played = asked(stage, [Verdict(False, "enough", ends_turn=True)])
+
+        assert (played.run.status, played.run.text) == ("cancelled", None)
+        assert resolved(played) == [("deny", "user")]
+        assert len(played.of(ev.ToolFailed)) == 1
+        assert len(stage.server.main_asks) == 1
+        assert names_in(stage.cwd) == []
+
+
+def test_a_run_is_stopped_while_it_asks(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "work", mode="default")
+            await until(run, is_asking)
+            await run.cancel("nobody is there")
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, [escalated("touch one")], cli=CODEX) as stage:
+        played = anyio.run(main, stage)
+
+        assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
+        assert resolved(played) == [("cancelled", "provider")]
+        assert len(stage.server.main_asks) == 1
+        assert names_in(stage.cwd) == []
+
+
+def test_a_follow_up_while_it_asks_is_taken_in_once_it_is_answered(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "work", mode="default")
+            asking = await until(run, is_asking)
+            await steered(stage, run, "hurry up")
+            await run.decide(asking.approval, Verdict(True))
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, [escalated("touch one"), answer("Done.")], cli=CODEX) as stage:
+        played = anyio.run(main, stage)
+
+        assert (played.run.status, played.run.text) == ("completed", "Done.")
+        assert [(item.delivery, item.run) for item in played.items[1:]] == [
+            ("absorbed", played.run.id)
+        ]
+        assert names_in(stage.cwd) == ["one"]
+        assert times_told(stage.server, "hurry up") == 1
+        assert len(stage.server.main_asks) == 2
+
+
+def adding(path: Path) -> Answer:
+    """The model wants to add a file."""
+    patch = f"*** Begin Patch\n*** Add File: {path}\n+hello\n*** End Patch"
+    return answer(call("exec_command", cmd=f"apply_patch <<'EOF'\n{patch}\nEOF"))
+
+
+def test_a_change_of_files_is_allowed_or_denied(tmp_path: Path) -> None:
+    # Where it may write without a question: not all of /tmp, as it does by itself.
+    table = {"exclude_slash_tmp": True, "exclude_tmpdir_env_var": True}
+    options = {"config": {"sandbox_workspace_write": table}}
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    script = [*(adding(outside / name) for name in ("one", "two")), answer("So be it.")]
+    with staged(tmp_path, script, cli=CODEX, options=options) as stage:
+        played = asked(stage, [Verdict(True), Verdict(False)])
+
+        assert (played.run.status, played.run.text) == ("completed", "So be it.")
+        requests = played.of(ev.ApprovalRequested)
+        assert [each.tool_name for each in requests] == ["fileChange", "fileChange"]
+        assert [each.tool_input["changes"][0]["path"] for each in requests] == [
+            str(outside / "one"),
+            str(outside / "two"),
+        ]
+        assert resolved(played) == [("allow", "user"), ("deny", "user")]
+        assert names_in(outside) == ["one"]
+        [denied] = played.of(ev.ToolFailed)
+        assert (denied.tool_name, denied.error) == ("fileChange", "declined")
+
+
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["allowed", "denied"])
+def test_more_permissions_are_granted_or_not(tmp_path: Path, is_allowed: bool) -> None:
+    wish = {"network": {"enabled": True}}
+    script = [
+        answer(call("request_permissions", permissions=wish, reason="I need it")),
+        answer("So be it."),
+    ]
+    options = {"enabled_features": ["request_permissions_tool"]}
+    with staged(tmp_path, script, cli=CODEX, options=options) as stage:
+        played = asked(stage, [Verdict(is_allowed)])
+
+        assert (played.run.status, played.run.text) == ("completed", "So be it.")
+        [request] = played.of(ev.ApprovalRequested)
+        assert request.tool_name == "permissions"
+        assert request.tool_input["permissions"]["network"] == {"enabled": True}
+        assert request.tool_input["reason"] == "I need it"
+        assert resolved(played) == [("allow" if is_allowed else "deny", "user")]
+        granted = json.loads(stage.server.main_asks[1].outputs[0])["permissions"]
+        assert bool(granted.get("network")) is is_allowed
+
+
+# -- servers of tools
+
+
+def served(folder: Path) -> dict[str, Any]:
+    """The options of a provider that has our server."""
+    program = folder / "server.py"
+    program.write_text(MCP_SERVER)
+    return {"mcp_servers": {"sim": {"command": sys.executable, "args": [str(program)]}}}
+
+
+def echoing(words: str) -> Answer:
+    return answer(Call("echo", {"text": words}, namespace="mcp__sim"))
+
+
+def test_the_tools_of_a_server_are_used(tmp_path: Path) -> None:
+    script = [echoing("yes"), echoing("no"), answer("Done.")]
+    with staged(tmp_path, script, cli=CODEX, options=served(tmp_path)) as stage:
+        played = stage.played("say it")
+
+        assert (played.run.status, played.run.text) == ("completed", "Done.")
+        names = [(tool.tool_name, tool.tool_input) for tool in played.of(ev.ToolStarted)]
+        assert names == [("mcp__sim__echo", {"text": word}) for word in ("yes", "no")]
+        [done], [failed] = played.of(ev.ToolCompleted), played.of(ev.ToolFailed)
+        assert (done.tool_name, done.tool_output) == ("mcp__sim__echo", "said yes")
+        assert (failed.tool_name, failed.tool_output) == ("mcp__sim__echo", "said no")
+        first, second, _ = stage.server.main_asks
+        assert "mcp__sim" in first.tools
+        assert "said yes" in second.outputs[0]
+
+
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["allowed", "denied"])
+def test_the_tool_of_a_server_is_asked_for(tmp_path: Path, is_allowed: bool) -> None:
+    script = [echoing("yes"), answer("Done.")]
+    with staged(tmp_path, script, cli=CODEX, options=served(tmp_path)) as stage:
+        played = asked(stage, [Verdict(is_allowed)])
+
+        assert (played.run.status, played.run.text) == ("completed", "Done.")
+        [request] = played.of(ev.ApprovalRequested)
+        assert (request.tool_name, request.tool_input) == ("mcp__sim__echo", {"text": "yes"})
+        assert resolved(played) == [("allow" if is_allowed else "deny", "user")]
+        done = [tool.tool_output for tool in played.of(ev.ToolCompleted)]
+        assert done == (["said yes"] if is_allowed else [])
+        assert ("said yes" in str(stage.server.main_asks[1].results)) is is_allowed
+
+
+def test_a_server_that_does_not_start_is_noted(tmp_path: Path) -> None:
+    options = {"mcp_servers": {"none": {"command": "/nonexistent"}}}
+    with staged(tmp_path, [answer("Without it.")], cli=CODEX, options=options) as stage:
+        played = stage.played("go on")
+
+        assert (played.run.status, played.run.text) == ("completed", "Without it.")
+        assert any("none" in note.text for note in played.of(ev.Note))
+
+
+# -- what is asked for
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
+def test_what_was_wished_for_reaches_the_model(tmp_path: Path, is_one_shot: bool) -> None:
+    options = {"one_shot": is_one_shot, "effort": "high", "base_instructions": "You are all new."}
+    script = [answer('{"answer": 42}')]
+    with staged(tmp_path, script, cli=CODEX, options=options) as stage:
+        played = stage.played(
+            "What is this?",
+            schema=SCHEMA,
+            model="gpt-5.5",
+            system='You are a "test".\nIn two lines.',
+            images=[Image("image/png", PNG), Image("image/png", PNG)],
+        )
+
+        assert played.run.status == "completed"
+        assert json.loads(played.run.text or "") == {"answer": 42}
+        [ask] = stage.server.main_asks
+        wanted = ask.body["text"]["format"]
+        assert (wanted["type"], wanted["schema"]) == ("json_schema", SCHEMA)
+        assert ask.model == "gpt-5.5"
+        assert ask.body["reasoning"]["effort"] == "high"
+        told = developer_texts(ask)
+        assert told[0] == "You are all new."
+        assert 'You are a "test".\nIn two lines.' in told
+        assert ask.said.endswith("What is this?")
+        url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+        assert [url_of(part) for part in parts_of(ask) if part["type"] == "input_image"] == [
+            url
+        ] * 2
+
+
+def parts_of(ask: Ask) -> list[Mapping[str, Any]]:
+    """The parts of all that was said."""
+    return [part for item in ask.messages for part in item.get("content") or ()]
+
+
+def url_of(part: Mapping[str, Any]) -> str:
+    return str(part["image_url"])
+
+
+def developer_texts(ask: Ask) -> list[str]:
+    told = [item for item in ask.messages if item.get("role") == "developer"]
+    return [part["text"] for item in told for part in item["content"]]
+
+
+def test_used_tokens_the_window_and_limits_are_told(tmp_path: Path) -> None:
+    limits = {
+        **codex_limit(88, RESETS_AT),
+        **codex_limit(12, RESETS_AT, window_minutes=10080, slot="secondary"),
+    }
+    script = [
+        answer(call("exec_command", cmd="true"), tokens=Tokens(100, 20, 30, reasoning=7)),
+        answer("Done.", tokens=Tokens(200, 10, 60), headers=limits),
+    ]
+    with staged(tmp_path, script, cli=CODEX) as stage:
+        played = stage.played("work", model="gpt-5.5")
+
+        used = played.run.usage
+        assert (used.input_tokens, used.cache_read_tokens) == (300, 90)
+        assert (used.output_tokens, used.cache_write_tokens) == (30, 0)
+        assert [each.usage.output_tokens for each in played.of(ev.UsageUpdated)] == [20, 30]
+        # There is a price for this model, by which it is estimated.
+        assert played.run.cost.kind == "estimated"
+        assert played.run.cost.usd
+        *_, stats = played.of(ev.StatsUpdated)
+        assert (stats.model, stats.output_tokens, stats.cache_read_tokens) == ("gpt-5.5", 30, 90)
+        assert (stats.context_window or 0) > 100_000
+        resets = datetime.fromtimestamp(RESETS_AT, UTC)
+        assert stats.limits == (
+            ev.LimitWindow("primary", 88, 300, resets),
+            ev.LimitWindow("secondary", 12, 10080, resets),
+        )
+
+
+# -- compaction
+
+
+def compacting(ask: Ask) -> Step:
+    """A model that works in rounds that fill its window, until it is compacted."""
+    if "CONTEXT CHECKPOINT COMPACTION" in str(ask.messages[-1]):
+        return answer("SO FAR: one round.", tokens=Tokens(100, 50))
+    if "SO FAR" in str(ask.messages):
+        return answer("At last.")
+    return answer(call("exec_command", cmd="echo round"), tokens=Tokens(60_000, 10))
+
+
+def test_a_conversation_is_compacted_in_mid_turn_and_goes_on(tmp_path: Path) -> None:
+    options = {"auto_compact_token_limit": 50_000}
+    with staged(tmp_path, compacting, cli=CODEX, options=options) as stage:
+        played = stage.played("work FOR LONG")
+
+        assert (played.run.status, played.run.text) == ("completed", "At last.")
+        assert [each.trigger for each in played.of(ev.CompactionStarted)] == ["auto"]
+        [done] = played.of(ev.CompactionCompleted)
+        assert done.tokens_before == 60_010
+        assert 0 < (done.tokens_after or 0) < 50_000
+        assert played.of(ev.CompactionFailed) == []
+        _, summary, after = stage.server.main_asks
+        assert summary.tools == ()
+        assert times_told(stage.server, "SO FAR: one round.") == 1
+        assert "SO FAR: one round." in str(after.messages)
+        # It has one token, and all that was used is counted.
+        assert len(played.of(ev.TokenBound)) == 1
+        assert played.of(ev.TokenRotated) == []
+        assert played.run.usage.input_tokens == 60_000 + 100 + 10
+        assert [said.text for said in played.of(ev.TextFinal)] == ["At last."]
+
+
+# -- going on
+
+
+@pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
+def test_a_conversation_goes_on_in_another_process(tmp_path: Path, is_one_shot: bool) -> None:
+    options = {"one_shot": is_one_shot}
+    script = [answer("Noted."), answer(call("exec_command", cmd="echo hi")), answer("A cat.")]
+    with staged(tmp_path, script, cli=CODEX, options=options) as stage:
+        first = stage.played("Remember a cat.", model="one-model")
+        token = first.run.resume_token
+        second = stage.played("--What was it?", resume=token)
+
+        assert (second.run.status, second.run.text) == ("completed", "A cat.")
+        assert token
+        assert second.run.resume_token == token
+        assert [each.token for each in second.of(ev.TokenBound)] == [token]
+        assert [tool.tool_output for tool in second.of(ev.ToolCompleted)] == ["hi\n"]
+        asks = stage.server.main_asks
+        assert ["Remember a cat." in str(ask.messages) for ask in asks] == [True] * 3
+        assert ["Noted." in str(ask.messages) for ask in asks] == [False, True, True]
+        assert [ask.said for ask in asks] == ["Remember a cat.", "--What was it?", ""]
+        assert [ask.model for ask in asks] == ["one-model"] * 3
+        # What the first has used is not said to be used by the second.
+        assert second.run.usage.input_tokens == (None if is_one_shot else 20)
+
+
+@pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
+@pytest.mark.parametrize("token", ["01a1e3f4-0000-7000-8000-000000000000", "no-id"])
+def test_a_conversation_that_is_not_there_is_refused_or_begun_anew(
+    tmp_path: Path, is_one_shot: bool, token: str
+) -> None:
+    options = {"one_shot": is_one_shot}
+    with staged(tmp_path, [answer("Anew.")], cli=CODEX, options=options) as stage:
+        refused = stage.played("What was it?", resume=token).run
+        asked_then = len(stage.server.main_asks)
+        anew = stage.played("What was it?", resume=token, or_fresh=True)
+
+        assert refused.status == "failed"
+        assert refused.error
+        assert (refused.error.code, refused.error.retryable) == ("resume_not_found", False)
+        assert refused.error.hint
+        assert asked_then == 0
+        assert (anew.run.status, anew.run.text) == ("completed", "Anew.")
+        assert anew.run.resume_token not in {None, token}
+        assert [ask.said for ask in stage.server.main_asks] == ["What was it?"]
+
+
+# -- a process for one turn
+
+
+def test_a_process_for_one_turn_takes_a_long_prompt_and_no_follow_up(tmp_path: Path) -> None:
+    gate, prompt = Gate(), "--many words " * 26_000 + "end"
+
+    async def main(stage: Stage) -> tuple[Played, object]:
+        async with stage.library() as library:
+            run = await stage.start(library, prompt)
+            await reached(gate)
+            offered = await run.steer("one more")
+            gate.open()
+            return await stage.read(await run.result()), offered
+
+    script = [
+        answer(thinking("Hm."), "I look.", call("exec_command", cmd="echo hi; exit 3")),
+        answer(text("All ", gate, "read."), tokens=Tokens(100, 20, 30)),
+    ]
+    with staged(tmp_path, script, cli=CODEX, options={"one_shot": True}) as stage:
+        played, offered = anyio.run(main, stage)
+
+        assert len(prompt) > 300_000
+        assert isinstance(offered, Refused)
+        assert (played.run.status, played.run.text) == ("completed", "All read.")
+        assert [said.text for said in played.of(ev.TextFinal)] == ["I look.", "All read."]
+        [failed] = played.of(ev.ToolFailed)
+        assert (failed.tool_name, failed.tool_output) == ("commandExecution", "hi\n")
+        assert failed.error == "exit code 3"
+        assert [played.run.usage.input_tokens, played.run.usage.cache_read_tokens] == [110, 30]
+        first, _ = stage.server.main_asks
+        assert first.said == prompt
+        assert times_told(stage.server, "one more") == 0
+
+
+@pytest.mark.parametrize("is_in_tool", [False, True], ids=["streaming", "in a command"])
+def test_a_process_for_one_turn_is_stopped(tmp_path: Path, is_in_tool: bool) -> None:
+    begun = tmp_path / "begun"
+    step = call("exec_command", cmd=f"touch {begun}; sleep 1000")
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "work")
+            await (there(begun) if is_in_tool else reached(gate))
+            await run.cancel("enough")
+            return await stage.read(await run.result())
+
+    gate = Gate()
+    said = answer(step) if is_in_tool else answer(text("Hel", gate, "lo."))
+    with staged(tmp_path, [said], cli=CODEX, options={"one_shot": True}) as stage:
+        played = anyio.run(main, stage)
+
+        # That nothing is left of it is what a stage looks for.
+        assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
+        assert len(stage.server.main_asks) == 1

@@ -1,0 +1,438 @@
+"""What does a run of the real Codex say when the program cannot work, or what it is given is wrong?
+
+Whatever it is, the error has a name and says what to do, and nothing is left running. No secret is
+told to anybody.
+"""
+
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+
+from steadyrun.errors import ConfigInvalid, SteadyrunError, Usage
+from steadyrun.model import event as ev
+from steadyrun.model.event import ErrorFact, public
+from steadyrun.model.run import Run
+from steadyrun.provider import Image
+from steadyrun.testing.simulated.faults import Gate, Refusal, not_found, unauthorized
+from steadyrun.testing.simulated.messages import Steps, answer, call, text
+from tests.ahead import Ahead, library_ahead
+from tests.children.keeper_driver import eventually
+from tests.codex_stage import in_order, on_stage
+from tests.commands import steadyrun as command
+from tests.real_codex import codex_environment, codex_home, real_codex
+from tests.stage import CODEX, Cli, Played, Stage, reached, staged, until
+
+KEY, SECRET = "SIMULATED_KEY", "sk-dummy"
+NOWHERE = "00000000-0000-4000-8000-000000000009"
+
+
+# -- a program that cannot work
+
+
+def without_key(folder: Path, url: str) -> dict[str, str]:
+    codex_home(folder, url)
+    given = codex_environment(folder)
+    return {name: value for name, value in given.items() if name != KEY}
+
+
+def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with staged(tmp_path, [], cli=replace(CODEX, environment=without_key)) as stage:
+        record = stage.played("go")
+
+        assert record.run.status == "failed"
+        assert KEY in error_of(record.run).message
+        assert error_of(record.run).hint
+        assert stage.server.main_asks == ()
+
+
+def test_somebody_must_be_logged_in(tmp_path: Path) -> None:
+    """Its own provider asks without a key, and is told no."""
+    with on_stage(tmp_path, [unauthorized()] * 9) as stage:
+        own = {"model_provider": "openai", "openai_base_url": f"{stage.server.url}/v1"}
+        stage._settings = msgspec.structs.replace(stage._settings, options={"config": own})
+        record = stage.played("go")
+
+        assert {"authorization" in ask.request.headers for ask in stage.server.main_asks} == {False}
+        assert record.run.status == "failed"
+        assert (error_of(record.run).code, error_of(record.run).retryable) == ("auth", False)
+        assert "codex login" in error_of(record.run).hint
+
+
+@pytest.mark.parametrize("mode", [None, 0o644])
+def test_a_program_that_cannot_be_started_says_what_to_do(tmp_path: Path, mode: int | None) -> None:
+    program = tmp_path / "codex"
+    if mode is not None:
+        program.touch(mode)
+    with staged(tmp_path, [], cli=replace(CODEX, program=lambda: program)) as stage:
+        record = stage.played("go")
+
+    assert record.run.status == "failed"
+    assert error_of(record.run).code == "launch_failed"
+    assert str(program) in error_of(record.run).message
+    wanted = "npm install -g @openai/codex" if mode is None else "executable"
+    assert wanted in error_of(record.run).hint
+    assert list(stage.home.glob("processes/*/journal")) == []
+
+
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [
+        ("exec /bin/true", "cli_incompatible"),
+        ("exit 1", "cli_incompatible"),
+        ("echo \"error: unrecognized subcommand 'app-server'\" >&2; exit 2", "cli_incompatible"),
+        (r"printf 'hello\n\377\376\n{\"type\":\n[1]\n{}\n'; read line", "cli_incompatible"),
+        ("kill -9 $$", "exited"),
+    ],
+    ids=["does nothing", "fails", "older version", "garbage", "killed"],
+)
+def test_a_program_that_is_no_codex_is_named(tmp_path: Path, does: str, code: str) -> None:
+    with staged(tmp_path, [], cli=another(tmp_path, does)) as stage:
+        record = stage.played("go")
+
+    error = error_of(record.run)
+    assert (record.run.status, error.code) == ("failed", code)
+    assert error.retryable == (code == "exited")
+    assert bool(error.hint) == (code == "cli_incompatible")
+    assert record.run.diagnostic is not None
+    in_order(record)
+
+
+def test_a_program_that_never_says_anything_is_given_up(tmp_path: Path) -> None:
+    clock = Ahead()
+    with staged(tmp_path, [], cli=another(tmp_path, "exec sleep 600")) as stage:
+
+        def is_told() -> bool:
+            return any(b"initialize" in sent.read_bytes() for sent in stage.home.rglob("sent"))
+
+        async def main() -> Played:
+            async with library_ahead(stage.config, clock) as library:
+                run = await stage.start(library, "go")
+                await anyio.to_thread.run_sync(eventually, is_told, "the handshake")
+                clock.seconds = 61
+                return await stage.read(await run.result())
+
+        record = anyio.run(main)
+
+    assert (record.run.status, record.run.stop_reason) == ("failed", "hang")
+    in_order(record)
+
+
+# -- what `providers` and `doctor` say of it
+
+
+def looked(home: Path, settings: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the two commands say of Codex, configured so."""
+    home.mkdir(mode=0o700, exist_ok=True)
+    (home / "config.toml").write_text(f"[providers.codex]\n{settings}\n")
+    (home / "config.toml").chmod(0o600)
+    listed = json.loads(command(home, "providers", "--json").stdout)["providers"]
+    checks = json.loads(command(home, "doctor", "--json").stdout)["checks"]
+    [found] = [each for each in listed if each["name"] == "codex"]
+    [check] = [each for each in checks if each["check"] == "provider codex"]
+    return found, check
+
+
+def test_the_real_codex_is_found_tested_and_logged_in(tmp_path: Path) -> None:
+    home, settings = tmp_path / "home", f'command = ["{real_codex()}"]'
+
+    nobody, warning = looked(home, settings)
+    (home / ".codex").mkdir()
+    (home / ".codex" / "auth.json").touch(mode=0)
+    somebody, fine = looked(home, settings)
+
+    assert (nobody["path"], nobody["login"]) == (str(real_codex()), None)
+    assert (warning["state"], "no login was found" in warning["detail"]) == ("warn", True)
+    assert somebody["version"] in fine["detail"]
+    assert (somebody["is_tested"], somebody["login"]) == (True, "~/.codex/auth.json")
+    assert fine["state"] == "ok"
+
+
+def test_a_login_in_a_home_of_its_own_is_found(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "auth.json").touch(mode=0)
+    env = f'env = {{ CODEX_HOME = "{tmp_path / "own"}" }}'
+
+    found, check = looked(tmp_path / "home", f'command = ["{real_codex()}"]\n{env}')
+
+    assert found["login"] is not None
+    assert check["state"] == "ok"
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "9.9.9"])
+def test_another_version_is_a_warning(tmp_path: Path, version: str) -> None:
+    program = another(tmp_path, f"echo codex-cli {version}").program()
+
+    found, check = looked(tmp_path / "home", f'command = ["{program}"]')
+
+    assert (found["version"], found["is_tested"]) == (version, False)
+    assert check["state"] == "warn"
+    assert f"{version} (not tested" in check["detail"]
+
+
+# -- options and wishes that cannot work
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bogus": 1},
+        {"effort": ""},
+        {"effort": 3},
+        {"add_dirs": ["here"]},
+        {"auto_compact_token_limit": 0},
+        {"mcp_servers": {"x": 1}},
+        {"config": {"a b": 1}},
+        {"disabled_features": ["--help"]},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_work_are_named_before_anything_begins(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with on_stage(tmp_path, [], options=options) as stage:
+        with pytest.raises(ConfigInvalid, match=next(iter(options))):
+            stage.played("go")
+
+        assert list(stage.home.glob("processes/*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"config": {"model_provider": "nope"}}, "nope"),
+        ({"config": {"approval_policy": "bogus"}}, "bogus"),
+        ({"enabled_features": ["bogus"]}, "bogus"),
+        ({"mcp_servers": {"x": {"none": 1}}}, "mcp_servers.x"),
+    ],
+    ids=str,
+)
+def test_settings_that_codex_refuses_are_named(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with on_stage(tmp_path, [], options=options) as stage:
+        record = stage.played("go")
+
+        assert record.run.status == "failed"
+        assert words in error_of(record.run).message
+        assert error_of(record.run).hint
+        assert stage.server.main_asks == ()
+
+
+def test_an_effort_or_a_schema_that_nobody_knows_is_for_the_api_to_refuse(tmp_path: Path) -> None:
+    refusal = Refusal("invalid", message="Invalid value: 'bogus'.")
+    with on_stage(tmp_path, [refusal], options={"effort": "bogus"}) as stage:
+        record = stage.played("go", schema={"type": "bogus"})
+
+        assert record.run.status == "failed"
+        assert "bogus" in error_of(record.run).message
+        [ask] = stage.server.main_asks
+        assert ask.request.body["reasoning"]["effort"] == "bogus"
+        assert ask.request.body["text"]["format"]["schema"] == {"type": "bogus"}
+
+
+def test_a_model_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    with on_stage(tmp_path, [not_found()]) as stage:
+        record = stage.played("go", model="gpt-none")
+
+        assert (record.run.status, error_of(record.run).code) == ("failed", "model_not_found")
+        assert "another model" in error_of(record.run).hint
+        assert [ask.model for ask in stage.server.main_asks] == ["gpt-none"]
+
+
+@pytest.mark.parametrize("wish", [{"model": "--help"}, {"resume": "--last"}], ids=str)
+def test_what_would_be_an_option_is_refused(tmp_path: Path, wish: dict[str, Any]) -> None:
+    with on_stage(tmp_path, []) as stage:
+        record = stage.played("go", **wish)
+
+    assert (record.run.status, error_of(record.run).code) == ("failed", "usage")
+    assert next(iter(wish)) in error_of(record.run).message
+
+
+def test_a_directory_must_be_there(tmp_path: Path) -> None:
+    with on_stage(tmp_path, []) as stage:
+        stage.cwd = tmp_path / "none"
+        with pytest.raises(SteadyrunError, match="none"):
+            stage.played("go")
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize(
+    "image",
+    [Image("image/png", b"no image"), Image("image/png", b""), Image("text/plain", PNG)],
+    ids=["other bytes", "nothing", "other kind"],
+)
+def test_a_picture_that_is_none_is_refused(tmp_path: Path, image: Image) -> None:
+    with on_stage(tmp_path, []) as stage:
+        record = stage.played("look", images=[image])
+
+        assert (record.run.status, error_of(record.run).code) == ("failed", "usage")
+        assert "image 1" in error_of(record.run).message
+        assert stage.server.main_asks == ()
+
+
+@pytest.mark.parametrize("prompt", ["--help", "-", "/compact", "!ls", "@file", "a\0b", "😀"])
+def test_any_text_is_a_prompt(tmp_path: Path, prompt: str) -> None:
+    with on_stage(tmp_path, [answer("I heard.")]) as stage:
+        record = stage.played(prompt)
+
+        assert (record.run.status, record.run.text) == ("completed", "I heard.")
+        assert [ask.said for ask in stage.server.main_asks] == [prompt]
+
+
+def test_a_prompt_that_is_too_long_is_named(tmp_path: Path) -> None:
+    with on_stage(tmp_path, []) as stage:
+        record = stage.played("x" * 10_000_000)
+
+        assert (record.run.status, error_of(record.run).code) == ("failed", "prompt_too_long")
+        assert error_of(record.run).hint
+        assert stage.server.main_asks == ()
+
+
+# -- a conversation that is not there
+
+
+def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None:
+    with on_stage(tmp_path, [answer("Hello."), answer("New here."), answer("On.")]) as stage:
+        token = stage.played("greet").run.resume_token
+        there, stage.cwd = stage.cwd, tmp_path / "elsewhere"
+        stage.cwd.mkdir()
+        with pytest.raises(Usage, match="belongs to"):
+            stage.played("go on", resume=token)
+        fresh = stage.played("go on", resume=token, or_fresh=True)
+        # Codex itself finds it wherever it is.
+        stage.home, stage.cwd = tmp_path / "another", there
+        found = stage.played("go on", resume=token)
+
+        assert (fresh.run.status, fresh.run.text) == ("completed", "New here.")
+        assert (found.run.status, found.run.text) == ("completed", "On.")
+        assert found.run.resume_token == token
+
+
+@pytest.mark.parametrize("token", [NOWHERE, "no token at all", "../../../etc/passwd", NOWHERE * 9])
+def test_a_conversation_that_never_was_is_not_found(tmp_path: Path, token: str) -> None:
+    with on_stage(tmp_path, [answer("New here.")]) as stage:
+        record = stage.played("go on", resume=token)
+        asked = stage.server.main_asks
+        fresh = stage.played("go on", resume=token, or_fresh=True)
+
+        assert (record.run.status, error_of(record.run).code) == ("failed", "resume_not_found")
+        assert error_of(record.run).hint
+        assert record.run.resume_token is None
+        assert asked == ()
+        assert (fresh.run.status, fresh.run.text) == ("completed", "New here.")
+        assert fresh.run.resume_token not in {None, token}
+
+
+@pytest.mark.parametrize("wish", [{}, {"or_fresh": True}], ids=["as it is", "or fresh"])
+def test_a_conversation_that_is_in_use_is_named(tmp_path: Path, wish: dict[str, Any]) -> None:
+    gate = Gate()
+    with on_stage(tmp_path, [answer(text("Hel", gate, "lo"))]) as stage:
+
+        async def main() -> tuple[Run, Run]:
+            async with stage.library() as library:
+                run = await stage.start(library, "go")
+                bound = await until(run, lambda event: isinstance(event, ev.TokenBound))
+                await reached(gate)
+                other = await stage.start(library, "me, too", resume=bound.token, **wish)
+                refused = await other.result()
+                gate.open()
+                return await run.result(), refused
+
+        first, second = anyio.run(main)
+
+        assert (first.status, first.text) == ("completed", "Hello")
+        assert (second.status, error_of(second).code) == ("failed", "conversation_busy")
+        assert error_of(second).retryable
+        assert len(stage.server.main_asks) == 1
+
+
+# -- secrets
+
+
+def test_the_key_is_in_no_event_and_in_nothing_that_is_shown(tmp_path: Path) -> None:
+    printing = f"printenv {KEY}"
+    script: Steps = [
+        answer(
+            text("It is ", SECRET[:5], SECRET[5:]), call("exec_command", cmd=f"{printing}; false")
+        ),
+        answer(call("exec_command", cmd=f"{printing} | tee {tmp_path}/printed")),
+        answer(text("So: ", SECRET)),
+    ]
+    with on_stage(tmp_path, script) as stage:
+        shown = anyio.run(everything_told, stage)
+        [run] = {seen["run"] for seen in shown if seen["run"]}
+        configure(stage)
+        pages = [command(stage.home, *words) for words in (("show", run), ("tail", run), ("runs",))]
+        parcel = tmp_path / "run.tar.gz"
+        assert command(stage.home, "export", run, "-o", str(parcel)).returncode == 0
+
+    assert (tmp_path / "printed").read_text().strip() == SECRET
+    assert b"[redacted]" in msgspec.json.encode(shown)
+    assert SECRET.encode() not in msgspec.json.encode(shown)
+    assert all(page.returncode == 0 and SECRET not in page.stdout + page.stderr for page in pages)
+    assert found_in(parcel) == []
+    # Only the process itself has written it down, in its own directory.
+    assert {each.parent.parent.name for each in files_with(stage.home)} == {"processes"}
+
+
+def test_the_key_is_not_in_the_last_words_of_a_program(tmp_path: Path) -> None:
+    does = f'echo "${KEY}"; echo "unexpected argument ${KEY}" >&2; exit 2'
+    with staged(tmp_path, [], cli=another(tmp_path, does)) as stage:
+        record = stage.played("what is it?")
+
+    assert error_of(record.run).message.endswith("unexpected argument [redacted]")
+    assert record.of(ev.Unknown) == [ev.Unknown("[redacted]")]
+    for told in (record.run, [seen.event for seen in record.stored]):
+        assert SECRET.encode() not in msgspec.json.encode(told)
+
+
+async def everything_told(stage: Stage) -> list[dict[str, Any]]:
+    async with stage.library() as library:
+        run = await stage.start(library, "what is it?")
+        told = [public(seen) async for seen in run.events()]
+        await run.result()
+    return told
+
+
+def configure(stage: Stage) -> None:
+    """Let commands know the secret, as they do where it is configured."""
+    given = f'[providers.codex]\nenv = {{ {KEY} = "{SECRET}" }}\n'
+    (stage.home / "config.toml").write_text(given)
+    (stage.home / "config.toml").chmod(0o600)
+
+
+def found_in(parcel: Path) -> list[str]:
+    with tarfile.open(parcel) as archive:
+        files = [(member.name, archive.extractfile(member)) for member in archive]
+        assert len(files) > 3
+        return [name for name, file in files if file and SECRET.encode() in file.read()]
+
+
+def files_with(folder: Path) -> list[Path]:
+    files = [each for each in folder.rglob("*") if each.is_file() and each.name != "config.toml"]
+    return [each for each in files if SECRET.encode() in each.read_bytes()]
+
+
+# -- what all of them use
+
+
+def another(folder: Path, does: str) -> Cli:
+    """A program in Codex's place."""
+    program = folder / "codex"
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(0o755)
+    return replace(CODEX, program=lambda: program)
+
+
+def error_of(run: Run) -> ErrorFact:
+    assert run.error is not None
+    return run.error

@@ -1,0 +1,323 @@
+"""What does a run of the real Codex say when something is wrong with the model's API?
+
+Whatever it is, the error has a name, the record is whole, nothing is left running, and the same
+process could go on. What is wrong with the program or with what it is given: test_codex_bad_input.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from steadyrun.model import event as ev
+from steadyrun.model.event import ErrorFact
+from steadyrun.model.run import Run
+from steadyrun.provider import LaunchRequest, Turn
+from steadyrun.providers.codex import Codex
+from steadyrun.testing.simulated.faults import (
+    Break,
+    Cut,
+    Gate,
+    Hang,
+    Refusal,
+    not_found,
+    overloaded,
+    rate_limited,
+    server_error,
+    too_long,
+    unauthorized,
+    usage_limited,
+    without_credit,
+)
+from steadyrun.testing.simulated.messages import Ask, Step, Steps, answer, text
+from steadyrun.testing.simulated.openai import codex_limit
+from steadyrun.testing.simulated.responses import ResponsesServer, ResponsesWire
+from steadyrun.testing.simulated.wire import Fields
+from tests.ahead import Ahead, library_ahead, with_clocks
+from tests.codex_stage import in_order
+from tests.real_codex import codex_environment, codex_home
+from tests.stage import (
+    CODEX,
+    Cli,
+    Ear,
+    Played,
+    Stage,
+    closed,
+    printed,
+    reached,
+    staged,
+    until,
+    warm,
+)
+
+RESETS_AT = 1_894_785_857
+WEEK_MINUTES = 10_080
+THREADS = 3
+
+
+def impatient(folder: Path, url: str, idle_ms: int = 30_000) -> dict[str, str]:
+    """An environment in which Codex tries once more, and no more."""
+    codex_home(folder, url, retries=1, idle_ms=idle_ms)
+    return codex_environment(folder)
+
+
+class StatusWire(ResponsesWire):
+    """The API, of which a refusal may also name the status."""
+
+    def refuse(self, refusal: Refusal) -> tuple[int, Fields]:
+        status, body = super().refuse(refusal)
+        return int(refusal.detail.get("status", status)), body
+
+
+class StatusServer(ResponsesServer):
+    wires = (StatusWire(),)
+
+
+ONCE_MORE = replace(CODEX, environment=impatient, server=StatusServer)
+SHORT = replace(CODEX, environment=lambda folder, url: impatient(folder, url, idle_ms=500))
+
+
+# -- what the API refuses
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An API that always answers so, and what the run then says.
+
+    `told` are the reasons of the retries that were told, `asked` is how often the model was asked:
+    of some retries Codex does not tell.
+    """
+
+    name: str
+    step: Step
+    code: str
+    told: tuple[str, ...] = ()
+    asked: int = 1
+    status: str = "failed"
+    is_retryable: bool = False
+    has_hint: bool = False
+    retry_at: int | None = None
+    cli: Cli = ONCE_MORE
+
+
+def _retryable(name: str, step: Step, code: str, **more: Any) -> Refused:
+    return Refused(name, step, code, is_retryable=True, **more)
+
+
+def _limited(name: str, step: Step, **more: Any) -> Refused:
+    return _retryable(name, step, "rate_limited", status="rate_limited", **more)
+
+
+def _broken(name: str, step: Step, **more: Any) -> Refused:
+    return _retryable(name, step, "server_error", told=("server_error",), asked=2, **more)
+
+
+def _status(status: int) -> Refusal:
+    return Refusal("invalid", detail={"status": status})
+
+
+def _in_stream(fault: Any) -> Step:
+    return answer(text("Hel", Break(fault)))
+
+
+HOURS = codex_limit(100, RESETS_AT)
+WEEK = codex_limit(100, RESETS_AT + 60, WEEK_MINUTES, "secondary")
+REFUSED = [
+    _limited("rate limit", rate_limited()),
+    _limited("rate limit with a time", rate_limited(0), told=("rate_limited",), asked=2),
+    _limited("usage limit", usage_limited(HOURS), retry_at=RESETS_AT),
+    _limited("usage limit of a week", usage_limited({**HOURS, **WEEK}), retry_at=RESETS_AT + 60),
+    _limited("usage limit without a window", usage_limited(resets_at=RESETS_AT)),
+    _limited("usage limit that is not reached", usage_limited(codex_limit(88, RESETS_AT))),
+    _limited("no credit", without_credit()),
+    _limited("no credit in mid-stream", _in_stream("no_credit")),
+    _retryable("overload", overloaded(), "overloaded", asked=2),
+    _retryable("overload in mid-stream", _in_stream("overloaded"), "overloaded"),
+    _retryable("broken server", server_error(), "server_error", told=("server_error",), asked=4),
+    _broken("error in mid-stream", _in_stream("server")),
+    _broken("cut stream", answer(text("Hel", Cut()))),
+    _broken("stalled stream", answer(text("Hel", Gate())), cli=SHORT),
+    Refused("wrong key", unauthorized(), "auth", ("auth",), 2, has_hint=True),
+    Refused("forbidden", _status(403), "auth", ("auth",), 2, has_hint=True),
+    Refused("to be paid", _status(402), "billing", ("billing",), 2, has_hint=True),
+    Refused("no such model", not_found(), "model_not_found", has_hint=True),
+    Refused("prompt too long", too_long(), "prompt_too_long", has_hint=True),
+    Refused(
+        "prompt too long in mid-stream", _in_stream("too_long"), "prompt_too_long", has_hint=True
+    ),
+    Refused("request that is wrong", Refusal("invalid"), "provider_error"),
+]
+
+
+@pytest.fixture(scope="module")
+def played(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[dict[str, "Future[tuple[Played, list[Ask]]]"]]:
+    """The records of all that are wanted, made together: most of their time is spent waiting."""
+    wanted = {item.name for item in request.session.items}
+    with ThreadPoolExecutor(THREADS) as pool:
+        yield {
+            case.name: pool.submit(_play, case, tmp_path_factory.mktemp("refused"))
+            for case in REFUSED
+            if f"{_REFUSED_TEST}[{case.name}]" in wanted
+        }
+
+
+def _play(case: Refused, folder: Path) -> tuple[Played, list[Ask]]:
+    with staged(folder, [case.step] * 9, cli=case.cli) as stage:
+        return stage.played("go"), list(stage.server.main_asks)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_what_the_api_refuses_has_a_name(
+    case: Refused, played: "dict[str, Future[tuple[Played, list[Ask]]]]"
+) -> None:
+    record, asks = played[case.name].result()
+
+    run, error = record.run, error_of(record.run)
+    assert (run.status, run.stop_reason, run.text) == (case.status, None, None)
+    assert (error.code, error.retryable) == (case.code, case.is_retryable)
+    assert error.message
+    assert error.hint or not case.has_hint
+    ends = None if case.retry_at is None else datetime.fromtimestamp(case.retry_at, UTC)
+    assert error.retry_at == ends
+    assert tuple(each.reason for each in record.of(ev.ProviderRetrying)) == case.told
+    assert len(asks) == case.asked
+    assert record.of(ev.TextFinal) == []
+    assert run.resume_token is not None
+    in_order(record)
+
+
+_REFUSED_TEST = test_what_the_api_refuses_has_a_name.__name__
+
+
+def test_one_process_goes_on_after_all_that_is_refused(tmp_path: Path) -> None:
+    """After each fault the next turn of the same process works, and knows what was said before."""
+    faults = {case.name: case for case in REFUSED if case.cli is ONCE_MORE}
+
+    def step(ask: Ask) -> Step:
+        last = ask.said.splitlines()[-1]
+        return faults[last].step if last in faults else answer(f"I heard {last}.")
+
+    async def main(stage: Stage) -> Ear:
+        ear, told = Ear(), [words for name in faults for words in (name, f"after {name}")]
+        first = LaunchRequest(Turn("0", told[0]), str(stage.cwd), mode=stage.cli.mode)
+        async with warm(stage, Codex, first, ear) as driver:
+            for number, words in enumerate(told):
+                await driver.begin(Turn(str(number), words))
+                await ear.until_ended(number + 1)
+            await closed(driver, stage)
+        return ear
+
+    with staged(tmp_path, step, cli=ONCE_MORE) as stage:
+        ear = anyio.run(main, stage)
+
+        refused, heard = ear.ends[::2], ear.ends[1::2]
+        assert [end.error.code for end in refused if end.error] == [
+            case.code for case in faults.values()
+        ]
+        assert [(end.status, end.text) for end in heard] == [
+            ("completed", f"I heard after {name}.") for name in faults
+        ]
+        assert all(name in str(stage.server.main_asks[-1].messages) for name in faults)
+
+
+# -- what is refused for a while
+
+
+def test_what_is_refused_once_is_only_told(tmp_path: Path) -> None:
+    """A stream that breaks is asked for again, and what it had said is no part of the answer."""
+    script: Steps = [server_error(), answer(text("Hel", Cut())), answer(text("Hel", "lo."))]
+    with staged(tmp_path, script, cli=ONCE_MORE) as stage:
+        record = stage.played("go")
+
+        assert (record.run.status, record.run.text) == ("completed", "Hello.")
+        assert record.run.error is None
+        assert [(each.attempt, each.reason) for each in record.of(ev.ProviderRetrying)] == [
+            (1, "server_error")
+        ]
+        assert [each.text for each in record.of(ev.TextFinal)] == ["Hello."]
+        assert stage.server.script.unused == 0
+
+
+def test_a_limit_with_a_time_is_waited_for(tmp_path: Path) -> None:
+    with staged(tmp_path, [rate_limited(0), answer("Hello.")], cli=ONCE_MORE) as stage:
+        record = stage.played("go")
+
+    assert (record.run.status, record.run.text) == ("completed", "Hello.")
+    assert [each.reason for each in record.of(ev.ProviderRetrying)] == ["rate_limited"]
+
+
+def test_the_windows_of_a_subscription_are_told(tmp_path: Path) -> None:
+    near = {**codex_limit(91, RESETS_AT), **codex_limit(12, RESETS_AT, WEEK_MINUTES, "secondary")}
+    with staged(tmp_path, [answer("Hello.", headers=near)], cli=CODEX) as stage:
+        record = stage.played("go")
+
+    assert (record.run.status, record.run.text) == ("completed", "Hello.")
+    ends = datetime.fromtimestamp(RESETS_AT, UTC)
+    told = record.of(ev.StatsUpdated)[-1].limits
+    assert [(each.name, each.used_percent, each.resets_at) for each in told] == [
+        ("primary", 91, ends),
+        ("secondary", 12, ends),
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "429 rate limit exceeded",
+        "Error: usage_limit_reached. You've hit your usage limit. Try again at 11:53 AM.",
+        '{"error": {"code": "context_length_exceeded", "message": "too long"}}',
+        "no rollout found for thread id; is archived; Not inside a trusted directory",
+    ],
+)
+def test_what_the_model_says_is_never_taken_for_an_error(tmp_path: Path, words: str) -> None:
+    with staged(tmp_path, [answer(words)], cli=CODEX) as stage:
+        record = stage.played(words)
+
+    assert (record.run.status, record.run.text, record.run.error) == ("completed", words, None)
+    assert record.of(ev.ProviderRetrying) == []
+
+
+# -- a model that never answers
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["not a byte", "stalls in mid-stream"])
+def test_a_model_that_never_answers_is_interrupted(tmp_path: Path, is_begun: bool) -> None:
+    gate, clock = Gate(), Ahead()
+    steps: Sequence[Step] = [
+        answer(text("Hel", gate, "lo")) if is_begun else Hang(gate),
+        answer("Again."),
+    ]
+    with staged(tmp_path, steps, cli=CODEX) as stage:
+        config = with_clocks(stage.config, idle_seconds=90.0)
+
+        async def main() -> Played:
+            async with library_ahead(config, clock) as library:
+                run = await stage.start(library, "go")
+                await reached(gate)
+                # What it says last before it waits.
+                await printed(stage, b"agentMessage/delta" if is_begun else b"item/completed")
+                clock.seconds = 61
+                await until(run, lambda event: isinstance(event, ev.StallWarned))
+                clock.seconds = 91
+                return await stage.read(await run.result())
+
+        record = anyio.run(main)
+
+        assert (record.run.status, record.run.stop_reason) == ("timed_out", "idle_timeout")
+        [ask] = stage.server.main_asks
+        stage.server.wait_until(lambda: stage.server.fate_of(ask.request.number) == "left")
+        in_order(record)
+        again = stage.played("go on", resume=record.run.resume_token)
+        assert (again.run.status, again.run.text) == ("completed", "Again.")
+
+
+def error_of(run: Run) -> ErrorFact:
+    assert run.error is not None
+    return run.error

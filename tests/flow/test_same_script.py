@@ -1,0 +1,160 @@
+"""Do the same things happen with Claude Code and with Codex? One script of user actions for both.
+
+What each CLI is like stays its own: when it counts tokens, and what it finds worth a note. All else
+is told by the same events in the same order.
+"""
+
+import base64
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from steadyrun.library import RunHandle
+from steadyrun.model import event as ev
+from steadyrun.model.event import type_of
+from steadyrun.provider import Image
+from steadyrun.testing.simulated.blocks import Answer, Call
+from steadyrun.testing.simulated.faults import rate_limited
+from steadyrun.testing.simulated.messages import answer, call
+from steadyrun.testing.simulated.wire import Steps
+from tests.stage import CLAUDE, CODEX, Cli, Played, Stage, staged, until
+
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+UNTIL_GO = "until test -e go; do sleep 0.01; done"
+THEIR_OWN = frozenset({"note", "usage.updated"})
+BEGUN = ["run.started", "token.bound", "stats.updated"]
+ENDED = ["stats.updated", "run.completed"]
+TOOL = ["tool.started", "tool.completed"]
+RETRIES = 2
+
+
+def shell(cli: Cli, command: str) -> Call:
+    return call("Bash", command=command) if cli is CLAUDE else call("exec_command", cmd=command)
+
+
+def in_form(cli: Cli) -> Answer:
+    """What has a form is answered by Claude Code through a tool of its own."""
+    return answer(call("StructuredOutput", n=42)) if cli is CLAUDE else answer('{"n":42}')
+
+
+def told(played: Played) -> list[str]:
+    types = [type_of(seen.event) for seen in played.stored]
+    return [each for each in types if each not in THEIR_OWN]
+
+
+def acted(stage: Stage, act: Callable[[RunHandle], Awaitable[object]]) -> Played:
+    """Do something as soon as a tool runs."""
+
+    async def main() -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "do it")
+            await until(run, lambda event: isinstance(event, ev.ToolStarted))
+            await act(run)
+            return await stage.read(await run.result())
+
+    return anyio.run(main)
+
+
+@pytest.fixture(params=[CLAUDE, CODEX], ids=lambda cli: cli.name)
+def cli(request: pytest.FixtureRequest) -> Cli:
+    found: Cli = request.param
+    return found
+
+
+def script(cli: Cli, action: str) -> Steps:
+    match action:
+        case "tool":
+            return [answer("I look.", shell(cli, "echo hi")), answer("Done.")]
+        case "steer":
+            return [answer(shell(cli, UNTIL_GO)), answer("Done.")]
+        case "interrupt":
+            return [answer(shell(cli, "sleep 600")), answer("Done.")]
+        case "schema":
+            return [in_form(cli), answer("Done.")]
+        case "limit":
+            return [rate_limited(retry_after=0)] * (2 * RETRIES + 2)
+        case _:
+            return [answer("Done."), answer("Again.")]
+
+
+def test_a_turn(tmp_path: Path, cli: Cli) -> None:
+    with staged(tmp_path, script(cli, "turn"), cli=cli) as stage:
+        assert told(stage.played("do it")) == [*BEGUN, "text.final", *ENDED]
+
+
+def test_a_tool(tmp_path: Path, cli: Cli) -> None:
+    with staged(tmp_path, script(cli, "tool"), cli=cli) as stage:
+        played = stage.played("do it")
+
+    assert told(played) == [*BEGUN, "text.final", *TOOL, "text.final", *ENDED]
+    assert played.run.text == "Done."
+    assert [tool.tool_output.strip() for tool in played.of(ev.ToolCompleted)] == ["hi"]
+
+
+def test_a_follow_up(tmp_path: Path, cli: Cli) -> None:
+    async def steer(run: RunHandle) -> None:
+        await run.steer("and more")
+        (tmp_path / "work" / "go").touch()
+
+    with staged(tmp_path, script(cli, "steer"), cli=cli) as stage:
+        played = acted(stage, steer)
+
+    steered = ["tool.started", "followup.offered", "tool.completed", "followup.absorbed"]
+    assert told(played) == [*BEGUN, *steered, "text.final", *ENDED]
+
+
+def test_a_stop(tmp_path: Path, cli: Cli) -> None:
+    with staged(tmp_path, script(cli, "interrupt"), cli=cli) as stage:
+        played = acted(stage, lambda run: run.cancel("enough"))
+
+    stopped = ["tool.started", "tool.failed", "stats.updated", "run.cancelled"]
+    assert told(played) == [*BEGUN, *stopped]
+    assert played.run.stop_reason == "user_stop"
+
+
+def test_a_conversation_that_is_gone_on_with(tmp_path: Path, cli: Cli) -> None:
+    with staged(tmp_path, script(cli, "resume"), cli=cli) as stage:
+        first = stage.played("do it")
+        second = stage.played("and again", resume=first.run.resume_token)
+
+    assert told(second) == [*BEGUN, "text.final", *ENDED]
+    assert second.run.text == "Again."
+    assert second.run.resume_token == first.run.resume_token
+
+
+def test_an_answer_in_a_form(tmp_path: Path, cli: Cli) -> None:
+    with staged(tmp_path, script(cli, "schema"), cli=cli) as stage:
+        played = stage.played("do it", schema=SCHEMA)
+
+    answered = TOOL if cli is CLAUDE else ["text.final"]
+    assert told(played) == [*BEGUN, *answered, *ENDED]
+    assert played.run.text == '{"n":42}'
+
+
+def test_a_picture(tmp_path: Path, cli: Cli) -> None:
+    with staged(tmp_path, script(cli, "image"), cli=cli) as stage:
+        played = stage.played("what is it?", images=[Image("image/png", DOT)])
+
+        assert told(played) == [*BEGUN, "text.final", *ENDED]
+        [ask] = stage.server.main_asks
+        assert base64.b64encode(DOT).decode() in str(ask.messages)
+
+
+def test_a_limit(tmp_path: Path, cli: Cli) -> None:
+    with staged(tmp_path, script(cli, "limit"), cli=cli) as stage:
+        played = stage.played("do it")
+
+    limited = [*["provider.retrying"] * RETRIES, "stats.updated", "run.rate_limited"]
+    assert told(played) == [*BEGUN, *limited]
+    assert played.run.error is not None
+    assert (played.run.error.code, played.run.error.retryable) == ("rate_limited", True)

@@ -1,0 +1,77 @@
+"""Does every recording still come to the events that somebody has read and found right?"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import steadyrun
+from tests.recordings.recorded import CLIS, HERE, Cli, Recording, index, recordings, telling
+
+RECORDINGS = recordings()
+FILES = sorted(path for cli in CLIS for path in (HERE / cli).rglob("*.json*"))
+by_name = pytest.mark.parametrize("recording", RECORDINGS, ids=str)
+by_cli = pytest.mark.parametrize("cli", CLIS)
+AT_LEAST: dict[Cli, int] = {"claude": 65, "codex": 45}
+
+# Whatever would say on which machine, or for whom, something was recorded.
+_PRIVATE = re.compile(
+    r"/(?:home|root|Users|private|work|opt)/|\bsk-(?!test\b|ant-oat01-test\b)[A-Za-z0-9]"
+    r"|\b(?!127\.0\.0\.1\b)\d{1,3}(?:\.\d{1,3}){3}\b|[\w.]+@[\w.]+\.\w+"
+)
+
+
+@by_name
+def test_a_recording_comes_to_what_is_expected(recording: Recording) -> None:
+    note, *expected = _expected(recording)
+
+    assert note["checked"]
+    assert list(telling(recording.play())) == expected
+
+
+@by_cli
+def test_the_command_says_the_same(cli: Cli, tmp_path: Path) -> None:
+    recording = next(each for each in recordings(cli) if each.code == 0 and not each.one_shot)
+    _, *expected = _expected(recording)
+
+    assert _replayed(tmp_path, recording) == [event[1] for event in expected]
+
+
+@pytest.mark.parametrize("name", ["41-exec-json-tool", "43-exec-resume-unknown"])
+def test_the_command_need_not_know_that_a_process_was_for_one_turn(
+    name: str, tmp_path: Path
+) -> None:
+    recording = next(each for each in recordings("codex") if each.name == name)
+    _, *expected = _expected(recording)
+
+    # Only then nobody knows when the turn began.
+    apart = ("run.started", "output.raw")
+    replayed = [type_ for type_ in _replayed(tmp_path, recording) if type_ not in apart]
+    assert replayed == [event[1] for event in expected if event[1] not in apart]
+
+
+@by_cli
+def test_there_are_recordings_and_expectations_for_the_whole_index(cli: Cli) -> None:
+    names = sorted(index(cli)["recordings"])
+
+    assert len(names) >= AT_LEAST[cli]
+    assert sorted(path.stem for path in (HERE / cli).glob("*.jsonl")) == names
+    assert sorted(path.stem for path in (HERE / cli / "expected").glob("*.jsonl")) == names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_no_file_tells_of_a_machine_or_a_key(path: Path) -> None:
+    assert _PRIVATE.findall(path.read_text("utf-8")) == []
+    assert path.stat().st_size < 100_000
+
+
+def _expected(recording: Recording) -> list[Any]:
+    return [json.loads(line) for line in recording.expected.read_text("utf-8").splitlines()]
+
+
+def _replayed(home: Path, recording: Recording) -> list[str]:
+    file, provider = str(recording.path), recording.cli
+    done = steadyrun(home / "home", "replay", file, "--provider", provider, "--jsonl")
+    return [json.loads(line)["type"] for line in done.stdout.splitlines()]

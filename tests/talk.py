@@ -1,0 +1,85 @@
+"""Somebody who talks to a Dialect in order, as a driver would."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+from steadyrun.model import event as ev
+from steadyrun.model.frame import Frame
+from steadyrun.provider import Began, Dialect, Ended, Refused, Said, Send, Turn
+from steadyrun.providers.turns import Told, Turns
+
+D = TypeVar("D", bound=Dialect)
+Line = Mapping[str, Any] | bytes
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Talker(Generic[D]):
+    """Passes lines to a Dialect, either way."""
+
+    def __init__(self, dialect: D) -> None:
+        self.dialect = dialect
+        # What has passed; only what was sent has a number.
+        self.log: list[Frame] = []
+        self._place, self._number = 0, 0
+
+    def hear(self, *lines: Line) -> list[Said]:
+        """These were printed."""
+        said: list[Said] = []
+        for line in lines:
+            raw = line if isinstance(line, bytes) else json.dumps(line).encode()
+            self._place += 10
+            self.log.append(Frame(raw, self._place))
+            said += self.dialect.receive(self.log[-1])
+        return said
+
+    def tell(self, *sends: Send | Refused | None) -> list[Said]:
+        """These were sent."""
+        said: list[Said] = []
+        for send in sends:
+            assert isinstance(send, Send)
+            said += self._sent(send.raw, send.key)
+        return said
+
+    def write(self, line: Line) -> list[Said]:
+        """This was sent by somebody who gives no keys, as in a recording."""
+        return self._sent(line if isinstance(line, bytes) else json.dumps(line).encode(), "")
+
+    def _sent(self, raw: bytes, key: str) -> list[Said]:
+        self._number += 1
+        self.log.append(Frame(raw, self._place, key, self._number))
+        return self.dialect.sent(self.log[-1])
+
+    def turn(self, key: str = "t1", text: str = "hello") -> list[Said]:
+        return self.tell(*self.dialect.begin(Turn(key, text)))
+
+
+def play(turns: Turns, frames: list[Frame]) -> list[Told]:
+    """What came of frames that have passed."""
+    return [
+        each
+        for frame in frames
+        for each in (turns.sent if frame.number else turns.received)(frame, NOW)
+    ]
+
+
+def the_end(said: list[Said]) -> Ended:
+    """The last thing said."""
+    assert isinstance(said[-1], Ended)
+    return said[-1]
+
+
+def fates(said: list[Said]) -> list[Said]:
+    """What is said of turns and follow-ups."""
+    return [each for each in said if isinstance(each, _FATES)]
+
+
+_FATES = (
+    Began, ev.FollowupOffered, ev.FollowupAbsorbed, ev.FollowupOwnTurn, ev.FollowupReturned,
+)  # fmt: skip
+
+
+def told(send: Send | Refused | None) -> Any:
+    assert isinstance(send, Send)
+    return json.loads(send.raw)

@@ -1,0 +1,214 @@
+"""Is the one turn of `codex exec --json` read as it is meant?"""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from steadyrun.model import event as ev
+from steadyrun.model.frame import Frame
+from steadyrun.model.usage import Usage
+from steadyrun.provider import RESUME_NOT_FOUND, Began, Ended, Exit, LaunchRequest, Turn
+from steadyrun.providers.codex import Codex
+from steadyrun.providers.turns import Turns
+from tests.codex_lines import ONCE, Talk
+from tests.talk import NOW, play, the_end
+
+START: list[Any] = [{"type": "thread.started", "thread_id": "th1"}, {"type": "turn.started"}]
+# What the program itself prints first when a conversation is gone on with.
+RESUMED = (
+    Codex(ONCE)
+    .launch(LaunchRequest(Turn("t1", "x"), "/", directory="/d", resume="th1"))
+    .files["prompt.first"]
+)
+
+
+def item(kind: str, how: str = "completed", name: str = "item_0", **fields: Any) -> Any:
+    return {"type": f"item.{how}", "item": {"id": name, "type": kind, **fields}}
+
+
+def said(words: str) -> Any:
+    return item("agent_message", text=words)
+
+
+def completed(given: int = 100, got: int = 20, cached: int = 30) -> Any:
+    used = {"input_tokens": given, "cached_input_tokens": cached, "output_tokens": got}
+    return {"type": "turn.completed", "usage": used}
+
+
+def failed(message: Any = "sorry") -> Any:
+    return {"type": "turn.failed", "error": {"message": message}}
+
+
+def once(*lines: Any) -> Talk:
+    talk = Talk(ONCE)
+    talk.hear(*START, *lines)
+    return talk
+
+
+def test_the_turn_is_open_from_the_start_and_ends_once() -> None:
+    talk = Talk(ONCE)
+
+    heard = talk.hear(*START, said("hi"), completed())
+
+    assert heard[:2] == [ev.TokenBound("th1"), ev.TextFinal("hi")]
+    assert Began not in map(type, heard)
+    assert (the_end(heard).status, the_end(heard).text) == ("completed", "hi")
+    assert the_end(heard).usage == Usage(70, 20, 30, 0)
+    assert talk.dialect.ended(Exit(0)) == []
+
+
+def test_the_last_thing_that_was_said_is_the_answer() -> None:
+    assert the_end(once(said("a")).hear(said("b"), completed())).text == "b"
+
+
+def test_of_a_conversation_that_goes_on_the_sum_says_nothing() -> None:
+    talk = Talk(ONCE)
+
+    heard = talk.hear(RESUMED, *START, said("hi"), completed())
+
+    assert the_end(heard).usage is None
+    assert ev.Note in map(type, heard)
+
+
+def test_a_conversation_that_is_not_there_has_its_name() -> None:
+    talk = Talk(ONCE)
+    talk.hear(RESUMED)
+
+    end = the_end(talk.dialect.ended(Exit(1, stderr="Error: no rollout found for thread id x")))
+
+    assert end.error
+    assert end.error.code == RESUME_NOT_FOUND
+
+
+def test_what_begins_instead_of_the_conversation_is_no_turn() -> None:
+    """Codex begins another one where it is told of none that there could be."""
+    other = [{"type": "thread.started", "thread_id": "th2"}, {"type": "turn.started"}]
+    talk = Talk(ONCE)
+
+    said_ = talk.hear(RESUMED, *other, said("x"), completed())
+
+    assert [type(each) for each in said_].count(Ended) == 1
+    assert Began not in map(type, said_)
+    assert ev.TokenBound("th2") not in said_
+
+
+def test_a_command_is_a_tool() -> None:
+    given: dict[str, Any] = {"command": "ls", "aggregated_output": "", "exit_code": None}
+
+    heard = once().hear(
+        item("command_execution", "started", **given, status="in_progress"),
+        item("command_execution", **given | {"aggregated_output": "a", "exit_code": 3},
+             status="failed"),
+    )  # fmt: skip
+
+    start, end = heard
+    assert start == ev.ToolStarted("item_0", "commandExecution", {"command": "ls"})
+    assert isinstance(end, ev.ToolFailed)
+    assert (end.error, end.tool_output) == ("exit code 3", "a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "name"),
+    [
+        ("file_change", {"changes": [{"path": "/a", "kind": "add"}]}, "fileChange"),
+        ("mcp_tool_call", {"server": "s", "tool": "t", "arguments": {}}, "mcp__s__t"),
+        ("web_search", {"query": "cats"}, "webSearch"),
+        ("collab_tool_call", {"tool": "spawn_agent", "prompt": "x"}, "agent"),
+    ],
+)
+def test_its_other_tools_are_those_of_the_app_server(kind: str, fields: Any, name: str) -> None:
+    start, end = once().hear(item(kind, **fields, status="completed"))
+
+    assert isinstance(start, ev.ToolStarted)
+    assert isinstance(end, ev.ToolCompleted)
+    assert start.tool_name == end.tool_name == name
+
+
+def test_thoughts_and_warnings_are_told() -> None:
+    heard = once().hear(
+        item("reasoning", text="hm"), item("error", message="careful"),
+        item("todo_list", "started", items=[]), item("todo_list", "updated", items=[]),
+        item("todo_list", items=[]),
+    )  # fmt: skip
+
+    assert heard == [ev.ThinkingDelta("hm"), ev.Note("careful")]
+
+
+def test_what_failed_says_so_in_words_only() -> None:
+    talk = once()
+
+    heard = talk.hear({"type": "error", "message": "Reconnecting... 1/5"}, said("x"), failed())
+
+    assert heard[0] == ev.Note("Reconnecting... 1/5")
+    end = the_end(heard)
+    assert (end.status, end.text) == ("failed", "x")
+    assert end.error
+    assert (end.error.code, end.error.message, end.error.retryable) == (
+        "provider_error", "sorry", True,
+    )  # fmt: skip
+    assert talk.dialect.ended(Exit(1)) == []
+
+
+@pytest.mark.parametrize("error", [None, 7, "x", [], {}, {"message": 7}])
+def test_what_fails_in_an_odd_way_has_failed_too(error: Any) -> None:
+    end = the_end(once().hear({"type": "turn.failed", "error": error}))
+
+    assert end.status == "failed"
+    assert end.error
+    assert end.error.message
+
+
+@pytest.mark.parametrize(
+    "usage", [None, 7, "x", [], {"input_tokens": "x"}, {"input_tokens": 10**30}, {}]
+)
+def test_it_ends_whatever_it_says_that_it_has_used(usage: Any) -> None:
+    turns = Turns(Codex(ONCE))
+    talk = once(said("x"))
+
+    ends = play(turns, [*talk.log, *_frames(talk, {"type": "turn.completed", "usage": usage})])
+
+    assert [type(each).__name__ for each in ends][-1] == "Ended"
+    turns.save()
+
+
+def _frames(talk: Talk, line: Any) -> Any:
+    return [Frame(msgspec.json.encode(line), talk.log[-1].end + 10)]
+
+
+@pytest.mark.parametrize("line", [completed(), failed()])
+def test_what_has_ended_does_not_end_again(line: Any) -> None:
+    turns = Turns(Codex(ONCE))
+    talk = once(completed())
+
+    told = play(turns, [*talk.log, *_frames(talk, line)])
+
+    assert [type(each).__name__ for each in told].count("Ended") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"type": "news"},
+        item("new_item"),
+        {"type": "item.completed"},
+        {"type": "item.completed", "item": {}},
+        {"type": "item.completed", "item": {"type": 7}},
+        {"type": "item.completed", "item": [1]},
+        {"type": 7},
+        {},
+        b"[" * 100_000,
+        b'{"type":"item.completed","item":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+        b'{"type":"error","message":"\xff"}',
+        b"Reading additional input from stdin...",
+    ],
+)
+def test_a_line_that_nobody_can_read_is_kept(line: Any) -> None:
+    raw = line if isinstance(line, bytes) else msgspec.json.encode(line)
+    turns = Turns(Codex(ONCE))
+    play(turns, once().log)
+
+    [told] = turns.received(Frame(raw, 1000), NOW)
+
+    assert type(told).__name__ == "Emitted"
+    assert isinstance(getattr(told, "event", None), ev.Unknown)
