@@ -23,7 +23,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from steadyrun import keeper
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model import event as ev
-from steadyrun.model.event import StoredEvent, type_of
+from steadyrun.model.event import Note, StoredEvent, type_of
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.process import Process
@@ -71,8 +71,10 @@ class Home:
         return [seen.event for seen in self.events if isinstance(seen.event, kinds)]
 
     def story(self, folder: Path) -> list[str]:
-        """All that is told in order, but for what is another each time."""
+        """All that is told in order, but for what is another each time; a CLI's notes, which may
+        come at any time, are at the end."""
         told = [seen.event for seen in self.events if type_of(seen.event) != "usage.updated"]
+        told.sort(key=lambda event: isinstance(event, Note))
         lines = (msgspec.json.encode(event).decode() for event in told)
         plain = (line.replace(str(folder), "") for line in lines)
         return [_TIMES.sub("", _NAMES.sub("", line)) for line in plain]
