@@ -301,8 +301,10 @@ class AppServer(Codex):
         del self.running[item["processId"]]
         self.complete(item, "failed" if process.returncode else "completed", "")
 
-    def do_late(self, _: None) -> None:
-        """Take a message as the last thing of a turn, too late for the model to see it."""
+    def do_late(self, text: str) -> None:
+        """Say something, and take a message as the last thing of a turn, too late for the model to
+        see it."""
+        self.do({"text": text})
         self.wait(lambda: bool(self.steers))
         self.unheard += self.show(self.steers.pop(0))
 

@@ -27,7 +27,7 @@ async def _check_late_message(place: Path) -> None:
     harness = harness_of("codex", place)
     with anyio.fail_after(PATIENCE_SECONDS):
         async with harness.library() as library:
-            run = await library.start(play_of({"text": "one"}, "late"))
+            run = await library.start(play_of({"late": "one"}))
             await until_busy(run)
             offer = await run.steer("more")
             assert not isinstance(offer, Refused)
