@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost, Usage
 from steadyrun.provider import Ended
+from steadyrun.providers.claude_frames import SILENT_TYPES
 from steadyrun.providers.claude_state import ClaudeState
 from tests.claude_lines import (
     T1,
@@ -330,6 +331,14 @@ def test_some_lines_are_known_and_say_nothing(line: Line) -> None:
 
 
 # -- what cannot be right
+
+
+def test_what_says_nothing_new_is_not_told() -> None:
+    """Newer versions tell of each message that it is queued, started and completed."""
+    lines = [{"type": kind, "command_uuid": T1, "state": "queued"} for kind in SILENT_TYPES]
+
+    assert working().hear(*lines) == []
+    assert "command_lifecycle" in SILENT_TYPES
 
 
 @pytest.mark.parametrize(

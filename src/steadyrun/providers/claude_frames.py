@@ -347,7 +347,7 @@ SILENT_SUBTYPES = frozenset(
 SILENT_TYPES = frozenset(
     {
         "keep_alive", "tool_progress", "tool_use_summary", "auth_status", "prompt_suggestion",
-        "conversation_reset", "files_persisted", "elicitation_complete",
+        "conversation_reset", "files_persisted", "elicitation_complete", "command_lifecycle",
     }
 )  # fmt: skip
 
