@@ -32,7 +32,6 @@ PROGRAM = Program(
     name="codex",
     tested=("0.166.0", "0.166.0"),
     install="npm install -g @openai/codex",
-    # Read by a one-shot alone. It does not read OPENAI_API_KEY by itself.
     login="`codex login`",
     login_file="auth.json",
     login_folder=("CODEX_HOME", ".codex"),
