@@ -17,7 +17,7 @@ import pytest
 
 from steadyrun.clock import SystemClock
 from steadyrun.providers.keeping import is_alive
-from tests.commands import COMMAND, LIMIT_SECONDS, environment, steadyrun
+from tests.commands import COMMAND, LIMIT_SECONDS, environment, python, steadyrun
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
 KEY = "sk-" + "a1B2" * 8
@@ -728,3 +728,35 @@ def test_providers_are_listed_with_what_they_can_do(home: Path) -> None:
     assert "no-such-program: not found" in shown
     assert checked.returncode == 1
     assert "providers.shell.command" in checked.stdout
+
+
+KILLED_EARLY = """
+import os, signal
+import anyio, steadyrun
+from steadyrun.stores.sqlite import SqliteStore
+
+async def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    SqliteStore.open_process = killed
+    async with steadyrun.open() as sr:
+        run = await sr.start("hello", provider="scripted")
+        await run.result()
+
+anyio.run(main)
+"""
+
+
+def test_a_run_whose_command_was_killed_before_it_had_a_process_ends(
+    home: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED_EARLY)
+    assert python(home, program).returncode == -signal.SIGKILL
+
+    [found] = json.loads(steadyrun(home, "runs", "--json").stdout)["runs"]
+    told = events(steadyrun(home, "tail", found["run"], "-f", "--jsonl"))
+
+    assert told[-1]["type"] == "run.failed"
+    assert (only_run(home)["status"], only_run(home)["stop_reason"]) == ("failed", "orphaned")

@@ -442,6 +442,14 @@ class TestVariables:
 
         assert values == {"UrlPassw0rd", "deep-1", "deep-2"}
 
+    def test_the_name_of_a_variable_is_no_secret(self, desk: Desk) -> None:
+        config = desk.load(
+            "[providers.codex.options.config.model_providers.mine]\nenv_key = 'OPENAI_API_KEY'\n"
+            "[providers.codex.options.mcp_servers.docs]\nbearer_token_env_var = 'DOCS_TOKEN'\n"
+        )
+
+        assert list(config.secrets()) == []
+
     def test_secrets_are_what_came_from_variables_or_is_named_like_one(self, desk: Desk) -> None:
         config = desk.load(
             self.ENV + "A = 'Bearer ${MY_TOKEN}'\nB = 'open'\nC_PASSWORD = 'pa$$s'\n"

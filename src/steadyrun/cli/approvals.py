@@ -16,7 +16,6 @@ from steadyrun.provider import Verdict
 _NOBODY = "nobody is there to be asked"
 _HINT = "Use --mode accept_edits or --mode full_auto, or run it on a terminal to be asked."
 _ANSWERS = {"y": True, "yes": True, "n": False, "no": False}
-_LONGEST = 4000
 
 Say = Callable[[str], None]
 
@@ -88,6 +87,4 @@ class Approvals:
 def question(asked: ApprovalRequested) -> str:
     """All that would be done: a part that is cut off could be the one that matters."""
     shown = "" if asked.tool_input is None else render.plain(render.to_json(asked.tool_input))
-    if len(shown) > _LONGEST:
-        shown = f"{shown[:_LONGEST]} … and {len(shown) - _LONGEST} characters more"
     return f"{asked.tool_name} {shown}".rstrip()

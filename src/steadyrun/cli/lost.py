@@ -27,12 +27,12 @@ def start_holder() -> None:
 async def hand_over_lost(home: Path, store: Store) -> None:
     """Have lost runs driven; those whose process is gone are taken in to their end at once."""
     lost = await _lost(home, store)
-    if not lost:
+    if not lost and not await _is_anybody_gone(home, store):
         return
     start_holder()
     ended = [process for process in lost if not is_alive(home / "processes" / process.id)]
     with anyio.move_on_after(TAKE_IN_SECONDS), store.hints.watch(None) as watch:
-        while await _are_open(store, ended):
+        while await _are_open(store, ended) or await _is_anybody_gone(home, store):
             await watch.wait(_LOOK_SECONDS)
 
 
@@ -44,6 +44,13 @@ async def _lost(home: Path, store: Store) -> list[Process]:
         if lane.holder is not None and not presence.is_there(lane.holder):
             found.append(process)
     return found
+
+
+async def _is_anybody_gone(home: Path, store: Store) -> bool:
+    """Whether somebody was killed and nobody has looked yet what that one has left: it may be a run
+    that has no process yet."""
+    presence = Presence(home / "holders")
+    return any(not presence.is_there(holder.id) for holder in await store.holders())
 
 
 async def _are_open(store: Store, processes: list[Process]) -> bool:

@@ -10,6 +10,8 @@ from steadyrun.errors import VariableUnset
 
 _TOKEN = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "AUTHORIZATION")
+# Of a setting that names a variable, as those of Codex do.
+_NAMING = ("env_key", "env_var", "env_vars")
 _URL_PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 
 
@@ -53,6 +55,9 @@ def secret_values(name: str, template: str, environ: Mapping[str, str]) -> Itera
 def secret_options(name: str, value: object) -> Iterator[str]:
     """Give the texts under a name that promises a secret, however deep in a provider's options."""
     match value:
+        case str() if name.endswith(_NAMING):
+            # It says where a secret is.
+            return
         case str() if looks_secret(name):
             yield value
         case str():
