@@ -18,6 +18,7 @@ from typing import Any, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
+import msgspec
 from msgspec import Struct
 
 from steadyrun.assemble.runtime import open_runtime
@@ -70,12 +71,19 @@ _NEEDS: dict[str, Ability] = {
 }  # fmt: skip
 
 
+# A keeper takes frames of 64 MB, and a message is told with more around it.
+_LONGEST_BYTES = 60 * 1024 * 1024
+
+
 def _check_text(text: str) -> None:
     try:
-        text.encode()
+        size = len(msgspec.json.encode(text))
     except UnicodeEncodeError as error:
         found = f"expected a text, found half a character at {error.start}"
         raise Usage(found, hint="Decode it with errors='replace' first.") from error
+    if size > _LONGEST_BYTES:
+        found = f"expected at most {_LONGEST_BYTES} bytes of text (as JSON), found {size}"
+        raise Usage(found, hint="Put it into a file, and name that.")
 
 
 class Offered(Struct, frozen=True):
