@@ -1,15 +1,13 @@
 """Which prices do we know? Makes providers/prices.json of the genai-prices that is installed here.
 
-A newer list is a newer pin: `make lock`, `make setup`, then this. The day it was published is asked
-of PyPI, as the package does not say.
+A newer list is a newer pin: `make lock`, `make setup`, then this with the day on which that version
+was published (2026-10-30), as the package does not say.
 """
 
-import json
 import sys
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from importlib.metadata import distribution
-from urllib.request import urlopen
 
 import msgspec
 from genai_prices import types as upstream
@@ -20,19 +18,12 @@ from steadyrun.providers.prices import FILE, Clause, Maker, PricedModel, PriceLi
 PACKAGE = "genai-prices"
 
 
-def main() -> int:
+def main(published: str) -> int:
     """Write the file."""
     version = distribution(PACKAGE).version
-    FILE.write_text(text_of(list_of(published(version))), encoding="utf-8")
+    FILE.write_text(text_of(list_of(date.fromisoformat(published))), encoding="utf-8")
     print(f"{FILE}: {PACKAGE} {version}, {FILE.stat().st_size} bytes")
     return 0
-
-
-def published(version: str) -> date:
-    """The day on which the first file of a version was uploaded."""
-    with urlopen(f"https://pypi.org/pypi/{PACKAGE}/json", timeout=30) as answer:
-        files = json.load(answer)["releases"][version]
-    return min(datetime.fromisoformat(each["upload_time_iso_8601"]) for each in files).date()
 
 
 def list_of(day: date) -> PriceList:
@@ -119,4 +110,4 @@ def _clause(match: upstream.MatchLogic) -> Clause:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

@@ -111,7 +111,7 @@ def test_the_file_is_what_the_pinned_package_says() -> None:
 
     is_current = made == FILE.read_text(encoding="utf-8")
 
-    assert is_current, "run: .venv/bin/python scripts/prices.py"
+    assert is_current, "run: .venv/bin/python scripts/prices.py DAY"
 
 
 def _names(clause: Clause) -> Iterator[str]:
