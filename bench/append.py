@@ -23,8 +23,8 @@ import msgspec
 from bench import corpus, setting
 from bench.corpus import Line
 from bench.measure import Rounds, Row, believed, expect, in_turns, one_core, scratch, seconds
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, EventId, StoredEvent
-from steadyrun.store import Batch
 from steadyrun.stores.sqlite import SqliteStore
 
 EVENTS = 30_000

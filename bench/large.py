@@ -17,6 +17,7 @@ import anyio
 from bench import setting
 from bench.corpus import SECRETS
 from bench.measure import ROUNDS, Rounds, Row, believed, expect, percentile, scratch, seconds
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import (
     Emitted,
     RunCompleted,
@@ -30,7 +31,6 @@ from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Finished, Launched
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import Batch
 from steadyrun.stores.sqlite import DATABASE, SqliteStore, lanes, runs, schema
 from steadyrun.stores.sqlite.rows import Connection
 

@@ -15,13 +15,14 @@ from steadyrun.config import Config, load, printable
 from steadyrun.errors import SteadyrunError
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, Event
 from steadyrun.model.ids import Ids, ProcessId, RunId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.store import Batch, Store
+from steadyrun.store import Store
 
 REQUEST = "why does test_retry fail?"
 REPLY = "The retry waits one second too little. I raised it and the test passes."

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import ApprovalRequested, FollowupAbsorbed, FollowupReturned
 from steadyrun.model.run import Finished, Launched
 from steadyrun.providers import keeping
 from steadyrun.providers.drivers import KeeperDrivers
-from steadyrun.store import Batch, Store
+from steadyrun.store import Store
 
 Answer = TypeVar("Answer")
 

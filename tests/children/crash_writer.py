@@ -21,12 +21,13 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.clock import SystemClock
+from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
-from steadyrun.store import Accepted, Appended, Batch
+from steadyrun.store import Accepted
 from steadyrun.stores.sqlite import SqliteStore
 
 T = TypeVar("T")

@@ -14,11 +14,11 @@ from msgspec import Struct
 from steadyrun.clock import SystemClock
 from steadyrun.errors import StoreFull
 from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, ItemId, ProcessId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
-from steadyrun.store import Batch
 from steadyrun.stores.sqlite import SqliteStore
 
 AGENT = AgentId("agt_1")

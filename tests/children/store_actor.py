@@ -25,12 +25,12 @@ import anyio.to_thread
 import msgspec
 
 from steadyrun.clock import SystemClock
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created
-from steadyrun.store import Batch
 from steadyrun.stores.sqlite import SqliteStore
 
 

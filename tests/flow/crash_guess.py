@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
+from steadyrun.model.batch import Appended
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
-from steadyrun.store import Accepted, Appended, Holder, Lane
+from steadyrun.store import Accepted, Holder, Lane
 from tests.children.crash_writer import (
     Absorb,
     Accept,

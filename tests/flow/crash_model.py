@@ -11,12 +11,13 @@ from typing import Any, assert_never
 
 import msgspec
 
+from steadyrun.model.batch import Appended
 from steadyrun.model.event import EventId
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, ItemStatus, status_after, status_of_absorbed
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Run, counted, step, told
-from steadyrun.store import Accepted, Appended, Holder, Lane
+from steadyrun.store import Accepted, Holder, Lane
 from tests.children.crash_writer import (
     Absorb,
     Accept,

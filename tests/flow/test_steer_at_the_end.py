@@ -9,13 +9,14 @@ import steadyrun
 from steadyrun.config import load
 from steadyrun.library import Offered
 from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, FollowupOffered, our_place
 from steadyrun.model.ids import AgentId, Ids, ItemId, ProcessId
 from steadyrun.model.item import Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.provider import Refused
-from steadyrun.store import Batch, Watch
+from steadyrun.store import Watch
 from steadyrun.stores.sqlite import SqliteStore
 
 PATIENCE_SECONDS = 20.0

@@ -28,11 +28,11 @@ import pytest
 
 from steadyrun.errors import LeaseLost
 from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import Note
 from steadyrun.model.ids import AgentId, HolderId, ProcessId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.run import Orphaned
-from steadyrun.store import Batch
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.crash_writer import Accept, Op, Orders
 from tests.flow.crash_guess import Absent, Done, Seen, apply_open

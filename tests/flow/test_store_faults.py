@@ -29,12 +29,12 @@ from steadyrun.errors import (
     StoreUnusable,
 )
 from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created
-from steadyrun.store import Batch
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.disk_filler import Story
 from tests.require import require

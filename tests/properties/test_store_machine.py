@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from steadyrun.errors import SteadyrunError
 from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import (
     Emitted,
     Event,
@@ -47,7 +48,7 @@ from steadyrun.model.run import (
 from steadyrun.model.secret import Scrubber, Secret
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.store import DEDUP_RETENTION, Batch, Store
+from steadyrun.store import DEDUP_RETENTION, Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.clock import FakeClock, seeded_ids
 from steadyrun.testing.memory import MemoryStore

@@ -8,6 +8,7 @@ from typing import Any
 
 from steadyrun.clock import Clock
 from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Appended, Batch, StoredRow
 from steadyrun.model.event import (
     LIVE_ONLY,
     Emitted,
@@ -28,7 +29,7 @@ from steadyrun.model.run import Change, Finished, Launched
 from steadyrun.model.session import ResumeToken
 from steadyrun.provider import Stretch
 from steadyrun.runtime.feed import Feed
-from steadyrun.store import Appended, Batch, Store, StoredRow
+from steadyrun.store import Store
 
 _MOST_GATHERED = 5000
 _MOST_GATHERED_BYTES = 4 * 1024 * 1024

@@ -6,14 +6,13 @@ Nothing here is durable. Where an engine and this file disagree, this file is ri
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 
 from steadyrun.clock import Clock
-from steadyrun.errors import ChangeRefused, NameTaken, NotFound
+from steadyrun.errors import ChangeRefused, NameTaken
 from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Appended, Batch, StoredRow, fresh_part
 from steadyrun.model.event import (
     Emitted,
-    StoredEvent,
     ToolStarted,
     event_id,
     kinds_of,
@@ -25,25 +24,14 @@ from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
-from steadyrun.model.session import ResumeToken, Session
-from steadyrun.model.usage import UsageSum
-from steadyrun.store import (
-    PAGE,
-    Accepted,
-    Appended,
-    Batch,
-    Hints,
-    Holder,
-    Lane,
-    StoredRow,
-    fresh_part,
-)
+from steadyrun.store import Accepted, Hints, Holder, Lane
 from steadyrun.testing import tables as rows
+from steadyrun.testing.memory_reads import MemoryReads
 from steadyrun.testing.tables import Tables
 from steadyrun.version import __version__
 
 
-class MemoryStore:
+class MemoryStore(MemoryReads):
     """The reference store. It never awaits inside a verb, so each verb is one step."""
 
     def __init__(
@@ -56,10 +44,10 @@ class MemoryStore:
         scrubber: Scrubber | None = None,
         machine: str = "here",
     ) -> None:
+        super().__init__(tables or Tables())
         self.hints = hints or Hints()
         self._clock = clock
         self._ids = ids or Ids(clock.now)
-        self._tables = tables or Tables()
         self._scrubber = scrubber or Scrubber()
         self._machine = machine
 
@@ -72,49 +60,12 @@ class MemoryStore:
             t.agents[agent.id] = agent
             t.lanes[agent.id] = Lane(agent.id)
 
-    async def agent(self, name: str) -> Agent:
-        for agent in self._tables.agents.values():
-            if name in {agent.name, agent.id}:
-                return agent
-        raise NotFound("agent", name)
-
-    async def agents(self) -> list[Agent]:
-        return sorted(self._tables.agents.values(), key=lambda a: a.name)
-
-    async def token(self, provider: str, token: str) -> ResumeToken | None:
-        sessions = sorted(self._tables.sessions.items(), reverse=True)
-        current = [each.current for (_, name), each in sessions if name == provider]
-        return next((each for each in current if each.token == token), None)
-
-    async def session(self, agent: AgentId, provider: str) -> Session | None:
-        return self._tables.sessions.get((agent, provider))
-
     # -- items
 
     async def accept(self, message: Message) -> Accepted:
         now, new = self._clock.now(), self._ids.item()
         with self._transaction([message.agent]) as t:
             return rows.accept(t, new, message, now)
-
-    async def item(self, item: ItemId) -> Item:
-        return rows.item_of(self._tables, item)
-
-    async def items(
-        self,
-        agent: AgentId | None = None,
-        *,
-        include_settled: bool = False,
-        before: ItemId | None = None,
-        limit: int = PAGE,
-    ) -> list[Item]:
-        found = [
-            item
-            for item in self._tables.items.values()
-            if agent in {None, item.agent}
-            and (include_settled or not item.is_settled)
-            and (before is None or item.id < before)
-        ]
-        return sorted(found, key=lambda i: i.id, reverse=True)[:limit]
 
     async def cancel(self, item: ItemId) -> Item:
         found = rows.item_of(self._tables, item)
@@ -130,9 +81,6 @@ class MemoryStore:
             return t.items[item]
 
     # -- lanes
-
-    async def lane(self, agent: AgentId) -> Lane:
-        return rows.lane_of(self._tables, agent)
 
     async def pause(self, agent: AgentId) -> None:
         with self._transaction([agent]) as t:
@@ -150,9 +98,6 @@ class MemoryStore:
 
     async def leave(self, holder: HolderId) -> None:
         self._tables.holders.pop(holder, None)
-
-    async def holders(self) -> list[Holder]:
-        return sorted(self._tables.holders.values(), key=lambda h: h.id)
 
     async def claim(
         self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None
@@ -258,25 +203,6 @@ class MemoryStore:
                 rows.bind_run(t, claim, run, change)
             return self._change(t, run, change)
 
-    async def run(self, run: RunId) -> Run:
-        if run not in self._tables.runs:
-            raise NotFound("run", run)
-        return self._tables.runs[run]
-
-    async def runs(
-        self, agent: AgentId | None = None, *, before: RunId | None = None, limit: int = 50
-    ) -> list[Run]:
-        found = [
-            run
-            for run in self._tables.runs.values()
-            if agent in {None, run.agent} and (before is None or run.id < before)
-        ]
-        return sorted(found, key=lambda r: r.id, reverse=True)[:limit]
-
-    async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
-        found = [run for run in self._tables.runs.values() if run.id.startswith(prefix)]
-        return sorted(found, key=lambda r: r.id)[:limit]
-
     async def open_process(self, claim: Claim, process: Process) -> None:
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
@@ -291,66 +217,16 @@ class MemoryStore:
             closed_at = found.closed_at or self._clock.now()
             t.processes[process] = rows.altered(found, closed_at=closed_at)
 
-    async def process(self, process: ProcessId) -> Process:
-        if process not in self._tables.processes:
-            raise NotFound("process", process)
-        return self._tables.processes[process]
-
-    async def open_processes(self, agent: AgentId | None = None) -> list[Process]:
-        found = [
-            p
-            for p in self._tables.processes.values()
-            if agent in {None, p.agent} and p.closed_at is None
-        ]
-        return sorted(found, key=lambda p: p.id)
-
     async def append(self, claim: Claim, batch: Batch) -> Appended:
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
             return self._append(t, claim, batch)
-
-    async def events(
-        self,
-        after: int = 0,
-        *,
-        agent: AgentId | None = None,
-        run: RunId | None = None,
-        limit: int = PAGE,
-    ) -> list[StoredEvent]:
-        found = [e for e in self._placed(agent, run) if e.cursor > after]
-        return [self._stored(e) for e in found[:limit]]
-
-    async def last_events(
-        self, *, agent: AgentId | None = None, run: RunId | None = None, limit: int = 50
-    ) -> list[StoredEvent]:
-        placed = self._placed(agent, run)
-        return [self._stored(e) for e in placed[max(0, len(placed) - limit) :]]
-
-    async def usage(
-        self,
-        *,
-        agent: AgentId | None = None,
-        provider: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> UsageSum:
-        total = UsageSum()
-        for run in self._tables.runs.values():
-            is_in = (since is None or run.created_at >= since) and (
-                until is None or run.created_at < until
-            )
-            if is_in and agent in {None, run.agent} and provider in {None, run.provider}:
-                total = rows.added(total, run)
-        return total
 
     # -- gates
 
     async def set_gate(self, gate: Gate) -> None:
         self._tables.gates[gate.provider, gate.account] = gate
         self.hints.ring_all()
-
-    async def gates(self) -> list[Gate]:
-        return [gate for _, gate in sorted(self._tables.gates.items())]
 
     # -- life
 
@@ -432,19 +308,3 @@ class MemoryStore:
             cursor = len(t.events) + 1
             t.events.append(rows.Placed(cursor, lane.event_seq, agent, run, name, emitted))
         t.lanes[agent] = lane
-
-    def _placed(self, agent: AgentId | None, run: RunId | None) -> list[rows.Placed]:
-        return [e for e in self._tables.events if agent in {None, e.agent} and run in {None, e.run}]
-
-    def _stored(self, placed: rows.Placed) -> StoredEvent:
-        emitted = placed.emitted
-        return StoredEvent(
-            cursor=placed.cursor,
-            seq=placed.seq,
-            id=placed.id,
-            at=emitted.at,
-            agent=self._tables.agents[placed.agent].name,
-            run=placed.run,
-            provider=self._tables.runs[placed.run].provider if placed.run else None,
-            event=emitted.event,
-        )

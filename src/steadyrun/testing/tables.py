@@ -9,6 +9,7 @@ import msgspec
 
 from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
 from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, EventId
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
@@ -24,7 +25,7 @@ from steadyrun.model.process import Marks, Process, SavedState
 from steadyrun.model.run import Created, Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import DEDUP_RETENTION, Accepted, Batch, Holder, Lane
+from steadyrun.store import DEDUP_RETENTION, Accepted, Holder, Lane
 
 
 @dataclass

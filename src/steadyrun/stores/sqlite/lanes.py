@@ -9,7 +9,6 @@ from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import (
     Claim,
-    Delivery,
     Item,
     ItemStatus,
     Message,
@@ -19,7 +18,6 @@ from steadyrun.model.item import (
 from steadyrun.model.run import Run
 from steadyrun.store import DEDUP_RETENTION, Accepted, Lane
 from steadyrun.stores.sqlite import rows
-from steadyrun.stores.sqlite.presence import Presence
 from steadyrun.stores.sqlite.rows import ITEM_COLUMNS, Connection, micros
 
 _FORGET_KEYS = "DELETE FROM dedup WHERE expires_at <= :now"
@@ -155,113 +153,13 @@ def held(connection: Connection, claim: Claim) -> Lane:
 def main_of(connection: Connection, claim: Claim, verb: str) -> Item:
     """The claim's item, if it is still the one that the lane runs."""
     item = rows.item(connection, claim.item.id)
-    if item.agent != claim.agent or not _is_main(item):
+    if item.agent != claim.agent or not is_main(item):
         raise ChangeRefused(verb, found=f"{item.id} is {item.status}, {item.delivery}")
     return item
 
 
-def _is_main(item: Item) -> bool:
+def is_main(item: Item) -> bool:
     return item.status == "running" and item.delivery in {"none", "own_turn"}
-
-
-_OFFER = f"""
-    UPDATE items
-    SET status = 'running', delivery = 'offered', started_at = :now
-    WHERE item_id IN (
-        SELECT item_id FROM items
-        WHERE agent_id = :agent AND status = 'queued'
-        ORDER BY seq
-        LIMIT :limit
-    )
-    RETURNING {ITEM_COLUMNS}
-"""  # noqa: S608
-_COUNT_TAKEN = "UPDATE lanes SET queued = queued - :taken WHERE agent_id = :agent"
-
-
-def take(connection: Connection, claim: Claim, limit: int, now: datetime) -> list[Item]:
-    held(connection, claim)
-    values = {"agent": claim.agent, "limit": limit, "now": micros(now)}
-    taken = [rows.item_from(row) for row in connection.execute(_OFFER, values).fetchall()]
-    connection.execute(_COUNT_TAKEN, {"agent": claim.agent, "taken": len(taken)})
-    return sorted(taken, key=lambda item: item.seq)
-
-
-_ABSORB = """
-    UPDATE items
-    SET delivery = 'absorbed', run_id = (SELECT run_id FROM items WHERE item_id = :main)
-    WHERE item_id = :item
-"""
-
-
-def absorb(connection: Connection, claim: Claim, item: ItemId) -> None:
-    held(connection, claim)
-    main_of(connection, claim, "absorb")
-    _offer(connection, claim, item)
-    connection.execute(_ABSORB, {"item": item, "main": claim.item.id})
-
-
-def give_back(connection: Connection, claim: Claim, item: ItemId, now: datetime) -> None:
-    held(connection, claim)
-    requeue(connection, _offer(connection, claim, item), now)
-
-
-def _offer(connection: Connection, claim: Claim, item: ItemId) -> Item:
-    found = rows.item(connection, item)
-    if (found.agent, found.status, found.delivery) != (claim.agent, "running", "offered"):
-        raise ChangeRefused("follow-up", found=f"{item} is {found.status}, {found.delivery}")
-    return found
-
-
-_START = f"""
-    UPDATE items
-    SET status = 'running', delivery = :delivery, attempt = attempt + 1, run_id = NULL,
-        started_at = COALESCE(started_at, :now)
-    WHERE item_id = :item
-    RETURNING {ITEM_COLUMNS}
-"""  # noqa: S608
-
-
-def go_on(
-    connection: Connection, claim: Claim, to: ItemId | Message, new: ItemId, now: datetime
-) -> Claim:
-    """`new` is the id that a message gets."""
-    held(connection, claim)
-    run = _ended_run(connection, main_of(connection, claim, "go_on"))
-    ended = [item for item in running(connection, claim.agent) if item.delivery != "offered"]
-    if isinstance(to, Message):
-        started = _start_unasked(connection, claim, to, new, now)
-    else:
-        started = _start(connection, _offer(connection, claim, to), "own_turn", now)
-    for item in ended:
-        _settle_with(connection, item, run, now)
-    return Claim(claim.agent, claim.holder, claim.fence, started)
-
-
-def _ended_run(connection: Connection, item: Item) -> Run:
-    if item.run is None:
-        raise ChangeRefused("go_on", found="the item has no run")
-    run = rows.run(connection, item.run)
-    if not run.is_terminal:
-        raise ChangeRefused("go_on", found=f"its run {run.id} has not ended")
-    return run
-
-
-def _start_unasked(
-    connection: Connection, claim: Claim, message: Message, new: ItemId, now: datetime
-) -> Item:
-    if message.agent != claim.agent:
-        raise ChangeRefused("go_on", found=f"the message is for {message.agent}")
-    accepted = accept(connection, new, message, now)
-    if not accepted.is_new:
-        raise ChangeRefused("go_on", found=f"its key is that of {accepted.item.id}")
-    connection.execute(_COUNT_TAKEN, {"agent": claim.agent, "taken": 1})
-    return _start(connection, accepted.item, "none", now)
-
-
-def _start(connection: Connection, item: Item, delivery: Delivery, now: datetime) -> Item:
-    values = {"item": item.id, "delivery": delivery, "now": micros(now)}
-    [row] = connection.execute(_START, values).fetchall()
-    return rows.item_from(row)
 
 
 def release(connection: Connection, claim: Claim, now: datetime) -> Item:
@@ -311,7 +209,7 @@ def requeue(connection: Connection, item: Item, now: datetime) -> None:
 def settle_all(connection: Connection, claim: Claim, run: Run, now: datetime) -> None:
     """Settle what the claim ran, by how its run ended, and free the lane."""
     for item in running(connection, claim.agent):
-        _settle_with(connection, item, run, now)
+        settle_with(connection, item, run, now)
     free(connection, claim.agent, now)
 
 
@@ -319,7 +217,7 @@ def free(connection: Connection, agent: AgentId, now: datetime) -> None:
     connection.execute(_FREE, {"agent": agent, "now": micros(now)})
 
 
-def _settle_with(connection: Connection, item: Item, run: Run, now: datetime) -> None:
+def settle_with(connection: Connection, item: Item, run: Run, now: datetime) -> None:
     status = "queued" if item.delivery == "offered" else _status(item, run)
     if status == "queued":
         requeue(connection, item, now)
@@ -339,32 +237,6 @@ def _settle_item(
     connection.execute(
         _SETTLE, {"item": item.id, "status": status, "reply": reply, "now": micros(now)}
     )
-
-
-_HOLDERS = """
-    SELECT holder_id FROM holders
-    UNION
-    SELECT holder_id FROM lanes WHERE status = 'held'
-"""
-_LANES_OF = "SELECT agent_id, fence FROM lanes WHERE status = 'held' AND holder_id = :holder"
-_TAKE_OVER = "UPDATE lanes SET holder_id = :holder, fence = :fence WHERE agent_id = :agent"
-_REMOVE_HOLDER = "DELETE FROM holders WHERE holder_id = :holder"
-
-
-def reap(connection: Connection, holder: HolderId, presence: Presence) -> list[Claim]:
-    known = [name for [name] in connection.execute(_HOLDERS).fetchall()]
-    gone = [name for name in known if not presence.is_there(name)]
-    lost = [lane for name in gone for lane in connection.execute(_LANES_OF, {"holder": name})]
-    for name in gone:
-        connection.execute(_REMOVE_HOLDER, {"holder": name})
-        presence.forget(name)
-    return [_take_over(connection, agent, holder, fence + 1) for agent, fence in sorted(lost)]
-
-
-def _take_over(connection: Connection, agent: AgentId, holder: HolderId, fence: int) -> Claim:
-    connection.execute(_TAKE_OVER, {"agent": agent, "holder": holder, "fence": fence})
-    mains = [item for item in running(connection, agent) if _is_main(item)]
-    return Claim(agent, holder, fence, mains[0])
 
 
 def _item_values(item: Item) -> dict[str, object]:

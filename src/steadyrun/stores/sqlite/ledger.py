@@ -1,8 +1,8 @@
 """Where do events go? To the end of their agent's record, one row for a run and transaction."""
 
+from steadyrun.model.batch import StoredRow
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.packed import join_encoded
-from steadyrun.store import StoredRow
 from steadyrun.stores.sqlite.rows import Connection
 
 NEXT_CURSOR = """

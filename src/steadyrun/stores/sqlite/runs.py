@@ -7,6 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
+from steadyrun.model.batch import Appended, Batch, fresh_part
 from steadyrun.model.event import Kinds, ToolStarted, kinds_of
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item
@@ -25,7 +26,6 @@ from steadyrun.model.run import (
 )
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.store import Appended, Batch, fresh_part
 from steadyrun.stores.sqlite import lanes, rows
 from steadyrun.stores.sqlite.ledger import NEXT_CURSOR, Ledger
 from steadyrun.stores.sqlite.rows import EVENT_SEQ, Connection, maybe_micros, micros

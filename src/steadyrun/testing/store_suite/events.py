@@ -5,6 +5,7 @@ from datetime import timedelta
 import anyio
 
 from steadyrun.errors import ChangeRefused, NotFound, OffsetMismatch
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import (
     LIVE_ONLY,
     Emitted,
@@ -23,7 +24,6 @@ from steadyrun.model.packed import Row, stored_events
 from steadyrun.model.process import Checkpoint
 from steadyrun.model.run import Cancelled, Finished, Launched, Touched
 from steadyrun.model.usage import Usage
-from steadyrun.store import Batch
 from steadyrun.testing.store_suite.harness import StoreHarness
 from steadyrun.testing.store_suite.scene import (
     ALL,

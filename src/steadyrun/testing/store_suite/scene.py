@@ -9,6 +9,7 @@ import anyio
 
 from steadyrun.errors import SteadyrunError
 from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Batch
 from steadyrun.model.event import (
     Emitted,
     Event,
@@ -24,7 +25,7 @@ from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import Created, EndStatus, Finished, Launched, StopReason
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.store import Batch, Store
+from steadyrun.store import Store
 from steadyrun.testing.store_suite.harness import StoreHarness
 
 TICK = timedelta(milliseconds=1)

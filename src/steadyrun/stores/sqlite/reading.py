@@ -1,0 +1,143 @@
+"""Who reads from the database? A few connections in worker threads, never the event loop."""
+
+import sqlite3
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+
+from steadyrun.errors import StoreFailed
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import StoredEvent
+from steadyrun.model.gate import Gate
+from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
+from steadyrun.model.item import Item
+from steadyrun.model.process import Process
+from steadyrun.model.run import Run
+from steadyrun.model.session import ResumeToken, Session
+from steadyrun.model.usage import UsageSum
+from steadyrun.store import PAGE, Holder, Lane
+from steadyrun.stores.sqlite import reads, rows, schema
+from steadyrun.stores.sqlite.faults import translated
+from steadyrun.stores.sqlite.rows import Connection
+
+T = TypeVar("T")
+_MOST_READERS = 4
+
+
+class SqliteReads:
+    """The verbs that only read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_open = False
+        self._readers: list[sqlite3.Connection] = []
+        self._reading = anyio.CapacityLimiter(_MOST_READERS)
+
+    async def agent(self, name: str) -> Agent:
+        return await self._read(lambda c: reads.agent(c, name))
+
+    async def agents(self) -> list[Agent]:
+        return await self._read(reads.agents)
+
+    async def token(self, provider: str, token: str) -> ResumeToken | None:
+        return await self._read(lambda c: reads.token(c, provider, token))
+
+    async def session(self, agent: AgentId, provider: str) -> Session | None:
+        return await self._read(lambda c: rows.maybe_session(c, agent, provider))
+
+    async def item(self, item: ItemId) -> Item:
+        return await self._read(lambda c: rows.item(c, item))
+
+    async def items(
+        self,
+        agent: AgentId | None = None,
+        *,
+        include_settled: bool = False,
+        before: ItemId | None = None,
+        limit: int = PAGE,
+    ) -> list[Item]:
+        return await self._read(lambda c: reads.items(c, agent, include_settled, before, limit))
+
+    async def lane(self, agent: AgentId) -> Lane:
+        return await self._read(lambda c: rows.lane(c, agent))
+
+    async def holders(self) -> list[Holder]:
+        return await self._read(reads.holders)
+
+    async def run(self, run: RunId) -> Run:
+        return await self._read(lambda c: rows.run(c, run))
+
+    async def runs(
+        self, agent: AgentId | None = None, *, before: RunId | None = None, limit: int = 50
+    ) -> list[Run]:
+        return await self._read(lambda c: reads.runs(c, agent, before, limit))
+
+    async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
+        return await self._read(lambda c: reads.runs_like(c, prefix, limit))
+
+    async def process(self, process: ProcessId) -> Process:
+        return await self._read(lambda c: rows.process(c, process))
+
+    async def open_processes(self, agent: AgentId | None = None) -> list[Process]:
+        return await self._read(lambda c: reads.open_processes(c, agent))
+
+    async def events(
+        self,
+        after: int = 0,
+        *,
+        agent: AgentId | None = None,
+        run: RunId | None = None,
+        limit: int = PAGE,
+    ) -> list[StoredEvent]:
+        return await self._read(lambda c: reads.events(c, after, agent, run, limit))
+
+    async def last_events(
+        self, *, agent: AgentId | None = None, run: RunId | None = None, limit: int = 50
+    ) -> list[StoredEvent]:
+        return await self._read(lambda c: reads.last_events(c, agent, run, limit))
+
+    async def usage(
+        self,
+        *,
+        agent: AgentId | None = None,
+        provider: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> UsageSum:
+        return await self._read(lambda c: reads.usage(c, agent, provider, since, until))
+
+    async def gates(self) -> list[Gate]:
+        return await self._read(reads.gates)
+
+    async def check(self) -> list[str]:
+        """What SQLite finds wrong with its file; nothing is wrong when the list is empty."""
+        return await self._read(_quick_check)
+
+    async def _read(self, query: Callable[[Connection], T]) -> T:
+        self._require_open()
+        return await anyio.to_thread.run_sync(self._query, query, limiter=self._reading)
+
+    def _query(self, query: Callable[[Connection], T]) -> T:
+        with translated(self._path):
+            connection = self._readers.pop() if self._readers else schema.connect_reader(self._path)
+            try:
+                return query(connection)
+            finally:
+                self._readers.append(connection)
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise StoreFailed("the store has been closed", path=self._path)
+
+    def _close_readers(self) -> None:
+        while self._readers:
+            self._readers.pop().close()
+
+
+def _quick_check(connection: Connection) -> list[str]:
+    found = [str(row[0]) for row in connection.execute("PRAGMA quick_check")]
+    return [] if found == ["ok"] else found

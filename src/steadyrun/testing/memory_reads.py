@@ -1,0 +1,152 @@
+"""What does the reference answer to those who only read?"""
+
+from datetime import datetime
+
+from steadyrun.errors import NotFound
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import StoredEvent
+from steadyrun.model.gate import Gate
+from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
+from steadyrun.model.item import Item
+from steadyrun.model.process import Process
+from steadyrun.model.run import Run
+from steadyrun.model.session import ResumeToken, Session
+from steadyrun.model.usage import UsageSum
+from steadyrun.store import PAGE, Holder, Lane
+from steadyrun.testing import tables as rows
+from steadyrun.testing.tables import Tables
+
+
+class MemoryReads:
+    """The verbs that only read."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def agent(self, name: str) -> Agent:
+        for agent in self._tables.agents.values():
+            if name in {agent.name, agent.id}:
+                return agent
+        raise NotFound("agent", name)
+
+    async def agents(self) -> list[Agent]:
+        return sorted(self._tables.agents.values(), key=lambda a: a.name)
+
+    async def token(self, provider: str, token: str) -> ResumeToken | None:
+        sessions = sorted(self._tables.sessions.items(), reverse=True)
+        current = [each.current for (_, name), each in sessions if name == provider]
+        return next((each for each in current if each.token == token), None)
+
+    async def session(self, agent: AgentId, provider: str) -> Session | None:
+        return self._tables.sessions.get((agent, provider))
+
+    async def item(self, item: ItemId) -> Item:
+        return rows.item_of(self._tables, item)
+
+    async def items(
+        self,
+        agent: AgentId | None = None,
+        *,
+        include_settled: bool = False,
+        before: ItemId | None = None,
+        limit: int = PAGE,
+    ) -> list[Item]:
+        found = [
+            item
+            for item in self._tables.items.values()
+            if agent in {None, item.agent}
+            and (include_settled or not item.is_settled)
+            and (before is None or item.id < before)
+        ]
+        return sorted(found, key=lambda i: i.id, reverse=True)[:limit]
+
+    async def lane(self, agent: AgentId) -> Lane:
+        return rows.lane_of(self._tables, agent)
+
+    async def holders(self) -> list[Holder]:
+        return sorted(self._tables.holders.values(), key=lambda h: h.id)
+
+    async def run(self, run: RunId) -> Run:
+        if run not in self._tables.runs:
+            raise NotFound("run", run)
+        return self._tables.runs[run]
+
+    async def runs(
+        self, agent: AgentId | None = None, *, before: RunId | None = None, limit: int = 50
+    ) -> list[Run]:
+        found = [
+            run
+            for run in self._tables.runs.values()
+            if agent in {None, run.agent} and (before is None or run.id < before)
+        ]
+        return sorted(found, key=lambda r: r.id, reverse=True)[:limit]
+
+    async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
+        found = [run for run in self._tables.runs.values() if run.id.startswith(prefix)]
+        return sorted(found, key=lambda r: r.id)[:limit]
+
+    async def process(self, process: ProcessId) -> Process:
+        if process not in self._tables.processes:
+            raise NotFound("process", process)
+        return self._tables.processes[process]
+
+    async def open_processes(self, agent: AgentId | None = None) -> list[Process]:
+        found = [
+            p
+            for p in self._tables.processes.values()
+            if agent in {None, p.agent} and p.closed_at is None
+        ]
+        return sorted(found, key=lambda p: p.id)
+
+    async def events(
+        self,
+        after: int = 0,
+        *,
+        agent: AgentId | None = None,
+        run: RunId | None = None,
+        limit: int = PAGE,
+    ) -> list[StoredEvent]:
+        found = [e for e in self._placed(agent, run) if e.cursor > after]
+        return [self._stored(e) for e in found[:limit]]
+
+    async def last_events(
+        self, *, agent: AgentId | None = None, run: RunId | None = None, limit: int = 50
+    ) -> list[StoredEvent]:
+        placed = self._placed(agent, run)
+        return [self._stored(e) for e in placed[max(0, len(placed) - limit) :]]
+
+    async def usage(
+        self,
+        *,
+        agent: AgentId | None = None,
+        provider: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> UsageSum:
+        total = UsageSum()
+        for run in self._tables.runs.values():
+            is_in = (since is None or run.created_at >= since) and (
+                until is None or run.created_at < until
+            )
+            if is_in and agent in {None, run.agent} and provider in {None, run.provider}:
+                total = rows.added(total, run)
+        return total
+
+    async def gates(self) -> list[Gate]:
+        return [gate for _, gate in sorted(self._tables.gates.items())]
+
+    def _placed(self, agent: AgentId | None, run: RunId | None) -> list[rows.Placed]:
+        return [e for e in self._tables.events if agent in {None, e.agent} and run in {None, e.run}]
+
+    def _stored(self, placed: rows.Placed) -> StoredEvent:
+        emitted = placed.emitted
+        return StoredEvent(
+            cursor=placed.cursor,
+            seq=placed.seq,
+            id=placed.id,
+            at=emitted.at,
+            agent=self._tables.agents[placed.agent].name,
+            run=placed.run,
+            provider=self._tables.runs[placed.run].provider if placed.run else None,
+            event=emitted.event,
+        )
