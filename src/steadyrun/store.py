@@ -13,7 +13,7 @@ The promises stand here once; `steadyrun.testing` checks every engine against th
   caller still gets its answer: what was claimed can be given back. None begins once cancelled.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Literal, Protocol
@@ -26,9 +26,9 @@ from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
-from steadyrun.model.run import Change, Run
+from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
 
@@ -38,7 +38,8 @@ DEDUP_RETENTION = timedelta(days=14)
 FALLBACK_POLL_SECONDS = 15.0
 PAGE = 500
 
-LaneStatus = Literal["idle", "ready", "held"]
+# Nothing to do, something to do, something being done; or nothing runs, and a process is kept.
+LaneStatus = Literal["idle", "ready", "held", "warm"]
 
 
 class Holder(Struct, frozen=True):
@@ -52,7 +53,8 @@ class Holder(Struct, frozen=True):
 
 
 class Lane(Struct, frozen=True):
-    """An agent's queue and who owns it."""
+    """An agent's queue and who owns it. It can be claimed, by its owner if it has one, from
+    `ready_at` on."""
 
     agent: AgentId
     status: LaneStatus = "idle"
@@ -70,6 +72,31 @@ class Accepted(Struct, frozen=True):
 
     item: Item
     is_new: bool
+
+
+class Started(Struct, frozen=True):
+    """All that is known when a run begins."""
+
+    claim: Claim
+    run: Run
+    agent: Agent
+    # With the provider that the run is for.
+    session: Session | None
+    # The agent's open one.
+    process: Process | None
+
+
+class Lost(Struct, frozen=True):
+    """What a holder that is gone has left. `hold` is a `Claim` unless the lane was warm."""
+
+    hold: Hold
+    agent: Agent
+    # Of the claim's item, if it had one.
+    run: Run | None
+    # With the provider of the run, else with the agent's.
+    session: Session | None
+    # Those that are open, oldest first.
+    processes: tuple[Process, ...]
 
 
 class Watch:
@@ -197,7 +224,23 @@ class Store(Protocol):
         """Own up to `limit` ready lanes whose gate is open, longest ready first, head item running;
         with `agent`, that agent's lane or none.
 
-        A held, paused or empty lane is never given. Two holders never get the same lane.
+        A held, paused or empty lane is never given, a warm one to its own holder only, under the
+        fence it has. Two holders never get the same lane.
+        """
+
+    async def start(
+        self,
+        holder: HolderId,
+        opened: Callable[[Agent, Item], Created],
+        limit: int = 1,
+        *,
+        agent: AgentId | None = None,
+        but_not: Collection[str] = (),
+    ) -> list[Started]:
+        """As `claim`, with the run of each item made by `opened` in the same transaction.
+
+        Lanes whose agent's provider is in `but_not` are passed over. `opened` may be called in any
+        thread and shall do nothing but answer; what it raises is raised, and nothing was claimed.
         """
 
     async def take(self, claim: Claim, limit: int = 1) -> list[Item]:
@@ -232,9 +275,25 @@ class Store(Protocol):
         if anything is queued. One transaction.
         """
 
-    async def reap(self, holder: HolderId) -> list[Claim]:
-        """Take over, with a higher fence, every lane whose holder is gone. Nothing is run again
-        by this: the new holder adopts what lives and settles or releases the rest."""
+    async def rest(
+        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+    ) -> Item:
+        """As `settle`, but the lane stays with its holder, warm, under the same fence: its process
+        waits for the next item. The claim can run nothing more (`ChangeRefused`); as a `Hold` it is
+        good until the lane is let go or taken over."""
+
+    async def wake(self, hold: Hold, message: Message) -> Claim:
+        """The process in a warm lane has begun a turn that nobody asked for (kind "self"): its item
+        runs at once, before what is queued, also if the lane is paused or its gate is closed."""
+
+    async def let_go(self, hold: Hold) -> None:
+        """Give a warm lane up: ready if anything is queued, else idle. `ChangeRefused` if something
+        runs in it: whoever started that was quicker."""
+
+    async def reap(self, holder: HolderId) -> list[Lost]:
+        """Take over, with a higher fence, every lane whose holder is gone, held or warm. Nothing is
+        run again by this: the new holder adopts what lives and settles, releases or lets go the
+        rest."""
 
     # -- runs, processes, events
 
@@ -255,16 +314,16 @@ class Store(Protocol):
     async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
         """Runs whose id begins so: for ids typed by hand."""
 
-    async def open_process(self, claim: Claim, process: Process) -> None: ...
+    async def open_process(self, hold: Hold, process: Process) -> None: ...
 
-    async def close_process(self, claim: Claim, process: ProcessId) -> None: ...
+    async def close_process(self, hold: Hold, process: ProcessId) -> None: ...
 
     async def process(self, process: ProcessId) -> Process:
         """The process, else `NotFound`."""
 
     async def open_processes(self, agent: AgentId | None = None) -> list[Process]: ...
 
-    async def append(self, claim: Claim, batch: Batch) -> Appended:
+    async def append(self, hold: Hold, batch: Batch) -> Appended:
         """Write a batch if it begins where the record of its process ends.
 
         Said again it is once: what lies wholly before the stored offset, and an event of ours

@@ -13,18 +13,22 @@ import random
 import sys
 from collections import deque
 from collections.abc import Awaitable, Sequence
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import anyio
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from steadyrun.clock import SystemClock
+from steadyrun.errors import ChangeRefused, LeaseLost
+from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.store import Accepted
@@ -113,9 +117,30 @@ class Settle(Struct, frozen=True, tag="settle"):
     finished: Finished
 
 
+class StartOne(Struct, frozen=True, tag="start"):
+    holder: HolderId
+    run: RunId
+    at: datetime
+
+
+class Rest(Struct, frozen=True, tag="rest"):
+    claim: Claim
+    stretch: Stretch
+    finished: Finished
+
+
+class Wake(Struct, frozen=True, tag="wake"):
+    hold: Hold
+    message: Message
+
+
+class LetGo(Struct, frozen=True, tag="let_go"):
+    hold: Hold
+
+
 Op = (
     Join | Accept | Cancel | ClaimOne | Begin | OpenProcess | Append | Take | Absorb | GiveBack
-    | Settle
+    | Settle | StartOne | Rest | Wake | LetGo
 )  # fmt: skip
 
 
@@ -135,6 +160,19 @@ def events_of(stretch: Stretch) -> Sequence[Emitted]:
     at = SystemClock().now()
     ends = range(stretch.from_offset + FRAME_BYTES, stretch.to_offset + 1, FRAME_BYTES)
     return [Emitted(end, 0, at, Note(f"{stretch.process} {end}")) for end in ends]
+
+
+def created_by(start: StartOne, agent: Agent, item: Item) -> Created:
+    """The run that a start makes."""
+    return Created(start.run, agent.id, item.id, agent.provider, start.at)
+
+
+async def _unless_refused(verb: Awaitable[T]) -> T | None:
+    """Another task of ours may have started something in the lane, or let it go."""
+    try:
+        return await verb
+    except (ChangeRefused, LeaseLost):
+        return None
 
 
 class _Reporter:
@@ -194,17 +232,33 @@ class _Writer:
 
     async def _drive(self, holder: HolderId) -> None:
         while True:
-            claims = await self._do(ClaimOne(holder), self._store.claim(holder))
+            is_one_step = self._random.random() < 0.5
+            claims = await (self._start(holder) if is_one_step else self._claim(holder))
             for claim in claims:
                 await self._work(claim)
             if not claims:
                 await self._accept(self._message())
 
-    async def _work(self, claim: Claim) -> None:
-        run, process = self._ids.run(), self._ids.process()
-        now = self._clock.now()
+    async def _claim(self, holder: HolderId) -> list[Claim]:
+        claims = await self._do(ClaimOne(holder), self._store.claim(holder))
+        for claim in claims:
+            await self._begin(claim)
+        return claims
+
+    async def _begin(self, claim: Claim) -> None:
+        run, now = self._ids.run(), self._clock.now()
         created = Created(run, claim.agent, claim.item.id, "claude", now)
         await self._do(Begin(claim, created), self._store.change(claim, run, created))
+
+    async def _start(self, holder: HolderId) -> list[Claim]:
+        op = StartOne(holder, self._ids.run(), self._clock.now())
+        started = await self._do(op, self._store.start(holder, partial(created_by, op)))
+        return [each.claim for each in started]
+
+    async def _work(self, claim: Claim) -> None:
+        """Run the claim's item, whose run was made, and give the lane up or keep it."""
+        [run] = [each.id for each in await self._store.runs(claim.agent, limit=1)]
+        process, now = self._ids.process(), self._clock.now()
         opened = Process(process, claim.agent, "claude", "here", "keeper", now)
         await self._do(OpenProcess(claim, opened), self._store.open_process(claim, opened))
         launched: Launched | None = Launched(now, process)
@@ -214,7 +268,7 @@ class _Writer:
             await self._append(claim, stretch)
             launched, offset = None, stretch.to_offset
         await self._follow_up(claim)
-        await self._settle(claim, Stretch(process, run, offset, self._random.randrange(1, 20)))
+        await self._end(claim, Stretch(process, run, offset, self._random.randrange(1, 20)))
 
     async def _append(self, claim: Claim, stretch: Stretch) -> None:
         await self._do(Append(claim, stretch), self._store.append(claim, batch_of(stretch)))
@@ -227,12 +281,35 @@ class _Writer:
             elif n == 1:
                 await self._do(GiveBack(claim, item.id), self._store.give_back(claim, item.id))
 
-    async def _settle(self, claim: Claim, stretch: Stretch) -> None:
+    async def _end(self, claim: Claim, stretch: Stretch) -> None:
         is_done = self._random.random() < 0.8
         status, text = ("completed", "done") if is_done else ("failed", None)
         finished = Finished(self._clock.now(), status, text=text)  # type: ignore[arg-type]
-        settled = self._store.settle(claim, finished, batch_of(stretch))
-        await self._do(Settle(claim, stretch, finished), settled)
+        batch = batch_of(stretch)
+        if self._random.random() < 0.5:
+            settled = self._store.settle(claim, finished, batch)
+            await self._do(Settle(claim, stretch, finished), settled)
+        else:
+            rested = self._store.rest(claim, finished, batch)
+            await self._do(Rest(claim, stretch, finished), rested)
+            await self._after_resting(Hold(claim.agent, claim.holder, claim.fence))
+
+    async def _after_resting(self, hold: Hold) -> None:
+        """Let the lane go, wake it, or leave it to whoever of us starts something in it."""
+        chance = self._random.random()
+        if chance < 0.3:
+            await self._do(LetGo(hold), _unless_refused(self._let_go(hold)))
+        elif chance < 0.6:
+            message = structs.replace(self._message(), agent=hold.agent, kind="self", key=None)
+            woken = _unless_refused(self._store.wake(hold, message))
+            claim = await self._do(Wake(hold, message), woken)
+            if claim:
+                await self._begin(claim)
+                await self._work(claim)
+
+    async def _let_go(self, hold: Hold) -> bool:
+        await self._store.let_go(hold)
+        return True
 
     async def _accept(self, message: Message) -> Accepted:
         return await self._do(Accept(message), self._store.accept(message))

@@ -15,8 +15,8 @@ from steadyrun.model.batch import Appended
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.process import Process
-from steadyrun.model.run import Run
-from steadyrun.store import Accepted, Holder, Lane
+from steadyrun.model.run import Run, step
+from steadyrun.store import Accepted, Holder, Lane, Started
 from tests.children.crash_writer import (
     Absorb,
     Accept,
@@ -26,10 +26,15 @@ from tests.children.crash_writer import (
     ClaimOne,
     GiveBack,
     Join,
+    LetGo,
     Op,
     OpenProcess,
+    Rest,
     Settle,
+    StartOne,
     Take,
+    Wake,
+    created_by,
 )
 from tests.flow.crash_model import Model
 
@@ -109,7 +114,13 @@ def _guess(model: Model, seen: Seen, op: Op) -> Guess:  # noqa: C901 (one case f
             return Done(None) if seen.items[op.item].delivery == "absorbed" else Absent()
         case GiveBack():
             return Done(None) if seen.items[op.item].status != "running" else Absent()
-        case Settle():
+        case StartOne():
+            return _of_start(model, seen, op)
+        case Wake():
+            return _of_wake(model, seen, op)
+        case LetGo():
+            return _of_letting_go(model, seen, op)
+        case Settle() | Rest():
             is_there = seen.runs[op.stretch.run].is_terminal
             return Done(seen.items[op.claim.item.id]) if is_there else Absent()
 
@@ -139,14 +150,42 @@ def _of_cancel(model: Model, seen: Seen, op: Cancel) -> Guess:
 
 
 def _of_claim(model: Model, seen: Seen, op: ClaimOne) -> Guess:
-    ready = [lane for lane in model.lanes.values() if lane.status == "ready"]
+    ready = model.startable(op.holder)
     for lane in ready:
-        now = seen.lanes[lane.agent]
-        if (now.holder, now.fence) == (op.holder, lane.fence + 1):
-            head = model.queued(lane.agent)[0]
-            started = model.started(head, seen.items[head.id].started_at)
-            return Done([Claim(lane.agent, op.holder, now.fence, started)])
+        head = seen.items[model.queued(lane.agent)[0].id]
+        # One with a run was started in one step: by another of the open writes.
+        if (head.status, head.delivery, head.run) == ("running", "none", None):
+            return Done([model.claim_on(lane, op.holder, head.started_at)])
     return Absent() if ready else NoTrace()
+
+
+def _of_start(model: Model, seen: Seen, op: StartOne) -> Guess:
+    ready = {lane.agent: lane for lane in model.startable(op.holder)}
+    run = seen.runs.get(op.run)
+    if run is None or run.item is None:
+        return Absent() if ready else NoTrace()
+    agent, at = model.agents[run.agent], seen.items[run.item].started_at
+    claim = model.claim_on(ready[agent.id], op.holder, at)
+    claim = replace(claim, item=replace(claim.item, run=op.run))
+    processes = [p for p in model.processes.values() if p.agent == agent.id]
+    process = max(processes, key=lambda p: p.id, default=None)
+    created = step(None, created_by(op, agent, claim.item))
+    return Done([Started(claim, created, agent, None, process)])
+
+
+def _of_wake(model: Model, seen: Seen, op: Wake) -> Guess:
+    if not model.is_warm(op.hold):
+        return NoTrace()
+    item = seen.by_text(op.message.text)
+    return Done(Claim(op.hold.agent, op.hold.holder, op.hold.fence, item)) if item else Absent()
+
+
+def _of_letting_go(model: Model, seen: Seen, op: LetGo) -> Guess:
+    if not model.is_warm(op.hold):
+        return NoTrace()
+    lane, hold = seen.lanes[op.hold.agent], op.hold
+    is_there = (lane.status, lane.holder, lane.fence) == ("warm", hold.holder, hold.fence)
+    return Absent() if is_there else Done(True)
 
 
 def _of_take(model: Model, seen: Seen, op: Take) -> Guess:

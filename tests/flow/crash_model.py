@@ -7,17 +7,19 @@ model is what the store promised, and can be compared with what the store has.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, assert_never
 
 import msgspec
 
+from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended
 from steadyrun.model.event import EventId
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, ItemStatus, status_after, status_of_absorbed
+from steadyrun.model.item import Claim, Hold, Item, ItemStatus, status_after, status_of_absorbed
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Run, counted, step, told
-from steadyrun.store import Accepted, Holder, Lane
+from steadyrun.store import Accepted, Holder, Lane, Lost, Started
 from tests.children.crash_writer import (
     Absorb,
     Accept,
@@ -27,15 +29,22 @@ from tests.children.crash_writer import (
     ClaimOne,
     GiveBack,
     Join,
+    LetGo,
     Op,
     OpenProcess,
+    Rest,
     Settle,
+    StartOne,
     Stretch,
     Take,
+    Wake,
+    created_by,
     events_of,
 )
 
 replace = msgspec.structs.replace
+
+_id = attrgetter("id")
 
 RESULTS: dict[type, Any] = {
     Join: Holder,
@@ -49,6 +58,10 @@ RESULTS: dict[type, Any] = {
     Absorb: None,
     GiveBack: None,
     Settle: Item,
+    StartOne: list[Started],
+    Rest: Item,
+    Wake: Claim | None,
+    LetGo: bool | None,
 }
 
 
@@ -56,10 +69,12 @@ RESULTS: dict[type, Any] = {
 class Model:
     """The promised content. `fresh_*` is what was touched since it was last compared."""
 
+    agents: dict[AgentId, Agent] = field(default_factory=dict)
     items: dict[ItemId, Item] = field(default_factory=dict)
     keys: dict[tuple[AgentId, str], ItemId] = field(default_factory=dict)
     lanes: dict[AgentId, Lane] = field(default_factory=dict)
     runs: dict[RunId, Run] = field(default_factory=dict)
+    # None of them is ever closed.
     processes: dict[ProcessId, Process] = field(default_factory=dict)
     holders: set[HolderId] = field(default_factory=set)
     # Every event by its place: the cursor of the first is 1.
@@ -69,9 +84,10 @@ class Model:
     fresh_runs: set[RunId] = field(default_factory=set)
     fresh_processes: set[ProcessId] = field(default_factory=set)
 
-    def add_agent(self, agent: AgentId) -> None:
-        self.lanes[agent] = Lane(agent)
-        self.open_items[agent] = {}
+    def add_agent(self, agent: Agent) -> None:
+        self.agents[agent.id] = agent
+        self.lanes[agent.id] = Lane(agent.id)
+        self.open_items[agent.id] = {}
 
     def compared(self) -> None:
         self.fresh_items.clear()
@@ -104,18 +120,30 @@ class Model:
             case Settle():
                 self._append(op.claim, op.stretch, None)
                 self.settle(op.claim, op.finished, result)
+            case StartOne():
+                self._start(op, result)
+            case Rest():
+                self._append(op.claim, op.stretch, None)
+                self._end(op.claim, op.finished, result)
+                self._lane(op.claim.agent, status="warm")
+            case Wake():
+                self._wake(op, result)
+            case LetGo():
+                assert bool(result) == self.is_warm(op.hold)
+                if result:
+                    self.let_go(op.hold)
             case _:
                 assert_never(op)
 
     # -- what else the parent does
 
     def settle(self, claim: Claim, change: Change, result: Item) -> None:
-        run = self._change(self.items[claim.item.id].run, change)
-        assert run.is_terminal
-        for item in self._running(claim.agent):
-            self._settle_with(item, run, result.settled_at)
+        self._end(claim, change, result)
         self._free(claim.agent)
-        assert result == self.items[claim.item.id]
+
+    def let_go(self, hold: Hold) -> None:
+        assert self.is_warm(hold)
+        self._free(hold.agent)
 
     def release(self, claim: Claim, result: Item) -> None:
         for item in self._running(claim.agent):
@@ -123,15 +151,23 @@ class Model:
         self._free(claim.agent)
         assert result == self.items[claim.item.id]
 
-    def reap(self, dead: HolderId, heir: HolderId, claims: Sequence[Claim]) -> list[Claim]:
-        """Check that `heir` got every lane of `dead`; return the claims that are over."""
-        lost = [lane for lane in self.lanes.values() if lane.holder == dead]
-        mains = {lane.agent: self.main_of(lane.agent) for lane in lost}
-        expected = [Claim(lane.agent, heir, lane.fence + 1, mains[lane.agent]) for lane in lost]
-        assert sorted(claims, key=lambda c: c.agent) == sorted(expected, key=lambda c: c.agent)
-        for lane in lost:
+    def reap(self, dead: HolderId, heir: HolderId, lost: Sequence[Lost]) -> list[Hold]:
+        """Check that `heir` got every lane of `dead`; return the holds that are over."""
+        lanes = [lane for lane in self.lanes.values() if lane.holder == dead]
+        stale = [self._hold(lane) for lane in lanes]
+        for lane in lanes:
             self.lanes[lane.agent] = replace(lane, holder=heir, fence=lane.fence + 1)
-        return [Claim(lane.agent, dead, lane.fence, mains[lane.agent]) for lane in lost]
+        assert {each.hold.agent for each in lost} == {lane.agent for lane in lanes}
+        for each in lost:
+            assert each.hold == self._hold(self.lanes[each.hold.agent])
+            self._check_lost(each)
+        return stale
+
+    def _check_lost(self, lost: Lost) -> None:
+        run = lost.hold.item.run if isinstance(lost.hold, Claim) else None
+        assert lost.run == (self.runs[run] if run else None)
+        assert (lost.agent, lost.session) == (self.agents[lost.hold.agent], None)
+        assert list(lost.processes) == self._processes_of(lost.agent.id)
 
     def agrees_on(self, seen: Item) -> bool:
         self._learn(seen)
@@ -152,6 +188,30 @@ class Model:
         return replace(
             item, status="running", delivery="none", attempt=attempt, run=None, started_at=at
         )
+
+    def startable(self, holder: HolderId) -> list[Lane]:
+        """The lanes that may be claimed: ready ones, and the holder's own if anything is queued."""
+        lanes = self.lanes.values()
+        return [lane for lane in lanes if lane.queued and lane.holder in {None, holder}
+                and lane.status != "held"]  # fmt: skip
+
+    def is_warm(self, hold: Hold) -> bool:
+        lane = self.lanes[hold.agent]
+        return (lane.status, lane.holder, lane.fence) == ("warm", hold.holder, hold.fence)
+
+    def claim_on(self, lane: Lane, holder: HolderId, at: datetime | None) -> Claim:
+        """The claim that is given for the lane."""
+        fence = lane.fence + (lane.status == "ready")
+        return Claim(lane.agent, holder, fence, self.started(self.queued(lane.agent)[0], at))
+
+    def _hold(self, lane: Lane) -> Hold:
+        assert lane.holder is not None
+        if lane.status == "warm":
+            return Hold(lane.agent, lane.holder, lane.fence)
+        return Claim(lane.agent, lane.holder, lane.fence, self.main_of(lane.agent))
+
+    def _processes_of(self, agent: AgentId) -> list[Process]:
+        return sorted((p for p in self.processes.values() if p.agent == agent), key=_id)
 
     def _running(self, agent: AgentId) -> list[Item]:
         found = (item for item in self.open_items[agent].values() if item.status == "running")
@@ -190,16 +250,41 @@ class Model:
         assert result == self.items[item_id]
 
     def _claim(self, holder: HolderId, claims: Sequence[Claim]) -> None:
-        ready = {lane.agent for lane in self.lanes.values() if lane.status == "ready"}
+        ready = {lane.agent: lane for lane in self.startable(holder)}
         assert len(claims) == min(1, len(ready))
         for claim in claims:
-            assert claim.agent in ready
-            lane, head = self.lanes[claim.agent], self.queued(claim.agent)[0]
-            expected = self.started(head, claim.item.started_at)
-            assert claim == Claim(claim.agent, holder, lane.fence + 1, expected)
-            self._put(expected)
+            lane = ready[claim.agent]
+            assert claim == self.claim_on(lane, holder, claim.item.started_at)
+            self._put(claim.item)
             held = {"status": "held", "holder": holder, "fence": claim.fence}
             self._lane(claim.agent, queued=lane.queued - 1, **held)
+
+    def _start(self, op: StartOne, result: Sequence[Started]) -> None:
+        claims = [replace(s.claim, item=replace(s.claim.item, run=None)) for s in result]
+        self._claim(op.holder, claims)
+        for started in result:
+            agent, item = self.agents[started.claim.agent], started.claim.item
+            assert (started.agent, started.session) == (agent, None)
+            assert started.process == max(self._processes_of(agent.id), key=_id, default=None)
+            self._begin(Begin(started.claim, created_by(op, agent, item)), started.run)
+            assert item == self.items[item.id]
+
+    def _wake(self, op: Wake, result: Claim | None) -> None:
+        assert (result is not None) == self.is_warm(op.hold)
+        if result is not None:
+            lane, item = self.lanes[op.hold.agent], result.item
+            assert result == Claim(lane.agent, op.hold.holder, op.hold.fence, item)
+            assert (item.seq, item.text, item.kind) == (lane.last_seq + 1, op.message.text, "self")
+            assert (item.status, item.delivery, item.attempt) == ("running", "none", 1)
+            self._put(item)
+            self._lane(lane.agent, status="held", last_seq=item.seq)
+
+    def _end(self, claim: Claim, change: Change, result: Item) -> None:
+        run = self._change(self.items[claim.item.id].run, change)
+        assert run.is_terminal
+        for item in self._running(claim.agent):
+            self._settle_with(item, run, result.settled_at)
+        assert result == self.items[claim.item.id]
 
     def _begin(self, op: Begin, result: Run) -> None:
         run = step(None, op.created)

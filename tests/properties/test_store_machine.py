@@ -4,7 +4,7 @@ import asyncio
 import platform
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -59,6 +59,7 @@ CANARY = "canary-7f3a"
 PROVIDERS = ("claude", "codex")
 
 small = st.integers(0, 3)
+providers = st.sampled_from(PROVIDERS)
 # Eighths add up to the same float in any order.
 costs = st.one_of(
     st.just(Cost()),
@@ -89,8 +90,10 @@ rarely = st.integers(0, 19).map(lambda n: n == 7)
 CHANGES = ["launched", "launched", "touched", "touched", "created", "adopted", "ended", "finished"]
 
 MAIN = {"none", "own_turn"}
+WARM = ["wake", "append", "process", "next", "let_go"]
 DEEDS = [
     *["append"] * 3, "repeat", "change", "create", "offer", "absorb", "cancel", *["go_on"] * 2,
+    *["rest"] * 2, "wake", *["next"] * 2,
 ]  # fmt: skip
 
 
@@ -120,6 +123,12 @@ class Lockstep(RuleBasedStateMachine):
         self.appends: list[tuple[Claim, Batch]] = []
         self.settled: dict[ItemId, Item] = {}
         self.steps = 0
+        self._going = {
+            "go_on": self._go_on,
+            "rest": self._rest,
+            "wake": self._wake,
+            "next": self._next,
+        }
         self.engine, self.reference = self.runner.run(self._open())
 
     def teardown(self) -> None:
@@ -143,14 +152,20 @@ class Lockstep(RuleBasedStateMachine):
         self._compare(_all_reads if self.steps % 8 == 0 else _main_reads)
 
     @invariant()
-    def what_is_settled_stays_and_a_held_lane_runs_one_item(self) -> None:
+    def what_is_settled_stays_and_lanes_are_what_they_say(self) -> None:
         items = self.runner.run(self.reference.items(include_settled=True, limit=ALL))
         self.settled = {**{i.id: i for i in items if i.is_settled}, **self.settled}
         assert not [i for i in items if i != self.settled.get(i.id, i)]
         running = [i.agent for i in items if i.status == "running" and i.delivery in MAIN]
-        lanes = [self.runner.run(_answer(self.reference.lane(agent))) for agent in self.agents]
-        held = [lane.agent for none, lane in lanes if not none and lane.status == "held"]
-        assert sorted(running) == sorted(held)
+        answers = [self.runner.run(_answer(self.reference.lane(agent))) for agent in self.agents]
+        lanes = [lane for is_refused, lane in answers if not is_refused]
+        assert sorted(running) == sorted(lane.agent for lane in lanes if lane.status == "held")
+        for lane in lanes:
+            queued = [i for i in items if i.agent == lane.agent and i.status == "queued"]
+            assert lane.queued == len(queued)
+            assert (lane.ready_at is not None) == (lane.queued > 0 and lane.status != "held")
+            assert (lane.holder is not None) == (lane.status in {"held", "warm"})
+            assert lane.holder or lane.status == ("ready" if lane.queued else "idle")
 
     # -- agents, items, what stands in the way
 
@@ -196,6 +211,12 @@ class Lockstep(RuleBasedStateMachine):
     def claim(self, n: int, limit: int, agent: int | None) -> None:
         self._claim(n, limit, None if agent is None else self._agent(agent))
 
+    @rule(
+        n=small, limit=small, agent=st.none() | small, but_not=st.sets(st.sampled_from(PROVIDERS))
+    )
+    def start(self, n: int, limit: int, agent: int | None, but_not: set[str]) -> None:
+        self._start(n, limit, None if agent is None else self._agent(agent), but_not)
+
     @rule(n=small, deeds=st.lists(st.sampled_from(DEEDS), max_size=6), data=st.data())
     def work_a_while(self, n: int, deeds: list[str], data: st.DataObject) -> None:
         """From a message to an open process, and then whatever may happen in a run."""
@@ -206,7 +227,7 @@ class Lockstep(RuleBasedStateMachine):
             self._create(work)
             self._open_process(work)
             for deed in deeds:
-                verb = self._go_on if deed == "go_on" else partial(self._do, deed)
+                verb = self._going.get(deed) or partial(self._do, deed)
                 verb(self.works[-1], data)
 
     def _do(self, deed: str, work: Work, data: st.DataObject) -> None:
@@ -236,11 +257,13 @@ class Lockstep(RuleBasedStateMachine):
     @rule(n=small)
     def reap(self, n: int) -> None:
         holder = self._holder(n)
-        claims = self._both(lambda store: store.reap(holder)) or []
-        for claim in claims:
-            before = [work for work in self.works if work.claim.item.id == claim.item.id]
-            begun = [(work.runs, work.processes, work.opened) for work in before[-1:]]
-            self.works += [Work(claim, *known) for known in begun]
+        for lost in self._both(lambda store: store.reap(holder)) or []:
+            hold = lost.hold
+            for work in [w for w in self.works if w.claim.agent == hold.agent][-1:]:
+                # A warm lane has no item: the claim that rested is good as a hold.
+                item = hold.item if isinstance(hold, Claim) else work.claim.item
+                claim = Claim(hold.agent, hold.holder, hold.fence, item)
+                self.works.append(Work(claim, work.runs, work.processes, work.opened))
 
     @precondition(lambda self: self.works)
     @rule(n=small, limit=small, text=st.none() | texts)
@@ -269,6 +292,33 @@ class Lockstep(RuleBasedStateMachine):
         self._accept(work.claim.agent, "later", None)
         self._create(work)
         self._go_on(work, data)
+
+    @precondition(lambda self: self.works)
+    @rule(n=small, data=st.data(), has_batch=st.booleans())
+    def rest(self, n: int, data: st.DataObject, has_batch: bool) -> None:
+        work = self._work(n)
+        change, batch = self._change(data, work), self._batch(data, work) if has_batch else None
+        self._both(lambda store: store.rest(work.claim, change, batch))
+
+    @precondition(lambda self: self.works)
+    @rule(
+        n=small,
+        verb=st.sampled_from(["wake", "append", "process", "next", "let_go"]),
+        data=st.data(),
+    )
+    def use_a_warm_lane(self, n: int, verb: str, data: st.DataObject) -> None:
+        work = self._warm_work(n)
+        match verb:
+            case "wake":
+                self._wake(work, data)
+            case "append":
+                self._append(work.claim, self._batch(data, work))
+            case "process":
+                self._open_process(work)
+            case "next":
+                self._next(work, data)
+            case _:
+                self._both(lambda store: store.let_go(work.claim))
 
     # -- runs, processes, events
 
@@ -411,12 +461,53 @@ class Lockstep(RuleBasedStateMachine):
             self.items.append(went_on.item.id)
             self.works.append(Work(went_on, processes=work.processes, opened=work.opened))
 
+    def _start(
+        self, n: int, limit: int, agent: AgentId | None, but_not: Collection[str] = ()
+    ) -> None:
+        """Mostly with a new run for each item, now and then with one that exists."""
+        holder, now = self._holder(n), self.clock.now()
+        runs = [self.names.run() for _ in range(limit)]
+        if n == 3 and self.works:
+            runs = [work.runs[-1] for work in self.works[-limit:]] + runs
+
+        def opened() -> Callable[[Agent, Item], Created]:
+            left = iter(runs)
+            return lambda agent, item: Created(next(left), agent.id, item.id, agent.provider, now)
+
+        for started in (
+            self._both(
+                lambda store: store.start(holder, opened(), limit, agent=agent, but_not=but_not)
+            )
+            or []
+        ):
+            process = [started.process.id] if started.process else []
+            work = Work(started.claim, processes=[*process], opened=[*process])
+            work.processes = work.processes or [ProcessId("prc_none")]
+            work.runs.append(started.run.id)
+            self.works.append(work)
+
+    def _rest(self, work: Work, data: st.DataObject) -> None:
+        claim, end = work.claim, Finished(self.clock.now(), *data.draw(endings))
+        self._both(lambda store: store.rest(claim, end))
+
+    def _wake(self, work: Work, data: st.DataObject) -> None:
+        message = Message(work.claim.agent, "by itself", "self", data.draw(keys))
+        woken = self._both(lambda store: store.wake(work.claim, message))
+        if woken:
+            self.items.append(woken.item.id)
+            self.works.append(Work(woken, processes=work.processes, opened=work.opened))
+
+    def _next(self, work: Work, data: st.DataObject) -> None:
+        """Something new for its agent, and a start."""
+        self._accept(work.claim.agent, "next", data.draw(keys))
+        self._start(0, 1, work.claim.agent)
+
     def _open_process(self, work: Work) -> None:
         claim, now = work.claim, self.clock.now()
         process = Process(self.names.process(), claim.agent, "claude", "here", "/k", now)
         work.processes.append(process.id)
         self._both(lambda store: store.open_process(claim, process))
-        if self._is_alive(claim):
+        if self._lane_of(claim) in {"held", "warm"}:
             work.opened.append(process.id)
 
     def _append(self, claim: Claim, batch: Batch) -> None:
@@ -438,9 +529,18 @@ class Lockstep(RuleBasedStateMachine):
         alive = [work for work in self.works if self._is_alive(work.claim)]
         return self.works[-2:][0] if n == 3 or not alive else alive[-1 - n // 2 % len(alive)]
 
+    def _warm_work(self, n: int) -> Work:
+        """The newest whose lane is warm, but any for 3."""
+        warm = [work for work in self.works if self._lane_of(work.claim) == "warm"]
+        return warm[-1] if warm and n < 3 else self._work(n)
+
     def _is_alive(self, claim: Claim) -> bool:
+        return self._lane_of(claim) == "held"
+
+    def _lane_of(self, claim: Claim) -> str | None:
+        """How the lane of the claim is, if it is still this holder's."""
         lane = self.runner.run(self.reference.lane(claim.agent))
-        return (lane.status, lane.fence) == ("held", claim.fence)
+        return lane.status if (lane.holder, lane.fence) == (claim.holder, claim.fence) else None
 
     def _run(self, work: Work, n: int) -> RunId:
         """The work's newest run; for 3 an older one, or one of other work."""

@@ -50,12 +50,17 @@ class Item(Struct, frozen=True):
         return self.status in SETTLED
 
 
-class Claim(Struct, frozen=True):
-    """This holder owns the lane and runs `item`. Every write names it; the highest fence wins."""
+class Hold(Struct, frozen=True):
+    """This holder owns the lane. Every write names it; the highest fence wins."""
 
     agent: AgentId
     holder: HolderId
     fence: int
+
+
+class Claim(Hold, frozen=True):
+    """This holder owns the lane and runs `item`."""
+
     item: Item
 
 

@@ -13,6 +13,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Orphaned
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.runner import Runner
+from steadyrun.store import Lost
 
 
 class Holding:
@@ -36,8 +37,9 @@ class Holding:
 
     async def adopt(self) -> list[RunId]:
         """Take up every run whose holder is gone."""
-        claims = await self.around.store.reap(self.around.holder)
-        return [await self._adopt(claim) for claim in claims]
+        lost = await self.around.store.reap(self.around.holder)
+        # Nobody here keeps a lane warm: each is held, for the item of its claim.
+        return [await self._adopt(each, each.hold) for each in lost if isinstance(each.hold, Claim)]
 
     def runner(self, run: RunId) -> Runner | None:
         """Who drives the run, if this process does."""
@@ -50,22 +52,19 @@ class Holding:
         if ended:
             await ended.wait()
 
-    async def _adopt(self, claim: Claim) -> RunId:
-        store = self.around.store
-        processes = await store.open_processes(claim.agent)
-        agent, run = await store.agent(claim.agent), await self._run_of(claim)
-        if processes:
-            self._run(Runner(self.around, claim, agent, run), processes[-1])
+    async def _adopt(self, lost: Lost, claim: Claim) -> RunId:
+        run = await self._run_of(claim, lost.agent)
+        if lost.processes:
+            self._run(Runner(self.around, claim, lost.agent, run), lost.processes[-1])
         else:
-            await store.settle(claim, Orphaned(self.around.clock.now()))
+            await self.around.store.settle(claim, Orphaned(self.around.clock.now()))
         return run
 
-    async def _run_of(self, claim: Claim) -> RunId:
+    async def _run_of(self, claim: Claim, agent: Agent) -> RunId:
         """The item's run; its holder may have been killed before there was one."""
         around, run = self.around, claim.item.run
         if run is None:
-            agent, run = await around.store.agent(claim.agent), around.ids.run()
-            now = around.clock.now()
+            run, now = around.ids.run(), around.clock.now()
             created = Created(run, agent.id, claim.item.id, agent.provider, now, agent.model)
             await around.store.change(claim, run, created)
         return run

@@ -4,7 +4,7 @@ Nothing here is durable. Where an engine and this file disagree, this file is ri
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from steadyrun.clock import Clock
@@ -19,12 +19,12 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import Accepted, Hints, Holder, Lane
+from steadyrun.store import Accepted, Hints, Holder, Lane, Lost, Started
 from steadyrun.testing import tables as rows
 from steadyrun.testing.memory_reads import MemoryReads
 from steadyrun.testing.tables import Tables
@@ -73,9 +73,8 @@ class MemoryStore(MemoryReads):
             if found.status == "queued":
                 lane = rows.lane_of(t, found.agent)
                 rows.settle_item(t, found, "cancelled", self._clock.now())
-                lane = rows.altered(lane, queued=lane.queued - 1)
-                is_empty = lane.status == "ready" and not lane.queued
-                t.lanes[lane.agent] = rows.idled(lane) if is_empty else lane
+                left = rows.altered(lane, queued=lane.queued - 1)
+                t.lanes[lane.agent] = rows.waiting(left, self._clock.now())
             elif found.status == "running":
                 t.items[item] = rows.altered(found, cancel_requested=True)
             return t.items[item]
@@ -104,12 +103,34 @@ class MemoryStore(MemoryReads):
     ) -> list[Claim]:
         now = self._clock.now()
         with self._transaction([]) as t:
-            lanes = [lane for lane in t.lanes.values() if agent in {None, lane.agent}]
-            ready = [lane for lane in lanes if rows.is_claimable(t, lane, now)]
-            ready.sort(key=lambda lane: (lane.ready_at, lane.agent))
+            ready = rows.claimable(t, holder, agent, (), now)
             claims = [rows.claim(t, lane, holder, now) for lane in ready[:limit]]
         self.hints.ring(claim.agent for claim in claims)
         return claims
+
+    async def start(
+        self,
+        holder: HolderId,
+        opened: Callable[[Agent, Item], Created],
+        limit: int = 1,
+        *,
+        agent: AgentId | None = None,
+        but_not: Collection[str] = (),
+    ) -> list[Started]:
+        now = self._clock.now()
+        with self._transaction([]) as t:
+            ready = rows.claimable(t, holder, agent, but_not, now)
+            claims = [rows.claim(t, lane, holder, now) for lane in ready[:limit]]
+            started = [self._start(t, claim, opened) for claim in claims]
+        self.hints.ring(claim.agent for claim in claims)
+        return started
+
+    def _start(self, t: Tables, claim: Claim, opened: Callable[[Agent, Item], Created]) -> Started:
+        created = opened(t.agents[claim.agent], claim.item)
+        if created.id in t.runs:
+            raise ChangeRefused("created", found=f"there is a run {created.id} already")
+        rows.bind_run(t, claim, created.id, created)
+        return rows.started(t, claim, self._change(t, created.id, created))
 
     async def take(self, claim: Claim, limit: int = 1) -> list[Item]:
         now = self._clock.now()
@@ -153,7 +174,7 @@ class MemoryStore(MemoryReads):
             run = rows.ended_run(t, rows.main_of(t, claim, "go_on"))
             running = rows.in_lane(t, claim.agent, "running")
             if isinstance(to, Message):
-                started = rows.start_unasked(t, claim, to, new, now)
+                started = rows.start_unasked(t, claim, to, new, now, "go_on")
             else:
                 started = rows.start(t, rows.offer(t, claim, to), "own_turn", now)
             for item in running:
@@ -164,33 +185,54 @@ class MemoryStore(MemoryReads):
     async def settle(
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None
     ) -> Item:
-        now = self._clock.now()
         with self._transaction([claim.agent]) as t:
-            rows.held(t, claim)
-            item = rows.main_of(t, claim, "settle")
-            if batch:
-                self._append(t, claim, batch)
-            if item.run is None:
-                raise ChangeRefused("settle", found="the item has no run")
-            run = self._change(t, item.run, change) if change else t.runs[item.run]
-            if not run.is_terminal:
-                raise ChangeRefused("settle", found=f"its run {run.id} has not ended")
-            for other in rows.in_lane(t, claim.agent, "running"):
-                rows.settle_with(t, other, run, now)
-            rows.free(t, claim.agent, now)
-            return t.items[item.id]
+            self._end(t, claim, change, batch)
+            rows.free(t, claim.agent, self._clock.now())
+            return t.items[claim.item.id]
 
-    async def reap(self, holder: HolderId) -> list[Claim]:
+    async def rest(
+        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+    ) -> Item:
+        with self._transaction([claim.agent]) as t:
+            self._end(t, claim, change, batch)
+            lane = rows.altered(t.lanes[claim.agent], status="warm")
+            t.lanes[lane.agent] = rows.waiting(lane, self._clock.now())
+            return t.items[claim.item.id]
+
+    def _end(self, t: Tables, claim: Claim, change: Change | None, batch: Batch | None) -> None:
+        rows.held(t, claim)
+        item = rows.main_of(t, claim, "settle")
+        if batch:
+            self._append(t, claim, batch)
+        if item.run is None:
+            raise ChangeRefused("settle", found="the item has no run")
+        run = self._change(t, item.run, change) if change else t.runs[item.run]
+        if not run.is_terminal:
+            raise ChangeRefused("settle", found=f"its run {run.id} has not ended")
+        for other in rows.in_lane(t, claim.agent, "running"):
+            rows.settle_with(t, other, run, self._clock.now())
+
+    async def wake(self, hold: Hold, message: Message) -> Claim:
+        now, new = self._clock.now(), self._ids.item()
+        with self._transaction([hold.agent]) as t:
+            rows.warm(t, hold, "wake")
+            item = rows.start_unasked(t, hold, message, new, now, "wake")
+            return Claim(hold.agent, hold.holder, hold.fence, item)
+
+    async def let_go(self, hold: Hold) -> None:
+        with self._transaction([hold.agent]) as t:
+            lane = rows.altered(rows.warm(t, hold, "let_go"), holder=None)
+            t.lanes[lane.agent] = rows.waiting(lane, self._clock.now())
+
+    async def reap(self, holder: HolderId) -> list[Lost]:
         with self._transaction([]) as t:
-            lost = [
-                lane
-                for lane in t.lanes.values()
-                if lane.status == "held" and lane.holder not in t.holders
+            lanes = [
+                lane for lane in t.lanes.values() if lane.holder and lane.holder not in t.holders
             ]
-            lost.sort(key=lambda lane: lane.agent)
-            claims = [rows.take_over(t, lane, holder) for lane in lost]
-        self.hints.ring(claim.agent for claim in claims)
-        return claims
+            lanes.sort(key=lambda lane: lane.agent)
+            lost = [rows.take_over(t, lane, holder) for lane in lanes]
+        self.hints.ring(each.agent.id for each in lost)
+        return lost
 
     # -- runs, processes, events
 
@@ -203,24 +245,24 @@ class MemoryStore(MemoryReads):
                 rows.bind_run(t, claim, run, change)
             return self._change(t, run, change)
 
-    async def open_process(self, claim: Claim, process: Process) -> None:
-        with self._transaction([claim.agent]) as t:
-            rows.held(t, claim)
-            if process.id in t.processes or process.agent != claim.agent:
+    async def open_process(self, hold: Hold, process: Process) -> None:
+        with self._transaction([hold.agent]) as t:
+            rows.owned(t, hold)
+            if process.id in t.processes or process.agent != hold.agent:
                 raise ChangeRefused("open_process", found=f"{process.id} belongs elsewhere")
             t.processes[process.id] = process
 
-    async def close_process(self, claim: Claim, process: ProcessId) -> None:
-        with self._transaction([claim.agent]) as t:
-            rows.held(t, claim)
-            found = rows.process_of(t, claim, process)
+    async def close_process(self, hold: Hold, process: ProcessId) -> None:
+        with self._transaction([hold.agent]) as t:
+            rows.owned(t, hold)
+            found = rows.process_of(t, hold, process)
             closed_at = found.closed_at or self._clock.now()
             t.processes[process] = rows.altered(found, closed_at=closed_at)
 
-    async def append(self, claim: Claim, batch: Batch) -> Appended:
-        with self._transaction([claim.agent]) as t:
-            rows.held(t, claim)
-            return self._append(t, claim, batch)
+    async def append(self, hold: Hold, batch: Batch) -> Appended:
+        with self._transaction([hold.agent]) as t:
+            rows.owned(t, hold)
+            return self._append(t, hold, batch)
 
     # -- gates
 
@@ -252,25 +294,25 @@ class MemoryStore(MemoryReads):
             self._place(t, after.agent, after.id, None, events)
         return after
 
-    def _append(self, t: Tables, claim: Claim, batch: Batch) -> Appended:
-        process = rows.process_of(t, claim, batch.process)
+    def _append(self, t: Tables, hold: Hold, batch: Batch) -> Appended:
+        process = rows.process_of(t, hold, batch.process)
         fresh, marks = fresh_part(
             batch, kinds_of(batch.events), offset=process.offset, marks=process.marks
         )
-        run = rows.run_of(t, claim, fresh.run) if fresh.run else None
+        run = rows.run_of(t, hold, fresh.run) if fresh.run else None
         if fresh.events and run and run.is_terminal:
             raise ChangeRefused("append", found=f"{run.id} is {run.status}")
         count = len(t.events)
         if run and isinstance(fresh.change, Launched):
             self._change(t, run.id, fresh.change)
-        self._add(t, claim.agent, fresh)
+        self._add(t, hold.agent, fresh)
         if run and fresh.change and not isinstance(fresh.change, Launched):
             self._change(t, run.id, fresh.change)
         t.processes[process.id] = rows.advanced(process, fresh, marks)
         if fresh.token:
-            rows.bind_token(t, claim.agent, process.provider, fresh.token)
+            rows.bind_token(t, hold.agent, process.provider, fresh.token)
         new = t.events[count:]
-        last_seq = t.lanes[claim.agent].event_seq
+        last_seq = t.lanes[hold.agent].event_seq
         return Appended(len(new), last_seq, len(t.events), self._rows(new))
 
     def _rows(self, placed: Sequence[rows.Placed]) -> tuple[StoredRow, ...]:

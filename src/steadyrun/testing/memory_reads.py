@@ -91,12 +91,7 @@ class MemoryReads:
         return self._tables.processes[process]
 
     async def open_processes(self, agent: AgentId | None = None) -> list[Process]:
-        found = [
-            p
-            for p in self._tables.processes.values()
-            if agent in {None, p.agent} and p.closed_at is None
-        ]
-        return sorted(found, key=lambda p: p.id)
+        return rows.open_processes(self._tables, agent)
 
     async def events(
         self,

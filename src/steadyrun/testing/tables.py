@@ -1,6 +1,7 @@
 """How does the reference keep its rows? Dictionaries, and the steps that the verbs share."""
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,7 @@ from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import (
     Claim,
     Delivery,
+    Hold,
     Item,
     Message,
     status_after,
@@ -25,7 +27,7 @@ from steadyrun.model.process import Marks, Process, SavedState
 from steadyrun.model.run import Created, Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import DEDUP_RETENTION, Accepted, Holder, Lane
+from steadyrun.store import DEDUP_RETENTION, Accepted, Holder, Lane, Lost, Started
 
 
 @dataclass
@@ -80,10 +82,24 @@ def item_of(t: Tables, item: ItemId) -> Item:
     return t.items[item]
 
 
+def owned(t: Tables, hold: Hold) -> Lane:
+    lane = lane_of(t, hold.agent)
+    if (lane.holder, lane.fence) != (hold.holder, hold.fence):
+        raise LeaseLost(hold.agent, fence=hold.fence)
+    return lane
+
+
 def held(t: Tables, claim: Claim) -> Lane:
-    lane = lane_of(t, claim.agent)
-    if (lane.status, lane.holder, lane.fence) != ("held", claim.holder, claim.fence):
-        raise LeaseLost(claim.agent, fence=claim.fence)
+    lane = owned(t, claim)
+    if lane.status != "held":
+        raise ChangeRefused("claim", found=f"the lane is {lane.status}")
+    return lane
+
+
+def warm(t: Tables, hold: Hold, verb: str) -> Lane:
+    lane = owned(t, hold)
+    if lane.status != "warm":
+        raise ChangeRefused(verb, found=f"the lane is {lane.status}")
     return lane
 
 
@@ -106,16 +122,16 @@ def offer(t: Tables, claim: Claim, item: ItemId) -> Item:
     return found
 
 
-def process_of(t: Tables, claim: Claim, process: ProcessId) -> Process:
+def process_of(t: Tables, hold: Hold, process: ProcessId) -> Process:
     found = t.processes.get(process)
-    if found is None or found.agent != claim.agent:
+    if found is None or found.agent != hold.agent:
         raise NotFound("process", process)
     return found
 
 
-def run_of(t: Tables, claim: Claim, run: RunId) -> Run:
+def run_of(t: Tables, hold: Hold, run: RunId) -> Run:
     found = t.runs.get(run)
-    if found is None or found.agent != claim.agent:
+    if found is None or found.agent != hold.agent:
         raise NotFound("run", run)
     return found
 
@@ -139,8 +155,7 @@ def accept(t: Tables, new: ItemId, message: Message, now: datetime) -> Accepted:
     t.items[item.id] = item
     if message.key is not None:
         t.dedup[message.agent, message.key] = (item.id, now + DEDUP_RETENTION)
-    waiting = altered(lane, last_seq=item.seq, queued=lane.queued + 1)
-    t.lanes[lane.agent] = readied(waiting, now) if lane.status == "idle" else waiting
+    t.lanes[lane.agent] = waiting(altered(lane, last_seq=item.seq, queued=lane.queued + 1), now)
     return Accepted(item, is_new=True)
 
 
@@ -149,12 +164,25 @@ def in_lane(t: Tables, agent: AgentId, status: str) -> list[Item]:
     return sorted(found, key=lambda i: i.seq)
 
 
-def is_claimable(t: Tables, lane: Lane, now: datetime) -> bool:
-    provider = t.agents[lane.agent].provider
-    gates = [gate for gate in t.gates.values() if gate.provider == provider]
-    return (
-        lane.status == "ready" and not lane.is_paused and all(gate.is_open(now) for gate in gates)
-    )
+def claimable(
+    t: Tables, holder: HolderId, agent: AgentId | None, but_not: Collection[str], now: datetime
+) -> list[Lane]:
+    """The lanes that this holder may claim, the longest ready first."""
+    found = [
+        lane
+        for lane in t.lanes.values()
+        if lane.ready_at is not None
+        and lane.holder in {None, holder}
+        and not lane.is_paused
+        and agent in {None, lane.agent}
+        and t.agents[lane.agent].provider not in but_not
+        and has_open_gate(t, t.agents[lane.agent].provider, now)
+    ]
+    return sorted(found, key=lambda lane: (lane.ready_at, lane.agent))
+
+
+def has_open_gate(t: Tables, provider: str, now: datetime) -> bool:
+    return all(gate.is_open(now) for gate in t.gates.values() if gate.provider == provider)
 
 
 def claim(t: Tables, lane: Lane, holder: HolderId, now: datetime) -> Claim:
@@ -167,7 +195,7 @@ def claim(t: Tables, lane: Lane, holder: HolderId, now: datetime) -> Claim:
         run=None,
         started_at=now,
     )
-    fence = lane.fence + 1
+    fence = lane.fence + (lane.status == "ready")
     t.items[item.id] = item
     t.lanes[lane.agent] = altered(
         lane, status="held", holder=holder, fence=fence, queued=lane.queued - 1, ready_at=None
@@ -175,11 +203,36 @@ def claim(t: Tables, lane: Lane, holder: HolderId, now: datetime) -> Claim:
     return Claim(lane.agent, holder, fence, item)
 
 
-def take_over(t: Tables, lane: Lane, holder: HolderId) -> Claim:
-    fence = lane.fence + 1
+def started(t: Tables, claim: Claim, run: Run) -> Started:
+    """What there is to know of a run that was just created."""
+    agent, item = t.agents[claim.agent], t.items[claim.item.id]
+    processes = open_processes(t, claim.agent)
+    return Started(
+        altered(claim, item=item),
+        run,
+        agent,
+        t.sessions.get((agent.id, run.provider)),
+        processes[-1] if processes else None,
+    )
+
+
+def take_over(t: Tables, lane: Lane, holder: HolderId) -> Lost:
+    fence, agent = lane.fence + 1, t.agents[lane.agent]
     t.lanes[lane.agent] = altered(lane, holder=holder, fence=fence)
-    main = next(item for item in in_lane(t, lane.agent, "running") if is_main(item))
-    return Claim(lane.agent, holder, fence, main)
+    main = next((item for item in in_lane(t, agent.id, "running") if is_main(item)), None)
+    run = t.runs[main.run] if main and main.run else None
+    return Lost(
+        Claim(agent.id, holder, fence, main) if main else Hold(agent.id, holder, fence),
+        agent,
+        run,
+        t.sessions.get((agent.id, run.provider if run else agent.provider)),
+        tuple(open_processes(t, agent.id)),
+    )
+
+
+def open_processes(t: Tables, agent: AgentId | None) -> list[Process]:
+    found = [p for p in t.processes.values() if agent in {None, p.agent} and p.closed_at is None]
+    return sorted(found, key=lambda p: p.id)
 
 
 def ended_run(t: Tables, item: Item) -> Run:
@@ -191,14 +244,16 @@ def ended_run(t: Tables, item: Item) -> Run:
     return run
 
 
-def start_unasked(t: Tables, claim: Claim, message: Message, new: ItemId, now: datetime) -> Item:
-    if message.agent != claim.agent:
-        raise ChangeRefused("go_on", found=f"the message is for {message.agent}")
+def start_unasked(
+    t: Tables, hold: Hold, message: Message, new: ItemId, now: datetime, verb: str
+) -> Item:
+    if message.agent != hold.agent:
+        raise ChangeRefused(verb, found=f"the message is for {message.agent}")
     accepted = accept(t, new, message, now)
     if not accepted.is_new:
-        raise ChangeRefused("go_on", found=f"its key is that of {accepted.item.id}")
-    lane = t.lanes[claim.agent]
-    t.lanes[claim.agent] = altered(lane, queued=lane.queued - 1)
+        raise ChangeRefused(verb, found=f"its key is that of {accepted.item.id}")
+    lane = t.lanes[hold.agent]
+    t.lanes[hold.agent] = altered(lane, status="held", ready_at=None, queued=lane.queued - 1)
     return start(t, accepted.item, "none", now)
 
 
@@ -244,18 +299,15 @@ def settle_with(t: Tables, item: Item, run: Run, now: datetime) -> None:
 
 
 def free(t: Tables, agent: AgentId, now: datetime) -> None:
-    lane = altered(t.lanes[agent], holder=None)
-    t.lanes[agent] = readied(lane, now) if lane.queued else idled(lane)
+    t.lanes[agent] = waiting(altered(t.lanes[agent], holder=None, status="idle"), now)
 
 
-def readied(lane: Lane, now: datetime) -> Lane:
-    ready: Lane = altered(lane, status="ready", ready_at=now)
-    return ready
-
-
-def idled(lane: Lane) -> Lane:
-    idle: Lane = altered(lane, status="idle", ready_at=None)
-    return idle
+def waiting(lane: Lane, now: datetime) -> Lane:
+    """The lane by what is queued in it: who can be claimed says since when."""
+    status = "ready" if lane.queued else "idle"
+    since = lane.ready_at or now if lane.queued and lane.status != "held" else None
+    after: Lane = altered(lane, status=lane.status if lane.holder else status, ready_at=since)
+    return after
 
 
 def new_item(item: ItemId, message: Message, seq: int, now: datetime) -> Item:

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from steadyrun.errors import ChangeRefused
 from steadyrun.model.ids import ItemId
-from steadyrun.model.item import Claim, Delivery, Item, Message
+from steadyrun.model.item import Claim, Delivery, Hold, Item, Message
 from steadyrun.model.run import Run
 from steadyrun.stores.sqlite import lanes, rows
 from steadyrun.stores.sqlite.lanes import held, main_of
@@ -75,7 +75,7 @@ def go_on(
     run = _ended_run(connection, main_of(connection, claim, "go_on"))
     ended = [item for item in lanes.running(connection, claim.agent) if item.delivery != "offered"]
     if isinstance(to, Message):
-        started = _start_unasked(connection, claim, to, new, now)
+        started = start_unasked(connection, claim, to, new, now, "go_on")
     else:
         started = _start(connection, _offer(connection, claim, to), "own_turn", now)
     for item in ended:
@@ -92,15 +92,16 @@ def _ended_run(connection: Connection, item: Item) -> Run:
     return run
 
 
-def _start_unasked(
-    connection: Connection, claim: Claim, message: Message, new: ItemId, now: datetime
+def start_unasked(
+    connection: Connection, hold: Hold, message: Message, new: ItemId, now: datetime, verb: str
 ) -> Item:
-    if message.agent != claim.agent:
-        raise ChangeRefused("go_on", found=f"the message is for {message.agent}")
+    """Accept a message and run it at once, whatever else is queued."""
+    if message.agent != hold.agent:
+        raise ChangeRefused(verb, found=f"the message is for {message.agent}")
     accepted = lanes.accept(connection, new, message, now)
     if not accepted.is_new:
-        raise ChangeRefused("go_on", found=f"its key is that of {accepted.item.id}")
-    connection.execute(_COUNT_TAKEN, {"agent": claim.agent, "taken": 1})
+        raise ChangeRefused(verb, found=f"its key is that of {accepted.item.id}")
+    connection.execute(_COUNT_TAKEN, {"agent": hold.agent, "taken": 1})
     return _start(connection, accepted.item, "none", now)
 
 

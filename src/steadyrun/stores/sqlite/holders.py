@@ -1,12 +1,14 @@
 """Who holds lanes, and what becomes of those whose holder is gone? Each function is one step
 inside a transaction."""
 
-from steadyrun.model.ids import AgentId, HolderId
-from steadyrun.model.item import Claim
-from steadyrun.store import Holder
-from steadyrun.stores.sqlite import lanes
+from collections.abc import Iterable, Sequence
+
+from steadyrun.model.ids import HolderId
+from steadyrun.model.item import Claim, Hold
+from steadyrun.store import Holder, Lost
+from steadyrun.stores.sqlite import rows
 from steadyrun.stores.sqlite.presence import Presence
-from steadyrun.stores.sqlite.rows import Connection, micros
+from steadyrun.stores.sqlite.rows import ITEM_COLUMNS, PROCESS_COLUMNS, Connection, micros
 
 _ADD_HOLDER = "INSERT INTO holders VALUES (:holder, :kind, :machine, :version, :now)"
 _REMOVE_HOLDER = "DELETE FROM holders WHERE holder_id = :holder"
@@ -30,23 +32,83 @@ def remove(connection: Connection, holder: HolderId) -> None:
 _HOLDERS = """
     SELECT holder_id FROM holders
     UNION
-    SELECT holder_id FROM lanes WHERE status = 'held'
+    SELECT holder_id FROM lanes WHERE holder_id IS NOT NULL
 """
-_LANES_OF = "SELECT agent_id, fence FROM lanes WHERE status = 'held' AND holder_id = :holder"
-_TAKE_OVER = "UPDATE lanes SET holder_id = :holder, fence = :fence WHERE agent_id = :agent"
+_TAKE_OVER = """
+    UPDATE lanes
+    SET holder_id = :holder, fence = fence + 1
+    WHERE holder_id IN (SELECT value FROM json_each(:gone))
+    RETURNING agent_id, fence
+"""
 
 
-def reap(connection: Connection, holder: HolderId, presence: Presence) -> list[Claim]:
+def reap(connection: Connection, holder: HolderId, presence: Presence) -> list[Lost]:
     known = [name for [name] in connection.execute(_HOLDERS).fetchall()]
     gone = [name for name in known if not presence.is_there(name)]
-    lost = [lane for name in gone for lane in connection.execute(_LANES_OF, {"holder": name})]
+    values = {"holder": holder, "gone": _listed(gone)}
+    holds = [
+        Hold(agent, holder, fence)
+        for agent, fence in sorted(connection.execute(_TAKE_OVER, values).fetchall())
+    ]
     for name in gone:
         connection.execute(_REMOVE_HOLDER, {"holder": name})
         presence.forget(name)
-    return [_take_over(connection, agent, holder, fence + 1) for agent, fence in sorted(lost)]
+    return _left(connection, holds)
 
 
-def _take_over(connection: Connection, agent: AgentId, holder: HolderId, fence: int) -> Claim:
-    connection.execute(_TAKE_OVER, {"agent": agent, "holder": holder, "fence": fence})
-    mains = [item for item in lanes.running(connection, agent) if lanes.is_main(item)]
-    return Claim(agent, holder, fence, mains[0])
+_AGENTS = """
+    SELECT body FROM agents
+    WHERE agent_id IN (SELECT value FROM json_each(:agents))
+"""
+_MAINS = f"""
+    SELECT {ITEM_COLUMNS} FROM items
+    WHERE agent_id IN (SELECT value FROM json_each(:agents))
+      AND status = 'running'
+      AND delivery IN ('none', 'own_turn')
+"""  # noqa: S608
+_RUNS = """
+    SELECT body FROM runs
+    WHERE run_id IN (SELECT value FROM json_each(:runs))
+"""
+_SESSIONS = """
+    SELECT agent_id, provider, body FROM sessions
+    WHERE agent_id IN (SELECT value FROM json_each(:agents))
+"""
+_PROCESSES = f"""
+    SELECT {PROCESS_COLUMNS} FROM processes
+    WHERE agent_id IN (SELECT value FROM json_each(:agents))
+      AND closed_at IS NULL
+    ORDER BY process_id
+"""  # noqa: S608
+
+
+def _left(connection: Connection, holds: Sequence[Hold]) -> list[Lost]:
+    """What is known of these lanes: a question for each table, however many lanes there are."""
+    values = {"agents": _listed(hold.agent for hold in holds)}
+    agents = {a.id: a for a in map(rows.agent_from, connection.execute(_AGENTS, values))}
+    items = {i.agent: i for i in map(rows.item_from, connection.execute(_MAINS, values))}
+    found = connection.execute(_RUNS, {"runs": _listed(i.run for i in items.values())}).fetchall()
+    runs = {run.id: run for run in (rows.run_from(connection, row) for row in found)}
+    sessions = {
+        (agent, provider): rows.session_from((body,))
+        for agent, provider, body in connection.execute(_SESSIONS, values)
+    }
+    processes = [rows.process_from(row) for row in connection.execute(_PROCESSES, values)]
+    lost = []
+    for hold in holds:
+        agent, item = agents[hold.agent], items.get(hold.agent)
+        run = runs[item.run] if item and item.run else None
+        lost.append(
+            Lost(
+                Claim(hold.agent, hold.holder, hold.fence, item) if item else hold,
+                agent,
+                run,
+                sessions.get((agent.id, run.provider if run else agent.provider)),
+                tuple(process for process in processes if process.agent == agent.id),
+            )
+        )
+    return lost
+
+
+def _listed(names: Iterable[str | None]) -> str:
+    return rows.encode([*names]).decode()

@@ -1,6 +1,6 @@
 """How do items pass through a lane? Each function is one step inside a transaction."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 
 import msgspec
@@ -9,6 +9,7 @@ from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import (
     Claim,
+    Hold,
     Item,
     ItemStatus,
     Message,
@@ -32,7 +33,7 @@ _COUNT_ACCEPTED = """
     UPDATE lanes
     SET last_seq = last_seq + 1,
         queued = queued + 1,
-        ready_at = CASE status WHEN 'idle' THEN :now ELSE ready_at END,
+        ready_at = CASE WHEN status != 'held' THEN coalesce(ready_at, :now) END,
         status = CASE status WHEN 'idle' THEN 'ready' ELSE status END
     WHERE agent_id = :agent
 """
@@ -69,7 +70,7 @@ _REQUEST_CANCEL = "UPDATE items SET cancel_requested = 1 WHERE item_id = :item"
 _COUNT_CANCELLED = """
     UPDATE lanes
     SET queued = queued - 1,
-        ready_at = CASE WHEN status = 'ready' AND queued = 1 THEN NULL ELSE ready_at END,
+        ready_at = CASE WHEN queued > 1 THEN ready_at END,
         status = CASE WHEN status = 'ready' AND queued = 1 THEN 'idle' ELSE status END
     WHERE agent_id = :agent
 """
@@ -94,12 +95,14 @@ def set_paused(connection: Connection, agent: AgentId, is_paused: bool) -> None:
 
 
 _READY = """
-    SELECT lanes.agent_id, lanes.fence
+    SELECT lanes.agent_id, lanes.fence + (lanes.status = 'ready')
     FROM lanes
     JOIN agents USING (agent_id)
-    WHERE lanes.status = 'ready'
+    WHERE lanes.ready_at IS NOT NULL
+      AND (lanes.status = 'ready' OR lanes.holder_id = :holder)
       AND NOT lanes.is_paused
       AND (:agent IS NULL OR lanes.agent_id = :agent)
+      AND agents.provider NOT IN (SELECT value FROM json_each(:but_not))
       AND NOT EXISTS (
           SELECT 1 FROM gates
           WHERE gates.provider = agents.provider AND gates.closed_until > :now
@@ -127,11 +130,17 @@ _START_HEAD = f"""
 
 
 def claim(
-    connection: Connection, holder: HolderId, limit: int, agent: AgentId | None, now: datetime
+    connection: Connection,
+    holder: HolderId,
+    limit: int,
+    agent: AgentId | None,
+    now: datetime,
+    but_not: Collection[str] = (),
 ) -> list[Claim]:
-    values = {"now": micros(now), "limit": limit, "agent": agent}
-    found = connection.execute(_READY, values).fetchall()
-    return [_claim(connection, ready, holder, fence + 1, now) for ready, fence in found]
+    values = {"holder": holder, "now": micros(now), "limit": limit, "agent": agent}
+    skipped = rows.encode([*but_not]).decode()
+    found = connection.execute(_READY, {**values, "but_not": skipped}).fetchall()
+    return [_claim(connection, ready, holder, fence, now) for ready, fence in found]
 
 
 def _claim(
@@ -142,11 +151,19 @@ def _claim(
     return Claim(agent, holder, fence, rows.item_from(head))
 
 
+def owned(connection: Connection, hold: Hold) -> Lane:
+    """The lane, if it is still this holder's."""
+    lane = rows.lane(connection, hold.agent)
+    if (lane.holder, lane.fence) != (hold.holder, hold.fence):
+        raise LeaseLost(hold.agent, fence=hold.fence)
+    return lane
+
+
 def held(connection: Connection, claim: Claim) -> Lane:
-    """The claim's lane, if the claim still owns it."""
-    lane = rows.lane(connection, claim.agent)
-    if (lane.status, lane.holder, lane.fence) != ("held", claim.holder, claim.fence):
-        raise LeaseLost(claim.agent, fence=claim.fence)
+    """The claim's lane, if it is still this holder's and something runs in it."""
+    lane = owned(connection, claim)
+    if lane.status != "held":
+        raise ChangeRefused("claim", found=f"the lane is {lane.status}")
     return lane
 
 
@@ -207,10 +224,9 @@ def requeue(connection: Connection, item: Item, now: datetime) -> None:
 
 
 def settle_all(connection: Connection, claim: Claim, run: Run, now: datetime) -> None:
-    """Settle what the claim ran, by how its run ended, and free the lane."""
+    """Settle what the claim ran, by how its run ended. What becomes of the lane is open."""
     for item in running(connection, claim.agent):
         settle_with(connection, item, run, now)
-    free(connection, claim.agent, now)
 
 
 def free(connection: Connection, agent: AgentId, now: datetime) -> None:

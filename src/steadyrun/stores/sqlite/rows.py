@@ -120,6 +120,7 @@ def session_from(row: Row) -> Session:
 
 
 _SELECT_LANE = f"SELECT {LANE_COLUMNS} FROM lanes WHERE agent_id = :agent"  # noqa: S608
+_SELECT_AGENT = "SELECT body FROM agents WHERE agent_id = :agent"
 _SELECT_ITEM = f"SELECT {ITEM_COLUMNS} FROM items WHERE item_id = :item"  # noqa: S608
 _SELECT_PROCESS = f"SELECT {PROCESS_COLUMNS} FROM processes WHERE process_id = :process"  # noqa: S608
 _SELECT_RUN = "SELECT body FROM runs WHERE run_id = :run"
@@ -134,6 +135,13 @@ def lane(connection: Connection, agent: AgentId) -> Lane:
     if row is None:
         raise NotFound("agent", agent)
     return lane_from(row)
+
+
+def agent(connection: Connection, agent: AgentId) -> Agent:
+    row = one(connection, _SELECT_AGENT, {"agent": agent})
+    if row is None:
+        raise NotFound("agent", agent)
+    return agent_from(row)
 
 
 def item(connection: Connection, item: ItemId) -> Item:

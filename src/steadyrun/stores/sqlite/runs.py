@@ -10,7 +10,7 @@ from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
 from steadyrun.model.batch import Appended, Batch, fresh_part
 from steadyrun.model.event import Kinds, ToolStarted, kinds_of
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item
+from steadyrun.model.item import Claim, Hold, Item
 from steadyrun.model.packed import encode_events
 from steadyrun.model.process import Marks, Process
 from steadyrun.model.run import (
@@ -20,13 +20,14 @@ from steadyrun.model.run import (
     Launched,
     Run,
     RunStatus,
+    counted,
     scrubbed,
     step,
     told,
 )
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.stores.sqlite import lanes, rows
+from steadyrun.stores.sqlite import lanes, rows, warm
 from steadyrun.stores.sqlite.ledger import NEXT_CURSOR, Ledger
 from steadyrun.stores.sqlite.rows import EVENT_SEQ, Connection, maybe_micros, micros
 
@@ -80,6 +81,33 @@ def settle(
     now: datetime,
     scrubber: Scrubber,
 ) -> Item:
+    _end(connection, claim, change_, written, now, scrubber)
+    lanes.free(connection, claim.agent, now)
+    return rows.item(connection, claim.item.id)
+
+
+def rest(
+    connection: Connection,
+    claim: Claim,
+    change_: Change | None,
+    written: Written | None,
+    now: datetime,
+    scrubber: Scrubber,
+) -> Item:
+    _end(connection, claim, change_, written, now, scrubber)
+    warm.keep(connection, claim.agent, now)
+    return rows.item(connection, claim.item.id)
+
+
+def _end(
+    connection: Connection,
+    claim: Claim,
+    change_: Change | None,
+    written: Written | None,
+    now: datetime,
+    scrubber: Scrubber,
+) -> None:
+    """Settle what the claim ran; what becomes of the lane is open."""
     ledger = _ledger(connection, claim)
     item = lanes.main_of(connection, claim, "settle")
     if written:
@@ -93,7 +121,6 @@ def settle(
         raise ChangeRefused("settle", found=f"its run {run.id} has not ended")
     ledger.close()
     lanes.settle_all(connection, claim, run, now)
-    return rows.item(connection, item.id)
 
 
 def change(
@@ -110,8 +137,19 @@ def change(
     return after
 
 
-def append(connection: Connection, claim: Claim, written: Written, scrubber: Scrubber) -> Appended:
-    ledger = _append(connection, claim, written, scrubber)
+def create(connection: Connection, claim: Claim, created: Created, scrubber: Scrubber) -> Run:
+    """The run of an item that has none: it was claimed just now, in this transaction."""
+    if rows.maybe_run(connection, created.id):
+        raise ChangeRefused("created", found=f"there is a run {created.id} already")
+    _check_created(claim, created.id, created)
+    run = scrubbed(step(None, created), scrubber)
+    connection.execute(_PUT_RUN, _run_values(run))
+    connection.execute(_BIND_RUN, {"run": run.id, "item": claim.item.id})
+    return run
+
+
+def append(connection: Connection, hold: Hold, written: Written, scrubber: Scrubber) -> Appended:
+    ledger = _append(connection, hold, written, scrubber)
     cursor = ledger.close()
     return Appended(ledger.added, ledger.seq, cursor, tuple(ledger.rows))
 
@@ -120,10 +158,10 @@ def _ledger(connection: Connection, claim: Claim) -> Ledger:
     return Ledger(connection, claim.agent, lanes.held(connection, claim).event_seq)
 
 
-def open_process(connection: Connection, claim: Claim, process: Process) -> None:
-    lanes.held(connection, claim)
+def open_process(connection: Connection, hold: Hold, process: Process) -> None:
+    lanes.owned(connection, hold)
     is_known = rows.one(connection, _SELECT_OWNER, {"process": process.id})
-    if is_known or process.agent != claim.agent:
+    if is_known or process.agent != hold.agent:
         raise ChangeRefused("open_process", found=f"{process.id} belongs elsewhere")
     connection.execute(_ADD_PROCESS, _process_values(process))
 
@@ -131,16 +169,15 @@ def open_process(connection: Connection, claim: Claim, process: Process) -> None
 _SELECT_OWNER = "SELECT agent_id FROM processes WHERE process_id = :process"
 
 
-def close_process(connection: Connection, claim: Claim, process: ProcessId, now: datetime) -> None:
-    lanes.held(connection, claim)
-    _process_of(connection, claim, process)
+def close_process(connection: Connection, hold: Hold, process: ProcessId, now: datetime) -> None:
+    lanes.owned(connection, hold)
+    _process_of(connection, hold, process)
     connection.execute(_CLOSE_PROCESS, {"process": process, "now": micros(now)})
 
 
 class _Place(NamedTuple):
     """Where a batch goes: who holds the lane, where the process's record ends, how the run is."""
 
-    lane_status: str
     holder: HolderId | None
     fence: int
     seq: int
@@ -157,7 +194,7 @@ class _Place(NamedTuple):
 
 # One question, since it is asked for every line of a quiet agent.
 _SELECT_PLACE = f"""
-    SELECT lanes.status, lanes.holder_id, lanes.fence, {EVENT_SEQ}, {NEXT_CURSOR},
+    SELECT lanes.holder_id, lanes.fence, {EVENT_SEQ}, {NEXT_CURSOR},
            processes.agent_id, processes.provider, processes."offset",
            processes.mark_s, processes.mark_x, processes.mark_r,
            runs.agent_id, runs.status
@@ -168,26 +205,26 @@ _SELECT_PLACE = f"""
 """  # noqa: S608
 
 
-def _place(connection: Connection, claim: Claim, batch: Batch) -> _Place:
+def _place(connection: Connection, hold: Hold, batch: Batch) -> _Place:
     """Find the place of a batch, and refuse what is not the claim's."""
-    values = {"agent": claim.agent, "process": batch.process, "run": batch.run}
+    values = {"agent": hold.agent, "process": batch.process, "run": batch.run}
     row = rows.one(connection, _SELECT_PLACE, values)
     if row is None:
-        raise NotFound("agent", claim.agent)
+        raise NotFound("agent", hold.agent)
     place = _Place(*row)
-    if (place.lane_status, place.holder, place.fence) != ("held", claim.holder, claim.fence):
-        raise LeaseLost(claim.agent, fence=claim.fence)
-    _own(place.process_agent, claim, "process", batch.process)
+    if (place.holder, place.fence) != (hold.holder, hold.fence):
+        raise LeaseLost(hold.agent, fence=hold.fence)
+    _own(place.process_agent, hold, "process", batch.process)
     return place
 
 
-def _append(connection: Connection, claim: Claim, written: Written, scrubber: Scrubber) -> Ledger:
-    place, process = _place(connection, claim, written.batch), written.batch.process
+def _append(connection: Connection, hold: Hold, written: Written, scrubber: Scrubber) -> Ledger:
+    place, process = _place(connection, hold, written.batch), written.batch.process
     marks = Marks(place.mark_s, place.mark_x, place.mark_r)
     fresh, marks = fresh_part(written.batch, written.kinds, offset=place.offset, marks=marks)
-    _check_run(claim, fresh, place)
+    _check_run(hold, fresh, place)
     ledger = Ledger(
-        connection, claim.agent, place.seq, process=process, next_cursor=place.next_cursor
+        connection, hold.agent, place.seq, process=process, next_cursor=place.next_cursor
     )
     if isinstance(fresh.change, Launched):
         _change_run(connection, ledger, fresh, scrubber)
@@ -200,14 +237,14 @@ def _append(connection: Connection, claim: Claim, written: Written, scrubber: Sc
         _change_run(connection, ledger, fresh, scrubber)
     _advance(connection, fresh, marks)
     if fresh.token:
-        _bind_token(connection, claim.agent, place.provider, fresh.token)
+        _bind_token(connection, hold.agent, place.provider, fresh.token)
     return ledger
 
 
-def _check_run(claim: Claim, batch: Batch, place: _Place) -> None:
+def _check_run(hold: Hold, batch: Batch, place: _Place) -> None:
     if batch.run is None:
         return
-    _own(place.run_agent, claim, "run", batch.run)
+    _own(place.run_agent, hold, "run", batch.run)
     if batch.events and place.run_status in TERMINAL:
         raise ChangeRefused("append", found=f"{batch.run} is {place.run_status}")
 
@@ -231,6 +268,8 @@ def _change(
         ledger.write()
         count, tools = rows.counts(connection, after.id)
         after = replace(after, events=count, tools=tools)
+    else:
+        after = counted(after, len(events), 0)
     after = scrubbed(after, scrubber)
     connection.execute(_PUT_RUN, _run_values(after))
     return after
@@ -261,22 +300,26 @@ def _bind_token(connection: Connection, agent: AgentId, provider: str, token: Re
 
 def _bind_run(connection: Connection, claim: Claim, run: RunId, change_: Created) -> None:
     item = lanes.main_of(connection, claim, "created")
-    if (change_.id, change_.agent, change_.item) != (run, claim.agent, item.id):
-        raise ChangeRefused("created", found="the claim is for another agent or item")
+    _check_created(claim, run, change_)
     if item.run is not None and not rows.run(connection, item.run).is_terminal:
         raise ChangeRefused("created", found=f"its run {item.run} has not ended")
     connection.execute(_BIND_RUN, {"run": run, "item": item.id})
 
 
-def _process_of(connection: Connection, claim: Claim, process: ProcessId) -> Process:
+def _check_created(claim: Claim, run: RunId, created: Created) -> None:
+    if (created.id, created.agent, created.item) != (run, claim.agent, claim.item.id):
+        raise ChangeRefused("created", found="the claim is for another agent or item")
+
+
+def _process_of(connection: Connection, hold: Hold, process: ProcessId) -> Process:
     found = rows.process(connection, process)
-    _own(found.agent, claim, "process", process)
+    _own(found.agent, hold, "process", process)
     return found
 
 
-def _own(agent: AgentId | None, claim: Claim, kind: str, name: str) -> None:
+def _own(agent: AgentId | None, hold: Hold, kind: str, name: str) -> None:
     """A claim reaches only what belongs to its own agent."""
-    if agent != claim.agent:
+    if agent != hold.agent:
         raise NotFound(kind, name)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import errno
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -21,12 +21,22 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
-from steadyrun.model.run import Change, Run
+from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import Accepted, Hints, Holder
-from steadyrun.stores.sqlite import agents, followups, gates, holders, lanes, runs, schema
+from steadyrun.store import Accepted, Hints, Holder, Lost, Started
+from steadyrun.stores.sqlite import (
+    agents,
+    followups,
+    gates,
+    holders,
+    lanes,
+    runs,
+    schema,
+    starting,
+    warm,
+)
 from steadyrun.stores.sqlite.faults import translated
 from steadyrun.stores.sqlite.presence import Presence
 from steadyrun.stores.sqlite.reading import SqliteReads
@@ -145,6 +155,25 @@ class SqliteStore(SqliteReads):
         self.hints.ring(claim.agent for claim in claims)
         return claims
 
+    async def start(
+        self,
+        holder: HolderId,
+        opened: Callable[[Agent, Item], Created],
+        limit: int = 1,
+        *,
+        agent: AgentId | None = None,
+        but_not: Collection[str] = (),
+    ) -> list[Started]:
+        now = self._clock.now()
+
+        def begin(connection: Connection) -> list[Started]:
+            claims = lanes.claim(connection, holder, limit, agent, now, but_not)
+            return starting.start(connection, claims, opened, self._scrubber)
+
+        started = await self._accept(begin)
+        self.hints.ring(each.agent.id for each in started)
+        return started
+
     async def take(self, claim: Claim, limit: int = 1) -> list[Item]:
         now = self._clock.now()
         return await self._accept(lambda c: followups.take(c, claim, limit, now), claim.agent)
@@ -173,10 +202,26 @@ class SqliteStore(SqliteReads):
             lambda c: runs.settle(c, claim, change, written, now, scrubber), claim.agent
         )
 
-    async def reap(self, holder: HolderId) -> list[Claim]:
-        claims = await self._accept(lambda c: holders.reap(c, holder, self._presence))
-        self.hints.ring(claim.agent for claim in claims)
-        return claims
+    async def rest(
+        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+    ) -> Item:
+        now, scrubber = self._clock.now(), self._scrubber
+        written = Written.of(batch, scrubber) if batch else None
+        return await self._accept(
+            lambda c: runs.rest(c, claim, change, written, now, scrubber), claim.agent
+        )
+
+    async def wake(self, hold: Hold, message: Message) -> Claim:
+        now, new = self._clock.now(), self._ids.item()
+        return await self._accept(lambda c: warm.wake(c, hold, message, new, now), hold.agent)
+
+    async def let_go(self, hold: Hold) -> None:
+        await self._accept(lambda c: warm.let_go(c, hold), hold.agent)
+
+    async def reap(self, holder: HolderId) -> list[Lost]:
+        lost = await self._accept(lambda c: holders.reap(c, holder, self._presence))
+        self.hints.ring(each.agent.id for each in lost)
+        return lost
 
     # -- runs, processes, events
 
@@ -185,21 +230,21 @@ class SqliteStore(SqliteReads):
             lambda c: runs.change(c, claim, run, change, self._scrubber), claim.agent
         )
 
-    async def open_process(self, claim: Claim, process: Process) -> None:
-        await self._accept(lambda c: runs.open_process(c, claim, process), claim.agent)
+    async def open_process(self, hold: Hold, process: Process) -> None:
+        await self._accept(lambda c: runs.open_process(c, hold, process), hold.agent)
 
-    async def close_process(self, claim: Claim, process: ProcessId) -> None:
+    async def close_process(self, hold: Hold, process: ProcessId) -> None:
         now = self._clock.now()
-        await self._accept(lambda c: runs.close_process(c, claim, process, now), claim.agent)
+        await self._accept(lambda c: runs.close_process(c, hold, process, now), hold.agent)
 
-    async def append(self, claim: Claim, batch: Batch) -> Appended:
+    async def append(self, hold: Hold, batch: Batch) -> Appended:
         written = Written.of(batch, self._scrubber)
         appended = await self._writing().write(
-            lambda c: runs.append(c, claim, written, self._scrubber),
+            lambda c: runs.append(c, hold, written, self._scrubber),
             is_durable=False,
-            lane=claim.agent,
+            lane=hold.agent,
         )
-        self.hints.ring([claim.agent], only_events=True)
+        self.hints.ring([hold.agent], only_events=True)
         return appended
 
     # -- gates

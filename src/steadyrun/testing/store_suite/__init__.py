@@ -16,7 +16,9 @@ from steadyrun.testing.store_suite import (
     life,
     reading,
     records,
+    starting,
     takeover,
+    warm,
 )
 from steadyrun.testing.store_suite.harness import Promise, StoreHarness
 
@@ -27,7 +29,9 @@ def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
     )
 
 
-PROMISES = _promises(items, lanes, followups, going_on, takeover, events, reading, records, life)
+PROMISES = _promises(
+    items, lanes, starting, followups, going_on, warm, takeover, events, reading, records, life,
+)  # fmt: skip
 DURABLE_PROMISES = _promises(durable)
 
 __all__ = ["DURABLE_PROMISES", "PROMISES", "Promise", "StoreHarness"]

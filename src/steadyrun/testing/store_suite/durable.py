@@ -5,6 +5,7 @@ from steadyrun.store import DEDUP_RETENTION
 from steadyrun.testing.store_suite.harness import StoreHarness
 from steadyrun.testing.store_suite.scene import (
     everything,
+    reaped,
     send,
     set_eventful,
     set_scene,
@@ -40,7 +41,7 @@ async def check_a_closed_store_holds_no_lane(harness: StoreHarness) -> None:
 
     store = await harness.open()
     reaper = await store.join("reaper")
-    [claim] = await store.reap(reaper.id)
+    [claim] = await reaped(store, reaper.id)
 
     assert (claim.agent, claim.fence) == (working.claim.agent, working.claim.fence + 1)
     assert claim.item.run == working.run
@@ -65,7 +66,7 @@ async def check_numbers_go_on_after_reopening(harness: StoreHarness) -> None:
     await working.store.close()
     store = await harness.open()
     reaper = await store.join("reaper")
-    [claim] = await store.reap(reaper.id)
+    [claim] = await reaped(store, reaper.id)
     offset = (await store.process(working.process)).offset
 
     appended = await store.append(claim, working.batch(offset, offset + 10))

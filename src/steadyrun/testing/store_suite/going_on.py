@@ -13,6 +13,7 @@ from steadyrun.testing.store_suite.scene import (
     Scene,
     hire,
     overlapping,
+    reaped,
     refused_whole,
     send,
     set_scene,
@@ -183,7 +184,7 @@ async def check_a_claim_that_is_over_does_not_go_on(harness: StoreHarness) -> No
     ending = await _set_ending(harness, 2)
     store = ending.store
     await store.leave(ending.scene.holder)
-    [claim] = await store.reap((await store.join("reaper")).id)
+    [claim] = await reaped(store, (await store.join("reaper")).id)
 
     for to in (ending.later[0].id, ending.unasked()):
         error = await refused_whole(store, LeaseLost, store.go_on(ending.claim, to))
@@ -309,7 +310,7 @@ async def check_what_a_claim_went_on_to_is_reaped(harness: StoreHarness) -> None
         to = Message(scene.agent, "by itself", "self") if is_unasked else offer.id
         went_on = await scene.store.go_on(dead, to)
 
-        [claim] = await scene.store.reap(scene.holder)
+        [claim] = await reaped(scene.store, scene.holder)
 
         assert (claim.item, claim.fence) == (went_on.item, dead.fence + 1)
         await scene.begin(claim)

@@ -129,6 +129,13 @@ async def set_working(harness: StoreHarness, name: str = "ada", **fields: Any) -
     return Working(scene, claim, run, await scene.open_process(claim))
 
 
+async def set_warm(harness: StoreHarness, name: str = "ada", **fields: Any) -> Working:
+    """A scene whose only item was run; the lane was kept. Its claim is good as a `Hold` only."""
+    working = await set_working(harness, name, **fields)
+    await working.store.rest(working.claim, working.scene.ended())
+    return working
+
+
 async def set_eventful(harness: StoreHarness) -> Working:
     """A record with something in every table."""
     working = await set_working(harness)
@@ -147,7 +154,17 @@ async def set_eventful(harness: StoreHarness) -> Working:
     await store.set_gate(Gate("codex", "work", now + timedelta(hours=1), "limit"))
     await _settle_another(harness, store, working)
     await store.pause(await hire(harness, store, "paused"))
+    await _keep_warm(harness, store, working)
     return working
+
+
+async def _keep_warm(harness: StoreHarness, store: Store, working: Working) -> None:
+    agent = await hire(harness, store, "warm")
+    await send(harness, store, agent, "done already")
+    [claim] = await store.claim(working.scene.holder)
+    await working.scene.begin(claim)
+    await store.rest(claim, working.scene.ended())
+    await send(harness, store, agent, "next")
 
 
 async def _settle_another(harness: StoreHarness, store: Store, working: Working) -> None:
@@ -187,6 +204,11 @@ async def open_process(harness: StoreHarness, store: Store, claim: Claim) -> Pro
         claim, Process(process, claim.agent, "claude", "here", "/keepers/1", now)
     )
     return process
+
+
+async def reaped(store: Store, holder: HolderId) -> list[Claim]:
+    """Take over every lane; the claims on what was running in them."""
+    return [each.hold for each in await store.reap(holder) if isinstance(each.hold, Claim)]
 
 
 async def refused(kind: type[E], verb: Awaitable[object]) -> E:

@@ -14,6 +14,7 @@ from steadyrun.testing.store_suite.scene import (
     everything,
     hire,
     overlapping,
+    reaped,
     refused_whole,
     send,
     set_scene,
@@ -27,7 +28,7 @@ async def check_a_holder_that_is_gone_is_reaped(harness: StoreHarness) -> None:
     assert (dead.agent, dead.item.id) == (scene.agent, item.id)
     assert (await scene.store.lane(scene.agent)).status == "held"
 
-    [claim] = await scene.store.reap(scene.holder)
+    [claim] = await reaped(scene.store, scene.holder)
 
     assert (claim.agent, claim.holder, claim.fence) == (scene.agent, scene.holder, dead.fence + 1)
     assert claim.item == await scene.store.item(item.id)
@@ -59,7 +60,7 @@ async def check_who_left_is_reaped(harness: StoreHarness) -> None:
     reaper = await other.join("reaper")
     await scene.store.leave(scene.holder)
 
-    [lost] = await other.reap(reaper.id)
+    [lost] = await reaped(other, reaper.id)
 
     assert (lost.item.id, lost.fence) == (claim.item.id, claim.fence + 1)
     await refused_whole(other, LeaseLost, scene.store.release(claim))
@@ -91,7 +92,7 @@ async def check_a_reaper_that_is_gone_itself_gets_each_lane_once(harness: StoreH
     await scene.store.leave(scene.holder)
     await scene.store.leave(reaper.id)
 
-    claims = await scene.store.reap(reaper.id)
+    claims = await reaped(scene.store, reaper.id)
 
     assert [(claim.agent, claim.fence) for claim in claims] == [(scene.agent, 2), (bo, 2)]
     for claim in claims:
@@ -105,7 +106,7 @@ async def check_a_reaped_lane_is_settled_by_its_new_holder(harness: StoreHarness
     run = await scene.begin(dead)
     followup = await scene.send("later")
     await scene.store.take(dead)
-    [claim] = await scene.store.reap(scene.holder)
+    [claim] = await reaped(scene.store, scene.holder)
     assert claim.item.run == run
 
     item = await scene.store.settle(claim, Orphaned(harness.clock.now()))
@@ -120,7 +121,7 @@ async def check_a_reaped_lane_is_settled_by_its_new_holder(harness: StoreHarness
 async def check_late_writes_of_the_dead_are_refused(harness: StoreHarness) -> None:
     working, offer = await _set_dead(harness)
     store = working.store
-    [claim] = await store.reap(working.scene.holder)
+    [claim] = await reaped(store, working.scene.holder)
 
     for name, write in _writes(working, offer):
         error = await refused_whole(store, LeaseLost, write())

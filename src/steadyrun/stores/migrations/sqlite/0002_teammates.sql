@@ -1,0 +1,25 @@
+-- A lane may be warm: nothing runs in it, and its holder keeps it for the process that waits there.
+-- Whoever is to be claimed has a `ready_at`, and nobody else has: ready lanes, and warm ones with
+-- something queued, for their own holder.
+
+ALTER TABLE lanes RENAME TO lanes_before;
+
+CREATE TABLE lanes (
+    agent_id  TEXT PRIMARY KEY,
+    status    TEXT NOT NULL CHECK (status IN ('idle', 'ready', 'held', 'warm')),
+    is_paused INTEGER NOT NULL,
+    ready_at  INTEGER,
+    holder_id TEXT,
+    fence     INTEGER NOT NULL,
+    last_seq  INTEGER NOT NULL,
+    queued    INTEGER NOT NULL CHECK (queued >= 0)
+) STRICT;
+
+INSERT INTO lanes
+SELECT agent_id, status, is_paused, ready_at, holder_id, fence, last_seq, queued
+FROM lanes_before;
+
+DROP TABLE lanes_before;
+
+CREATE INDEX lanes_ready ON lanes (ready_at, agent_id) WHERE ready_at IS NOT NULL;
+CREATE INDEX lanes_held ON lanes (holder_id) WHERE holder_id IS NOT NULL;

@@ -1,0 +1,170 @@
+"""Promises about starting: the claim, its run and all there is to know come in one step."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from steadyrun.errors import ChangeRefused
+from steadyrun.model.agent import Agent
+from steadyrun.model.gate import Gate
+from steadyrun.model.item import Item
+from steadyrun.model.run import Created
+from steadyrun.store import Started
+from steadyrun.testing.store_suite.harness import StoreHarness
+from steadyrun.testing.store_suite.scene import (
+    Scene,
+    hire,
+    overlapping,
+    refused_whole,
+    send,
+    set_scene,
+    set_warm,
+)
+
+Opened = Callable[[Agent, Item], Created]
+
+
+async def check_a_start_is_a_claim_with_its_run(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    head = await scene.send()
+    await scene.send()
+    harness.clock.advance(timedelta(seconds=1))
+
+    [started] = await scene.store.start(scene.holder, _opened(harness, metadata={"k": 1}))
+
+    claim, run = started.claim, started.run
+    assert (claim.agent, claim.holder, claim.fence) == (scene.agent, scene.holder, 1)
+    assert claim.item == await scene.store.item(head.id)
+    assert (claim.item.status, claim.item.attempt, claim.item.run) == ("running", 1, run.id)
+    assert run == await scene.store.run(run.id)
+    assert (run.status, run.item, run.metadata) == ("starting", head.id, {"k": 1})
+    assert started.agent == await scene.store.agent("ada")
+    assert (started.session, started.process) == (None, None)
+    lane = await scene.store.lane(scene.agent)
+    assert (lane.status, lane.queued, lane.ready_at) == ("held", 1, None)
+    assert (await scene.finish(claim)).status == "completed"
+
+
+async def check_a_start_in_a_warm_lane_knows_its_process(harness: StoreHarness) -> None:
+    working = await set_warm(harness)
+    store, scene = working.store, working.scene
+    await store.append(working.claim, working.batch(0, 10, run=None, token=working.token("one")))
+    newer = await scene.open_process(working.claim)
+    await scene.send("next")
+
+    [started] = await store.start(scene.holder, _opened(harness))
+
+    assert started.claim.fence == working.claim.fence
+    assert started.process == await store.process(newer)
+    assert started.session == await store.session(scene.agent, "claude")
+    assert started.session is not None
+    await store.close_process(started.claim, newer)
+    await store.close_process(started.claim, working.process)
+    await store.rest(started.claim, scene.ended())
+    await scene.send("last")
+    [again] = await store.start(scene.holder, _opened(harness, provider="codex"))
+    assert (again.session, again.process, again.run.provider) == (None, None, "codex")
+
+
+async def check_a_run_that_cannot_be_opened_starts_nothing(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    await scene.send()
+    bo = await set_scene(harness, "bo", store=scene.store)
+    await bo.send()
+    [known] = await scene.store.start(scene.holder, _opened(harness))
+    now = harness.clock.now()
+
+    def refuse(agent: Agent, item: Item) -> Created:
+        raise ChangeRefused("open", found=f"{agent.name} may not do {item.text}")
+
+    def mistaken(agent: Agent, item: Item) -> Created:
+        return Created(harness.ids.run(), agent.id, known.claim.item.id, "claude", now)
+
+    def elsewhere(agent: Agent, item: Item) -> Created:
+        return Created(harness.ids.run(), known.agent.id, item.id, "claude", now)
+
+    def twice(agent: Agent, item: Item) -> Created:
+        return Created(known.run.id, agent.id, item.id, "claude", now)
+
+    for opened in (refuse, mistaken, elsewhere, twice):
+        verb = scene.store.start(scene.holder, opened, limit=5)
+        await refused_whole(scene.store, ChangeRefused, verb)
+    assert (await scene.store.lane(bo.agent)).status == "ready"
+
+
+async def check_two_starts_never_win(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    stores = [scene.store, await harness.open()]
+    holders = [(store, (await store.join("worker")).id) for store in stores * 3]
+    for n in range(4):
+        agent = await hire(harness, scene.store, f"bo{n}")
+        await send(harness, scene.store, agent, "work")
+
+        answers = await overlapping(harness, [s.start(h, _opened(harness)) for s, h in holders])
+
+        [started] = [each for answer in answers for each in answer]
+        assert started.agent.id == agent
+        assert [run.id for run in await scene.store.runs(agent)] == [started.run.id]
+
+
+async def check_a_start_passes_over_some_providers(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    bo = await set_scene(harness, "bo", provider="codex", store=scene.store)
+    cy = await set_scene(harness, "cy", provider="gemini", store=scene.store)
+    for each in (scene, bo, cy):
+        await each.send()
+    start = scene.store.start
+
+    assert await start(scene.holder, _opened(harness), agent=bo.agent, but_not=["codex"]) == []
+    first = await start(scene.holder, _opened(harness), 1, but_not={"claude", "codex"})
+    rest = await start(scene.holder, _opened(harness), 5)
+
+    assert [each.agent.id for each in first] == [cy.agent]
+    assert [each.agent.id for each in rest] == [scene.agent, bo.agent]
+
+
+async def check_nothing_starts_while_paused_or_gated(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    await scene.send()
+    until = harness.clock.now() + timedelta(minutes=15)
+    await scene.store.set_gate(Gate("claude", "", until, "rate limit"))
+    assert await _started(scene) == []
+    harness.clock.advance(until - harness.clock.now())
+    await scene.store.pause(scene.agent)
+    assert await _started(scene) == []
+    await scene.store.resume(scene.agent)
+
+    assert [each.agent.id for each in await _started(scene)] == [scene.agent]
+
+
+async def check_a_start_goes_by_the_longest_ready_lane(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    agents = [await hire(harness, scene.store, name) for name in ("di", "cy", "bo")]
+    for agent in agents:
+        await send(harness, scene.store, agent, "work")
+
+    started = await scene.store.start(scene.holder, _opened(harness), limit=2)
+
+    assert [each.agent.id for each in started] == agents[:2]
+
+
+async def check_what_a_run_is_opened_with_keeps_no_secret(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    await scene.send()
+    word = harness.secret.reveal()
+
+    [started] = await scene.store.start(scene.holder, _opened(harness, metadata={"said": word}))
+
+    assert started.run == await scene.store.run(started.run.id)
+    assert word not in str(started.run.metadata)
+
+
+async def _started(scene: Scene) -> list[Started]:
+    return await scene.store.start(scene.holder, _opened(scene.harness), limit=5)
+
+
+def _opened(harness: StoreHarness, **fields: object) -> Opened:
+    def opened(agent: Agent, item: Item) -> Created:
+        known = {"provider": agent.provider, "at": harness.clock.now(), **fields}
+        return Created(harness.ids.run(), agent.id, item.id, **known)  # type: ignore[arg-type]
+
+    return opened

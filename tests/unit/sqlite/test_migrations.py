@@ -1,0 +1,44 @@
+"""A file that an earlier version has made is brought up to date with all that is in it."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+
+from steadyrun.model.ids import AgentId, HolderId
+from steadyrun.store import Lane
+from steadyrun.stores.sqlite import DATABASE, SqliteStore, schema
+from steadyrun.stores.sqlite.rows import moment
+
+_FIRST = """
+    INSERT INTO lanes VALUES ('agt_held', 'held', 0, NULL, 'hld_1', 3, 2, 1);
+    INSERT INTO lanes VALUES ('agt_ready', 'ready', 1, 1000000, NULL, 0, 1, 1);
+"""
+
+
+def test_lanes_of_the_first_version_are_kept(tmp_path: Path) -> None:
+    _make_first(tmp_path)
+
+    async def look() -> None:
+        store = await SqliteStore.open(tmp_path)
+        try:
+            held = await store.lane(AgentId("agt_held"))
+            assert held == Lane(held.agent, "held", False, None, HolderId("hld_1"), 3, 2, 1)
+            ready = await store.lane(AgentId("agt_ready"))
+            assert ready == Lane(ready.agent, "ready", True, moment(1000000), None, 0, 1, 1)
+            assert await store.check() == []
+        finally:
+            await store.close()
+
+    anyio.run(look)
+
+
+def _make_first(home: Path) -> None:
+    """The file as the first version made it: its one step, and some rows."""
+    with closing(sqlite3.connect(home / DATABASE)) as connection:
+        connection.executescript(schema.steps()[0])
+        connection.executescript(_FIRST)
+        connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
