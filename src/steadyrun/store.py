@@ -37,6 +37,8 @@ DEDUP_RETENTION = timedelta(days=14)
 # Hints may be lost: whoever waits looks again at least this often.
 FALLBACK_POLL_SECONDS = 15.0
 PAGE = 500
+# What a CLI is given at once, at most.
+MOST_TAKEN_BYTES = 64 * 1024
 
 # Nothing to do, something to do, something being done; or nothing runs, and a process is kept.
 LaneStatus = Literal["idle", "ready", "held", "warm"]
@@ -84,6 +86,8 @@ class Started(Struct, frozen=True):
     session: Session | None
     # The agent's open one.
     process: Process | None
+    # The item's last one, if this is not its first.
+    before: Run | None
 
 
 class Lost(Struct, frozen=True):
@@ -97,6 +101,17 @@ class Lost(Struct, frozen=True):
     session: Session | None
     # Those that are open, oldest first.
     processes: tuple[Process, ...]
+
+
+class Call(Struct, frozen=True):
+    """Somebody wants something of whoever holds the lane and runs an item in it."""
+
+    agent: AgentId
+    # Running or offered, and asked to stop.
+    cancelled: tuple[ItemId, ...]
+    # There is something to take.
+    has_steerable: bool
+    is_paused: bool
 
 
 class Watch:
@@ -243,8 +258,17 @@ class Store(Protocol):
         thread and shall do nothing but answer; what it raises is raised, and nothing was claimed.
         """
 
-    async def take(self, claim: Claim, limit: int = 1) -> list[Item]:
-        """The holder takes follow-ups queued on its own lane, in order; they are `offered`."""
+    async def take(
+        self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
+    ) -> list[Item]:
+        """The holder takes follow-ups queued on its own lane, in order; they are `offered`.
+
+        Never one that shall wait (`queue`) or was given back: those run when it is their turn. The
+        texts have `most_bytes` together at most, but the first is taken however long it is.
+        """
+
+    async def calls(self, holder: HolderId) -> list[Call]:
+        """What is wanted of this holder, for those of its lanes in which an item runs."""
 
     async def absorb(self, claim: Claim, item: ItemId) -> None:
         """An offered follow-up entered the claim's run and shares its end."""
@@ -265,6 +289,14 @@ class Store(Protocol):
         more: `ChangeRefused`.
         """
 
+    async def again(self, claim: Claim, *, spends: bool) -> Claim:
+        """Run the claim's item once more, under the same claim. Its run must have ended; it is the
+        one `before` now. `spends`: this counts as one of the item's tries.
+
+        What the run absorbed and what it was offered is queued again, `returned`. An item that was
+        asked to stop is not run again: `ChangeRefused`.
+        """
+
     async def settle(
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None
     ) -> Item:
@@ -272,7 +304,7 @@ class Store(Protocol):
 
         The run must be terminal by then. `status_after` and `status_of_absorbed` say what becomes
         of the item and of what the run absorbed; open offers are returned. The lane is ready again
-        if anything is queued. One transaction.
+        if anything is queued. One transaction. An item that failed has its run's error.
         """
 
     async def rest(

@@ -26,9 +26,9 @@ from steadyrun.clock import SystemClock
 from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch
-from steadyrun.model.event import Emitted, Note
+from steadyrun.model.event import Emitted, ErrorFact, Note
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Hold, Item, Message
+from steadyrun.model.item import Claim, Followup, Hold, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.store import Accepted
@@ -129,6 +129,21 @@ class Rest(Struct, frozen=True, tag="rest"):
     finished: Finished
 
 
+class EndRun(Struct, frozen=True, tag="end_run"):
+    claim: Claim
+    run: RunId
+    finished: Finished
+
+
+class Ended(Struct, frozen=True, tag="settle_ended"):
+    claim: Claim
+
+
+class Again(Struct, frozen=True, tag="again"):
+    claim: Claim
+    spends: bool
+
+
 class Wake(Struct, frozen=True, tag="wake"):
     hold: Hold
     message: Message
@@ -140,7 +155,7 @@ class LetGo(Struct, frozen=True, tag="let_go"):
 
 Op = (
     Join | Accept | Cancel | ClaimOne | Begin | OpenProcess | Append | Take | Absorb | GiveBack
-    | Settle | StartOne | Rest | Wake | LetGo
+    | Settle | StartOne | Rest | EndRun | Ended | Again | Wake | LetGo
 )  # fmt: skip
 
 
@@ -250,6 +265,22 @@ class _Writer:
         created = Created(run, claim.agent, claim.item.id, "claude", now)
         await self._do(Begin(claim, created), self._store.change(claim, run, created))
 
+    async def _try_again(self, claim: Claim, run: RunId) -> Claim | None:
+        """End the run, and begin another one for the same item, unless it was asked to stop."""
+        error = ErrorFact("crashed", "It crashed.")
+        end = Finished(self._clock.now(), "failed", error=error)
+        await self._do(EndRun(claim, run, end), self._store.change(claim, run, end))
+        spends = self._random.random() < 0.5
+        again = _unless_refused(self._store.again(claim, spends=spends))
+        tried = await self._do(Again(claim, spends), again)
+        if tried:
+            await self._begin(tried)
+        return tried
+
+    async def _run_of(self, claim: Claim) -> RunId:
+        [run] = await self._store.runs(claim.agent, limit=1)
+        return run.id
+
     async def _start(self, holder: HolderId) -> list[Claim]:
         op = StartOne(holder, self._ids.run(), self._clock.now())
         started = await self._do(op, self._store.start(holder, partial(created_by, op)))
@@ -257,7 +288,7 @@ class _Writer:
 
     async def _work(self, claim: Claim) -> None:
         """Run the claim's item, whose run was made, and give the lane up or keep it."""
-        [run] = [each.id for each in await self._store.runs(claim.agent, limit=1)]
+        run = await self._run_of(claim)
         process, now = self._ids.process(), self._clock.now()
         opened = Process(process, claim.agent, "claude", "here", "keeper", now)
         await self._do(OpenProcess(claim, opened), self._store.open_process(claim, opened))
@@ -268,6 +299,11 @@ class _Writer:
             await self._append(claim, stretch)
             launched, offset = None, stretch.to_offset
         await self._follow_up(claim)
+        if self._random.random() < 0.3:
+            if not await self._try_again(claim, run):
+                await self._do(Ended(claim), self._store.settle(claim))
+                return
+            run = await self._run_of(claim)
         await self._end(claim, Stretch(process, run, offset, self._random.randrange(1, 20)))
 
     async def _append(self, claim: Claim, stretch: Stretch) -> None:
@@ -284,7 +320,8 @@ class _Writer:
     async def _end(self, claim: Claim, stretch: Stretch) -> None:
         is_done = self._random.random() < 0.8
         status, text = ("completed", "done") if is_done else ("failed", None)
-        finished = Finished(self._clock.now(), status, text=text)  # type: ignore[arg-type]
+        error = None if is_done else ErrorFact("other", "It went wrong.")
+        finished = Finished(self._clock.now(), status, text=text, error=error)  # type: ignore[arg-type]
         batch = batch_of(stretch)
         if self._random.random() < 0.5:
             settled = self._store.settle(claim, finished, batch)
@@ -318,7 +355,9 @@ class _Writer:
         """A message whose text, and key if it has one, was never used before."""
         text = f"{self._orders.round}-{next(self._texts)}"
         key = f"key-{text}" if self._random.random() < 0.5 else None
-        return Message(self._random.choice(self._orders.agents), text, key=key)
+        followup: Followup = "queue" if self._random.random() < 0.2 else "steer"
+        agent = self._random.choice(self._orders.agents)
+        return Message(agent, text, key=key, followup=followup)
 
 
 async def main(home: Path) -> None:

@@ -20,10 +20,13 @@ from steadyrun.store import Accepted, Holder, Lane, Started
 from tests.children.crash_writer import (
     Absorb,
     Accept,
+    Again,
     Append,
     Begin,
     Cancel,
     ClaimOne,
+    Ended,
+    EndRun,
     GiveBack,
     Join,
     LetGo,
@@ -120,6 +123,14 @@ def _guess(model: Model, seen: Seen, op: Op) -> Guess:  # noqa: C901 (one case f
             return _of_wake(model, seen, op)
         case LetGo():
             return _of_letting_go(model, seen, op)
+        case Again():
+            return _of_trying_again(model, seen, op)
+        case EndRun():
+            is_there = seen.runs[op.run].is_terminal
+            return Done(seen.runs[op.run]) if is_there else Absent()
+        case Ended():
+            item = seen.items[op.claim.item.id]
+            return Done(item) if item.status != "running" else Absent()
         case Settle() | Rest():
             is_there = seen.runs[op.stretch.run].is_terminal
             return Done(seen.items[op.claim.item.id]) if is_there else Absent()
@@ -134,7 +145,7 @@ def _of_accept(model: Model, seen: Seen, op: Accept) -> Guess:
         return Absent()
     # Later writes may have touched it: this is how it looked when it was accepted.
     new = Item(item.id, item.agent, item.seq, item.kind, item.text, item.on_lost, item.created_at)
-    return Done(Accepted(new, is_new=True))
+    return Done(Accepted(replace(new, followup=op.message.followup), is_new=True))
 
 
 def _of_cancel(model: Model, seen: Seen, op: Cancel) -> Guess:
@@ -170,7 +181,8 @@ def _of_start(model: Model, seen: Seen, op: StartOne) -> Guess:
     processes = [p for p in model.processes.values() if p.agent == agent.id]
     process = max(processes, key=lambda p: p.id, default=None)
     created = step(None, created_by(op, agent, claim.item))
-    return Done([Started(claim, created, agent, None, process)])
+    before = model.runs[claim.item.before] if claim.item.before else None
+    return Done([Started(claim, created, agent, None, process, before)])
 
 
 def _of_wake(model: Model, seen: Seen, op: Wake) -> Guess:
@@ -189,7 +201,7 @@ def _of_letting_go(model: Model, seen: Seen, op: LetGo) -> Guess:
 
 
 def _of_take(model: Model, seen: Seen, op: Take) -> Guess:
-    offered = model.queued(op.claim.agent)[: op.limit]
+    offered = model.steerable(op.claim.agent)[: op.limit]
     if not offered:
         return NoTrace()
     if seen.items[offered[0].id].status != "running":
@@ -200,6 +212,15 @@ def _of_take(model: Model, seen: Seen, op: Take) -> Guess:
             for i in offered
         ]
     )
+
+
+def _of_trying_again(model: Model, seen: Seen, op: Again) -> Guess:
+    before, now = model.items[op.claim.item.id], seen.items[op.claim.item.id]
+    if before.cancel_requested:
+        return NoTrace()
+    if now.attempt == before.attempt:
+        return Absent()
+    return Done(replace(op.claim, item=model.tried_again(op.claim, spends=op.spends)))
 
 
 def _appended(model: Model, seen: Seen, op: Append) -> Appended:

@@ -23,10 +23,13 @@ from steadyrun.store import Accepted, Holder, Lane, Lost, Started
 from tests.children.crash_writer import (
     Absorb,
     Accept,
+    Again,
     Append,
     Begin,
     Cancel,
     ClaimOne,
+    Ended,
+    EndRun,
     GiveBack,
     Join,
     LetGo,
@@ -60,6 +63,9 @@ RESULTS: dict[type, Any] = {
     Settle: Item,
     StartOne: list[Started],
     Rest: Item,
+    EndRun: Run,
+    Ended: Item,
+    Again: Claim | None,
     Wake: Claim | None,
     LetGo: bool | None,
 }
@@ -126,6 +132,13 @@ class Model:
                 self._append(op.claim, op.stretch, None)
                 self._end(op.claim, op.finished, result)
                 self._lane(op.claim.agent, status="warm")
+            case EndRun():
+                assert self._change(op.run, op.finished) == result
+            case Ended():
+                self._end(op.claim, None, result)
+                self._free(op.claim.agent)
+            case Again():
+                self._again(op, result)
             case Wake():
                 self._wake(op, result)
             case LetGo():
@@ -184,10 +197,17 @@ class Model:
         return main
 
     def started(self, item: Item, at: datetime | None) -> Item:
-        attempt = item.attempt + 1
-        return replace(
-            item, status="running", delivery="none", attempt=attempt, run=None, started_at=at
-        )
+        known = {"attempt": item.attempt + 1, "before": item.run or item.before}
+        return replace(item, status="running", delivery="none", run=None, started_at=at, **known)
+
+    def steerable(self, agent: AgentId) -> list[Item]:
+        queued = self.queued(agent)
+        return [i for i in queued if (i.followup, i.delivery) == ("steer", "none")]
+
+    def tried_again(self, claim: Claim, *, spends: bool) -> Item:
+        item = self.items[claim.item.id]
+        counts = {"attempt": item.attempt + 1, "tries": item.tries + spends}
+        return replace(item, before=item.run, run=None, **counts)
 
     def startable(self, holder: HolderId) -> list[Lane]:
         """The lanes that may be claimed: ready ones, and the holder's own if anything is queued."""
@@ -230,6 +250,7 @@ class Model:
         assert result.is_new
         assert item.id not in self.items
         assert (item.seq, item.text, item.status) == (lane.last_seq + 1, message.text, "queued")
+        assert item.followup == message.followup
         if key is not None:
             self.keys[key] = item.id
         self._put(item)
@@ -265,9 +286,23 @@ class Model:
         for started in result:
             agent, item = self.agents[started.claim.agent], started.claim.item
             assert (started.agent, started.session) == (agent, None)
+            assert started.before == (self.runs[item.before] if item.before else None)
             assert started.process == max(self._processes_of(agent.id), key=_id, default=None)
             self._begin(Begin(started.claim, created_by(op, agent, item)), started.run)
             assert item == self.items[item.id]
+
+    def _again(self, op: Again, result: Claim | None) -> None:
+        assert (result is None) == self.items[op.claim.item.id].cancel_requested
+        if result is None:
+            return
+        main = self.tried_again(op.claim, spends=op.spends)
+        assert main.before is not None
+        assert self.runs[main.before].is_terminal
+        assert result == replace(op.claim, item=main)
+        for item in self._running(op.claim.agent):
+            if item.id != main.id:
+                self._requeue(item, None)
+        self._put(main)
 
     def _wake(self, op: Wake, result: Claim | None) -> None:
         assert (result is not None) == self.is_warm(op.hold)
@@ -279,8 +314,10 @@ class Model:
             self._put(item)
             self._lane(lane.agent, status="held", last_seq=item.seq)
 
-    def _end(self, claim: Claim, change: Change, result: Item) -> None:
-        run = self._change(self.items[claim.item.id].run, change)
+    def _end(self, claim: Claim, change: Change | None, result: Item) -> None:
+        name = self.items[claim.item.id].run
+        assert name is not None
+        run = self._change(name, change) if change else self.runs[name]
         assert run.is_terminal
         for item in self._running(claim.agent):
             self._settle_with(item, run, result.settled_at)
@@ -310,7 +347,7 @@ class Model:
 
     def _take(self, op: Take, result: Sequence[Item]) -> None:
         agent = op.claim.agent
-        assert [item.id for item in result] == [i.id for i in self.queued(agent)[: op.limit]]
+        assert [item.id for item in result] == [i.id for i in self.steerable(agent)[: op.limit]]
         for item in result:
             offered: dict[str, Any] = {"status": "running", "delivery": "offered"}
             assert item == replace(self.items[item.id], **offered, started_at=item.started_at)
@@ -341,8 +378,10 @@ class Model:
         status = decide(run, item)
         if status == "queued":
             self._requeue(item, at)
-        else:
-            self._settled(item, status, run.text if status == "completed" else None, at)
+            return
+        error = run.error if status == "failed" else None
+        reply = run.text if status == "completed" else None
+        self._settled(replace(item, error=error), status, reply, at)
 
     def _requeue(self, item: Item, at: datetime | None) -> None:
         if item.cancel_requested:

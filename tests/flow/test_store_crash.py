@@ -42,7 +42,7 @@ CHILD = Path(__file__).parents[1] / "children" / "crash_writer.py"
 AGENTS = [AgentId(f"agt_{n}") for n in range(6)]
 ALL = 10_000_000
 PATIENCE_SECONDS = 30.0
-MAY_CHANGE_NOTHING = {"accept", "cancel", "claim", "start", "take", "wake", "let_go"}
+MAY_CHANGE_NOTHING = {"accept", "cancel", "claim", "start", "take", "wake", "let_go", "again"}
 _PRESTARTED = 2
 
 _op = msgspec.json.Decoder(Op)

@@ -31,7 +31,7 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.item import Claim, Followup, Item, Message
 from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import (
     Adopted,
@@ -93,7 +93,7 @@ MAIN = {"none", "own_turn"}
 WARM = ["wake", "append", "process", "next", "let_go"]
 DEEDS = [
     *["append"] * 3, "repeat", "change", "create", "offer", "absorb", "cancel", *["go_on"] * 2,
-    *["rest"] * 2, "wake", *["next"] * 2,
+    *["rest"] * 2, *["again"] * 2, "wake", *["next"] * 2,
 ]  # fmt: skip
 
 
@@ -126,6 +126,7 @@ class Lockstep(RuleBasedStateMachine):
         self._going = {
             "go_on": self._go_on,
             "rest": self._rest,
+            "again": self._again,
             "wake": self._wake,
             "next": self._next,
         }
@@ -169,9 +170,9 @@ class Lockstep(RuleBasedStateMachine):
 
     # -- agents, items, what stands in the way
 
-    @rule(n=small, text=texts, key=keys)
-    def accept(self, n: int, text: str, key: str | None) -> None:
-        self._accept(self._agent(n), text, key)
+    @rule(n=small, text=texts, key=keys, followup=st.sampled_from(["steer", "queue"]))
+    def accept(self, n: int, text: str, key: str | None, followup: Followup) -> None:
+        self._accept(self._agent(n), text, key, followup)
 
     @rule(n=st.integers(0, 9))
     def cancel(self, n: int) -> None:
@@ -266,12 +267,12 @@ class Lockstep(RuleBasedStateMachine):
                 self.works.append(Work(claim, work.runs, work.processes, work.opened))
 
     @precondition(lambda self: self.works)
-    @rule(n=small, limit=small, text=st.none() | texts)
-    def take(self, n: int, limit: int, text: str | None) -> None:
+    @rule(n=small, limit=small, text=st.none() | texts, most_bytes=st.sampled_from([0, 6, 99]))
+    def take(self, n: int, limit: int, text: str | None, most_bytes: int) -> None:
         claim = self._work(n).claim
         if text is not None:
             self._accept(claim.agent, text, None)
-        self._both(lambda store: store.take(claim, limit))
+        self._both(lambda store: store.take(claim, limit, most_bytes=most_bytes))
 
     @precondition(lambda self: self.works)
     @rule(n=small, item=small, is_absorbed=st.booleans())
@@ -292,6 +293,11 @@ class Lockstep(RuleBasedStateMachine):
         self._accept(work.claim.agent, "later", None)
         self._create(work)
         self._go_on(work, data)
+
+    @precondition(lambda self: self.works)
+    @rule(n=small, data=st.data())
+    def again(self, n: int, data: st.DataObject) -> None:
+        self._again(self._work(n), data)
 
     @precondition(lambda self: self.works)
     @rule(n=small, data=st.data(), has_batch=st.booleans())
@@ -380,7 +386,7 @@ class Lockstep(RuleBasedStateMachine):
         agent = data.draw(st.none() | st.sampled_from(self.agents))
         runs = [run for work in self.works for run in work.runs]
         run = data.draw(st.none() | st.sampled_from(runs) if runs else st.none())
-        item, now = self._item(n), self.clock.now()
+        item, now, holder = self._item(n), self.clock.now(), self._holder(n)
         since, until = now - timedelta(minutes=n), now - timedelta(minutes=limit)
         for verb in (
             lambda store: store.events(after, agent=agent, run=run, limit=limit),
@@ -391,6 +397,7 @@ class Lockstep(RuleBasedStateMachine):
             lambda store: store.usage(agent=agent, since=since, until=until),
             lambda store: store.usage(provider=PROVIDERS[n % 2], until=since),
             lambda store: store.open_processes(agent),
+            lambda store: store.calls(holder),
         ):
             self._both(verb)
 
@@ -429,8 +436,11 @@ class Lockstep(RuleBasedStateMachine):
         assert holder
         self.holders.append(holder.id)
 
-    def _accept(self, agent: AgentId, text: str, key: str | None) -> None:
-        accepted = self._both(lambda store: store.accept(Message(agent, text, key=key)))
+    def _accept(
+        self, agent: AgentId, text: str, key: str | None, followup: Followup = "steer"
+    ) -> None:
+        message = Message(agent, text, key=key, followup=followup)
+        accepted = self._both(lambda store: store.accept(message))
         if accepted:
             self.items.append(accepted.item.id)
 
@@ -489,6 +499,15 @@ class Lockstep(RuleBasedStateMachine):
     def _rest(self, work: Work, data: st.DataObject) -> None:
         claim, end = work.claim, Finished(self.clock.now(), *data.draw(endings))
         self._both(lambda store: store.rest(claim, end))
+
+    def _again(self, work: Work, data: st.DataObject) -> None:
+        """Mostly after the end of the run, and with another one."""
+        claim, run, end = work.claim, work.runs[-1], Finished(self.clock.now(), *data.draw(endings))
+        if data.draw(small) < 3:
+            self._both(lambda store: store.change(claim, run, end))
+        spends = data.draw(st.booleans())
+        if self._both(lambda store: store.again(claim, spends=spends)) and data.draw(small):
+            self._create(work)
 
     def _wake(self, work: Work, data: st.DataObject) -> None:
         message = Message(work.claim.agent, "by itself", "self", data.draw(keys))

@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
 from steadyrun.model.run import Run
 
@@ -12,6 +13,8 @@ ItemKind = Literal["message", "reminder", "call", "step", "self"]
 ItemStatus = Literal["queued", "running", "completed", "failed", "cancelled"]
 Delivery = Literal["none", "offered", "absorbed", "own_turn", "returned"]
 OnLost = Literal["resume", "retry", "fail"]
+# May it be offered to a run that is going on, or does it wait for its own?
+Followup = Literal["steer", "queue"]
 
 SETTLED: frozenset[ItemStatus] = frozenset({"completed", "failed", "cancelled"})
 
@@ -24,6 +27,7 @@ class Message(Struct, frozen=True):
     kind: ItemKind = "message"
     key: str | None = None
     on_lost: OnLost = "resume"
+    followup: Followup = "steer"
 
 
 class Item(Struct, frozen=True):
@@ -44,6 +48,12 @@ class Item(Struct, frozen=True):
     reply: str | None = None
     started_at: datetime | None = None
     settled_at: datetime | None = None
+    followup: Followup = "steer"
+    # The run it had before the present one.
+    before: RunId | None = None
+    # How often it was run again at its own cost; `attempt` counts every time.
+    tries: int = 0
+    error: ErrorFact | None = None
 
     @property
     def is_settled(self) -> bool:

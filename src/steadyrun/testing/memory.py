@@ -24,7 +24,7 @@ from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import Accepted, Hints, Holder, Lane, Lost, Started
+from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Hints, Holder, Lane, Lost, Started
 from steadyrun.testing import tables as rows
 from steadyrun.testing.memory_reads import MemoryReads
 from steadyrun.testing.tables import Tables
@@ -132,13 +132,15 @@ class MemoryStore(MemoryReads):
         rows.bind_run(t, claim, created.id, created)
         return rows.started(t, claim, self._change(t, created.id, created))
 
-    async def take(self, claim: Claim, limit: int = 1) -> list[Item]:
+    async def take(
+        self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
+    ) -> list[Item]:
         now = self._clock.now()
         with self._transaction([claim.agent]) as t:
             lane = rows.held(t, claim)
             taken = [
                 rows.altered(item, status="running", delivery="offered", started_at=now)
-                for item in rows.in_lane(t, lane.agent, "queued")[:limit]
+                for item in rows.within(rows.steerable(t, lane.agent)[:limit], most_bytes)
             ]
             t.items.update({item.id: item for item in taken})
             t.lanes[lane.agent] = rows.altered(lane, queued=lane.queued - len(taken))
@@ -171,7 +173,7 @@ class MemoryStore(MemoryReads):
         now, new = self._clock.now(), self._ids.item()
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
-            run = rows.ended_run(t, rows.main_of(t, claim, "go_on"))
+            run = rows.ended_run(t, rows.main_of(t, claim, "go_on"), "go_on")
             running = rows.in_lane(t, claim.agent, "running")
             if isinstance(to, Message):
                 started = rows.start_unasked(t, claim, to, new, now, "go_on")
@@ -181,6 +183,20 @@ class MemoryStore(MemoryReads):
                 if item.delivery != "offered":
                     rows.settle_with(t, item, run, now)
             return Claim(claim.agent, claim.holder, claim.fence, started)
+
+    async def again(self, claim: Claim, *, spends: bool) -> Claim:
+        with self._transaction([claim.agent]) as t:
+            rows.held(t, claim)
+            item = rows.main_of(t, claim, "again")
+            run = rows.ended_run(t, item, "again")
+            if item.cancel_requested:
+                raise ChangeRefused("again", found=f"{item.id} was asked to stop")
+            for other in rows.in_lane(t, claim.agent, "running"):
+                if other.id != item.id:
+                    rows.requeue(t, other, self._clock.now())
+            counts = {"attempt": item.attempt + 1, "tries": item.tries + spends}
+            t.items[item.id] = rows.altered(item, before=run.id, run=None, **counts)
+            return Claim(claim.agent, claim.holder, claim.fence, t.items[item.id])
 
     async def settle(
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None

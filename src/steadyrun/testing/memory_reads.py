@@ -6,13 +6,13 @@ from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.gate import Gate
-from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import PAGE, Holder, Lane
+from steadyrun.store import PAGE, Call, Holder, Lane
 from steadyrun.testing import tables as rows
 from steadyrun.testing.tables import Tables
 
@@ -65,6 +65,12 @@ class MemoryReads:
 
     async def holders(self) -> list[Holder]:
         return sorted(self._tables.holders.values(), key=lambda h: h.id)
+
+    async def calls(self, holder: HolderId) -> list[Call]:
+        lanes = [lane for lane in self._tables.lanes.values() if lane.status == "held"]
+        calls = [rows.call_on(self._tables, lane) for lane in lanes if lane.holder == holder]
+        wanted = [each for each in calls if each.cancelled or each.has_steerable or each.is_paused]
+        return sorted(wanted, key=lambda call: call.agent)
 
     async def run(self, run: RunId) -> Run:
         if run not in self._tables.runs:

@@ -1,7 +1,7 @@
 """How does the reference keep its rows? Dictionaries, and the steps that the verbs share."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -27,7 +27,7 @@ from steadyrun.model.process import Marks, Process, SavedState
 from steadyrun.model.run import Created, Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import DEDUP_RETENTION, Accepted, Holder, Lane, Lost, Started
+from steadyrun.store import DEDUP_RETENTION, Accepted, Call, Holder, Lane, Lost, Started
 
 
 @dataclass
@@ -109,6 +109,28 @@ def main_of(t: Tables, claim: Claim, verb: str) -> Item:
     if item.agent != claim.agent or not is_main(item):
         raise ChangeRefused(verb, found=f"{item.id} is {item.status}, {item.delivery}")
     return item
+
+
+def steerable(t: Tables, agent: AgentId) -> list[Item]:
+    """What may be offered to a run that is going on, in order."""
+    queued = in_lane(t, agent, "queued")
+    return [i for i in queued if (i.followup, i.delivery) == ("steer", "none")]
+
+
+def within(items: Sequence[Item], most_bytes: int) -> Iterator[Item]:
+    """As many of the items as have `most_bytes` together, and the first in any case."""
+    total = 0
+    for n, item in enumerate(items):
+        total += len(item.text.encode())
+        if n and total > most_bytes:
+            return
+        yield item
+
+
+def call_on(t: Tables, lane: Lane) -> Call:
+    running = in_lane(t, lane.agent, "running")
+    cancelled = tuple(item.id for item in running if item.cancel_requested)
+    return Call(lane.agent, cancelled, bool(steerable(t, lane.agent)), lane.is_paused)
 
 
 def is_main(item: Item) -> bool:
@@ -193,6 +215,7 @@ def claim(t: Tables, lane: Lane, holder: HolderId, now: datetime) -> Claim:
         delivery="none",
         attempt=head.attempt + 1,
         run=None,
+        before=head.run or head.before,
         started_at=now,
     )
     fence = lane.fence + (lane.status == "ready")
@@ -213,6 +236,7 @@ def started(t: Tables, claim: Claim, run: Run) -> Started:
         agent,
         t.sessions.get((agent.id, run.provider)),
         processes[-1] if processes else None,
+        t.runs[item.before] if item.before else None,
     )
 
 
@@ -235,12 +259,12 @@ def open_processes(t: Tables, agent: AgentId | None) -> list[Process]:
     return sorted(found, key=lambda p: p.id)
 
 
-def ended_run(t: Tables, item: Item) -> Run:
+def ended_run(t: Tables, item: Item, verb: str) -> Run:
     if item.run is None:
-        raise ChangeRefused("go_on", found="the item has no run")
+        raise ChangeRefused(verb, found="the item has no run")
     run = t.runs[item.run]
     if not run.is_terminal:
-        raise ChangeRefused("go_on", found=f"its run {run.id} has not ended")
+        raise ChangeRefused(verb, found=f"its run {run.id} has not ended")
     return run
 
 
@@ -264,6 +288,7 @@ def start(t: Tables, item: Item, delivery: Delivery, now: datetime) -> Item:
         delivery=delivery,
         attempt=item.attempt + 1,
         run=None,
+        before=item.run or item.before,
         started_at=item.started_at or now,
     )
     t.items[item.id] = started
@@ -295,7 +320,8 @@ def settle_with(t: Tables, item: Item, run: Run, now: datetime) -> None:
         requeue(t, item, now)
     else:
         reply = run.text if status == "completed" else None
-        settle_item(t, altered(item, reply=reply), status, now)
+        error = run.error if status == "failed" else None
+        settle_item(t, altered(item, reply=reply, error=error), status, now)
 
 
 def free(t: Tables, agent: AgentId, now: datetime) -> None:
@@ -319,6 +345,7 @@ def new_item(item: ItemId, message: Message, seq: int, now: datetime) -> Item:
         text=message.text,
         on_lost=message.on_lost,
         created_at=now,
+        followup=message.followup,
     )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import anyio
 
-from steadyrun.model.ids import AgentId, HolderId
+from steadyrun.model.ids import AgentId, HolderId, ItemId
+from steadyrun.model.item import Item
 from steadyrun.store import Lane
 from steadyrun.stores.sqlite import DATABASE, SqliteStore, schema
 from steadyrun.stores.sqlite.rows import moment
@@ -14,10 +15,12 @@ from steadyrun.stores.sqlite.rows import moment
 _FIRST = """
     INSERT INTO lanes VALUES ('agt_held', 'held', 0, NULL, 'hld_1', 3, 2, 1);
     INSERT INTO lanes VALUES ('agt_ready', 'ready', 1, 1000000, NULL, 0, 1, 1);
+    INSERT INTO items VALUES ('itm_1', 'agt_ready', 1, 'message', 'go', 'resume', 1000000,
+                              'queued', 'none', 0, 0, NULL, NULL, NULL, NULL);
 """
 
 
-def test_lanes_of_the_first_version_are_kept(tmp_path: Path) -> None:
+def test_what_the_first_version_wrote_is_kept(tmp_path: Path) -> None:
     _make_first(tmp_path)
 
     async def look() -> None:
@@ -27,6 +30,9 @@ def test_lanes_of_the_first_version_are_kept(tmp_path: Path) -> None:
             assert held == Lane(held.agent, "held", False, None, HolderId("hld_1"), 3, 2, 1)
             ready = await store.lane(AgentId("agt_ready"))
             assert ready == Lane(ready.agent, "ready", True, moment(1000000), None, 0, 1, 1)
+            item = await store.item(ItemId("itm_1"))
+            at = moment(1000000)
+            assert item == Item(item.id, ready.agent, 1, "message", "go", "resume", at)
             assert await store.check() == []
         finally:
             await store.close()

@@ -1,11 +1,11 @@
 """How do follow-ups reach a run? Each function is one step inside a transaction."""
 
+import itertools
 from datetime import datetime
 
 from steadyrun.errors import ChangeRefused
 from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Claim, Delivery, Hold, Item, Message
-from steadyrun.model.run import Run
 from steadyrun.stores.sqlite import lanes, rows
 from steadyrun.stores.sqlite.lanes import held, main_of
 from steadyrun.stores.sqlite.rows import ITEM_COLUMNS, Connection, micros
@@ -13,20 +13,33 @@ from steadyrun.stores.sqlite.rows import ITEM_COLUMNS, Connection, micros
 _OFFER = f"""
     UPDATE items
     SET status = 'running', delivery = 'offered', started_at = :now
-    WHERE item_id IN (
-        SELECT item_id FROM items
-        WHERE agent_id = :agent AND status = 'queued'
-        ORDER BY seq
-        LIMIT :limit
-    )
+    WHERE item_id IN (SELECT value FROM json_each(:items))
     RETURNING {ITEM_COLUMNS}
 """  # noqa: S608
+_STEERABLE = """
+    SELECT item_id, length(CAST(text AS BLOB)) FROM items
+    WHERE agent_id = :agent
+      AND status = 'queued'
+      AND followup = 'steer'
+      AND delivery = 'none'
+    ORDER BY seq
+    LIMIT :limit
+"""
 _COUNT_TAKEN = "UPDATE lanes SET queued = queued - :taken WHERE agent_id = :agent"
 
 
-def take(connection: Connection, claim: Claim, limit: int, now: datetime) -> list[Item]:
+def take(
+    connection: Connection, claim: Claim, limit: int, most_bytes: int, now: datetime
+) -> list[Item]:
     held(connection, claim)
-    values = {"agent": claim.agent, "limit": limit, "now": micros(now)}
+    found = connection.execute(_STEERABLE, {"agent": claim.agent, "limit": limit}).fetchall()
+    totals = itertools.accumulate(size for _, size in found)
+    fitting = [
+        item
+        for n, ((item, _), total) in enumerate(zip(found, totals, strict=True))
+        if n == 0 or total <= most_bytes
+    ]
+    values = {"items": rows.encode(fitting).decode(), "now": micros(now)}
     taken = [rows.item_from(row) for row in connection.execute(_OFFER, values).fetchall()]
     connection.execute(_COUNT_TAKEN, {"agent": claim.agent, "taken": len(taken)})
     return sorted(taken, key=lambda item: item.seq)
@@ -61,7 +74,7 @@ def _offer(connection: Connection, claim: Claim, item: ItemId) -> Item:
 _START = f"""
     UPDATE items
     SET status = 'running', delivery = :delivery, attempt = attempt + 1, run_id = NULL,
-        started_at = COALESCE(started_at, :now)
+        before_run = coalesce(run_id, before_run), started_at = COALESCE(started_at, :now)
     WHERE item_id = :item
     RETURNING {ITEM_COLUMNS}
 """  # noqa: S608
@@ -72,7 +85,7 @@ def go_on(
 ) -> Claim:
     """`new` is the id that a message gets."""
     held(connection, claim)
-    run = _ended_run(connection, main_of(connection, claim, "go_on"))
+    run = lanes.ended_run(connection, main_of(connection, claim, "go_on"), "go_on")
     ended = [item for item in lanes.running(connection, claim.agent) if item.delivery != "offered"]
     if isinstance(to, Message):
         started = start_unasked(connection, claim, to, new, now, "go_on")
@@ -81,15 +94,6 @@ def go_on(
     for item in ended:
         lanes.settle_with(connection, item, run, now)
     return Claim(claim.agent, claim.holder, claim.fence, started)
-
-
-def _ended_run(connection: Connection, item: Item) -> Run:
-    if item.run is None:
-        raise ChangeRefused("go_on", found="the item has no run")
-    run = rows.run(connection, item.run)
-    if not run.is_terminal:
-        raise ChangeRefused("go_on", found=f"its run {run.id} has not ended")
-    return run
 
 
 def start_unasked(

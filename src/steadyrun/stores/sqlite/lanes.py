@@ -27,7 +27,7 @@ _ADD_KEY = "INSERT INTO dedup VALUES (:agent, :key, :item, :expires)"
 _ADD_ITEM = """
     INSERT INTO items
     VALUES (:item, :agent, :seq, :kind, :text, :on_lost, :now, 'queued', 'none', 0, 0,
-            NULL, NULL, NULL, NULL)
+            NULL, NULL, NULL, NULL, :followup, NULL, 0, NULL)
 """
 _COUNT_ACCEPTED = """
     UPDATE lanes
@@ -57,6 +57,7 @@ def accept(connection: Connection, item: ItemId, message: Message, now: datetime
         text=message.text,
         on_lost=message.on_lost,
         created_at=now,
+        followup=message.followup,
     )
     connection.execute(_ADD_ITEM, _item_values(new))
     connection.execute(_COUNT_ACCEPTED, {"agent": message.agent, "now": micros(now)})
@@ -118,7 +119,7 @@ _HOLD = """
 _START_HEAD = f"""
     UPDATE items
     SET status = 'running', delivery = 'none', attempt = attempt + 1, run_id = NULL,
-        started_at = :now
+        before_run = coalesce(run_id, before_run), started_at = :now
     WHERE item_id = (
         SELECT item_id FROM items
         WHERE agent_id = :agent AND status = 'queued'
@@ -179,6 +180,37 @@ def is_main(item: Item) -> bool:
     return item.status == "running" and item.delivery in {"none", "own_turn"}
 
 
+_AGAIN = f"""
+    UPDATE items
+    SET attempt = attempt + 1, tries = tries + :spends, run_id = NULL, before_run = run_id
+    WHERE item_id = :item
+    RETURNING {ITEM_COLUMNS}
+"""  # noqa: S608
+
+
+def again(connection: Connection, claim: Claim, spends: bool, now: datetime) -> Claim:
+    held(connection, claim)
+    item = main_of(connection, claim, "again")
+    ended_run(connection, item, "again")
+    if item.cancel_requested:
+        raise ChangeRefused("again", found=f"{item.id} was asked to stop")
+    for other in running(connection, claim.agent):
+        if other.id != item.id:
+            requeue(connection, other, now)
+    [row] = connection.execute(_AGAIN, {"item": item.id, "spends": spends}).fetchall()
+    return Claim(claim.agent, claim.holder, claim.fence, rows.item_from(row))
+
+
+def ended_run(connection: Connection, item: Item, verb: str) -> Run:
+    """The item's run, which must be over."""
+    if item.run is None:
+        raise ChangeRefused(verb, found="the item has no run")
+    run = rows.run(connection, item.run)
+    if not run.is_terminal:
+        raise ChangeRefused(verb, found=f"its run {run.id} has not ended")
+    return run
+
+
 def release(connection: Connection, claim: Claim, now: datetime) -> Item:
     held(connection, claim)
     item = main_of(connection, claim, "release")
@@ -198,7 +230,9 @@ _RUNNING = f"""
 _REQUEUE = "UPDATE items SET status = 'queued', delivery = :delivery WHERE item_id = :item"
 _COUNT_REQUEUED = "UPDATE lanes SET queued = queued + 1 WHERE agent_id = :agent"
 _SETTLE = """
-    UPDATE items SET status = :status, reply = :reply, settled_at = :now WHERE item_id = :item
+    UPDATE items
+    SET status = :status, reply = :reply, error = :error, settled_at = :now
+    WHERE item_id = :item
 """
 _FREE = """
     UPDATE lanes
@@ -238,8 +272,7 @@ def settle_with(connection: Connection, item: Item, run: Run, now: datetime) -> 
     if status == "queued":
         requeue(connection, item, now)
     else:
-        reply = run.text if status == "completed" else None
-        _settle_item(connection, item, status, reply, now)
+        _settle_item(connection, item, status, run, now)
 
 
 def _status(item: Item, run: Run) -> ItemStatus:
@@ -248,11 +281,16 @@ def _status(item: Item, run: Run) -> ItemStatus:
 
 
 def _settle_item(
-    connection: Connection, item: Item, status: ItemStatus, reply: str | None, now: datetime
+    connection: Connection, item: Item, status: ItemStatus, run: Run | None, now: datetime
 ) -> None:
-    connection.execute(
-        _SETTLE, {"item": item.id, "status": status, "reply": reply, "now": micros(now)}
-    )
+    """What completed has the run's last words, what failed its error."""
+    reply = run.text if run and status == "completed" else None
+    error = rows.encode(run.error) if run and run.error and status == "failed" else None
+    values = {"item": item.id, "status": status, "reply": reply, "error": error}
+    connection.execute(_SETTLE, {**values, "now": micros(now)})
+
+
+_GIVEN = ("agent", "seq", "kind", "text", "on_lost", "followup")
 
 
 def _item_values(item: Item) -> dict[str, object]:
@@ -260,5 +298,5 @@ def _item_values(item: Item) -> dict[str, object]:
     return {
         "item": item.id,
         "now": micros(item.created_at),
-        **{name: values[name] for name in ("agent", "seq", "kind", "text", "on_lost")},
+        **{name: values[name] for name in _GIVEN},
     }

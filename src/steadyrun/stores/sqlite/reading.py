@@ -13,13 +13,13 @@ from steadyrun.errors import StoreFailed
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.gate import Gate
-from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import PAGE, Holder, Lane
+from steadyrun.store import PAGE, Call, Holder, Lane
 from steadyrun.stores.sqlite import reads, rows, schema
 from steadyrun.stores.sqlite.faults import translated
 from steadyrun.stores.sqlite.rows import Connection
@@ -67,6 +67,9 @@ class SqliteReads:
 
     async def holders(self) -> list[Holder]:
         return await self._read(reads.holders)
+
+    async def calls(self, holder: HolderId) -> list[Call]:
+        return await self._read(lambda c: reads.calls(c, holder))
 
     async def run(self, run: RunId) -> Run:
         return await self._read(lambda c: rows.run(c, run))

@@ -2,18 +2,20 @@
 
 from datetime import datetime
 
+import msgspec
+
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.gate import Gate
-from steadyrun.model.ids import AgentId, ItemId, RunId
+from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.packed import Row, stored_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import Holder
+from steadyrun.store import Call, Holder
 from steadyrun.stores.sqlite import rows
 from steadyrun.stores.sqlite.rows import (
     ITEM_COLUMNS,
@@ -46,6 +48,38 @@ def holders(connection: Connection) -> list[Holder]:
     return [
         Holder(holder, kind, machine, version, moment(joined_at))
         for holder, kind, machine, version, joined_at in connection.execute(_HOLDERS)
+    ]
+
+
+_CALLS = """
+    SELECT lanes.agent_id, lanes.is_paused,
+           EXISTS (
+               SELECT 1 FROM items
+               WHERE items.agent_id = lanes.agent_id
+                 AND items.status = 'queued'
+                 AND items.followup = 'steer'
+                 AND items.delivery = 'none'
+           ),
+           (
+               SELECT json_group_array(items.item_id) FROM items
+               WHERE items.agent_id = lanes.agent_id
+                 AND items.status = 'running'
+                 AND items.cancel_requested
+           )
+    FROM lanes
+    WHERE lanes.holder_id = :holder AND lanes.status = 'held'
+    ORDER BY lanes.agent_id
+"""
+_item_ids = msgspec.json.Decoder(tuple[ItemId, ...])
+
+
+def calls(connection: Connection, holder: HolderId) -> list[Call]:
+    return [
+        Call(agent, _item_ids.decode(cancelled), bool(has_steerable), bool(is_paused))
+        for agent, is_paused, has_steerable, cancelled in connection.execute(
+            _CALLS, {"holder": holder}
+        )
+        if is_paused or has_steerable or cancelled != "[]"
     ]
 
 

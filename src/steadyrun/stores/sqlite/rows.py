@@ -10,6 +10,7 @@ from msgspec import structs
 
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
+from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.process import Marks, Process, SavedState
@@ -25,12 +26,13 @@ _MICROSECOND = timedelta(microseconds=1)
 
 encode = msgspec.json.Encoder().encode
 _agent = msgspec.json.Decoder(Agent)
+_error = msgspec.json.Decoder(ErrorFact)
 _run = msgspec.json.Decoder(Run)
 _session = msgspec.json.Decoder(Session)
 
 ITEM_COLUMNS = """
     item_id, agent_id, seq, kind, text, on_lost, created_at, status, delivery, attempt,
-    cancel_requested, run_id, reply, started_at, settled_at
+    cancel_requested, run_id, reply, started_at, settled_at, followup, before_run, tries, error
 """
 # The number of an agent's last event.
 EVENT_SEQ = """
@@ -75,6 +77,7 @@ def item_from(row: Row) -> Item:
     values = list(row)
     values[6], values[10] = moment(row[6]), bool(row[10])
     values[13], values[14] = maybe_moment(row[13]), maybe_moment(row[14])
+    values[18] = None if row[18] is None else _error.decode(row[18])
     return Item(*values)
 
 

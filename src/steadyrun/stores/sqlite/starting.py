@@ -45,6 +45,7 @@ def _start(
         agent,
         rows.maybe_session(connection, agent.id, run.provider),
         _process(connection, agent.id),
+        rows.run(connection, claim.item.before) if claim.item.before else None,
     )
 
 

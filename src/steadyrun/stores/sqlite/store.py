@@ -25,7 +25,7 @@ from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import Accepted, Hints, Holder, Lost, Started
+from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Hints, Holder, Lost, Started
 from steadyrun.stores.sqlite import (
     agents,
     followups,
@@ -174,9 +174,13 @@ class SqliteStore(SqliteReads):
         self.hints.ring(each.agent.id for each in started)
         return started
 
-    async def take(self, claim: Claim, limit: int = 1) -> list[Item]:
+    async def take(
+        self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
+    ) -> list[Item]:
         now = self._clock.now()
-        return await self._accept(lambda c: followups.take(c, claim, limit, now), claim.agent)
+        return await self._accept(
+            lambda c: followups.take(c, claim, limit, most_bytes, now), claim.agent
+        )
 
     async def absorb(self, claim: Claim, item: ItemId) -> None:
         await self._accept(lambda c: followups.absorb(c, claim, item), claim.agent)
@@ -192,6 +196,10 @@ class SqliteStore(SqliteReads):
     async def go_on(self, claim: Claim, to: ItemId | Message) -> Claim:
         now, new = self._clock.now(), self._ids.item()
         return await self._accept(lambda c: followups.go_on(c, claim, to, new, now), claim.agent)
+
+    async def again(self, claim: Claim, *, spends: bool) -> Claim:
+        now = self._clock.now()
+        return await self._accept(lambda c: lanes.again(c, claim, spends, now), claim.agent)
 
     async def settle(
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None

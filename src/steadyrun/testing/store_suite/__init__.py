@@ -7,6 +7,7 @@ record to outlive its stores is in `DURABLE_PROMISES`; the memory reference make
 from types import ModuleType
 
 from steadyrun.testing.store_suite import (
+    calls,
     durable,
     events,
     followups,
@@ -18,6 +19,7 @@ from steadyrun.testing.store_suite import (
     records,
     starting,
     takeover,
+    trying_again,
     warm,
 )
 from steadyrun.testing.store_suite.harness import Promise, StoreHarness
@@ -30,7 +32,8 @@ def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
 
 
 PROMISES = _promises(
-    items, lanes, starting, followups, going_on, warm, takeover, events, reading, records, life,
+    items, lanes, starting, followups, calls, going_on, trying_again, warm, takeover, events,
+    reading, records, life,
 )  # fmt: skip
 DURABLE_PROMISES = _promises(durable)
 

@@ -38,7 +38,7 @@ async def check_a_start_is_a_claim_with_its_run(harness: StoreHarness) -> None:
     assert run == await scene.store.run(run.id)
     assert (run.status, run.item, run.metadata) == ("starting", head.id, {"k": 1})
     assert started.agent == await scene.store.agent("ada")
-    assert (started.session, started.process) == (None, None)
+    assert (started.session, started.process, started.before) == (None, None, None)
     lane = await scene.store.lane(scene.agent)
     assert (lane.status, lane.queued, lane.ready_at) == ("held", 1, None)
     assert (await scene.finish(claim)).status == "completed"
@@ -89,6 +89,22 @@ async def check_a_run_that_cannot_be_opened_starts_nothing(harness: StoreHarness
         verb = scene.store.start(scene.holder, opened, limit=5)
         await refused_whole(scene.store, ChangeRefused, verb)
     assert (await scene.store.lane(bo.agent)).status == "ready"
+
+
+async def check_a_start_knows_the_run_before(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    await scene.send()
+    [first] = await scene.store.start(scene.holder, _opened(harness))
+    await scene.finish(first.claim, "cancelled", stop_reason="shutdown")
+
+    [second] = await scene.store.start(scene.holder, _opened(harness))
+
+    assert second.before == await scene.store.run(first.run.id)
+    assert (second.claim.item.before, second.claim.item.attempt) == (first.run.id, 2)
+    await scene.store.change(second.claim, second.run.id, scene.ended("rate_limited"))
+    await scene.store.release(second.claim)
+    claim = await scene.claim()
+    assert (claim.item.run, claim.item.before) == (None, second.run.id)
 
 
 async def check_two_starts_never_win(harness: StoreHarness) -> None:

@@ -124,6 +124,7 @@ async def check_what_has_rested_runs_nothing_more(harness: StoreHarness) -> None
         store.settle(claim, scene.ended()),
         store.rest(claim, scene.ended()),
         store.release(claim),
+        store.again(claim, spends=False),
         store.go_on(claim, Message(claim.agent, "by itself", "self")),
         store.change(claim, working.run, Cancelled(harness.clock.now())),
         scene.begin(claim),

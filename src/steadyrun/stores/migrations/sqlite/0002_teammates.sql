@@ -23,3 +23,10 @@ DROP TABLE lanes_before;
 
 CREATE INDEX lanes_ready ON lanes (ready_at, agent_id) WHERE ready_at IS NOT NULL;
 CREATE INDEX lanes_held ON lanes (holder_id) WHERE holder_id IS NOT NULL;
+
+-- How a message may reach a run that is going on; the item's run before the present one; how often
+-- it was tried again at its own cost; and why it failed (JSON).
+ALTER TABLE items ADD COLUMN followup TEXT NOT NULL DEFAULT 'steer';
+ALTER TABLE items ADD COLUMN before_run TEXT;
+ALTER TABLE items ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE items ADD COLUMN error BLOB;
