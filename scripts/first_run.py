@@ -62,9 +62,8 @@ async def write_run(store: Store) -> RunId:
     ids = Ids(clock.now)
     run, process = ids.run(), ids.process()
     # A run that no agent was asked for belongs to an agent of its own name.
-    agent = Agent(ids.agent(), run, ("scripted",), home=".")
-    await store.add_agent(agent)
-    await store.accept(Message(agent.id, REQUEST))
+    agent = Agent(ids.agent(), run, ("scripted",), home=".", is_direct=True)
+    await store.hire(agent, Message(agent.id, REQUEST))
     holder = await store.join("first-run")
     [claim] = await store.claim(holder.id, agent=agent.id)
     now = clock.now()

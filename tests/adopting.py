@@ -83,12 +83,12 @@ class Home:
 async def read(stage: Stage) -> Home:
     store = await SqliteStore.open(stage.home)
     try:
-        agents = await store.agents()
+        items = await store.items(include_settled=True)
         return Home(
             runs=list(reversed(await store.runs())),
-            items=sorted(await store.items(include_settled=True), key=lambda item: item.created_at),
+            items=sorted(items, key=lambda item: item.created_at),
             events=await store.events(limit=ALL),
-            lanes=[(await store.lane(agent.id)).status for agent in agents],
+            lanes=[(await store.lane(agent)).status for agent in {item.agent for item in items}],
             processes=await store.open_processes(),
             problems=await store.check(),
         )

@@ -294,4 +294,5 @@ def _agent(agent: Any, run: RunId, provider: str, home: str, wishes: Wishes) -> 
         policy,
         wishes.get("system"),
         wishes.get("max_turns"),
+        is_direct=True,
     )

@@ -183,11 +183,22 @@ class Store(Protocol):
     async def add_agent(self, agent: Agent) -> None:
         """Add an agent and its empty lane; `NameTaken` if the name is in use."""
 
+    async def hire(self, agent: Agent, message: Message) -> Accepted:
+        """Add an agent and accept its first message, or neither."""
+
+    async def set_agent(self, agent: Agent, *, was: Agent) -> None:
+        """Make `agent` of what was known of it so far, if that is still `was`: else somebody else
+        has changed it, `ChangeRefused`. What runs goes on as it was begun."""
+
+    async def remove_agent(self, agent: AgentId) -> None:
+        """Remove an agent whose lane is idle, else `ChangeRefused`. Its record stays, and it is
+        still found by its id; its name is free, and nothing more is accepted for it."""
+
     async def agent(self, name: str) -> Agent:
         """The agent of that name or id, else `NotFound`."""
 
     async def agents(self) -> list[Agent]:
-        """All agents by name."""
+        """The lasting agents by name."""
 
     async def token(self, provider: str, token: str) -> ResumeToken | None:
         """What is known of a token that is the present one of any agent's session."""
@@ -322,10 +333,10 @@ class Store(Protocol):
         """Give a warm lane up: ready if anything is queued, else idle. `ChangeRefused` if something
         runs in it: whoever started that was quicker."""
 
-    async def reap(self, holder: HolderId) -> list[Lost]:
-        """Take over, with a higher fence, every lane whose holder is gone, held or warm. Nothing is
-        run again by this: the new holder adopts what lives and settles, releases or lets go the
-        rest."""
+    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[Lost]:
+        """Take over, with a higher fence, every lane whose holder is gone, held or warm; not
+        `lasting`: only those of direct agents. Nothing is run again by this: the new holder adopts
+        what lives and settles, releases or lets go the rest."""
 
     # -- runs, processes, events
 

@@ -138,14 +138,14 @@ class Caller:
         self._library, self._store, self._story, self._place = library, store, story, place
 
     async def play(self) -> None:
-        if not await self._store.agents():
+        if not await self._store.items(include_settled=True):
             story = self._story
             await self._library.start(story.prompt, provider=story.provider, cwd=self._place)
-        [agent] = await self._store.agents()
+        [agent] = {item.agent for item in await self._store.items(include_settled=True)}
         async with task_group() as tasks:
-            tasks.start_soon(self._answer, agent.id)
-            with self._store.hints.watch(agent.id) as watch:
-                while (await self._store.lane(agent.id)).status == "held":
+            tasks.start_soon(self._answer, agent)
+            with self._store.hints.watch(agent) as watch:
+                while (await self._store.lane(agent)).status == "held":
                     await watch.wait()
             tasks.cancel_scope.cancel()
 

@@ -328,15 +328,15 @@ def _start_forking() -> "subprocess.Popen[bytes]":
 async def _read(place: Path, story: str) -> Record:
     store = await SqliteStore.open(place / "home")
     try:
-        agents = await store.agents()
+        items = await store.items(include_settled=True)
         return Record(
             place,
             story,
-            items=sorted(await store.items(include_settled=True), key=lambda item: item.seq),
+            items=sorted(items, key=lambda item: item.seq),
             runs=list(reversed(await store.runs())),
             events=await store.events(limit=ALL),
             processes=await store.open_processes(),
-            lanes=[(await store.lane(agent.id)).status for agent in agents],
+            lanes=[(await store.lane(agent)).status for agent in {item.agent for item in items}],
             holders=len(await store.holders()),
             problems=await store.check(),
         )

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from steadyrun.errors import SteadyrunError
 from steadyrun.model.agent import Agent
@@ -143,7 +144,7 @@ class Lockstep(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         for name, provider in zip(("ada", "bo"), PROVIDERS, strict=True):
-            self._hire(name, provider)
+            self._add(name, provider)
         self._join()
 
     @invariant()
@@ -197,14 +198,44 @@ class Lockstep(RuleBasedStateMachine):
 
     @rule(n=small, name=st.sampled_from(["ada", "cy"]))
     def people_change(self, n: int, name: str) -> None:
-        """Somebody joins, leaves or is hired, perhaps under a name that is taken."""
+        """Somebody joins, leaves or is added, perhaps under a name that is taken."""
         if n == 0:
-            self._hire(name, PROVIDERS[0])
+            self._add(name, PROVIDERS[0])
         elif n == 1:
             self._join()
         else:
             holder = self.holders[-n % len(self.holders)]
             self._both(lambda store: store.leave(holder))
+
+    @rule(n=small, name=st.sampled_from(["ada", "cy", "di", "ed"]), is_direct=st.booleans())
+    def hire(self, n: int, name: str, is_direct: bool) -> None:
+        agent = Agent(self.names.agent(), name, (PROVIDERS[n % 2],), "/", is_direct=is_direct)
+        message = Message(agent.id if n else self._agent(n), "at once")
+        self.agents.append(agent.id)
+        accepted = self._both(lambda store: store.hire(agent, message))
+        if accepted:
+            self.items.append(accepted.item.id)
+
+    @rule(n=st.integers(0, 9), data=st.data())
+    def change_agent(self, n: int, data: st.DataObject) -> None:
+        """Mostly as it may be; sometimes it was otherwise, or the name is taken."""
+        was = self._both(lambda store: store.agent(self._agent(n)))
+        if was is None:
+            return
+        names = st.sampled_from([was.name, "ada", "fay"])
+        agent = replace(
+            was,
+            name=data.draw(names),
+            providers=(data.draw(providers),),
+            is_direct=was.is_direct ^ data.draw(rarely),
+        )
+        known = replace(was, home="/elsewhere") if data.draw(rarely) else was
+        self._both(lambda store: store.set_agent(agent, was=known))
+
+    @rule(n=st.integers(0, 9))
+    def remove_agent(self, n: int) -> None:
+        agent = self._agent(n)
+        self._both(lambda store: store.remove_agent(agent))
 
     # -- claims and follow-ups
 
@@ -255,10 +286,10 @@ class Lockstep(RuleBasedStateMachine):
             case _:
                 assert deed == "repeat"
 
-    @rule(n=small)
-    def reap(self, n: int) -> None:
+    @rule(n=small, lasting=st.booleans())
+    def reap(self, n: int, lasting: bool) -> None:
         holder = self._holder(n)
-        for lost in self._both(lambda store: store.reap(holder)) or []:
+        for lost in self._both(lambda store: store.reap(holder, lasting=lasting)) or []:
             hold = lost.hold
             for work in [w for w in self.works if w.claim.agent == hold.agent][-1:]:
                 # A warm lane has no item: the claim that rested is good as a hold.
@@ -426,7 +457,7 @@ class Lockstep(RuleBasedStateMachine):
         )
         return engine, reference
 
-    def _hire(self, name: str, provider: str) -> None:
+    def _add(self, name: str, provider: str) -> None:
         agent = Agent(self.names.agent(), name, (provider,), "/")
         self.agents.append(agent.id)
         self._both(lambda store: store.add_agent(agent))
@@ -558,8 +589,10 @@ class Lockstep(RuleBasedStateMachine):
 
     def _lane_of(self, claim: Claim) -> str | None:
         """How the lane of the claim is, if it is still this holder's."""
-        lane = self.runner.run(self.reference.lane(claim.agent))
-        return lane.status if (lane.holder, lane.fence) == (claim.holder, claim.fence) else None
+        is_refused, lane = self.runner.run(_answer(self.reference.lane(claim.agent)))
+        if is_refused or (lane.holder, lane.fence) != (claim.holder, claim.fence):
+            return None
+        return str(lane.status)
 
     def _run(self, work: Work, n: int) -> RunId:
         """The work's newest run; for 3 an older one, or one of other work."""
@@ -640,6 +673,7 @@ async def _all_reads(store: Store, world: Lockstep) -> dict[str, object]:
     processes = [process for work in world.works for process in work.processes]
     seen = await everything(store)
     seen["holders"] = await store.holders()
+    seen["every agent"] = [await _answer(store.agent(agent)) for agent in world.agents]
     seen["every process"] = [await _answer(store.process(process)) for process in processes]
     return seen
 

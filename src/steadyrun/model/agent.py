@@ -1,5 +1,7 @@
 """Who works? An agent is a name, a chain of providers, a home directory and a policy."""
 
+from datetime import datetime
+
 from msgspec import Struct
 
 from steadyrun.model.ids import AgentId
@@ -7,7 +9,8 @@ from steadyrun.model.policy import Policy
 
 
 class Agent(Struct, frozen=True):
-    """A lasting teammate. `providers` is the chain: the first is used while its gate is open."""
+    """A teammate, lasting unless `is_direct`. `providers` is the chain: the first is used while
+    its gate is open."""
 
     id: AgentId
     name: str
@@ -18,6 +21,9 @@ class Agent(Struct, frozen=True):
     # What its provider is told before everything else, and how many rounds a turn may take.
     system: str | None = None
     max_turns: int | None = None
+    # Made for one run that no agent was asked for, and listed nowhere.
+    is_direct: bool = False
+    removed_at: datetime | None = None
 
     @property
     def provider(self) -> str:

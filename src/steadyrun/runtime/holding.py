@@ -28,16 +28,15 @@ class Holding:
     async def start(self, agent: Agent, run: RunId, prompt: str, ask: Ask) -> None:
         """Accept a message for a new agent, claim its lane and run it."""
         store = self.around.store
-        await store.add_agent(agent)
-        await store.accept(Message(agent.id, prompt, kind="call"))
+        await store.hire(agent, Message(agent.id, prompt, kind="call"))
         [claim] = await store.claim(self.around.holder, agent=agent.id)
         runner = Runner(self.around, claim, agent, run)
         await runner.create(ask)
         self._run(runner, ask)
 
     async def adopt(self) -> list[RunId]:
-        """Take up every run whose holder is gone."""
-        lost = await self.around.store.reap(self.around.holder)
+        """Take up every direct run whose holder is gone; lasting agents have their own people."""
+        lost = await self.around.store.reap(self.around.holder, lasting=False)
         # Nobody here keeps a lane warm: each is held, for the item of its claim.
         return [await self._adopt(each, each.hold) for each in lost if isinstance(each.hold, Claim)]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from steadyrun.clock import Clock
-from steadyrun.errors import ChangeRefused, NameTaken
+from steadyrun.errors import ChangeRefused
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch, StoredRow, fresh_part
 from steadyrun.model.event import (
@@ -24,7 +24,7 @@ from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Hints, Holder, Lane, Lost, Started
+from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Hints, Holder, Lost, Started
 from steadyrun.testing import tables as rows
 from steadyrun.testing.memory_reads import MemoryReads
 from steadyrun.testing.tables import Tables
@@ -55,10 +55,34 @@ class MemoryStore(MemoryReads):
 
     async def add_agent(self, agent: Agent) -> None:
         with self._transaction([agent.id]) as t:
-            if any(agent.name in {a.name, a.id} or agent.id == a.id for a in t.agents.values()):
-                raise NameTaken(agent.name)
+            rows.add_agent(t, agent)
+
+    async def hire(self, agent: Agent, message: Message) -> Accepted:
+        now, new = self._clock.now(), self._ids.item()
+        with self._transaction([agent.id]) as t:
+            if message.agent != agent.id:
+                raise ChangeRefused("hire", found=f"the message is for {message.agent}")
+            rows.add_agent(t, agent)
+            return rows.accept(t, new, message, now)
+
+    async def set_agent(self, agent: Agent, *, was: Agent) -> None:
+        with self._transaction([agent.id]) as t:
+            known = rows.present(t, agent.id)
+            if known != was:
+                raise ChangeRefused("set_agent", found=f"{known.name} has been changed meanwhile")
+            if (agent.is_direct, agent.removed_at) != (was.is_direct, was.removed_at):
+                raise ChangeRefused("set_agent", found="what kind of agent it is stays as it is")
+            rows.refuse_taken(t, agent)
             t.agents[agent.id] = agent
-            t.lanes[agent.id] = Lane(agent.id)
+
+    async def remove_agent(self, agent: AgentId) -> None:
+        with self._transaction([agent]) as t:
+            known, lane = rows.present(t, agent), rows.lane_of(t, agent)
+            if lane.status != "idle":
+                found = f"the lane of {known.name} is {lane.status}"
+                raise ChangeRefused("remove_agent", found=found)
+            t.agents[agent] = rows.altered(known, removed_at=self._clock.now())
+            del t.lanes[agent]
 
     # -- items
 
@@ -240,10 +264,14 @@ class MemoryStore(MemoryReads):
             lane = rows.altered(rows.warm(t, hold, "let_go"), holder=None)
             t.lanes[lane.agent] = rows.waiting(lane, self._clock.now())
 
-    async def reap(self, holder: HolderId) -> list[Lost]:
+    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[Lost]:
         with self._transaction([]) as t:
             lanes = [
-                lane for lane in t.lanes.values() if lane.holder and lane.holder not in t.holders
+                lane
+                for lane in t.lanes.values()
+                if lane.holder
+                and lane.holder not in t.holders
+                and (lasting or t.agents[lane.agent].is_direct)
             ]
             lanes.sort(key=lambda lane: lane.agent)
             lost = [rows.take_over(t, lane, holder) for lane in lanes]

@@ -25,12 +25,14 @@ class MemoryReads:
 
     async def agent(self, name: str) -> Agent:
         for agent in self._tables.agents.values():
-            if name in {agent.name, agent.id}:
+            if name == agent.id or (name == agent.name and agent.removed_at is None):
                 return agent
         raise NotFound("agent", name)
 
     async def agents(self) -> list[Agent]:
-        return sorted(self._tables.agents.values(), key=lambda a: a.name)
+        agents = self._tables.agents.values()
+        lasting = [a for a in agents if not a.is_direct and a.removed_at is None]
+        return sorted(lasting, key=lambda a: a.name)
 
     async def token(self, provider: str, token: str) -> ResumeToken | None:
         sessions = sorted(self._tables.sessions.items(), reverse=True)

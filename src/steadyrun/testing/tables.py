@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
+from steadyrun.errors import ChangeRefused, LeaseLost, NameTaken, NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, EventId
@@ -70,6 +70,27 @@ def altered(row: Any, **fields: Any) -> Any:
     return msgspec.structs.replace(row, **fields)
 
 
+def add_agent(t: Tables, agent: Agent) -> None:
+    if agent.id in t.agents:
+        raise NameTaken(agent.name)
+    refuse_taken(t, agent)
+    t.agents[agent.id] = agent
+    t.lanes[agent.id] = Lane(agent.id)
+
+
+def refuse_taken(t: Tables, agent: Agent) -> None:
+    others = [a for a in t.agents.values() if a.id != agent.id and a.removed_at is None]
+    if agent.name in t.agents or agent.name in {other.name for other in others}:
+        raise NameTaken(agent.name)
+
+
+def present(t: Tables, agent: AgentId) -> Agent:
+    known = t.agents.get(agent)
+    if known is None or known.removed_at is not None:
+        raise NotFound("agent", agent)
+    return known
+
+
 def lane_of(t: Tables, agent: AgentId) -> Lane:
     if agent not in t.lanes:
         raise NotFound("agent", agent)
@@ -83,8 +104,8 @@ def item_of(t: Tables, item: ItemId) -> Item:
 
 
 def owned(t: Tables, hold: Hold) -> Lane:
-    lane = lane_of(t, hold.agent)
-    if (lane.holder, lane.fence) != (hold.holder, hold.fence):
+    lane = t.lanes.get(hold.agent)
+    if lane is None or (lane.holder, lane.fence) != (hold.holder, hold.fence):
         raise LeaseLost(hold.agent, fence=hold.fence)
     return lane
 

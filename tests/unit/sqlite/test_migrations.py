@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio
 
+from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import Item
 from steadyrun.store import Lane
@@ -13,6 +14,9 @@ from steadyrun.stores.sqlite import DATABASE, SqliteStore, schema
 from steadyrun.stores.sqlite.rows import moment
 
 _FIRST = """
+    INSERT INTO agents VALUES ('agt_held', 'run_1', 'claude', CAST('
+        {"id":"agt_held","name":"run_1","providers":["claude"],"home":"/"}
+    ' AS BLOB));
     INSERT INTO lanes VALUES ('agt_held', 'held', 0, NULL, 'hld_1', 3, 2, 1);
     INSERT INTO lanes VALUES ('agt_ready', 'ready', 1, 1000000, NULL, 0, 1, 1);
     INSERT INTO items VALUES ('itm_1', 'agt_ready', 1, 'message', 'go', 'resume', 1000000,
@@ -33,6 +37,9 @@ def test_what_the_first_version_wrote_is_kept(tmp_path: Path) -> None:
             item = await store.item(ItemId("itm_1"))
             at = moment(1000000)
             assert item == Item(item.id, ready.agent, 1, "message", "go", "resume", at)
+            agent = await store.agent("run_1")
+            assert agent == Agent(held.agent, "run_1", ("claude",), "/", is_direct=True)
+            assert await store.agents() == []
             assert await store.check() == []
         finally:
             await store.close()

@@ -3,8 +3,9 @@ inside a transaction."""
 
 from collections.abc import Iterable, Sequence
 
-from steadyrun.model.ids import HolderId
+from steadyrun.model.ids import AgentId, HolderId
 from steadyrun.model.item import Claim, Hold
+from steadyrun.model.process import Process
 from steadyrun.store import Holder, Lost
 from steadyrun.stores.sqlite import rows
 from steadyrun.stores.sqlite.presence import Presence
@@ -38,14 +39,17 @@ _TAKE_OVER = """
     UPDATE lanes
     SET holder_id = :holder, fence = fence + 1
     WHERE holder_id IN (SELECT value FROM json_each(:gone))
+      AND (:lasting OR (SELECT is_direct FROM agents WHERE agents.agent_id = lanes.agent_id))
     RETURNING agent_id, fence
 """
 
 
-def reap(connection: Connection, holder: HolderId, presence: Presence) -> list[Lost]:
+def reap(
+    connection: Connection, holder: HolderId, presence: Presence, *, lasting: bool
+) -> list[Lost]:
     known = [name for [name] in connection.execute(_HOLDERS).fetchall()]
     gone = [name for name in known if not presence.is_there(name)]
-    values = {"holder": holder, "gone": _listed(gone)}
+    values = {"holder": holder, "gone": _listed(gone), "lasting": lasting}
     holds = [
         Hold(agent, holder, fence)
         for agent, fence in sorted(connection.execute(_TAKE_OVER, values).fetchall())
@@ -93,7 +97,9 @@ def _left(connection: Connection, holds: Sequence[Hold]) -> list[Lost]:
         (agent, provider): rows.session_from((body,))
         for agent, provider, body in connection.execute(_SESSIONS, values)
     }
-    processes = [rows.process_from(row) for row in connection.execute(_PROCESSES, values)]
+    processes: dict[AgentId, list[Process]] = {agent: [] for agent in agents}
+    for process in map(rows.process_from, connection.execute(_PROCESSES, values)):
+        processes[process.agent].append(process)
     lost = []
     for hold in holds:
         agent, item = agents[hold.agent], items.get(hold.agent)
@@ -104,7 +110,7 @@ def _left(connection: Connection, holds: Sequence[Hold]) -> list[Lost]:
                 agent,
                 run,
                 sessions.get((agent.id, run.provider if run else agent.provider)),
-                tuple(process for process in processes if process.agent == agent.id),
+                tuple(processes[agent.id]),
             )
         )
     return lost

@@ -154,8 +154,8 @@ def _claim(
 
 def owned(connection: Connection, hold: Hold) -> Lane:
     """The lane, if it is still this holder's."""
-    lane = rows.lane(connection, hold.agent)
-    if (lane.holder, lane.fence) != (hold.holder, hold.fence):
+    lane = rows.maybe_lane(connection, hold.agent)
+    if lane is None or (lane.holder, lane.fence) != (hold.holder, hold.fence):
         raise LeaseLost(hold.agent, fence=hold.fence)
     return lane
 

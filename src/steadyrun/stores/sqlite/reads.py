@@ -26,8 +26,15 @@ from steadyrun.stores.sqlite.rows import (
     moment,
 )
 
-_AGENT = "SELECT body FROM agents WHERE name = :name OR agent_id = :name"
-_AGENTS = "SELECT body FROM agents ORDER BY name"
+_AGENT = """
+    SELECT body FROM agents
+    WHERE (name = :name AND removed_at IS NULL) OR agent_id = :name
+"""
+_AGENTS = """
+    SELECT body FROM agents
+    WHERE is_direct = 0 AND removed_at IS NULL
+    ORDER BY name
+"""
 
 
 def agent(connection: Connection, name: str) -> Agent:

@@ -133,11 +133,16 @@ _SELECT_SESSION = """
 """
 
 
-def lane(connection: Connection, agent: AgentId) -> Lane:
+def maybe_lane(connection: Connection, agent: AgentId) -> Lane | None:
     row = one(connection, _SELECT_LANE, {"agent": agent})
-    if row is None:
+    return None if row is None else lane_from(row)
+
+
+def lane(connection: Connection, agent: AgentId) -> Lane:
+    found = maybe_lane(connection, agent)
+    if found is None:
         raise NotFound("agent", agent)
-    return lane_from(row)
+    return found
 
 
 def agent(connection: Connection, agent: AgentId) -> Agent:

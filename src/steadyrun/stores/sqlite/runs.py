@@ -209,10 +209,9 @@ def _place(connection: Connection, hold: Hold, batch: Batch) -> _Place:
     """Find the place of a batch, and refuse what is not the claim's."""
     values = {"agent": hold.agent, "process": batch.process, "run": batch.run}
     row = rows.one(connection, _SELECT_PLACE, values)
-    if row is None:
-        raise NotFound("agent", hold.agent)
-    place = _Place(*row)
-    if (place.holder, place.fence) != (hold.holder, hold.fence):
+    # An agent that was removed has no lane, and nobody has a hold on it.
+    place = _Place(*row) if row else None
+    if place is None or (place.holder, place.fence) != (hold.holder, hold.fence):
         raise LeaseLost(hold.agent, fence=hold.fence)
     _own(place.process_agent, hold, "process", batch.process)
     return place

@@ -115,6 +115,17 @@ class SqliteStore(SqliteReads):
     async def add_agent(self, agent: Agent) -> None:
         await self._accept(lambda c: agents.add(c, agent), agent.id)
 
+    async def hire(self, agent: Agent, message: Message) -> Accepted:
+        now, item = self._clock.now(), self._ids.item()
+        return await self._accept(lambda c: agents.hire(c, agent, message, item, now), agent.id)
+
+    async def set_agent(self, agent: Agent, *, was: Agent) -> None:
+        await self._accept(lambda c: agents.change(c, agent, was), agent.id)
+
+    async def remove_agent(self, agent: AgentId) -> None:
+        now = self._clock.now()
+        await self._accept(lambda c: agents.remove(c, agent, now), agent)
+
     # -- items
 
     async def accept(self, message: Message) -> Accepted:
@@ -226,8 +237,9 @@ class SqliteStore(SqliteReads):
     async def let_go(self, hold: Hold) -> None:
         await self._accept(lambda c: warm.let_go(c, hold), hold.agent)
 
-    async def reap(self, holder: HolderId) -> list[Lost]:
-        lost = await self._accept(lambda c: holders.reap(c, holder, self._presence))
+    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[Lost]:
+        presence = self._presence
+        lost = await self._accept(lambda c: holders.reap(c, holder, presence, lasting=lasting))
         self.hints.ring(each.agent.id for each in lost)
         return lost
 

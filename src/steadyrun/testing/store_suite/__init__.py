@@ -7,6 +7,7 @@ record to outlive its stores is in `DURABLE_PROMISES`; the memory reference make
 from types import ModuleType
 
 from steadyrun.testing.store_suite import (
+    agents,
     calls,
     durable,
     events,
@@ -32,8 +33,8 @@ def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
 
 
 PROMISES = _promises(
-    items, lanes, starting, followups, calls, going_on, trying_again, warm, takeover, events,
-    reading, records, life,
+    agents, items, lanes, starting, followups, calls, going_on, trying_again, warm, takeover,
+    events, reading, records, life,
 )  # fmt: skip
 DURABLE_PROMISES = _promises(durable)
 

@@ -30,3 +30,26 @@ ALTER TABLE items ADD COLUMN followup TEXT NOT NULL DEFAULT 'steer';
 ALTER TABLE items ADD COLUMN before_run TEXT;
 ALTER TABLE items ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE items ADD COLUMN error BLOB;
+
+-- Who was added by somebody is not who a single run has made for itself, as all of them were until
+-- now. Who is removed leaves the record as it is and the name to others.
+ALTER TABLE agents RENAME TO agents_before;
+
+CREATE TABLE agents (
+    agent_id   TEXT PRIMARY KEY,
+    name       TEXT NOT NULL,
+    provider   TEXT NOT NULL,
+    is_direct  INTEGER NOT NULL,
+    removed_at INTEGER,
+    body       BLOB NOT NULL
+) STRICT;
+
+INSERT INTO agents
+SELECT agent_id, name, provider, 1, NULL,
+       CAST(json_set(CAST(body AS TEXT), '$.is_direct', json('true')) AS BLOB)
+FROM agents_before;
+
+DROP TABLE agents_before;
+
+CREATE UNIQUE INDEX agents_by_name ON agents (name) WHERE removed_at IS NULL;
+CREATE INDEX agents_lasting ON agents (name) WHERE is_direct = 0 AND removed_at IS NULL;

@@ -1,0 +1,223 @@
+"""Promises about agents: lasting ones are listed, changed and removed; direct ones only run."""
+
+from msgspec.structs import replace
+
+from steadyrun.errors import ChangeRefused, LeaseLost, NameTaken, NotFound
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import AgentId
+from steadyrun.model.item import Item, Message
+from steadyrun.model.run import Created
+from steadyrun.store import Store
+from steadyrun.testing.store_suite.harness import StoreHarness
+from steadyrun.testing.store_suite.scene import (
+    hire,
+    overlapping,
+    refused,
+    refused_whole,
+    send,
+    set_scene,
+    set_warm,
+    set_working,
+)
+
+
+async def check_a_direct_agent_is_hired_with_its_message(harness: StoreHarness) -> None:
+    store = await harness.open()
+    agent = _direct(harness, "run_1")
+
+    accepted = await store.hire(agent, Message(agent.id, "go", "call"))
+
+    assert accepted.is_new
+    assert accepted.item == await store.item(accepted.item.id)
+    assert (accepted.item.agent, accepted.item.seq) == (agent.id, 1)
+    lane = await store.lane(agent.id)
+    assert (lane.status, lane.queued) == ("ready", 1)
+    assert await store.agent("run_1") == await store.agent(agent.id) == agent
+
+
+async def check_who_cannot_be_hired_leaves_nothing(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, agent = scene.store, _direct(harness, "ada")
+    elsewhere = Message(scene.agent, "go")
+
+    await refused_whole(store, NameTaken, store.hire(agent, Message(agent.id, "go")))
+    await refused_whole(store, ChangeRefused, store.hire(_direct(harness, "bo"), elsewhere))
+
+    await refused(NotFound, store.agent(agent.id))
+
+
+async def check_direct_agents_are_not_listed(harness: StoreHarness) -> None:
+    store = await harness.open()
+    direct = _direct(harness, "aaa")
+    await store.add_agent(direct)
+    for name in ("cy", "bo"):
+        await hire(harness, store, name)
+
+    assert [agent.name for agent in await store.agents()] == ["bo", "cy"]
+    assert await store.agent("aaa") == direct
+
+
+async def check_an_agent_is_changed_as_it_was_read(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, was = scene.store, await scene.store.agent("ada")
+    changed = replace(was, name="eve", providers=("codex", "claude"), model="large")
+
+    await store.set_agent(changed, was=was)
+
+    assert await store.agent("eve") == await store.agent(scene.agent) == changed
+    await refused(NotFound, store.agent("ada"))
+    await hire(harness, store, "ada")
+    await refused_whole(store, ChangeRefused, store.set_agent(was, was=was))
+    await scene.send()
+    assert await store.start(scene.holder, _never, but_not=["codex"]) == []
+
+
+async def check_an_agent_is_not_made_another(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, was = scene.store, await scene.store.agent("ada")
+    bo = await hire(harness, store, "bo")
+
+    for changed in (replace(was, is_direct=True), replace(was, removed_at=harness.clock.now())):
+        await refused_whole(store, ChangeRefused, store.set_agent(changed, was=was))
+    await refused_whole(store, ChangeRefused, store.set_agent(replace(was, id=bo), was=was))
+    for name in ("bo", bo):
+        await refused_whole(store, NameTaken, store.set_agent(replace(was, name=name), was=was))
+    unknown = replace(was, id=AgentId("agt_none"))
+    await refused_whole(store, NotFound, store.set_agent(unknown, was=unknown))
+
+
+async def check_of_two_changes_one_wins(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    other, was = await harness.open(), await scene.store.agent("ada")
+
+    async def change(store: Store, model: str) -> bool:
+        try:
+            await store.set_agent(replace(was, model=model), was=was)
+        except ChangeRefused:
+            return False
+        return True
+
+    answers = await overlapping(harness, [change(scene.store, "small"), change(other, "large")])
+
+    assert sorted(answers) == [False, True]
+    expected = "small" if answers[0] else "large"
+    assert (await other.agent("ada")).model == expected
+
+
+async def check_who_is_removed_leaves_name_and_record(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, scene = working.store, working.scene
+    await store.append(working.claim, working.batch(0, 10))
+    item = await scene.finish(working.claim)
+    was = await store.agent("ada")
+    events = await store.events(agent=scene.agent)
+
+    await store.remove_agent(scene.agent)
+
+    assert await store.agents() == []
+    await refused(NotFound, store.agent("ada"))
+    assert await store.agent(scene.agent) == replace(was, removed_at=harness.clock.now())
+    assert await store.items(scene.agent, include_settled=True) == [item]
+    assert [run.id for run in await store.runs(scene.agent)] == [working.run]
+    assert await store.events(agent=scene.agent) == events
+    assert events[0].agent == "ada"
+    again = await hire(harness, store, "ada")
+    assert (await store.agent("ada")).id == again
+
+
+async def check_nothing_more_comes_to_who_is_removed(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, agent, claim = working.store, working.scene.agent, working.claim
+    await working.scene.finish(claim)
+    await store.remove_agent(agent)
+    removed = await store.agent(agent)
+
+    for verb in (
+        store.accept(Message(agent, "more")),
+        store.lane(agent),
+        store.pause(agent),
+        store.resume(agent),
+        store.remove_agent(agent),
+        store.set_agent(replace(removed, model="large"), was=removed),
+    ):
+        await refused_whole(store, NotFound, verb)
+    for late in (
+        store.take(claim),
+        store.settle(claim),
+        store.append(claim, working.batch(0, 10, run=None)),
+        store.close_process(claim, working.process),
+    ):
+        await refused_whole(store, LeaseLost, late)
+    taken = replace(removed, name="eve", removed_at=None)
+    await refused_whole(store, NameTaken, store.add_agent(taken))
+
+
+async def check_who_has_work_is_not_removed(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store = scene.store
+    item = await scene.send()
+    await refused_whole(store, ChangeRefused, store.remove_agent(scene.agent))
+    claim = await scene.claim()
+    await refused_whole(store, ChangeRefused, store.remove_agent(scene.agent))
+    await store.release(claim)
+    await store.cancel(item.id)
+    await store.remove_agent(scene.agent)
+    warm = await set_warm(harness, "bo", store=store)
+    await refused_whole(store, ChangeRefused, store.remove_agent(warm.scene.agent))
+    await store.let_go(warm.claim)
+    await store.remove_agent(warm.scene.agent)
+    await refused_whole(store, NotFound, store.remove_agent(AgentId("agt_none")))
+
+
+async def check_a_message_beside_a_removal_is_kept_or_refused(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    other = await harness.open()
+    for n in range(4):
+        agent = await hire(harness, scene.store, f"bo{n}")
+
+        async def accept(agent: AgentId = agent) -> bool:
+            try:
+                await other.accept(Message(agent, "go"))
+            except NotFound:
+                return False
+            return True
+
+        async def remove(agent: AgentId = agent) -> bool:
+            try:
+                await scene.store.remove_agent(agent)
+            except ChangeRefused:
+                return False
+            return True
+
+        is_accepted, is_removed = await overlapping(harness, [accept(), remove()])
+
+        assert is_accepted != is_removed
+
+
+async def check_lasting_lanes_can_be_left_alone(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store = scene.store
+    await scene.send()
+    lasting = await harness.claim_and_die()
+    direct = _direct(harness, "run_1")
+    await store.add_agent(direct)
+    await send(harness, store, direct.id, "go")
+    dead = await harness.claim_and_die()
+    assert (lasting.agent, dead.agent) == (scene.agent, direct.id)
+
+    [first] = await store.reap(scene.holder, lasting=False)
+    assert (first.agent, first.hold.fence) == (direct, dead.fence + 1)
+    lane = await store.lane(scene.agent)
+    assert (lane.holder, lane.fence) == (lasting.holder, lasting.fence)
+    assert await store.reap(scene.holder, lasting=False) == []
+
+    [second] = await store.reap(scene.holder)
+    assert (second.agent.id, second.hold.fence) == (scene.agent, lasting.fence + 1)
+
+
+def _direct(harness: StoreHarness, name: str) -> Agent:
+    return Agent(harness.ids.agent(), name, ("claude",), "/home/x", is_direct=True)
+
+
+def _never(agent: Agent, item: Item) -> Created:
+    raise AssertionError(f"{agent} was started with {item}")
