@@ -98,7 +98,7 @@ async def read(stage: Stage) -> Home:
 
 def check(home: Home, stage: Stage) -> None:
     """Everything is there once and in order, all is settled, and nothing was written twice."""
-    by_agent: dict[str, list[int]] = {}
+    by_agent: dict[str | None, list[int | None]] = {}
     for seen in home.events:
         by_agent.setdefault(seen.agent, []).append(seen.seq)
     assert all(seqs == list(range(1, len(seqs) + 1)) for seqs in by_agent.values())

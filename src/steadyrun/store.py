@@ -206,6 +206,9 @@ class Store(Protocol):
     async def session(self, agent: AgentId, provider: str) -> Session | None:
         """The agent's conversation with that provider, if one was begun."""
 
+    async def retire_token(self, hold: Hold, provider: str, reason: str) -> None:
+        """The session has no present token any more; the last one is history, with the reason."""
+
     # -- items
 
     async def accept(self, message: Message) -> Accepted:
@@ -401,9 +404,18 @@ class Store(Protocol):
 
     # -- gates
 
-    async def set_gate(self, gate: Gate) -> None: ...
+    async def set_gate(self, gate: Gate) -> None:
+        """Open or close a gate; one that is closed is not closed for a shorter time by this. That
+        it was opened or closed is an event of no agent, in the same transaction."""
 
     async def gates(self) -> list[Gate]: ...
+
+    # -- what else is to be remembered
+
+    async def remember(self, key: str, value: bytes) -> None:
+        """Keep a value under a key, in place of the one before."""
+
+    async def recall(self, key: str) -> bytes | None: ...
 
     # -- life
 

@@ -184,7 +184,7 @@ class Lockstep(RuleBasedStateMachine):
     def hinder(self, n: int, minutes: int | None, verb: str) -> None:
         agent = self._agent(n)
         until = None if minutes is None else self.clock.now() + timedelta(minutes=minutes)
-        gate = Gate(PROVIDERS[n % 2], "x" * (n // 2), until, "limit" if until else None)
+        gate = Gate(PROVIDERS[n % 2], "x" * (n // 2), until, CANARY if until else None)
         verbs: dict[str, Callable[[Store], Awaitable[None]]] = {
             "resume": lambda store: store.resume(agent),
             "pause": lambda store: store.pause(agent),
@@ -236,6 +236,17 @@ class Lockstep(RuleBasedStateMachine):
     def remove_agent(self, n: int) -> None:
         agent = self._agent(n)
         self._both(lambda store: store.remove_agent(agent))
+
+    @rule(key=st.sampled_from(["beat", ""]), value=st.binary(max_size=3))
+    def remember(self, key: str, value: bytes) -> None:
+        self._both(lambda store: store.remember(key, value))
+        self._both(lambda store: store.recall(key))
+
+    @precondition(lambda self: self.works)
+    @rule(n=small, provider=providers, reason=texts)
+    def retire_token(self, n: int, provider: str, reason: str) -> None:
+        work = self._warm_work(n)
+        self._both(lambda store: store.retire_token(work.claim, provider, reason))
 
     # -- claims and follow-ups
 

@@ -325,13 +325,16 @@ class Emitted(Struct, frozen=True, gc=False, array_like=True):
 
 
 class StoredEvent(Struct, frozen=True, gc=False):
-    """An event in its place. `cursor` orders all events, `seq` those of one agent, without gaps."""
+    """An event in its place. `cursor` orders all events, `seq` those of one agent, without gaps.
+
+    What happens to a gate belongs to no agent and has no `seq`.
+    """
 
     cursor: int
-    seq: int
+    seq: int | None
     id: EventId
     at: datetime
-    agent: str
+    agent: str | None
     run: RunId | None
     provider: str | None
     event: Event | Foreign

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from steadyrun.model.event import (
     BIG_INTEGER,
@@ -81,7 +81,7 @@ class Row(NamedTuple):
 
     cursor: int
     seq: int
-    agent: str
+    agent: str | None
     run: RunId | None
     process: ProcessId | None
     provider: str | None
@@ -92,7 +92,7 @@ def stored_events(row: Row) -> list[StoredEvent]:
     """The events of a row, each in its place."""
     cursor, seq, agent, run, process, provider, body = row
     # One loop and no call for each event: whoever follows a run reads everything through here.
-    return [
+    found = [
         StoredEvent(
             cursor + n,
             seq + n,
@@ -107,6 +107,7 @@ def stored_events(row: Row) -> list[StoredEvent]:
         )
         for n, each in enumerate(_read(body))
     ]
+    return found if agent is not None else [structs.replace(each, seq=None) for each in found]
 
 
 def _read(body: bytes) -> "Sequence[_Written | Emitted]":

@@ -146,7 +146,8 @@ class _Reader:
         else:
             run, cursor = self._run, self._cursor
             found = [event for event in news if event.run == run and event.cursor > cursor]
-            self._seq = news[-1].seq + 1
+            # News of a run: each has its number.
+            self._seq = (news[-1].seq or 0) + 1
         if found:
             self._cursor = found[-1].cursor
         return found

@@ -215,7 +215,7 @@ class Runner:
         """Know which run is open; a process for one turn has it open from the start."""
         run = await self._store.run(self.run)
         session = await self._store.session(self._agent.id, self._agent.provider)
-        recorder.token = session.current.token if session else None
+        recorder.token = session.current.token if session and session.current else None
         self._set_wall(run)
         self._is_over = run.is_terminal
         if run.status == "running":

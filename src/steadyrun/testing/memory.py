@@ -17,7 +17,7 @@ from steadyrun.model.event import (
     event_id,
     kinds_of,
 )
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Gate, gate_after, gate_told
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.packed import decode_events, encode_events
@@ -83,6 +83,14 @@ class MemoryStore(MemoryReads):
                 raise ChangeRefused("remove_agent", found=found)
             t.agents[agent] = rows.altered(known, removed_at=self._clock.now())
             del t.lanes[agent]
+
+    async def retire_token(self, hold: Hold, provider: str, reason: str) -> None:
+        with self._transaction([hold.agent]) as t:
+            rows.owned(t, hold)
+            known = t.sessions.get((hold.agent, provider))
+            if known:
+                clean = self._scrubber.clean(reason)
+                t.sessions[hold.agent, provider] = known.retired(clean)
 
     # -- items
 
@@ -311,8 +319,25 @@ class MemoryStore(MemoryReads):
     # -- gates
 
     async def set_gate(self, gate: Gate) -> None:
-        self._tables.gates[gate.provider, gate.account] = gate
+        now, key = self._clock.now(), (gate.provider, gate.account)
+        clean = rows.altered(gate, reason=self._scrubber.clean(gate.reason))
+        with self._transaction([]) as t:
+            before = t.gates.get(key)
+            after = t.gates[key] = gate_after(before, clean, now)
+            event = gate_told(before, after, now)
+            if event:
+                cursor = len(t.events) + 1
+                written = encode_events([Emitted(f"gate:{cursor}", 0, now, event)], self._scrubber)
+                [emitted] = decode_events(written)
+                name = event_id(None, emitted.place, emitted.n)
+                t.events.append(rows.Placed(cursor, None, None, None, name, emitted))
         self.hints.ring_all()
+
+    # -- what else is to be remembered
+
+    async def remember(self, key: str, value: bytes) -> None:
+        with self._transaction([]) as t:
+            t.kv[key] = value
 
     # -- life
 
@@ -364,7 +389,7 @@ class MemoryStore(MemoryReads):
         return tuple(
             StoredRow(
                 row[0].cursor,
-                row[0].seq,
+                row[0].seq or 0,
                 run,
                 encode_events([each.emitted for each in row], self._scrubber),
             )

@@ -37,7 +37,7 @@ class MemoryReads:
     async def token(self, provider: str, token: str) -> ResumeToken | None:
         sessions = sorted(self._tables.sessions.items(), reverse=True)
         current = [each.current for (_, name), each in sessions if name == provider]
-        return next((each for each in current if each.token == token), None)
+        return next((each for each in current if each and each.token == token), None)
 
     async def session(self, agent: AgentId, provider: str) -> Session | None:
         return self._tables.sessions.get((agent, provider))
@@ -135,6 +135,9 @@ class MemoryReads:
                 total = rows.added(total, run)
         return total
 
+    async def recall(self, key: str) -> bytes | None:
+        return self._tables.kv.get(key)
+
     async def gates(self) -> list[Gate]:
         return [gate for _, gate in sorted(self._tables.gates.items())]
 
@@ -148,7 +151,7 @@ class MemoryReads:
             seq=placed.seq,
             id=placed.id,
             at=emitted.at,
-            agent=self._tables.agents[placed.agent].name,
+            agent=self._tables.agents[placed.agent].name if placed.agent else None,
             run=placed.run,
             provider=self._tables.runs[placed.run].provider if placed.run else None,
             event=emitted.event,

@@ -35,8 +35,8 @@ class Placed:
     """An event in its place, before it is shown to anybody."""
 
     cursor: int
-    seq: int
-    agent: AgentId
+    seq: int | None
+    agent: AgentId | None
     run: RunId | None
     id: EventId
     emitted: Emitted
@@ -56,6 +56,7 @@ class Tables:
     runs: dict[RunId, Run] = field(default_factory=dict)
     events: list[Placed] = field(default_factory=list)
     gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
+    kv: dict[str, bytes] = field(default_factory=dict)
 
     def copy(self) -> "Tables":
         """Rows are frozen, so copying the tables is enough."""

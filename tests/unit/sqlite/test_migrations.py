@@ -7,8 +7,12 @@ from pathlib import Path
 import anyio
 
 from steadyrun.model.agent import Agent
+from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import Item
+from steadyrun.model.packed import encode_events
+from steadyrun.model.secret import Scrubber
+from steadyrun.model.session import ResumeToken, Session
 from steadyrun.store import Lane
 from steadyrun.stores.sqlite import DATABASE, SqliteStore, schema
 from steadyrun.stores.sqlite.rows import moment
@@ -17,11 +21,19 @@ _FIRST = """
     INSERT INTO agents VALUES ('agt_held', 'run_1', 'claude', CAST('
         {"id":"agt_held","name":"run_1","providers":["claude"],"home":"/"}
     ' AS BLOB));
+    INSERT INTO sessions VALUES ('agt_held', 'claude', 'one', CAST('
+        {"provider":"claude","current":{"token":"one","machine":"here","cwd":"/","model":null,
+         "bound_at":"1970-01-01T00:00:01Z"},"history":[]}
+    ' AS BLOB));
     INSERT INTO lanes VALUES ('agt_held', 'held', 0, NULL, 'hld_1', 3, 2, 1);
     INSERT INTO lanes VALUES ('agt_ready', 'ready', 1, 1000000, NULL, 0, 1, 1);
     INSERT INTO items VALUES ('itm_1', 'agt_ready', 1, 'message', 'go', 'resume', 1000000,
                               'queued', 'none', 0, 0, NULL, NULL, NULL, NULL);
 """
+
+
+_EVENTS = "INSERT INTO event_batches VALUES (1, 'agt_held', NULL, 'prc_1', 1, 2, 0, :body)"
+SAID = [Emitted(n, 0, moment(1000000), Note(text)) for n, text in ((1, "one"), (2, "two"))]
 
 
 def test_what_the_first_version_wrote_is_kept(tmp_path: Path) -> None:
@@ -31,7 +43,7 @@ def test_what_the_first_version_wrote_is_kept(tmp_path: Path) -> None:
         store = await SqliteStore.open(tmp_path)
         try:
             held = await store.lane(AgentId("agt_held"))
-            assert held == Lane(held.agent, "held", False, None, HolderId("hld_1"), 3, 2, 1)
+            assert held == Lane(held.agent, "held", False, None, HolderId("hld_1"), 3, 2, 1, 2)
             ready = await store.lane(AgentId("agt_ready"))
             assert ready == Lane(ready.agent, "ready", True, moment(1000000), None, 0, 1, 1)
             item = await store.item(ItemId("itm_1"))
@@ -40,6 +52,13 @@ def test_what_the_first_version_wrote_is_kept(tmp_path: Path) -> None:
             agent = await store.agent("run_1")
             assert agent == Agent(held.agent, "run_1", ("claude",), "/", is_direct=True)
             assert await store.agents() == []
+            token = ResumeToken("one", "here", "/", None, at)
+            assert await store.session(agent.id, "claude") == Session("claude", token)
+            assert await store.token("claude", "one") == token
+            assert held.event_seq == 2
+            [first, second] = await store.events(agent=agent.id)
+            assert (first.event, second.event) == (Note("one"), Note("two"))
+            assert (first.cursor, second.seq, second.agent) == (1, 2, "run_1")
             assert await store.check() == []
         finally:
             await store.close()
@@ -52,6 +71,7 @@ def _make_first(home: Path) -> None:
     with closing(sqlite3.connect(home / DATABASE)) as connection:
         connection.executescript(schema.steps()[0])
         connection.executescript(_FIRST)
+        connection.execute(_EVENTS, {"body": encode_events(SAID, Scrubber())})
         connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
         connection.execute("PRAGMA user_version = 1")
         connection.commit()

@@ -13,7 +13,7 @@ NEXT_CURSOR = """
         LIMIT 1
     ), 1)
 """
-_ADD_BATCH = """
+ADD_BATCH = """
     INSERT INTO event_batches
     VALUES (:cursor, :agent, :run, :process, :first_seq, :last_seq, :tools, :body)
 """
@@ -78,7 +78,7 @@ class Ledger:
             "tools": self._tools,
             "body": row.body,
         }
-        self._connection.execute(_ADD_BATCH, values)
+        self._connection.execute(ADD_BATCH, values)
         self.rows.append(row)
         self._cursor = cursor + self.seq - self._stored_seq
         self._stored_seq, self._bodies, self._tools = self.seq, [], 0

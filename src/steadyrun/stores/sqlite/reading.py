@@ -20,7 +20,7 @@ from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
 from steadyrun.store import PAGE, Call, Holder, Lane
-from steadyrun.stores.sqlite import reads, rows, schema
+from steadyrun.stores.sqlite import kv, reads, rows, schema
 from steadyrun.stores.sqlite.faults import translated
 from steadyrun.stores.sqlite.rows import Connection
 
@@ -112,6 +112,9 @@ class SqliteReads:
         until: datetime | None = None,
     ) -> UsageSum:
         return await self._read(lambda c: reads.usage(c, agent, provider, since, until))
+
+    async def recall(self, key: str) -> bytes | None:
+        return await self._read(lambda c: kv.recall(c, key))
 
     async def gates(self) -> list[Gate]:
         return await self._read(reads.gates)

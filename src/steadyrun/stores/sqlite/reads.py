@@ -22,7 +22,6 @@ from steadyrun.stores.sqlite.rows import (
     PROCESS_COLUMNS,
     Connection,
     maybe_micros,
-    maybe_moment,
     moment,
 )
 
@@ -185,7 +184,7 @@ _BATCHES = """
     SELECT event_batches.id, event_batches.first_seq, agents.name, event_batches.run_id,
            event_batches.process_id, runs.provider, event_batches.body
     FROM event_batches
-    JOIN agents USING (agent_id)
+    LEFT JOIN agents USING (agent_id)
     LEFT JOIN runs USING (run_id)
 """
 
@@ -233,10 +232,7 @@ _GATES = "SELECT provider, account, closed_until, reason FROM gates ORDER BY pro
 
 
 def gates(connection: Connection) -> list[Gate]:
-    return [
-        Gate(provider, account, maybe_moment(until), reason)
-        for provider, account, until, reason in connection.execute(_GATES)
-    ]
+    return [rows.gate_from(row) for row in connection.execute(_GATES)]
 
 
 def _page(columns: str, table: str, conditions: list[str], order: str) -> str:

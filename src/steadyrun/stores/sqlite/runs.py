@@ -292,8 +292,21 @@ def _advance(connection: Connection, batch: Batch, marks: Marks) -> None:
 
 def _bind_token(connection: Connection, agent: AgentId, provider: str, token: ResumeToken) -> None:
     known = rows.maybe_session(connection, agent, provider)
-    session = known.bound(token) if known else Session(provider, token)
-    values = {"agent": agent, "provider": provider, "token": session.current.token}
+    _put_session(connection, agent, known.bound(token) if known else Session(provider, token))
+
+
+def retire_token(
+    connection: Connection, hold: Hold, provider: str, reason: str, scrubber: Scrubber
+) -> None:
+    lanes.owned(connection, hold)
+    known = rows.maybe_session(connection, hold.agent, provider)
+    if known:
+        _put_session(connection, hold.agent, known.retired(scrubber.clean(reason)))
+
+
+def _put_session(connection: Connection, agent: AgentId, session: Session) -> None:
+    token = session.current.token if session.current else None
+    values = {"agent": agent, "provider": session.provider, "token": token}
     connection.execute(_PUT_SESSION, {**values, "body": rows.encode(session)})
 
 

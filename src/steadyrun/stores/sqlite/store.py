@@ -31,6 +31,7 @@ from steadyrun.stores.sqlite import (
     followups,
     gates,
     holders,
+    kv,
     lanes,
     runs,
     schema,
@@ -125,6 +126,11 @@ class SqliteStore(SqliteReads):
     async def remove_agent(self, agent: AgentId) -> None:
         now = self._clock.now()
         await self._accept(lambda c: agents.remove(c, agent, now), agent)
+
+    async def retire_token(self, hold: Hold, provider: str, reason: str) -> None:
+        await self._accept(
+            lambda c: runs.retire_token(c, hold, provider, reason, self._scrubber), hold.agent
+        )
 
     # -- items
 
@@ -270,8 +276,14 @@ class SqliteStore(SqliteReads):
     # -- gates
 
     async def set_gate(self, gate: Gate) -> None:
-        await self._accept(lambda c: gates.set_gate(c, gate))
+        now = self._clock.now()
+        await self._accept(lambda c: gates.set_gate(c, gate, now, self._scrubber))
         self.hints.ring_all()
+
+    # -- what else is to be remembered
+
+    async def remember(self, key: str, value: bytes) -> None:
+        await self._accept(lambda c: kv.remember(c, key, value))
 
     # -- how verbs reach the database
 

@@ -12,6 +12,7 @@ from steadyrun.testing.store_suite import (
     durable,
     events,
     followups,
+    gates,
     going_on,
     items,
     lanes,
@@ -34,7 +35,7 @@ def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
 
 PROMISES = _promises(
     agents, items, lanes, starting, followups, calls, going_on, trying_again, warm, takeover,
-    events, reading, records, life,
+    events, gates, reading, records, life,
 )  # fmt: skip
 DURABLE_PROMISES = _promises(durable)
 

@@ -194,6 +194,30 @@ async def check_a_message_beside_a_removal_is_kept_or_refused(harness: StoreHarn
         assert is_accepted != is_removed
 
 
+async def check_a_retired_token_is_history(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, claim = working.store, working.claim
+    agent, word = claim.agent, harness.secret.reveal()
+    await store.retire_token(claim, "claude", "there is none")
+    assert await store.session(agent, "claude") is None
+    await store.append(claim, working.batch(0, 10, token=working.token("one")))
+
+    await store.retire_token(claim, "claude", f"corrupt: {word}")
+    await store.retire_token(claim, "claude", "said twice")
+
+    session = await store.session(agent, "claude")
+    assert session is not None
+    assert (session.current, len(session.history)) == (None, 1)
+    [old] = session.history
+    assert (old.token, old.ended is not None and word not in old.ended) == ("one", True)
+    assert await store.token("claude", "one") is None
+    await store.append(claim, working.batch(10, 20, token=working.token("two")))
+    session = await store.session(agent, "claude")
+    assert session is not None
+    assert (session.current, session.history) == (working.token("two"), (old,))
+    assert await store.token("claude", "two") == working.token("two")
+
+
 async def check_lasting_lanes_can_be_left_alone(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     store = scene.store

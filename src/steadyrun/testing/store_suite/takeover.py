@@ -217,5 +217,6 @@ def _writes(working: Working, offer: ItemId) -> list[tuple[str, Callable[[], Awa
         ("open_process", lambda: store.open_process(claim, opened)),
         ("close_process", lambda: store.close_process(claim, working.process)),
         ("append", lambda: store.append(claim, working.batch(0, 5))),
+        ("retire_token", lambda: store.retire_token(claim, "claude", "corrupt")),
         ("append ours", lambda: store.append(claim, working.batch(0, 0, working.noted("r", 1)))),
     ]

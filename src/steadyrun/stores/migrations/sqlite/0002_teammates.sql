@@ -53,3 +53,50 @@ DROP TABLE agents_before;
 
 CREATE UNIQUE INDEX agents_by_name ON agents (name) WHERE removed_at IS NULL;
 CREATE INDEX agents_lasting ON agents (name) WHERE is_direct = 0 AND removed_at IS NULL;
+
+-- A session whose token was retired has none.
+ALTER TABLE sessions RENAME TO sessions_before;
+
+CREATE TABLE sessions (
+    agent_id TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    token    TEXT,
+    body     BLOB NOT NULL,
+    PRIMARY KEY (agent_id, provider)
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO sessions
+SELECT agent_id, provider, token, body
+FROM sessions_before;
+
+DROP TABLE sessions_before;
+
+CREATE INDEX sessions_by_token ON sessions (provider, token);
+
+-- What happens to a gate belongs to no agent: such rows count from 0, for the cursor alone.
+ALTER TABLE event_batches RENAME TO event_batches_before;
+
+CREATE TABLE event_batches (
+    id         INTEGER PRIMARY KEY,
+    agent_id   TEXT,
+    run_id     TEXT,
+    process_id TEXT,
+    first_seq  INTEGER NOT NULL,
+    last_seq   INTEGER NOT NULL,
+    tools      INTEGER NOT NULL,
+    body       BLOB NOT NULL
+) STRICT;
+
+INSERT INTO event_batches
+SELECT id, agent_id, run_id, process_id, first_seq, last_seq, tools, body
+FROM event_batches_before;
+
+DROP TABLE event_batches_before;
+
+CREATE INDEX event_batches_by_agent ON event_batches (agent_id);
+CREATE INDEX event_batches_by_run ON event_batches (run_id);
+
+CREATE TABLE kv (
+    key   TEXT PRIMARY KEY,
+    value BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
