@@ -13,7 +13,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Awaitable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +27,7 @@ from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import Emitted, ErrorFact, Note
+from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Followup, Hold, Item, Message
 from steadyrun.model.process import Process
@@ -61,6 +62,20 @@ class Accept(Struct, frozen=True, tag="accept"):
 
 class Cancel(Struct, frozen=True, tag="cancel"):
     item: ItemId
+
+
+class Hire(Struct, frozen=True, tag="hire"):
+    agent: Agent
+    message: Message
+
+
+class SetGate(Struct, frozen=True, tag="set_gate"):
+    gate: Gate
+
+
+class Remember(Struct, frozen=True, tag="remember"):
+    key: str
+    value: bytes
 
 
 class ClaimOne(Struct, frozen=True, tag="claim"):
@@ -156,6 +171,7 @@ class LetGo(Struct, frozen=True, tag="let_go"):
 Op = (
     Join | Accept | Cancel | ClaimOne | Begin | OpenProcess | Append | Take | Absorb | GiveBack
     | Settle | StartOne | Rest | EndRun | Ended | Again | Wake | LetGo
+    | Hire | SetGate | Remember
 )  # fmt: skip
 
 
@@ -227,9 +243,11 @@ class _Writer:
         holder = await self._do(Join(), self._store.join("crash"))
         for message in self._orders.repeat:
             await self._accept(message)
+        await self._hire()
         async with anyio.create_task_group() as tasks:
             for _ in range(_ACCEPTERS):
                 tasks.start_soon(self._accept_and_cancel)
+            tasks.start_soon(self._look_after_gates)
             for _ in range(_DRIVERS):
                 tasks.start_soon(self._drive, holder.id)
 
@@ -244,6 +262,20 @@ class _Writer:
             if len(mine) > _OWN_BACKLOG:
                 item = mine.popleft().id
                 await self._do(Cancel(item), self._store.cancel(item))
+
+    async def _hire(self) -> None:
+        name = self._ids.agent()
+        agent = Agent(name, name, ("claude",), "/", is_direct=True)
+        message = structs.replace(self._message(), agent=agent.id)
+        await self._do(Hire(agent, message), self._store.hire(agent, message))
+
+    async def _look_after_gates(self) -> None:
+        """Each time later than before, so that each time is told; and never the gate in use."""
+        for n in itertools.count():
+            gate = Gate("codex", "", self._clock.now() + timedelta(hours=1), "limit")
+            await self._do(SetGate(gate), self._store.set_gate(gate))
+            value = b"%d %d" % (self._orders.round, n)
+            await self._do(Remember("beat", value), self._store.remember("beat", value))
 
     async def _drive(self, holder: HolderId) -> None:
         while True:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from steadyrun.model.batch import Appended
+from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.process import Process
@@ -28,11 +29,14 @@ from tests.children.crash_writer import (
     Ended,
     EndRun,
     GiveBack,
+    Hire,
     Join,
     LetGo,
     Op,
     OpenProcess,
+    Remember,
     Rest,
+    SetGate,
     Settle,
     StartOne,
     Take,
@@ -53,6 +57,8 @@ class Seen:
     runs: dict[RunId, Run]
     processes: dict[ProcessId, Process]
     holders: dict[HolderId, Holder]
+    gates: dict[str, Gate]
+    kv: dict[str, bytes | None]
 
     def by_text(self, text: str) -> Item | None:
         found = [item for item in self.items.values() if item.text == text]
@@ -98,6 +104,13 @@ def _guess(model: Model, seen: Seen, op: Op) -> Guess:  # noqa: C901 (one case f
             return Done(new[0]) if new else Absent()
         case Accept():
             return _of_accept(model, seen, op)
+        case Hire():
+            is_there = op.agent.id in seen.lanes
+            return _of_accept(model, seen, Accept(op.message)) if is_there else Absent()
+        case SetGate():
+            return Done(None) if seen.gates.get(op.gate.provider) == op.gate else Absent()
+        case Remember():
+            return Done(None) if seen.kv.get(op.key) == op.value else Absent()
         case Cancel():
             return _of_cancel(model, seen, op)
         case ClaimOne():

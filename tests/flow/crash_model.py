@@ -15,6 +15,7 @@ import msgspec
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended
 from steadyrun.model.event import EventId
+from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, ItemStatus, status_after, status_of_absorbed
 from steadyrun.model.process import Process
@@ -31,11 +32,14 @@ from tests.children.crash_writer import (
     Ended,
     EndRun,
     GiveBack,
+    Hire,
     Join,
     LetGo,
     Op,
     OpenProcess,
+    Remember,
     Rest,
+    SetGate,
     Settle,
     StartOne,
     Stretch,
@@ -68,6 +72,9 @@ RESULTS: dict[type, Any] = {
     Again: Claim | None,
     Wake: Claim | None,
     LetGo: bool | None,
+    Hire: Accepted,
+    SetGate: None,
+    Remember: None,
 }
 
 
@@ -83,6 +90,8 @@ class Model:
     # None of them is ever closed.
     processes: dict[ProcessId, Process] = field(default_factory=dict)
     holders: set[HolderId] = field(default_factory=set)
+    gates: dict[str, Gate] = field(default_factory=dict)
+    kv: dict[str, bytes] = field(default_factory=dict)
     # Every event by its place: the cursor of the first is 1.
     log: list[tuple[EventId, RunId | None]] = field(default_factory=list)
     open_items: dict[AgentId, dict[ItemId, Item]] = field(default_factory=dict)
@@ -108,6 +117,14 @@ class Model:
                 self._accept(op, result)
             case Cancel():
                 self._cancel(op.item, result)
+            case Hire():
+                self.add_agent(op.agent)
+                self._accept(Accept(op.message), result)
+            case SetGate():
+                self.gates[op.gate.provider] = op.gate
+                self.log.append((EventId(f"gate:{len(self.log) + 1}"), None))
+            case Remember():
+                self.kv[op.key] = op.value
             case ClaimOne():
                 self._claim(op.holder, result)
             case Begin():

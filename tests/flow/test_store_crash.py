@@ -26,15 +26,16 @@ import anyio
 import msgspec
 import pytest
 
-from steadyrun.errors import LeaseLost
+from steadyrun.errors import LeaseLost, NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Note
 from steadyrun.model.ids import AgentId, HolderId, ProcessId
 from steadyrun.model.item import Claim, Hold, Message
 from steadyrun.model.run import Orphaned
+from steadyrun.store import Lane
 from steadyrun.stores.sqlite import SqliteStore
-from tests.children.crash_writer import Accept, Op, Orders
+from tests.children.crash_writer import Accept, Hire, Op, Orders
 from tests.flow.crash_guess import Absent, Done, Seen, apply_open
 from tests.flow.crash_model import RESULTS, Model
 
@@ -241,8 +242,20 @@ async def _look(store: SqliteStore, model: Model, heard: Heard) -> Seen:
     runs = {r.id: r for r in await store.runs(limit=len(model.fresh_runs) + len(heard.open) + 1)}
     processes = {p.id: p for p in await store.open_processes()}
     holders = {h.id: h for h in await store.holders()}
-    lanes = {agent: await store.lane(agent) for agent in AGENTS}
-    return Seen(items, lanes, runs, processes, holders)
+    hired = [op.agent.id for op in heard.open.values() if isinstance(op, Hire)]
+    lanes = {lane.agent: lane for lane in [await _lane(store, a) for a in (*model.lanes, *hired)]
+             if lane}  # fmt: skip
+    gates = {gate.provider: gate for gate in await store.gates()}
+    kv = {"beat": await store.recall("beat")}
+    return Seen(items, lanes, runs, processes, holders, gates, kv)
+
+
+async def _lane(store: SqliteStore, agent: AgentId) -> Lane | None:
+    """None for one whose hiring did not happen."""
+    try:
+        return await store.lane(agent)
+    except NotFound:
+        return None
 
 
 def _compare(model: Model, seen: Seen) -> None:
@@ -253,6 +266,9 @@ def _compare(model: Model, seen: Seen) -> None:
     for agent, lane in seen.lanes.items():
         assert (lane.ready_at is not None) == (lane.queued > 0 and lane.status != "held")
         assert msgspec.structs.replace(lane, ready_at=None) == model.lanes[agent]
+    assert seen.lanes.keys() == model.lanes.keys()
+    assert seen.gates == model.gates
+    assert seen.kv == {"beat": None, **model.kv}
     for run in seen.runs.values():
         assert run == model.runs.get(run.id)
     assert model.fresh_runs <= seen.runs.keys()
@@ -270,7 +286,7 @@ async def _compare_events(store: SqliteStore, model: Model, *, after: int) -> No
         if isinstance(event.event, Note):
             process, end = event.event.text.split()
             assert event.id == f"{process}:{end}.0"
-    for agent in AGENTS:
+    for agent in model.lanes:
         seqs = [e.seq for e in found if e.agent == agent]
         last = model.lanes[agent].event_seq
         assert seqs == list(range(last - len(seqs) + 1, last + 1))
