@@ -1,10 +1,12 @@
 """Who works? An agent is a name, a chain of providers, a home directory and a policy."""
 
 from datetime import datetime
+from typing import Literal
 
 from msgspec import Struct
 
 from steadyrun.model.ids import AgentId
+from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Policy
 
 
@@ -21,6 +23,14 @@ class Agent(Struct, frozen=True):
     # What its provider is told before everything else, and how many rounds a turn may take.
     system: str | None = None
     max_turns: int | None = None
+    # The file in `roles/` that says what its work is.
+    role: str | None = None
+    # What holds for a message that does not say it itself.
+    followup: Followup = "steer"
+    on_lost: OnLost = "resume"
+    wall_seconds: float | None = None
+    # Those of the configuration are changed there only.
+    origin: Literal["store", "config"] = "store"
     # Made for one run that no agent was asked for, and listed nowhere.
     is_direct: bool = False
     removed_at: datetime | None = None

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
-from steadyrun.model.run import Run
+from steadyrun.model.run import Metadata, Run
 
 ItemKind = Literal["message", "reminder", "call", "step", "self"]
 ItemStatus = Literal["queued", "running", "completed", "failed", "cancelled"]
@@ -19,6 +19,25 @@ Followup = Literal["steer", "queue"]
 SETTLED: frozenset[ItemStatus] = frozenset({"completed", "failed", "cancelled"})
 
 
+class Attachment(Struct, frozen=True):
+    """A file that came with a message, and the copy of it that is kept."""
+
+    name: str
+    # In our home: `attachments/` and the digest of what is in it.
+    place: str
+    size: int
+    media_type: str | None = None
+
+
+class Payload(Struct, frozen=True, omit_defaults=True):
+    """What comes with a message beside its text."""
+
+    files: tuple[Attachment, ...] = ()
+    metadata: Metadata = {}
+    # The item that is to be done once more.
+    retry_of: ItemId | None = None
+
+
 class Message(Struct, frozen=True):
     """What somebody asks of an agent. The same `key` again is the same item."""
 
@@ -28,6 +47,7 @@ class Message(Struct, frozen=True):
     key: str | None = None
     on_lost: OnLost = "resume"
     followup: Followup = "steer"
+    payload: Payload = Payload()
 
 
 class Item(Struct, frozen=True):
@@ -54,6 +74,7 @@ class Item(Struct, frozen=True):
     # How often it was run again at its own cost; `attempt` counts every time.
     tries: int = 0
     error: ErrorFact | None = None
+    payload: Payload = Payload()
 
     @property
     def is_settled(self) -> bool:

@@ -43,3 +43,5 @@ class Process(Struct, frozen=True):
     marks: Marks = Marks()
     saved: SavedState | None = None
     closed_at: datetime | None = None
+    # The seal of what it was launched with: one with another seal serves no turn of today.
+    seal: str = ""

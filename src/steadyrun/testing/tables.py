@@ -368,6 +368,7 @@ def new_item(item: ItemId, message: Message, seq: int, now: datetime) -> Item:
         on_lost=message.on_lost,
         created_at=now,
         followup=message.followup,
+        payload=message.payload,
     )
 
 

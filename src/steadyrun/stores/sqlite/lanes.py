@@ -13,6 +13,7 @@ from steadyrun.model.item import (
     Item,
     ItemStatus,
     Message,
+    Payload,
     status_after,
     status_of_absorbed,
 )
@@ -27,7 +28,7 @@ _ADD_KEY = "INSERT INTO dedup VALUES (:agent, :key, :item, :expires)"
 _ADD_ITEM = """
     INSERT INTO items
     VALUES (:item, :agent, :seq, :kind, :text, :on_lost, :now, 'queued', 'none', 0, 0,
-            NULL, NULL, NULL, NULL, :followup, NULL, 0, NULL)
+            NULL, NULL, NULL, NULL, :followup, NULL, 0, NULL, :payload)
 """
 _COUNT_ACCEPTED = """
     UPDATE lanes
@@ -58,6 +59,7 @@ def accept(connection: Connection, item: ItemId, message: Message, now: datetime
         on_lost=message.on_lost,
         created_at=now,
         followup=message.followup,
+        payload=message.payload,
     )
     connection.execute(_ADD_ITEM, _item_values(new))
     connection.execute(_COUNT_ACCEPTED, {"agent": message.agent, "now": micros(now)})
@@ -298,5 +300,6 @@ def _item_values(item: Item) -> dict[str, object]:
     return {
         "item": item.id,
         "now": micros(item.created_at),
+        "payload": None if item.payload == Payload() else rows.encode(item.payload),
         **{name: values[name] for name in _GIVEN},
     }

@@ -13,7 +13,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
-from steadyrun.model.item import Item
+from steadyrun.model.item import Item, Payload
 from steadyrun.model.process import Marks, Process, SavedState
 from steadyrun.model.run import Run
 from steadyrun.model.session import Session
@@ -28,12 +28,14 @@ _MICROSECOND = timedelta(microseconds=1)
 encode = msgspec.json.Encoder().encode
 _agent = msgspec.json.Decoder(Agent)
 _error = msgspec.json.Decoder(ErrorFact)
+_payload = msgspec.json.Decoder(Payload)
 _run = msgspec.json.Decoder(Run)
 _session = msgspec.json.Decoder(Session)
 
 ITEM_COLUMNS = """
     item_id, agent_id, seq, kind, text, on_lost, created_at, status, delivery, attempt,
-    cancel_requested, run_id, reply, started_at, settled_at, followup, before_run, tries, error
+    cancel_requested, run_id, reply, started_at, settled_at, followup, before_run, tries, error,
+    payload
 """
 # The number of an agent's last event.
 EVENT_SEQ = """
@@ -49,7 +51,7 @@ LANE_COLUMNS = f"""
 """
 PROCESS_COLUMNS = """
     process_id, agent_id, provider, machine, keeper, opened_at, "offset",
-    mark_s, mark_x, mark_r, state, state_sent, state_offset, closed_at
+    mark_s, mark_x, mark_r, state, state_sent, state_offset, closed_at, seal
 """
 
 
@@ -79,6 +81,7 @@ def item_from(row: Row) -> Item:
     values[6], values[10] = moment(row[6]), bool(row[10])
     values[13], values[14] = maybe_moment(row[13]), maybe_moment(row[14])
     values[18] = None if row[18] is None else _error.decode(row[18])
+    values[19] = Payload() if row[19] is None else _payload.decode(row[19])
     return Item(*values)
 
 
@@ -89,7 +92,8 @@ def lane_from(row: Row) -> Lane:
 def process_from(row: Row) -> Process:
     identity, (opened_at, offset), marks, saved = row[:5], row[5:7], row[7:10], row[10:13]
     state = None if saved[0] is None else SavedState(*saved)
-    known = (*identity, moment(opened_at), offset, Marks(*marks), state, maybe_moment(row[13]))
+    closed_at, seal = maybe_moment(row[13]), row[14]
+    known = (*identity, moment(opened_at), offset, Marks(*marks), state, closed_at, seal)
     return Process(*known)
 
 

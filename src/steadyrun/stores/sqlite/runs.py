@@ -55,7 +55,7 @@ _BIND_RUN = "UPDATE items SET run_id = :run WHERE item_id = :item"
 _ADD_PROCESS = """
     INSERT INTO processes
     VALUES (:process, :agent, :provider, :machine, :keeper, :opened_at, :offset,
-            :s, :x, :r, :state, :sent, :state_offset, :closed_at)
+            :s, :x, :r, :state, :sent, :state_offset, :closed_at, :seal)
 """
 _ADVANCE = """
     UPDATE processes
@@ -369,4 +369,5 @@ def _process_values(process: Process) -> dict[str, object]:
         "sent": saved.sent if saved else None,
         "state_offset": saved.offset if saved else None,
         "closed_at": maybe_micros(process.closed_at),
+        "seal": process.seal,
     }

@@ -7,7 +7,7 @@ import anyio
 from steadyrun.errors import NameTaken, NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
-from steadyrun.model.item import Message
+from steadyrun.model.item import Attachment, Message, Payload
 from steadyrun.model.policy import Budget, Policy
 from steadyrun.store import DEDUP_RETENTION
 from steadyrun.testing.store_suite.harness import StoreHarness
@@ -43,6 +43,19 @@ async def check_a_name_is_taken_once(harness: StoreHarness) -> None:
             store, NameTaken, store.add_agent(Agent(agent, name, ("codex",), "/"))
         )
         assert error.name == name
+
+
+async def check_what_comes_with_a_message_is_kept(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    old = await scene.send()
+    file = Attachment("a b.png", "attachments/ab12", 12, "image/png")
+    payload = Payload((file,), {"why": {"deep": [1, None]}}, retry_of=old.id)
+
+    accepted = await scene.store.accept(Message(scene.agent, "look", payload=payload))
+
+    assert accepted.item.payload == payload
+    assert (await scene.store.item(accepted.item.id)).payload == payload
+    assert (await scene.store.item(old.id)).payload == Payload()
 
 
 async def check_unknown_ids_are_not_found(harness: StoreHarness) -> None:

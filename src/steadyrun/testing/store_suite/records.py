@@ -141,7 +141,13 @@ async def check_a_process_is_open_until_closed(harness: StoreHarness) -> None:
     store, claim = working.store, working.claim
     opened = await store.process(working.process)
     assert opened == Process(
-        working.process, claim.agent, "claude", "here", "/keepers/1", opened.opened_at
+        working.process,
+        claim.agent,
+        "claude",
+        "here",
+        "/keepers/1",
+        opened.opened_at,
+        seal="seal-1",
     )
     assert await store.open_processes() == [opened]
     harness.clock.advance(timedelta(seconds=1))

@@ -201,7 +201,7 @@ async def begin(harness: StoreHarness, store: Store, claim: Claim, **fields: Any
 async def open_process(harness: StoreHarness, store: Store, claim: Claim) -> ProcessId:
     process, now = harness.ids.process(), harness.clock.now()
     await store.open_process(
-        claim, Process(process, claim.agent, "claude", "here", "/keepers/1", now)
+        claim, Process(process, claim.agent, "claude", "here", "/keepers/1", now, seal="seal-1")
     )
     return process
 

@@ -25,11 +25,15 @@ CREATE INDEX lanes_ready ON lanes (ready_at, agent_id) WHERE ready_at IS NOT NUL
 CREATE INDEX lanes_held ON lanes (holder_id) WHERE holder_id IS NOT NULL;
 
 -- How a message may reach a run that is going on; the item's run before the present one; how often
--- it was tried again at its own cost; and why it failed (JSON).
+-- it was tried again at its own cost; why it failed (JSON); and what came with it (JSON).
 ALTER TABLE items ADD COLUMN followup TEXT NOT NULL DEFAULT 'steer';
 ALTER TABLE items ADD COLUMN before_run TEXT;
 ALTER TABLE items ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE items ADD COLUMN error BLOB;
+ALTER TABLE items ADD COLUMN payload BLOB;
+
+-- What a process was launched with, sealed.
+ALTER TABLE processes ADD COLUMN seal TEXT NOT NULL DEFAULT '';
 
 -- Who was added by somebody is not who a single run has made for itself, as all of them were until
 -- now. Who is removed leaves the record as it is and the name to others.
