@@ -238,12 +238,12 @@ def is_asking(event: Any) -> bool:
     return isinstance(event, ev.ApprovalRequested)
 
 
-def asked(stage: Stage, verdicts: Sequence[Verdict]) -> Played:
+def asked(stage: Stage, verdicts: Sequence[Verdict], **wishes: Any) -> Played:
     """A run that asks before it does anything, and is answered so, one after the other."""
 
     async def main() -> Played:
         async with stage.library() as library:
-            run = await stage.start(library, "work", mode="default")
+            run = await stage.start(library, "work", mode="default", **wishes)
             left = list(verdicts)
             async for seen in run.events():
                 if isinstance(seen.event, ev.ApprovalRequested):

@@ -1,7 +1,6 @@
 """Does the real Claude Code answer as it was asked to? Approvals, schemas, images, limits."""
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
@@ -128,26 +127,81 @@ def test_a_follow_up_while_it_asks_is_taken_in_once_it_is_answered(tmp_path: Pat
 # -- what comes back
 
 
-def test_an_answer_fits_the_schema(tmp_path: Path) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"answer": {"type": "integer"}},
-        "required": ["answer"],
-    }
-    script = [
-        answer("Forty-two."),
-        answer(call("StructuredOutput", answer="forty-two")),
-        answer(call("StructuredOutput", answer=42)),
-    ]
-    with staged(tmp_path, script) as stage:
-        played = stage.played("What is six times seven?", schema=schema)
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}},
+    "required": ["answer"],
+}
+# It answers in a form by a tool, for which a user may want to be asked like for any other.
+ASK_FOR_ANSWERS = {"settings": {"permissions": {"ask": ["StructuredOutput"]}}}
 
-        assert played.run.status == "completed"
-        assert json.loads(played.run.text or "") == {"answer": 42}
+
+def in_form(given: Any) -> Answer:
+    return answer(call("StructuredOutput", answer=given))
+
+
+def final_texts(played: Played) -> list[str]:
+    return [each.text for each in played.of(ev.TextFinal)]
+
+
+def tool_events(played: Played) -> list[object]:
+    kinds = (ev.ToolStarted, ev.ToolCompleted, ev.ToolFailed)
+    return [seen.event for seen in played.stored if isinstance(seen.event, kinds)]
+
+
+def test_an_answer_fits_the_schema(tmp_path: Path) -> None:
+    with staged(tmp_path, [answer("Forty-two."), in_form("forty-two"), in_form(42)]) as stage:
+        played = stage.played("What is six times seven?", schema=SCHEMA)
+
+        assert (played.run.status, played.run.text) == ("completed", '{"answer":42}')
+        assert final_texts(played) == ["Forty-two.", '{"answer":"forty-two"}', '{"answer":42}']
+        [why] = played.of(ev.Note)
+        assert "must be integer" in why.text
+        assert (tool_events(played), played.run.tools) == ([], 0)
         # It was asked again where it did not answer so, and where that did not fit.
         assert len(stage.server.main_asks) == 3
         [mismatch] = stage.server.main_asks[2].results
         assert mismatch["is_error"]
+
+
+def test_an_answer_that_never_fits_is_a_failure(tmp_path: Path) -> None:
+    with staged(tmp_path, [in_form("forty-two")] * 9) as stage:
+        played = stage.played("What is six times seven?", schema=SCHEMA)
+
+        assert played.run.status == "failed"
+        assert played.run.error is not None
+        assert played.run.error.code == "schema_unmet"
+        assert len(played.of(ev.Note)) == len(final_texts(played)) == len(stage.server.main_asks)
+        assert tool_events(played) == []
+
+
+def test_an_answer_in_a_form_may_have_to_be_asked_for(tmp_path: Path) -> None:
+    verdicts = [Verdict(False, "think again"), Verdict(True)]
+    with staged(tmp_path, [in_form(41), in_form(42)], options=ASK_FOR_ANSWERS) as stage:
+        played = asked(stage, verdicts, schema=SCHEMA)
+
+        assert (played.run.status, played.run.text) == ("completed", '{"answer":42}')
+        assert resolved(played) == [("deny", "user"), ("allow", "user")]
+        assert final_texts(played) == ['{"answer":41}', '{"answer":42}']
+        assert [note.text.endswith(": think again") for note in played.of(ev.Note)] == [True]
+        assert tool_events(played) == []
+
+
+def test_a_run_is_stopped_between_an_answer_and_its_being_taken(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "work", mode="default", schema=SCHEMA)
+            await until(run, is_asking)
+            await run.cancel("enough")
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, [in_form(42)], options=ASK_FOR_ANSWERS) as stage:
+        played = anyio.run(main, stage)
+
+        assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
+        assert resolved(played) == [("cancelled", "provider")]
+        assert final_texts(played) == ['{"answer":42}']
+        assert (tool_events(played), played.of(ev.Note)) == ([], [])
 
 
 def test_images_go_in_and_come_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ It looks at a recording as a whole: results cut the output into turns, and every
 counted where it stands.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from tests.recordings.raw import (
 
 # What the CLI calls the author of the lines that it has written itself.
 ITSELF = "<synthetic>"
+# The tool of the CLI that is none: who was given a form answers by calling it.
+FORM = "StructuredOutput"
 
 
 def read(path: Path, *, one_shot: bool = False) -> Reading:
@@ -42,6 +45,7 @@ class _Reader:
         self.tokens = Tokens()
         self.recalls: dict[str, str] = {}
         self.local: list[str] = []
+        self.forms: set[str] = set()
 
     def done(self) -> Reading:
         """Nothing more comes: a turn that is open was cut short."""
@@ -123,7 +127,10 @@ class _Reader:
             return
         is_local = message["message"]["model"] == ITSELF
         for block in message["message"]["content"]:
-            if block["type"] == "tool_use":
+            if block["type"] == "tool_use" and block["name"] == FORM:
+                self.forms.add(block["id"])
+                self.turn.texts.append(compact(block["input"]))
+            elif block["type"] == "tool_use":
                 self.turn.opened.append(Use(block["id"], block["name"], block["input"]))
             elif block["type"] == "thinking":
                 self.turn.thoughts.append(block["thinking"])
@@ -137,7 +144,7 @@ class _Reader:
         if message.get("isReplay"):
             self.echoed(message.get("uuid"), "\n".join(texts_of(content)))
         for block in content:
-            if block["type"] == "tool_result":
+            if block["type"] == "tool_result" and block["tool_use_id"] not in self.forms:
                 is_error = block.get("is_error") is True
                 result = Result(block["tool_use_id"], is_error, block["content"])
                 self.turn.closed.append(result)
@@ -189,6 +196,11 @@ def outcome_of(result: Json) -> Outcome:
     if not result["is_error"]:
         return "completed"
     return "rate_limited" if result.get("api_error_status") == 429 else "failed"
+
+
+def compact(value: Any) -> str:
+    """JSON as the CLI itself writes it into a result."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def tokens_of(models: Any) -> Tokens:

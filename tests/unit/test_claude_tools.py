@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from steadyrun.model import event as ev
-from steadyrun.provider import Exit, Picture
+from steadyrun.provider import Ended, Exit, Picture
+from steadyrun.providers.claude_state import ClaudeState
 from steadyrun.providers.produced import LARGEST_IMAGE_CHARS
 from tests.claude_lines import (
     Line,
@@ -78,6 +79,94 @@ def test_the_end_of_a_tool_that_nobody_began_is_told_in_a_turn() -> None:
     assert talk.hear(result(), tool_result("c8"))[-1:] != [
         ev.ToolCompleted("c8", "unknown", None, "done")
     ]
+
+
+# -- the tool that is an answer
+
+
+def in_form(call: str = "c1", **fields: Any) -> Line:
+    return tool(call, "StructuredOutput", {"a": [1, 2.5], "n": 10**30}, **fields)
+
+
+IN_FORM = '{"a":[1,2.5],"n":1000000000000000000000000000000}'
+
+
+def test_an_answer_in_a_form_is_told_as_an_answer() -> None:
+    talk = working()
+
+    said = talk.hear(in_form(), tool_result("c1", "Structured output provided successfully"))
+
+    assert said == [ev.TextFinal(IN_FORM)]
+    assert talk.dialect.state.tools == {}
+
+
+def test_an_answer_that_does_not_fit_is_turned_down_with_the_reason() -> None:
+    said = working().hear(in_form(), tool_result(content="/n: must be string", is_error=True))
+
+    assert said[1:] == [ev.Note("the answer was turned down: /n: must be string")]
+
+
+def test_an_answer_in_a_form_is_the_text_of_a_turn_that_ends_without() -> None:
+    talk = working()
+    talk.hear(text("so far"), in_form())
+
+    assert the_end(talk.hear(aborted())).text == IN_FORM
+
+
+@pytest.mark.parametrize("lines", [[], [tool_result(content="STOP", is_error=True)]])
+def test_an_answer_that_was_cut_off_leaves_nothing_behind(lines: list[Line]) -> None:
+    talk = working()
+    talk.hear(in_form())
+    stop = talk.dialect.interrupt()
+    assert stop
+    talk.tell(stop)
+
+    said = talk.hear(*lines, aborted())
+
+    assert {type(each) for each in said} == {ev.StatsUpdated, Ended}
+    assert talk.dialect.state.tools == {}
+
+
+def test_an_answer_is_known_to_whoever_takes_over() -> None:
+    talk = working()
+    talk.hear(in_form())
+    saved = msgspec.msgpack.encode(talk.dialect.state)
+
+    talk.dialect.state = msgspec.msgpack.decode(saved, type=ClaudeState)
+
+    assert talk.hear(tool_result()) == []
+
+
+def test_a_sub_agent_answers_the_agent_that_has_sent_it() -> None:
+    talk = working()
+    talk.hear(tool("c1", "Task"))
+
+    said = talk.hear(
+        in_form("c2", parent="c1"),
+        tool_result("c2", "must be string", is_error=True, parent="c1"),
+        in_form("c3", parent="c1"),
+        tool_result("c3", parent="c1"),
+    )
+
+    assert said == []
+    assert the_end(talk.hear(aborted())).text is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("tool_use", "mcp__forms__StructuredOutput"),
+        ("tool_use", "structuredoutput"),
+        ("mcp_tool_use", "StructuredOutput"),
+        ("server_tool_use", "StructuredOutput"),
+    ],
+)
+def test_a_tool_of_somebody_else_is_a_tool(kind: str, name: str) -> None:
+    use = {"type": kind, "id": "c1", "name": name, "input": {}}
+
+    said = working().hear(assistant(use), tool_result())
+
+    assert said == [ev.ToolStarted("c1", name, {}), ev.ToolCompleted("c1", name, {}, "done")]
 
 
 # -- sub-agents

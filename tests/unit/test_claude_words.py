@@ -405,6 +405,7 @@ USUAL: list[Line] = [
     text("hi"),
     tool(),
     tool_result(),
+    tool("c2", "StructuredOutput"),
     delta("h"),
     stream("message_start", message={"id": "x", "usage": {"input_tokens": 1}}),
     stream("message_delta", usage={"output_tokens": 1}),

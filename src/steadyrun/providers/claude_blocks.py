@@ -1,7 +1,7 @@
 """What do the parts of a message say? Words, tools and their results, pictures.
 
 A sub-agent's lines name the tool it runs in. Its tools are told like any; its words are between it
-and the agent that has sent it.
+and the agent that has sent it, also those in a form.
 """
 
 from typing import Any
@@ -17,11 +17,14 @@ from steadyrun.providers.claude_frames import (
     EchoLine,
     StreamEvent,
     StreamLine,
+    compact,
     value_of,
 )
 from steadyrun.providers.claude_state import ClaudeState, OpenTool
 
 _TOOL_USES = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+# By this tool of Claude Code itself a model answers in a form; tools of others have other names.
+_ANSWER = "StructuredOutput"
 # The model is not asked for these: Claude Code answers by itself.
 _SYNTHETIC, _NO_WORDS = "<synthetic>", "(no content)"
 
@@ -91,7 +94,7 @@ def _part(state: ClaudeState, message: AssistantMessage, block: Block) -> list[S
         case "thinking" if block.thinking and message.id != state.streaming:
             return [ev.ThinkingDelta(block.thinking)]
         case kind if kind in _TOOL_USES:
-            return [_tool_start(state, block)]
+            return _tool_start(state, block)
         case kind if kind.endswith("_tool_result"):
             return _tool_end(state, block, is_own=True)
         case _:
@@ -101,22 +104,36 @@ def _part(state: ClaudeState, message: AssistantMessage, block: Block) -> list[S
 def _text(state: ClaudeState, message: AssistantMessage, text: str) -> list[Said]:
     if not text or (message.model == _SYNTHETIC and text == _NO_WORDS):
         return []
+    return [_final(state, text)]
+
+
+def _final(state: ClaudeState, text: str) -> Event:
     if state.turn:
         state.turn.text = text
-    return [ev.TextFinal(text)]
+    return ev.TextFinal(text)
 
 
 def _sub_agent(state: ClaudeState, message: AssistantMessage) -> list[Said]:
     """One that outlives its turn is not told of: nobody would end what it begins."""
     if state.turn is None:
         return []
-    return [_tool_start(state, block) for block in message.content if block.type in _TOOL_USES]
+    said: list[Said] = []
+    for block in message.content:
+        if block.type in _TOOL_USES and not _is_answer(block):
+            said += _tool_start(state, block)
+    return said
 
 
-def _tool_start(state: ClaudeState, block: Block) -> Event:
-    tool = OpenTool(block.name, bytes(block.input))
+def _is_answer(block: Block) -> bool:
+    return block.type == "tool_use" and block.name == _ANSWER
+
+
+def _tool_start(state: ClaudeState, block: Block) -> list[Said]:
+    tool = OpenTool(block.name, bytes(block.input), is_answer=_is_answer(block))
     state.tools[block.id] = tool
-    return ev.ToolStarted(block.id, tool.name, value_of(tool.input))
+    if tool.is_answer:
+        return [_final(state, compact(tool.input))]
+    return [ev.ToolStarted(block.id, tool.name, value_of(tool.input))]
 
 
 def _tool_end(state: ClaudeState, block: Block, *, is_own: bool) -> list[Said]:
@@ -124,13 +141,22 @@ def _tool_end(state: ClaudeState, block: Block, *, is_own: bool) -> list[Said]:
     tool = state.tools.pop(call, None)
     if tool is None and not (is_own and state.turn):
         return []
-    name, given = (tool.name, value_of(tool.input)) if tool else ("unknown", None)
-    output, seen = produced.seen(state.turn, block.content)
     if is_own and state.offers:
         claude_followups.note_boundary(state)
+    if tool and tool.is_answer:
+        return _answer_end(state, block)
+    name, given = (tool.name, value_of(tool.input)) if tool else ("unknown", None)
+    output, seen = produced.seen(state.turn, block.content)
     if block.is_error:
         return [*seen, ev.ToolFailed(call, name, given, output, _words(output))]
     return [*seen, ev.ToolCompleted(call, name, given, output)]
+
+
+def _answer_end(state: ClaudeState, block: Block) -> list[Said]:
+    """One that does not fit is turned down, and the model answers again; not if it was stopped."""
+    if not block.is_error or (state.turn and state.turn.is_interrupted):
+        return []
+    return [ev.Note(f"the answer was turned down: {_words(block.content)}")]
 
 
 def _words(output: Any) -> str:

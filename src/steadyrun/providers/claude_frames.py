@@ -388,6 +388,13 @@ def value_of(raw: bytes) -> Any:
         return bytes(raw).decode(errors="replace")
 
 
+def compact(raw: bytes) -> str:
+    """The same without the spaces between its parts."""
+    with suppress(ValueError, RecursionError):
+        raw = msgspec.json.format(raw, indent=-1)
+    return raw.decode(errors="replace")
+
+
 def mended(raw: bytes) -> bytes | None:
     """The line with what is no text in it replaced; None if that is not what is wrong with it.
 

@@ -11,6 +11,8 @@ class OpenTool(Struct):
 
     name: str
     input: bytes
+    # It was told as the answer that it is: so there is no tool to end.
+    is_answer: bool = False
 
 
 class OpenOffer(Struct):

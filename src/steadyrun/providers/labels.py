@@ -64,7 +64,6 @@ _KINDS: dict[_Label, str] = {
     _Label("Stopping", "Stopping a command…"): "killshell killbash taskstop",
     _Label("Asking", "Asking…", ("question", "prompt", "questions")): "askuserquestion askuser",
     _Label("Presenting", "Presenting the plan…"): "exitplanmode",
-    _Label("Answering", "Answering in the form that was asked for…"): "structuredoutput",
 }  # fmt: skip
 _TABLE = {name: label for label, names in _KINDS.items() for name in names.split()}
 
