@@ -15,6 +15,7 @@ SteadyrunError
         NameTaken                an agent of that name exists
         ChangeRefused            this step is not possible from the present state
         OffsetMismatch           read on from the stored offset
+    GateClosed               a provider has refused for now; wait until it is open     exit 6
     LeaseLost                stop; write nothing more                                  exit 5
     KeeperGone               adopt the process again, or take it as ended              exit 1
     RpcFailed                a call to another process came to nothing                 exit 1
@@ -37,6 +38,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     # For annotations only: every command imports this file, and pathlib alone would double the
     # time `steadyrun --help` takes.
+    from datetime import datetime
     from pathlib import Path
     from typing import ClassVar
 
@@ -208,6 +210,22 @@ class OffsetMismatch(Conflict):
             hint="Read the journal again from the stored offset.",
         )
         self.process, self.stored, self.given = process, stored, given
+
+
+class GateClosed(SteadyrunError):
+    """The provider has said that it will do nothing more for now. Nothing was written."""
+
+    exit_code = 6
+    code = "rate_limited"
+    retryable = True
+
+    def __init__(self, provider: str, *, until: "datetime | None", reason: str | None) -> None:
+        when = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
+        super().__init__(
+            f"{provider} is closed{when}: {reason or 'it was rate limited'}",
+            hint="Try again then, or use another provider.",
+        )
+        self.provider, self.until, self.reason = provider, until, reason
 
 
 class LeaseLost(SteadyrunError):

@@ -170,8 +170,8 @@ class RunHandle:
 
         Deltas and raw output come only where the run is driven by this program.
         """
-        runner = self._holding.runner(self.id)
-        return events_of(self._store, self.id, runner.feed) if runner else self._stored()
+        seat = self._holding.seat(self.id)
+        return events_of(self._store, self.id, seat.feed) if seat else self._stored()
 
     async def steer(self, text: str) -> Offered | Refused:
         """Offer a message to the turn that is running."""
@@ -184,17 +184,17 @@ class RunHandle:
 
     async def decide(self, approval: str, verdict: Verdict) -> None:
         """Answer an approval that a run of this program has asked for."""
-        runner = self._holding.runner(self.id)
-        if runner is None:
+        seat = self._holding.seat(self.id)
+        if seat is None or seat.runner is None:
             raise ChangeRefused("decide", found=f"{self.id} is not driven by this program")
-        await runner.decide(approval, verdict)
+        await seat.runner.decide(approval, verdict)
 
     async def cancel(self, reason: str | None = None) -> Run:
         """Ask for the end of the run. It may take a moment; an ended run stays as it is."""
         run = await self._store.run(self.id)
-        runner = self._holding.runner(self.id)
-        if runner is not None:
-            await runner.cancel(reason)
+        seat = self._holding.seat(self.id)
+        if seat is not None and seat.runner is not None:
+            await seat.runner.cancel(reason)
         elif run.item is not None and not run.is_terminal:
             await self._store.cancel(run.item)
         return await self._store.run(self.id)

@@ -363,8 +363,11 @@ class Drivers(Protocol):
     def place(self, process: ProcessId) -> str:
         """Where a process will have its keeper: `Process.keeper`."""
 
-    async def launch(self, process: Process, request: LaunchRequest) -> None:
-        """Start a process, or raise `LaunchFailed`; it then lives until it is stopped."""
+    async def launch(
+        self, process: Process, request: LaunchRequest, *, env: Mapping[str, str]
+    ) -> None:
+        """Start a process, or raise `LaunchFailed`; it then lives until it is stopped. `env` is
+        added to its environment."""
 
     def drive(
         self, process: Process, *, holder: HolderId, fence: int, sink: Sink

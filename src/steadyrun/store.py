@@ -253,7 +253,8 @@ class Store(Protocol):
         """Own up to `limit` ready lanes whose gate is open, longest ready first, head item running;
         with `agent`, that agent's lane or none.
 
-        A held, paused or empty lane is never given, a warm one to its own holder only, under the
+        The lane of a direct agent is given to whoever asks for it by name. A held, paused or empty
+        lane is never given, a warm one to its own holder only, under the
         fence it has. Two holders never get the same lane.
         """
 

@@ -21,8 +21,9 @@ Answer = TypeVar("Answer")
 
 # The verbs of the store that write for a holder.
 _WRITES = (
-    "claim", "reap", "change", "open_process", "close_process", "append", "take", "absorb",
-    "give_back", "go_on", "settle", "cancel", "release",
+    "hire", "start", "reap", "change", "open_process", "close_process", "append", "take", "absorb",
+    "give_back", "go_on", "settle", "rest", "wake", "let_go", "again", "retire_token", "cancel",
+    "set_gate", "remember",
 )  # fmt: skip
 # The verbs of a link; a frame is named by the kind of its key.
 _WORDS = ("claim", "frame", "will", "signal", "eof", "stop")

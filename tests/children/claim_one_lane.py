@@ -1,4 +1,4 @@
-"""Joins the store of a home, claims one lane, says so on stdout and waits to be killed."""
+"""Joins the store of a home, claims a lane, any or a named one, says so, waits to be killed."""
 
 import sys
 from datetime import datetime
@@ -7,14 +7,16 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from steadyrun.model.ids import AgentId
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.clock import FakeClock
 
 
-async def main(home: str, now: str) -> None:
+async def main(home: str, now: str, name: str | None = None) -> None:
     store = await SqliteStore.open(Path(home), clock=FakeClock(datetime.fromisoformat(now)))
+    agent = AgentId(name) if name else None
     holder = await store.join("child")
-    [claim] = await store.claim(holder.id)
+    [claim] = await store.claim(holder.id, agent=agent)
     sys.stdout.buffer.write(msgspec.json.encode(claim) + b"\n")
     sys.stdout.buffer.flush()
     # Ends only by being killed, or when whoever started us is gone.
@@ -22,4 +24,5 @@ async def main(home: str, now: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], sys.argv[2])
+    home, now, *names = sys.argv[1:]
+    anyio.run(main, home, now, names[0] if names else None)

@@ -16,7 +16,7 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from steadyrun.model.ids import Ids
+from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
 from steadyrun.model.secret import Scrubber, Secret
 from steadyrun.store import Hints, Store
@@ -46,10 +46,10 @@ class MemoryHarness:
         heard = hints or self._hints
         return MemoryStore(self.clock, tables=self._tables, hints=heard, scrubber=scrubber)
 
-    async def claim_and_die(self) -> Claim:
+    async def claim_and_die(self, agent: AgentId | None = None) -> Claim:
         store = await self.open()
         holder = await store.join("child")
-        [claim] = await store.claim(holder.id)
+        [claim] = await store.claim(holder.id, agent=agent)
         await store.leave(holder.id)
         return claim
 
@@ -77,8 +77,9 @@ class SqliteHarness:
         self._opened.append(store)
         return store
 
-    async def claim_and_die(self) -> Claim:
-        return await anyio.to_thread.run_sync(_claim_and_die, self._home, self.clock.now())
+    async def claim_and_die(self, agent: AgentId | None = None) -> Claim:
+        now = self.clock.now()
+        return await anyio.to_thread.run_sync(_claim_and_die, self._home, now, agent)
 
     @asynccontextmanager
     async def stalled(self) -> AsyncIterator[None]:
@@ -131,8 +132,8 @@ async def _keep(engine: Engine, promise: Promise, home: Path) -> None:
             await harness.close()
 
 
-def _claim_and_die(home: Path, now: datetime) -> Claim:
-    command = [sys.executable, str(CHILD), str(home), now.isoformat()]
+def _claim_and_die(home: Path, now: datetime, agent: AgentId | None) -> Claim:
+    command = [sys.executable, str(CHILD), str(home), now.isoformat(), *filter(None, [agent])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout
         line = child.stdout.readline()

@@ -67,8 +67,8 @@ MOST_STEPS = {"whole": 84, "cancelled": 50, "crashed": 38, "shell": 28}
 
 # What a driver does from the beginning of the whole story to its end, in this order.
 STEPS = (
-    "claim",
-    "change created",
+    "hire",
+    "start",
     "open_process",
     "launch",
     "start keeper",
@@ -87,11 +87,11 @@ STEPS = (
     "send offer 2",
     "append ended",
     "go_on",
-    "change created 2",
+    "change created",
     "append started 2",
     "append ended 2",
     "go_on 2",
-    "change created 3",
+    "change created 2",
     "append started 3",
     "append ended 3",
     "link eof",
@@ -101,26 +101,26 @@ STEPS = (
 # Nothing happens between these and what comes before them.
 SAME_AS_BEFORE = frozenset(
     {
-        "before change created",
+        "before hire",
+        "before start",
         "before open_process",
         "before launch",
         "after launch",
         "before link claim",
         "before append started",
         "before absorb",
-        "before change created 2",
+        "before change created",
         "before append started 2",
-        "before change created 3",
+        "before change created 2",
         "before append started 3",
         "before settle",
     }
 )
 # Killed here, there is a message that nobody has claimed: it waits for whoever does.
-UNCLAIMED = "before claim"
+UNCLAIMED = "after hire"
 # Killed here, it was never started, and nobody can say any more with what.
 NEVER_STARTED = (
-    "after claim",
-    "after change created",
+    "after start",
     "after open_process",
     "before start keeper",
 )

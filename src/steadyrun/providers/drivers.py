@@ -64,16 +64,18 @@ class KeeperDrivers:
     def place(self, process: ProcessId) -> str:
         return f"{PROCESSES}/{process}"
 
-    async def launch(self, process: Process, request: LaunchRequest) -> None:
+    async def launch(
+        self, process: Process, request: LaunchRequest, *, env: Mapping[str, str] | None = None
+    ) -> None:
         setup, directory = self._setup(process.provider), self._directory(process)
         request = msgspec.structs.replace(request, directory=str(directory), command=setup.command)
         dialect = setup.dialect()
         launch = dialect.launch(request)
         # What a user has configured is stronger than what the Dialect thinks good.
-        env = {**launch.env, **setup.env()}
+        given = {**launch.env, **setup.env(), **(env or {})}
         if dialect.program is not None:
             command, cwd = request.command, request.cwd
-            await anyio.to_thread.run_sync(installed.require, dialect.program, command, env, cwd)
+            await anyio.to_thread.run_sync(installed.require, dialect.program, command, given, cwd)
         try:
             await anyio.to_thread.run_sync(_prepare, directory, request, launch)
         except OSError as error:
@@ -83,7 +85,7 @@ class KeeperDrivers:
             directory=str(directory),
             argv=launch.argv,
             cwd=request.cwd,
-            env=env,
+            env=given,
             stdin=launch.stdin,
             rungs=launch.rungs,
             limits=self._limits,

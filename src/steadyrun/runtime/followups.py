@@ -1,5 +1,8 @@
 """What becomes of a message that is sent while a turn runs? Offered, and known only by evidence."""
 
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
 import anyio
 
 from steadyrun.model.event import (
@@ -10,60 +13,93 @@ from steadyrun.model.event import (
     Foreign,
 )
 from steadyrun.model.ids import ItemId, RunId
-from steadyrun.model.item import Item
+from steadyrun.model.item import Claim, Item
 from steadyrun.provider import Ability, Driver, Offer, Refused
-from steadyrun.runtime.recorder import Recorder
-from steadyrun.store import Store
+from steadyrun.store import MOST_TAKEN_BYTES, Store
 
 # More than any turn has: what is asked for is the whole of it.
 _ALL = 1_000_000
+# What a CLI has not taken in yet, at most.
+_MOST_OPEN = 16
+
+Answer = TypeVar("Answer")
+
+
+class Speaker(Protocol):
+    """What follow-ups need of a process."""
+
+    @property
+    def driver(self) -> Driver | None: ...
+
+    async def say(self, verb: Callable[[Driver], Awaitable[Answer]]) -> Answer | None: ...
+
+    async def note(self, *events: Event) -> None: ...
 
 
 class Followups:
     """The open offers of one process, and the items behind them."""
 
     def __init__(
-        self, store: Store, driver: Driver, recorder: Recorder, *, abilities: frozenset[Ability]
+        self,
+        store: Store,
+        process: Speaker,
+        *,
+        abilities: frozenset[Ability],
+        is_direct: bool,
     ) -> None:
-        self.open: set[ItemId] = set()
+        """What is turned down waits for a run of its own, unless there will be none: `is_direct`.
+        Then it is cancelled, and whoever sent it is told."""
+        # On whose behalf things are taken.
+        self.claim: Claim | None = None
+        self.open: dict[ItemId, int] = {}
         # What an earlier holder had taken and not offered yet, as far as is known.
         self._untold: list[Item] = []
         # What is turned down lies in the queue for a moment, and must not be taken from there.
         self._lock = anyio.Lock()
         self._store = store
-        self._driver = driver
-        self._recorder = recorder
+        self._process = process
         self._abilities = abilities
+        self._is_direct = is_direct
 
     async def take(self) -> None:
-        """Offer what has come to the lane, in order."""
-        claim = self._recorder.claim
+        """Offer what has come to the lane, in order, as much as may be open at once."""
+        driver, claim = self._process.driver, self.claim
+        can_wait = "steer" not in self._abilities and not self._is_direct
+        if claim is None or driver is None or not driver.is_open or can_wait:
+            return
         async with self._lock:
-            is_due = (await self._store.lane(claim.agent)).queued > 0
-            taken = await self._store.take(claim) if is_due else []
+            room = MOST_TAKEN_BYTES - sum(self.open.values())
+            most = _MOST_OPEN - len(self.open)
+            is_full = most <= 0 or room <= 0
+            taken = [] if is_full else await self._store.take(claim, most, most_bytes=room)
+            self.open |= {item.id: _size(item) for item in taken}
         for item in taken:
             await self.offer(item)
 
     async def offer(self, item: Item) -> None:
-        """Offer a message to the turn; turned down, it is cancelled with the reason."""
-        self.open.add(item.id)
+        """Offer a message to the turn; turned down, it is given back with the reason."""
+        self.open[item.id] = _size(item)
         refused = await self._offered(item)
         # What an earlier holder had told may have been heard of meanwhile.
         if refused and item.id in self.open:
-            await self._recorder.note(FollowupReturned(item.id, item.text, refused.reason))
+            await self._process.note(FollowupReturned(item.id, item.text, refused.reason))
             await self._turn_down(item.id)
 
     async def recall(self) -> None:
         """Take back what has not been consumed yet."""
         for offer in sorted(self.open):
-            await self._driver.recall(offer)
+            await self.take_back(offer)
+
+    async def take_back(self, offer: ItemId) -> None:
+        """Take one back; events tell whether that came in time."""
+        await self._process.say(lambda driver: driver.recall(offer))
 
     async def note(self, event: Event | Foreign) -> None:
         """The process gave evidence."""
         match event:
             case FollowupAbsorbed(item, _) if item in self.open:
-                await self._store.absorb(self._recorder.claim, ItemId(item))
-                self.open.discard(ItemId(item))
+                await self._store.absorb(self._claimed(), ItemId(item))
+                self.open.pop(ItemId(item))
             case FollowupReturned(item, _, _) if item in self.open:
                 await self._turn_down(ItemId(item))
             case _:
@@ -71,7 +107,8 @@ class Followups:
 
     async def take_up(self, run: RunId) -> None:
         """Go on with the offers of an earlier holder: the record tells how far each has come."""
-        items = await self._store.items(self._recorder.claim.agent)
+        self.open, self._untold = {}, []
+        items = await self._store.items(self._claimed().agent)
         begun = [each for each in items if each.delivery in {"offered", "returned"}]
         if not begun:
             return
@@ -82,9 +119,9 @@ class Followups:
 
     async def _take_up(self, item: Item, last: Event | Foreign | None) -> None:
         if item.delivery == "offered":
-            self.open.add(item.id)
+            self.open[item.id] = _size(item)
             await self.note(last) if last else self._untold.append(item)
-        elif isinstance(last, FollowupReturned):
+        elif isinstance(last, FollowupReturned) and self._is_direct:
             # Its holder was killed in the middle of turning it down.
             await self._store.cancel(item.id)
 
@@ -98,13 +135,27 @@ class Followups:
     async def _offered(self, item: Item) -> Refused | None:
         if "steer" not in self._abilities:
             return Refused("this provider cannot be steered")
-        return await self._driver.steer(Offer(item.id, item.text))
+        answers = await self._process.say(lambda driver: _steered(driver, item))
+        return answers[0] if answers else Refused("the process has ended")
 
     async def _turn_down(self, item: ItemId) -> None:
         async with self._lock:
-            await self._store.give_back(self._recorder.claim, item)
-            await self._store.cancel(item)
-        self.open.discard(item)
+            await self._store.give_back(self._claimed(), item)
+            if self._is_direct:
+                await self._store.cancel(item)
+        self.open.pop(item, None)
+
+    def _claimed(self) -> Claim:
+        assert self.claim
+        return self.claim
+
+
+async def _steered(driver: Driver, item: Item) -> tuple[Refused | None]:
+    return (await driver.steer(Offer(item.id, item.text)),)
+
+
+def _size(item: Item) -> int:
+    return len(item.text.encode())
 
 
 def _item_of(event: Event | Foreign) -> str | None:

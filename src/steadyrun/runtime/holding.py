@@ -1,49 +1,85 @@
-"""Which lanes does this process hold, and who runs them? One runner for each."""
+"""How is a run driven that belongs to no lasting agent? In a seat of its own, to its end."""
 
 import contextlib
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec.structs import replace
 
-from steadyrun.errors import KeeperGone, LeaseLost
+from steadyrun.errors import ChangeRefused, GateClosed, KeeperGone, LeaseLost, NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import RunId
-from steadyrun.model.item import Claim, Message
+from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Process
-from steadyrun.model.run import Created, Orphaned
+from steadyrun.model.run import Created, Metadata, Orphaned, Run
+from steadyrun.provider import Turn
 from steadyrun.runtime.around import Ask, Surroundings
-from steadyrun.runtime.runner import Runner
+from steadyrun.runtime.bridge import Order, direct_order, launch_request
+from steadyrun.runtime.runner import WALL, Runner
+from steadyrun.runtime.seat import Seat
+from steadyrun.runtime.seats import Seats
 from steadyrun.store import Lost
 
 
 class Holding:
-    """The runs this process drives, each in a task of its own."""
+    """The direct runs of this process, each in a task of its own."""
 
-    def __init__(self, around: Surroundings, tasks: TaskGroup) -> None:
+    def __init__(self, around: Surroundings, tasks: TaskGroup, seats: Seats | None = None) -> None:
         self.around = around
         self._tasks = tasks
-        self._runners: dict[RunId, Runner] = {}
+        self._seats = seats or Seats(around)
         self._ended: dict[RunId, anyio.Event] = {}
+        if seats is None:
+            tasks.start_soon(self._seats.serve)
 
     async def start(self, agent: Agent, run: RunId, prompt: str, ask: Ask) -> None:
         """Accept a message for a new agent, claim its lane and run it."""
-        store = self.around.store
-        await store.hire(agent, Message(agent.id, prompt, kind="call"))
-        [claim] = await store.claim(self.around.holder, agent=agent.id)
-        runner = Runner(self.around, claim, agent, run)
-        await runner.create(ask)
-        self._run(runner, ask)
+        store, around = self.around.store, self.around
+        await self._require_open(agent.provider)
+        accepted = await store.hire(agent, Message(agent.id, prompt, kind="call"))
+        wall = ask.wall_seconds or around.drivers.wall_seconds(agent.provider)
+        metadata = {WALL: wall} if wall else {}
+
+        def opened(agent: Agent, item: Item) -> Created:
+            tools, now = agent.policy.allowed_tools, around.clock.now()
+            return Created(
+                run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata
+            )
+
+        started = await store.start(around.holder, opened, agent=agent.id)
+        if not started:
+            await store.cancel(accepted.item.id)
+            await self._require_open(agent.provider)
+            raise ChangeRefused("start", found=f"the lane of {agent.id} is not ready")
+        seat = Seat(around, agent, _Once(self, ask), self._tasks)
+        seat.begin(started[0].claim, started[0].run)
+        self._run(seat, run)
 
     async def adopt(self) -> list[RunId]:
         """Take up every direct run whose holder is gone; lasting agents have their own people."""
         lost = await self.around.store.reap(self.around.holder, lasting=False)
         # Nobody here keeps a lane warm: each is held, for the item of its claim.
-        return [await self._adopt(each, each.hold) for each in lost if isinstance(each.hold, Claim)]
+        return [await self.take(each, each.hold) for each in lost if isinstance(each.hold, Claim)]
 
-    def runner(self, run: RunId) -> Runner | None:
-        """Who drives the run, if this process does."""
-        # A runner goes on with other runs: its process may begin turns of its own.
-        return next((each for each in self._runners.values() if each.run == run), None)
+    async def take(self, lost: Lost, claim: Claim) -> RunId:
+        """Go on with a direct run whose holder is gone."""
+        store, agent = self.around.store, lost.agent
+        run = await self._run_of(claim, agent)
+        process = lost.processes[-1] if lost.processes else None
+        turn = await self._told(process) if process else None
+        if process and turn:
+            seat = Seat(self.around, agent, _Once(self, turn), self._tasks)
+            seat.take_up(claim, await store.run(run), process)
+            self._run(seat, run)
+        else:
+            if process:
+                await store.close_process(claim, process.id)
+            await store.settle(claim, Orphaned(self.around.clock.now()))
+        return run
+
+    def seat(self, run: RunId) -> Seat | None:
+        """Where the run goes on, if this process drives it."""
+        return self._seats.running(run)
 
     async def wait(self, run: RunId) -> None:
         """Wait until this process has nothing more to do for the run."""
@@ -51,13 +87,20 @@ class Holding:
         if ended:
             await ended.wait()
 
-    async def _adopt(self, lost: Lost, claim: Claim) -> RunId:
-        run = await self._run_of(claim, lost.agent)
-        if lost.processes:
-            self._run(Runner(self.around, claim, lost.agent, run), lost.processes[-1])
-        else:
-            await self.around.store.settle(claim, Orphaned(self.around.clock.now()))
-        return run
+    def left(self, seat: Seat) -> None:
+        self._seats.remove(seat)
+
+    async def _require_open(self, provider: str) -> None:
+        now = self.around.clock.now()
+        for gate in await self.around.store.gates():
+            if gate.provider == provider and not gate.is_open(now):
+                raise GateClosed(provider, until=gate.closed_until, reason=gate.reason)
+
+    async def _told(self, process: Process) -> Turn | None:
+        try:
+            return await self.around.drivers.told(process)
+        except NotFound:
+            return None
 
     async def _run_of(self, claim: Claim, agent: Agent) -> RunId:
         """The item's run; its holder may have been killed before there was one."""
@@ -68,20 +111,51 @@ class Holding:
             await around.store.change(claim, run, created)
         return run
 
-    def _run(self, runner: Runner, begin: Ask | Process) -> None:
-        self._runners[runner.run] = runner
-        self._ended[runner.run] = anyio.Event()
-        self._tasks.start_soon(self._see_through, runner, begin)
+    def _run(self, seat: Seat, run: RunId) -> None:
+        self._seats.add(seat)
+        self._ended[run] = anyio.Event()
+        self._tasks.start_soon(self._see_through, seat, run)
 
-    async def _see_through(self, runner: Runner, begin: Ask | Process) -> None:
-        # Somebody else has the claim, or will find out what became of the process.
-        with contextlib.suppress(LeaseLost, KeeperGone):
-            await self._driven(runner, begin)
-
-    async def _driven(self, runner: Runner, begin: Ask | Process) -> None:
-        first = runner.run
+    async def _see_through(self, seat: Seat, run: RunId) -> None:
         try:
-            await (runner.adopt(begin) if isinstance(begin, Process) else runner.start(begin))
+            # Somebody else has the claim, or will find out what became of the process.
+            with contextlib.suppress(LeaseLost, KeeperGone):
+                await seat.work()
         finally:
-            del self._runners[first]
-            self._ended[first].set()
+            self._seats.remove(seat)
+            self._ended[run].set()
+
+
+class _Once:
+    """One item, and the process ends with it."""
+
+    is_patient = False
+
+    def __init__(self, holding: Holding, asked: Ask | Turn) -> None:
+        """A turn is one that an earlier holder has told, or was about to."""
+        self._holding = holding
+        self._asked = asked
+
+    async def order(self, seat: Seat, runner: Runner, *, is_fresh: bool) -> Order:
+        agent, item, asked = seat.agent, runner.claim.item, self._asked
+        if isinstance(asked, Turn):
+            if seat.live is None:
+                raise NotFound("launch of", runner.id)
+            return Order(asked, launch_request(agent, asked, None))
+        ask = replace(asked, resume=None) if is_fresh else asked
+        return direct_order(agent, item, runner.id, ask)
+
+    async def make_room(self, seat: Seat) -> None:
+        """There always is."""
+
+    def keeps(self, _: Seat) -> bool:
+        return False
+
+    async def again(self, _: Seat, __: Run) -> Metadata | None:
+        return None
+
+    def woken(self, _: Seat) -> None:
+        """Its lane is held to the end."""
+
+    def left(self, seat: Seat) -> None:
+        self._holding.left(seat)

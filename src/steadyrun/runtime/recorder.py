@@ -22,7 +22,7 @@ from steadyrun.model.event import (
     our_place,
 )
 from steadyrun.model.ids import RunId
-from steadyrun.model.item import Claim
+from steadyrun.model.item import Hold
 from steadyrun.model.packed import Row, stored_events
 from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import Change, Finished, Launched
@@ -43,7 +43,7 @@ class Recorder:
     def __init__(
         self,
         store: Store,
-        claim: Claim,
+        claim: Hold,
         process: Process,
         *,
         agent: Agent,

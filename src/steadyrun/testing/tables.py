@@ -218,7 +218,7 @@ def claimable(
         if lane.ready_at is not None
         and lane.holder in {None, holder}
         and not lane.is_paused
-        and agent in {None, lane.agent}
+        and (lane.agent == agent or (agent is None and not t.agents[lane.agent].is_direct))
         and t.agents[lane.agent].provider not in but_not
         and has_open_gate(t, t.agents[lane.agent].provider, now)
     ]

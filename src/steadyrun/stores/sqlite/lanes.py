@@ -104,7 +104,7 @@ _READY = """
     WHERE lanes.ready_at IS NOT NULL
       AND (lanes.status = 'ready' OR lanes.holder_id = :holder)
       AND NOT lanes.is_paused
-      AND (:agent IS NULL OR lanes.agent_id = :agent)
+      AND (lanes.agent_id = :agent OR (:agent IS NULL AND NOT agents.is_direct))
       AND agents.provider NOT IN (SELECT value FROM json_each(:but_not))
       AND NOT EXISTS (
           SELECT 1 FROM gates

@@ -226,7 +226,7 @@ async def check_lasting_lanes_can_be_left_alone(harness: StoreHarness) -> None:
     direct = _direct(harness, "run_1")
     await store.add_agent(direct)
     await send(harness, store, direct.id, "go")
-    dead = await harness.claim_and_die()
+    dead = await harness.claim_and_die(direct.id)
     assert (lasting.agent, dead.agent) == (scene.agent, direct.id)
 
     [first] = await store.reap(scene.holder, lasting=False)
@@ -237,6 +237,18 @@ async def check_lasting_lanes_can_be_left_alone(harness: StoreHarness) -> None:
 
     [second] = await store.reap(scene.holder)
     assert (second.agent.id, second.hold.fence) == (scene.agent, lasting.fence + 1)
+
+
+async def check_the_lane_of_a_direct_agent_is_claimed_by_name(harness: StoreHarness) -> None:
+    store = await harness.open()
+    holder = await store.join("worker")
+    direct = _direct(harness, "run_1")
+    await store.hire(direct, Message(direct.id, "do"))
+
+    assert await store.claim(holder.id) == []
+    [claim] = await store.claim(holder.id, agent=direct.id)
+
+    assert claim.agent == direct.id
 
 
 def _direct(harness: StoreHarness, name: str) -> Agent:

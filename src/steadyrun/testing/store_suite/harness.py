@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from steadyrun.model.ids import Ids
+from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
 from steadyrun.model.secret import Secret
 from steadyrun.store import Hints, Store
@@ -25,7 +25,7 @@ class StoreHarness(Protocol):
     async def open(self, hints: Hints | None = None) -> Store:
         """Another process's view of the same record. The harness closes all at the end."""
 
-    async def claim_and_die(self) -> Claim:
+    async def claim_and_die(self, agent: AgentId | None = None) -> Claim:
         """Let a holder elsewhere join, claim one lane and be gone without a word."""
 
     def stalled(self) -> AbstractAsyncContextManager[None]:

@@ -1,0 +1,222 @@
+"""Who hears a process? One object, from its launch or its adoption to its end.
+
+Its keeper may be out of reach for a while: then it is heard again from where the record ends.
+Whatever is to be said meanwhile waits, and is said once.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import anyio
+
+from steadyrun.errors import KeeperGone, StoreFailed
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import Event
+from steadyrun.model.item import Hold
+from steadyrun.model.process import Process
+from steadyrun.provider import Driver, Stretch
+from steadyrun.runtime.around import Surroundings
+from steadyrun.runtime.feed import Feed
+from steadyrun.runtime.followups import Followups
+from steadyrun.runtime.recorder import Recorder
+from steadyrun.tasks import task_group
+
+Answer = TypeVar("Answer")
+
+# How long to wait before somebody who was out of reach is asked again.
+_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
+class Ear(Protocol):
+    """Who is told what a process says."""
+
+    async def reached(self, live: "LiveProcess", driver: Driver) -> None:
+        """It can be spoken to, maybe not for the first time; nothing of it was heard yet."""
+
+    async def hear(self, live: "LiveProcess", stretch: Stretch) -> None: ...
+
+    async def failed(self, error: StoreFailed) -> bool:
+        """The record cannot be written. Whether to try again later."""
+
+
+class LiveProcess:
+    """One CLI, its driver and its record."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        hold: Hold,
+        agent: Agent,
+        process: Process,
+        *,
+        ear: Ear,
+        feed: Feed,
+    ) -> None:
+        self.process = process
+        # It has ended, and everything it said is in the record.
+        self.is_gone = False
+        # It was asked to end: no turn may be told to it any more.
+        self.is_closing = False
+        self.hold = hold
+        self.offers = Followups(
+            around.store,
+            self,
+            abilities=around.drivers.abilities(process.provider),
+            is_direct=agent.is_direct,
+        )
+        self._feed = feed
+        self._around, self._agent = around, agent
+        self._ear = ear
+        self._driver: Driver | None = None
+        self._recorder: Recorder | None = None
+        self._changed = anyio.Event()
+        # What is being said; cancelled when there is nobody to say it to.
+        self._saying: set[anyio.CancelScope] = set()
+        self._driving = anyio.CancelScope()
+        self._failure: Exception | None = None
+        # The record may have gone on since we have read where it ends.
+        self._is_stale = False
+
+    # -- hearing
+
+    async def serve(self) -> None:
+        """Hear it to its end: run this in a task. What goes wrong is for whoever waits for it."""
+        pause = _PAUSE_SECONDS
+        try:
+            while not self.is_gone:
+                pause = await self._hear_once(pause)
+        except Exception as error:  # noqa: BLE001 (raised where somebody waits)
+            self._failure = error
+        finally:
+            self._fall_silent()
+            self.tell_change()
+
+    async def _hear_once(self, pause: float) -> float:
+        """Hear it as long as it can be reached; how long to wait if it is out of reach again."""
+        started_at = self._around.clock.monotonic()
+        try:
+            with anyio.CancelScope() as self._driving:
+                await self._drive()
+                self.is_gone = True
+        except KeeperGone:
+            pass
+        except StoreFailed as error:
+            if not await self._ear.failed(error):
+                raise
+        finally:
+            self._fall_silent()
+        if self.is_gone:
+            return pause
+        await anyio.sleep(pause)
+        self._is_stale = True
+        is_news = self._around.clock.monotonic() - started_at > 2 * pause
+        return _PAUSE_SECONDS if is_news else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _drive(self) -> None:
+        around = self._around
+        if self._is_stale:
+            self.process = await around.store.process(self.process.id)
+        self._recorder = recorder = Recorder(
+            around.store,
+            self.hold,
+            self.process,
+            agent=self._agent,
+            feed=self._feed,
+            clock=around.clock,
+        )
+        async with around.drivers.drive(
+            self.process, holder=around.holder, fence=self.hold.fence, sink=self._hear
+        ) as driver:
+            await self._ear.reached(self, driver)
+            self._driver = driver
+            self.tell_change()
+            async with task_group() as tasks:
+                tasks.start_soon(recorder.serve)
+                await driver.follow()
+                await recorder.flush()
+                tasks.cancel_scope.cancel()
+
+    async def _hear(self, stretch: Stretch) -> None:
+        await self._ear.hear(self, stretch)
+
+    def _fall_silent(self) -> None:
+        self._driver = None
+        for scope in self._saying:
+            scope.cancel()
+
+    # -- saying
+
+    async def say(self, verb: Callable[[Driver], Awaitable[Answer]]) -> Answer | None:
+        """Say something to it, again if it was out of reach meanwhile; None if it is gone."""
+        while driver := await self._reach():
+            with anyio.CancelScope() as scope:
+                self._saying.add(scope)
+                try:
+                    return await verb(driver)
+                except KeeperGone:
+                    self._lose(driver)
+                except StoreFailed as error:
+                    if not await self._ear.failed(error):
+                        raise
+                    self._lose(driver)
+                finally:
+                    self._saying.discard(scope)
+        return None
+
+    async def note(self, *events: Event) -> None:
+        """Record what the runtime itself has to say."""
+        await self.recorder.note(*events)
+
+    async def close(self) -> None:
+        """Say that nothing more will be said: it ends by itself, and may take its time."""
+        self.is_closing = True
+        await self.say(lambda driver: driver.close())
+
+    async def stop(self, reason: str) -> None:
+        """End it and all it has started, and hear it to its end."""
+        self.is_closing = True
+        await self.say(lambda driver: driver.stop(reason))
+        await self.until_gone()
+
+    async def until_gone(self) -> None:
+        while not self.is_gone:
+            await self.changed()
+
+    async def _reach(self) -> Driver | None:
+        while self._driver is None and not self.is_gone:
+            await self.changed()
+        return self._driver
+
+    def _lose(self, driver: Driver) -> None:
+        """It does not answer: connect anew."""
+        if self._driver is driver:
+            self._driver = None
+            self._driving.cancel()
+
+    # -- news
+
+    async def changed(self) -> None:
+        """Wait for news of it; what has gone wrong in hearing it is raised here."""
+        if self._failure:
+            raise self._failure
+        if not self.is_gone:
+            await self._changed.wait()
+
+    def tell_change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    @property
+    def driver(self) -> Driver | None:
+        """Whoever drives it, while it can be reached."""
+        return self._driver
+
+    @property
+    def recorder(self) -> Recorder:
+        assert self._recorder
+        return self._recorder
+
+    @property
+    def has_background(self) -> bool:
+        return self._driver is not None and self._driver.has_background
