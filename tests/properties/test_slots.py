@@ -1,0 +1,75 @@
+"""However runs come, wait and go, the slots are what is left."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from steadyrun.model.ids import RunId
+from steadyrun.runtime.slots import Slots
+
+runs = st.sampled_from([RunId(f"run_{n}") for n in range(6)])
+providers = st.sampled_from(["claude", "codex", "shell"])
+
+
+class Counting(RuleBasedStateMachine):
+    """The model is one line for each run: its provider, and whether it uses its slot."""
+
+    @initialize(most=st.integers(0, 4), caps=st.dictionaries(providers, st.integers(0, 3)))
+    def begin(self, most: int, caps: dict[str, int]) -> None:
+        self.most, self.caps = most, caps
+        self.slots = Slots(most, caps)
+        self.lines = dict[RunId, tuple[str, bool]]()
+
+    @rule(run=runs, provider=providers)
+    def take(self, run: RunId, provider: str) -> None:
+        self.slots.take(run, provider)
+        if run not in self.lines:
+            self.lines[run] = (provider, True)
+
+    @rule(run=runs)
+    def step_aside(self, run: RunId) -> None:
+        self.slots.step_aside(run)
+        if run in self.lines:
+            self.lines[run] = (self.lines[run][0], False)
+
+    @rule(run=runs)
+    def step_back(self, run: RunId) -> None:
+        self.slots.step_back(run)
+        if run in self.lines:
+            self.lines[run] = (self.lines[run][0], True)
+
+    @rule(run=runs)
+    def leave(self, run: RunId) -> None:
+        self.slots.leave(run)
+        self.lines.pop(run, None)
+
+    @invariant()
+    def what_is_free_is_what_nobody_uses(self) -> None:
+        used = [provider for provider, is_used in self.lines.values() if is_used]
+        assert self.slots.free == max(0, self.most - len(used))
+        full = {name for name, most in self.caps.items() if used.count(name) >= most}
+        assert self.slots.full_providers == full
+
+
+TestCounting = Counting.TestCase
+TestCounting.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def test_who_waits_for_a_person_makes_room_and_comes_back_over_the_number() -> None:
+    slots, first, second = Slots(1, {"claude": 1}), RunId("run_1"), RunId("run_2")
+    slots.take(first, "claude")
+    assert slots.free == 0
+    assert slots.full_providers == {"claude"}
+
+    slots.step_aside(first)
+    assert slots.free == 1
+    assert not slots.full_providers
+
+    slots.take(second, "claude")
+    slots.step_back(first)
+    slots.leave(second)
+    assert slots.free == 0
+
+    slots.leave(first)
+    assert slots.free == 1
+    assert not slots.full_providers

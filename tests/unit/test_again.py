@@ -1,0 +1,183 @@
+"""What becomes of an item whose run has ended, case by case."""
+
+from datetime import UTC, datetime
+
+import pytest
+from msgspec.structs import replace
+
+from steadyrun.model.event import ErrorFact
+from steadyrun.model.ids import AgentId, ItemId, RunId
+from steadyrun.model.item import Item
+from steadyrun.model.run import Created, Metadata, Orphaned, Run, RunStatus, StopReason, step
+from steadyrun.provider import RESUME_NOT_FOUND, Exit
+from steadyrun.providers.turns import cut_short
+from steadyrun.runtime.again import CONVERSATION_CORRUPT, Again, Why, metadata_of, verdict
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+ITEM = Item(ItemId("itm_1"), AgentId("agt_1"), 1, "message", "hello", "resume", AT, attempt=1)
+
+
+def spent(after_seconds: float, why: Why, *, one_shot: bool = False) -> Again:
+    return Again(True, after_seconds, is_fresh=False, one_shot=one_shot, why=why)
+
+
+def ended(
+    status: RunStatus = "failed",
+    stop_reason: StopReason | None = None,
+    code: str | None = None,
+    metadata: Metadata | None = None,
+) -> Run:
+    error = ErrorFact(code, "why") if code else None
+    return Run(
+        RunId("run_1"), ITEM.agent, ITEM.id, "claude", AT, status, error=error,
+        stop_reason=stop_reason, metadata=metadata or {},
+    )  # fmt: skip
+
+
+CRASH = ended(code="exited")
+HANG = ended(stop_reason="hang")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        ended("completed"),
+        ended("cancelled", "user_stop"),
+        ended("cancelled", "shutdown"),
+        ended("cancelled"),
+        ended("timed_out", "wall_timeout"),
+        ended("timed_out", "idle_timeout"),
+        ended("rate_limited", code="rate_limited"),
+        ended("failed", "budget", "max_cost"),
+        ended("failed", "policy"),
+        ended("failed", "disk_full", "disk_full"),
+        ended("failed", code="auth"),
+        ended("failed", code="max_turns"),
+        ended("failed", code="launch_failed"),
+        ended("failed", code="exit_nonzero"),
+        ended("failed"),
+        # What a word says is not what happened.
+        ended("completed", code="exited"),
+        ended("failed", "budget", "exited"),
+    ],
+)
+@pytest.mark.parametrize("was_told", [True, False])
+def test_what_ended_by_itself_or_by_a_limit_is_settled(run: Run, was_told: bool) -> None:
+    assert verdict(run, ITEM, was_told=was_told) is None
+
+
+@pytest.mark.parametrize(
+    ("tries", "expected"),
+    [
+        (0, spent(0.5, "crash")),
+        (1, spent(1.0, "crash", one_shot=True)),
+        (2, spent(1.5, "crash", one_shot=True)),
+        (3, None),
+    ],
+)
+def test_a_crash_is_tried_again_three_times_and_from_the_second_on_for_one_turn(
+    tries: int, expected: Again | None
+) -> None:
+    assert verdict(CRASH, replace(ITEM, tries=tries), was_told=True) == expected
+
+
+def test_the_end_of_a_process_as_the_providers_tell_it_is_a_crash() -> None:
+    end = cut_short(Exit(signal=9))
+    run = replace(ended(end.status), error=end.error, stop_reason=end.stop_reason)
+
+    again = verdict(run, ITEM, was_told=True)
+
+    assert again is not None
+    assert again.why == "crash"
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (ended(stop_reason="keeper_lost", code="keeper_lost"), "keeper_lost"),
+        (step(ended("running"), Orphaned(AT)), "orphaned"),
+        (step(ended("starting"), Orphaned(AT, "machine_lost")), "machine_lost"),
+    ],
+)
+def test_what_was_lost_is_tried_again_as_the_item_wants_it(run: Run, why: Why) -> None:
+    for on_lost in ("resume", "retry"):
+        item = replace(ITEM, on_lost=on_lost, tries=1)
+        assert verdict(run, item, was_told=True) == spent(1.0, why)
+        assert verdict(run, replace(item, tries=3), was_told=True) is None
+    assert verdict(run, replace(ITEM, on_lost="fail"), was_told=True) is None
+
+
+@pytest.mark.parametrize("run", [CRASH, HANG, ended(stop_reason="journal_full")])
+def test_what_may_have_been_done_is_not_done_again_where_the_item_forbids_it(run: Run) -> None:
+    careful = replace(ITEM, on_lost="fail")
+
+    assert verdict(run, careful, was_told=True) is None
+    assert verdict(run, careful, was_told=False) is not None
+
+
+def test_a_hang_is_tried_once_more_at_no_cost() -> None:
+    first = verdict(HANG, ITEM, was_told=True)
+
+    assert first == Again(False, 0.0, False, one_shot=False, why="hang", free=("hang",))
+    second = replace(HANG, metadata=metadata_of(first, 2))
+    assert verdict(second, replace(ITEM, attempt=2), was_told=True) is None
+
+
+def test_a_hang_is_remembered_over_a_crash() -> None:
+    hung = verdict(HANG, ITEM, was_told=True)
+    assert hung is not None
+    crashed = verdict(replace(CRASH, metadata=metadata_of(hung, 2)), ITEM, was_told=True)
+    assert crashed is not None
+
+    third = replace(HANG, metadata=metadata_of(crashed, 3))
+
+    assert (crashed.spends, crashed.free) == (True, ("hang",))
+    assert verdict(third, replace(ITEM, attempt=3, tries=1), was_told=True) is None
+
+
+@pytest.mark.parametrize("code", [RESUME_NOT_FOUND, "resume_corrupt", CONVERSATION_CORRUPT])
+def test_a_conversation_that_is_no_use_is_replaced_once(code: str) -> None:
+    careful = replace(ITEM, on_lost="fail")
+
+    again = verdict(ended(code=code), careful, was_told=True)
+
+    free = ("conversation",)
+    assert again == Again(False, 0.0, True, one_shot=False, why="conversation", free=free)
+    second = ended(code=code, metadata=metadata_of(again, 2))
+    assert verdict(second, careful, was_told=True) is None
+
+
+def test_a_turn_that_was_never_told_is_told_three_times_more_at_no_cost() -> None:
+    run, item, waits = CRASH, replace(ITEM, tries=3, on_lost="fail"), list[float]()
+
+    while again := verdict(run, item, was_told=False):
+        assert not again.spends
+        waits.append(again.after_seconds)
+        run = replace(run, metadata=metadata_of(again, 2))
+
+    assert waits == [0.5, 1.0, 1.5]
+
+
+def test_nothing_is_run_again_that_was_asked_to_stop_or_that_nobody_asked_for() -> None:
+    for run in (CRASH, HANG, ended(code=RESUME_NOT_FOUND)):
+        assert verdict(run, replace(ITEM, cancel_requested=True), was_told=False) is None
+        assert verdict(run, replace(ITEM, kind="self", text=""), was_told=False) is None
+
+
+def test_the_next_run_is_created_with_what_came_before() -> None:
+    again = replace(spent(1.0, "crash"), free=("hang",))
+
+    created = Created(
+        RunId("run_2"), ITEM.agent, ITEM.id, "claude", AT, metadata=metadata_of(again, 3)
+    )
+
+    assert step(None, created).metadata == {
+        "again": {"attempt": 3, "after": "crash", "free": ["hang"]}
+    }
+
+
+@pytest.mark.parametrize("mine", [None, 3, [], {}, {"free": "hang"}, {"free": [None, {}]}])
+def test_metadata_of_others_does_no_harm(mine: object) -> None:
+    run = replace(HANG, metadata={"again": mine, "wall_seconds": 3})
+
+    assert verdict(run, ITEM, was_told=True) is not None
