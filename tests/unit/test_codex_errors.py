@@ -1,12 +1,13 @@
 """Is it known by structure alone how a turn of Codex ended, and why?"""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.provider import RESUME_NOT_FOUND, Exit
-from steadyrun.providers.codex_errors import code_of, exit_end, fact_of, status_of
+from steadyrun.providers.codex_errors import code_of, exit_end, explained, fact_of, status_of
 from tests.codex_lines import completed, error, failed, interrupted, ready, reply, working
 from tests.talk import the_end
 
@@ -179,3 +180,14 @@ def test_last_words_explain_a_start_that_failed(words: str, code: str) -> None:
 def test_one_that_was_stopped_is_explained_by_others() -> None:
     assert exit_end(Exit(1, reason="user_stop", stderr="is archived")) is None
     assert exit_end(Exit(signal=9)) is None
+
+
+def test_what_was_said_when_a_stream_broke_explains_its_end_and_when_a_limit_ends() -> None:
+    ends = datetime(2026, 1, 1, tzinfo=UTC)
+    retry = ev.ErrorFact("rate_limited", "too fast", "Wait.", True, retry_at=ends)
+
+    found = explained(fact_of({"message": "the stream broke"}), retry)
+
+    assert found == ev.ErrorFact("rate_limited", "the stream broke", "Wait.", True, retry_at=ends)
+    assert explained(found, fact_of(None)) == found
+    assert explained(found, None) == found

@@ -114,9 +114,7 @@ def explained(fact: ErrorFact, retry: ErrorFact | None) -> ErrorFact:
     """The end of a stream that broke too often says less than what was said each time it broke."""
     if retry is None or fact.code != _OTHER:
         return fact
-    return msgspec.structs.replace(
-        fact, code=retry.code, hint=retry.hint, retryable=retry.retryable
-    )
+    return msgspec.structs.replace(retry, message=fact.message)
 
 
 def status_of(fact: ErrorFact) -> tuple[EndStatus, StopReason | None]:
