@@ -19,6 +19,8 @@ from steadyrun.model.usage import Cost, Usage
 VERSION = 1
 EventId = NewType("EventId", str)
 
+# What was being done when the store could not be written.
+RecordPhase = Literal["start", "append", "settle"]
 # Who made an event that no journal line caused: a frame we sent, the exit, the runtime itself.
 OurSource = Literal["s", "x", "r"]
 JsonObject = dict[str, Any]
@@ -53,12 +55,16 @@ class Diagnostic(Struct, frozen=True):
 
 
 class RunStarted(_Tagged, frozen=True, tag="run.started"):
+    """The provider has taken the turn."""
+
     provider: str
     model: str | None = None
     item: str | None = None
 
 
 class _RunEnded(_Tagged, frozen=True):
+    """The last event of its run, of whichever kind, with all that is known of it."""
+
     status: str
     stop_reason: str | None = None
     text: str | None = None
@@ -71,56 +77,68 @@ class _RunEnded(_Tagged, frozen=True):
     diagnostic: Diagnostic | None = None
 
 
-class RunCompleted(_RunEnded, frozen=True, tag="run.completed"): ...
+class RunCompleted(_RunEnded, frozen=True, tag="run.completed"):
+    """The turn ended as it should; `text` is its answer."""
 
 
-class RunFailed(_RunEnded, frozen=True, tag="run.failed"): ...
+class RunFailed(_RunEnded, frozen=True, tag="run.failed"):
+    """It did not complete; `error` says why, `diagnostic` the last words of a process that died."""
 
 
-class RunCancelled(_RunEnded, frozen=True, tag="run.cancelled"): ...
+class RunCancelled(_RunEnded, frozen=True, tag="run.cancelled"):
+    """Somebody stopped it, or we did to shut down; `stop_reason` says who."""
 
 
-class RunTimedOut(_RunEnded, frozen=True, tag="run.timed_out"): ...
+class RunTimedOut(_RunEnded, frozen=True, tag="run.timed_out"):
+    """A clock stopped it: `wall_timeout` or `idle_timeout`."""
 
 
-class RunRateLimited(_RunEnded, frozen=True, tag="run.rate_limited"): ...
+class RunRateLimited(_RunEnded, frozen=True, tag="run.rate_limited"):
+    """The provider takes no more for now; `error.retry_at` is when it will, if it has said so."""
 
 
 class TextDelta(_Tagged, frozen=True, tag="text.delta"):
+    """A piece of an answer, as it comes."""
+
     text: str
 
 
 class TextFinal(_Tagged, frozen=True, tag="text.final"):
+    """A whole passage of an answer."""
+
     text: str
 
 
 class ThinkingDelta(_Tagged, frozen=True, tag="thinking.delta"):
+    """A piece of what the model thinks, where the provider shows it."""
+
     text: str
 
 
-class ToolStarted(_Tagged, frozen=True, tag="tool.started"):
+class _Tool(_Tagged, frozen=True):
     tool_call_id: str
     tool_name: str
     tool_input: Any = None
     tool_output: Any = None
 
 
-class ToolCompleted(_Tagged, frozen=True, tag="tool.completed"):
-    tool_call_id: str
-    tool_name: str
-    tool_input: Any = None
-    tool_output: Any = None
+class ToolStarted(_Tool, frozen=True, tag="tool.started"):
+    """The agent uses a tool."""
 
 
-class ToolFailed(_Tagged, frozen=True, tag="tool.failed"):
-    tool_call_id: str
-    tool_name: str
-    tool_input: Any = None
-    tool_output: Any = None
+class ToolCompleted(_Tool, frozen=True, tag="tool.completed"):
+    """A tool has done its work."""
+
+
+class ToolFailed(_Tool, frozen=True, tag="tool.failed"):
+    """A tool did not; of one that was open when its turn ended, `error` is `still_running`."""
+
     error: str | None = None
 
 
 class UsageUpdated(_Tagged, frozen=True, tag="usage.updated"):
+    """What the run has used and cost so far."""
+
     usage: Usage
     cost: Cost = Cost()
 
@@ -135,6 +153,8 @@ class LimitWindow(Struct, frozen=True, gc=False):
 
 
 class StatsUpdated(_Tagged, frozen=True, tag="stats.updated"):
+    """What the provider tells of itself: its model, its context, the limits of the account."""
+
     model: str | None = None
     context_window: int | None = None
     cache_read_tokens: int | None = None
@@ -146,29 +166,41 @@ class StatsUpdated(_Tagged, frozen=True, tag="stats.updated"):
 
 
 class TokenBound(_Tagged, frozen=True, tag="token.bound"):
+    """The conversation has a name, by which it can be resumed."""
+
     token: str
 
 
 class TokenRotated(_Tagged, frozen=True, tag="token.rotated"):
+    """The conversation goes on under another name."""
+
     token: str
     reason: str | None = None
 
 
 class CompactionStarted(_Tagged, frozen=True, tag="compaction.started"):
+    """The conversation has become too long and is being shortened."""
+
     trigger: str | None = None
 
 
 class CompactionCompleted(_Tagged, frozen=True, tag="compaction.completed"):
+    """It was shortened."""
+
     trigger: str | None = None
     tokens_before: int | None = None
     tokens_after: int | None = None
 
 
 class CompactionFailed(_Tagged, frozen=True, tag="compaction.failed"):
+    """It could not be shortened."""
+
     reason: str | None = None
 
 
 class ImageProduced(_Tagged, frozen=True, tag="image.produced"):
+    """The agent has made an image; `file` is where it is kept, from our home on."""
+
     name: str
     media_type: str
     size_bytes: int
@@ -177,32 +209,38 @@ class ImageProduced(_Tagged, frozen=True, tag="image.produced"):
 
 
 class OutputRaw(_Tagged, frozen=True, tag="output.raw"):
+    """What a process printed, as it comes."""
+
     stream: Literal["stdout", "stderr"]
     text: str
 
 
-class FollowupOffered(_Tagged, frozen=True, tag="followup.offered"):
+class _Followup(_Tagged, frozen=True):
     item: str
     text: str
 
 
-class FollowupAbsorbed(_Tagged, frozen=True, tag="followup.absorbed"):
-    item: str
-    text: str
+class FollowupOffered(_Followup, frozen=True, tag="followup.offered"):
+    """A message was said to the turn that is running; another event will tell what became of it."""
 
 
-class FollowupOwnTurn(_Tagged, frozen=True, tag="followup.own_turn"):
-    item: str
-    text: str
+class FollowupAbsorbed(_Followup, frozen=True, tag="followup.absorbed"):
+    """The running turn has taken it, and it is settled with the run."""
 
 
-class FollowupReturned(_Tagged, frozen=True, tag="followup.returned"):
-    item: str
-    text: str
+class FollowupOwnTurn(_Followup, frozen=True, tag="followup.own_turn"):
+    """The provider takes it as a turn of its own, after this one: a run of its own."""
+
+
+class FollowupReturned(_Followup, frozen=True, tag="followup.returned"):
+    """It was not taken."""
+
     reason: str | None = None
 
 
 class ApprovalRequested(_Tagged, frozen=True, tag="approval.requested"):
+    """The agent asks whether it may use a tool, and waits."""
+
     approval: str
     tool_call_id: str | None
     tool_name: str
@@ -210,29 +248,39 @@ class ApprovalRequested(_Tagged, frozen=True, tag="approval.requested"):
 
 
 class ApprovalResolved(_Tagged, frozen=True, tag="approval.resolved"):
+    """The question was answered or withdrawn."""
+
     approval: str
     verdict: str
     by: str
 
 
 class PolicyViolated(_Tagged, frozen=True, tag="policy.violated"):
+    """The agent has done what its policy forbids. This version does not tell it."""
+
     rule: str
     tool_name: str | None = None
 
 
 class BudgetReached(_Tagged, frozen=True, tag="budget.reached"):
+    """As much is spent as may be. This version does not tell it."""
+
     limit: str
     allowed_usd: float
     spent_usd: float
 
 
 class GateSuspect(_Tagged, frozen=True, tag="gate.suspect"):
+    """A provider may soon take no more. This version does not tell it."""
+
     provider: str
     until: datetime | None
     reason: str
 
 
 class GateClosed(_Tagged, frozen=True, tag="gate.closed"):
+    """A provider is left alone until a time. Of no agent."""
+
     provider: str
     until: datetime | None
     reason: str
@@ -240,25 +288,35 @@ class GateClosed(_Tagged, frozen=True, tag="gate.closed"):
 
 
 class GateOpened(_Tagged, frozen=True, tag="gate.opened"):
+    """A provider is used again. Of no agent; that a time has passed is not told."""
+
     provider: str
 
 
 class StallWarned(_Tagged, frozen=True, tag="stall.warned"):
+    """The provider has been silent for so long."""
+
     silent_ms: int
 
 
 class ProviderRetrying(_Tagged, frozen=True, tag="provider.retrying"):
+    """The provider asks its model once more."""
+
     attempt: int
     delay_ms: int | None
     reason: str
 
 
 class RecordFailed(_Tagged, frozen=True, tag="record.failed"):
-    phase: str
+    """The store could not be written in that `phase` of a run; it is tried again."""
+
+    phase: RecordPhase
     message: str
 
 
 class Note(_Tagged, frozen=True, tag="note"):
+    """Something worth telling that is nothing else."""
+
     text: str
 
 
@@ -278,6 +336,8 @@ class Unknown(_Tagged, frozen=True, tag="unknown"):
 
 
 class MessageSent(_Tagged, frozen=True, tag="message.sent"):
+    """The agent has sent a message with a tool of its own. This version does not tell it."""
+
     ref: str
     text: str
 

@@ -1,0 +1,124 @@
+"""Which events are there? Writes the tables of docs/events.md anew, from their types."""
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from steadyrun.model.event import EVENT_TYPES, LIVE_ONLY
+
+PAGE = Path(__file__).parents[1] / "docs" / "events.md"
+START = "<!-- made by scripts/events.py: -->\n"
+END = "<!-- end of what was made -->\n"
+
+_WORDS: dict[Any, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    bytes: "base64",
+    datetime: "time",
+    Any: "anything",
+    types.NoneType: "null",
+}
+# So much may be said twice.
+_LONG = 80
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+def renewed(page: str) -> str:
+    """The page with the tables as they should be; all else as it was."""
+    before, rest = page.split(START)
+    _, after = rest.split(END)
+    return f"{before}{START}{tables()}{END}{after}"
+
+
+def tables() -> str:
+    """All events, then what their fields are made of."""
+    events = _table(
+        ("type", "stored", "`data`", "meaning"),
+        (
+            (tag_of(kind), stored_or_live(kind), _fields_or_twin(kind), meaning(kind))
+            for kind in EVENT_TYPES
+        ),
+    )
+    parts = _table(
+        ("part", "fields", "meaning"),
+        ((f"`{part.__name__}`", _fields(part), meaning(part)) for part in _parts()),
+    )
+    return f"\n{events}\n{parts}\n"
+
+
+def tag_of(kind: type[Struct]) -> str:
+    """The name of an event."""
+    return f"`{kind.__struct_config__.tag}`"
+
+
+def stored_or_live(kind: type) -> str:
+    """Whether it comes from the store or only while it happens."""
+    return "live only" if kind in LIVE_ONLY else "yes"
+
+
+def meaning(kind: type) -> str:
+    """The first paragraph of its docstring."""
+    return " ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
+
+
+def words_for(kind: Any) -> str:
+    """A type as the JSON shows it; one that nobody thought of is an error."""
+    match get_origin(kind):
+        case types.UnionType | typing.Union:
+            return " or ".join(words_for(each) for each in get_args(kind))
+        case origin if origin is Literal:
+            return " or ".join(f'`"{each}"`' for each in get_args(kind))
+        case origin if origin is tuple:
+            return f"list of {words_for(get_args(kind)[0])}"
+        case _:
+            return f"`{kind.__name__}`" if _is_part(kind) else _WORDS[kind]
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _fields(kind: type[Struct]) -> str:
+    found = msgspec.structs.fields(kind)
+    return ", ".join(f"`{field.encode_name}` {words_for(field.type)}" for field in found)
+
+
+def _fields_or_twin(kind: type[Struct]) -> str:
+    """What many events have in common is not said again for each."""
+    told = _fields(kind)
+    first = next(each for each in EVENT_TYPES if _fields(each) == told)
+    return told if first is kind or len(told) < _LONG else f"as {tag_of(first)}"
+
+
+def _parts() -> Iterator[type[Struct]]:
+    """What events contain, in the order it is met."""
+    met = dict[Any, None]()
+    for kind in EVENT_TYPES:
+        for field in msgspec.structs.fields(kind):
+            met |= dict.fromkeys(filter(_is_part, (field.type, *get_args(field.type))))
+    return iter(met)
+
+
+def _is_part(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
