@@ -39,12 +39,21 @@ def prepare(path: Path) -> None:
     connection = connect(path)
     try:
         _refuse_foreign(connection, path)
-        if _version(connection) < len(steps()):
+        is_behind = _version(connection) < len(steps())
+        if is_behind:
             connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        if not _has_log(connection):
             _use_log(connection)
+        if is_behind:
             _migrate(connection, path)
     finally:
         connection.close()
+
+
+def _has_log(connection: sqlite3.Connection) -> bool:
+    """A copy that was made with `VACUUM INTO` has none."""
+    [mode] = connection.execute("PRAGMA journal_mode").fetchone()
+    return bool(mode == "wal")
 
 
 def _use_log(connection: sqlite3.Connection) -> None:
