@@ -374,8 +374,8 @@ def test_doctor_finds_nothing_wrong_with_a_fresh_home_and_makes_nothing(home: Pa
 
     states = {" ".join(words[1:3]): words[0] for words in map(str.split, done.stdout.splitlines())}
     assert done.returncode == 0
-    assert [line.split()[:2] for line in done.stdout.splitlines()[:4]] == [
-        ["ok", "python"], ["ok", "config"], ["ok", "home"], ["ok", "store"],
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:5]] == [
+        ["ok", "python"], ["ok", "config"], ["ok", "home"], ["ok", "store"], ["ok", "daemon"],
     ]  # fmt: skip
     assert states["provider scripted"] == states["provider shell"] == "ok"
     assert "fail" not in states.values()
@@ -393,7 +393,7 @@ def test_doctor_names_what_is_wrong_and_what_repairs_it(home: Path) -> None:
 
     assert done.returncode == 1
     assert {name: check["state"] for name, check in found.items()} == {
-        "python": "ok", "config": "fail", "home": "warn", "store": "fail",
+        "python": "ok", "config": "fail", "home": "warn", "store": "fail", "daemon": "ok",
     }  # fmt: skip
     assert found["home"]["repair"] == f"chmod 700 {home}"
 

@@ -1,10 +1,11 @@
 """Is everything in order here? Each check says what it found and what repairs it."""
 
+import fcntl
 import os
 import stat
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +14,16 @@ from msgspec import Struct
 
 from steadyrun.cli import render
 from steadyrun.cli.providers import BUILT_IN, Found, find_providers, version_of
+from steadyrun.cli.units import WANTED, Unit, find_units
 from steadyrun.config import load, locate, printable
+from steadyrun.config.places import process_environ
 from steadyrun.errors import SteadyrunError
 from steadyrun.providers import installed
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 
 OLDEST_PYTHON = (3, 11)
+# Whoever has a lock on it is the daemon of this home.
+DAEMON_LOCK = Path("daemon", "lock")
 
 
 class Finding(Struct, frozen=True):
@@ -47,6 +52,8 @@ def examine(home: Path) -> Iterator[Finding]:
     yield _config()
     yield from _home(home)
     yield anyio.run(_store, home)
+    yield _daemon(home)
+    yield from _systemd(process_environ())
     yield from _providers()
 
 
@@ -156,3 +163,47 @@ async def _store(home: Path) -> Finding:
     if damage:
         return Finding("store", "fail", f"{shown}: {damage[0]}", "Restore it from a backup.")
     return Finding("store", "ok", f"{shown} ({path.stat().st_size} bytes, no damage found)")
+
+
+def _daemon(home: Path) -> Finding:
+    path = home / DAEMON_LOCK
+    try:
+        runs, said = _is_locked(path)
+    except FileNotFoundError:
+        runs, said = False, ""
+    except OSError as error:
+        shown = printable(path)
+        return Finding("daemon", "warn", f"{shown}: {error.strerror}", f"chmod u+rw {shown}")
+    if not runs:
+        return Finding("daemon", "ok", "none runs; `steadyrun up` starts one")
+    return Finding("daemon", "ok", f"one runs (pid {said})" if said.isdecimal() else "one runs")
+
+
+def _is_locked(path: Path) -> tuple[bool, str]:
+    """Whether somebody has the lock, and the first word that is in it."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True, next(iter(file.read(64).split()), "")
+        return False, ""
+
+
+def _systemd(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Nothing is said where no unit starts a daemon."""
+    for unit in find_units(environ):
+        yield _unit(unit)
+
+
+def _unit(unit: Unit) -> Finding:
+    shown = printable(unit.path)
+    if unit.problem:
+        return Finding("systemd", "warn", f"{shown}: {unit.problem}", "Make it readable.")
+    if not unit.wrong:
+        says = ", ".join(f"{key}={value}" for key, value in WANTED.items())
+        return Finding("systemd", "ok", f"{shown} ({says})")
+    found = ", ".join(f"{key}={value or '(not set)'}" for key, value in unit.wrong.items())
+    wanted = " and ".join(f"{key}={WANTED[key]}" for key in unit.wrong)
+    detail = f"{shown} has {found}: agents would be ended with the daemon, or with one another"
+    repair = f"Set {wanted} in its [Service], then `systemctl daemon-reload` (a user's: --user)."
+    return Finding("systemd", "fail", detail, repair)

@@ -1,0 +1,84 @@
+"""How would systemd treat our daemon? Finds the units that start one, and reads what they say.
+
+The words are those of systemd.unit(5): folders in order of precedence, drop-ins by their names,
+the last assignment counts, an empty one takes back what was said before.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+# What keeps agents alive when the daemon is stopped, and when one of them needs too much memory.
+WANTED: Mapping[str, str] = {"KillMode": "process", "OOMPolicy": "continue"}
+
+_SYSTEM = ("etc", "run", "usr/local/lib", "usr/lib", "lib")
+_CONTINUED = re.compile(r"\\\n")
+_STARTS = re.compile(r"\bsteadyrun[\"']?\s+(?:-\S+\s+)*up(?:\s|$)")
+
+
+class Unit(Struct, frozen=True):
+    """A unit that starts a daemon: what it says in place of what is wanted (None: nothing)."""
+
+    path: Path
+    wrong: Mapping[str, str | None] = {}
+    # Why it could not be read.
+    problem: str = ""
+
+
+def find_units(environ: Mapping[str, str], root: Path = Path("/")) -> Iterator[Unit]:
+    """The units of this user and of the machine."""
+    for folders in (_user_folders(environ, root), _system_folders(root)):
+        names = sorted({path.name for each in folders for path in each.glob("*.service")})
+        for name in names:
+            if "steadyrun" in name:
+                yield from _unit(name, folders)
+
+
+def read_service(texts: Iterable[str]) -> dict[str, str]:
+    """The settings of [Service] in these files, the later ones over the earlier."""
+    found: dict[str, str] = {}
+    for text in texts:
+        is_service = False
+        for line in map(str.strip, _CONTINUED.sub(" ", text).splitlines()):
+            if line.startswith("["):
+                is_service = line == "[Service]"
+            elif is_service and line[:1] not in {"#", ";"} and "=" in line:
+                key, _, value = line.partition("=")
+                found[key.strip()] = value.strip()
+    return found
+
+
+def _unit(name: str, folders: list[Path]) -> Iterator[Unit]:
+    path = next(each / name for each in folders if os.path.lexists(each / name))
+    try:
+        texts = [each.read_text(errors="replace") for each in (path, *_drop_ins(name, folders))]
+    except OSError as error:
+        yield Unit(path, problem=error.strerror or str(error))
+        return
+    says = read_service(texts)
+    if _STARTS.search(says.get("ExecStart", "")):
+        found = {key: says.get(key) or None for key in WANTED}
+        yield Unit(path, {key: found[key] for key in WANTED if found[key] != WANTED[key]})
+
+
+def _drop_ins(name: str, folders: list[Path]) -> list[Path]:
+    """Of two with the same name the one in the earlier folder counts."""
+    found: dict[str, Path] = {}
+    for folder in reversed(folders):
+        found |= {path.name: path for path in (folder / f"{name}.d").glob("*.conf")}
+    return [found[each] for each in sorted(found)]
+
+
+def _user_folders(environ: Mapping[str, str], root: Path) -> list[Path]:
+    home = Path(environ.get("HOME") or root / "nonexistent")
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    data = Path(environ.get("XDG_DATA_HOME") or home / ".local/share")
+    machine = [root / each / "systemd/user" for each in _SYSTEM]
+    return [config / "systemd/user", *machine[:2], data / "systemd/user", *machine[2:]]
+
+
+def _system_folders(root: Path) -> list[Path]:
+    return [root / each / "systemd/system" for each in _SYSTEM]

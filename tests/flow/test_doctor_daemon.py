@@ -1,0 +1,215 @@
+"""What `doctor` says of the daemon, and of the systemd units that start one."""
+
+import fcntl
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from steadyrun.cli.doctor import doctor
+from steadyrun.cli.units import WANTED, Unit, find_units, read_service
+
+NAME = "steadyrun.service"
+GOOD = """\
+[Unit]
+Description=steadyrun
+[Service]
+ExecStart=%h/.local/bin/steadyrun up
+KillMode=process
+OOMPolicy=continue
+[Install]
+KillMode=mixed
+"""
+BAD = GOOD.replace("KillMode=process\nOOMPolicy=continue\n", "")
+
+
+class Machine:
+    """A home of its own, and `doctor` in it."""
+
+    def __init__(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.home, self.root, self._capsys = place / "home", place / "root", capsys
+        self.home.mkdir(mode=0o700)
+        self.units = self.home / ".config/systemd/user"
+        self.lock = self.home / "daemon/lock"
+
+    def found(self, check: str) -> tuple[int, list[dict[str, str]]]:
+        code = doctor(Namespace(json=True))
+        checks = json.loads(self._capsys.readouterr().out)["checks"]
+        return code, [each for each in checks if each["check"] == check]
+
+    def find(self) -> list[Unit]:
+        return list(find_units({"HOME": str(self.home)}, self.root))
+
+    @contextmanager
+    def daemon(self, said: str) -> Iterator[None]:
+        self.lock.parent.mkdir(exist_ok=True)
+        self.lock.write_text(said)
+        with self.lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+@pytest.fixture
+def machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Machine:
+    made = Machine(tmp_path, capsys)
+    for name in ("HOME", "STEADYRUN_HOME"):
+        monkeypatch.setenv(name, str(made.home))
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_daemon_is_known_by_its_lock_and_not_by_its_file(machine: Machine) -> None:
+    none = {
+        "check": "daemon",
+        "state": "ok",
+        "detail": "none runs; `steadyrun up` starts one",
+        "repair": "",
+    }
+    assert machine.found("daemon") == (0, [none])
+    assert not machine.lock.exists()
+
+    with machine.daemon("123\n"):
+        _, [finding] = machine.found("daemon")
+        assert (finding["state"], finding["detail"]) == ("ok", "one runs (pid 123)")
+
+    assert machine.lock.exists()
+    assert machine.found("daemon") == (0, [none])
+
+
+@pytest.mark.parametrize("said", ["", "\0\0", "not a number", "\x1b[2J"])
+def test_a_lock_that_names_nobody_is_a_daemon_all_the_same(machine: Machine, said: str) -> None:
+    with machine.daemon(said):
+        _, [finding] = machine.found("daemon")
+
+    assert (finding["state"], finding["detail"]) == ("ok", "one runs")
+
+
+def test_a_lock_that_cannot_be_looked_at_is_a_warning(machine: Machine) -> None:
+    machine.lock.mkdir(parents=True)
+
+    code, [finding] = machine.found("daemon")
+
+    assert (code, finding["state"]) == (0, "warn")
+    assert finding["detail"].endswith("daemon/lock: Is a directory")
+
+
+def test_without_a_unit_nothing_is_said(machine: Machine) -> None:
+    write(machine.units / "other.service", BAD)
+    write(machine.units / "steadyrun.timer", BAD)
+
+    assert machine.found("systemd") == (0, [])
+
+
+def test_a_unit_that_lets_agents_go_on_is_all_right(machine: Machine) -> None:
+    path = write(machine.units / NAME, GOOD)
+
+    code, [finding] = machine.found("systemd")
+
+    assert (code, finding["state"]) == (0, "ok")
+    assert finding["detail"] == f"{path} (KillMode=process, OOMPolicy=continue)"
+
+
+def test_a_unit_that_would_end_agents_is_a_failure_that_says_what_to_set(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(machine.home / "settings"))
+    write(machine.units / NAME, GOOD)
+    path = write(machine.home / "settings/systemd/user" / NAME, f"{BAD}[Service]\nKillMode=mixed")
+
+    code, [finding] = machine.found("systemd")
+
+    assert (code, finding["state"]) == (1, "fail")
+    assert finding["detail"].startswith(f"{path} has KillMode=mixed, OOMPolicy=(not set): ")
+    assert finding["repair"].startswith("Set KillMode=process and OOMPolicy=continue in its ")
+
+
+def test_a_unit_of_the_machine_is_found_too_and_each_by_itself(machine: Machine) -> None:
+    of_user = write(machine.units / NAME, GOOD)
+    of_machine = write(machine.root / "etc/systemd/system/steadyrun@.service", BAD)
+    write(machine.root / "usr/lib/systemd/system/steadyrun@.service", GOOD)
+
+    none = dict.fromkeys(WANTED)
+
+    assert machine.find() == [Unit(of_user), Unit(of_machine, none)]
+
+
+def test_a_drop_in_counts_more_than_its_unit_and_the_nearer_one_of_two(machine: Machine) -> None:
+    path = write(machine.root / "usr/lib/systemd/system" / NAME, GOOD)
+    far = machine.root / "usr/lib/systemd/system" / f"{NAME}.d"
+    near = machine.root / "etc/systemd/system" / f"{NAME}.d"
+    write(far / "10-kill.conf", "[Service]\nKillMode=none\n")
+    assert machine.find() == [Unit(path, {"KillMode": "none"})]
+
+    write(near / "10-kill.conf", "[Service]\nOOMPolicy=\n")
+    assert machine.find() == [Unit(path, {"OOMPolicy": None})]
+
+    write(far / "20-more.conf", "[Service]\nOOMPolicy=continue\n")
+    write(far / "30-more.txt", "[Service]\nOOMPolicy=stop\n")
+    assert machine.find() == [Unit(path)]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "/usr/bin/steadyrun down --keep",
+        "/usr/bin/steadyrun send ada 'wake up'",
+        "/usr/bin/steadyrun update",
+        "/opt/steadyrun/bin/backup up",
+    ],
+)
+def test_a_unit_that_does_something_else_is_left_alone(machine: Machine, start: str) -> None:
+    write(machine.units / "steadyrun-other.service", f"[Service]\nExecStart={start}\n")
+    (machine.units / "steadyrun-masked.service").symlink_to("/dev/null")
+
+    assert machine.find() == []
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["-/opt/venv/bin/python -m steadyrun up", '"/a b/steadyrun" up --drain 5s', "steadyrun --x up"],
+)
+def test_a_daemon_can_be_started_in_many_ways(machine: Machine, start: str) -> None:
+    path = write(machine.units / NAME, GOOD.replace("%h/.local/bin/steadyrun up", start))
+
+    assert machine.find() == [Unit(path)]
+
+
+def test_a_unit_that_cannot_be_read_is_a_warning(machine: Machine) -> None:
+    machine.units.mkdir(parents=True)
+    (machine.units / NAME).symlink_to(machine.home / "gone")
+
+    code, [finding] = machine.found("systemd")
+
+    assert (code, finding["state"]) == (0, "warn")
+    assert finding["detail"] == f"{machine.units / NAME}: No such file or directory"
+
+
+def test_settings_are_read_as_systemd_reads_them() -> None:
+    first = "KillMode=lost\n[Service]\n# A=1\n ; B=1\nA = 2 \nLong=one \\\n  two\nnonsense\nC=\n"
+
+    assert read_service([first, "[Service]\nA=3\n[Install]\nA=4\n"]) == {
+        "A": "3",
+        "Long": "one    two",
+        "C": "",
+    }
+
+
+def test_a_unit_with_bytes_that_are_no_text_is_read(machine: Machine) -> None:
+    path = write(machine.units / NAME, "")
+    path.write_bytes(b"[Unit]\nDescription=\xff\n" + GOOD.encode())
+
+    assert machine.find() == [Unit(path)]
