@@ -1,0 +1,73 @@
+"""Is the page about operations true, as far as it can be tried?"""
+
+import re
+import shutil
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+from steadyrun import errors
+from steadyrun.cli.units import WANTED, Unit, find_units, read_service
+from steadyrun.runtime.facts import FACTS
+from tests.commands import ROOT, environment, first_run, steadyrun
+from tests.require import require
+
+PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    [found] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return str(found)
+
+
+def test_the_unit_of_the_page_is_one_that_doctor_likes(tmp_path: Path) -> None:
+    unit = tmp_path / ".config/systemd/user/steadyrun.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text(block("ini"))
+
+    assert list(find_units({"HOME": str(tmp_path)}, tmp_path)) == [Unit(unit)]
+    says = read_service([unit.read_text()])
+    assert says["ExecStop"].endswith("steadyrun down --keep")
+    assert (says["TimeoutStopSec"], says["Restart"]) == ("90", "on-failure")
+
+
+def test_the_page_says_what_each_line_that_doctor_wants_is_for() -> None:
+    assert [key for key, value in WANTED.items() if f"| `{key}={value}` |" not in PAGE] == []
+
+
+def test_the_page_lists_exactly_the_facts_there_are() -> None:
+    told = re.findall(r"^\| `([a-z.]+)` \| (info|warning|error) \| (.+) \|$", PAGE, re.MULTILINE)
+
+    assert told == [(kind.name, kind.level, kind.meaning) for kind in FACTS]
+
+
+def test_every_error_of_the_store_has_a_way_out_on_the_page() -> None:
+    kinds = errors.StoreFailed.__subclasses__()
+    # Whoever gets it has a file of another program, and is told so.
+    codes = {kind.code for kind in kinds} - {errors.StoreForeign.code}
+
+    assert len(codes) >= 5
+    assert [code for code in sorted(codes) if f"`{code}`" not in PAGE] == []
+
+
+def test_the_backup_of_the_page_can_be_restored(tmp_path: Path) -> None:
+    require("sqlite3", shutil.which("sqlite3") is not None, "the command of SQLite")
+    home, other = tmp_path / "home", tmp_path / "other"
+    run = first_run(home)
+    (home / "roles").mkdir()
+    (home / "roles" / "coder.md").write_text("You write code.")
+
+    with closing(sqlite3.connect(home / "steadyrun.db")) as user:
+        user.execute("SELECT count(*) FROM runs").fetchall()
+        done = subprocess.run(
+            ["sh", "-eu", "-c", block("sh")], env=environment(home), timeout=60, check=False
+        )
+    [copy] = home.glob("steadyrun-*")
+    copy.rename(other)
+
+    assert done.returncode == 0
+    assert (other.stat().st_mode & 0o777, (other / "roles/coder.md").exists()) == (0o700, True)
+    assert (other / "steadyrun.db").stat().st_mode & 0o777 == 0o600
+    assert run in steadyrun(other, "runs").stdout
+    assert steadyrun(other, "doctor").returncode == 0
