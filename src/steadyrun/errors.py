@@ -8,7 +8,11 @@ SteadyrunError
         AbilityMissing           this provider cannot do that
         RecordingInvalid         a file that shall be replayed is no recording
         LaunchFailed             the provider's program could not be started
+        MessageTooLong           a message has more bytes than one may have
+        FileUnusable             a file that is needed cannot be used as it is
     NotFound                 look the name up; nothing was changed                     exit 3
+        RoleMissing              there is no such role
+        AgentHomeMissing         an agent's home directory is gone
     NotAllowed               a rule is in the way; have it changed, or do without      exit 4
         CommandRefused           a command is not on the list, or on the wrong one
     Conflict                 look again at the present state, then decide              exit 5
@@ -144,6 +148,29 @@ class LaunchFailed(Usage):
         self.program, self.reason, self.problem = program, code, problem
 
 
+class MessageTooLong(Usage):
+    """A message is longer than what can be stored and told."""
+
+    code = "message_too_long"
+
+    def __init__(self, *, found: int, most: int) -> None:
+        super().__init__(
+            f"expected a text of at most {most} bytes, found {found}",
+            hint="Put it into a file, and name that.",
+        )
+        self.found, self.most = found, most
+
+
+class FileUnusable(Usage):
+    """A file is of the wrong kind, too large, in the wrong place or cannot be read."""
+
+    code = "file_unusable"
+
+    def __init__(self, file: "str | Path", problem: str, *, hint: str = "") -> None:
+        super().__init__(f"{file}: {problem}", hint=hint)
+        self.file, self.problem = str(file), problem
+
+
 class NotFound(SteadyrunError):
     """There is no such thing, or the shortened id fits several."""
 
@@ -153,6 +180,26 @@ class NotFound(SteadyrunError):
     def __init__(self, kind: str, name: str, *, hint: str = "") -> None:
         super().__init__(f"no {kind} {name!r}", hint=hint)
         self.kind, self.name = kind, name
+
+
+class RoleMissing(NotFound):
+    """A role is a file in our home, and it is not there."""
+
+    code = "role_missing"
+
+    def __init__(self, role: str, *, file: "Path") -> None:
+        super().__init__("role", role, hint=f"Write it: {file}")
+        self.file = file
+
+
+class AgentHomeMissing(NotFound):
+    """The directory that an agent works in is not there, or is none."""
+
+    code = "agent_home_missing"
+
+    def __init__(self, agent: str, *, home: str) -> None:
+        super().__init__("directory", home, hint=f"It is the home of {agent}: make it, or set it.")
+        self.agent, self.home = agent, home
 
 
 class NotAllowed(SteadyrunError):

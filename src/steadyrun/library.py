@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.config import Config, load
-from steadyrun.errors import AbilityMissing, ChangeRefused, NotFound, Usage
+from steadyrun.errors import AbilityMissing, ChangeRefused, MessageTooLong, NotFound, Usage
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import (
     FollowupAbsorbed,
@@ -37,6 +37,7 @@ from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.policy import Budget, Mode, Policy
 from steadyrun.model.run import Run
+from steadyrun.model.text import utf8
 from steadyrun.model.usage import Cost
 from steadyrun.provider import Ability, Image, Refused, Verdict
 from steadyrun.runtime.around import Ask
@@ -71,19 +72,15 @@ _NEEDS: dict[str, Ability] = {
 }  # fmt: skip
 
 
-# A keeper takes frames of 64 MB, and a message is told with more around it.
+# As JSON: a keeper takes frames of 64 MB, and a message is told with more around it.
 _LONGEST_BYTES = 60 * 1024 * 1024
 
 
 def _check_text(text: str) -> None:
-    try:
-        size = len(msgspec.json.encode(text))
-    except UnicodeEncodeError as error:
-        found = f"expected a text, found half a character at {error.start}"
-        raise Usage(found, hint="Decode it with errors='replace' first.") from error
+    utf8(text)
+    size = len(msgspec.json.encode(text))
     if size > _LONGEST_BYTES:
-        found = f"expected at most {_LONGEST_BYTES} bytes of text (as JSON), found {size}"
-        raise Usage(found, hint="Put it into a file, and name that.")
+        raise MessageTooLong(found=size, most=_LONGEST_BYTES)
 
 
 class Offered(Struct, frozen=True):

@@ -15,9 +15,9 @@ from steadyrun.stores.sqlite import SqliteStore
     ("text", "found"),
     [
         ("half a \ud800 character", "half a character at 7"),
-        ("x" * (61 << 20), "at most 62914560 bytes"),
+        ("x" * (61 << 20), "at most 62914560 bytes, found"),
         # Each of these is six bytes as JSON.
-        ("\0" * (11 << 20), "at most 62914560 bytes"),
+        ("\0" * (11 << 20), "at most 62914560 bytes, found"),
     ],
     ids=["half a character", "too long", "too long as JSON"],
 )

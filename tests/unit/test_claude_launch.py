@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from steadyrun.errors import Usage
+from steadyrun.model.media import LARGEST_IMAGE_BYTES
 from steadyrun.model.policy import Mode
 from steadyrun.provider import Image, Launch, LaunchRequest, Turn
 from steadyrun.providers import claude_launch
-from steadyrun.providers.checks import LARGEST_IMAGE_BYTES
 from steadyrun.providers.claude_launch import (
     DISALLOWED,
     MODES,

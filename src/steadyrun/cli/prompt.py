@@ -10,6 +10,7 @@ import msgspec
 
 from steadyrun.errors import Usage
 from steadyrun.library import Wishes
+from steadyrun.model.media import image_type
 from steadyrun.provider import Image
 
 LARGEST_IMAGE_BYTES = 20 * 1024 * 1024
@@ -52,23 +53,11 @@ def read_image(given: str) -> Image:
     data = _read_file(Path(given), "the image", LARGEST_IMAGE_BYTES + 1)
     if len(data) > LARGEST_IMAGE_BYTES:
         raise Usage(f"the image {given} has more than 20 MB", hint="Make it smaller.")
-    media_type = _media_type(data)
+    media_type = image_type(data)
     if media_type is None:
         hint = "Convert it first."
         raise Usage(f"the image {given} is no png, jpeg, gif or webp", hint=hint)
     return Image(media_type, data)
-
-
-def _media_type(data: bytes) -> str | None:
-    starts = {
-        b"\x89PNG\r\n\x1a\n": "image/png",
-        b"\xff\xd8\xff": "image/jpeg",
-        b"GIF87a": "image/gif",
-        b"GIF89a": "image/gif",
-    }
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "image/webp"
-    return next((kind for start, kind in starts.items() if data.startswith(start)), None)
 
 
 def _split(tools: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Who works? An agent is a name, a chain of providers, a home directory and a policy."""
 
+import re
 from datetime import datetime
 from typing import Literal
 
@@ -8,6 +9,14 @@ from msgspec import Struct
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Policy
+
+_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+ROLE_RULE = "A role's name is a letter or a digit, then up to 62 of those, _ and -."
+
+
+def is_role_name(name: str) -> bool:
+    """Whether it can be one: it is the name of a file, and leads to no other directory."""
+    return _ROLE.fullmatch(name) is not None
 
 
 class Agent(Struct, frozen=True):

@@ -4,18 +4,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from steadyrun.errors import Usage
+from steadyrun.model.media import (
+    IMAGE_TYPES,
+    LARGEST_IMAGE_BYTES,
+    LARGEST_IMAGES_BYTES,
+    MOST_IMAGES,
+    image_type,
+)
 from steadyrun.provider import Image
 
-# How the files of each begin.
-_BEGINNINGS = {
-    "image/png": (b"\x89PNG\r\n\x1a\n",),
-    "image/jpeg": (b"\xff\xd8\xff",),
-    "image/webp": (b"RIFF",),
-    "image/gif": (b"GIF87a", b"GIF89a"),
-}
-MOST_IMAGES = 10
-LARGEST_IMAGE_BYTES = 20 * 1024 * 1024
-LARGEST_IMAGES_BYTES = 50 * 1024 * 1024
 # Linux gives a program no longer argument.
 LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1
 
@@ -51,10 +48,10 @@ def refuse(option: str, expected: str, found: object) -> NoReturn:
 
 
 def _check_image(number: int, image: Image) -> None:
-    if image.media_type not in _BEGINNINGS:
+    if image.media_type not in IMAGE_TYPES:
         found = f"image {number}: expected png, jpeg, webp or gif, found {image.media_type!r}"
         raise Usage(found, hint="Convert it first.")
-    if not image.data.startswith(_BEGINNINGS[image.media_type]):
+    if image_type(image.data) != image.media_type:
         expected = f"image {number}: expected {image.media_type}"
         raise Usage(f"{expected}, found something else", hint="Is it the right file?")
     if len(image.data) > LARGEST_IMAGE_BYTES:

@@ -1,0 +1,20 @@
+"""Is it a text at all? What Python takes for one may have no bytes."""
+
+from steadyrun.errors import Usage
+
+
+def utf8(text: str) -> bytes:
+    """The text as everybody else stores and sends it."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        found = f"expected a text, found half a character at {error.start}"
+        raise Usage(found, hint="Decode it with errors='replace' first.") from error
+
+
+def cut(text: str, most_bytes: int) -> str:
+    """The beginning of a text, as much as fits; what was left out shows as an ellipsis."""
+    raw = text.encode(errors="replace")
+    if len(raw) <= most_bytes:
+        return text
+    return raw[: most_bytes - len("…".encode())].decode(errors="ignore") + "…"

@@ -1,0 +1,122 @@
+"""How is a file kept that comes with a message? As a copy in our home, named by what is in it.
+
+The sender's file may change or go; what was accepted stays as it was. Equal ones are kept once.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from steadyrun.errors import FileUnusable, StoreFailed, StoreFull, StoreUnusable, Usage
+from steadyrun.model.item import Attachment
+from steadyrun.model.media import MOST_IMAGES, image_type
+from steadyrun.runtime.files import open_regular, shown
+
+ATTACHMENTS = "attachments"
+MOST_FILES = 16
+LARGEST_FILE_BYTES = 20 * 1024 * 1024
+LARGEST_FILES_BYTES = 50 * 1024 * 1024
+LONGEST_NAME = 100
+
+_LONGEST_ENDING = 20
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# A name goes to terminals and into prompts: nothing that moves the cursor, breaks or turns a line.
+_HARMFUL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+def keep(files: Sequence[Path], home: Path) -> tuple[Attachment, ...]:
+    """Copy files into our home; nothing is copied unless all of them can be taken."""
+    if len(files) > MOST_FILES:
+        raise Usage(f"expected at most {MOST_FILES} files, found {len(files)}")
+    names = [_name(file) for file in files]
+    with ExitStack() as stack:
+        streams = [stack.enter_context(open_regular(file)) for file in files]
+        _check(files, streams)
+        contents = zip(names, files, streams, strict=True)
+        return tuple(_kept(name, file, stream, home) for name, file, stream in contents)
+
+
+def _name(file: Path) -> str:
+    name = file.name
+    if not name:
+        raise FileUnusable(shown(file), "expected a file, found no name")
+    if _HARMFUL.search(name):
+        hint = "Rename it, or send a copy of another name."
+        raise FileUnusable(repr(str(file)), "its name has control characters", hint=hint)
+    if len(name) <= LONGEST_NAME:
+        return name
+    ending = file.suffix if len(file.suffix) <= _LONGEST_ENDING else ""
+    return name[: LONGEST_NAME - len(ending)] + ending
+
+
+def _check(files: Sequence[Path], streams: Sequence[BinaryIO]) -> None:
+    sizes = [os.fstat(stream.fileno()).st_size for stream in streams]
+    for file, size in zip(files, sizes, strict=True):
+        _check_size(file, size)
+    if sum(sizes) > LARGEST_FILES_BYTES:
+        found = f"expected at most {LARGEST_FILES_BYTES} bytes of files, found {sum(sizes)}"
+        raise Usage(found, hint="Send fewer, or name them in the text.")
+    images = sum(image_type(os.pread(stream.fileno(), 16, 0)) is not None for stream in streams)
+    if images > MOST_IMAGES:
+        raise Usage(f"expected at most {MOST_IMAGES} images, found {images}")
+
+
+def _check_size(file: Path, size: int) -> None:
+    if size > LARGEST_FILE_BYTES:
+        problem = f"expected at most {LARGEST_FILE_BYTES} bytes, found {size}"
+        hint = "Leave it where it is, and name it in the text."
+        raise FileUnusable(shown(file), problem, hint=hint)
+
+
+def _kept(name: str, file: Path, stream: BinaryIO, home: Path) -> Attachment:
+    # It may have grown since.
+    content = stream.read(LARGEST_FILE_BYTES + 1)
+    _check_size(file, len(content))
+    place = f"{ATTACHMENTS}/{hashlib.sha256(content).hexdigest()}"
+    try:
+        _write(home / place, content)
+    except OSError as error:
+        raise _failed(error, home / ATTACHMENTS) from error
+    return Attachment(name, place, len(content), image_type(content))
+
+
+def _write(place: Path, content: bytes) -> None:
+    """Put it there whole or not at all, for good."""
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not place.exists():
+        descriptor, name = tempfile.mkstemp(prefix=".new-", dir=place.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(name).replace(place)
+        except BaseException:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
+    _sync(place.parent)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _failed(error: OSError, path: Path) -> StoreFailed:
+    problem = f"a file cannot be kept: {error.strerror}"
+    if error.errno in _FULL:
+        return StoreFull(problem, path=path, hint="Free some space there, then try again.")
+    hint = "Check that the directory exists and that you may write to it."
+    return StoreUnusable(problem, path=path, hint=hint)

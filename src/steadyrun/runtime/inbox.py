@@ -1,0 +1,85 @@
+"""How does a message become an item? Checked, then stored, then acknowledged."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio.to_thread
+import msgspec
+from msgspec.structs import replace
+
+from steadyrun.errors import MessageTooLong, Usage
+from steadyrun.model.agent import Agent
+from steadyrun.model.item import Followup, Message, OnLost, Payload
+from steadyrun.model.run import Metadata
+from steadyrun.model.text import utf8
+from steadyrun.runtime.attachments import keep
+from steadyrun.store import Accepted, Store
+
+LONGEST_TEXT_BYTES = 1024 * 1024
+LONGEST_KEY = 500
+LARGEST_METADATA_BYTES = 64 * 1024
+# Names in a run's metadata that are ours.
+RESERVED = frozenset({"wall_seconds"})
+
+_NOTHING_ELSE = Payload()
+
+
+async def accept(  # noqa: PLR0913 (each is a word of `send`, and most are left out)
+    store: Store,
+    agent: Agent,
+    text: str,
+    *,
+    home: Path,
+    key: str | None = None,
+    followup: Followup | None = None,
+    on_lost: OnLost | None = None,
+    files: Sequence[Path] = (),
+    payload: Payload = _NOTHING_ELSE,
+) -> Accepted:
+    """Store a message for an agent; what it does not say, the agent's settings do.
+
+    Nothing is stored if anything is wrong with it. Files are copied to `home` first: what was
+    accepted needs its sender no more.
+    """
+    check_message(text)
+    check_metadata(payload.metadata)
+    if key is not None:
+        _check_key(key)
+    kept = await anyio.to_thread.run_sync(keep, files, home) if files else ()
+    message = Message(
+        agent.id,
+        text,
+        key=key,
+        on_lost=on_lost or agent.on_lost,
+        followup=followup or agent.followup,
+        payload=replace(payload, files=(*payload.files, *kept)),
+    )
+    return await store.accept(message)
+
+
+def check_message(text: str) -> None:
+    """Refuse what says nothing, and what is too long to be kept beside others."""
+    size = len(utf8(text))
+    if size > LONGEST_TEXT_BYTES:
+        raise MessageTooLong(found=size, most=LONGEST_TEXT_BYTES)
+    if not text.strip():
+        raise Usage("the message is empty", hint="Say what is to be done.")
+
+
+def check_metadata(metadata: Metadata) -> None:
+    """Refuse what cannot be written down as JSON, or has a name that is ours."""
+    try:
+        size = len(msgspec.json.encode(metadata))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Usage(f"the metadata cannot be written as JSON: {error}") from error
+    if size > LARGEST_METADATA_BYTES:
+        found = f"expected at most {LARGEST_METADATA_BYTES} bytes of metadata, found {size}"
+        raise Usage(found, hint="Put it into a file, and name that.")
+    if taken := sorted(RESERVED & metadata.keys()):
+        raise Usage(f"the metadata may not have {taken[0]!r}: it is ours", hint="Rename it.")
+
+
+def _check_key(key: str) -> None:
+    utf8(key)
+    if not 1 <= len(key) <= LONGEST_KEY:
+        raise Usage(f"expected a key of 1 to {LONGEST_KEY} characters, found {len(key)}")

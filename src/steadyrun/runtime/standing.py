@@ -1,0 +1,173 @@
+"""What does an agent always know? Rules, its role, its own files, in that order.
+
+An agent may write to its home, and what it puts there is told to its provider at the next launch:
+so nothing is read that is not a plain text of its own.
+"""
+
+import functools
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from steadyrun.errors import AgentHomeMissing, FileUnusable, RoleMissing, Usage
+from steadyrun.model.agent import ROLE_RULE, Agent, is_role_name
+from steadyrun.runtime.files import open_regular, shown, unreadable
+
+ROLES = "roles"
+# Who it is, whom it works for, and how.
+OWN_FILES = ("SOUL.md", "IDENTITY.md", "USER.md", "AGENTS.md", "TOOLS.md")
+PERMISSIONS = "PERMISSIONS.json"
+LARGEST_FILE_BYTES = 64 * 1024
+LONGEST_NOTE = 500
+RULES = """\
+You are {name}, an agent that steadyrun runs. Your home directory is {home}.
+What you write is internal: it is kept in the record, where whoever asked can read it, and is sent \
+to nobody."""
+
+# What is remembered of files, so that a turn that finds them unchanged reads none.
+_REMEMBERED = 256
+
+
+class Standing(Struct, frozen=True):
+    """What a provider is told before everything else, and what whoever runs it should know.
+
+    `is_added`: it comes after the provider's own system prompt, and not in its place.
+    """
+
+    system: str | None
+    notes: tuple[str, ...] = ()
+    is_added: bool = False
+
+
+def read_standing(agent: Agent, *, home: Path, appended: bool = False) -> Standing:
+    """Compose it from files as they are now; `home` is ours, with the roles in it.
+
+    `appended`: the provider is configured to be told something of its own, which takes the place of
+    the agent's own files. A run that nobody gave a role has nothing but what it was told itself.
+    """
+    if agent.is_direct and agent.role is None:
+        return Standing(agent.system)
+    require_home(agent)
+    permitted, notes = _permissions(Path(agent.home))
+    parts = [
+        ("steadyrun", RULES.format(name=_who(agent), home=agent.home)),
+        *_role(agent, home),
+        *(() if appended else _own(Path(agent.home))),
+        ("Permissions", permitted),
+        ("Instructions", agent.system or ""),
+    ]
+    told = [f"# {heading}\n{text.strip()}" for heading, text in parts if text.strip()]
+    return Standing("\n\n".join(told), notes, is_added=True)
+
+
+def require_home(agent: Agent) -> None:
+    """The agent's directory is there, or `AgentHomeMissing`."""
+    if not Path(agent.home).is_dir():
+        raise AgentHomeMissing(agent.name, home=agent.home)
+
+
+def require_role(role: str, home: Path) -> Path:
+    """The file of a role, else `RoleMissing`; what can be none is `Usage`."""
+    if not is_role_name(role):
+        raise Usage(f"expected the name of a role, found {role[:80]!r}", hint=ROLE_RULE)
+    file = home / ROLES / f"{role}.md"
+    if not file.exists():
+        raise RoleMissing(role, file=file)
+    return file
+
+
+def agent_environment(agent: Agent, home: Path) -> dict[str, str]:
+    """What a process is told of its agent. Never an item, a run or a token: it may serve many."""
+    ours = {"STEADYRUN_HOME": str(home)}
+    if agent.is_direct:
+        # Its name is that of its run.
+        return ours
+    return {"STEADYRUN_AGENT": agent.name, "STEADYRUN_AGENT_HOME": agent.home, **ours}
+
+
+def _who(agent: Agent) -> str:
+    return agent.role if agent.is_direct and agent.role else agent.name
+
+
+def _role(agent: Agent, home: Path) -> Iterator[tuple[str, str]]:
+    if agent.role is not None:
+        # The person's own directory: a link in it may lead anywhere.
+        yield f"Role: {agent.role}", _text(require_role(agent.role, home)) or ""
+
+
+def _own(home: Path) -> Iterator[tuple[str, str]]:
+    for name in OWN_FILES:
+        yield name, _text(home / name, within=home) or ""
+
+
+def _permissions(home: Path) -> tuple[str, tuple[str, ...]]:
+    """What PERMISSIONS.json wants the agent to be told, and what is wrong with it."""
+    text = _text(home / PERMISSIONS, within=home)
+    if text is None:
+        return "", ()
+    try:
+        given = msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
+        return "", (f"{PERMISSIONS}: expected a JSON object, found something else; it is ignored",)
+    notes = []
+    if given.keys() & {"tier", "tools"}:
+        notes.append(f"{PERMISSIONS}: tier and tools are not enforced by this version")
+    note = given.get("note", "")
+    if not isinstance(note, str):
+        notes.append(f"{PERMISSIONS}: expected note to be a text; it is ignored")
+        return "", tuple(notes)
+    if len(note) > LONGEST_NOTE:
+        notes.append(f"{PERMISSIONS}: note has more than {LONGEST_NOTE} characters; it is cut")
+    return note[:LONGEST_NOTE], tuple(notes)
+
+
+def _text(file: Path, *, within: Path | None = None) -> str | None:
+    """What stands in a file, None if there is none; a link may not lead out of `within`."""
+    try:
+        found = file.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            file = _led_to(file, within)
+            found = file.stat()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise unreadable(file, error) from error
+    if stat.S_ISREG(found.st_mode):
+        _check_size(file, found.st_size)
+    # The time of its last change, too: that of its content can be set to anything.
+    return _read(file, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _led_to(link: Path, within: Path | None) -> Path:
+    target = Path(os.path.realpath(link))
+    if within is not None and not target.is_relative_to(os.path.realpath(within)):
+        problem = f"leads out of {shown(within)}"
+        raise FileUnusable(shown(link), problem, hint="Put a copy in its place.")
+    return target
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _read(file: Path, *_as_found: int) -> str:
+    with open_regular(file) as stream:
+        content = stream.read(LARGEST_FILE_BYTES + 1)
+    _check_size(file, len(content))
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8: byte {content[error.start]:#04x} at offset {error.start}"
+        raise FileUnusable(shown(file), problem) from error
+    if "\0" in text:
+        raise FileUnusable(shown(file), f"is no text: a zero byte at offset {text.index(chr(0))}")
+    return text
+
+
+def _check_size(file: Path, size: int) -> None:
+    if size > LARGEST_FILE_BYTES:
+        problem = f"expected at most {LARGEST_FILE_BYTES} bytes, found {size}"
+        raise FileUnusable(
+            shown(file), problem, hint="Shorten it: it goes with every conversation."
+        )

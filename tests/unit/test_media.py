@@ -1,0 +1,27 @@
+"""Is a picture known by what it is?"""
+
+import pytest
+
+from steadyrun.model.media import IMAGE_TYPES, image_type
+
+PICTURES = {
+    b"\x89PNG\r\n\x1a\n...": "image/png",
+    b"\xff\xd8\xff\xe0": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+    b"RIFF\x10\x00\x00\x00WEBPVP8 ": "image/webp",
+}
+
+
+@pytest.mark.parametrize(("data", "kind"), PICTURES.items())
+def test_a_picture_is_known_by_its_first_bytes(data: bytes, kind: str) -> None:
+    assert image_type(data) == kind
+
+
+@pytest.mark.parametrize("data", [b"", b"RIFF", b"RIFF\x10\x00\x00\x00WAVE", b"<svg/>", b"GIF"])
+def test_anything_else_is_none(data: bytes) -> None:
+    assert image_type(data) is None
+
+
+def test_each_kind_is_named() -> None:
+    assert set(PICTURES.values()) == IMAGE_TYPES
