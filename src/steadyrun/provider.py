@@ -327,6 +327,9 @@ class Driver(Protocol):
     async def follow(self) -> None:
         """Pass on what the process says until it is gone and everything has been read."""
 
+    def has_told(self, turn: Turn) -> bool:
+        """Whether this turn was told to the process, by this driver or an earlier one."""
+
     async def begin(self, turn: Turn) -> bool:
         """Shake hands, wait until it is ready, tell the turn. Telling it twice is once: False if
         it had been told before."""
@@ -356,6 +359,10 @@ class Drivers(Protocol):
         """What a provider can do; `NotFound` if there is none of that name."""
 
     def wall_seconds(self, provider: str) -> float | None: ...
+
+    def configured(self, provider: str) -> bytes:
+        """All that its configuration says of how it is launched, in a form that can be compared. It
+        has secrets in it."""
 
     def model(self, provider: str) -> str | None:
         """The model to use where nobody says otherwise."""

@@ -4,10 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from steadyrun.model.ids import RunId
+from steadyrun.model.ids import AgentId
 from steadyrun.runtime.slots import Slots
 
-runs = st.sampled_from([RunId(f"run_{n}") for n in range(6)])
+runs = st.sampled_from([AgentId(f"run_{n}") for n in range(6)])
 providers = st.sampled_from(["claude", "codex", "shell"])
 
 
@@ -18,28 +18,28 @@ class Counting(RuleBasedStateMachine):
     def begin(self, most: int, caps: dict[str, int]) -> None:
         self.most, self.caps = most, caps
         self.slots = Slots(most, caps)
-        self.lines = dict[RunId, tuple[str, bool]]()
+        self.lines = dict[AgentId, tuple[str, bool]]()
 
     @rule(run=runs, provider=providers)
-    def take(self, run: RunId, provider: str) -> None:
+    def take(self, run: AgentId, provider: str) -> None:
         self.slots.take(run, provider)
         if run not in self.lines:
             self.lines[run] = (provider, True)
 
     @rule(run=runs)
-    def step_aside(self, run: RunId) -> None:
+    def step_aside(self, run: AgentId) -> None:
         self.slots.step_aside(run)
         if run in self.lines:
             self.lines[run] = (self.lines[run][0], False)
 
     @rule(run=runs)
-    def step_back(self, run: RunId) -> None:
+    def step_back(self, run: AgentId) -> None:
         self.slots.step_back(run)
         if run in self.lines:
             self.lines[run] = (self.lines[run][0], True)
 
     @rule(run=runs)
-    def leave(self, run: RunId) -> None:
+    def leave(self, run: AgentId) -> None:
         self.slots.leave(run)
         self.lines.pop(run, None)
 
@@ -56,7 +56,7 @@ TestCounting.settings = settings(max_examples=100, stateful_step_count=30, deadl
 
 
 def test_who_waits_for_a_person_makes_room_and_comes_back_over_the_number() -> None:
-    slots, first, second = Slots(1, {"claude": 1}), RunId("run_1"), RunId("run_2")
+    slots, first, second = Slots(1, {"claude": 1}), AgentId("run_1"), AgentId("run_2")
     slots.take(first, "claude")
     assert slots.free == 0
     assert slots.full_providers == {"claude"}

@@ -71,6 +71,7 @@ def _setup(config: Config, name: str) -> Setup:
         dialect=lambda: make_dialect(name, settings.options),
         env=lambda: _environment(config, name),
         command=settings.command or (),
+        options=settings.options,
         model=settings.model,
     )
 

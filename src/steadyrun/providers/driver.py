@@ -130,6 +130,10 @@ class ProcessDriver:
             await changed.wait()
         return False
 
+    def has_told(self, turn: Turn) -> bool:
+        is_one_shot = "multi_turn" not in self._dialect.abilities
+        return self._request.turn.key == turn.key if is_one_shot else self._has_begun(turn)
+
     def _has_begun(self, turn: Turn) -> bool:
         return f"{_BEGIN}{turn.key}" in self._keys
 

@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -31,6 +32,7 @@ class Setup:
     dialect: Callable[[], Dialect]
     env: Callable[[], Mapping[str, str]]
     command: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
 
 
@@ -57,6 +59,10 @@ class KeeperDrivers:
 
     def wall_seconds(self, provider: str) -> float | None:
         return self._setup(provider).dialect().wall_seconds
+
+    def configured(self, provider: str) -> bytes:
+        setup = self._setup(provider)
+        return msgspec.msgpack.encode((setup.command, setup.options, sorted(setup.env().items())))
 
     def model(self, provider: str) -> str | None:
         return self._setup(provider).model

@@ -1,14 +1,29 @@
 """What is a provider told for an item? The last place that knows both sides."""
 
-from collections.abc import Mapping
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
+import anyio.to_thread
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import RunId
-from steadyrun.model.item import Item
-from steadyrun.provider import LaunchRequest, Turn
-from steadyrun.runtime.around import Ask
+from steadyrun.model.item import Attachment, Item
+from steadyrun.model.run import Run
+from steadyrun.model.session import Session
+from steadyrun.provider import Image, LaunchRequest, Turn
+from steadyrun.runtime.around import Ask, Surroundings
+from steadyrun.runtime.context import recovery_context, retry_notice, with_files
+from steadyrun.runtime.runner import Runner
+from steadyrun.runtime.standing import agent_environment, read_standing
+
+# How many settled items a new conversation is reminded of, at most.
+_RECENT = 20
 
 
 class Order(Struct, frozen=True):
@@ -20,6 +35,105 @@ class Order(Struct, frozen=True):
     seal: str = ""
     # Whether a new conversation will do where the one to resume is not there any more.
     or_fresh: bool = False
+
+
+class Place(Protocol):
+    """Who will be told."""
+
+    agent: Agent
+
+    def serves(self, seal: str) -> bool:
+        """Whether a process with this seal is there and can be told."""
+
+
+class Bridge:
+    """Makes orders for the items of lasting agents."""
+
+    def __init__(self, around: Surroundings, home: Path, key: bytes) -> None:
+        """`home` is ours; `key` seals what processes were launched with."""
+        self._around, self._store = around, around.store
+        self._home = home
+        self._key = key
+
+    async def order(self, place: Place, runner: Runner, *, is_fresh: bool) -> Order:
+        """What is told for the runner's item; `is_fresh`: in a new conversation."""
+        agent, item = self._equipped(place.agent), runner.claim.item
+        standing = read_standing(agent, home=self._home)
+        env = agent_environment(agent, self._home)
+        turn = await self._turn(agent, item, runner.id)
+        request = replace(
+            launch_request(agent, turn, None),
+            system=standing.system,
+            adds_system=standing.is_added,
+        )
+        seal = self._sealed(agent.provider, request, env)
+        if place.serves(seal) and not is_fresh:
+            return Order(turn, request, env, seal)
+        if is_fresh:
+            await self._store.retire_token(runner.claim, agent.provider, "it is not there any more")
+        return await self._launching(agent, Order(turn, request, env, seal), item)
+
+    def _equipped(self, agent: Agent) -> Agent:
+        """The agent with the model that its provider is to use where nobody says otherwise."""
+        model = agent.model or self._around.drivers.model(agent.provider)
+        return replace(agent, model=model)
+
+    async def _launching(self, agent: Agent, order: Order, item: Item) -> Order:
+        """What a new process needs besides: the conversation, or what is known of the last one."""
+        session = await self._store.session(agent.id, agent.provider)
+        token = self._token(agent, session)
+        if token is None:
+            recent = await self._store.items(agent.id, include_settled=True, limit=_RECENT)
+            context = recovery_context(recent)
+            text = f"{context}\n\n{order.turn.text}" if context else order.turn.text
+            order = replace(order, turn=replace(order.turn, text=text))
+        request = replace(order.request, turn=order.turn, resume=token)
+        return replace(order, request=request, or_fresh=token is not None)
+
+    def _token(self, agent: Agent, session: Session | None) -> str | None:
+        """A conversation belongs to a machine and a directory, and is found nowhere else."""
+        current = session.current if session else None
+        if current is None or (current.machine, current.cwd) != (self._around.machine, agent.home):
+            return None
+        is_able = "resume" in self._around.drivers.abilities(agent.provider)
+        return current.token if is_able else None
+
+    async def _turn(self, agent: Agent, item: Item, run: RunId) -> Turn:
+        text = item.text
+        before = await self._store.run(item.before) if item.before else None
+        if before and _was_cut_off(before) and item.on_lost == "resume":
+            text = retry_notice(before, item)
+        files = [(file, str(self._home / file.place)) for file in item.payload.files]
+        images: tuple[Image, ...] = ()
+        abilities = self._around.drivers.abilities(agent.provider)
+        if files and "images" in abilities:
+            images = await anyio.to_thread.run_sync(_images, files)
+        elif files:
+            # Those that cannot be shown are named like all others.
+            files = [(replace(file, media_type=None), place) for file, place in files]
+        model = agent.model if "model" in abilities else None
+        mode = agent.policy.mode if "modes" in abilities else None
+        return Turn(run, with_files(text, files), images, None, model, mode)
+
+    def _sealed(self, provider: str, request: LaunchRequest, env: Mapping[str, str]) -> str:
+        """What a process is launched with, turn and conversation apart."""
+        about = replace(request, turn=Turn("", ""), model=None, mode="default", resume=None)
+        configured = self._around.drivers.configured(provider)
+        whole = msgspec.msgpack.encode((provider, about, sorted(env.items()), configured))
+        return hmac.new(self._key, whole, hashlib.sha256).hexdigest()
+
+
+def _was_cut_off(run: Run) -> bool:
+    """Whether it had begun, and did not come to an end of its own."""
+    return run.started_at is not None and run.status != "completed"
+
+
+def _images(files: Sequence[tuple[Attachment, str]]) -> tuple[Image, ...]:
+    return tuple(
+        Image(file.media_type, Path(place).read_bytes())
+        for file, place in files
+        if file.media_type is not None
+    )
 
 
 def direct_order(agent: Agent, item: Item, run: RunId, ask: Ask) -> Order:

@@ -36,6 +36,8 @@ class Turning(Protocol):
 
     def offer(self, live: LiveProcess) -> None: ...
 
+    def waits(self) -> None: ...
+
 
 async def hear(seat: Turning, live: LiveProcess, stretch: Stretch) -> None:
     """Record it, then do what it asks of us."""
@@ -86,6 +88,7 @@ async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
         await live.offers.note(event)
     elif seat.runner:
         seat.runner.note(event)
+        seat.waits()
 
 
 def _is_asking(heard: Heard) -> TypeGuard[Emitted]:

@@ -11,8 +11,9 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Process
-from steadyrun.model.run import Created, Metadata, Orphaned, Run
+from steadyrun.model.run import Created, Orphaned, Run
 from steadyrun.provider import Turn
+from steadyrun.runtime.again import Again
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.bridge import Order, direct_order, launch_request
 from steadyrun.runtime.runner import WALL, Runner
@@ -151,8 +152,11 @@ class _Once:
     def keeps(self, _: Seat) -> bool:
         return False
 
-    async def again(self, _: Seat, __: Run) -> Metadata | None:
+    async def again(self, _: Seat, __: Run, *, was_told: bool) -> Again | None:
         return None
+
+    def waits(self, seat: Seat, *, for_a_person: bool) -> None:
+        """Nobody else waits for it."""
 
     def woken(self, _: Seat) -> None:
         """Its lane is held to the end."""

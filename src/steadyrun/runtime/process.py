@@ -14,7 +14,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.event import Event
 from steadyrun.model.item import Hold
 from steadyrun.model.process import Process
-from steadyrun.provider import Driver, Stretch
+from steadyrun.provider import Driver, Stretch, Turn
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.followups import Followups
@@ -68,7 +68,9 @@ class LiveProcess:
         self._feed = feed
         self._around, self._agent = around, agent
         self._ear = ear
+        # Whoever drives it; and whoever did, when it is gone.
         self._driver: Driver | None = None
+        self._last: Driver | None = None
         self._recorder: Recorder | None = None
         self._changed = anyio.Event()
         # What is being said; cancelled when there is nobody to say it to.
@@ -141,7 +143,7 @@ class LiveProcess:
         await self._ear.hear(self, stretch)
 
     def _fall_silent(self) -> None:
-        self._driver = None
+        self._last, self._driver = self._driver or self._last, None
         for scope in self._saying:
             scope.cancel()
 
@@ -211,6 +213,11 @@ class LiveProcess:
     def driver(self) -> Driver | None:
         """Whoever drives it, while it can be reached."""
         return self._driver
+
+    def has_told(self, turn: Turn) -> bool:
+        """Whether this turn has reached it, by whomever it was told."""
+        driver = self._driver or self._last
+        return driver is not None and driver.has_told(turn)
 
     @property
     def recorder(self) -> Recorder:

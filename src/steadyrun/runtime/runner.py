@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
 
 import anyio
 from msgspec.structs import replace
@@ -40,6 +41,8 @@ class Runner:
         self.id = run
         self.claim = claim
         self.is_over = False
+        # Its turn was told, or may have been.
+        self.is_told = False
         self.is_adopted = is_adopted
         # How it ends where no process could say so.
         self.cut: Finished | Orphaned | None = None
@@ -66,12 +69,12 @@ class Runner:
         # Nothing can be due before: what is heard only makes it later.
         self._look_at = 0.0
 
-    def know(self, run: Run) -> None:
-        """Go by what the record says of it."""
+    def know(self, run: Run, credit: timedelta = timedelta()) -> None:
+        """Go by what the record says of it; `credit` is time that does not count."""
         self.is_over = run.is_terminal
         wall = run.metadata.get(WALL)
         self._limits = replace(self._limits, wall=wall)
-        passed = (self._clock.now() - run.created_at).total_seconds()
+        passed = (self._clock.now() - run.created_at - credit).total_seconds()
         self._started_at = self._clock.monotonic() - max(0.0, passed)
 
     # -- seeing it through
@@ -93,6 +96,7 @@ class Runner:
         if is_told or not self.is_adopted:
             self._told_at = self._clock.monotonic()
             self._look_at = 0.0
+        self.is_told = True
 
     def sit_at(self, live: LiveProcess) -> None:
         """It goes on with this process."""

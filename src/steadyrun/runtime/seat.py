@@ -7,6 +7,7 @@ that, and whoever was about to leave stays.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Protocol, TypeVar
 
 import anyio
@@ -24,7 +25,8 @@ from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Claim, Hold, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Metadata, Run
-from steadyrun.provider import RESUME_NOT_FOUND, Driver, Ended, Stretch
+from steadyrun.provider import RESUME_NOT_FOUND, Ability, Driver, Ended, Stretch
+from steadyrun.runtime.again import Again, metadata_of
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Order
 from steadyrun.runtime.feed import Feed
@@ -56,8 +58,12 @@ class Manner(Protocol):
     def keeps(self, seat: "Seat") -> bool:
         """Whether the process may wait for the next item."""
 
-    async def again(self, seat: "Seat", run: Run) -> Metadata | None:
-        """A run has ended: what the next one of the same item is for, if there is to be one."""
+    async def again(self, seat: "Seat", run: Run, *, was_told: bool) -> Again | None:
+        """A run has ended: whether its item is run once more. `was_told`: its turn may have been
+        told."""
+
+    def waits(self, seat: "Seat", *, for_a_person: bool) -> None:
+        """The run waits for the answer of a person, or has it."""
 
     def woken(self, seat: "Seat") -> None:
         """The process has begun a turn while nothing ran: `go_on` must be called."""
@@ -78,7 +84,6 @@ class Seat:
         self.live: LiveProcess | None = None
         self.idle_since = around.clock.monotonic()
         self._around, self._store, self._clock = around, around.store, around.clock
-        self._abilities = around.drivers.abilities(agent.provider)
         self._manner = manner
         self._tasks = tasks
         self._hold: Hold | None = None
@@ -95,6 +100,10 @@ class Seat:
         self._calling = asyncio.Lock()
         self._seated = anyio.Event()
 
+    @property
+    def _abilities(self) -> frozenset[Ability]:
+        return self._around.drivers.abilities(self.agent.provider)
+
     # -- an item
 
     def begin(self, claim: Claim, run: Run) -> None:
@@ -102,13 +111,20 @@ class Seat:
         self._sit(claim, self._runner(claim, run.id))
         self._running().know(run)
 
-    def take_up(self, hold: Hold, run: Run | None, process: Process | None) -> None:
+    def take_up(
+        self,
+        hold: Hold,
+        run: Run | None,
+        process: Process | None,
+        *,
+        credit: timedelta = timedelta(),
+    ) -> None:
         """Go on with what an earlier holder has left: an item, then `work` is to be called, or only
-        a process that waits."""
+        a process that waits. `credit`: for so long nobody could have done anything."""
         self._hold = hold
         if isinstance(hold, Claim) and run:
             runner = self._runner(hold, run.id, is_adopted=True)
-            runner.know(run)
+            runner.know(run, credit)
             runner.stopped = "user_stop" if hold.item.cancel_requested else None
             self._sit(hold, runner)
         if process:
@@ -170,25 +186,40 @@ class Seat:
 
     async def _take_stock(self, runner: Runner, live: LiveProcess, order: Order) -> None:
         """The process is gone, and the run has not ended."""
-        await self._end_process()
         if runner.stopped:
             runner.end_by(runner.judged(Ended("cancelled"), None))
-        elif self._launched == live.process.id:
+        elif self._launched == live.process.id or live.has_told(order.turn):
             error = ErrorFact("exited", "the process ended before the turn began", retryable=True)
             runner.end_by(runner.judged(Ended("failed", error=error), None))
+        # First: a process that is closed without a word of its run has done nothing.
+        await self._write_cut(runner)
+        await self._end_process()
 
     async def _process_for(self, order: Order) -> LiveProcess:
         live = self.live
-        if live and (self._is_taken_up or self._serves(live, order)):
+        if live and (self._is_taken_up or self.serves(order.seal)):
             self._is_taken_up = False
             return live
         await self._end_process()
         await self._manner.make_room(self)
         return await self._launch(order)
 
-    def _serves(self, live: LiveProcess, order: Order) -> bool:
-        is_well = not live.is_gone and not live.is_closing
-        return is_well and bool(order.seal) and live.process.seal == order.seal
+    def serves(self, seal: str) -> bool:
+        """Whether a process with this seal is there and can be told."""
+        live = self.live
+        if live is None or live.is_gone or live.is_closing:
+            return False
+        return self._is_taken_up or (bool(seal) and live.process.seal == seal)
+
+    @property
+    def serves_many(self) -> bool:
+        """Whether its processes serve one turn after the other."""
+        return "multi_turn" in self._abilities
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is only a process that waits."""
+        return not self.is_held and self.live is not None and not self.live.is_closing
 
     async def _launch(self, order: Order) -> LiveProcess:
         around, agent = self._around, self.agent
@@ -226,9 +257,8 @@ class Seat:
         while True:
             await self._until_quiet()
             runner = self._running()
-            metadata = await self._next(runner)
-            if metadata is not None:
-                await self._try_again(runner, metadata)
+            again = await self._next(runner)
+            if again is not None and await self._try_again(runner, again):
                 await self._tell()
             elif self._manner.keeps(self) and self.live and not self.live.is_gone:
                 if await self._rest(runner):
@@ -253,17 +283,31 @@ class Seat:
             while (live.offers.open or not self._running().is_over) and not live.is_gone:
                 await live.changed()
 
-    async def _next(self, runner: Runner) -> Metadata | None:
-        """What the next run of the item is for, if there is to be one."""
+    async def _next(self, runner: Runner) -> Again | None:
+        """Whether the item is run once more."""
+        await self._write_cut(runner)
+        run = await self._store.run(runner.id)
+        # Of whom we have taken over, nobody can say what it was told before it began.
+        was_told = run.started_at is not None or runner.is_told or runner.is_adopted
+        return await self._manner.again(self, run, was_told=was_told)
+
+    async def _write_cut(self, runner: Runner) -> None:
         claim, run, cut = runner.claim, runner.id, runner.cut
         if cut is not None:
             await self._written(lambda: self._store.change(claim, run, cut))
-        return await self._manner.again(self, await self._store.run(run))
 
-    async def _try_again(self, runner: Runner, metadata: Metadata) -> None:
+    async def _try_again(self, runner: Runner, again: Again) -> bool:
+        """Make a new run of the item; False if somebody does not want that any more."""
         await self._end_process()
-        claim = await self._store.again(runner.claim, spends=bool(metadata))
+        await anyio.sleep(again.after_seconds)
+        try:
+            claim = await self._store.again(runner.claim, spends=again.spends)
+        except ChangeRefused:
+            return False
+        self._is_fresh = again.is_fresh
+        metadata = metadata_of(again, claim.item.attempt)
         self._sit(claim, self._runner(claim, await self._create(claim, metadata)))
+        return True
 
     async def _rest(self, runner: Runner) -> bool:
         """Settle, and keep the process; False if it has begun something else meanwhile."""
@@ -272,6 +316,7 @@ class Seat:
                 return False
             await self._written(lambda: self._store.rest(runner.claim))
             self.is_held, self.runner = False, None
+            self._is_fresh = False
             self._seated = anyio.Event()
             self.idle_since = self._clock.monotonic()
             return True
@@ -312,6 +357,16 @@ class Seat:
             return
         except LeaseLost:
             pass
+        self._leave()
+
+    async def give_up(self, ended: Finished) -> None:
+        """End whatever runs here, however it is."""
+        runner, live = self.runner, self.live
+        if live and not live.is_gone:
+            await live.stop("shutdown")
+        if runner and self.is_held:
+            await self._end_process()
+            await self._store.settle(runner.claim, ended)
         self._leave()
 
     def _leave(self) -> None:
@@ -374,6 +429,11 @@ class Seat:
     def over(self) -> None:
         """The end of the run is in the record."""
         self._running().is_over = True
+
+    def waits(self) -> None:
+        """What the run waits for may have changed."""
+        if self.runner:
+            self._manner.waits(self, for_a_person=bool(self.runner.approvals))
 
     def offer(self, live: LiveProcess) -> None:
         """A turn is open: it may be told what waits for it."""

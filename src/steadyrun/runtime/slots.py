@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from steadyrun.model.ids import RunId
+from steadyrun.model.ids import AgentId
 
 
 class Slots:
@@ -16,8 +16,8 @@ class Slots:
     def __init__(self, most: int, per_provider: Mapping[str, int]) -> None:
         self._most = most
         self._per_provider = dict(per_provider)
-        self._provider_of: dict[RunId, str] = {}
-        self._aside: set[RunId] = set()
+        self._provider_of: dict[AgentId, str] = {}
+        self._aside: set[AgentId] = set()
 
     @property
     def free(self) -> int:
@@ -26,26 +26,26 @@ class Slots:
     @property
     def full_providers(self) -> frozenset[str]:
         taken = Counter(
-            provider for run, provider in self._provider_of.items() if run not in self._aside
+            provider for agent, provider in self._provider_of.items() if agent not in self._aside
         )
         return frozenset(
             provider for provider, most in self._per_provider.items() if taken[provider] >= most
         )
 
-    def take(self, run: RunId, provider: str) -> None:
-        """A run begins, or is found to be running."""
-        self._provider_of.setdefault(run, provider)
+    def take(self, agent: AgentId, provider: str) -> None:
+        """A run of this agent begins, or is found to be running: it has one at a time."""
+        self._provider_of.setdefault(agent, provider)
 
-    def step_aside(self, run: RunId) -> None:
+    def step_aside(self, agent: AgentId) -> None:
         """It waits for a person: another may run meanwhile."""
-        if run in self._provider_of:
-            self._aside.add(run)
+        if agent in self._provider_of:
+            self._aside.add(agent)
 
-    def step_back(self, run: RunId) -> None:
+    def step_back(self, agent: AgentId) -> None:
         """It goes on, whether there is room or not: its provider does not ask us."""
-        self._aside.discard(run)
+        self._aside.discard(agent)
 
-    def leave(self, run: RunId) -> None:
+    def leave(self, agent: AgentId) -> None:
         """It is over."""
-        self._provider_of.pop(run, None)
-        self._aside.discard(run)
+        self._provider_of.pop(agent, None)
+        self._aside.discard(agent)

@@ -1,0 +1,107 @@
+"""What does a daemon do? Takes up what was left, works, looks after the lanes of the dead."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from steadyrun.errors import SteadyrunError
+from steadyrun.model.ids import AgentId
+from steadyrun.model.item import Claim
+from steadyrun.runtime.around import Surroundings
+from steadyrun.runtime.bridge import Bridge
+from steadyrun.runtime.facts import bug, fact
+from steadyrun.runtime.holding import Holding
+from steadyrun.runtime.seats import Seats
+from steadyrun.runtime.worker import Room, Worker
+
+ALIVE_AT = "alive_at"
+HEARTBEAT_SECONDS = 30.0
+
+
+class Recovered(Struct, frozen=True):
+    """What was found at the start."""
+
+    runs: int
+    processes: int
+    downtime: timedelta
+
+
+class Daemon:
+    """Runs agents for as long as it lives."""
+
+    def __init__(
+        self, around: Surroundings, tasks: TaskGroup, *, home: Path, room: Room, key: bytes
+    ) -> None:
+        self.seats = Seats(around)
+        self.holding = Holding(around, tasks, self.seats)
+        self.worker = Worker(around, tasks, self.seats, room, Bridge(around, home, key))
+        self._around, self._store = around, around.store
+        self._tasks = tasks
+
+    async def recover(self) -> Recovered:
+        """Take up what an earlier daemon has left; whatever took time meanwhile is not blamed."""
+        downtime = await self._downtime()
+        fact("downtime.credited", seconds=round(downtime.total_seconds(), 1))
+        self._tasks.start_soon(self.seats.serve)
+        runs, processes = await self._reap(downtime)
+        return Recovered(runs, processes, downtime)
+
+    async def serve(self) -> None:
+        """Take items in: run this in a task."""
+        self._tasks.start_soon(self._look_after)
+        await self.worker.serve()
+
+    async def stop(self, *, drain_seconds: float, keep: bool) -> None:
+        """Take nothing in any more, wait for what runs, end the rest; `keep` leaves what still runs
+        to its keepers, for the next daemon."""
+        fact("daemon.draining", seconds=drain_seconds, keep=keep)
+        await self.worker.drain(0.0 if keep else drain_seconds)
+        if keep:
+            await self.worker.close_waiting()
+        else:
+            await self.worker.stop_all()
+
+    async def _look_after(self) -> None:
+        """Say that we live, and look after the lanes of those who do not."""
+        while True:
+            try:
+                await self._store.remember(ALIVE_AT, self._around.clock.now().isoformat().encode())
+                await self._reap(timedelta())
+            except SteadyrunError as error:
+                bug(error)
+            await anyio.sleep(HEARTBEAT_SECONDS)
+
+    async def _reap(self, credit: timedelta) -> tuple[int, int]:
+        lost = await self._store.reap(self._around.holder)
+        for each in lost:
+            if not each.agent.is_direct:
+                await self.worker.take(each, credit)
+            elif isinstance(each.hold, Claim):
+                await self.holding.take(each, each.hold)
+        return len(lost), sum(len(each.processes) for each in lost)
+
+    async def _downtime(self) -> timedelta:
+        said = await self._store.recall(ALIVE_AT)
+        if said is None:
+            return timedelta()
+        away = self._around.clock.now() - datetime.fromisoformat(said.decode())
+        return max(timedelta(), away - timedelta(seconds=HEARTBEAT_SECONDS))
+
+    # -- what others ask
+
+    def process_state(self, agent: AgentId) -> str | None:
+        """What the agent's process does, if there is one."""
+        seat = self.seats.of(agent)
+        if seat is None or seat.live is None or seat.live.is_gone:
+            return None
+        if seat.is_held:
+            return "busy"
+        return "background" if seat.live.has_background else "idle"
+
+    def is_waiting(self, agent: AgentId) -> bool:
+        """Whether its run waits for a person."""
+        seat = self.seats.of(agent)
+        return seat is not None and seat.runner is not None and bool(seat.runner.approvals)

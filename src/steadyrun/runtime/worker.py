@@ -1,0 +1,316 @@
+"""Who takes the next item? Claim, bridge, run, settle: many lanes at a time, one item in each.
+
+The worker is the manner of every lasting agent's seat: it says what is told to whom, which process
+may wait for more, and whether an item is run again.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+import anyio
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from steadyrun.errors import LeaseLost, SteadyrunError, StoreFailed
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import ErrorFact
+from steadyrun.model.ids import RunId
+from steadyrun.model.item import Claim, Item
+from steadyrun.model.run import Created, Finished, Run
+from steadyrun.runtime.again import Again, verdict
+from steadyrun.runtime.around import Surroundings
+from steadyrun.runtime.bridge import Bridge, Order
+from steadyrun.runtime.facts import bug, fact
+from steadyrun.runtime.gate import closed_by, next_opening
+from steadyrun.runtime.runner import WALL, Runner
+from steadyrun.runtime.seat import Seat
+from steadyrun.runtime.seats import Seats
+from steadyrun.runtime.slots import Slots
+from steadyrun.store import FALLBACK_POLL_SECONDS, Lost, Started, Watch
+
+# A process that has printed so much is not kept: whoever takes over would have to read it.
+_MOST_JOURNAL = 64 * 1024 * 1024
+_TICK_SECONDS = 1.0
+
+
+class Room(Struct, frozen=True):
+    """How much may there be at a time, and how long may it wait?"""
+
+    runs: int = 5
+    runs_of: Mapping[str, int] = {}
+    processes: int = 5
+    idle_seconds: float = 300.0
+
+
+class Worker:
+    """Runs the items of lasting agents, as many at a time as there is room for."""
+
+    is_patient = True
+
+    def __init__(
+        self, around: Surroundings, tasks: TaskGroup, seats: Seats, room: Room, bridge: Bridge
+    ) -> None:
+        self.room = room
+        self.slots = Slots(room.runs, room.runs_of)
+        self.is_draining = False
+        self._around, self._store, self._clock = around, around.store, around.clock
+        self._tasks = tasks
+        self._seats = seats
+        self._bridge = bridge
+        self._bell: Watch | None = None
+        self._quiet = anyio.Event()
+        # When the next gate opens, as far as we know.
+        self._opens_at: datetime | None = None
+
+    # -- taking items in
+
+    async def serve(self) -> None:
+        """Take in what is ready and close what has waited long enough: run this in a task."""
+        self._tasks.start_soon(self._close_idle)
+        with self._store.hints.watch(None, of_events=False) as self._bell:
+            while True:
+                try:
+                    await self._take_in()
+                except StoreFailed as error:
+                    fact("store.failed", phase="start", code=error.code)
+                await self._bell.wait(await self._patience())
+
+    def ring(self) -> None:
+        """There may be something to do."""
+        if self._bell:
+            self._bell.ring()
+        self._quiet.set()
+        self._quiet = anyio.Event()
+
+    async def _take_in(self) -> None:
+        while not self.is_draining and (free := self.slots.free):
+            limit = 1 if self.room.runs_of else free
+            started = await self._start(limit)
+            for each in started:
+                self._begin(each)
+            if len(started) < limit:
+                return
+
+    async def _start(self, limit: int) -> list[Started]:
+        # Made here: whoever starts them may be another thread.
+        runs = iter([self._around.ids.run() for _ in range(limit)])
+        now = self._clock.now()
+
+        def opened(agent: Agent, item: Item) -> Created:
+            return self._created(next(runs), agent, item, now)
+
+        full = self.slots.full_providers
+        return await self._store.start(self._around.holder, opened, limit, but_not=full)
+
+    def _created(self, run: RunId, agent: Agent, item: Item, now: datetime) -> Created:
+        wall = agent.wall_seconds or self._around.drivers.wall_seconds(agent.provider)
+        metadata = {**item.payload.metadata, **({WALL: wall} if wall else {})}
+        tools = agent.policy.allowed_tools
+        return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
+
+    def _begin(self, started: Started) -> None:
+        agent = started.agent
+        seat = self._seats.of(agent.id)
+        if seat is None:
+            seat = self._seat(agent)
+        seat.agent = agent
+        seat.begin(started.claim, started.run)
+        self._see_to(seat)
+
+    async def take(self, lost: Lost, credit: timedelta) -> None:
+        """Go on with what a holder that is gone has left of a lasting agent; so much of the time
+        since does not count."""
+        seat, hold = self._seat(lost.agent), lost.hold
+        process = lost.processes[-1] if lost.processes else None
+        fact("lane.reaped", agent=lost.agent.name, fence=hold.fence)
+        if process:
+            fact("process.adopted", agent=lost.agent.name, process=process.id)
+        if isinstance(hold, Claim):
+            run = lost.run or await self._run_of(hold, lost.agent)
+            seat.take_up(hold, run, process, credit=credit)
+            self._see_to(seat)
+        elif process:
+            seat.take_up(hold, None, process)
+        else:
+            self._seats.remove(seat)
+            await self._store.let_go(hold)
+
+    async def _run_of(self, claim: Claim, agent: Agent) -> Run:
+        """Its holder was killed before there was one."""
+        run, now = self._around.ids.run(), self._clock.now()
+        return await self._store.change(claim, run, self._created(run, agent, claim.item, now))
+
+    def _seat(self, agent: Agent) -> Seat:
+        seat = Seat(self._around, agent, self, self._tasks)
+        self._seats.add(seat)
+        return seat
+
+    # -- running them
+
+    def _see_to(self, seat: Seat) -> None:
+        self.slots.take(seat.agent.id, seat.agent.provider)
+        self._tasks.start_soon(self._work, seat)
+
+    async def _work(self, seat: Seat) -> None:
+        agent = seat.agent
+        runner = seat.runner
+        assert runner
+        fact("run.started", agent=agent.name, run=runner.id, item=runner.claim.item.id)
+        try:
+            await seat.work()
+        except LeaseLost as error:
+            fact("lease.lost", agent=agent.name, fence=error.fence)
+            self._seats.remove(seat)
+        except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
+            bug(error, agent=agent.name)
+            await self._give_up(seat, error)
+        finally:
+            self.slots.leave(agent.id)
+            self.ring()
+
+    async def _give_up(self, seat: Seat, error: Exception) -> None:
+        """Something is broken: end the run and its process, so that the agent can go on."""
+        self._seats.remove(seat)
+        code = error.code if isinstance(error, SteadyrunError) else "internal"
+        ended = Finished(
+            self._clock.now(), "failed", error=ErrorFact(code, "steadyrun itself has failed")
+        )
+        try:
+            await seat.give_up(ended)
+        except SteadyrunError as failed:
+            bug(failed, agent=seat.agent.name)
+
+    # -- the manner of a seat
+
+    async def order(self, seat: Seat, runner: Runner, *, is_fresh: bool) -> Order:
+        return await self._bridge.order(seat, runner, is_fresh=is_fresh)
+
+    async def make_room(self, seat: Seat) -> None:
+        """Close whoever has waited longest, as long as there are too many."""
+        while len(self._alive(but=seat)) >= self.room.processes:
+            waiting = sorted(self._waiting(), key=lambda each: each.idle_since)
+            if not waiting:
+                return
+            fact("process.evicted", agent=waiting[0].agent.name)
+            await waiting[0].leave()
+
+    def keeps(self, seat: Seat) -> bool:
+        live = seat.live
+        if live is None or self.is_draining or live.is_closing:
+            return False
+        is_small = live.recorder.offset < _MOST_JOURNAL
+        return seat.serves_many and is_small and len(self._alive(but=seat)) < self.room.processes
+
+    async def again(self, seat: Seat, run: Run, *, was_told: bool) -> Again | None:
+        fact("run.ended", agent=seat.agent.name, run=run.id, status=run.status)
+        runner = seat.runner
+        assert runner
+        gate = closed_by(run, self._clock.now())
+        if gate is not None:
+            await self._store.set_gate(gate)
+            fact("gate.closed", provider=gate.provider, until=str(gate.closed_until))
+            await self._look_at_gates()
+        item = await self._store.item(runner.claim.item.id)
+        found = None if self.is_draining else verdict(run, item, was_told=was_told)
+        if found:
+            fact("run.retried", agent=seat.agent.name, run=run.id, why=found.why)
+        return found
+
+    def waits(self, seat: Seat, *, for_a_person: bool) -> None:
+        if for_a_person:
+            self.slots.step_aside(seat.agent.id)
+        else:
+            self.slots.step_back(seat.agent.id)
+        self.ring()
+
+    def woken(self, seat: Seat) -> None:
+        self.slots.take(seat.agent.id, seat.agent.provider)
+        self._tasks.start_soon(self._work, seat)
+        self._tasks.start_soon(self._stop_unwanted, seat)
+
+    def left(self, seat: Seat) -> None:
+        self._seats.remove(seat)
+        self.ring()
+
+    async def _stop_unwanted(self, seat: Seat) -> None:
+        """A turn that nobody asked for is not for an agent that shall do nothing."""
+        runner, now = seat.runner, self._clock.now()
+        is_paused = (await self._store.lane(seat.agent.id)).is_paused
+        is_closed = any(
+            gate.provider == seat.agent.provider and not gate.is_open(now)
+            for gate in await self._store.gates()
+        )
+        if runner and (is_paused or is_closed):
+            why = "the agent is paused" if is_paused else "its provider is closed"
+            with suppress(LeaseLost):
+                await runner.stop("policy", why)
+
+    def _alive(self, *, but: Seat) -> list[Seat]:
+        return [each for each in self._seats if each.live and each is not but]
+
+    def _waiting(self) -> Iterator[Seat]:
+        for seat in self._seats:
+            if seat.live and seat.is_idle and not seat.live.has_background:
+                yield seat
+
+    # -- time
+
+    async def _close_idle(self) -> None:
+        while True:
+            await anyio.sleep(_TICK_SECONDS)
+            limit = self._clock.monotonic() - self.room.idle_seconds
+            for seat in [each for each in self._waiting() if each.idle_since < limit]:
+                await self.close(seat)
+
+    async def close(self, seat: Seat) -> None:
+        """Close a process that waits."""
+        fact("process.closed", agent=seat.agent.name)
+        try:
+            await seat.leave()
+        except SteadyrunError as error:
+            bug(error, agent=seat.agent.name)
+
+    async def _look_at_gates(self) -> None:
+        self._opens_at = next_opening(await self._store.gates(), self._clock.now())
+
+    async def _patience(self) -> float:
+        """How long to wait for news: gates open without any."""
+        now = self._clock.now()
+        if self._opens_at is None or self._opens_at <= now:
+            with suppress(StoreFailed):
+                await self._look_at_gates()
+        if self._opens_at is None:
+            return FALLBACK_POLL_SECONDS
+        left = (self._opens_at - now).total_seconds()
+        return min(FALLBACK_POLL_SECONDS, max(0.0, left))
+
+    # -- stopping
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing in any more, and wait for what runs."""
+        self.is_draining = True
+        with anyio.move_on_after(seconds):
+            while self._held():
+                await self._quiet.wait()
+
+    async def stop_all(self) -> None:
+        """End every run, which is queued again, and every process."""
+        self.is_draining = True
+        async with anyio.create_task_group() as tasks:
+            for seat in self._held():
+                if seat.runner:
+                    tasks.start_soon(seat.runner.stop, "shutdown")
+        while self._held():
+            await self._quiet.wait()
+        await self.close_waiting()
+
+    async def close_waiting(self) -> None:
+        """Close every process that waits for its next item."""
+        async with anyio.create_task_group() as tasks:
+            for seat in self._seats:
+                if seat.is_idle:
+                    tasks.start_soon(self.close, seat)
+
+    def _held(self) -> list[Seat]:
+        return [seat for seat in self._seats if seat.is_held]
