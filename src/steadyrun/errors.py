@@ -231,8 +231,8 @@ class NameTaken(Conflict):
 
     code = "name_taken"
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"an agent named {name!r} exists already", hint="Choose another name.")
+    def __init__(self, name: str, *, hint: str = "Choose another name.") -> None:
+        super().__init__(f"an agent named {name!r} exists already", hint=hint)
         self.name = name
 
 

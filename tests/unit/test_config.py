@@ -10,7 +10,7 @@ import pytest
 
 from steadyrun.cli import config as commands
 from steadyrun.config import Config, as_document, describe, is_trusted, load, locate, trust
-from steadyrun.config.schema import Clocks
+from steadyrun.config.schema import Clocks, Daemon
 from steadyrun.errors import ConfigInvalid, ConfigUntrusted, NotFound, VariableUnset
 from steadyrun.model.policy import Budget
 from steadyrun.model.secret import Secret
@@ -59,7 +59,8 @@ class TestLayers:
         assert config.settings.store == "sqlite"
         assert config.settings.daemon.listen == "127.0.0.1:7717"
         clocks = {f"clocks.{name}" for name in Clocks.__struct_fields__}
-        assert config.origins == dict.fromkeys({"store", "daemon.listen", *clocks}, "default")
+        daemon = {f"daemon.{name}" for name in Daemon.__struct_fields__}
+        assert config.origins == dict.fromkeys({"store", *daemon, *clocks}, "default")
 
     def test_every_setting_of_a_full_file_is_typed(self, desk: Desk) -> None:
         config = desk.load(
@@ -167,7 +168,7 @@ class TestPlaces:
 REFUSED = [
     ("stroe = 1\n", 1, "unknown setting stroe", "Did you mean 'store'?"),
     ("\n[deamon]\n", 2, "unknown setting deamon", "Did you mean 'daemon'?"),
-    ("[daemon]\nzzz = 1\n", 2, "unknown setting daemon.zzz", "Valid here: listen."),
+    ("[daemon]\nzzz = 1\n", 2, "unknown setting daemon.zzz", "idle_seconds, listen, processes"),
     ("[providers.cluade]\n", 1, "unknown provider 'cluade'", "Did you mean 'claude'?"),
     ("[providers.xyzzy]\n", 1, "unknown provider 'xyzzy'", "Valid here: acp, amp, claude"),
     ("[providers.amp]\nmodle = 1\n", 2, "providers.amp.modle", "Did you mean 'model'?"),
@@ -200,7 +201,25 @@ REFUSED = [
     ("\n[agents.ada]\nhome = '/'\n", 2, "agents.ada has no provider", ""),
     ("[agents.ada]\n", 1, "agents.ada has no provider", ""),
     ("[agents.ada]\nprovider = 'kimmi'\n", 2, "unknown provider 'kimmi'", "'kimi'"),
-    ("[agents.ada]\nhome = 'here'\n", 2, "expected a path from / or ~/", ""),
+    ("[agents.ada]\nhome = '~bob/x'\n", 2, "expected a path from /, from ~/ or from here", ""),
+    ("[agents.ada]\nhome = ''\n", 2, "must not be empty", ""),
+    (ADA + "role = '../x'\n", 4, "cannot be the name of a role", "letter or a digit"),
+    (ADA + "system = ''\n", 4, "must not be empty", ""),
+    (ADA + "followup = 'stear'\n", 4, "unknown followup 'stear'", "'steer'"),
+    (ADA + "on_lost = 'giveup'\n", 4, "unknown on_lost 'giveup'", "fail, resume, retry"),
+    (ADA + "wall_seconds = 0\n", 4, "a number of seconds above 0, found 0", ""),
+    (ADA + "wall_seconds = inf\n", 4, "a number of seconds above 0, found inf", ""),
+    ("[daemon]\nruns = 0\n", 2, "daemon.runs: expected 1 to 100, found 0", ""),
+    ("[daemon]\nruns = 101\n", 2, "expected 1 to 100, found 101", ""),
+    ("[daemon]\nruns = 'x'\n", 2, "expected a whole number, found a string", ""),
+    ("[daemon]\nruns = true\n", 2, "expected a whole number, found a boolean", ""),
+    ("[daemon]\nruns = 1.5\n", 2, "expected a whole number, found a number", ""),
+    ("[daemon]\nprocesses = -1\n", 2, "expected 0 to 100, found -1", ""),
+    ("[daemon]\nidle_seconds = nan\n", 2, "0 or more, found nan", ""),
+    ("[daemon]\ndrain_seconds = -1\n", 2, "0 or more, found -1", ""),
+    ("[providers.amp]\nruns = 0\n", 2, "providers.amp.runs: expected 1 to 100, found 0", ""),
+    ("[providers.amp.env]\nSTEADYRUN_HOME = 'x'\n", 2, "may not be set", "another name"),
+    ("[providers.amp.env]\nSTEADYRUN_X = ''\n", 2, "that begin with STEADYRUN_ are ours", ""),
     (ADA + "fallback = ['amp', 'claud']\n", 4, "unknown provider 'claud'", "'claude'"),
     (ADA + "fallback = ['amp', 'amp']\n", 4, "names a provider twice", ""),
     (ADA + "fallback = ['claude']\n", 4, "is the provider already", ""),
@@ -217,6 +236,31 @@ REFUSED = [
     ("a = \0\n", 1, "is not valid TOML", ""),
     ('"a\\u001b[2J" = 1\n', 1, 'unknown setting "a\\u001b[2J"', ""),
 ]
+
+
+class TestAgentHomes:
+    """A path is from where it is written."""
+
+    @pytest.mark.parametrize(
+        ("home", "place"), [("/srv/ada", "/srv/ada"), ("~/a/b", "/people/me/a/b")]
+    )
+    def test_a_whole_path_stays(self, desk: Desk, home: str, place: str) -> None:
+        config = desk.load(ADA.replace("~/ada", home), HOME="/people/me")
+
+        assert config.agent_home("ada") == Path(place)
+
+    def test_of_the_users_file_it_is_from_our_home(self, desk: Desk) -> None:
+        config = desk.load(ADA.replace("~/ada", "agents/ada"))
+
+        assert config.agent_home("ada") == desk.home / "agents" / "ada"
+
+    def test_of_a_project_it_is_from_the_project(self, desk: Desk) -> None:
+        desk.project_file.write_text(ADA.replace("~/ada", "ada"))
+        desk.trust()
+
+        config = load(desk.home, desk.cwd, {})
+
+        assert config.agent_home("ada") == desk.project / "ada"
 
 
 class TestRefusals:
@@ -484,10 +528,16 @@ class TestDescription:
         assert rows == [
             ("store", '"sqlite"', "default"),
             ("daemon.listen", '"127.0.0.1:7717"', "default"),
+            ("daemon.runs", "5", "default"),
+            ("daemon.processes", "5", "default"),
+            ("daemon.idle_seconds", "300.0", "default"),
+            ("daemon.drain_seconds", "60.0", "default"),
             ("agents.ada.provider", '"claude"', str(desk.user_file)),
             ("agents.ada.home", '"~/ada"', str(desk.user_file)),
             ("agents.ada.fallback", "[]", "default"),
             ("agents.ada.mode", '"default"', "default"),
+            ("agents.ada.followup", '"steer"', "default"),
+            ("agents.ada.on_lost", '"resume"', "default"),
         ]
 
     def test_secrets_are_hidden_and_templates_shown_as_written(self, desk: Desk) -> None:

@@ -1,11 +1,11 @@
 """What is this process told to do? Settings from files and the environment, checked and typed."""
 
+from steadyrun.config.checks import PROVIDERS
 from steadyrun.config.describe import as_document, describe
 from steadyrun.config.load import Config, load
 from steadyrun.config.places import Places, locate
 from steadyrun.config.schema import (
     HARMLESS,
-    PROVIDERS,
     AgentSettings,
     Daemon,
     ProviderSettings,

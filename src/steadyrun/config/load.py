@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from steadyrun.config.places import Places, locate, process_environ
+from steadyrun.config.places import Places, locate, process_environ, user_home
 from steadyrun.config.schema import (
     HARMLESS,
     ProviderSettings,
@@ -18,7 +18,7 @@ from steadyrun.config.schema import (
     pattern_of,
     set_values,
 )
-from steadyrun.config.source import KeyPath, Source, dotted, line_of, read_source
+from steadyrun.config.source import KeyPath, Source, dotted, line_of, printable, read_source
 from steadyrun.config.template import expand, secret_options, secret_values
 from steadyrun.config.trusted import is_source_trusted, read_project
 from steadyrun.errors import ConfigUntrusted
@@ -44,6 +44,16 @@ class Config:
             )
             for key, value in provider.env.items()
         }
+
+    def agent_home(self, name: str) -> Path:
+        """Where an agent works: what is not from / or ~/ is from the file that says it."""
+        given = self.settings.agents[name].home
+        if given.startswith("~/"):
+            return user_home(self.environ) / given[2:]
+        project = self.places.project_file
+        origin = self.origins.get(dotted(("agents", name, "home")))
+        is_project = project is not None and origin == printable(project)
+        return (project.parent if project and is_project else self.places.home) / given
 
     def secrets(self) -> list[Secret]:
         """List what must never be recorded, as far as it is known now."""

@@ -45,10 +45,13 @@ def process_environ() -> Mapping[str, str]:
 
 def _find_home(environ: Mapping[str, str]) -> Path:
     given = environ.get("STEADYRUN_HOME")
-    if not given:
-        user = environ.get("HOME")
-        return (Path(user) if user else _expand(Path("~"))) / ".steadyrun"
-    return _expand(Path(given))
+    return _expand(Path(given)) if given else user_home(environ) / ".steadyrun"
+
+
+def user_home(environ: Mapping[str, str]) -> Path:
+    """What `~` stands for."""
+    user = environ.get("HOME")
+    return Path(user) if user else _expand(Path("~"))
 
 
 def _expand(path: Path) -> Path:

@@ -10,8 +10,15 @@ from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Policy
 
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+NAME_RULE = "An agent's name is a small letter, then up to 62 of a-z, 0-9, _ and -."
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 ROLE_RULE = "A role's name is a letter or a digit, then up to 62 of those, _ and -."
+
+
+def is_agent_name(name: str) -> bool:
+    """Whether somebody may give an agent that name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def is_role_name(name: str) -> bool:

@@ -1,0 +1,133 @@
+"""Which agents does the configuration name, and are they in the store as they are written?
+
+A name that is gone from the configuration is paused, not removed: its record and what is queued for
+it stay, and it goes on when it is back.
+"""
+
+from collections.abc import Mapping
+
+import anyio.to_thread
+from msgspec import Struct
+from msgspec.structs import replace
+
+from steadyrun.assemble.runtime import DIALECTS, make_dialect
+from steadyrun.config import AgentSettings, Config, ProviderSettings
+from steadyrun.errors import AbilityMissing, NameTaken, NotFound
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import AgentId, Ids
+from steadyrun.model.policy import Policy
+from steadyrun.provider import Ability
+from steadyrun.runtime.standing import require_home, require_role
+from steadyrun.store import Store
+
+_NOT_YET = AgentId("")
+# Under this and its id it is remembered that an agent was paused by us.
+_PAUSED = "config/paused/"
+
+
+class Synced(Struct, frozen=True):
+    """What was done, by name; `paused` says why."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
+    paused: Mapping[str, str] = {}
+
+
+async def sync(config: Config, store: Store, ids: Ids) -> Synced:
+    """Make the agents of the store those of the configuration; what was added by hand stays.
+
+    Nothing is changed if any of them cannot work: its provider, its home or its role is not there,
+    or its name is taken. Said again it changes nothing.
+    """
+    wanted = await anyio.to_thread.run_sync(_wanted, config)
+    known = {agent.name: agent for agent in await store.agents()}
+    for name in wanted:
+        if name in known and known[name].origin != "config":
+            hint = f"Rename agents.{name} in the configuration, or: steadyrun agent rm {name}"
+            raise NameTaken(name, hint=hint)
+    added, changed, resumed = [], [], []
+    for name, agent in wanted.items():
+        if name not in known:
+            await store.add_agent(replace(agent, id=ids.agent()))
+            added.append(name)
+            continue
+        if await _set(store, agent, known[name]):
+            changed.append(name)
+        if await _resume(store, known[name].id):
+            resumed.append(name)
+    gone = [agent for name, agent in known.items() if name not in wanted]
+    paused = {agent.name: await _pause(store, agent) for agent in gone if agent.origin == "config"}
+    return Synced(tuple(added), tuple(changed), tuple(resumed), paused)
+
+
+def _wanted(config: Config) -> dict[str, Agent]:
+    return {name: _agent(config, name, each) for name, each in config.settings.agents.items()}
+
+
+def _agent(config: Config, name: str, settings: AgentSettings) -> Agent:
+    agent = Agent(
+        _NOT_YET,
+        name,
+        (settings.provider, *settings.fallback),
+        str(config.agent_home(name).resolve()),
+        settings.model,
+        Policy(settings.mode, budget=settings.budget),
+        settings.system,
+        role=settings.role,
+        followup=settings.followup,
+        on_lost=settings.on_lost,
+        wall_seconds=settings.wall_seconds,
+        origin="config",
+    )
+    for provider in agent.providers:
+        _check_provider(config, provider, name, settings)
+    require_home(agent)
+    if agent.role is not None:
+        require_role(agent.role, config.places.home)
+    return agent
+
+
+def _check_provider(config: Config, provider: str, name: str, settings: AgentSettings) -> None:
+    """It is there, and can do what the agent is to do."""
+    if provider not in DIALECTS:
+        hint = f"agents.{name} may have: {', '.join(sorted(DIALECTS))}"
+        raise NotFound("provider", provider, hint=hint)
+    options = config.settings.providers.get(provider, ProviderSettings()).options
+    abilities = make_dialect(provider, options).abilities
+    needs: dict[Ability, tuple[str, bool]] = {
+        "modes": ("mode", settings.mode != "default"),
+        "model": ("model", settings.model is not None),
+        "max_cost": ("budget.run", settings.budget.run is not None),
+    }
+    for ability, (setting, is_asked) in needs.items():
+        if is_asked and ability not in abilities:
+            raise AbilityMissing(provider, ability, asked=f"agents.{name}.{setting}")
+
+
+async def _set(store: Store, agent: Agent, known: Agent) -> bool:
+    agent = replace(agent, id=known.id)
+    if agent == known:
+        return False
+    await store.set_agent(agent, was=known)
+    return True
+
+
+async def _pause(store: Store, agent: Agent) -> str:
+    """Pause it; who was paused by a person is not resumed by us."""
+    if not (await store.lane(agent.id)).is_paused:
+        await store.remember(_PAUSED + agent.id, b"yes")
+        await store.pause(agent.id)
+    return (
+        f"agents.{agent.name} is not in the configuration any more: write it there again, "
+        f"or: steadyrun agent rm {agent.name}"
+    )
+
+
+async def _resume(store: Store, agent: AgentId) -> bool:
+    """Resume it, if it was we who paused it."""
+    if not await store.recall(_PAUSED + agent):
+        return False
+    await store.resume(agent)
+    await store.remember(_PAUSED + agent, b"")
+    return True

@@ -1,0 +1,170 @@
+"""Which values may a setting have, beyond what its type says? A `Flaw` is the answer no.
+
+Patterns name settings; `*` is a name that the user chose.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from steadyrun.config.source import shorten
+from steadyrun.config.template import is_malformed
+from steadyrun.model.agent import NAME_RULE, ROLE_RULE, is_agent_name, is_role_name
+
+# The registry of providers will take its place.
+PROVIDERS = (
+    "claude", "codex", "kimi", "gemini", "amp", "opencode", "acp", "openai", "openrouter",
+    "shell", "scripted",
+)  # fmt: skip
+# How many runs or processes there may be at once.
+MOST = 100
+
+# Those that tell a process of its agent are ours.
+_OURS = "STEADYRUN_"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LISTEN = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
+
+
+class Flaw(NamedTuple):
+    """What is wrong with a name or a value, and what would be right."""
+
+    problem: str
+    hint: str = ""
+
+
+def suggest(word: str, valid: Iterable[str]) -> str:
+    """Name the nearest valid word, else all of them."""
+    valid = sorted(valid)
+    near = difflib.get_close_matches(word[:100], valid, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Valid here: {', '.join(valid)}."
+
+
+def unknown(what: str, word: str, valid: Iterable[str]) -> Flaw:
+    return Flaw(f"unknown {what} {shorten(repr(word))}", hint=suggest(word, valid))
+
+
+def _check_provider(name: str) -> Flaw | None:
+    return None if name in PROVIDERS else unknown("provider", name, PROVIDERS)
+
+
+def _check_agent_name(name: str) -> Flaw | None:
+    return None if is_agent_name(name) else Flaw("cannot be the name of an agent", hint=NAME_RULE)
+
+
+def _check_role(name: str) -> Flaw | None:
+    return None if is_role_name(name) else Flaw("cannot be the name of a role", hint=ROLE_RULE)
+
+
+def _check_variable(name: str) -> Flaw | None:
+    if name.startswith(_OURS):
+        hint = "Choose another name: these tell a process of its agent."
+        return Flaw(f"may not be set: names that begin with {_OURS} are ours", hint=hint)
+    if _VARIABLE.fullmatch(name):
+        return None
+    return Flaw("cannot be the name of a variable", hint="Use letters, digits and _.")
+
+
+def _check_store(value: str) -> Flaw | None:
+    # The value is never repeated: an address may hold a password.
+    if value == "sqlite":
+        return None
+    if value.startswith("postgresql://"):
+        problem = "PostgreSQL is not available in this version"
+        return Flaw(problem, hint='Use store = "sqlite".')
+    return Flaw('expected "sqlite" or "postgresql://…"', hint='Use store = "sqlite".')
+
+
+def _check_listen(value: str) -> Flaw | None:
+    found = _LISTEN.fullmatch(value)
+    if found is None:
+        return Flaw(f"expected HOST:PORT, found {shorten(repr(value))}")
+    if not 1 <= int(found[1]) <= 65535:
+        return Flaw(f"expected a port from 1 to 65535, found {found[1]}")
+    return None
+
+
+def _check_text(value: str) -> Flaw | None:
+    if not value:
+        return Flaw("must not be empty")
+    return Flaw("must not contain a NUL character") if "\0" in value else None
+
+
+def _check_command(value: tuple[str, ...]) -> Flaw | None:
+    if not value or not value[0]:
+        return Flaw("expected a program and its arguments, found none")
+    return next(filter(None, (_check_text(part) for part in value if part)), None)
+
+
+def _check_env(value: str) -> Flaw | None:
+    if is_malformed(value):
+        return Flaw("has a ${ that does not begin a ${NAME}", hint="Write $$ for a dollar sign.")
+    return _check_text(value) if value else None
+
+
+def _check_fallback(value: tuple[str, ...]) -> Flaw | None:
+    if len(set(value)) < len(value):
+        return Flaw("names a provider twice")
+    return next(filter(None, map(_check_provider, value)), None)
+
+
+def _check_home(value: str) -> Flaw | None:
+    if value.startswith("~") and not value.startswith("~/"):
+        return Flaw(f"expected a path from /, from ~/ or from here, found {shorten(repr(value))}")
+    return _check_text(value)
+
+
+def _from_to(least: int, most: int) -> Callable[[int], Flaw | None]:
+    def check(value: int) -> Flaw | None:
+        is_right = least <= value <= most
+        return None if is_right else Flaw(f"expected {least} to {most}, found {value}")
+
+    return check
+
+
+def _check_amount(value: float) -> Flaw | None:
+    if value > 0 and math.isfinite(value):
+        return None
+    return Flaw(f"expected a number of dollars above 0, found {value}")
+
+
+def _check_limit(value: float) -> Flaw | None:
+    if value > 0 and math.isfinite(value):
+        return None
+    return Flaw(f"expected a number of seconds above 0, found {value}")
+
+
+def check_seconds(value: float) -> Flaw | None:
+    if value >= 0 and math.isfinite(value):
+        return None
+    return Flaw(f"expected a number of seconds, 0 or more, found {value}")
+
+
+NAMES: dict[str, Callable[[str], Flaw | None]] = {
+    "providers.*": _check_provider,
+    "agents.*": _check_agent_name,
+    "providers.*.env.*": _check_variable,
+}
+CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
+    "store": _check_store,
+    "daemon.listen": _check_listen,
+    "daemon.runs": _from_to(1, MOST),
+    "daemon.processes": _from_to(0, MOST),
+    "daemon.idle_seconds": check_seconds,
+    "daemon.drain_seconds": check_seconds,
+    "providers.*.command": _check_command,
+    "providers.*.model": _check_text,
+    "providers.*.env.*": _check_env,
+    "providers.*.runs": _from_to(1, MOST),
+    "agents.*.provider": _check_provider,
+    "agents.*.fallback": _check_fallback,
+    "agents.*.home": _check_home,
+    "agents.*.model": _check_text,
+    "agents.*.role": _check_role,
+    "agents.*.system": _check_text,
+    "agents.*.wall_seconds": _check_limit,
+    "agents.*.budget.run": _check_amount,
+    "agents.*.budget.day": _check_amount,
+    "agents.*.budget.month": _check_amount,
+}
