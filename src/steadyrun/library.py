@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.config import Config, load
@@ -36,13 +37,14 @@ from steadyrun.model.event import (
 from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.policy import Budget, Mode, Policy
-from steadyrun.model.run import Run
+from steadyrun.model.run import Metadata, Run
 from steadyrun.model.text import utf8
 from steadyrun.model.usage import Cost
 from steadyrun.provider import Ability, Image, Refused, Verdict
 from steadyrun.runtime.around import Ask
 from steadyrun.runtime.feed import LAST, events_of
 from steadyrun.runtime.holding import Holding
+from steadyrun.runtime.inbox import check_metadata
 from steadyrun.store import PAGE, follow
 from steadyrun.tasks import task_group
 
@@ -64,6 +66,7 @@ class Wishes(TypedDict, total=False):
     schema: dict[str, Any]
     images: Sequence[Image]
     timeout_seconds: float
+    metadata: Metadata
 
 
 _NEEDS: dict[str, Ability] = {
@@ -100,7 +103,34 @@ class Steadyrun:
         self, prompt: str, *, provider: str, cwd: str | Path = ".", **wishes: Unpack[Wishes]
     ) -> "RunHandle":
         """Begin a run that belongs to no agent, and return at once."""
+        return await self._begin(prompt, provider, cwd, wishes)
+
+    async def summon(
+        self,
+        role: str,
+        prompt: str,
+        *,
+        provider: str,
+        cwd: str | Path = ".",
+        **wishes: Unpack[Wishes],
+    ) -> "RunHandle":
+        """Begin a run in a role: what `roles/ROLE.md` of the home says, and the files of an agent
+        in `cwd`, are told before the prompt."""
+        given = wishes.get("metadata", {})
+        wishes["metadata"] = {**given, "trigger": "summon", "role": role}
+        return await self._begin(prompt, provider, cwd, wishes, role)
+
+    async def _begin(
+        self,
+        prompt: str,
+        provider: str,
+        cwd: str | Path,
+        wishes: Wishes,
+        role: str | None = None,
+    ) -> "RunHandle":
         _check_text(prompt)
+        metadata = wishes.get("metadata", {})
+        check_metadata(metadata)
         home, run = await anyio.to_thread.run_sync(_directory, cwd), self._around.ids.run()
         await self._go_on(provider, home, wishes)
         model = self._around.drivers.model(provider)
@@ -108,10 +138,14 @@ class Steadyrun:
             wishes.setdefault("model", model)
         self._check(provider, wishes)
         agent = _agent(self._around.ids.agent(), run, provider, home, wishes)
+        if role is not None:
+            agent = replace(agent, role=role)
+            await self._check_role(agent)
         images = tuple(wishes.get("images", ()))
         wall = wishes.get("timeout_seconds")
         is_fresh_allowed = wishes.get("or_fresh", False)
-        ask = Ask(wishes.get("resume"), is_fresh_allowed, images, wishes.get("schema"), wall)
+        resume, schema = wishes.get("resume"), wishes.get("schema")
+        ask = Ask(resume, is_fresh_allowed, images, schema, wall, metadata)
         await self._holding.start(agent, run, prompt, ask)
         return RunHandle(self._holding, run)
 
@@ -142,6 +176,12 @@ class Steadyrun:
             )
         if known.model and "model" in self._around.drivers.abilities(provider):
             wishes.setdefault("model", known.model)
+
+    async def _check_role(self, agent: Agent) -> None:
+        """Its files can be read, and somebody will be told: before there is a run of it."""
+        if "system" not in self._around.drivers.abilities(agent.provider):
+            raise AbilityMissing(agent.provider, "system", asked="role")
+        await self._around.standing(agent)
 
     def _check(self, provider: str, wishes: Wishes) -> None:
         abilities = self._around.drivers.abilities(provider)

@@ -71,7 +71,8 @@ class LaunchRequest(Struct, frozen=True):
     """What a process is started with. `turn` is the first one.
 
     `directory`, where its files are, and `command`, if another than the usual one is configured,
-    are filled in when it is launched.
+    are filled in when it is launched. With `adds_system` the provider's own system prompt stays,
+    and `system` comes after it; without, it takes its place where the provider can do that.
     """
 
     turn: Turn
@@ -83,6 +84,7 @@ class LaunchRequest(Struct, frozen=True):
     mode: Mode = "default"
     tools: tuple[str, ...] | None = None
     system: str | None = None
+    adds_system: bool = False
     max_turns: int | None = None
     max_cost_usd: float | None = None
 

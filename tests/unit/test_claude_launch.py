@@ -125,6 +125,33 @@ def test_everything_that_can_be_asked_for_has_its_flag() -> None:
     assert json.loads(started.files["settings.json"]) == {"fastMode": True}
 
 
+def test_a_system_prompt_that_is_added_leaves_its_own_in_place() -> None:
+    started = launch(replace(REQUEST, system="You are S.", adds_system=True), ClaudeOptions())
+
+    flags = flags_of(started)
+    assert flags["--append-system-prompt-file"] == ["/home/processes/prc_1/system.md"]
+    assert "--system-prompt-file" not in flags
+    assert started.files["system.md"] == b"You are S."
+
+
+def test_it_is_added_once_with_what_the_options_add() -> None:
+    # Claude Code refuses to be given both flags.
+    started = launch(replace(REQUEST, system="You are S.", adds_system=True), EVERYTHING)
+
+    flags = flags_of(started)
+    assert "--append-system-prompt" not in flags
+    assert started.files["system.md"] == b"You are S.\n\n-be brief"
+
+
+def test_where_there_is_nothing_to_add_the_options_hold() -> None:
+    started = launch(replace(REQUEST, adds_system=True), EVERYTHING)
+
+    flags = flags_of(started)
+    assert flags["--append-system-prompt"] == ["-be brief"]
+    assert "--append-system-prompt-file" not in flags
+    assert "system.md" not in started.files
+
+
 def test_files_of_the_users_own_are_named_and_not_written() -> None:
     options = ClaudeOptions(mcp_config="/my/mcp.json", settings="mine.json")
 

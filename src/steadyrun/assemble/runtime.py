@@ -1,11 +1,15 @@
 """What do runs need? The store, the providers as configured, and a place among the holders."""
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import msgspec
 
+from steadyrun.assemble.command import command_directory
 from steadyrun.assemble.store import open_store
 from steadyrun.clock import SystemClock
 from steadyrun.config import Config
@@ -32,11 +36,13 @@ _INHERITED = ("PATH", "HOME", "LANG", "TERM", "TMPDIR")
 async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncIterator[Surroundings]:
     """Everything that runs need, with this process as a holder of lanes."""
     clock, scrubber = SystemClock(), Scrubber(config.secrets())
-    setups = {name: _setup(config, name) for name in DIALECTS}
     async with open_store(config, scrubber) as store:
+        home = config.places.home
+        first = await anyio.to_thread.run_sync(command_directory, home)
+        setups = {name: _setup(config, name, first) for name in DIALECTS}
         with FileWatches() as watches:
             holder = await store.join(kind)
-            drivers = KeeperDrivers(config.places.home, setups, clock=clock, watches=watches)
+            drivers = KeeperDrivers(home, setups, clock=clock, watches=watches)
             try:
                 yield Surroundings(
                     store=store,
@@ -47,6 +53,8 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
                     machine=machine,
                     limits=_limits(config.settings.clocks),
                     scrubber=scrubber,
+                    home=home,
+                    appended=_appended(config),
                 )
             finally:
                 await store.leave(holder.id)
@@ -65,15 +73,21 @@ def _limits(clocks: Clocks) -> ClockLimits:
     )
 
 
-def _setup(config: Config, name: str) -> Setup:
+def _setup(config: Config, name: str, first: Path | None) -> Setup:
     settings = config.settings.providers.get(name, ProviderSettings())
     return Setup(
         dialect=lambda: make_dialect(name, settings.options),
-        env=lambda: _environment(config, name),
+        env=lambda: _environment(config, name, first),
         command=settings.command or (),
         options=settings.options,
         model=settings.model,
     )
+
+
+def _appended(config: Config) -> frozenset[str]:
+    """The providers whose options have a text for their system prompt."""
+    providers = config.settings.providers.items()
+    return frozenset(name for name, each in providers if each.options.get("append_system_prompt"))
 
 
 def make_dialect(name: str, options: Mapping[str, Any]) -> Dialect:
@@ -86,7 +100,11 @@ def make_dialect(name: str, options: Mapping[str, Any]) -> Dialect:
         raise ConfigInvalid(f"providers.{name}.options: {error}", file=None, hint=hint) from error
 
 
-def _environment(config: Config, name: str) -> dict[str, str]:
+def _environment(config: Config, name: str, first: Path | None) -> dict[str, str]:
+    """From nothing: a few of our own, what is configured, and our command before all others."""
     inherited = {key: config.environ[key] for key in _INHERITED if key in config.environ}
     given = {key: secret.reveal() for key, secret in config.provider_env(name).items()}
-    return {**inherited, **given}
+    env = {**inherited, **given}
+    if first is not None:
+        env["PATH"] = f"{first}{os.pathsep}{env.get('PATH') or os.defpath}"
+    return env

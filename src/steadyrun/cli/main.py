@@ -73,6 +73,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES[:-1])} or {MODES[-1]}")
     add("--tools", metavar="A,B", help="the only tools it may use")
     add("--system", metavar="TEXT", help="added to the provider's system prompt")
+    add("--role", metavar="R", help="who it shall be: roles/R.md of the home")
     add("--resume", metavar="TOKEN", help="go on with an earlier conversation")
     add("--or-fresh", action="store_true", default=None, help="or begin a new one if it is gone")
     add("--max-turns", type=_count, metavar="N", help="stop after so many steps of its own")
@@ -80,6 +81,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", type=_duration, metavar="DURATION", help="500ms, 6s, 10m, 2h")
     add("--schema", metavar="FILE|JSON", help="a JSON Schema that the answer must fit")
     add("--image", action="append", metavar="FILE", help="png, jpeg, gif or webp; may be repeated")
+    add("--metadata", metavar="JSON", help="an object that is kept with the run")
     add("--detach", action="store_true", help="return as soon as it has begun")
     _output_flags(parser)
 

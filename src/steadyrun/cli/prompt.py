@@ -32,6 +32,7 @@ def read_wishes(args: Namespace) -> Wishes:
     wishes["timeout_seconds"] = args.timeout
     wishes["tools"] = None if args.tools is None else _split(args.tools)
     wishes["schema"] = None if args.schema is None else read_schema(args.schema)
+    wishes["metadata"] = None if args.metadata is None else read_metadata(args.metadata)
     wishes["images"] = tuple(map(read_image, args.image)) if args.image else None
     asked: Any = {name: wish for name, wish in wishes.items() if wish is not None}
     return asked  # type: ignore[no-any-return]
@@ -46,6 +47,16 @@ def read_schema(given: str) -> dict[str, Any]:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Usage(f"{where}: expected a JSON object, found: {error}") from error
+
+
+def read_metadata(given: str) -> dict[str, Any]:
+    """What is to be kept with the run: an object, written out."""
+    try:
+        return msgspec.json.decode(given, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        hint = "Like this: --metadata '{\"ticket\": 7}'"
+        found = f"the metadata: expected a JSON object, found: {error}"
+        raise Usage(found, hint=hint) from error
 
 
 def read_image(given: str) -> Image:

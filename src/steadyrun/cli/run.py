@@ -45,11 +45,12 @@ class Job(Struct, frozen=True):
     wishes: Wishes
     is_detached: bool = False
     is_json: bool = False
+    role: str | None = None
 
 
 def run(args: Namespace) -> int:
     prompt, wishes, is_json = read_prompt(args.text), read_wishes(args), args.json or args.jsonl
-    job = Job(prompt, args.provider, args.cwd, wishes, args.detach, is_json)
+    job = Job(prompt, args.provider, args.cwd, wishes, args.detach, is_json, args.role)
     watch = Watch(job, _output(args))
     try:
         return anyio.run(watch.see_through)
@@ -83,8 +84,10 @@ class Watch:
             return await self._watch(run)
 
     async def _start(self, sr: Steadyrun) -> RunHandle:
-        job = self._job
-        return await sr.start(job.prompt, provider=job.provider, cwd=job.cwd, **job.wishes)
+        job, where = self._job, {"provider": self._job.provider, "cwd": self._job.cwd}
+        if job.role is not None:
+            return await sr.summon(job.role, job.prompt, **where, **job.wishes)
+        return await sr.start(job.prompt, **where, **job.wishes)
 
     async def _has_begun(self, run: RunHandle) -> bool:
         async with aclosing(run.events()) as events:

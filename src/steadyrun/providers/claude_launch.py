@@ -222,9 +222,10 @@ def _limits(request: LaunchRequest) -> Iterator[str]:
 
 
 def _prompts(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
+    file, is_added = str(Path(request.directory) / _SYSTEM), request.adds_system
     if request.system is not None:
-        yield from ("--system-prompt-file", str(Path(request.directory) / _SYSTEM))
-    if options.append_system_prompt:
+        yield from ("--append-system-prompt-file" if is_added else "--system-prompt-file", file)
+    if options.append_system_prompt and not (is_added and request.system is not None):
         yield from ("--append-system-prompt", options.append_system_prompt)
 
 
@@ -246,12 +247,19 @@ def _surroundings(request: LaunchRequest, options: ClaudeOptions) -> Iterator[st
 
 def _files(request: LaunchRequest, options: ClaudeOptions) -> Iterator[tuple[str, bytes]]:
     if request.system is not None:
-        yield _SYSTEM, request.system.encode()
+        yield _SYSTEM, _system(request.system, request, options).encode()
     for name, given in ((_MCP, options.mcp_config), (_SETTINGS, options.settings)):
         if isinstance(given, dict):
             yield name, msgspec.json.encode(given)
     if options.one_shot:
         yield _PROMPT, _prompt(request.turn)
+
+
+def _system(told: str, request: LaunchRequest, options: ClaudeOptions) -> str:
+    """Claude Code takes one text that is added, not two."""
+    if request.adds_system and options.append_system_prompt:
+        return f"{told}\n\n{options.append_system_prompt}"
+    return told
 
 
 def _prompt(turn: Turn) -> bytes:

@@ -1,15 +1,22 @@
 """What does a runner get? What is asked of it, and what all runners of a process share."""
 
+from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+import anyio.to_thread
 from msgspec import Struct
 
 from steadyrun.clock import Clock
+from steadyrun.model.agent import Agent
 from steadyrun.model.event import JsonObject
 from steadyrun.model.ids import HolderId, Ids
+from steadyrun.model.run import Metadata
 from steadyrun.model.secret import Scrubber
 from steadyrun.provider import Drivers, Image
 from steadyrun.runtime.clocks import ClockLimits
+from steadyrun.runtime.standing import Standing, read_standing
 from steadyrun.store import Store
 
 
@@ -22,6 +29,8 @@ class Ask(Struct, frozen=True):
     images: tuple[Image, ...] = ()
     schema: JsonObject | None = None
     wall_seconds: float | None = None
+    # Kept with the run, for whoever asked.
+    metadata: Metadata = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +45,13 @@ class Surroundings:
     machine: str
     limits: ClockLimits
     scrubber: Scrubber
+    # STEADYRUN_HOME.
+    home: Path
+    # The providers that are configured to be told a text of their own in their system prompt.
+    appended: Set[str] = frozenset()
+
+    async def standing(self, agent: Agent) -> Standing:
+        """What the agent always knows, from files as they are now."""
+        is_appended = agent.provider in self.appended
+        read = partial(read_standing, agent, home=self.home, appended=is_appended)
+        return await anyio.to_thread.run_sync(read)

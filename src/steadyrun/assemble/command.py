@@ -1,0 +1,42 @@
+"""Where does an agent find the `steadyrun` command? In a directory of ours that has nothing else.
+
+The directory it was installed into may be that of a whole Python environment: first in PATH, its
+`python` and `pip` would take the place of those of the agent's project.
+"""
+
+import os
+import sysconfig
+from pathlib import Path
+
+BIN = "bin"
+_NAME = "steadyrun"
+
+
+def command_directory(home: Path) -> Path | None:
+    """The directory to put first in PATH; None if the command is not installed here."""
+    command = _installed()
+    if command is None:
+        return None
+    link = home / BIN / _NAME
+    try:
+        if not link.is_symlink() or link.readlink() != command:
+            _point(link, command)
+    except OSError:
+        # A disk that is full, or a file in its place: then the one it was installed into.
+        return command.parent
+    return link.parent
+
+
+def _installed() -> Path | None:
+    schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
+    places = [Path(sysconfig.get_path("scripts", scheme)) / _NAME for scheme in schemes]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _point(link: Path, command: Path) -> None:
+    """Others on the same home may do the same at the same time."""
+    link.parent.mkdir(mode=0o700, exist_ok=True)
+    ours = link.with_name(f".{_NAME}-{os.getpid()}")
+    ours.unlink(missing_ok=True)
+    ours.symlink_to(command)
+    ours.replace(link)
