@@ -20,7 +20,7 @@ from steadyrun.provider import Image, LaunchRequest, Turn
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.context import recovery_context, retry_notice, with_files
 from steadyrun.runtime.runner import Runner
-from steadyrun.runtime.standing import agent_environment, read_standing
+from steadyrun.runtime.standing import Standing, agent_environment, read_standing
 
 # How many settled items a new conversation is reminded of, at most.
 _RECENT = 20
@@ -49,23 +49,20 @@ class Place(Protocol):
 class Bridge:
     """Makes orders for the items of lasting agents."""
 
-    def __init__(self, around: Surroundings, home: Path, key: bytes) -> None:
-        """`home` is ours; `key` seals what processes were launched with."""
+    def __init__(self, around: Surroundings, key: bytes) -> None:
+        """`key` seals what processes were launched with."""
         self._around, self._store = around, around.store
-        self._home = home
+        self._home = around.home
         self._key = key
 
     async def order(self, place: Place, runner: Runner, *, is_fresh: bool) -> Order:
         """What is told for the runner's item; `is_fresh`: in a new conversation."""
         agent, item = self._equipped(place.agent), runner.claim.item
-        standing = read_standing(agent, home=self._home)
+        is_appended = agent.provider in self._around.appended
+        standing = read_standing(agent, home=self._home, appended=is_appended)
         env = agent_environment(agent, self._home)
         turn = await self._turn(agent, item, runner.id)
-        request = replace(
-            launch_request(agent, turn, None),
-            system=standing.system,
-            adds_system=standing.is_added,
-        )
+        request = launch_request(agent, turn, None, standing)
         seal = self._sealed(agent.provider, request, env)
         if place.serves(seal) and not is_fresh:
             return Order(turn, request, env, seal)
@@ -136,13 +133,20 @@ def _images(files: Sequence[tuple[Attachment, str]]) -> tuple[Image, ...]:
     )
 
 
-def direct_order(agent: Agent, item: Item, run: RunId, ask: Ask) -> Order:
-    """What was asked of a provider itself: it is told that, and nothing else."""
+async def direct_order(
+    around: Surroundings, agent: Agent, item: Item, run: RunId, ask: Ask
+) -> Order:
+    """What was asked of a provider itself: it is told that, and what its role is if it has one."""
     turn = Turn(run, item.text, ask.images, ask.schema)
-    return Order(turn, launch_request(agent, turn, ask.resume), or_fresh=ask.or_fresh)
+    standing = await around.standing(agent)
+    request = launch_request(agent, turn, ask.resume, standing)
+    env = agent_environment(agent, around.home)
+    return Order(turn, request, env, or_fresh=ask.or_fresh)
 
 
-def launch_request(agent: Agent, turn: Turn, resume: str | None) -> LaunchRequest:
+def launch_request(
+    agent: Agent, turn: Turn, resume: str | None, standing: Standing
+) -> LaunchRequest:
     return LaunchRequest(
         turn,
         agent.home,
@@ -150,7 +154,8 @@ def launch_request(agent: Agent, turn: Turn, resume: str | None) -> LaunchReques
         model=agent.model,
         mode=agent.policy.mode,
         tools=agent.policy.allowed_tools,
-        system=agent.system,
+        system=standing.system,
+        adds_system=standing.is_added,
         max_turns=agent.max_turns,
         max_cost_usd=agent.policy.budget.run,
     )

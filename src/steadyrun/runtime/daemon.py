@@ -1,7 +1,6 @@
 """What does a daemon do? Takes up what was left, works, looks after the lanes of the dead."""
 
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
@@ -32,12 +31,10 @@ class Recovered(Struct, frozen=True):
 class Daemon:
     """Runs agents for as long as it lives."""
 
-    def __init__(
-        self, around: Surroundings, tasks: TaskGroup, *, home: Path, room: Room, key: bytes
-    ) -> None:
+    def __init__(self, around: Surroundings, tasks: TaskGroup, *, room: Room, key: bytes) -> None:
         self.seats = Seats(around)
         self.holding = Holding(around, tasks, self.seats)
-        self.worker = Worker(around, tasks, self.seats, room, Bridge(around, home, key))
+        self.worker = Worker(around, tasks, self.seats, room, Bridge(around, key))
         self._around, self._store = around, around.store
         self._tasks = tasks
 

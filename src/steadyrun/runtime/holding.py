@@ -19,6 +19,7 @@ from steadyrun.runtime.bridge import Order, direct_order, launch_request
 from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
 from steadyrun.runtime.seats import Seats
+from steadyrun.runtime.standing import Standing
 from steadyrun.store import Lost
 
 
@@ -39,7 +40,7 @@ class Holding:
         await self._require_open(agent.provider)
         accepted = await store.hire(agent, Message(agent.id, prompt, kind="call"))
         wall = ask.wall_seconds or around.drivers.wall_seconds(agent.provider)
-        metadata = {WALL: wall} if wall else {}
+        metadata = {**ask.metadata, **({WALL: wall} if wall else {})}
 
         def opened(agent: Agent, item: Item) -> Created:
             tools, now = agent.policy.allowed_tools, around.clock.now()
@@ -142,9 +143,9 @@ class _Once:
         if isinstance(asked, Turn):
             if seat.live is None:
                 raise NotFound("launch of", runner.id)
-            return Order(asked, launch_request(agent, asked, None))
+            return Order(asked, launch_request(agent, asked, None, Standing(None)))
         ask = replace(asked, resume=None) if is_fresh else asked
-        return direct_order(agent, item, runner.id, ask)
+        return await direct_order(self._holding.around, agent, item, runner.id, ask)
 
     async def make_room(self, seat: Seat) -> None:
         """There always is."""

@@ -18,14 +18,11 @@ from steadyrun.provider import Driver, Stretch, Turn
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.followups import Followups
+from steadyrun.runtime.patience import PAUSE_SECONDS, longer
 from steadyrun.runtime.recorder import Recorder
 from steadyrun.tasks import task_group
 
 Answer = TypeVar("Answer")
-
-# How long to wait before somebody who was out of reach is asked again.
-_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Ear(Protocol):
@@ -84,7 +81,7 @@ class LiveProcess:
 
     async def serve(self) -> None:
         """Hear it to its end: run this in a task. What goes wrong is for whoever waits for it."""
-        pause = _PAUSE_SECONDS
+        pause = PAUSE_SECONDS
         try:
             while not self.is_gone:
                 pause = await self._hear_once(pause)
@@ -113,7 +110,7 @@ class LiveProcess:
         await anyio.sleep(pause)
         self._is_stale = True
         is_news = self._around.clock.monotonic() - started_at > 2 * pause
-        return _PAUSE_SECONDS if is_news else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return PAUSE_SECONDS if is_news else longer(pause)
 
     async def _drive(self) -> None:
         around = self._around
@@ -180,6 +177,13 @@ class LiveProcess:
         self.is_closing = True
         await self.say(lambda driver: driver.stop(reason))
         await self.until_gone()
+
+    async def end(self, limit: float | None) -> None:
+        """Let it end by itself, or stop it if that takes too long."""
+        await self.close()
+        with anyio.move_on_after(limit or None):
+            await self.until_gone()
+        await self.stop("shutdown")
 
     async def until_gone(self) -> None:
         while not self.is_gone:

@@ -44,6 +44,8 @@ class Runner:
         # Its turn was told, or may have been.
         self.is_told = False
         self.is_adopted = is_adopted
+        # Its turn has begun by itself: nobody is to tell it.
+        self.is_begun = False
         # How it ends where no process could say so.
         self.cut: Finished | Orphaned | None = None
         # What a person was asked, and when.
@@ -104,7 +106,7 @@ class Runner:
 
     def go_on_from(self, live: LiveProcess, before: "Runner | None") -> None:
         """Its turn has begun by itself, maybe after that of another run."""
-        self._live = live
+        self._live, self.is_begun = live, True
         self.missed = before.stopped if before else None
 
     def end_by(self, change: Finished | Orphaned) -> None:

@@ -24,13 +24,14 @@ from steadyrun.model.event import (
 from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Claim, Hold, Message
 from steadyrun.model.process import Process
-from steadyrun.model.run import Created, Finished, Metadata, Run
+from steadyrun.model.run import Created, Finished, Metadata, Orphaned, Run
 from steadyrun.provider import RESUME_NOT_FOUND, Ability, Driver, Ended, Stretch
 from steadyrun.runtime.again import Again, metadata_of
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Order
 from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.hearing import hear
+from steadyrun.runtime.patience import written
 from steadyrun.runtime.process import LiveProcess
 from steadyrun.runtime.runner import Runner
 from steadyrun.store import Call
@@ -38,9 +39,6 @@ from steadyrun.store import Call
 Answer = TypeVar("Answer")
 
 _ALL = 1_000_000
-# How long to wait before a store is tried again.
-_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Manner(Protocol):
@@ -66,7 +64,7 @@ class Manner(Protocol):
         """The run waits for the answer of a person, or has it."""
 
     def woken(self, seat: "Seat") -> None:
-        """The process has begun a turn while nothing ran: `go_on` must be called."""
+        """The process has begun a turn while nothing ran: `work` is to be called."""
 
     def left(self, seat: "Seat") -> None:
         """The lane is not ours any more."""
@@ -126,6 +124,7 @@ class Seat:
             runner = self._runner(hold, run.id, is_adopted=True)
             runner.know(run, credit)
             runner.stopped = "user_stop" if hold.item.cancel_requested else None
+            runner.is_begun = hold.item.kind == "self" or hold.item.delivery == "own_turn"
             self._sit(hold, runner)
         if process:
             self._is_taken_up = True
@@ -135,11 +134,8 @@ class Seat:
 
     async def work(self) -> None:
         """Run the item to its end, and what its process goes on with by itself."""
-        await self._tell()
-        await self._finish()
-
-    async def go_on(self) -> None:
-        """See through what the process has begun by itself."""
+        if not self._running().is_begun:
+            await self._tell()
         await self._finish()
 
     def _sit(self, claim: Claim, runner: Runner) -> None:
@@ -257,6 +253,8 @@ class Seat:
         while True:
             await self._until_quiet()
             runner = self._running()
+            if not runner.is_over:
+                runner.end_by(Orphaned(self._clock.now()))
             again = await self._next(runner)
             if again is not None and await self._try_again(runner, again):
                 await self._tell()
@@ -362,7 +360,7 @@ class Seat:
     async def give_up(self, ended: Finished) -> None:
         """End whatever runs here, however it is."""
         runner, live = self.runner, self.live
-        if live and not live.is_gone:
+        if live:
             await live.stop("shutdown")
         if runner and self.is_held:
             await self._end_process()
@@ -379,11 +377,7 @@ class Seat:
             live = self.live
             if live is None:
                 return
-            if not live.is_gone:
-                await live.close()
-                with anyio.move_on_after(self._around.limits.close or None):
-                    await live.until_gone()
-                await live.stop("shutdown")
+            await live.end(self._around.limits.close)
             hold, process = self._held(), live.process.id
             await self._written(lambda: self._store.close_process(hold, process))
             self.live = None
@@ -504,16 +498,7 @@ class Seat:
         return self._manner.is_patient and error.retryable
 
     async def _written(self, verb: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Write, as often as the store cannot be written for the moment."""
-        pause = _PAUSE_SECONDS
-        while True:
-            try:
-                return await verb()
-            except StoreFailed as error:
-                if not await self.failed(error):
-                    raise
-                await anyio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return await written(verb, self.failed)
 
     def _running(self) -> Runner:
         assert self.runner
