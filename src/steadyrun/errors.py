@@ -15,10 +15,12 @@ SteadyrunError
         AgentHomeMissing         an agent's home directory is gone
     NotAllowed               a rule is in the way; have it changed, or do without      exit 4
         CommandRefused           a command is not on the list, or on the wrong one
+        ReadOnly                 it is written in the configuration; change it there
     Conflict                 look again at the present state, then decide              exit 5
         NameTaken                an agent of that name exists
         ChangeRefused            this step is not possible from the present state
         OffsetMismatch           read on from the stored offset
+        DaemonRunning            this home has its daemon already
     GateClosed               a provider has refused for now; wait until it is open     exit 6
     LeaseLost                stop; write nothing more                                  exit 5
     KeeperGone               adopt the process again, or take it as ended              exit 1
@@ -26,6 +28,8 @@ SteadyrunError
         RpcRefused               it answered with an error; see its number
         RpcTimeout               no answer in time; it may still do what was asked     exit 7
         RpcClosed                the connection is gone; connect again, then look
+    DaemonUnreachable        nothing was asked of it; start it, then call again        exit 69
+    VersionMismatch          the daemon is of another version; start it anew           exit 1
     StoreFailed              the record could not be read or written                   exit 1
         StoreBusy                another process held the store too long; try again
         StoreFull                make room, then try again
@@ -219,6 +223,19 @@ class CommandRefused(NotAllowed):
         self.command, self.rule = command, rule
 
 
+class ReadOnly(NotAllowed):
+    """An agent of the configuration is changed there only."""
+
+    code = "read_only"
+
+    def __init__(self, agent: str) -> None:
+        super().__init__(
+            f"{agent} is written in the configuration",
+            hint=f"Change [agents.{agent}] there: steadyrun config path",
+        )
+        self.agent = agent
+
+
 class Conflict(SteadyrunError):
     """The present state does not allow it."""
 
@@ -257,6 +274,17 @@ class OffsetMismatch(Conflict):
             hint="Read the journal again from the stored offset.",
         )
         self.process, self.stored, self.given = process, stored, given
+
+
+class DaemonRunning(Conflict):
+    """One home has one daemon."""
+
+    code = "daemon_running"
+
+    def __init__(self, home: "Path", *, pid: int | None = None) -> None:
+        who = "a daemon" if pid is None else f"the daemon {pid}"
+        super().__init__(f"{who} serves {home} already", hint="Look at it: steadyrun status")
+        self.home, self.pid = home, pid
 
 
 class GateClosed(SteadyrunError):
@@ -331,6 +359,30 @@ class RpcClosed(RpcFailed):
     def __init__(self, method: str) -> None:
         super().__init__(f"the connection ended before {method} was answered")
         self.method = method
+
+
+class DaemonUnreachable(SteadyrunError):
+    """No daemon answers; nothing was asked of it."""
+
+    exit_code = 69
+    code = "daemon_unreachable"
+
+    def __init__(self, home: "Path", *, found: str) -> None:
+        super().__init__(f"no daemon answers for {home}: {found}", hint="Start one: steadyrun up")
+        self.home, self.found = home, found
+
+
+class VersionMismatch(SteadyrunError):
+    """The daemon speaks another version; nothing was asked of it."""
+
+    code = "version_mismatch"
+
+    def __init__(self, *, daemon: str, ours: str) -> None:
+        super().__init__(
+            f"the daemon is steadyrun {daemon}, this command is {ours}",
+            hint="Start it anew with this version: steadyrun down, then steadyrun up",
+        )
+        self.daemon, self.ours = daemon, ours
 
 
 class StoreFailed(SteadyrunError):

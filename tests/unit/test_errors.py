@@ -28,7 +28,7 @@ CLASSES: dict[str, type[SteadyrunError]] = {
     if inspect.isclass(kind) and issubclass(kind, SteadyrunError)
 }
 LINE = re.compile(
-    r"(?P<indent> *)(?P<name>[A-Z]\w+)(?: {2,}(?P<means>.*?))?(?: +exit (?P<exit>\d))?"
+    r"(?P<indent> *)(?P<name>[A-Z]\w+)(?: {2,}(?P<means>.*?))?(?: +exit (?P<exit>\d+))?"
 )
 
 

@@ -20,12 +20,13 @@ import anyio
 from steadyrun import keeper
 from steadyrun.assemble.store import open_store
 from steadyrun.cli import render
-from steadyrun.cli.runs import find_run
 from steadyrun.config import Config, load, printable
 from steadyrun.errors import Conflict, Usage
 from steadyrun.model.event import public
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
+from steadyrun.operations.documents import run_document
+from steadyrun.operations.looks import find_run
 from steadyrun.providers.drivers import PROCESSES
 from steadyrun.store import Store
 
@@ -88,7 +89,7 @@ class Parcel:
         self._directory = config.places.home / PROCESSES / (run.process or "none")
 
     def pack(self, archive: tarfile.TarFile, events: IO[bytes]) -> None:
-        document = render.to_json(render.run_document(self._run, self._agent_name))
+        document = render.to_json(run_document(self._run, self._agent_name))
         self._add(archive, "run.json", io.BytesIO(document.encode() + b"\n"))
         events.seek(0)
         self._add(archive, "events.jsonl", events)

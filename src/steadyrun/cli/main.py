@@ -6,6 +6,8 @@ import signal
 import sys
 
 from steadyrun import __version__
+from steadyrun.cli import arguments
+from steadyrun.cli.table import TABLE
 from steadyrun.errors import SteadyrunError, Usage
 
 TYPE_CHECKING = False
@@ -17,7 +19,6 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 # The same as `model.policy.Mode`, which would cost every command its imports.
 MODES = ("default", "accept_edits", "plan", "full_auto", "dangerously_skip_permissions")
-_MOST = 100_000
 _LONGEST_MESSAGE = 1000
 
 _EPILOG = """\
@@ -43,25 +44,29 @@ class Command:
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    _json_flag(parser)
+    arguments.json_flag(parser)
 
 
 def _runs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agent", metavar="NAME", help="only this agent's runs")
-    parser.add_argument("-n", type=_count, default=20, metavar="N", help="how many (20)")
-    _json_flag(parser)
+    parser.add_argument("-n", type=arguments.count, default=20, metavar="N", help="how many (20)")
+    arguments.json_flag(parser)
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
-    _json_flag(parser)
+    arguments.json_flag(parser)
 
 
 def _tail_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="AGENT|RUN", help="an agent's name, or a run's id")
-    parser.add_argument("-n", type=_count, default=50, metavar="N", help="how many events (50)")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as events come")
-    parser.add_argument("--jsonl", action="store_true", help="one JSON document a line")
+    add = parser.add_argument
+    add("name", nargs="?", metavar="AGENT|RUN", help="an agent's name, or a run's id")
+    add("--all", action="store_true", help="of every agent, and of gates")
+    add("-n", type=arguments.count, metavar="N", help="how many events (50)")
+    add("-f", "--follow", action="store_true", help="go on as events come")
+    add("--kind", type=arguments.words, metavar="A,B", help="only text, tool, run, … or error")
+    add("--after", type=arguments.cursor, metavar="CURSOR", help="what came after that event")
+    add("--jsonl", action="store_true", help="one JSON document a line")
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,9 +81,11 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--role", metavar="R", help="who it shall be: roles/R.md of the home")
     add("--resume", metavar="TOKEN", help="go on with an earlier conversation")
     add("--or-fresh", action="store_true", default=None, help="or begin a new one if it is gone")
-    add("--max-turns", type=_count, metavar="N", help="stop after so many steps of its own")
-    add("--max-cost", type=_dollars, metavar="USD", help="stop when it has cost so much")
-    add("--timeout", type=_duration, metavar="DURATION", help="500ms, 6s, 10m, 2h")
+    add(
+        "--max-turns", type=arguments.count, metavar="N", help="stop after so many steps of its own"
+    )
+    add("--max-cost", type=arguments.dollars, metavar="USD", help="stop when it has cost so much")
+    add("--timeout", type=arguments.duration, metavar="DURATION", help="500ms, 6s, 10m, 2h")
     add("--schema", metavar="FILE|JSON", help="a JSON Schema that the answer must fit")
     add("--image", action="append", metavar="FILE", help="png, jpeg, gif or webp; may be repeated")
     add("--metadata", metavar="JSON", help="an object that is kept with the run")
@@ -89,13 +96,17 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 def _steer_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
     parser.add_argument("text", metavar="TEXT", help="what it shall know or do as well")
-    _json_flag(parser)
+    arguments.json_flag(parser)
 
 
 def _cancel_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
     parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
-    _json_flag(parser)
+
+
+def _send_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wait", action="store_true", help="watch it until it is settled")
+    parser.add_argument("--timeout", type=arguments.duration, metavar="DURATION",
+                        help="with --wait: how long")  # fmt: skip
 
 
 def _replay_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,20 +118,39 @@ def _replay_arguments(parser: argparse.ArgumentParser) -> None:
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
     parser.add_argument("-o", "--output", metavar="FILE", help="where to (RUN.tar.gz, here)")
-    _json_flag(parser)
+    arguments.json_flag(parser)
 
 
 def _nothing(parser: argparse.ArgumentParser) -> None:
     """It takes no arguments."""
 
 
+# Commands of operations that do more than ask and show.
+OWN = {
+    "cancel": ("steer:cancel", _cancel_arguments),
+    "down": ("down:down", _nothing),
+    "send": ("send:send", _send_arguments),
+}
+
+
+def _of_operation(row: "arguments.Row") -> Command:
+    target, further = OWN.get(row[0], ("call:call", _nothing))
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        arguments.add_all(parser, row)
+        further(parser)
+
+    return Command(row[0], row[1], target, add)
+
+
 COMMANDS = (
     Command("run", "run one prompt and watch it", "run:run", _run_arguments),
     Command("steer", "tell a running run something more", "steer:steer", _steer_arguments),
-    Command("cancel", "end a run", "steer:cancel", _cancel_arguments),
+    *map(_of_operation, TABLE),
     Command("runs", "list runs, newest first", "runs:list_runs", _runs_arguments),
     Command("show", "show one run", "runs:show", _show_arguments),
-    Command("tail", "print an agent's or a run's last events", "runs:tail", _tail_arguments),
+    Command("tail", "print the last events of an agent, a run or all", "tail:tail",
+            _tail_arguments),
     Command("replay", "play recorded traffic through its provider's dialect", "replay:replay",
             _replay_arguments),
     Command("export", "pack a run for a bug report, without secrets", "export:export",
@@ -261,35 +291,7 @@ def _valid(word: str) -> str:
     return word.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _json_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
 def _output_flags(parser: argparse.ArgumentParser) -> None:
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--json", action="store_true", help="print one JSON document at the end")
     either.add_argument("--jsonl", action="store_true", help="print each event as a line of JSON")
-
-
-def _duration(text: str) -> float:
-    # Not above: compiling a pattern is a part of the start-up budget.
-    from steadyrun.cli.durations import parse_duration  # noqa: PLC0415
-
-    try:
-        return parse_duration(text)
-    except Usage as error:
-        raise argparse.ArgumentTypeError(error.message) from error
-
-
-def _dollars(text: str) -> float:
-    is_number = text.isascii() and text.replace(".", "", 1).isdecimal() and len(text) <= 12
-    if not is_number or float(text) <= 0:
-        raise argparse.ArgumentTypeError(f"expected dollars above 0, found {text[:40]!r}")
-    return float(text)
-
-
-def _count(text: str) -> int:
-    digits = text.lstrip("0") if text.isascii() and text.isdecimal() else ""
-    if not 1 <= len(digits) <= 6 or int(digits) > _MOST:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to {_MOST}, found {text!r}")
-    return int(digits)

@@ -1,13 +1,12 @@
 """What was asked for on the command line? Read, checked and named before anything is started."""
 
-import os
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from steadyrun.cli.stdin import read_input
 from steadyrun.errors import Usage
 from steadyrun.library import Wishes
 from steadyrun.model.media import image_type
@@ -19,7 +18,9 @@ _SAME_NAME = ("model", "mode", "system", "resume", "or_fresh", "max_turns")
 
 def read_prompt(text: str | None) -> str:
     """The text as it was typed, or all of standard input."""
-    prompt = _read_input(is_asked_for=text == "-") if text in {None, "-"} else text
+    hint = 'Type it: steadyrun run "…" --provider P, or pipe it in.'
+    is_piped = text in {None, "-"}
+    prompt = read_input("prompt", is_asked_for=text == "-", hint=hint) if is_piped else text
     if not prompt or not prompt.strip():
         raise Usage("the prompt is empty", hint='Type it: steadyrun run "…" --provider P')
     return prompt
@@ -73,18 +74,6 @@ def read_image(given: str) -> Image:
 
 def _split(tools: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in tools.split(",") if name.strip())
-
-
-def _read_input(*, is_asked_for: bool) -> str:
-    if sys.stdin is None or (sys.stdin.isatty() and not is_asked_for):
-        hint = 'Type it: steadyrun run "…" --provider P, or pipe it in.'
-        raise Usage("there is no prompt", hint=hint)
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise Usage(f"the prompt on standard input is not UTF-8: {error.reason}") from error
-    except OSError as error:
-        raise Usage(f"standard input cannot be read: {os.strerror(error.errno or 0)}") from error
 
 
 def _read_file(path: Path, what: str, limit: int = -1) -> bytes:

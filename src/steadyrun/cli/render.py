@@ -2,7 +2,6 @@
 
 import re
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -22,38 +21,15 @@ def to_json(document: object) -> str:
     return msgspec.json.encode(document).decode()
 
 
-def run_document(run: Run, agent_name: str) -> dict[str, Any]:
-    """A run as `--json` shows it: every key is always there."""
-    return {
-        "run": run.id,
-        "agent": agent_name,
-        "item": run.item,
-        "provider": run.provider,
-        "model": run.model,
-        "status": run.status,
-        "stop_reason": run.stop_reason,
-        "text": run.text,
-        "usage": msgspec.to_builtins(run.usage),
-        "cost": msgspec.to_builtins(run.cost),
-        "resume_token": run.resume_token,
-        "duration_ms": run.duration_ms,
-        "exit_code": run.exit_code,
-        "error": msgspec.to_builtins(run.error),
-        "diagnostic": msgspec.to_builtins(run.diagnostic),
-        "events": run.events,
-        "tools": run.tools,
-        "metadata": run.metadata,
-        "created_at": run.created_at,
-        "started_at": run.started_at,
-        "ended_at": run.ended_at,
-    }
-
-
 def run_table(runs: list[tuple[Run, str]]) -> list[str]:
     """A line a run, under headings."""
     heading = ("RUN", "STATUS", "AGENT", "PROVIDER", "CREATED", "TOOK", "COST")
-    rows = [heading, *(_run_row(run, agent_name) for run, agent_name in runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heading))]
+    return columns([heading, *(_run_row(run, agent_name) for run, agent_name in runs)])
+
+
+def columns(rows: list[tuple[str, ...]]) -> list[str]:
+    """A line a row, its cells under those of the first."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows

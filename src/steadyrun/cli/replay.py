@@ -10,12 +10,12 @@ import anyio
 from steadyrun.assemble.runtime import DIALECTS, make_dialect
 from steadyrun.assemble.store import open_store
 from steadyrun.cli import render
-from steadyrun.cli.runs import find_run
 from steadyrun.config import Config, ProviderSettings, load
 from steadyrun.errors import NotFound, Usage
 from steadyrun.model.event import LiveEvent, StoredEvent, TextDelta, ThinkingDelta, public
 from steadyrun.model.frame import Frame
 from steadyrun.model.run import Run
+from steadyrun.operations.looks import find_run
 from steadyrun.provider import Dialect, Exit
 from steadyrun.providers import keeping
 from steadyrun.providers.drivers import PROCESSES

@@ -7,14 +7,19 @@ from contextlib import aclosing, asynccontextmanager
 
 import anyio
 
+from steadyrun.assemble.desk import open_desk
 from steadyrun.cli import render
+from steadyrun.cli.call import given_by, show
+from steadyrun.cli.lost import hand_over_lost
 from steadyrun.cli.opened import open_home
-from steadyrun.cli.runs import find_run
+from steadyrun.config import load
 from steadyrun.errors import Conflict, Usage
 from steadyrun.library import RunHandle
 from steadyrun.model.event import FollowupOffered, FollowupReturned
 from steadyrun.model.ids import ItemId
-from steadyrun.model.run import Run
+from steadyrun.operations.documents import CancelledDocument
+from steadyrun.operations.looks import find_run
+from steadyrun.operations.registry import BY_NAME
 from steadyrun.provider import Refused
 from steadyrun.store import Store, follow
 
@@ -44,7 +49,7 @@ async def _steer(args: Namespace) -> int:
             document = {"run": run.id, "item": answer.item, "delivery": delivery}
             print(render.to_json(document) if args.json else f"{delivery}: {run.id}")
             return 0
-    return _say_unanswered(run)
+    return _say_unanswered(run.id)
 
 
 async def _see_offered(store: Store, run: RunHandle, item: ItemId, *, after: int) -> None:
@@ -65,15 +70,15 @@ def _refused(run: RunHandle, reason: str | None) -> Conflict:
 
 
 async def _cancel(args: Namespace) -> int:
-    async with _reached(args.run) as (store, handle):
-        await handle.cancel(args.reason)
-        run = await _ended(store, handle)
-    if not run.is_terminal:
-        return _say_unanswered(handle)
-    if args.json:
-        print(render.to_json({"run": run.id, "status": run.status, "stop_reason": run.stop_reason}))
-    else:
-        print(f"{run.status}: {run.id}")
+    config, operation = load(), BY_NAME["item.cancel"]
+    async with open_desk(config) as desk:
+        # A run that nobody drives is driven again first, so that somebody ends it.
+        await hand_over_lost(config.places.home, desk.store)
+        given = given_by(args, operation, wait_seconds=WAIT_SECONDS)
+        found: CancelledDocument = await operation.do(desk, given)
+    if not found.is_over:
+        return _say_unanswered(found.run or found.item)
+    show(operation, given, found, as_json=args.json)
     return 0
 
 
@@ -84,15 +89,7 @@ async def _reached(name: str) -> AsyncIterator[tuple[Store, RunHandle]]:
         yield store, RunHandle(holding, (await find_run(store, name)).id)
 
 
-async def _ended(store: Store, handle: RunHandle) -> Run:
-    with anyio.move_on_after(WAIT_SECONDS):
-        async with aclosing(handle.events()) as events:
-            async for _ in events:
-                pass
-    return await store.run(handle.id)
-
-
-def _say_unanswered(run: RunHandle) -> int:
-    print(f"{run.id} was asked, but has not answered yet: steadyrun tail {run.id} -f",
-          file=sys.stderr)  # fmt: skip
+def _say_unanswered(asked: str | None) -> int:
+    look = "steadyrun inbox" if asked is None else f"steadyrun tail {asked} -f"
+    print(f"{asked} was asked, but has not answered yet: {look}", file=sys.stderr)
     return EXIT_TIMED_OUT

@@ -24,6 +24,11 @@ class Lines:
             self._open.append(pieces.pop())
         return self._lines(pieces)
 
+    @property
+    def open_bytes(self) -> int:
+        """How long the line is so far that has not ended."""
+        return sum(map(len, self._open))
+
     def rest(self) -> Frame | None:
         """What came behind the last line break: at the end of a process it is a line, too."""
         raw = b"".join(self._open)

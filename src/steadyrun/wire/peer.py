@@ -44,8 +44,11 @@ class Peer:
         service: Service | None = None,
         *,
         with_version: bool = True,
+        longest_line: int | None = None,
     ) -> None:
+        """With `longest_line`, whoever sends a longer one is told so and heard no more."""
         self._reader, self._writer = reader, writer
+        self._longest_line = longest_line
         self._service = service or Service()
         self._with_version = with_version
         self._numbers = count(1)
@@ -93,6 +96,9 @@ class Peer:
         while chunk := await self._read():
             for frame in lines.feed(chunk):
                 await self._receive(frame.raw, tasks)
+            if self._longest_line is not None and lines.open_bytes > self._longest_line:
+                await self._refuse_length(self._longest_line)
+                return
         if rest := lines.rest():
             await self._receive(rest.raw, tasks)
 
@@ -127,6 +133,11 @@ class Peer:
             # The only thing a sound peer may send that we do not take: it waits for an answer.
             error = RpcError(jsonrpc.INVALID_REQUEST, jsonrpc.BATCH_REFUSED)
             self._writer.write(jsonrpc.failure(None, error, with_version=self._with_version))
+
+    async def _refuse_length(self, most: int) -> None:
+        error = RpcError(jsonrpc.INVALID_REQUEST, f"expected a line of at most {most} bytes")
+        with suppress(RpcClosed):
+            await self._send(jsonrpc.failure(None, error), "the refusal")
 
     def _hear(self, notification: Notification) -> None:
         try:

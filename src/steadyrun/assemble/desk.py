@@ -1,0 +1,31 @@
+"""What does an operation get in a process that is no daemon? The store, and what is configured."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from steadyrun.assemble.store import open_store
+from steadyrun.clock import SystemClock
+from steadyrun.config import Config, ProviderSettings
+from steadyrun.model.ids import Ids
+from steadyrun.operations.desk import Desk
+from steadyrun.provider import Ability
+
+
+@asynccontextmanager
+async def open_desk(config: Config) -> AsyncIterator[Desk]:
+    clock = SystemClock()
+    async with open_store(config) as store:
+        yield Desk(store, clock, Ids(clock.now), config.places.home, abilities_of(config))
+
+
+def abilities_of(config: Config) -> Callable[[str], frozenset[Ability] | None]:
+    """What each provider can do as it is configured; None where there is no such provider."""
+
+    def abilities(name: str) -> frozenset[Ability] | None:
+        # Few commands ask, and all of the providers take longer to import than most commands run.
+        from steadyrun.assemble.runtime import DIALECTS, make_dialect  # noqa: PLC0415
+
+        settings = config.settings.providers.get(name, ProviderSettings())
+        return make_dialect(name, settings.options).abilities if name in DIALECTS else None
+
+    return abilities

@@ -1,0 +1,91 @@
+"""What does a word on the command line mean? Types of arguments, and rows of the table as such."""
+
+import argparse
+import os
+
+from steadyrun.errors import Usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    # Field, kind, how it is typed (empty: by its place), metavar, help, what it may be, needed?
+    Argument = tuple[str, str, tuple[str, ...], str, str, tuple[str, ...], bool]
+    # Words, summary, operation, arguments.
+    Row = tuple[str, str, str, tuple[Argument, ...]]
+
+_MOST = 100_000
+
+
+def add_all(parser: argparse.ArgumentParser, row: "Row") -> None:
+    """The arguments of a row of `table.py`."""
+    for argument in row[3]:
+        _add(parser, argument)
+    json_flag(parser)
+    parser.set_defaults(operation=row[2])
+
+
+def _add(parser: argparse.ArgumentParser, argument: "Argument") -> None:
+    field, kind, names, metavar, summary, values, is_needed = argument
+    if kind == "constants":
+        either = parser.add_mutually_exclusive_group()
+        for name, value in zip(names, values, strict=True):
+            either.add_argument(name, dest=field, action="store_const", const=value, help=summary)
+        return
+    settings: dict[str, Any] = {"help": summary, **_settings(kind, metavar, values)}
+    if not names:
+        parser.add_argument(field, nargs=None if is_needed else "?", **settings)
+    else:
+        parser.add_argument(*names, dest=field, required=is_needed, **settings)
+
+
+def _settings(kind: str, metavar: str, values: tuple[str, ...]) -> "dict[str, Any]":
+    known: dict[str, dict[str, Any]] = {
+        "text": {"metavar": metavar},
+        "flag": {"action": "store_true", "default": None},
+        "count": {"metavar": metavar, "type": count},
+        "duration": {"metavar": metavar, "type": duration},
+        "choice": {"metavar": metavar, "choices": values},
+        "words": {"metavar": metavar, "type": words},
+        "path": {"metavar": metavar, "type": os.path.abspath},
+        "paths": {"metavar": metavar, "type": os.path.abspath, "action": "append"},
+    }
+    return known[kind]
+
+
+def json_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def duration(text: str) -> float:
+    # Not above: compiling a pattern is a part of the start-up budget.
+    from steadyrun.cli.durations import parse_duration  # noqa: PLC0415
+
+    try:
+        return parse_duration(text)
+    except Usage as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def dollars(text: str) -> float:
+    is_number = text.isascii() and text.replace(".", "", 1).isdecimal() and len(text) <= 12
+    if not is_number or float(text) <= 0:
+        raise argparse.ArgumentTypeError(f"expected dollars above 0, found {text[:40]!r}")
+    return float(text)
+
+
+def count(text: str) -> int:
+    digits = text.lstrip("0") if text.isascii() and text.isdecimal() else ""
+    if not 1 <= len(digits) <= 6 or int(digits) > _MOST:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to {_MOST}, found {text!r}")
+    return int(digits)
+
+
+def cursor(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise argparse.ArgumentTypeError(f"expected an event's cursor, found {text[:40]!r}")
+    return int(text)
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())

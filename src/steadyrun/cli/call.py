@@ -1,0 +1,62 @@
+"""How is an operation asked for? Of the daemon, if one answers; else it is done here, if it can."""
+
+import sys
+from argparse import Namespace
+from typing import Any
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from steadyrun.assemble.desk import open_desk
+from steadyrun.cli import render
+from steadyrun.cli.show import notes, text
+from steadyrun.config import Config, load
+from steadyrun.errors import DaemonUnreachable, Usage
+from steadyrun.operations import calling
+from steadyrun.operations.registry import BY_NAME, Operation
+
+
+def call(args: Namespace) -> int:
+    """Ask, and print the answer."""
+    return anyio.run(_call, args)
+
+
+async def _call(args: Namespace) -> int:
+    operation = BY_NAME[args.operation]
+    given = given_by(args, operation)
+    answer, _ = await ask(load(), operation, given)
+    show(operation, given, answer, as_json=args.json)
+    return 0
+
+
+def given_by(args: Namespace, operation: Operation, **other: Any) -> Any:
+    """What was typed as the operation's input; what was not typed is left to it."""
+    fields = operation.given.__struct_fields__
+    typed = {name: getattr(args, name, None) for name in fields} | other
+    try:
+        given = {name: value for name, value in typed.items() if value is not None}
+        return msgspec.convert(given, operation.given)
+    except msgspec.ValidationError as error:
+        raise Usage(f"{operation.name}: {error}") from error
+
+
+async def ask(config: Config, operation: Operation, given: Struct) -> tuple[Any, bool]:
+    """The answer, and whether a daemon gave it."""
+    try:
+        return await calling.call(config.places.home, operation, given), True
+    except DaemonUnreachable:
+        if operation.place == "daemon":
+            raise
+    async with open_desk(config) as desk:
+        return await operation.do(desk, given), False
+
+
+def show(operation: Operation, given: Struct, answer: Struct, *, as_json: bool) -> None:
+    if as_json:
+        print(render.to_json(answer))
+    else:
+        for line in text(operation.name, given, answer):
+            print(line)
+    for line in notes(given):
+        print(line, file=sys.stderr)

@@ -1,0 +1,212 @@
+"""How does the answer of an operation look to a person?"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+
+from steadyrun.cli import render
+from steadyrun.operations.agents import AddAgent, SetAgent
+from steadyrun.operations.documents import (
+    AgentDocument,
+    AgentPage,
+    AgentsDocument,
+    CancelledDocument,
+    CostSum,
+    GateDocument,
+    ItemDocument,
+    ItemsDocument,
+    RemovedDocument,
+    StatusDocument,
+    Stopped,
+)
+
+_LONGEST_TEXT = 60
+_FALLBACK = "fallback providers are kept, but not used yet: a later version will"
+
+
+def text(name: str, given: Struct, answer: Struct) -> list[str]:
+    """The lines for standard output."""
+    return list(_TEXTS[name](given, answer))
+
+
+def notes(given: Struct) -> list[str]:
+    """What should be known besides, for standard error."""
+    is_named = isinstance(given, AddAgent | SetAgent) and given.fallback
+    return [_FALLBACK] if is_named else []
+
+
+def agent_table(agents: Iterable[AgentDocument]) -> list[str]:
+    return _table(
+        ("NAME", "STATE", "PROVIDER", "NOW", "QUEUE", "TODAY"),
+        [
+            (
+                agent.name,
+                agent.state,
+                agent.provider,
+                _now(agent),
+                str(agent.queued),
+                money(agent.cost_today),
+            )
+            for agent in agents
+        ],
+    )
+
+
+def money(cost: CostSum) -> str:
+    if cost.usd is None:
+        return "unknown"
+    sign = "~" if cost.kind == "estimated" else ""
+    more = f" + {cost.unknown_runs} unknown" if cost.unknown_runs else ""
+    return f"{sign}${cost.usd:.2f}{more}"
+
+
+def age(since: datetime, now: datetime) -> str:
+    """Roughly, in the unit that fits."""
+    seconds = max(0, int((now - since).total_seconds()))
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _added(_: Any, agent: AgentDocument) -> Iterator[str]:
+    yield f"added {agent.name}"
+
+
+def _changed(given: Any, agent: AgentDocument) -> Iterator[str]:
+    said = [field for field in given.__struct_fields__ if getattr(given, field)]
+    named = [field.replace("_", "-") for field in said if field not in {"name", "clear"}]
+    yield f"set {agent.name}: {', '.join([*named, *given.clear])}"
+
+
+def _removed(_: Any, agent: RemovedDocument) -> Iterator[str]:
+    yield f"removed {agent.name}"
+
+
+def _agents(_: Any, found: AgentsDocument) -> Sequence[str]:
+    return agent_table(found.agents) if found.agents else ["No agents yet."]
+
+
+def _agent(_: Any, agent: AgentPage) -> Iterator[str]:
+    facts = {
+        "agent": agent.name,
+        "state": agent.state + (f" until {render.moment(agent.until)}" if agent.until else ""),
+        "process": agent.process,
+        "now": agent.now and f"{agent.item}: {agent.now}",
+        "run": agent.run,
+        "queue": str(agent.queued),
+        "today": money(agent.cost_today),
+        "provider": " ".join(filter(None, (agent.provider, agent.model))),
+        "fallback": ", ".join(agent.fallback),
+        "home": agent.home,
+        "role": agent.role,
+        "mode": agent.mode,
+        "followup": agent.followup,
+        "on lost": agent.on_lost,
+        "timeout": f"{agent.timeout_seconds:g}s" if agent.timeout_seconds else None,
+        "system": agent.system,
+        "origin": agent.origin,
+    }
+    yield from (f"{name:<9} {render.plain(fact)}" for name, fact in facts.items() if fact)
+    for token in agent.tokens:
+        ended = f" ({token.ended})" if token.ended else ""
+        line = f"{token.provider} {token.token} since {render.moment(token.bound_at)}{ended}"
+        yield f"{'token':<9} {render.plain(line)}"
+
+
+def _paused(_: Any, found: AgentsDocument) -> Iterator[str]:
+    for agent in found.agents:
+        yield f"paused {agent.name}" + ("; 1 run goes on" if agent.run else "")
+
+
+def _resumed(_: Any, found: AgentsDocument) -> Iterator[str]:
+    yield from (f"resumed {agent.name}" for agent in found.agents)
+
+
+def _sent(_: Any, item: ItemDocument) -> Iterator[str]:
+    yield f"* {item.id} {item.status} for {item.agent}"
+
+
+def _retried(given: Any, item: ItemDocument) -> Iterator[str]:
+    yield f"{item.id}: again {item.retry_of}"
+
+
+def _inbox(given: Any, found: ItemsDocument) -> Sequence[str]:
+    now = datetime.now(UTC)
+    if not found.items:
+        return ["No items." if given.all else "No open items."]
+    return _table(
+        ("ITEM", "AGENT", "STATUS", "DELIVERY", "AGE", "TEXT"),
+        [
+            (
+                item.id,
+                item.agent,
+                item.status + (f" ({item.waiting})" if item.waiting else ""),
+                "-" if item.delivery == "none" else item.delivery,
+                age(item.created_at, now),
+                render.plain(item.text, _LONGEST_TEXT),
+            )
+            for item in found.items
+        ],
+    )
+
+
+def _cancelled(_: Any, found: CancelledDocument) -> Iterator[str]:
+    yield f"{found.status}: {found.run or found.item}"
+
+
+def _status(_: Any, found: StatusDocument) -> Iterator[str]:
+    daemon = found.daemon
+    draining = ", draining" if daemon.is_draining else ""
+    yield (
+        f"* up since {render.moment(daemon.started_at)} (pid {daemon.pid}, {daemon.version}): "
+        f"{daemon.runs.live} of {daemon.runs.most} runs, "
+        f"{daemon.processes.live} of {daemon.processes.most} processes{draining}"
+    )
+    yield from agent_table(found.agents) if found.agents else ["No agents yet."]
+    yield from (_gate(gate) for gate in found.gates if not gate.dispatchable)
+
+
+def _gate(gate: GateDocument) -> str:
+    until = f" until {render.moment(gate.until)}" if gate.until else ""
+    return render.plain(f"gate {gate.provider}: closed{until} ({gate.reason or 'no reason'})")
+
+
+def _stopped(_: Any, found: Stopped) -> Iterator[str]:
+    told = [
+        f"{count} {what}"
+        for count, what in (
+            (found.stopped, "stopped"), (found.kept, "kept"), (found.queued, "queued")
+        )
+        if count
+    ]  # fmt: skip
+    yield f"* down{': ' if told else ''}{', '.join(told)}"
+
+
+def _now(agent: AgentDocument) -> str:
+    if agent.state == "gated" and agent.until:
+        return f"until {render.moment(agent.until)}"
+    return render.plain(agent.now or "-", _LONGEST_TEXT)
+
+
+def _table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return render.columns([heading, *rows])
+
+
+_TEXTS: dict[str, Callable[[Any, Any], Iterable[str]]] = {
+    "agent.add": _added,
+    "agent.show": _agent,
+    "agent.set": _changed,
+    "agent.rm": _removed,
+    "agent.list": _agents,
+    "agent.pause": _paused,
+    "agent.resume": _resumed,
+    "item.send": _sent,
+    "item.list": _inbox,
+    "item.cancel": _cancelled,
+    "item.retry": _retried,
+    "status": _status,
+    "daemon.stop": _stopped,
+}

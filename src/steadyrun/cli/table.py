@@ -1,0 +1,87 @@
+"""What can be typed for each operation? Made by scripts/commands.py from the registry.
+
+A row: words, summary, operation, arguments. An argument: field, kind, how it is typed (empty: by
+its place), metavar, help, what it may be, and whether it is needed.
+"""
+
+# fmt: off
+# ruff: noqa: E501
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from steadyrun.cli.arguments import Row
+
+TABLE: "tuple[Row, ...]" = (
+    ("agent add", "add an agent", "agent.add", (
+        ("name", "text", (), "NAME", "the agent's name", (), True),
+        ("provider", "text", ("--provider",), "P", "who does its work: `steadyrun providers`", (), True),
+        ("home", "path", ("--home",), "DIR", "the directory it works in", (), True),
+        ("role", "text", ("--role",), "ROLE", "the file in roles/ that says its work", (), False),
+        ("model", "text", ("--model",), "MODEL", "the provider's model", (), False),
+        ("mode", "choice", ("--mode",), "MODE", "what it may do unasked: accept_edits, dangerously_skip_permissions, default, full_auto, plan", ("accept_edits", "dangerously_skip_permissions", "default", "full_auto", "plan"), False),
+        ("fallback", "words", ("--fallback",), "P,…", "who takes over where its provider cannot", (), False),
+        ("followup", "choice", ("--followup",), "queue|steer", "whether a message may enter a run that is going on (steer)", ("queue", "steer"), False),
+        ("on_lost", "choice", ("--on-lost",), "fail|resume|retry", "what becomes of a message whose run was lost (resume)", ("fail", "resume", "retry"), False),
+        ("timeout", "duration", ("--timeout",), "DURATION", "how long a run may take: 500ms, 6s, 10m, 2h", (), False),
+        ("system", "text", ("--system",), "TEXT", "what it is always told", (), False),
+    )),
+    ("agent show", "show an agent", "agent.show", (
+        ("name", "text", (), "NAME", "the agent's name", (), True),
+    )),
+    ("agent set", "change an agent", "agent.set", (
+        ("name", "text", (), "NAME", "the agent's name", (), True),
+        ("provider", "text", ("--provider",), "P", "who does its work: `steadyrun providers`", (), False),
+        ("home", "path", ("--home",), "DIR", "the directory it works in", (), False),
+        ("role", "text", ("--role",), "ROLE", "the file in roles/ that says its work", (), False),
+        ("model", "text", ("--model",), "MODEL", "the provider's model", (), False),
+        ("mode", "choice", ("--mode",), "MODE", "what it may do unasked: accept_edits, dangerously_skip_permissions, default, full_auto, plan", ("accept_edits", "dangerously_skip_permissions", "default", "full_auto", "plan"), False),
+        ("fallback", "words", ("--fallback",), "P,…", "who takes over where its provider cannot", (), False),
+        ("followup", "choice", ("--followup",), "queue|steer", "whether a message may enter a run that is going on", ("queue", "steer"), False),
+        ("on_lost", "choice", ("--on-lost",), "fail|resume|retry", "what becomes of a message whose run was lost", ("fail", "resume", "retry"), False),
+        ("timeout", "duration", ("--timeout",), "DURATION", "how long a run may take: 500ms, 6s, 10m, 2h", (), False),
+        ("system", "text", ("--system",), "TEXT", "what it is always told", (), False),
+        ("clear", "words", ("--clear",), "A,B", "what it shall have no more: role, model, fallback, timeout, system", (), False),
+    )),
+    ("agent rm", "remove an agent; its record stays", "agent.rm", (
+        ("name", "text", (), "NAME", "the agent's name", (), True),
+    )),
+    ("agents", "list agents and what they do", "agent.list", ()),
+    ("pause", "give an agent nothing new; what runs goes on", "agent.pause", (
+        ("name", "text", (), "AGENT", "the agent's name", (), False),
+        ("all", "flag", ("--all",), "ALL", "every agent", (), False),
+    )),
+    ("agent pause", "give an agent nothing new; what runs goes on", "agent.pause", (
+        ("name", "text", (), "AGENT", "the agent's name", (), False),
+        ("all", "flag", ("--all",), "ALL", "every agent", (), False),
+    )),
+    ("resume", "end a pause", "agent.resume", (
+        ("name", "text", (), "AGENT", "the agent's name", (), False),
+        ("all", "flag", ("--all",), "ALL", "every agent", (), False),
+    )),
+    ("agent resume", "end a pause", "agent.resume", (
+        ("name", "text", (), "AGENT", "the agent's name", (), False),
+        ("all", "flag", ("--all",), "ALL", "every agent", (), False),
+    )),
+    ("send", "send an agent a message", "item.send", (
+        ("agent", "text", (), "AGENT", "the agent's name", (), True),
+        ("text", "text", (), "TEXT|-", "the message; - reads standard input", (), True),
+        ("files", "paths", ("--file",), "F", "a file to come with it; may be repeated", (), False),
+        ("followup", "constants", ("--queue", "--steer"), "queue|steer", "wait for a run of its own, or enter the one that is going on", ("queue", "steer"), False),
+        ("key", "text", ("--key",), "K", "the same key again is the same item", (), False),
+    )),
+    ("inbox", "list what agents were asked, newest first", "item.list", (
+        ("agent", "text", (), "AGENT", "only of this agent", (), False),
+        ("all", "flag", ("--all",), "ALL", "the settled ones, too", (), False),
+        ("limit", "count", ("-n",), "N", "how many (50)", (), False),
+    )),
+    ("cancel", "end a run, or what it shall do", "item.cancel", (
+        ("id", "text", (), "RUN|ITEM", "a run's or an item's id, or the beginning of one", (), True),
+    )),
+    ("retry", "ask the same once more", "item.retry", (
+        ("item", "text", (), "ITEM", "an item's id, or the beginning of one", (), True),
+    )),
+    ("status", "show the daemon, its agents and gates", "status", ()),
+    ("down", "end the daemon", "daemon.stop", (
+        ("drain", "duration", ("--drain",), "DURATION", "how long to wait for what runs (60s)", (), False),
+        ("keep", "flag", ("--keep",), "KEEP", "leave what runs to its keepers", (), False),
+    )),
+)

@@ -1,0 +1,1 @@
+"""What can be asked of steadyrun, by anybody and from anywhere?"""

@@ -1,0 +1,274 @@
+"""How do agents come, change, pause and go?"""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import anyio.to_thread
+from msgspec import Struct
+from msgspec.structs import replace
+
+from steadyrun.errors import (
+    AbilityMissing,
+    AgentHomeMissing,
+    ChangeRefused,
+    Conflict,
+    ReadOnly,
+    RoleMissing,
+    Usage,
+)
+from steadyrun.model.agent import Agent
+from steadyrun.model.item import Followup, OnLost
+from steadyrun.model.policy import Mode, Policy
+from steadyrun.model.session import Session
+from steadyrun.operations.desk import Desk
+from steadyrun.operations.documents import (
+    AgentDocument,
+    AgentPage,
+    AgentsDocument,
+    RemovedDocument,
+    TokenDocument,
+)
+from steadyrun.operations.looks import agent_document, agent_documents, find_agent, gates_of
+from steadyrun.operations.words import said
+from steadyrun.provider import Ability
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+_ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,63}", re.ASCII)
+# What begins so is an id.
+_IDS = ("agt_", "run_", "itm_", "prc_", "hld_")
+_CLEARED = {
+    "role": "role", "model": "model", "fallback": "fallback", "timeout": "wall_seconds",
+    "system": "system",
+}  # fmt: skip
+
+Name = Annotated[str, said("the agent's name", metavar="NAME")]
+Role = Annotated[str | None, said("the file in roles/ that says its work", metavar="ROLE")]
+Model = Annotated[str | None, said("the provider's model", metavar="MODEL")]
+Fallback = Annotated[
+    tuple[str, ...], said("who takes over where its provider cannot", metavar="P,…")
+]
+Timeout = Annotated[
+    float | None, said("how long a run may take: 500ms, 6s, 10m, 2h", metavar="DURATION")
+]
+System = Annotated[str | None, said("what it is always told", metavar="TEXT")]
+
+
+class AddAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+    provider: Annotated[
+        str, said("who does its work: `steadyrun providers`", metavar="P", flag="--provider")
+    ]
+    home: Annotated[
+        str, said("the directory it works in", metavar="DIR", flag="--home", kind="path")
+    ]
+    role: Role = None
+    model: Model = None
+    mode: Annotated[Mode, said("what it may do unasked", metavar="MODE")] = "default"
+    fallback: Fallback = ()
+    followup: Annotated[
+        Followup, said("whether a message may enter a run that is going on (steer)")
+    ] = "steer"
+    on_lost: Annotated[
+        OnLost, said("what becomes of a message whose run was lost (resume)")
+    ] = "resume"  # fmt: skip
+    timeout: Timeout = None
+    system: System = None
+
+
+class ShowAgent(Struct, frozen=True, forbid_unknown_fields=True):
+    name: Name
+
+
+class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is None stays as it is."""
+
+    name: Name
+    provider: Annotated[
+        str | None, said("who does its work: `steadyrun providers`", metavar="P")
+    ] = None
+    home: Annotated[
+        str | None, said("the directory it works in", metavar="DIR", kind="path")
+    ] = None  # fmt: skip
+    role: Role = None
+    model: Model = None
+    mode: Annotated[Mode | None, said("what it may do unasked", metavar="MODE")] = None
+    fallback: Fallback = ()
+    followup: Annotated[
+        Followup | None, said("whether a message may enter a run that is going on")
+    ] = None
+    on_lost: Annotated[
+        OnLost | None, said("what becomes of a message whose run was lost")
+    ] = None  # fmt: skip
+    timeout: Timeout = None
+    system: System = None
+    clear: Annotated[
+        tuple[str, ...], said(f"what it shall have no more: {', '.join(_CLEARED)}", metavar="A,B")
+    ] = ()
+
+
+class ListAgents(Struct, frozen=True, forbid_unknown_fields=True):
+    """There is nothing to say."""
+
+
+class ChooseAgents(Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str | None, said("the agent's name", metavar="AGENT", is_word=True)] = None
+    all: Annotated[bool, said("every agent")] = False
+
+
+async def add(desk: Desk, given: AddAgent) -> AgentDocument:
+    _check_name(given.name)
+    agent = Agent(
+        desk.ids.agent(),
+        given.name,
+        (given.provider, *given.fallback),
+        given.home,
+        given.model,
+        Policy(given.mode),
+        given.system,
+        role=given.role,
+        followup=given.followup,
+        on_lost=given.on_lost,
+        wall_seconds=given.timeout,
+    )
+    await _check(desk, agent)
+    await desk.store.add_agent(agent)
+    return await agent_document(desk, agent, await gates_of(desk))
+
+
+async def show(desk: Desk, given: ShowAgent) -> AgentPage:
+    agent = await find_agent(desk, given.name)
+    document = await agent_document(desk, agent, await gates_of(desk))
+    known = {name: getattr(document, name) for name in AgentDocument.__struct_fields__}
+    sessions = [await desk.store.session(agent.id, provider) for provider in agent.providers]
+    tokens = tuple(token for session in sessions if session for token in _tokens(session))
+    return AgentPage(
+        **known, system=agent.system, timeout_seconds=agent.wall_seconds, tokens=tokens
+    )
+
+
+async def change(desk: Desk, given: SetAgent) -> AgentDocument:
+    was = await find_agent(desk, given.name)
+    if was.origin == "config":
+        raise ReadOnly(was.name)
+    agent = _changed(was, given)
+    await _check(desk, agent)
+    await desk.store.set_agent(agent, was=was)
+    return await agent_document(desk, agent, await gates_of(desk))
+
+
+async def remove(desk: Desk, given: ShowAgent) -> RemovedDocument:
+    agent = await find_agent(desk, given.name)
+    if agent.origin == "config":
+        raise ReadOnly(agent.name)
+    try:
+        await desk.store.remove_agent(agent.id)
+    except ChangeRefused as refused:
+        hint = f"Cancel it, or wait for it: steadyrun inbox {agent.name}"
+        raise Conflict(f"{agent.name} has work: {refused.found}", hint=hint) from refused
+    return RemovedDocument(agent.id, agent.name)
+
+
+async def list_all(desk: Desk, _: ListAgents) -> AgentsDocument:
+    return AgentsDocument(await agent_documents(desk, await desk.store.agents()))
+
+
+async def pause(desk: Desk, given: ChooseAgents) -> AgentsDocument:
+    chosen = await _chosen(desk, given)
+    for agent in chosen:
+        await desk.store.pause(agent.id)
+    return AgentsDocument(await agent_documents(desk, chosen))
+
+
+async def resume(desk: Desk, given: ChooseAgents) -> AgentsDocument:
+    chosen = await _chosen(desk, given)
+    for agent in chosen:
+        await desk.store.resume(agent.id)
+    return AgentsDocument(await agent_documents(desk, chosen))
+
+
+async def _chosen(desk: Desk, given: ChooseAgents) -> list[Agent]:
+    if (given.name is None) != given.all:
+        raise Usage("expected an agent's name, or --all", hint="`steadyrun agents` lists them.")
+    if given.name is None:
+        return await desk.store.agents()
+    return [await find_agent(desk, given.name)]
+
+
+def _tokens(session: Session) -> list[TokenDocument]:
+    present = () if session.current is None else (session.current,)
+    return [
+        TokenDocument(
+            session.provider, token.token, token.cwd, token.model, token.bound_at, token.ended
+        )
+        for token in (*session.history, *present)
+    ]
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        hint = "Use up to 64 of a-z, 0-9, - and _, beginning with a letter or a digit."
+        raise Usage(f"{name!r} cannot be the name of an agent", hint=hint)
+    if name.startswith(_IDS):
+        hint = f"Choose one that does not begin with {', '.join(_IDS)}."
+        raise Usage(f"{name!r} looks like an id", hint=hint)
+
+
+def _changed(was: Agent, given: SetAgent) -> Agent:
+    unknown = [name for name in given.clear if name not in _CLEARED]
+    if unknown:
+        hint = f"It may be: {', '.join(_CLEARED)}"
+        raise Usage(f"--clear cannot take {unknown[0]!r}", hint=hint)
+    twice = [name for name in given.clear if getattr(given, name)]
+    if twice:
+        raise Usage(f"{twice[0]} is set and cleared at once", hint="Leave one of both out.")
+    fallback = () if "fallback" in given.clear else given.fallback or was.providers[1:]
+    new = {
+        "home": given.home,
+        "role": given.role,
+        "model": given.model,
+        "system": given.system,
+        "followup": given.followup,
+        "on_lost": given.on_lost,
+        "wall_seconds": given.timeout,
+        "policy": None if given.mode is None else replace(was.policy, mode=given.mode),
+    }
+    said_ = {name: value for name, value in new.items() if value is not None}
+    none = {_CLEARED[name]: None for name in given.clear if name != "fallback"}
+    if not said_ and not given.clear and not given.fallback and given.provider is None:
+        raise Usage("there is nothing to set", hint="`steadyrun agent set --help` lists it.")
+    return replace(was, providers=(given.provider or was.provider, *fallback), **said_, **none)
+
+
+async def _check(desk: Desk, agent: Agent) -> None:
+    """Whatever is wrong with it, before anything is written."""
+    if len(set(agent.providers)) < len(agent.providers):
+        raise Usage("a provider is named twice", hint="Name each in --fallback once.")
+    abilities, *_ = [_abilities(desk, provider) for provider in agent.providers]
+    if agent.policy.mode != "default" and "modes" not in abilities:
+        raise AbilityMissing(agent.provider, "modes", asked="--mode")
+    if agent.model is not None and "model" not in abilities:
+        raise AbilityMissing(agent.provider, "model", asked="--model")
+    await anyio.to_thread.run_sync(_check_files, desk.home, agent)
+
+
+def _abilities(desk: Desk, provider: str) -> frozenset[Ability]:
+    found = desk.abilities(provider)
+    if found is None:
+        raise Usage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
+    return found
+
+
+def _check_files(home: Path, agent: Agent) -> None:
+    if not Path(agent.home).is_absolute():
+        raise Usage(f"expected an absolute path, found {agent.home!r}", hint="Name it from / on.")
+    if not Path(agent.home).is_dir():
+        raise AgentHomeMissing(agent.home)
+    if agent.role is None:
+        return
+    if not _ROLE.fullmatch(agent.role):
+        hint = "A role is the name of a file in roles/, without .md."
+        raise Usage(f"{agent.role!r} cannot be the name of a role", hint=hint)
+    file = home / "roles" / f"{agent.role}.md"
+    if not file.is_file():
+        raise RoleMissing(agent.role, file=file)

@@ -1,0 +1,48 @@
+"""How is the daemon, and how does it end? Only itself can tell."""
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from steadyrun.errors import DaemonUnreachable
+from steadyrun.model.gate import Gate
+from steadyrun.operations.desk import DaemonView, Desk
+from steadyrun.operations.documents import StatusDocument, Stopped, gate_document
+from steadyrun.operations.looks import agent_documents, gates_of
+from steadyrun.operations.words import said
+
+
+class Ask(Struct, frozen=True, forbid_unknown_fields=True):
+    """There is nothing to say."""
+
+
+class Stop(Struct, frozen=True, forbid_unknown_fields=True):
+    drain: Annotated[
+        float | None, said("how long to wait for what runs (60s)", metavar="DURATION")
+    ] = None
+    keep: Annotated[bool, said("leave what runs to its keepers")] = False
+
+
+async def status(desk: Desk, _: Ask) -> StatusDocument:
+    daemon = daemon_of(desk)
+    agents = await desk.store.agents()
+    gates = await gates_of(desk)
+    used = {provider for agent in agents for provider in agent.providers}
+    now = desk.clock.now()
+    return StatusDocument(
+        daemon.state(),
+        await agent_documents(desk, agents),
+        tuple(
+            gate_document(gates.get(name, Gate(name)), now) for name in sorted(used | gates.keys())
+        ),
+    )
+
+
+async def stop(desk: Desk, given: Stop) -> Stopped:
+    return await daemon_of(desk).stop(given.drain, keep=given.keep)
+
+
+def daemon_of(desk: Desk) -> DaemonView:
+    if desk.daemon is None:
+        raise DaemonUnreachable(desk.home, found="this process is none")
+    return desk.daemon

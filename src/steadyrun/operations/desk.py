@@ -1,0 +1,51 @@
+"""What may an operation use? The store, the clock, and the daemon if it runs in one."""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from steadyrun.clock import Clock
+from steadyrun.model.event import LiveEvent, StoredEvent
+from steadyrun.model.ids import AgentId, Ids, RunId
+from steadyrun.operations.documents import DaemonDocument, Stopped
+from steadyrun.provider import Ability
+from steadyrun.store import Store
+
+# What the process of an agent does; one with background tasks is not closed.
+ProcessState = Literal["idle", "busy", "background"]
+
+
+class DaemonView(Protocol):
+    """What only the process knows that drives the agents."""
+
+    def state(self) -> DaemonDocument: ...
+
+    def process_state(self, agent: AgentId) -> ProcessState | None:
+        """None: the agent has no live process."""
+
+    def is_waiting(self, agent: AgentId) -> bool:
+        """Whether the agent's run waits for a human."""
+
+    async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
+        """Begin nothing more, wait for what runs (None: as long as is usual), stop what is left or,
+        with `keep`, leave it to its keepers. Returns when that is done; the daemon ends after."""
+
+    def follow(
+        self, *, agent: AgentId | None, run: RunId | None, after: int
+    ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
+        """Every event after the cursor, of an agent, of a run or of all: stored ones first, then
+        each as it comes, none twice. Whoever asks too slowly loses live events only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What every operation is given. `daemon` is None outside of one."""
+
+    store: Store
+    clock: Clock
+    ids: Ids
+    home: Path
+    # What a provider can do, as it is configured; None where there is none of that name.
+    abilities: Callable[[str], frozenset[Ability] | None]
+    daemon: DaemonView | None = None

@@ -1,0 +1,233 @@
+"""How do things look as JSON? Every key is always there; what is not known is null."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal
+
+from msgspec import Struct
+
+from steadyrun.model.event import Diagnostic, ErrorFact
+from steadyrun.model.gate import Gate
+from steadyrun.model.item import SETTLED, Delivery, Followup, ItemKind, ItemStatus, OnLost
+from steadyrun.model.policy import Mode
+from steadyrun.model.run import TERMINAL, Metadata, Run, RunStatus, StopReason
+from steadyrun.model.usage import Cost, CostKind, Usage, UsageSum
+
+AgentState = Literal["idle", "running", "waiting", "paused", "gated"]
+# What a queued item waits for.
+Waiting = Literal["turn", "paused", "gate", "slot", "daemon"]
+
+
+class CostSum(Struct, frozen=True):
+    """What several runs have cost together, as far as it is known; `unknown_runs` are not in it."""
+
+    usd: float | None
+    kind: CostKind
+    unknown_runs: int = 0
+
+
+class AgentDocument(Struct, frozen=True, kw_only=True):
+    """An agent and what it does now. `state` is paused also while its last run goes on."""
+
+    id: str
+    name: str
+    provider: str
+    fallback: tuple[str, ...]
+    home: str
+    role: str | None
+    model: str | None
+    mode: Mode
+    followup: Followup
+    on_lost: OnLost
+    origin: Literal["store", "config"]
+    state: AgentState
+    # When its gate opens, if that is why nothing runs.
+    until: datetime | None
+    # Known to the daemon only.
+    process: Literal["idle", "busy", "background"] | None
+    item: str | None
+    run: str | None
+    # How the text of that item begins.
+    now: str | None
+    queued: int
+    resume_token: str | None
+    cost_today: CostSum
+
+
+class TokenDocument(Struct, frozen=True):
+    """A conversation of an agent's; the last one has not ended."""
+
+    provider: str
+    token: str
+    cwd: str
+    model: str | None
+    bound_at: datetime
+    ended: str | None
+
+
+class AgentPage(AgentDocument, frozen=True, kw_only=True):
+    """All there is to know of an agent."""
+
+    system: str | None
+    timeout_seconds: float | None
+    tokens: tuple[TokenDocument, ...]
+
+
+class AgentsDocument(Struct, frozen=True):
+    agents: tuple[AgentDocument, ...]
+
+
+class RemovedDocument(Struct, frozen=True):
+    id: str
+    name: str
+
+
+class ItemDocument(Struct, frozen=True, kw_only=True):
+    """What somebody asked, and what became of it."""
+
+    id: str
+    agent: str
+    status: ItemStatus
+    delivery: Delivery
+    run: str | None
+    text: str
+    reply: str | None
+    kind: ItemKind
+    followup: Followup
+    attempt: int
+    # None unless it is queued; `until` is when its gate opens.
+    waiting: Waiting | None
+    until: datetime | None
+    error: ErrorFact | None
+    retry_of: str | None
+    files: tuple[str, ...]
+    created_at: datetime
+    started_at: datetime | None
+    settled_at: datetime | None
+
+
+class ItemsDocument(Struct, frozen=True):
+    items: tuple[ItemDocument, ...]
+
+
+class CancelledDocument(Struct, frozen=True):
+    """What was asked to end, and how far it has got."""
+
+    run: str | None
+    item: str | None
+    status: ItemStatus | RunStatus
+    stop_reason: StopReason | None
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in SETTLED or self.status in TERMINAL
+
+
+class GateDocument(Struct, frozen=True):
+    """May this provider be dispatched to now? `level` and `run` are of gates that count."""
+
+    provider: str
+    state: Literal["open", "closed"]
+    until: datetime | None
+    level: int
+    dispatchable: bool
+    reason: str | None
+    run: str | None
+
+
+class Live(Struct, frozen=True):
+    """How many there are, and may be."""
+
+    live: int
+    most: int
+
+
+class DaemonDocument(Struct, frozen=True):
+    pid: int
+    version: str
+    home: str
+    started_at: datetime
+    runs: Live
+    processes: Live
+    is_draining: bool
+
+
+class StatusDocument(Struct, frozen=True):
+    daemon: DaemonDocument
+    agents: tuple[AgentDocument, ...]
+    gates: tuple[GateDocument, ...]
+
+
+class Stopped(Struct, frozen=True):
+    """What became of the runs when the daemon went down: stopped, left to their keepers; and how
+    many items are queued for the next one. None where it did not say."""
+
+    stopped: int | None
+    kept: int | None
+    queued: int | None
+
+
+class AsOf(Struct, frozen=True):
+    """A stream has begun: what it tells comes after this cursor."""
+
+    as_of: int
+
+
+class RunDocument(Struct, frozen=True, kw_only=True):
+    run: str
+    agent: str
+    item: str | None
+    provider: str
+    model: str | None
+    status: RunStatus
+    stop_reason: StopReason | None
+    text: str | None
+    usage: Usage
+    cost: Cost
+    resume_token: str | None
+    duration_ms: int | None
+    exit_code: int | None
+    error: ErrorFact | None
+    diagnostic: Diagnostic | None
+    events: int
+    tools: int
+    metadata: Metadata
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+def run_document(run: Run, agent_name: str) -> RunDocument:
+    same = {
+        name: getattr(run, name)
+        for name in RunDocument.__struct_fields__
+        if name not in {"run", "agent"}
+    }
+    return RunDocument(run=run.id, agent=agent_name, **same)
+
+
+def gate_document(gate: Gate, now: datetime) -> GateDocument:
+    is_open = gate.is_open(now)
+    return GateDocument(
+        gate.provider,
+        "open" if is_open else "closed",
+        None if is_open else gate.closed_until,
+        level=0,
+        dispatchable=is_open,
+        reason=None if is_open else gate.reason,
+        run=None,
+    )
+
+
+def cost_sum(usage: UsageSum) -> CostSum:
+    """Money that is not known is counted, never taken for nothing."""
+    if usage.runs and usage.unknown_cost_runs == usage.runs:
+        return CostSum(None, "unknown", usage.unknown_cost_runs)
+    kind: CostKind = "estimated" if usage.estimated_usd else "known"
+    return CostSum(usage.known_usd + usage.estimated_usd, kind, usage.unknown_cost_runs)
+
+
+def closed_until(gates: Mapping[str, Gate], provider: str, now: datetime) -> datetime | None:
+    """When the provider's gate opens, if it is closed now."""
+    gate = gates.get(provider)
+    return None if gate is None or gate.is_open(now) else gate.closed_until

@@ -1,0 +1,43 @@
+"""How is somebody told what happens, as it happens?"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Struct
+
+from steadyrun.errors import Usage
+from steadyrun.model.event import LiveEvent, StoredEvent
+from steadyrun.operations.daemon import daemon_of
+from steadyrun.operations.desk import Desk
+from steadyrun.operations.documents import AsOf
+from steadyrun.operations.looks import find_run
+from steadyrun.operations.words import unsaid
+
+
+class Follow(Struct, frozen=True, forbid_unknown_fields=True):
+    agent: Annotated[str | None, unsaid("only of this agent, by its name or id")] = None
+    run: Annotated[str | None, unsaid("only of this run")] = None
+    after: Annotated[int | None, unsaid("the cursor of the last event that is known")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What a stream begins with, and what it tells."""
+
+    answer: AsOf
+    events: AsyncGenerator[StoredEvent | LiveEvent, None]
+
+
+async def follow(desk: Desk, given: Follow) -> Stream:
+    """Everything after the cursor, or after what is stored now."""
+    daemon, store = daemon_of(desk), desk.store
+    if given.agent is not None and given.run is not None:
+        raise Usage("expected an agent or a run, found both", hint="Leave one of them out.")
+    agent = None if given.agent is None else (await store.agent(given.agent)).id
+    run = None if given.run is None else (await find_run(store, given.run)).id
+    after = given.after
+    if after is None:
+        newest = await store.last_events(limit=1)
+        after = newest[-1].cursor if newest else 0
+    return Stream(AsOf(after), daemon.follow(agent=agent, run=run, after=after))

@@ -1,0 +1,181 @@
+"""How do agents and items stand now? The record, seen together with what the daemon knows."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from steadyrun.errors import NotFound, Usage
+from steadyrun.model.agent import Agent
+from steadyrun.model.gate import Gate
+from steadyrun.model.ids import ItemId
+from steadyrun.model.item import Item
+from steadyrun.model.run import Run
+from steadyrun.operations.desk import Desk
+from steadyrun.operations.documents import (
+    AgentDocument,
+    AgentState,
+    ItemDocument,
+    Waiting,
+    closed_until,
+    cost_sum,
+)
+from steadyrun.store import Lane, Store
+
+_GIST_CHARS = 80
+
+
+async def find_agent(desk: Desk, name: str) -> Agent:
+    """A lasting agent by its name or id."""
+    try:
+        agent = await desk.store.agent(name)
+    except NotFound:
+        agent = None
+    if agent is None or agent.is_direct or agent.removed_at is not None:
+        raise NotFound("agent", name, hint="`steadyrun agents` lists them.")
+    return agent
+
+
+async def find_item(store: Store, text: str) -> Item:
+    """The one item whose id begins with `text`."""
+    # Ids have no character as high as this one: what begins with the text sorts before.
+    found = await store.items(include_settled=True, before=ItemId(f"{text}~"), limit=2)
+    fitting = [item for item in found if text and item.id.startswith(text)]
+    if not fitting:
+        raise NotFound("item", text, hint="`steadyrun inbox --all` lists them.")
+    if len(fitting) > 1:
+        hint = "Type more of the id: `steadyrun inbox --all`."
+        raise Usage(f"{text!r} fits several items", hint=hint)
+    return fitting[0]
+
+
+async def find_run(store: Store, text: str) -> Run:
+    """The one run whose id begins with `text`."""
+    found = await store.runs_like(text) if text else []
+    if not found:
+        raise NotFound("run", text, hint="`steadyrun runs` lists them.")
+    if len(found) > 1:
+        raise Usage(f"{text!r} fits several runs", hint="Type more of the id: `steadyrun runs`.")
+    return found[0]
+
+
+async def gates_of(desk: Desk) -> dict[str, Gate]:
+    return {gate.provider: gate for gate in await desk.store.gates()}
+
+
+async def agent_documents(desk: Desk, agents: Iterable[Agent]) -> tuple[AgentDocument, ...]:
+    gates = await gates_of(desk)
+    return tuple([await agent_document(desk, agent, gates) for agent in agents])
+
+
+async def agent_document(desk: Desk, agent: Agent, gates: dict[str, Gate]) -> AgentDocument:
+    store, now = desk.store, desk.clock.now()
+    lane, session = await store.lane(agent.id), await store.session(agent.id, agent.provider)
+    [run, item] = await _doing(store, agent, lane)
+    until = closed_until(gates, agent.provider, now)
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    state = _state(desk, lane, is_gated=until is not None)
+    return AgentDocument(
+        id=agent.id,
+        name=agent.name,
+        provider=agent.provider,
+        fallback=agent.providers[1:],
+        home=agent.home,
+        role=agent.role,
+        model=agent.model,
+        mode=agent.policy.mode,
+        followup=agent.followup,
+        on_lost=agent.on_lost,
+        origin=agent.origin,
+        state=state,
+        until=until if state == "gated" else None,
+        process=desk.daemon.process_state(agent.id) if desk.daemon else None,
+        item=item.id if item else None,
+        run=run.id if run else None,
+        now=_gist(item.text) if item else None,
+        queued=lane.queued,
+        resume_token=session.current.token if session and session.current else None,
+        cost_today=cost_sum(await store.usage(agent=agent.id, since=midnight)),
+    )
+
+
+async def item_documents(desk: Desk, items: Sequence[Item]) -> tuple[ItemDocument, ...]:
+    gates = await gates_of(desk)
+    agents = {agent: await desk.store.agent(agent) for agent in {item.agent for item in items}}
+    return tuple([await _item_document(desk, item, agents[item.agent], gates) for item in items])
+
+
+async def item_document(desk: Desk, item: Item) -> ItemDocument:
+    [document] = await item_documents(desk, [item])
+    return document
+
+
+async def _doing(store: Store, agent: Agent, lane: Lane) -> tuple[Run | None, Item | None]:
+    """The run that is going on, and its item: the newest one, unless it has ended."""
+    newest = await store.runs(agent.id, limit=1) if lane.status == "held" else []
+    if not newest or newest[0].is_terminal:
+        return None, None
+    run = newest[0]
+    return run, None if run.item is None else await store.item(run.item)
+
+
+def _state(desk: Desk, lane: Lane, *, is_gated: bool) -> AgentState:
+    if lane.is_paused:
+        return "paused"
+    if lane.status == "held":
+        is_waiting = desk.daemon is not None and desk.daemon.is_waiting(lane.agent)
+        return "waiting" if is_waiting else "running"
+    return "gated" if is_gated else "idle"
+
+
+def _gist(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _GIST_CHARS else f"{line[: _GIST_CHARS - 1]}…"
+
+
+async def _item_document(
+    desk: Desk, item: Item, agent: Agent, gates: dict[str, Gate]
+) -> ItemDocument:
+    waiting: Waiting | None = None
+    until: datetime | None = closed_until(gates, agent.provider, desk.clock.now())
+    if item.status == "queued":
+        waiting = await _waiting(desk, item, is_gated=until is not None)
+    return ItemDocument(
+        id=item.id,
+        agent=agent.name,
+        status=item.status,
+        delivery=item.delivery,
+        run=item.run,
+        text=item.text,
+        reply=item.reply,
+        kind=item.kind,
+        followup=item.followup,
+        attempt=item.attempt,
+        waiting=waiting,
+        until=until if waiting == "gate" else None,
+        error=item.error,
+        retry_of=item.payload.retry_of,
+        files=tuple(file.name for file in item.payload.files),
+        created_at=item.created_at,
+        started_at=item.started_at,
+        settled_at=item.settled_at,
+    )
+
+
+async def _waiting(desk: Desk, item: Item, *, is_gated: bool) -> Waiting:
+    lane = await desk.store.lane(item.agent)
+    if lane.is_paused:
+        return "paused"
+    if is_gated:
+        return "gate"
+    if desk.daemon is None:
+        return "daemon"
+    if lane.status == "held" or await _is_behind(desk.store, item, lane):
+        return "turn"
+    return "slot"
+
+
+async def _is_behind(store: Store, item: Item, lane: Lane) -> bool:
+    """Whether another item of the lane comes first."""
+    if lane.queued <= 1:
+        return False
+    older = await store.items(item.agent, before=item.id, limit=1)
+    return bool(older)

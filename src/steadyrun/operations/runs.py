@@ -1,0 +1,56 @@
+"""How is something ended that was asked for? By its run or by its item, from any process."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import anyio
+from msgspec import Struct
+
+from steadyrun.model.ids import AgentId, ItemId, RunId
+from steadyrun.operations.desk import Desk
+from steadyrun.operations.documents import CancelledDocument
+from steadyrun.operations.looks import find_item, find_run
+from steadyrun.operations.words import said, unsaid
+from steadyrun.store import Store
+
+Look = Callable[[], Awaitable[CancelledDocument]]
+
+
+class Cancel(Struct, frozen=True, forbid_unknown_fields=True):
+    id: Annotated[str, said("a run's or an item's id, or the beginning of one", metavar="RUN|ITEM")]
+    wait_seconds: Annotated[float, unsaid("how long to wait for its end")] = 0.0
+
+
+async def cancel(desk: Desk, given: Cancel) -> CancelledDocument:
+    """Ask for the end. What has ended stays as it is."""
+    store = desk.store
+    if given.id.startswith("itm_"):
+        item = await find_item(store, given.id)
+        return await _cancel(store, item.agent, lambda: _item_now(store, item.id), given)
+    run = await find_run(store, given.id)
+    return await _cancel(store, run.agent, lambda: _run_now(store, run.id), given)
+
+
+async def _cancel(store: Store, agent: AgentId, look: Look, given: Cancel) -> CancelledDocument:
+    found = await look()
+    if found.is_over or found.item is None:
+        return found
+    # Registered before it is asked, so that an answer at once is heard.
+    with store.hints.watch(agent) as watch:
+        await store.cancel(ItemId(found.item))
+        with anyio.move_on_after(given.wait_seconds):
+            while not (await look()).is_over:
+                await watch.wait()
+    return await look()
+
+
+async def _item_now(store: Store, item: ItemId) -> CancelledDocument:
+    found = await store.item(item)
+    run = None if found.run is None else await store.run(found.run)
+    reason = None if run is None else run.stop_reason
+    return CancelledDocument(found.run, item, found.status, reason)
+
+
+async def _run_now(store: Store, run: RunId) -> CancelledDocument:
+    found = await store.run(run)
+    return CancelledDocument(run, found.item, found.status, found.stop_reason)
