@@ -1,0 +1,223 @@
+"""A daemon as small as can be: it answers on the socket, and plays each item's run by itself.
+
+What an item says is what is played: `fail` fails, `wait` runs until it is cancelled, all else is
+answered with a delta, a text and a completed run.
+"""
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import anyio
+
+from steadyrun.clock import Clock, SystemClock
+from steadyrun.model import event as ev
+from steadyrun.model.agent import Agent
+from steadyrun.model.batch import Batch
+from steadyrun.model.event import Emitted, ErrorFact, Event, EventId, LiveEvent, StoredEvent
+from steadyrun.model.ids import AgentId, Ids, RunId
+from steadyrun.model.item import Item
+from steadyrun.model.process import Process
+from steadyrun.model.run import Created, Finished, Launched
+from steadyrun.operations.desk import Desk, ProcessState
+from steadyrun.operations.documents import DaemonDocument, Live, Stopped
+from steadyrun.operations.socket import serving
+from steadyrun.provider import Ability
+from steadyrun.runtime.feed import Listener, Look, News
+from steadyrun.store import Started, Store
+from steadyrun.stores.sqlite import SqliteStore
+from steadyrun.version import __version__
+
+ABILITIES: dict[str, frozenset[Ability]] = {
+    "scripted": frozenset({"model", "modes", "resume"}),
+    "shell": frozenset(),
+}
+
+
+class SmallDaemon:
+    """A `DaemonView`."""
+
+    def __init__(self, store: Store, home: Path, clock: Clock, ids: Ids) -> None:
+        self.store, self.home, self.clock, self.ids = store, home, clock, ids
+        self.processes: dict[AgentId, ProcessState] = {}
+        self.waiting: set[AgentId] = set()
+        self.stopped: list[tuple[float | None, bool]] = []
+        self.is_stopped = anyio.Event()
+        self.started_at: datetime = clock.now()
+        self.live = 0
+        self._listeners: set[Listener] = set()
+
+    def state(self) -> DaemonDocument:
+        return DaemonDocument(
+            os.getpid(),
+            __version__,
+            str(self.home),
+            self.started_at,
+            Live(self.live, 5),
+            Live(len(self.processes), 5),
+            is_draining=bool(self.stopped),
+        )
+
+    def process_state(self, agent: AgentId) -> ProcessState | None:
+        return self.processes.get(agent)
+
+    def is_waiting(self, agent: AgentId) -> bool:
+        return agent in self.waiting
+
+    async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
+        self.stopped.append((drain_seconds, keep))
+        self.is_stopped.set()
+        return Stopped(0 if keep else self.live, self.live if keep else 0, 0)
+
+    async def follow(
+        self, *, agent: AgentId | None, run: RunId | None, after: int
+    ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
+        with self._listening() as listener:
+            news: News | None = Look.AGAIN
+            while news is not None:
+                if isinstance(news, LiveEvent):
+                    if run in {None, news.run}:
+                        yield news
+                else:
+                    while page := await self.store.events(after, agent=agent, run=run):
+                        for event in page:
+                            yield event
+                            after = event.cursor
+                news = await listener.next()
+
+    @contextmanager
+    def _listening(self) -> Iterator[Listener]:
+        listener = Listener()
+        self._listeners.add(listener)
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
+
+    def tell(self, news: News) -> None:
+        for listener in self._listeners:
+            listener.tell(news)
+
+    async def work(self) -> None:
+        """Play every item, until cancelled."""
+        holder = await self.store.join("daemon")
+        with self.store.hints.watch(None) as watch:
+            while True:
+                started = await self.store.start(holder.id, self._opened)
+                for each in started:
+                    await Play(self, each).play()
+                if not started:
+                    await watch.wait()
+
+    def _opened(self, agent: Agent, item: Item) -> Created:
+        return Created(self.ids.run(), agent.id, item.id, agent.provider, self.clock.now())
+
+
+class Play:
+    """One run, written through the store's verbs."""
+
+    def __init__(self, daemon: SmallDaemon, started: Started) -> None:
+        self._daemon, self._started = daemon, started
+        self._store, self._clock = daemon.store, daemon.clock
+        self._offset = 0
+        agent = started.agent
+        self._process = Process(
+            daemon.ids.process(), agent.id, agent.provider, "here", "none", self._clock.now()
+        )
+
+    async def play(self) -> None:
+        self._daemon.live += 1
+        await self.begin()
+        text = self._started.claim.item.text
+        if text == "wait":
+            await self._be_cancelled()
+            ended = Finished(self._clock.now(), "cancelled", stop_reason="user_stop")
+        elif text == "fail":
+            error = ErrorFact("broken", "it broke")
+            ended = Finished(self._clock.now(), "failed", error=error)
+        else:
+            self.say_live(ev.TextDelta("You said: "))
+            await self.say(ev.TextFinal(f"You said: {text}"))
+            ended = Finished(self._clock.now(), "completed", text=f"You said: {text}")
+        await self._store.settle(self._started.claim, ended)
+        self._daemon.live -= 1
+        self._daemon.tell(Look.AGAIN)
+
+    async def begin(self) -> None:
+        claim, run = self._started.claim, self._started.run
+        await self._store.open_process(claim, self._process)
+        await self._store.change(claim, run.id, Launched(self._clock.now(), self._process.id))
+        self._daemon.tell(Look.AGAIN)
+
+    async def say(self, *events: Event) -> None:
+        start, self._offset = self._offset, self._offset + 10
+        now = self._clock.now()
+        emitted = tuple(Emitted(self._offset, n, now, event) for n, event in enumerate(events))
+        batch = Batch(self._process.id, self._started.run.id, start, self._offset, emitted)
+        await self._store.append(self._started.claim, batch)
+        self._daemon.tell(Look.AGAIN)
+
+    def say_live(self, event: Event) -> None:
+        run, agent = self._started.run, self._started.agent
+        name = EventId(f"{self._process.id}:live")
+        self._daemon.tell(
+            LiveEvent(name, self._clock.now(), agent.name, run.id, run.provider, event)
+        )
+
+    async def _be_cancelled(self) -> None:
+        item = self._started.claim.item
+        with self._store.hints.watch(item.agent) as watch:
+            while not (await self._store.item(item.id)).cancel_requested:
+                await watch.wait()
+
+
+def desk_of(
+    store: Store,
+    home: Path,
+    *,
+    clock: Clock | None = None,
+    ids: Ids | None = None,
+    daemon: SmallDaemon | None = None,
+) -> Desk:
+    clock = clock or SystemClock()
+    return Desk(store, clock, ids or Ids(clock.now), home, ABILITIES.get, daemon)
+
+
+@asynccontextmanager
+async def opened(
+    home: Path, *, clock: Clock | None = None, ids: Ids | None = None
+) -> AsyncIterator[tuple[Desk, SmallDaemon]]:
+    """A desk with a small daemon on a real store."""
+    clock = clock or SystemClock()
+    ids = ids or Ids(clock.now)
+    store = await SqliteStore.open(home, clock=clock, ids=ids)
+    try:
+        daemon = SmallDaemon(store, home, clock, ids)
+        yield desk_of(store, home, clock=clock, ids=ids, daemon=daemon), daemon
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def served(
+    home: Path,
+    *,
+    clock: Clock | None = None,
+    ids: Ids | None = None,
+    bugs: list[tuple[str, Exception]] | None = None,
+) -> AsyncIterator[tuple[Desk, SmallDaemon]]:
+    """The same, with its socket; what breaks in it is put into `bugs`."""
+    found: list[tuple[str, Exception]] = [] if bugs is None else bugs
+    async with (
+        opened(home, clock=clock, ids=ids) as (desk, daemon),
+        serving(desk, lambda method, bug: found.append((method, bug))),
+    ):
+        yield desk, daemon
+    if bugs is None:
+        assert found == []
