@@ -28,6 +28,10 @@ USUAL = Room()
 T = TypeVar("T")
 
 
+def _is_settled(item: Item) -> bool:
+    return item.is_settled
+
+
 def script(*steps: object) -> str:
     return "script:" + msgspec.json.encode(steps).decode()
 
@@ -55,8 +59,9 @@ class Team:
         return (await self.store.accept(Message(agent, text, **fields))).item.id
 
     async def settled(self, item: ItemId) -> Item:
-        found = await self.store.item(item)
-        return await self.until(found.agent, lambda: self.store.item(item), lambda i: i.is_settled)
+        agent = (await self.store.item(item)).agent
+        found: Item = await self.until(agent, lambda: self.store.item(item), _is_settled)
+        return found
 
     async def until(
         self, agent: AgentId, look: Callable[[], Any], is_it: Callable[[Any], bool]

@@ -263,7 +263,7 @@ def _check_files(home: Path, agent: Agent) -> None:
     if not Path(agent.home).is_absolute():
         raise Usage(f"expected an absolute path, found {agent.home!r}", hint="Name it from / on.")
     if not Path(agent.home).is_dir():
-        raise AgentHomeMissing(agent.home)
+        raise AgentHomeMissing(agent.name, home=agent.home)
     if agent.role is None:
         return
     if not _ROLE.fullmatch(agent.role):

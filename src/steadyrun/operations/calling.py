@@ -113,7 +113,7 @@ class Line:
         number = next(self._numbers)
         request = jsonrpc.request(number, method, given)
         if len(request) > LONGEST_LINE_BYTES:
-            raise MessageTooLong(len(request), most=LONGEST_LINE_BYTES)
+            raise MessageTooLong(found=len(request), most=LONGEST_LINE_BYTES)
         with anyio.move_on_after(seconds):
             await self._send(request, method)
             return await self._answer(number, method)

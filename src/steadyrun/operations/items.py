@@ -117,7 +117,7 @@ async def _accept(  # noqa: PLR0913 (the same as those of the one that takes fil
     if not text.strip():
         raise Usage("the message is empty", hint='Type it: steadyrun send AGENT "…"')
     if size > LONGEST_TEXT_BYTES:
-        raise MessageTooLong(size, most=LONGEST_TEXT_BYTES)
+        raise MessageTooLong(found=size, most=LONGEST_TEXT_BYTES)
     if files:
         raise Usage("files cannot be sent yet", hint="Name them in the message.")
     message = Message(
