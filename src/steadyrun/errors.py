@@ -28,6 +28,7 @@ SteadyrunError
         RpcRefused               it answered with an error; see its number
         RpcTimeout               no answer in time; it may still do what was asked     exit 7
         RpcClosed                the connection is gone; connect again, then look
+    StartFailed              the daemon ended before it could answer; see its log       exit 1
     DaemonUnreachable        nothing was asked of it; start it, then call again        exit 69
     VersionMismatch          the daemon is of another version; start it anew           exit 1
     StoreFailed              the record could not be read or written                   exit 1
@@ -359,6 +360,17 @@ class RpcClosed(RpcFailed):
     def __init__(self, method: str) -> None:
         super().__init__(f"the connection ended before {method} was answered")
         self.method = method
+
+
+class StartFailed(SteadyrunError):
+    """A daemon was started and ended, or did not answer."""
+
+    code = "start_failed"
+
+    def __init__(self, said: str, *, log: "Path", code: int | None) -> None:
+        how = "does not answer" if code is None else f"ended with code {code}"
+        super().__init__(f"the daemon {how}: {said}", hint=f"All it said is in {log}")
+        self.said, self.log, self.exited = said, log, code
 
 
 class DaemonUnreachable(SteadyrunError):

@@ -119,10 +119,13 @@ class Watch:
 
     def __init__(self, *, of_events: bool = True) -> None:
         self.of_events = of_events
+        # Called at each hint, for whoever waits for other things as well.
+        self.on_ring: Callable[[], None] = _nothing
         self._bell = anyio.Event()
 
     def ring(self) -> None:
         self._bell.set()
+        self.on_ring()
 
     async def wait(self, limit_seconds: float = FALLBACK_POLL_SECONDS) -> bool:
         """Return at the next hint, True, or after the limit, False. Either way: look again."""

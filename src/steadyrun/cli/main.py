@@ -121,6 +121,11 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.json_flag(parser)
 
 
+def _up_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--detach", action="store_true", help="return as soon as it has begun")
+    arguments.json_flag(parser)
+
+
 def _nothing(parser: argparse.ArgumentParser) -> None:
     """It takes no arguments."""
 
@@ -144,6 +149,8 @@ def _of_operation(row: "arguments.Row") -> Command:
 
 
 COMMANDS = (
+    Command("up", "be the daemon that runs agents, until it is told to end", "up:up",
+            _up_arguments),
     Command("run", "run one prompt and watch it", "run:run", _run_arguments),
     Command("steer", "tell a running run something more", "steer:steer", _steer_arguments),
     *map(_of_operation, TABLE),

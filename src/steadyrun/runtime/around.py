@@ -1,7 +1,7 @@
 """What does a runner get? What is asked of it, and what all runners of a process share."""
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from steadyrun.model.run import Metadata
 from steadyrun.model.secret import Scrubber
 from steadyrun.provider import Drivers, Image
 from steadyrun.runtime.clocks import ClockLimits
+from steadyrun.runtime.feed import Hub
 from steadyrun.runtime.standing import Standing, read_standing
 from steadyrun.store import Store
 
@@ -49,6 +50,8 @@ class Surroundings:
     home: Path
     # The providers that are configured to be told a text of their own in their system prompt.
     appended: Set[str] = frozenset()
+    # Where everything that happens here is told.
+    hub: Hub = field(default_factory=Hub)
 
     async def standing(self, agent: Agent) -> Standing:
         """What the agent always knows, from files as they are now."""

@@ -1,6 +1,7 @@
 """What does a daemon do? Takes up what was left, works, looks after the lanes of the dead."""
 
 from datetime import datetime, timedelta
+from typing import Literal
 
 import anyio
 from anyio.abc import TaskGroup
@@ -23,7 +24,7 @@ HEARTBEAT_SECONDS = 30.0
 class Recovered(Struct, frozen=True):
     """What was found at the start."""
 
-    runs: int
+    lanes: int
     processes: int
     downtime: timedelta
 
@@ -43,23 +44,22 @@ class Daemon:
         downtime = await self._downtime()
         fact("downtime.credited", seconds=round(downtime.total_seconds(), 1))
         self._tasks.start_soon(self.seats.serve)
-        runs, processes = await self._reap(downtime)
-        return Recovered(runs, processes, downtime)
+        lanes, processes = await self._reap(downtime)
+        return Recovered(lanes, processes, downtime)
 
     async def serve(self) -> None:
         """Take items in: run this in a task."""
         self._tasks.start_soon(self._look_after)
         await self.worker.serve()
 
-    async def stop(self, *, drain_seconds: float, keep: bool) -> None:
+    async def stop(self, *, drain_seconds: float, keep: bool) -> int:
         """Take nothing in any more, wait for what runs, end the rest; `keep` leaves what still runs
-        to its keepers, for the next daemon."""
+        to its keepers, for the next daemon. How many were ended or kept."""
         fact("daemon.draining", seconds=drain_seconds, keep=keep)
         await self.worker.drain(0.0 if keep else drain_seconds)
-        if keep:
-            await self.worker.close_waiting()
-        else:
-            await self.worker.stop_all()
+        left = sum(seat.is_held for seat in self.seats)
+        await (self.worker.close_waiting() if keep else self.worker.stop_all())
+        return left
 
     async def _look_after(self) -> None:
         """Say that we live, and look after the lanes of those who do not."""
@@ -89,7 +89,7 @@ class Daemon:
 
     # -- what others ask
 
-    def process_state(self, agent: AgentId) -> str | None:
+    def process_state(self, agent: AgentId) -> Literal["idle", "busy", "background"] | None:
         """What the agent's process does, if there is one."""
         seat = self.seats.of(agent)
         if seat is None or seat.live is None or seat.live.is_gone:

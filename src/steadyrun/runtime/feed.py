@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import get_args
 
+from steadyrun.model.agent import Agent
 from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent
-from steadyrun.model.ids import RunId
+from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.live import LiveScrubber
 from steadyrun.store import Store
@@ -42,6 +43,8 @@ class Listener:
         self.is_over = False
 
     def tell(self, news: News) -> None:
+        if news is Look.AGAIN and self._news and self._news[-1] is Look.AGAIN:
+            return
         self._waiting += len(news) if isinstance(news, list) else 1
         if self._waiting > MOST_WAITING:
             self._news.clear()
@@ -65,11 +68,36 @@ class Listener:
         return news
 
 
-class Feed:
-    """Passes news of one runner to whoever listens; live events without secrets."""
+class Hub:
+    """Passes news of all feeds of this process to whoever listens to everything."""
 
-    def __init__(self, scrubber: Scrubber) -> None:
+    def __init__(self) -> None:
+        self._listeners: set[Listener] = set()
+
+    @contextmanager
+    def listen(self) -> Iterator[Listener]:
+        listener = Listener()
+        self._listeners.add(listener)
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._listeners)
+
+    def tell(self, news: News) -> None:
+        for listener in self._listeners:
+            listener.tell(news)
+
+
+class Feed:
+    """Passes news of one agent to whoever listens; live events without secrets."""
+
+    def __init__(self, scrubber: Scrubber, hub: Hub | None = None) -> None:
         self._live = LiveScrubber(scrubber)
+        self._hub = hub or Hub()
         self._listeners: set[Listener] = set()
         self._is_over = False
 
@@ -85,10 +113,10 @@ class Feed:
 
     @property
     def has_listeners(self) -> bool:
-        return bool(self._listeners)
+        return bool(self._listeners) or self._hub.has_listeners
 
     def tell(self, news: News) -> None:
-        if not self._listeners:
+        if not self.has_listeners:
             return
         told: list[News]
         if isinstance(news, LiveEvent):
@@ -98,6 +126,7 @@ class Feed:
         for each in told:
             for listener in self._listeners:
                 listener.tell(each)
+            self._hub.tell(each)
 
     def end(self) -> None:
         """Nothing more will come; what is stored may still have to be read."""
@@ -124,6 +153,53 @@ async def events_of(
                     if type(event.event) in LAST:
                         return
             news = await listener.next()
+
+
+async def follow_live(
+    store: Store, hub: Hub, after: int, *, agent: Agent | None = None, run: RunId | None = None
+) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
+    """Every event after a cursor, of an agent, a run or all: what is stored, then what comes, and
+    what comes from other processes, too. Never ends."""
+    reader = _Follower(store, after, agent.id if agent else None, run)
+    name = agent.name if agent else None
+    with (
+        hub.listen() as listener,
+        store.hints.watch(reader.agent, of_events=False) as watch,
+    ):
+        watch.on_ring = lambda: listener.tell(Look.AGAIN)
+        news: News | None = Look.AGAIN
+        while news is not None:
+            if not isinstance(news, LiveEvent):
+                async for event in reader.new(news):
+                    yield event
+            elif name in {None, news.agent} and run in {None, news.run}:
+                yield news
+            news = await listener.next()
+
+
+class _Follower:
+    """Knows the last event that was heard, so that each is heard once and in its order."""
+
+    def __init__(self, store: Store, after: int, agent: AgentId | None, run: RunId | None) -> None:
+        self.agent = agent
+        self._store, self._cursor, self._run = store, after, run
+
+    async def new(self, news: list[StoredEvent] | Look) -> AsyncGenerator[StoredEvent, None]:
+        """What is told is taken as it is only where nothing can lie between."""
+        told = [] if isinstance(news, Look) else news
+        if told and told[-1].cursor <= self._cursor:
+            return
+        is_all = self.agent is None and self._run is None
+        if not (told and is_all and told[0].cursor == self._cursor + 1):
+            told = await self._page()
+        while told:
+            for event in told:
+                yield event
+                self._cursor = event.cursor
+            told = await self._page()
+
+    async def _page(self) -> list[StoredEvent]:
+        return await self._store.events(self._cursor, agent=self.agent, run=self._run, limit=_PAGE)
 
 
 LAST: frozenset[type] = frozenset(get_args(RunEnded))

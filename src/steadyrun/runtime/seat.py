@@ -77,7 +77,7 @@ class Seat:
         self, around: Surroundings, agent: Agent, manner: Manner, tasks: TaskGroup
     ) -> None:
         self.agent = agent
-        self.feed = Feed(around.scrubber)
+        self.feed = Feed(around.scrubber, around.hub)
         self.runner: Runner | None = None
         self.live: LiveProcess | None = None
         self.idle_since = around.clock.monotonic()
