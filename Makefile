@@ -16,8 +16,8 @@ help: ## list the commands
 
 setup: $(STAMP) ## make the environment in .venv from hashed requirement files
 
-up: setup ## run the product on its embedded default
-	@$(BIN)/python scripts/first_run.py
+up: setup ## run the daemon with a demo agent, until Ctrl-C
+	@$(BIN)/python scripts/demo.py
 
 test: setup ## run the tests
 	@$(BIN)/python -m pytest

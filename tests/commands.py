@@ -38,9 +38,9 @@ def steadyrun(
 
 
 def first_run(home: Path) -> str:
-    """Write the made-up run of `make up`; return its id."""
+    """Write one made-up run; return its id."""
     subprocess.run(
-        [sys.executable, ROOT / "scripts/first_run.py"],
+        [sys.executable, ROOT / "tests/children/made_up_run.py"],
         env=environment(home),
         check=True,
         capture_output=True,

@@ -37,11 +37,13 @@ async def hand_over_lost(home: Path, store: Store) -> None:
 
 
 async def _lost(home: Path, store: Store) -> list[Process]:
+    """The processes of direct runs that nobody drives; lasting agents are the daemon's."""
     presence = Presence(home / "holders")
     found = []
     for process in await store.open_processes():
         lane = await store.lane(process.agent)
-        if lane.holder is not None and not presence.is_there(lane.holder):
+        is_alone = lane.holder is not None and not presence.is_there(lane.holder)
+        if is_alone and (await store.agent(process.agent)).is_direct:
             found.append(process)
     return found
 
@@ -50,7 +52,10 @@ async def _is_anybody_gone(home: Path, store: Store) -> bool:
     """Whether somebody was killed and nobody has looked yet what that one has left: it may be a run
     that has no process yet."""
     presence = Presence(home / "holders")
-    return any(not presence.is_there(holder.id) for holder in await store.holders())
+    return any(
+        holder.kind != "daemon" and not presence.is_there(holder.id)
+        for holder in await store.holders()
+    )
 
 
 async def _are_open(store: Store, processes: list[Process]) -> bool:

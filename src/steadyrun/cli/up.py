@@ -42,7 +42,8 @@ def up(args: Namespace) -> int:
 
 async def _serve(config: Config, args: Namespace) -> int:
     with ExitStack() as stack:
-        stack.enter_context(to_stderr(Scrubber(config.secrets())))
+        is_watched = sys.stderr.isatty() and not args.json
+        stack.enter_context(to_stderr(Scrubber(config.secrets()), for_people=is_watched))
         async with open_daemon(config) as daemon, task_group() as tasks:
             tasks.start_soon(_obey_signals, daemon, tasks)
             if args.json:
@@ -67,7 +68,7 @@ async def _obey_signals(daemon: RunningDaemon, tasks: TaskGroup) -> None:
     seconds: float | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
-            if seconds is None:
+            if seconds is None and daemon.state().runs.live:
                 print("* waiting for what runs; again to stop it now", flush=True)
             tasks.start_soon(_stop, daemon, seconds)
             seconds = 0.0

@@ -82,10 +82,10 @@ def bug(error: BaseException, /, **fields: Field) -> None:
 
 
 @contextmanager
-def to_stderr(scrubber: Scrubber) -> Iterator[None]:
-    """Write facts to stderr while the block runs."""
+def to_stderr(scrubber: Scrubber, *, for_people: bool = False) -> Iterator[None]:
+    """Write facts to stderr while the block runs: as JSON, or `for_people` as words."""
     handler = _Stderr()
-    handler.setFormatter(FactFormatter(scrubber))
+    handler.setFormatter((PlainFormatter if for_people else FactFormatter)(scrubber))
     before = _LOG.level, _LOG.propagate
     _LOG.addHandler(handler)
     _LOG.setLevel(logging.INFO)
@@ -115,17 +115,30 @@ class FactFormatter(logging.Formatter):
         self._scrubber = scrubber
 
     def format(self, record: logging.LogRecord) -> str:
+        return msgspec.json.encode(self.facts_of(record)).decode()
+
+    def facts_of(self, record: logging.LogRecord) -> dict[str, Any]:
         name, fields = _told(record)
         said = {key: self._scrubber.clean(_fitting(value)) for key, value in fields.items()}
         cut = [key for key, value in fields.items() if key in _OURS or said[key] != value]
-        line = {
+        return {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "fact": name,
             **{key: value for key, value in said.items() if key not in _OURS},
             **({"cut": cut} if cut else {}),
         }
-        return msgspec.json.encode(line).decode()
+
+
+class PlainFormatter(FactFormatter):
+    """The same on one line for whoever watches."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = self.facts_of(record)
+        at, level, name = facts.pop("at"), facts.pop("level"), facts.pop("fact")
+        mark = "" if level == "info" else f" {level}:"
+        words = " ".join(f"{key}={value}" for key, value in facts.items())
+        return f"{at[11:19]}{mark} {name} {words}".rstrip()
 
 
 def _told(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:

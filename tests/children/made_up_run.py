@@ -1,18 +1,12 @@
-"""What `make up` shows: one made-up run, written through the store's verbs and read back.
+"""Writes one made-up run through the verbs of the store: something to look at."""
 
-No agent is started: it shows that the record works on this machine, and how to look at it.
-"""
-
-import sys
 from datetime import datetime
 
 import anyio
 
 from steadyrun.assemble.store import open_store
-from steadyrun.cli import render
 from steadyrun.clock import SystemClock
-from steadyrun.config import Config, load, printable
-from steadyrun.errors import SteadyrunError
+from steadyrun.config import load
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
@@ -35,29 +29,14 @@ SEEN: tuple[Event, ...] = (
 )
 
 
-def main() -> int:
-    """Write it, show it, say what to try next."""
-    try:
-        anyio.run(_main, load())
-    except SteadyrunError as error:
-        print(f"steadyrun: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-async def _main(config: Config) -> None:
-    async with open_store(config) as store:
-        run = await write_run(store)
-        print(f"One made-up run is in {printable(config.places.home)}. Read back from there:\n")
-        for event in await store.events(run=run):
-            print(f"  {render.event_line(event)}")
-    print("\nNothing is running: agents and the daemon come later. Try next:")
-    for command in ("runs", f"show {run}", f"tail {run} --jsonl", "doctor", "--help"):
-        print(f"  .venv/bin/steadyrun {command}")
+async def main() -> None:
+    """Write it into the home that the environment names."""
+    async with open_store(load()) as store:
+        await write_run(store)
 
 
 async def write_run(store: Store) -> RunId:
-    """Accept a message, claim it, and record a run the way the runtime will."""
+    """Accept a message, claim it, and record a run the way the runtime does."""
     clock = SystemClock()
     ids = Ids(clock.now)
     run, process = ids.run(), ids.process()
@@ -88,4 +67,4 @@ async def _settle(store: Store, claim: Claim, now: datetime) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    anyio.run(main)

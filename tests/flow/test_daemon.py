@@ -1,0 +1,340 @@
+"""Does the daemon start, end and come back? The real command, real keepers, kill -9 in between."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from steadyrun import keeper
+from steadyrun.model.event import StoredEvent
+from steadyrun.model.item import Item
+from steadyrun.model.process import Process
+from steadyrun.model.run import Run
+from steadyrun.stores.sqlite import SqliteStore
+from tests.children.keeper_driver import eventually
+from tests.commands import COMMAND, ROOT, environment, steadyrun
+
+PATIENCE_SECONDS = 60.0
+ALL = 100_000
+
+
+class Home:
+    """A home, its daemons and what is in its store."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.path = place, place / "home"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return steadyrun(self.path, *words)
+
+    def up(self, *words: str) -> "subprocess.Popen[str]":
+        """A daemon in the foreground, once it has said that it is up."""
+        daemon = self.start("up", *words)
+        assert daemon.stdout
+        assert "up" in daemon.stdout.readline()
+        return daemon
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        log = (self.place / "log").open("a")
+        daemon = subprocess.Popen(
+            [COMMAND, *words],
+            env=environment(self.path),
+            cwd=self.place,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        log.close()
+        self.started.append(daemon)
+        return daemon
+
+    def hire(self, name: str, **flags: str) -> None:
+        place = self.place / name
+        place.mkdir()
+        given = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+        done = self.run(
+            "agent", "add", name, "--provider", "scripted", "--home", str(place), *given
+        )
+        assert done.returncode == 0, done.stderr
+
+    def send(self, name: str, *steps: object) -> str:
+        done = self.run("send", name, "script:" + json.dumps(steps), "--json")
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["id"])
+
+    def read(self, look: Callable[[SqliteStore], Any]) -> Any:
+        async def main() -> Any:
+            store = await SqliteStore.open(self.path)
+            try:
+                return await look(store)
+            finally:
+                await store.close()
+
+        return anyio.run(main)
+
+    def item(self, item: str) -> Item:
+        found: Item = self.read(lambda store: store.item(item))  # type: ignore[arg-type]
+        return found
+
+    def runs(self) -> list[Run]:
+        found: list[Run] = self.read(lambda store: store.runs())
+        return found
+
+    def processes(self) -> list[Process]:
+        found: list[Process] = self.read(lambda store: store.open_processes())
+        return found
+
+    def events(self) -> list[StoredEvent]:
+        found: list[StoredEvent] = self.read(lambda store: store.events(limit=ALL))
+        return found
+
+    def texts(self) -> list[str]:
+        return [text for each in self.events() if (text := getattr(each.event, "text", None))]
+
+    def living(self) -> list[int]:
+        """Every process that any keeper of this home has started."""
+        names = [each.name for each in (self.path / "processes").glob("*")]
+        return [pid for name in names for pid in keeper.marked(name)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    found = Home(tmp_path)
+    yield found
+    for daemon in found.started:
+        if daemon.poll() is None:
+            daemon.kill()
+        daemon.wait(PATIENCE_SECONDS)
+        assert daemon.stdout
+        daemon.stdout.close()
+    left = found.run("down", "--drain", "1ms")
+    assert left.returncode in {0, 69}
+    keeper.sweep([each.name for each in (found.path / "processes").glob("*")])
+
+
+def waits(gate: Path) -> tuple[object, ...]:
+    return ({"text": "one"}, {"until": str(gate)}, {"text": "two"})
+
+
+def until_said(home: Home, text: str) -> None:
+    eventually(lambda: text in home.texts(), f"that it says {text}")
+
+
+def end(daemon: "subprocess.Popen[str]", number: int) -> int:
+    os.kill(daemon.pid, number)
+    return daemon.wait(PATIENCE_SECONDS)
+
+
+def test_a_message_waits_for_the_daemon_and_is_done_by_it(home: Home) -> None:
+    home.hire("ada")
+    item = home.send("ada", {"text": "done"})
+    assert home.item(item).status == "queued"
+
+    daemon = home.up()
+    eventually(lambda: home.item(item).status == "completed", "its end")
+
+    assert home.item(item).reply == "done"
+    assert end(daemon, signal.SIGTERM) == 0
+    assert home.living() == []
+    assert home.processes() == []
+
+
+def test_a_home_has_one_daemon(home: Home) -> None:
+    first = home.up()
+
+    second = home.run("up")
+    third = home.run("up", "--detach", "--json")
+
+    assert second.returncode == third.returncode == 5
+    assert f"the daemon {first.pid} serves" in second.stderr
+    assert json.loads(third.stdout)["error"]["code"] == "daemon_running"
+    assert home.run("status").returncode == 0
+
+
+def test_what_runs_goes_on_after_the_daemon_was_killed(home: Home) -> None:
+    gate = home.place / "gate"
+    home.hire("ada")
+    first = home.up()
+    item = home.send("ada", *waits(gate))
+    until_said(home, "one")
+    [process] = home.processes()
+    end(first, signal.SIGKILL)
+
+    assert keeper.marked(process.id)
+    home.up()
+    gate.touch()
+    eventually(lambda: home.item(item).is_settled, "its end")
+
+    assert home.item(item).status == "completed"
+    assert len(home.runs()) == 1
+    assert home.texts().count("one") == 1
+    assert [each.seq for each in home.events()] == list(range(1, len(home.events()) + 1))
+
+
+def test_an_agent_s_idle_process_is_kept_over_a_kill(home: Home) -> None:
+    home.hire("ada")
+    first = home.up()
+    before = home.send("ada", {"text": "one"})
+    eventually(lambda: home.item(before).is_settled, "its end")
+    [process] = home.processes()
+    end(first, signal.SIGKILL)
+    after = home.send("ada", {"text": "two"})
+
+    home.up()
+    eventually(lambda: home.item(after).is_settled, "its end")
+
+    assert [each.id for each in home.processes()] == [process.id]
+    assert {run.process for run in home.runs()} == {process.id}
+
+
+def test_down_waits_for_what_runs(home: Home) -> None:
+    gate = home.place / "gate"
+    home.hire("ada")
+    daemon = home.up()
+    item = home.send("ada", *waits(gate))
+    until_said(home, "one")
+
+    down = home.start("down")
+    eventually(
+        lambda: json.loads(home.run("status", "--json").stdout)["daemon"]["is_draining"], "it"
+    )
+    gate.touch()
+
+    assert down.wait(PATIENCE_SECONDS) == 0
+    assert daemon.wait(PATIENCE_SECONDS) == 0
+    assert home.item(item).status == "completed"
+    assert home.living() == []
+
+
+def test_down_stops_what_takes_too_long_and_the_next_one_does_it(home: Home) -> None:
+    gate = home.place / "gate"
+    home.hire("ada")
+    home.up()
+    item = home.send("ada", *waits(gate))
+    until_said(home, "one")
+
+    down = home.run("down", "--drain", "1ms", "--json")
+
+    assert down.returncode == 0
+    assert json.loads(down.stdout) == {"stopped": 1, "kept": 0, "queued": 1}
+    assert home.item(item).status == "queued"
+    assert home.living() == []
+    gate.touch()
+    home.up()
+    eventually(lambda: home.item(item).status == "completed", "its end")
+    assert [run.stop_reason for run in home.runs()] == [None, "shutdown"]
+
+
+def test_down_may_leave_what_runs_to_its_keepers(home: Home) -> None:
+    gate = home.place / "gate"
+    home.hire("ada")
+    home.hire("bo")
+    home.up()
+    idle = home.send("bo", {"text": "idle"})
+    eventually(lambda: home.item(idle).is_settled, "its end")
+    item = home.send("ada", *waits(gate))
+    until_said(home, "one")
+
+    down = home.run("down", "--keep", "--json")
+
+    assert json.loads(down.stdout) == {"stopped": 0, "kept": 1, "queued": 0}
+    [process] = home.processes()
+    assert keeper.marked(process.id)
+    gate.touch()
+    home.up()
+    eventually(lambda: home.item(item).status == "completed", "its end")
+    assert len([run for run in home.runs() if run.item == item]) == 1
+
+
+def test_ctrl_c_waits_and_a_second_one_does_not(home: Home) -> None:
+    home.hire("ada")
+    daemon = home.up()
+    home.send("ada", *waits(home.place / "never"))
+    until_said(home, "one")
+
+    os.kill(daemon.pid, signal.SIGINT)
+    assert daemon.stdout
+    assert "waiting" in daemon.stdout.readline()
+    assert end(daemon, signal.SIGINT) == 0
+    assert home.living() == []
+
+
+def test_a_detached_one_answers_when_its_command_returns(home: Home) -> None:
+    done = home.run("up", "--detach", "--json")
+    state = json.loads(done.stdout)
+
+    status = json.loads(home.run("status", "--json").stdout)
+
+    assert done.returncode == 0
+    assert status["daemon"]["pid"] == state["pid"]
+    assert home.run("down").returncode == 0
+    assert home.run("status").returncode == 69
+
+
+def test_a_configuration_that_is_wrong_starts_nothing(home: Home) -> None:
+    home.path.mkdir(mode=0o700)
+    (home.path / "config.toml").write_text('[agents.ada]\nprovider = "nobody"\nhome = "."\n')
+
+    here = home.run("up")
+    detached = home.run("up", "--detach")
+
+    assert here.returncode == 2
+    assert "nobody" in here.stderr
+    assert detached.returncode == 2
+    assert not (home.path / "daemon" / "socket").exists()
+    (home.path / "config.toml").unlink()
+
+
+def test_facts_tell_no_prompt_and_no_reply(home: Home) -> None:
+    home.hire("ada")
+    daemon = home.up()
+    item = home.send("ada", {"text": "canary-reply"})
+    eventually(lambda: home.item(item).is_settled, "its end")
+    end(daemon, signal.SIGTERM)
+
+    facts = [json.loads(line) for line in (home.place / "log").read_text().splitlines()]
+
+    assert "canary" not in (home.place / "log").read_text()
+    assert [each["fact"] for each in facts if each["fact"].startswith("run.")] == [
+        "run.started",
+        "run.ended",
+    ]
+    assert not [each for each in facts if "cut" in each or each["level"] == "error"]
+
+
+def test_make_up_has_a_demo_agent(home: Home) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, ROOT / "scripts/demo.py"],
+        env=environment(home.path),
+        cwd=home.place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    home.started.append(demo)
+    assert demo.stdout
+    said = _until_up(demo)
+
+    answer = home.run("send", "demo", "say hello", "--wait")
+
+    assert len([line for line in said if "steadyrun" in line and line.startswith("  ")]) == 3
+    assert "You said: say hello" in answer.stdout
+    assert end(demo, signal.SIGINT) == 0
+
+
+def _until_up(daemon: "subprocess.Popen[str]") -> list[str]:
+    said = []
+    assert daemon.stdout
+    while not (line := daemon.stdout.readline()).startswith("* up"):
+        assert line, "it ended"
+        said.append(line)
+    return said
