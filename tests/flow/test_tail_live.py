@@ -1,0 +1,82 @@
+"""Does whoever follows hear each event once, in order, whatever happens to the daemon?"""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.children.keeper_driver import eventually
+from tests.homes import Home, a_home, end, until_said, waits
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as found:
+        yield found
+
+
+def follow(home: Home, *words: str) -> Path:
+    """Start `tail -f` into a file."""
+    heard = home.place / f"heard{len(home.started)}"
+    home.start("tail", "-f", "--jsonl", *words, into=heard)
+    return heard
+
+
+def said(heard: Path) -> list[dict[str, Any]]:
+    lines = heard.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def stored(heard: Path) -> list[int]:
+    return [each["cursor"] for each in said(heard) if each["cursor"] is not None]
+
+
+def test_everything_is_heard_once_and_in_order_over_a_kill(home: Home) -> None:
+    gate = home.place / "gate"
+    for name in ("ada", "bo", "cy"):
+        home.hire(name)
+    first = home.up()
+    heard = follow(home, "--all", "--after", "0")
+    items = [home.send(name, {"text": f"{name} {n}"}) for n in (1, 2) for name in ("ada", "bo")]
+    open_one = home.send("cy", *waits(gate))
+    until_said(home, "one")
+    end(first, signal.SIGKILL)
+    items += [home.send("ada", {"text": "ada 3"}), open_one]
+
+    home.up()
+    gate.touch()
+    eventually(lambda: all(home.item(item).is_settled for item in items), "their ends")
+    newest = home.events()[-1].cursor
+
+    eventually(lambda: newest in stored(heard), "the last event")
+    assert stored(heard) == list(range(1, newest + 1))
+
+
+def test_an_agent_and_a_run_are_followed_with_what_is_live(home: Home) -> None:
+    home.hire("ada")
+    home.hire("bo")
+    home.up()
+    gate = home.place / "gate"
+    first = home.send("ada", {"until": str(gate)}, {"delta": {"pieces": ["a", "b"]}})
+    eventually(lambda: home.item(first).run, "its run")
+    run = home.item(first).run
+    assert run
+    of_agent, of_run = follow(home, "ada"), follow(home, run)
+    other = home.send("bo", {"text": "not for them"})
+    eventually(lambda: said(of_agent) and said(of_run), "that they listen")
+    gate.touch()
+    second = home.send("ada", {"text": "more"})
+    for item in (first, second, other):
+        eventually(lambda item=item: home.item(item).is_settled, "its end")  # type: ignore[misc]
+
+    eventually(lambda: "more" in [each["data"].get("text") for each in said(of_agent)], "all of it")
+    types = [each["type"] for each in said(of_run)]
+    assert types.count("text.delta") == 2
+    assert types[-1] == "run.completed"
+    assert {each["run"] for each in said(of_run)} == {run}
+    assert {each["agent"] for each in said(of_agent)} == {"ada"}
+    mine = [each.cursor for each in home.events() if each.agent == "ada"]
+    assert stored(of_agent) == mine
