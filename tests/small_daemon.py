@@ -48,6 +48,8 @@ class SmallDaemon:
         self.started_at: datetime = clock.now()
         self.live = 0
         self._listeners: set[Listener] = set()
+        self._told = 0
+        self._quiet = anyio.Event()
 
     def state(self) -> DaemonDocument:
         return DaemonDocument(
@@ -68,6 +70,9 @@ class SmallDaemon:
 
     async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
         self.stopped.append((drain_seconds, keep))
+        with anyio.move_on_after(0 if keep else drain_seconds):
+            while self.live:
+                await self._quiet.wait()
         self.is_stopped.set()
         return Stopped(0 if keep else self.live, self.live if keep else 0, 0)
 
@@ -77,15 +82,19 @@ class SmallDaemon:
         with self._listening() as listener:
             news: News | None = Look.AGAIN
             while news is not None:
-                if isinstance(news, LiveEvent):
-                    if run in {None, news.run}:
-                        yield news
-                else:
-                    while page := await self.store.events(after, agent=agent, run=run):
-                        for event in page:
-                            yield event
-                            after = event.cursor
+                for seen in await self._new(news, agent, run, after):
+                    yield seen
+                    after = seen.cursor if isinstance(seen, StoredEvent) else after
                 news = await listener.next()
+
+    async def _new(
+        self, news: News, agent: AgentId | None, run: RunId | None, after: int
+    ) -> list[StoredEvent | LiveEvent]:
+        if isinstance(news, LiveEvent):
+            return [news] if run in {None, news.run} else []
+        if isinstance(news, Look):
+            return [*await self.store.events(after, agent=agent, run=run, limit=100_000)]
+        return [each for each in news if each.cursor > after and run in {None, each.run}]
 
     @contextmanager
     def _listening(self) -> Iterator[Listener]:
@@ -103,6 +112,19 @@ class SmallDaemon:
     def tell(self, news: News) -> None:
         for listener in self._listeners:
             listener.tell(news)
+
+    def rest(self) -> None:
+        """A run has ended."""
+        self.live -= 1
+        self._quiet.set()
+        self._quiet = anyio.Event()
+
+    async def tell_stored(self) -> None:
+        """Tell what has been stored since this was last done."""
+        events = await self.store.events(self._told)
+        if events:
+            self._told = events[-1].cursor
+            self.tell(events)
 
     async def work(self) -> None:
         """Play every item, until cancelled."""
@@ -146,14 +168,14 @@ class Play:
             await self.say(ev.TextFinal(f"You said: {text}"))
             ended = Finished(self._clock.now(), "completed", text=f"You said: {text}")
         await self._store.settle(self._started.claim, ended)
-        self._daemon.live -= 1
-        self._daemon.tell(Look.AGAIN)
+        self._daemon.rest()
+        await self._daemon.tell_stored()
 
     async def begin(self) -> None:
         claim, run = self._started.claim, self._started.run
         await self._store.open_process(claim, self._process)
         await self._store.change(claim, run.id, Launched(self._clock.now(), self._process.id))
-        self._daemon.tell(Look.AGAIN)
+        await self._daemon.tell_stored()
 
     async def say(self, *events: Event) -> None:
         start, self._offset = self._offset, self._offset + 10
@@ -161,7 +183,7 @@ class Play:
         emitted = tuple(Emitted(self._offset, n, now, event) for n, event in enumerate(events))
         batch = Batch(self._process.id, self._started.run.id, start, self._offset, emitted)
         await self._store.append(self._started.claim, batch)
-        self._daemon.tell(Look.AGAIN)
+        await self._daemon.tell_stored()
 
     def say_live(self, event: Event) -> None:
         run, agent = self._started.run, self._started.agent

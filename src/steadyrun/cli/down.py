@@ -35,7 +35,8 @@ async def _down(args: Namespace) -> int:
     drain = _USUAL_DRAIN_SECONDS if given.drain is None else given.drain
     seconds = drain + _STOP_SECONDS
     async with task_group() as tasks:
-        tasks.start_soon(_tell, home, drain)
+        if not given.keep:
+            tasks.start_soon(_tell, home, drain)
         stopped = await _stop(home, given, seconds)
         await _gone(home, seconds)
         tasks.cancel_scope.cancel()

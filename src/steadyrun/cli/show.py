@@ -28,7 +28,7 @@ _FALLBACK = "fallback providers are kept, but not used yet: a later version will
 
 def text(name: str, given: Struct, answer: Struct) -> list[str]:
     """The lines for standard output."""
-    return list(_TEXTS[name](given, answer))
+    return list(TEXTS[name](given, answer))
 
 
 def notes(given: Struct) -> list[str]:
@@ -195,7 +195,7 @@ def _table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     return render.columns([heading, *rows])
 
 
-_TEXTS: dict[str, Callable[[Any, Any], Iterable[str]]] = {
+TEXTS: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     "agent.add": _added,
     "agent.show": _agent,
     "agent.set": _changed,

@@ -164,6 +164,9 @@ async def remove(desk: Desk, given: ShowAgent) -> RemovedDocument:
     try:
         await desk.store.remove_agent(agent.id)
     except ChangeRefused as refused:
+        if (await desk.store.lane(agent.id)).status == "warm":
+            hint = "It is closed after a while without work, and by steadyrun down."
+            raise Conflict(f"{agent.name} still has a process", hint=hint) from refused
         hint = f"Cancel it, or wait for it: steadyrun inbox {agent.name}"
         raise Conflict(f"{agent.name} has work: {refused.found}", hint=hint) from refused
     return RemovedDocument(agent.id, agent.name)

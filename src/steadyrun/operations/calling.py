@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -46,6 +46,9 @@ ANSWER_SECONDS = 60.0
 _CHUNK_BYTES = 64 * 1024
 
 
+T = TypeVar("T")
+
+
 class _End(Struct, frozen=True):
     error: FailureDocument | None
 
@@ -56,7 +59,7 @@ async def call(
     """Have the daemon do it. `DaemonUnreachable`: it was not asked."""
     async with connected(home, greets=operation.name != WITHOUT_HELLO) as line:
         response = await line.ask(operation.name, given, seconds=seconds)
-        return response.result_as(operation.answer)
+        return _read(response, operation.answer)
 
 
 @asynccontextmanager
@@ -69,9 +72,17 @@ async def following(
         response = await line.ask(operation.name, given, seconds=ANSWER_SECONDS)
         events = _events(line)
         try:
-            yield response.result_as(AsOf).as_of, events
+            yield _read(response, AsOf).as_of, events
         finally:
             await events.aclose()
+
+
+def _read(response: Response, kind: type[T]) -> T:
+    try:
+        return response.result_as(kind)
+    except msgspec.DecodeError as error:
+        hint = "Start the daemon anew, with this version: steadyrun down, then steadyrun up"
+        raise RpcFailed(f"the daemon's answer cannot be read: {error}", hint=hint) from error
 
 
 async def _events(line: "Line") -> AsyncGenerator[Raw, None]:
@@ -126,7 +137,10 @@ class Line:
             if not chunk:
                 raise RpcClosed(method)
             self._heard = [frame.raw for frame in reversed(self._lines.feed(chunk))]
-        return jsonrpc.decode(self._heard.pop())
+        try:
+            return jsonrpc.decode(self._heard.pop())
+        except msgspec.DecodeError as error:
+            raise RpcFailed(f"the answer to {method} cannot be read: {error}") from error
 
     async def _answer(self, number: int, method: str) -> Response:
         while True:
@@ -168,5 +182,5 @@ async def _greet(home: Path, line: Line) -> None:
         await line.ask("hello", Hello(__version__), seconds=HELLO_SECONDS)
     except RpcRefused:
         raise
-    except (RpcFailed, msgspec.DecodeError) as error:
+    except RpcFailed as error:
         raise DaemonUnreachable(home, found=str(error)) from error

@@ -29,7 +29,8 @@ class DaemonView(Protocol):
 
     async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
         """Begin nothing more, wait for what runs (None: as long as is usual), stop what is left or,
-        with `keep`, leave it to its keepers. Returns when that is done; the daemon ends after."""
+        with `keep`, leave it to its keepers. Returns when that is done; the daemon ends after. It
+        goes on also when whoever asked has gone away, and this call is cancelled."""
 
     def follow(
         self, *, agent: AgentId | None, run: RunId | None, after: int

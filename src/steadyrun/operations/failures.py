@@ -43,7 +43,8 @@ def as_error(refused: RpcRefused) -> SteadyrunError:
 def raised(failure: FailureDocument) -> SteadyrunError:
     """The error by its code, without the attributes of its kind; a code that only the other side
     knows has a kind of its own."""
-    known = {kind.code: kind for kind in _kinds(SteadyrunError)}
+    ours = SteadyrunError.__module__
+    known = {kind.code: kind for kind in _kinds(SteadyrunError) if kind.__module__ == ours}
     facts: dict[str, Any] = {
         "code": failure.code, "exit_code": failure.exit, "retryable": failure.retryable
     }  # fmt: skip

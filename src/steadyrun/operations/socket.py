@@ -158,8 +158,10 @@ class _Caller(Service):
             if request.method == "hello":
                 return self._greet(request.params_as(Hello))
             return await self._do(request)
+        except RpcRefused:
+            raise
         except SteadyrunError as error:
-            raise error if isinstance(error, RpcRefused) else as_refusal(error) from error
+            raise as_refusal(error) from error
 
     def broke(self, message: Request | Notification, error: Exception) -> None:
         self._report(message.method, error)

@@ -1,0 +1,162 @@
+"""Every operation gives the same document in the process that has the store and over the socket."""
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from msgspec import Struct
+
+from steadyrun.errors import SteadyrunError
+from steadyrun.operations import calling, failures
+from steadyrun.operations.agents import (
+    AddAgent,
+    ChooseAgents,
+    ListAgents,
+    SetAgent,
+    ShowAgent,
+)
+from steadyrun.operations.daemon import Ask, Stop
+from steadyrun.operations.desk import Desk
+from steadyrun.operations.items import ChooseItem, ListItems, Send
+from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
+from steadyrun.operations.runs import Cancel
+from steadyrun.testing.clock import FakeClock, seeded_ids
+from tests.small_daemon import opened, served
+
+PATIENCE_SECONDS = 60.0
+# What an operation answers, or why it does not.
+Answers = list[tuple[str, Any]]
+Way = Callable[[Operation, Struct], Awaitable[Any]]
+
+
+def script(work: Path) -> list[tuple[str, Struct]]:
+    """What is asked, in order. An item or run is named by what all of its kind begin with."""
+    home = str(work)
+    return [
+        ("agent.list", ListAgents()),
+        ("agent.add", AddAgent(name="ada", provider="scripted", home=home, fallback=("shell",))),
+        ("agent.add", AddAgent(name="ada", provider="scripted", home=home)),
+        ("agent.add", AddAgent(name="bob", provider="nobody", home=home)),
+        ("agent.add", AddAgent(name="bob", provider="shell", home=f"{home}/nowhere")),
+        ("agent.add", AddAgent(name="bob", provider="shell", home=home, role="none")),
+        ("agent.set", SetAgent(name="ada", model="m", mode="plan", clear=("fallback",))),
+        ("agent.set", SetAgent(name="eve", model="m")),
+        ("agent.show", ShowAgent("ada")),
+        ("item.send", Send(agent="ada", text="first", key="k")),
+        ("item.send", Send(agent="ada", text="first", key="k")),
+        ("item.show", ChooseItem("itm_")),
+        ("item.retry", ChooseItem("itm_")),
+        ("agent.pause", ChooseAgents("ada")),
+        ("item.list", ListItems("ada")),
+        ("agent.rm", ShowAgent("ada")),
+        ("status", Ask()),
+        ("item.cancel", Cancel("itm_")),
+        ("item.cancel", Cancel("run_")),
+        ("item.retry", ChooseItem("itm_")),
+        ("item.list", ListItems(all=True)),
+        ("agent.resume", ChooseAgents(all=True)),
+        ("item.send", Send(agent="ada", text="second", followup="queue")),
+        ("agent.list", ListAgents()),
+        ("daemon.stop", Stop(drain=2.0, keep=True)),
+        ("status", Ask()),
+    ]
+
+
+async def asked(work: Path, way: Way) -> Answers:
+    answers: Answers = []
+    for name, given in script(work):
+        try:
+            answer = await way(BY_NAME[name], given)
+        except SteadyrunError as error:
+            answer = failures.failure_of(error)
+        answers.append((name, json.loads(msgspec.json.encode(answer))))
+    return answers
+
+
+async def in_process(home: Path, work: Path) -> Answers:
+    clock = FakeClock()
+    async with opened(home, clock=clock, ids=seeded_ids(clock, 7)) as (desk, _):
+        return await asked(work, lambda operation, given: operation.do(desk, given))
+
+
+async def over_socket(home: Path, work: Path) -> Answers:
+    clock = FakeClock()
+    with anyio.fail_after(PATIENCE_SECONDS):
+        async with served(home, clock=clock, ids=seeded_ids(clock, 7)):
+            return await asked(
+                work, lambda operation, given: calling.call(home, operation, given)
+            )  # fmt: skip
+
+
+def test_both_ways_give_the_same_documents(tmp_path: Path) -> None:
+    here = anyio.run(in_process, tmp_path / "here", tmp_path)
+    there = anyio.run(over_socket, tmp_path / "there", tmp_path)
+
+    # Each names its own home, and nothing else.
+    mine = json.loads(json.dumps(here).replace(str(tmp_path / "here"), str(tmp_path / "there")))
+    assert mine == json.loads(json.dumps(there))
+
+
+def test_every_operation_but_the_stream_is_asked(tmp_path: Path) -> None:
+    named = {name for name, _ in script(tmp_path)}
+
+    assert named == {each.name for each in OPERATIONS if not each.is_stream}
+
+
+def test_what_is_asked_comes_to_what_it_should(tmp_path: Path) -> None:
+    answers = anyio.run(in_process, tmp_path / "here", tmp_path)
+
+    codes = [(name, answer.get("code")) for name, answer in answers if "code" in answer]
+    assert codes == [
+        ("agent.add", "name_taken"), ("agent.add", "usage"), ("agent.add", "agent_home_missing"),
+        ("agent.add", "role_missing"), ("agent.set", "not_found"), ("item.retry", "conflict"),
+        ("agent.rm", "conflict"), ("item.cancel", "not_found"),
+    ]  # fmt: skip
+    by_name: dict[str, list[Any]] = {}
+    for name, answer in answers:
+        by_name.setdefault(name, []).append(answer)
+    first, again, second = by_name["item.send"]
+    [agent] = by_name["agent.list"][-1]["agents"]
+    assert first == again
+    assert (first["waiting"], second["waiting"], second["followup"]) == ("slot", "turn", "queue")
+    assert [item["status"] for item in by_name["item.list"][1]["items"]] == ["queued", "cancelled"]
+    assert by_name["item.cancel"][0]["status"] == "cancelled"
+    assert by_name["item.retry"][1]["retry_of"] == first["id"]
+    assert (agent["state"], agent["queued"], agent["fallback"]) == ("idle", 2, [])
+    assert by_name["daemon.stop"] == [{"stopped": 0, "kept": 0, "queued": 0}]
+    assert [each["daemon"]["is_draining"] for each in by_name["status"]] == [False, True]
+    assert by_name["status"][0]["gates"][0]["provider"] == "scripted"
+
+
+def test_without_a_daemon_only_what_it_knows_is_missing(tmp_path: Path) -> None:
+    async def both() -> tuple[Any, Any]:
+        async with opened(tmp_path / "home") as (desk, daemon):
+            given = AddAgent(name="ada", provider="scripted", home=str(tmp_path))
+            added = await BY_NAME["agent.add"].do(desk, given)
+            daemon.processes[added.id] = "background"
+            alone = Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities)
+            show = BY_NAME["agent.show"].do
+            return await show(desk, ShowAgent("ada")), await show(alone, ShowAgent("ada"))
+
+    told, alone = anyio.run(both)
+
+    assert (told.process, alone.process) == ("background", None)
+    assert msgspec.structs.replace(told, process=None) == alone
+
+
+@pytest.mark.parametrize("name", ["status", "daemon.stop", "events.follow"])
+def test_what_only_a_daemon_can_do_is_refused_elsewhere(tmp_path: Path, name: str) -> None:
+    async def ask() -> None:
+        async with opened(tmp_path / "home") as (desk, _):
+            alone = Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities)
+            operation = BY_NAME[name]
+            await operation.do(alone, operation.given())
+
+    with pytest.raises(SteadyrunError) as found:
+        anyio.run(ask)
+
+    assert (BY_NAME[name].place, found.value.code) == ("daemon", "daemon_unreachable")

@@ -1,0 +1,305 @@
+"""Agents come, change, pause and go; whatever is wrong with one is said before it is written."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from steadyrun.errors import (
+    AbilityMissing,
+    AgentHomeMissing,
+    ConfigInvalid,
+    Conflict,
+    NameTaken,
+    NotFound,
+    ReadOnly,
+    RoleMissing,
+    SteadyrunError,
+    Usage,
+)
+from steadyrun.model.agent import Agent
+from steadyrun.model.gate import Gate
+from steadyrun.model.ids import AgentId
+from steadyrun.model.item import Message
+from steadyrun.model.run import Created, Finished
+from steadyrun.operations.agents import (
+    AddAgent,
+    ChooseAgents,
+    ListAgents,
+    SetAgent,
+    ShowAgent,
+    add,
+    change,
+    list_all,
+    pause,
+    remove,
+    resume,
+    show,
+)
+from steadyrun.operations.desk import Desk
+from steadyrun.testing.clock import START, FakeClock
+from steadyrun.testing.memory import MemoryStore
+from tests.small_daemon import SmallDaemon, desk_of
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    plain = desk_of(store, tmp_path, clock=clock)
+    return desk_of(
+        store, tmp_path, clock=clock, daemon=SmallDaemon(store, tmp_path, clock, plain.ids)
+    )
+
+
+def daemon(desk: Desk) -> SmallDaemon:
+    assert isinstance(desk.daemon, SmallDaemon)
+    return desk.daemon
+
+
+def do(verb: Callable[[Desk, Any], Awaitable[T]], desk: Desk, given: Struct) -> T:
+    return anyio.run(verb, desk, given)
+
+
+def ada(desk: Desk, **fields: Any) -> AddAgent:
+    usual = AddAgent(name="ada", provider="scripted", home=str(desk.home))
+    return replace(usual, **fields)
+
+
+@pytest.mark.parametrize("name", ["a", "7", "ada-2_x", "a" * 64])
+def test_a_good_name_is_taken(desk: Desk, name: str) -> None:
+    assert do(add, desk, ada(desk, name=name)).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", " ", "Ada", "-a", "_a", "a b", "a/b", "a.b", "ä", "a" * 65, "a\n", "run_x", "itm_x",
+        "agt_x", "prc_x", "hld_x",
+    ],
+)  # fmt: skip
+def test_a_bad_name_is_refused(desk: Desk, name: str) -> None:
+    with pytest.raises(Usage) as found:
+        do(add, desk, ada(desk, name=name))
+
+    assert repr(name) in found.value.message
+    assert found.value.hint
+    assert do(list_all, desk, ListAgents()).agents == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"provider": "nobody"}, Usage),
+        ({"fallback": ("nobody",)}, Usage),
+        ({"fallback": ("scripted",)}, Usage),
+        ({"fallback": ("shell", "shell")}, Usage),
+        ({"provider": "shell", "mode": "plan"}, AbilityMissing),
+        ({"provider": "shell", "model": "m"}, AbilityMissing),
+        ({"home": "here"}, Usage),
+        ({"home": "/no/such/directory"}, AgentHomeMissing),
+        ({"role": "tester"}, RoleMissing),
+        ({"role": "../tester"}, Usage),
+        ({"role": ".hidden"}, Usage),
+        ({"role": ""}, Usage),
+    ],
+)
+def test_what_cannot_work_is_refused_and_nothing_is_written(
+    desk: Desk, fields: dict[str, Any], kind: type[SteadyrunError]
+) -> None:
+    with pytest.raises(kind) as found:
+        do(add, desk, ada(desk, **fields))
+
+    assert found.value.hint
+    assert do(list_all, desk, ListAgents()).agents == ()
+
+
+def test_a_home_that_is_a_file_is_no_home(desk: Desk) -> None:
+    (desk.home / "file").touch()
+
+    with pytest.raises(AgentHomeMissing):
+        do(add, desk, ada(desk, home=str(desk.home / "file")))
+
+
+def test_a_role_is_a_file_of_that_name(desk: Desk) -> None:
+    (desk.home / "roles").mkdir()
+    (desk.home / "roles" / "tester.md").write_text("Test.")
+
+    assert do(add, desk, ada(desk, role="tester")).role == "tester"
+
+
+def test_a_provider_whose_options_are_wrong_is_named(desk: Desk) -> None:
+    def abilities(name: str) -> None:
+        raise ConfigInvalid(f"providers.{name}.options: no", file=None)
+
+    broken = Desk(desk.store, desk.clock, desk.ids, desk.home, abilities)
+
+    with pytest.raises(ConfigInvalid):
+        do(add, broken, ada(desk))
+
+
+def test_names_are_taken_once(desk: Desk) -> None:
+    do(add, desk, ada(desk))
+
+    with pytest.raises(NameTaken):
+        do(add, desk, ada(desk))
+
+
+def test_only_what_is_said_is_changed(desk: Desk) -> None:
+    given = ada(desk, fallback=("shell",), system="be kind", timeout=5.0, model="m")
+    was = do(add, desk, given)
+
+    changed = do(change, desk, SetAgent(name="ada", on_lost="fail", mode="plan"))
+    cleared = do(change, desk, SetAgent(name="ada", clear=("model", "timeout", "fallback")))
+    page = do(show, desk, ShowAgent("ada"))
+
+    assert changed == replace(was, on_lost="fail", mode="plan")
+    assert cleared == replace(changed, model=None, fallback=())
+    assert (page.system, page.timeout_seconds) == ("be kind", None)
+
+
+def test_a_new_provider_keeps_the_fallback(desk: Desk) -> None:
+    do(add, desk, ada(desk, fallback=("shell",)))
+
+    with pytest.raises(Usage, match="named twice"):
+        do(change, desk, SetAgent(name="ada", provider="shell"))
+    changed = do(change, desk, SetAgent(name="ada", provider="shell", clear=("fallback",)))
+
+    assert (changed.provider, changed.fallback) == ("shell", ())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (SetAgent(name="ada"), "nothing to set"),
+        (SetAgent(name="ada", clear=("home",)), "cannot take 'home'"),
+        (SetAgent(name="ada", model="m", clear=("model",)), "set and cleared"),
+        (SetAgent(name="ada", home="/no/such"), "no such directory"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused(desk: Desk, given: SetAgent, said: str) -> None:
+    before = do(add, desk, ada(desk))
+
+    with pytest.raises(Usage, match=said):
+        do(change, desk, given)
+
+    assert do(list_all, desk, ListAgents()).agents == (before,)
+
+
+def test_an_agent_of_the_configuration_is_changed_there_only(desk: Desk) -> None:
+    agent = Agent(AgentId("agt_1"), "ada", ("scripted",), str(desk.home), origin="config")
+    anyio.run(desk.store.add_agent, agent)
+
+    for verb, given in ((change, SetAgent(name="ada", model="m")), (remove, ShowAgent("ada"))):
+        with pytest.raises(ReadOnly) as found:
+            do(verb, desk, given)
+        assert (found.value.exit_code, found.value.code) == (4, "read_only")
+    assert do(pause, desk, ChooseAgents("ada")).agents[0].state == "paused"
+
+
+def test_an_agent_with_work_stays_and_one_without_goes(desk: Desk) -> None:
+    added = do(add, desk, ada(desk))
+    item = anyio.run(desk.store.accept, Message(AgentId(added.id), "go")).item
+
+    with pytest.raises(Conflict, match="ada has work"):
+        do(remove, desk, ShowAgent("ada"))
+    anyio.run(desk.store.cancel, item.id)
+    removed = do(remove, desk, ShowAgent("ada"))
+
+    assert (removed.id, removed.name) == (added.id, "ada")
+    with pytest.raises(NotFound, match="ada"):
+        do(show, desk, ShowAgent("ada"))
+    # By its id it is still there for its record, but it is no agent that can be told anything.
+    with pytest.raises(NotFound):
+        do(show, desk, ShowAgent(added.id))
+
+
+def test_an_agent_whose_process_waits_stays_for_now(desk: Desk) -> None:
+    added = do(add, desk, ada(desk))
+
+    async def rest() -> None:
+        store, agent, now = desk.store, AgentId(added.id), desk.clock.now()
+        await store.accept(Message(agent, "go"))
+        [claim] = await store.claim((await store.join("test")).id)
+        run = desk.ids.run()
+        await store.change(claim, run, Created(run, agent, claim.item.id, "scripted", now))
+        await store.rest(claim, Finished(now, "completed"))
+
+    anyio.run(rest)
+
+    with pytest.raises(Conflict, match="ada still has a process"):
+        do(remove, desk, ShowAgent("ada"))
+
+
+def test_a_direct_agent_is_none_to_look_at(desk: Desk) -> None:
+    direct = Agent(AgentId("agt_1"), "run_1", ("scripted",), str(desk.home), is_direct=True)
+    anyio.run(desk.store.add_agent, direct)
+
+    with pytest.raises(NotFound):
+        do(show, desk, ShowAgent("run_1"))
+
+
+@pytest.mark.parametrize("given", [ChooseAgents(), ChooseAgents("ada", all=True)])
+def test_a_pause_is_for_one_or_for_all(desk: Desk, given: ChooseAgents) -> None:
+    do(add, desk, ada(desk))
+
+    with pytest.raises(Usage, match="--all"):
+        do(pause, desk, given)
+
+
+def test_all_are_paused_and_go_on(desk: Desk) -> None:
+    for name in ("ada", "bob"):
+        do(add, desk, ada(desk, name=name))
+
+    paused = do(pause, desk, ChooseAgents(all=True)).agents
+    one = do(resume, desk, ChooseAgents("bob")).agents
+
+    assert [(agent.name, agent.state) for agent in paused] == [("ada", "paused"), ("bob", "paused")]
+    assert [(agent.name, agent.state) for agent in one] == [("bob", "idle")]
+
+
+def test_a_state_says_why_nothing_or_what_is_done(desk: Desk) -> None:
+    added = do(add, desk, ada(desk))
+
+    async def states() -> list[Any]:
+        found: list[Any] = []
+
+        async def look() -> None:
+            agent = await show(desk, ShowAgent("ada"))
+            found.append((agent.state, agent.now, agent.process))
+
+        store, agent_id = desk.store, AgentId(added.id)
+        await store.set_gate(Gate("scripted", closed_until=START.replace(year=2027)))
+        await look()
+        await store.set_gate(Gate("scripted"))
+        await store.accept(Message(agent_id, "fix\n the  test"))
+        holder = await store.join("test")
+        [claim] = await store.claim(holder.id)
+        run = desk.ids.run()
+        await store.change(
+            claim, run, Created(run, agent_id, claim.item.id, "scripted", desk.clock.now())
+        )
+        daemon(desk).processes[agent_id] = "busy"
+        await look()
+        daemon(desk).waiting.add(agent_id)
+        await look()
+        await store.pause(agent_id)
+        await look()
+        await store.settle(claim, Finished(desk.clock.now(), "completed"))
+        await store.resume(agent_id)
+        await look()
+        return found
+
+    assert anyio.run(states) == [
+        ("gated", None, None),
+        ("running", "fix the test", "busy"),
+        ("waiting", "fix the test", "busy"),
+        ("paused", "fix the test", "busy"),
+        ("idle", None, "busy"),
+    ]

@@ -1,0 +1,53 @@
+"""How things look as JSON: every key is there, and what is not known is not nothing."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from steadyrun.model.gate import Gate
+from steadyrun.model.ids import AgentId, RunId
+from steadyrun.model.run import Run
+from steadyrun.model.usage import UsageSum
+from steadyrun.operations.documents import CostSum, cost_sum, gate_document, run_document
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [
+        (UsageSum(), CostSum(0.0, "known")),
+        (UsageSum(runs=2, known_usd=1.5), CostSum(1.5, "known")),
+        (UsageSum(runs=2, known_usd=1.5, estimated_usd=0.5), CostSum(2.0, "estimated")),
+        (UsageSum(runs=2, unknown_cost_runs=2), CostSum(None, "unknown", 2)),
+        (UsageSum(runs=3, known_usd=1.0, unknown_cost_runs=1), CostSum(1.0, "known", 1)),
+    ],
+)
+def test_money_that_is_not_known_is_never_taken_for_nothing(usage: UsageSum, cost: CostSum) -> None:
+    assert cost_sum(usage) == cost
+
+
+def test_a_gate_is_open_from_the_moment_it_was_closed_until() -> None:
+    gate = Gate("claude", closed_until=NOW, reason="limit")
+
+    before = gate_document(gate, NOW - timedelta(seconds=1))
+    then = gate_document(gate, NOW)
+
+    assert (before.state, before.until, before.dispatchable, before.reason) == (
+        "closed", NOW, False, "limit",
+    )  # fmt: skip
+    assert (then.state, then.until, then.dispatchable, then.reason) == ("open", None, True, None)
+
+
+def test_a_run_has_every_key() -> None:
+    run = Run(RunId("run_1"), AgentId("agt_1"), None, "claude", NOW)
+
+    document = msgspec.to_builtins(run_document(run, "ada"))
+
+    assert list(document) == [
+        "run", "agent", "item", "provider", "model", "status", "stop_reason", "text", "usage",
+        "cost", "resume_token", "duration_ms", "exit_code", "error", "diagnostic", "events",
+        "tools", "metadata", "created_at", "started_at", "ended_at",
+    ]  # fmt: skip
+    assert (document["run"], document["agent"]) == ("run_1", "ada")

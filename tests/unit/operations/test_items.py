@@ -1,0 +1,242 @@
+"""Messages come in, wait for a reason that is told, and can be asked for again."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from steadyrun.errors import Conflict, MessageTooLong, NotFound, Usage
+from steadyrun.model.agent import Agent
+from steadyrun.model.gate import Gate
+from steadyrun.model.ids import AgentId, ItemId
+from steadyrun.model.item import Attachment, Message, Payload
+from steadyrun.model.run import Created, Finished
+from steadyrun.operations.desk import Desk
+from steadyrun.operations.items import ChooseItem, ListItems, Send, list_items, retry, send, show
+from steadyrun.operations.runs import Cancel, cancel
+from steadyrun.testing.clock import START, FakeClock
+from steadyrun.testing.memory import MemoryStore
+from tests.small_daemon import SmallDaemon, desk_of
+
+ADA = AgentId("agt_1")
+FAR = START.replace(year=2027)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    plain = desk_of(store, tmp_path, clock=clock)
+    daemon = SmallDaemon(store, tmp_path, clock, plain.ids)
+    anyio.run(store.add_agent, Agent(ADA, "ada", ("scripted",), "/", followup="queue"))
+    return Desk(store, clock, plain.ids, tmp_path, plain.abilities, daemon)
+
+
+@pytest.mark.parametrize("text", ["", " \n\t"])
+def test_an_empty_message_is_refused(desk: Desk, text: str) -> None:
+    with pytest.raises(Usage, match="empty"):
+        anyio.run(send, desk, Send(agent="ada", text=text))
+
+
+def test_a_message_of_a_mebibyte_is_taken_and_one_byte_more_is_not(desk: Desk) -> None:
+    most = "ä" * (1024 * 512)
+
+    taken = anyio.run(send, desk, Send(agent="ada", text=most))
+    with pytest.raises(MessageTooLong) as found:
+        anyio.run(send, desk, Send(agent="ada", text=f"{most}x"))
+
+    assert taken.text == most
+    assert (found.value.size, found.value.most) == (1048577, 1048576)
+    assert "file" in found.value.hint
+
+
+def test_nobody_is_not_told_anything(desk: Desk) -> None:
+    with pytest.raises(NotFound, match="bob"):
+        anyio.run(send, desk, Send(agent="bob", text="hello"))
+
+
+def test_what_is_not_said_is_as_the_agent_is_set(desk: Desk) -> None:
+    usual = anyio.run(send, desk, Send(agent="ada", text="one"))
+    said = anyio.run(send, desk, Send(agent="ada", text="two", followup="steer"))
+
+    assert (usual.followup, said.followup) == ("queue", "steer")
+    assert anyio.run(desk.store.item, ItemId(usual.id)).on_lost == "resume"
+
+
+def test_the_same_key_is_the_same_item(desk: Desk) -> None:
+    first = anyio.run(send, desk, Send(agent="ada", text="one", key="k"))
+    again = anyio.run(send, desk, Send(agent="ada", text="another", key="k"))
+
+    assert again == first
+
+
+def test_a_queued_item_says_what_it_waits_for(desk: Desk) -> None:
+    async def reasons() -> list[Any]:
+        found: list[Any] = []
+        item = await send(desk, Send(agent="ada", text="one"))
+        later = await send(desk, Send(agent="ada", text="two"))
+
+        async def look(at: Desk = desk, which: str = item.id) -> None:
+            document = await show(at, ChooseItem(which))
+            found.append((document.waiting, document.until))
+
+        await look()
+        await look(which=later.id)
+        await look(at=Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities))
+        await desk.store.set_gate(Gate("scripted", closed_until=FAR))
+        await look()
+        await desk.store.pause(ADA)
+        await look()
+        await desk.store.resume(ADA)
+        await desk.store.set_gate(Gate("scripted"))
+        holder = await desk.store.join("test")
+        await desk.store.claim(holder.id)
+        await look()
+        await look(which=later.id)
+        return found
+
+    assert anyio.run(reasons) == [
+        ("slot", None),
+        ("turn", None),
+        ("daemon", None),
+        ("gate", FAR),
+        ("paused", None),
+        (None, None),
+        ("turn", None),
+    ]
+
+
+def test_the_inbox_has_what_is_open_newest_first(desk: Desk) -> None:
+    async def listed() -> list[list[str]]:
+        for text in ("one", "two", "three"):
+            await send(desk, Send(agent="ada", text=text))
+        direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
+        await desk.store.hire(direct, Message(direct.id, "nobody's"))
+        await cancel(desk, Cancel((await list_items(desk, ListItems())).items[1].id))
+        asked = (
+            ListItems(), ListItems("ada"), ListItems(all=True), ListItems(limit=1),
+            ListItems(all=True, limit=2),
+        )  # fmt: skip
+        return [
+            [item.text for item in (await list_items(desk, each)).items] for each in asked
+        ]  # fmt: skip
+
+    assert anyio.run(listed) == [
+        ["three", "one"], ["three", "one"], ["three", "two", "one"], ["three"], ["three", "two"],
+    ]  # fmt: skip
+
+
+def test_a_page_of_other_items_does_not_hide_ours(desk: Desk) -> None:
+    async def listed() -> list[str]:
+        await send(desk, Send(agent="ada", text="ours"))
+        direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
+        await desk.store.hire(direct, Message(direct.id, "nobody's"))
+        for _ in range(600):
+            await desk.store.accept(Message(direct.id, "nobody's"))
+        return [item.text for item in (await list_items(desk, ListItems())).items]
+
+    assert anyio.run(listed) == ["ours"]
+
+
+def test_how_many_is_at_least_one(desk: Desk) -> None:
+    with pytest.raises(Usage, match="from 1 on"):
+        anyio.run(list_items, desk, ListItems(limit=0))
+
+
+def test_the_beginning_of_an_id_is_enough_if_it_fits_one(desk: Desk) -> None:
+    first = anyio.run(send, desk, Send(agent="ada", text="one"))
+
+    assert anyio.run(show, desk, ChooseItem(first.id[:10])) == first
+    anyio.run(send, desk, Send(agent="ada", text="two"))
+    with pytest.raises(Usage, match="several"):
+        anyio.run(show, desk, ChooseItem("itm_"))
+    for text in ("itm_none", "", "~", "run_1"):
+        with pytest.raises(NotFound):
+            anyio.run(show, desk, ChooseItem(text))
+
+
+async def run_one(desk: Desk, status: Any = "failed") -> ItemId:
+    holder = await desk.store.join("test")
+    [claim] = await desk.store.claim(holder.id)
+    run, now = desk.ids.run(), desk.clock.now()
+    await desk.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
+    await desk.store.settle(claim, Finished(now, status))
+    return claim.item.id
+
+
+def test_what_is_settled_can_be_asked_again_and_twice_is_once(desk: Desk) -> None:
+    async def again() -> list[Any]:
+        file = Attachment("a.txt", "attachments/1", 3)
+        payload = Payload((file,), {"of": "mine"})
+        accepted = await desk.store.accept(
+            Message(ADA, "one", on_lost="fail", followup="steer", payload=payload)
+        )
+        old = accepted.item
+        with pytest.raises(Conflict, match="queued"):
+            await retry(desk, ChooseItem(old.id))
+        await run_one(desk)
+        first, second = [await retry(desk, ChooseItem(old.id)) for _ in range(2)]
+        new = await desk.store.item(ItemId(first.id))
+        assert first == second
+        assert (new.text, new.on_lost, new.followup) == ("one", "fail", "steer")
+        assert new.payload == replace(payload, retry_of=old.id)
+        await run_one(desk)
+        third = await retry(desk, ChooseItem(first.id))
+        return [old.id, first, third]
+
+    old, first, third = anyio.run(again)
+
+    assert (first.retry_of, first.files) == (old, ("a.txt",))
+    assert third.retry_of == first.id
+    assert len({old, first.id, third.id}) == 3
+
+
+def test_what_is_queued_is_cancelled_at_once_and_stays_so(desk: Desk) -> None:
+    item = anyio.run(send, desk, Send(agent="ada", text="one"))
+
+    found, again = [anyio.run(cancel, desk, Cancel(item.id)) for _ in range(2)]
+
+    assert (found.item, found.run, found.status, found.is_over) == (
+        item.id,
+        None,
+        "cancelled",
+        True,
+    )
+    assert again == found
+
+
+def test_what_runs_is_asked_and_waited_for(desk: Desk) -> None:
+    async def ask() -> list[Any]:
+        item = await send(desk, Send(agent="ada", text="one"))
+        holder = await desk.store.join("test")
+        [claim] = await desk.store.claim(holder.id)
+        run, now = desk.ids.run(), desk.clock.now()
+        await desk.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
+        asked = await cancel(desk, Cancel(run))
+        found: list[Any] = [asked, (await desk.store.item(ItemId(item.id))).cancel_requested]
+
+        async def wait() -> None:
+            found.append(await cancel(desk, Cancel(item.id, wait_seconds=30)))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                await anyio.lowlevel.checkpoint()
+                ended = Finished(now, "cancelled", stop_reason="user_stop")
+                await desk.store.settle(claim, ended)
+        found.append(await cancel(desk, Cancel(run[:12])))
+        return found
+
+    asked, is_requested, waited, run = anyio.run(ask)
+
+    assert (asked.status, asked.is_over, is_requested) == ("starting", False, True)
+    assert (waited.status, waited.stop_reason) == ("cancelled", "user_stop")
+    assert (run.status, run.is_over) == ("cancelled", True)
+
+
+def test_what_is_not_there_cannot_be_cancelled(desk: Desk) -> None:
+    for text in ("itm_1", "run_1", "ada", ""):
+        with pytest.raises(NotFound):
+            anyio.run(cancel, desk, Cancel(text))

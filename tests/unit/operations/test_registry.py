@@ -1,0 +1,73 @@
+"""The table of operations is whole, and the command line is made from it."""
+
+import re
+
+import msgspec
+import pytest
+
+from scripts.commands import TABLE, table
+from steadyrun.cli.main import COMMANDS, OWN, build_parser
+from steadyrun.cli.show import TEXTS
+from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
+from tests.commands import ROOT
+
+
+def test_the_table_of_commands_is_current() -> None:
+    assert TABLE.read_text(encoding="utf-8") == table(), "run scripts/commands.py"
+
+
+def test_names_and_words_are_told_apart() -> None:
+    words = [word for operation in OPERATIONS for word in operation.words]
+
+    assert len(BY_NAME) == len(OPERATIONS)
+    assert len(set(words)) == len(words)
+    assert all(re.fullmatch(r"[a-z]+(\.[a-z]+)?", name) for name in BY_NAME)
+
+
+def test_every_operation_with_words_is_a_command_and_can_be_shown() -> None:
+    words = {word for operation in OPERATIONS for word in operation.words}
+
+    assert words <= {command.words for command in COMMANDS}
+    assert set(OWN) <= words
+    assert set(TEXTS) == {operation.name for operation in OPERATIONS if operation.words}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
+def test_every_field_of_an_input_is_described_and_no_other_is_taken(operation: Operation) -> None:
+    described = msgspec.json.schema(operation.given)
+    [[_, kind]] = described["$defs"].items()
+
+    assert all("description" in field for field in kind.get("properties", {}).values())
+    assert operation.given.__struct_config__.forbid_unknown_fields
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
+def test_an_operation_with_a_key_says_that_it_takes_one(operation: Operation) -> None:
+    has_key = "key" in operation.given.__struct_fields__
+
+    assert (operation.idempotency == "accepted") == has_key
+
+
+@pytest.mark.parametrize(
+    ("typed", "field", "meant"),
+    [
+        ("agent add ada --provider p --home /x --fallback a,b", "fallback", ("a", "b")),
+        ("agent add ada --provider p --home x", "home", str(ROOT / "x")),
+        ("agent add ada --provider p --home /x --timeout 2m", "timeout", 120.0),
+        ("agent add ada --provider p --home /x", "mode", None),
+        ("send ada hi --queue", "followup", "queue"),
+        ("send ada hi --steer", "followup", "steer"),
+        ("send ada hi", "followup", None),
+        ("send ada hi --file a --file /b", "files", [str(ROOT / "a"), "/b"]),
+        ("inbox -n 3", "limit", 3),
+        ("inbox", "agent", None),
+        ("pause --all", "all", True),
+        ("down --keep", "keep", True),
+    ],
+)
+def test_what_is_typed_is_what_is_meant(
+    typed: str, field: str, meant: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    assert getattr(build_parser().parse_args(typed.split()), field) == meant
