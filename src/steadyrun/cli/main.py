@@ -20,6 +20,7 @@ EXIT_BROKEN_PIPE = 141
 # The same as `model.policy.Mode`, which would cost every command its imports.
 MODES = ("default", "accept_edits", "plan", "full_auto", "dangerously_skip_permissions")
 _LONGEST_MESSAGE = 1000
+_HELP = ("-h", "--help")
 
 _EPILOG = """\
 Everything lives in $STEADYRUN_HOME (default ~/.steadyrun).
@@ -229,25 +230,45 @@ def build_parser(first: str | None = None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"steadyrun {__version__}")
-    groups: dict[str, Any] = {"": parser.add_subparsers(metavar="COMMAND", required=True)}
+    is_list = first in _HELP
+    kind: Any = _Listed if is_list else _Parser
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=kind)
+    groups: dict[str, Any] = {"": commands}
     for command in (*COMMANDS, *HIDDEN):
-        group, _, word = command.words.rpartition(" ")
-        if group not in groups:
-            inner = groups[""].add_parser(group, help=f"see `steadyrun {group} --help`")
-            groups[group] = inner.add_subparsers(metavar="COMMAND", required=True)
-        # One without a summary is not listed.
-        listed = {"help": command.summary} if command.summary else {}
-        sub = groups[group].add_parser(word, description=command.summary, **listed)
-        if first is None or command.words.split()[0] == first:
-            command.arguments(sub)
-        sub.set_defaults(target=command.target)
+        if is_list or first in {None, command.words.split()[0]}:
+            _add(groups, command)
     return parser
+
+
+def _add(groups: "dict[str, Any]", command: Command) -> None:
+    group, _, word = command.words.rpartition(" ")
+    if group not in groups:
+        inner = groups[""].add_parser(group, help=f"see `steadyrun {group} --help`")
+        groups[group] = inner.add_subparsers(metavar="COMMAND", required=True)
+    # One without a summary is not listed.
+    listed = {"help": command.summary} if command.summary else {}
+    sub = groups[group].add_parser(word, description=command.summary, **listed)
+    if isinstance(sub, _Parser):
+        command.arguments(sub)
+        sub.set_defaults(target=command.target)
 
 
 def _first_word(argv: list[str]) -> str | None:
     """What decides how much of the command line is needed; None if that cannot be told."""
-    known = {"-h", "--help", *(command.words.split()[0] for command in (*COMMANDS, *HIDDEN))}
+    known = {*_HELP, *(command.words.split()[0] for command in (*COMMANDS, *HIDDEN))}
     return argv[0] if argv and argv[0] in known else None
+
+
+class _Listed:
+    """In place of a parser of which the name and the summary are shown, and nothing else."""
+
+    def __init__(self, **_: "Any") -> None: ...
+
+    def add_subparsers(self, **_: "Any") -> "_Listed":
+        return self
+
+    def add_parser(self, *_: "Any", **__: "Any") -> "_Listed":
+        return self
 
 
 class _Parser(argparse.ArgumentParser):
