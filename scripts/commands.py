@@ -1,6 +1,7 @@
-"""What can be typed for each operation? Writes src/steadyrun/cli/table.py anew, from the registry.
+"""What can be asked, and typed? Writes src/steadyrun/cli/table.py and the list of operations in
+docs/commands.md anew, from the registry.
 
-Plain tuples only: whoever asks for `--help` shall not wait for the operations to be imported.
+The table has plain tuples only: `--help` shall not wait for the operations to be imported.
 """
 
 import json
@@ -14,6 +15,9 @@ from msgspec import inspect
 from steadyrun.operations.registry import OPERATIONS, Operation
 
 TABLE = Path(__file__).parents[1] / "src" / "steadyrun" / "cli" / "table.py"
+PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
+START = "<!-- made by scripts/commands.py: -->\n"
+END = "<!-- end of what was made -->\n"
 _HEAD = '''"""What can be typed for each operation? Made by scripts/commands.py from the registry.
 
 A row: words, summary, operation, arguments. An argument: field, kind, how it is typed (empty: by
@@ -38,9 +42,26 @@ _KINDS: dict[type, str] = {
 
 
 def main() -> int:
-    """Write the file."""
+    """Write both files."""
     TABLE.write_text(table(), encoding="utf-8")
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
+
+
+def renewed(page: str) -> str:
+    """The page with the list as it should be; all else as it was."""
+    before, rest = page.split(START)
+    _, after = rest.split(END)
+    head = "| operation | what it does | who may | needs a daemon | takes a key |\n"
+    lines = "".join(map(_line, OPERATIONS))
+    return f"{before}{START}{head}|---|---|---|---|---|\n{lines}{END}{after}"
+
+
+def _line(operation: Operation) -> str:
+    daemon = "yes" if operation.place == "daemon" else ""
+    key = "yes" if operation.idempotency != "none" else ""
+    cells = (f"`{operation.name}`", operation.summary, operation.scope, daemon, key)
+    return f"| {' | '.join(cells)} |\n"
 
 
 def table() -> str:

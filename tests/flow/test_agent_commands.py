@@ -4,10 +4,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +283,20 @@ def test_with_a_daemon_a_message_is_run_and_its_answer_awaited(home: Path) -> No
     ]  # fmt: skip
 
 
+def test_an_item_that_a_key_names_again_is_shown_as_it_ended(home: Path) -> None:
+    add(home)
+
+    with daemon(home):
+        words = ["send", "ada", "hello", "--wait", "--key", "k"]
+        first, again = said(home, *words), said(home, *words)
+        item = document(home, *words)
+
+    assert (first[0], again[0]) == (0, 0)
+    assert again[1] == first[1] == "You said: hello\n"
+    assert again[2].splitlines()[0] == "* itm_… completed for ada"
+    assert item["result"]["text"] == "You said: hello"
+
+
 def test_what_waits_is_left_after_its_time_and_cancelled_from_elsewhere(home: Path) -> None:
     add(home)
 
@@ -456,6 +472,54 @@ def test_down_keeps_what_it_is_told_to_and_waits_for_nothing(home: Path) -> None
         done = said(home, "down", "--keep")
 
     assert done == (0, "* down: 1 kept\n", "")
+
+
+@contextmanager
+def dying(home: Path) -> Iterator[None]:
+    """A daemon that greets whoever comes, and is gone when it is asked something."""
+    folder = home / "daemon"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        listener.bind("socket")
+        listener.listen()
+
+        def greet() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, connection.makefile("rb") as lines:
+                        lines.readline()
+                        connection.sendall(b'{"jsonrpc":"2.0","id":1,"result":{}}\n')
+                        lines.readline()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_what_a_dying_daemon_may_have_done_is_done_again_only_if_that_is_harmless(
+    home: Path,
+) -> None:
+    add(home)
+
+    with dying(home):
+        read = said(home, "inbox")
+        sent = said(home, "send", "ada", "maybe")
+        with_key = said(home, "send", "ada", "surely", "--key", "k")
+        status = said(home, "status")
+    items = document(home, "inbox")["items"]
+
+    assert read == (0, "No open items.\n", "")
+    assert sent[0] == 1
+    assert "the connection ended before item.send was answered" in sent[2]
+    assert with_key == (0, "* itm_… queued for ada\n", NO_DAEMON)
+    assert status[0] == 1
+    assert [item["text"] for item in items] == ["surely"]
 
 
 def test_a_stopped_daemon_is_none_and_the_store_is_used(home: Path) -> None:

@@ -12,7 +12,7 @@ from steadyrun.assemble.desk import open_desk
 from steadyrun.cli import render
 from steadyrun.cli.show import notes, text
 from steadyrun.config import Config, load
-from steadyrun.errors import DaemonUnreachable, Usage
+from steadyrun.errors import DaemonUnreachable, RpcClosed, Usage
 from steadyrun.operations import calling
 from steadyrun.operations.registry import BY_NAME, Operation
 
@@ -48,8 +48,16 @@ async def ask(config: Config, operation: Operation, given: Struct) -> tuple[Any,
     except DaemonUnreachable:
         if operation.place == "daemon":
             raise
+    except RpcClosed:
+        # It is gone, and may have done it: here, too, only if that is harmless.
+        if operation.place == "daemon" or not _is_harmless_twice(operation, given):
+            raise
     async with open_desk(config) as desk:
         return await operation.do(desk, given), False
+
+
+def _is_harmless_twice(operation: Operation, given: Struct) -> bool:
+    return operation.scope == "read" or getattr(given, "key", None) is not None
 
 
 def show(operation: Operation, given: Struct, answer: Struct, *, as_json: bool) -> None:

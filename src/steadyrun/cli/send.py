@@ -18,7 +18,7 @@ from steadyrun.cli.stdin import read_input
 from steadyrun.config import Config, load
 from steadyrun.errors import Usage
 from steadyrun.model.event import FollowupAbsorbed, RunEnded, RunStarted, data_of
-from steadyrun.model.ids import ItemId
+from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Item
 from steadyrun.operations import calling
 from steadyrun.operations.desk import Desk
@@ -65,19 +65,15 @@ async def _send_and_wait(config: Config, args: Namespace, given: Send) -> int:
     async with open_desk(config) as desk:
         newest = await desk.store.last_events(limit=1)
         item: ItemDocument = await calling.call(home, _OPERATION, given)
-        agent = (await desk.store.item(ItemId(item.id))).agent
         after = newest[-1].cursor if newest else 0
-        hearing = Hearing(home, desk.store, Subject(agent=agent), after)
-        return await _Watch(desk, item, hearing, as_json=args.json).see_through(args.timeout)
+        return await _Watch(desk, item, after, as_json=args.json).see_through(args.timeout)
 
 
 class _Watch:
     """Shows what becomes of an item, as long as somebody wants to see it."""
 
-    def __init__(
-        self, desk: Desk, item: ItemDocument, hearing: Hearing, *, as_json: bool
-    ) -> None:  # fmt: skip
-        self._desk, self._item, self._hearing, self._as_json = desk, item, hearing, as_json
+    def __init__(self, desk: Desk, item: ItemDocument, after: int, *, as_json: bool) -> None:
+        self._desk, self._item, self._after, self._as_json = desk, item, after, as_json
         self._output = None if as_json else LiveText(sys.stdout, sys.stderr)
         # The run that the item is in, and how the last one ended.
         self._run: str | None = None
@@ -87,11 +83,15 @@ class _Watch:
 
     async def see_through(self, seconds: float | None) -> int:
         self._note(f"* {self._item.id} {self._item.status} for {self._item.agent}")
+        agent = (await self._desk.store.item(ItemId(self._item.id))).agent
+        hearing = Hearing(
+            self._desk.home, self._desk.store, Subject(agent=agent), self._after
+        )  # fmt: skip
         with anyio.move_on_after(seconds):
             async with task_group() as tasks:
-                tasks.start_soon(self._hearing.hear, self._hear)
+                tasks.start_soon(hearing.hear, self._hear)
                 tasks.start_soon(self._obey_signals, tasks)
-                item = await self._settled()
+                item = await self._settled(agent)
                 await self._hear_last(item)
                 self._exit = _EXITS[item.status]
                 tasks.cancel_scope.cancel()
@@ -122,17 +122,23 @@ class _Watch:
             self._bell.set()
             self._bell = anyio.Event()
 
-    async def _settled(self) -> Item:
-        store, agent = self._desk.store, self._item.agent
-        with store.hints.watch((await store.agent(agent)).id) as watch:
+    async def _settled(self, agent: AgentId) -> Item:
+        store = self._desk.store
+        with store.hints.watch(agent) as watch:
             while not (item := await store.item(ItemId(self._item.id))).is_settled:
                 await watch.wait()
         return item
 
     async def _hear_last(self, item: Item) -> None:
-        """One that was cancelled while it waited has no run."""
+        """One that was cancelled while it waited has no run, and one that a key has named may have
+        been settled long ago."""
+        if item.run is None:
+            return
+        last = await self._desk.store.last_events(run=item.run, limit=1)
+        if last and last[0].cursor <= self._after:
+            self._show(last[0])
         with anyio.move_on_after(_LAST_SECONDS):
-            while item.run is not None and (self._ended is None or self._ended.run != item.run):
+            while self._ended is None or self._ended.run != item.run:
                 await self._bell.wait()
 
     async def _obey_signals(self, tasks: TaskGroup) -> None:

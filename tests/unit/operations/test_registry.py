@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from scripts.commands import TABLE, table
+from scripts.commands import PAGE, TABLE, renewed, table
 from steadyrun.cli.main import COMMANDS, OWN, build_parser
 from steadyrun.cli.show import TEXTS
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
@@ -14,6 +14,12 @@ from tests.commands import ROOT
 
 def test_the_table_of_commands_is_current() -> None:
     assert TABLE.read_text(encoding="utf-8") == table(), "run scripts/commands.py"
+
+
+def test_the_list_of_operations_on_the_page_is_current() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    assert page == renewed(page), "run scripts/commands.py"
 
 
 def test_names_and_words_are_told_apart() -> None:

@@ -1,0 +1,40 @@
+"""An event that was heard over the socket is the event that was told."""
+
+import json
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steadyrun.cli.following import seen_in
+from steadyrun.model.event import EventId, LiveEvent, StoredEvent, public
+from steadyrun.model.ids import RunId
+from tests.properties.test_events import foreigners, known, times
+
+names = st.none() | st.text()
+ids = st.text().map(EventId)
+runs = st.none() | st.text().map(RunId)
+cursors = st.integers(0, 2**53)
+stored = st.builds(
+    StoredEvent, cursors, st.none() | cursors, ids, times, names, runs, names, known
+)  # fmt: skip
+live = st.builds(LiveEvent, ids, times, st.text(), runs, names, known)
+unknown = st.builds(StoredEvent, cursors, cursors, ids, times, names, runs, names, foreigners())
+
+
+@settings(max_examples=200)
+@given(stored | live)
+def test_what_we_know_comes_back_as_it_was(told: StoredEvent | LiveEvent) -> None:
+    heard = seen_in(msgspec.Raw(msgspec.json.encode(public(told))))
+
+    assert heard == told
+
+
+@settings(max_examples=50)
+@given(unknown)
+def test_what_we_do_not_know_is_shown_as_it_was(told: StoredEvent) -> None:
+    line = msgspec.json.encode(public(told))
+
+    heard = seen_in(msgspec.Raw(line))
+
+    assert json.loads(msgspec.json.encode(public(heard))) == json.loads(line)
