@@ -134,7 +134,7 @@ def test_an_agent_comes_changes_and_goes(home: Path) -> None:
         (["add", "Ada", "--provider", "scripted", "--home", "/"], 2, "usage"),
         (["add", "ada", "--provider", "gemini", "--home", "/"], 2, "usage"),
         (["add", "ada", "--provider", "scripted"], 2, "usage"),
-        (["add", "ada", "--provider", "scripted", "--home", "/none"], 2, "agent_home_missing"),
+        (["add", "ada", "--provider", "scripted", "--home", "/none"], 3, "agent_home_missing"),
         (["add", "ada", "--provider", "shell", "--home", "/", "--model", "m"], 2,
          "ability_missing"),
         (["add", "ada", "--provider", "scripted", "--home", "/", "--mode", "wild"], 2, "usage"),

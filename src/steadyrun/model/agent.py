@@ -10,8 +10,8 @@ from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Policy
 
-_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-NAME_RULE = "An agent's name is a small letter, then up to 62 of a-z, 0-9, _ and -."
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+NAME_RULE = "An agent's name is up to 64 of a-z, 0-9, - and _, the first a letter or a digit."
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 ROLE_RULE = "A role's name is a letter or a digit, then up to 62 of those, _ and -."
 

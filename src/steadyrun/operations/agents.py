@@ -1,6 +1,5 @@
 """How do agents come, change, pause and go?"""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +9,12 @@ from msgspec.structs import replace
 
 from steadyrun.errors import (
     AbilityMissing,
-    AgentHomeMissing,
     ChangeRefused,
     Conflict,
     ReadOnly,
-    RoleMissing,
     Usage,
 )
-from steadyrun.model.agent import Agent
+from steadyrun.model.agent import NAME_RULE, Agent, is_agent_name
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Policy
 from steadyrun.model.session import Session
@@ -32,9 +29,8 @@ from steadyrun.operations.documents import (
 from steadyrun.operations.looks import agent_document, agent_documents, find_agent, gates_of
 from steadyrun.operations.words import said
 from steadyrun.provider import Ability
+from steadyrun.runtime.standing import require_home, require_role
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
-_ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,63}", re.ASCII)
 # What begins so is an id.
 _IDS = ("agt_", "run_", "itm_", "prc_", "hld_")
 _CLEARED = {
@@ -209,9 +205,8 @@ def _tokens(session: Session) -> list[TokenDocument]:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        hint = "Use up to 64 of a-z, 0-9, - and _, beginning with a letter or a digit."
-        raise Usage(f"{name!r} cannot be the name of an agent", hint=hint)
+    if not is_agent_name(name):
+        raise Usage(f"{name!r} cannot be the name of an agent", hint=NAME_RULE)
     if name.startswith(_IDS):
         hint = f"Choose one that does not begin with {', '.join(_IDS)}."
         raise Usage(f"{name!r} looks like an id", hint=hint)
@@ -265,13 +260,6 @@ def _abilities(desk: Desk, provider: str) -> frozenset[Ability]:
 def _check_files(home: Path, agent: Agent) -> None:
     if not Path(agent.home).is_absolute():
         raise Usage(f"expected an absolute path, found {agent.home!r}", hint="Name it from / on.")
-    if not Path(agent.home).is_dir():
-        raise AgentHomeMissing(agent.name, home=agent.home)
-    if agent.role is None:
-        return
-    if not _ROLE.fullmatch(agent.role):
-        hint = "A role is the name of a file in roles/, without .md."
-        raise Usage(f"{agent.role!r} cannot be the name of a role", hint=hint)
-    file = home / "roles" / f"{agent.role}.md"
-    if not file.is_file():
-        raise RoleMissing(agent.role, file=file)
+    require_home(agent)
+    if agent.role is not None:
+        require_role(agent.role, home)

@@ -1,22 +1,20 @@
 """How does a message come in, and what becomes of it?"""
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.errors import Conflict, MessageTooLong, Usage
-from steadyrun.model.agent import Agent
+from steadyrun.errors import Conflict, Usage
 from steadyrun.model.ids import ItemId
-from steadyrun.model.item import Followup, Item, Message, OnLost, Payload
+from steadyrun.model.item import Followup, Item
 from steadyrun.operations.desk import Desk
 from steadyrun.operations.documents import ItemDocument, ItemsDocument
 from steadyrun.operations.looks import find_agent, find_item, item_document, item_documents
 from steadyrun.operations.words import said
-from steadyrun.store import PAGE, Accepted
-
-LONGEST_TEXT_BYTES = 1024 * 1024
+from steadyrun.runtime.inbox import accept
+from steadyrun.store import PAGE
 
 
 class Send(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,9 +46,14 @@ class ChooseItem(Struct, frozen=True, forbid_unknown_fields=True):
 
 async def send(desk: Desk, given: Send) -> ItemDocument:
     agent = await find_agent(desk, given.agent)
-    followup = given.followup or agent.followup
-    accepted = await _accept(
-        desk, agent, given.text, key=given.key, followup=followup, files=given.files
+    accepted = await accept(
+        desk.store,
+        agent,
+        given.text,
+        home=desk.home,
+        key=given.key,
+        followup=given.followup,
+        files=[Path(file) for file in given.files],
     )
     return await item_document(desk, accepted.item)
 
@@ -76,10 +79,11 @@ async def retry(desk: Desk, given: ChooseItem) -> ItemDocument:
         hint = f"Wait for it, or cancel it first: steadyrun cancel {item.id}"
         raise Conflict(f"{item.id} is {item.status}", hint=hint)
     agent = await find_agent(desk, item.agent)
-    accepted = await _accept(
-        desk,
+    accepted = await accept(
+        desk.store,
         agent,
         item.text,
+        home=desk.home,
         key=f"retry:{item.id}",
         followup=item.followup,
         on_lost=item.on_lost,
@@ -100,32 +104,3 @@ async def _of_lasting(desk: Desk, given: ListItems) -> list[Item]:
             break
         before = page[-1].id
     return found[: given.limit]
-
-
-async def _accept(  # noqa: PLR0913 (the same as those of the one that takes files, too)
-    desk: Desk,
-    agent: Agent,
-    text: str,
-    *,
-    key: str | None,
-    followup: Followup,
-    on_lost: OnLost | None = None,
-    files: Sequence[str] = (),
-    payload: Payload = Payload(),  # noqa: B008 (frozen)
-) -> Accepted:
-    size = len(text.encode())
-    if not text.strip():
-        raise Usage("the message is empty", hint='Type it: steadyrun send AGENT "…"')
-    if size > LONGEST_TEXT_BYTES:
-        raise MessageTooLong(found=size, most=LONGEST_TEXT_BYTES)
-    if files:
-        raise Usage("files cannot be sent yet", hint="Name them in the message.")
-    message = Message(
-        agent.id,
-        text,
-        key=key,
-        on_lost=on_lost or agent.on_lost,
-        followup=followup,
-        payload=payload,
-    )
-    return await desk.store.accept(message)

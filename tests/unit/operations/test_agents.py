@@ -180,7 +180,7 @@ def test_a_new_provider_keeps_the_fallback(desk: Desk) -> None:
         (SetAgent(name="ada"), "nothing to set"),
         (SetAgent(name="ada", clear=("home",)), "cannot take 'home'"),
         (SetAgent(name="ada", model="m", clear=("model",)), "set and cleared"),
-        (SetAgent(name="ada", home="/no/such"), "no such directory"),
+        (SetAgent(name="ada", home="/no/such"), "no directory"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused(desk: Desk, given: SetAgent, said: str) -> None:

@@ -48,7 +48,7 @@ def test_a_message_of_a_mebibyte_is_taken_and_one_byte_more_is_not(desk: Desk) -
         anyio.run(send, desk, Send(agent="ada", text=f"{most}x"))
 
     assert taken.text == most
-    assert (found.value.size, found.value.most) == (1048577, 1048576)
+    assert (found.value.found, found.value.most) == (1048577, 1048576)
     assert "file" in found.value.hint
 
 
