@@ -186,7 +186,7 @@ def test_a_new_provider_keeps_the_fallback(desk: Desk) -> None:
 def test_a_change_that_cannot_be_is_refused(desk: Desk, given: SetAgent, said: str) -> None:
     before = do(add, desk, ada(desk))
 
-    with pytest.raises(Usage, match=said):
+    with pytest.raises((Usage, AgentHomeMissing), match=said):
         do(change, desk, given)
 
     assert do(list_all, desk, ListAgents()).agents == (before,)
