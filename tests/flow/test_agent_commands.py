@@ -67,6 +67,15 @@ def document(home: Path, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
+def keep_busy(home: Path) -> None:
+    """Have ada do something that does not end by itself, and see that it has begun."""
+    document(home, "send", "ada", "wait")
+    for _ in range(200):
+        if document(home, "agent", "show", "ada")["run"]:
+            return
+    raise AssertionError("nothing has begun")
+
+
 def said(home: Path, *words: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr, ids shortened to what they are of."""
     done = steadyrun(home, *words)
@@ -301,12 +310,17 @@ def test_what_waits_is_left_after_its_time_and_cancelled_from_elsewhere(home: Pa
     add(home)
 
     with daemon(home):
-        left = said(home, "send", "ada", "wait", "--wait", "--timeout", "500ms")
+        keep_busy(home)
+        left = said(home, "send", "ada", "again", "--wait", "--timeout", "500ms")
+        [second, _] = document(home, "inbox")["items"]
         running = said(home, "status")
-        cancelled = said(home, "cancel", "itm_")
+        gone = said(home, "cancel", second["id"])
+        cancelled = said(home, "cancel", "run_")
         status = document(home, "cancel", "run_")
 
     assert left[0] == 7
+    assert (second["status"], second["waiting"]) == ("queued", "turn")
+    assert gone == (0, "cancelled: itm_…\n", "")
     assert "still open: steadyrun tail ada -f" in left[2]
     assert "1 of 5 runs" in running[1]
     assert running[1].splitlines()[2].split()[:4] == ["ada", "running", "scripted", "wait"]
@@ -353,7 +367,7 @@ def test_pausing_is_told_with_what_goes_on(home: Path) -> None:
     add(home, "bob")
 
     with daemon(home):
-        said(home, "send", "ada", "wait", "--wait", "--timeout", "500ms")
+        keep_busy(home)
         paused = said(home, "pause", "--all")
         agents = document(home, "agents")["agents"]
         document(home, "cancel", "run_")
@@ -456,11 +470,11 @@ def test_down_says_what_it_waits_for_and_what_became_of_it(home: Path) -> None:
     add(home)
 
     with daemon(home):
-        said(home, "send", "ada", "wait", "--wait", "--timeout", "500ms")
+        keep_busy(home)
         done = steadyrun(home, "down", "--drain", "1s", "--json")
 
     assert done.returncode == 0
-    assert done.stderr == "* waiting for 1 run (1s)\n"
+    assert re.fullmatch(r"\* waiting for 1 run \(\ds\)\n", done.stderr)
     assert json.loads(done.stdout) == {"stopped": 1, "kept": 0, "queued": 0}
 
 
@@ -468,7 +482,7 @@ def test_down_keeps_what_it_is_told_to_and_waits_for_nothing(home: Path) -> None
     add(home)
 
     with daemon(home):
-        said(home, "send", "ada", "wait", "--wait", "--timeout", "500ms")
+        keep_busy(home)
         done = said(home, "down", "--keep")
 
     assert done == (0, "* down: 1 kept\n", "")

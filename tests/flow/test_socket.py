@@ -39,8 +39,9 @@ from steadyrun.operations.registry import BY_NAME
 from steadyrun.operations.socket import LONGEST_LINE_BYTES, Hello
 from steadyrun.runtime import feed
 from steadyrun.store import Started
+from steadyrun.stores.sqlite import SqliteStore
 from tests.require import require
-from tests.small_daemon import Play, SmallDaemon, served
+from tests.small_daemon import Play, SmallDaemon, desk_of, served
 
 PATIENCE_SECONDS = 60.0
 Body = Callable[[Desk, SmallDaemon], Awaitable[None]]
@@ -299,6 +300,31 @@ def test_a_message_of_5_mb_is_refused_by_name_and_nothing_is_accepted(home: Path
         assert "5000000" in found.value.message
         assert "1048576" in found.value.message
         assert await desk.store.items(include_settled=True) == []
+
+    with_daemon(home, look)
+
+
+def test_one_key_over_the_socket_and_in_the_store_at_once_is_one_item(home: Path) -> None:
+    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+        await hire(desk)
+        elsewhere = await SqliteStore.open(home)
+        operation, given = BY_NAME["item.send"], Send(agent="ada", text="once", key="k")
+        found: list[ItemDocument] = []
+
+        async def by_socket() -> None:
+            found.append(await calling.call(home, operation, given))
+
+        async def by_store() -> None:
+            found.append(await operation.do(desk_of(elsewhere, home, daemon=daemon), given))
+
+        async with anyio.create_task_group() as tasks:
+            for way in (by_socket, by_store) * 5:
+                tasks.start_soon(way)
+        await elsewhere.close()
+
+        assert len(await desk.store.items(include_settled=True)) == 1
+        assert len(found) == 10
+        assert {each.id for each in found} == {found[0].id}
 
     with_daemon(home, look)
 
