@@ -68,6 +68,9 @@ class SmallDaemon:
     def is_waiting(self, agent: AgentId) -> bool:
         return agent in self.waiting
 
+    async def release(self, agent: AgentId) -> None:
+        self.processes.pop(agent, None)
+
     async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
         self.stopped.append((drain_seconds, keep))
         with anyio.move_on_after(0 if keep else drain_seconds):

@@ -226,3 +226,31 @@ def _until_up(daemon: "subprocess.Popen[str]") -> list[str]:
         assert line, "it ended"
         said.append(line)
     return said
+
+
+def test_an_agent_whose_process_waits_is_removed_with_it(home: Home) -> None:
+    home.hire("ada")
+    home.up()
+    item = home.send("ada", {"text": "done"})
+    eventually(lambda: home.item(item).is_settled, "its end")
+
+    removed = home.run("agent", "rm", "ada")
+
+    assert removed.returncode == 0, removed.stderr
+    assert home.living() == []
+    assert home.run("send", "ada", "more").returncode == 3
+
+
+def test_an_agent_that_is_gone_from_the_configuration_can_be_removed(home: Home) -> None:
+    (home.place / "ada").mkdir()
+    home.path.mkdir(mode=0o700)
+    config = home.path / "config.toml"
+    config.write_text(f'[agents.ada]\nprovider = "scripted"\nhome = "{home.place}/ada"\n')
+    end(home.up(), signal.SIGTERM)
+    assert home.run("agent", "rm", "ada").returncode == 4
+
+    config.unlink()
+    home.up()
+
+    assert '"state":"paused"' in home.run("agent", "show", "ada", "--json").stdout
+    assert home.run("agent", "rm", "ada").returncode == 0

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from steadyrun.assemble.runtime import DIALECTS, make_dialect
 from steadyrun.config import AgentSettings, Config, ProviderSettings
 from steadyrun.errors import AbilityMissing, NameTaken, NotFound
-from steadyrun.model.agent import Agent
+from steadyrun.model.agent import RETIRED, Agent
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.policy import Policy
 from steadyrun.provider import Ability
@@ -21,8 +21,6 @@ from steadyrun.runtime.standing import require_home, require_role
 from steadyrun.store import Store
 
 _NOT_YET = AgentId("")
-# Under this and its id it is remembered that an agent was paused by us.
-_PAUSED = "config/paused/"
 
 
 class Synced(Struct, frozen=True):
@@ -116,7 +114,7 @@ async def _set(store: Store, agent: Agent, known: Agent) -> bool:
 async def _pause(store: Store, agent: Agent) -> str:
     """Pause it; who was paused by a person is not resumed by us."""
     if not (await store.lane(agent.id)).is_paused:
-        await store.remember(_PAUSED + agent.id, b"yes")
+        await store.remember(RETIRED + agent.id, b"yes")
         await store.pause(agent.id)
     return (
         f"agents.{agent.name} is not in the configuration any more: write it there again, "
@@ -126,8 +124,8 @@ async def _pause(store: Store, agent: Agent) -> str:
 
 async def _resume(store: Store, agent: AgentId) -> bool:
     """Resume it, if it was we who paused it."""
-    if not await store.recall(_PAUSED + agent):
+    if not await store.recall(RETIRED + agent):
         return False
     await store.resume(agent)
-    await store.remember(_PAUSED + agent, b"")
+    await store.remember(RETIRED + agent, b"")
     return True

@@ -74,6 +74,11 @@ class RunningDaemon:
     def is_waiting(self, agent: AgentId) -> bool:
         return self._daemon.is_waiting(agent)
 
+    async def release(self, agent: AgentId) -> None:
+        seat = self._daemon.seats.of(agent)
+        if seat and seat.is_idle:
+            await self._daemon.worker.close(seat)
+
     async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
         """See `DaemonView`. Said again with less time, it takes less time."""
         store, usual = self._around.store, self._settings.drain_seconds

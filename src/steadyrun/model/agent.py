@@ -15,6 +15,9 @@ NAME_RULE = "An agent's name is up to 64 of a-z, 0-9, - and _, the first a lette
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 ROLE_RULE = "A role's name is a letter or a digit, then up to 62 of those, _ and -."
 
+# Under this and its id the store remembers an agent whose name is gone from the configuration.
+RETIRED = "config/paused/"
+
 
 def is_agent_name(name: str) -> bool:
     """Whether somebody may give an agent that name."""

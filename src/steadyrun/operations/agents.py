@@ -14,7 +14,7 @@ from steadyrun.errors import (
     ReadOnly,
     Usage,
 )
-from steadyrun.model.agent import NAME_RULE, Agent, is_agent_name
+from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, is_agent_name
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Policy
 from steadyrun.model.session import Session
@@ -155,13 +155,17 @@ async def change(desk: Desk, given: SetAgent) -> AgentDocument:
 
 async def remove(desk: Desk, given: ShowAgent) -> RemovedDocument:
     agent = await find_agent(desk, given.name)
-    if agent.origin == "config":
+    is_retired = bool(await desk.store.recall(RETIRED + agent.id))
+    if agent.origin == "config" and not is_retired:
         raise ReadOnly(agent.name)
+    if desk.daemon:
+        # Its process may be waiting for what will never come.
+        await desk.daemon.release(agent.id)
     try:
         await desk.store.remove_agent(agent.id)
     except ChangeRefused as refused:
         if (await desk.store.lane(agent.id)).status == "warm":
-            hint = "It is closed after a while without work, and by steadyrun down."
+            hint = "A daemon was killed: start one, it will close it. steadyrun up"
             raise Conflict(f"{agent.name} still has a process", hint=hint) from refused
         hint = f"Cancel it, or wait for it: steadyrun inbox {agent.name}"
         raise Conflict(f"{agent.name} has work: {refused.found}", hint=hint) from refused

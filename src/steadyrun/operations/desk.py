@@ -27,6 +27,9 @@ class DaemonView(Protocol):
     def is_waiting(self, agent: AgentId) -> bool:
         """Whether the agent's run waits for a human."""
 
+    async def release(self, agent: AgentId) -> None:
+        """End the agent's process if it only waits."""
+
     async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
         """Begin nothing more, wait for what runs (None: as long as is usual), stop what is left or,
         with `keep`, leave it to its keepers. Returns when that is done; the daemon ends after. It
