@@ -254,3 +254,16 @@ def test_an_agent_that_is_gone_from_the_configuration_can_be_removed(home: Home)
 
     assert '"state":"paused"' in home.run("agent", "show", "ada", "--json").stdout
     assert home.run("agent", "rm", "ada").returncode == 0
+
+
+def test_whoever_waits_is_told_why_an_agent_could_not_begin(home: Home) -> None:
+    home.hire("ada")
+    home.up()
+    (home.place / "ada").rmdir()
+
+    failed = home.run("send", "ada", "hello", "--wait")
+
+    assert failed.returncode == 1
+    assert f"no directory '{home.place}/ada'" in failed.stderr
+    (home.place / "ada").mkdir()
+    assert home.run("send", "ada", "hello", "--wait").returncode == 0

@@ -130,12 +130,13 @@ class _Watch:
         return item
 
     async def _hear_last(self, item: Item) -> None:
-        """One that was cancelled while it waited has no run, and one that a key has named may have
-        been settled long ago."""
+        """One that was cancelled while it waited has no run, one that a key has named may have been
+        settled long ago, and what could not be launched ends without having begun."""
         if item.run is None:
             return
         last = await self._desk.store.last_events(run=item.run, limit=1)
-        if last and last[0].cursor <= self._after:
+        has_begun = self._run == item.run
+        if last and (last[0].cursor <= self._after or not has_begun):
             self._show(last[0])
         with anyio.move_on_after(_LAST_SECONDS):
             while self._ended is None or self._ended.run != item.run:
