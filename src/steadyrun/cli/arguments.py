@@ -29,8 +29,10 @@ def _add(parser: argparse.ArgumentParser, argument: "Argument") -> None:
     field, kind, names, metavar, summary, values, is_needed = argument
     if kind == "constants":
         either = parser.add_mutually_exclusive_group()
+        said = dict(part.split(": ", 1) for part in summary.split("; "))
         for name, value in zip(names, values, strict=True):
-            either.add_argument(name, dest=field, action="store_const", const=value, help=summary)
+            told = said[value]
+            either.add_argument(name, dest=field, action="store_const", const=value, help=told)
         return
     settings: dict[str, Any] = {"help": summary, **_settings(kind, metavar, values)}
     if not names:

@@ -65,7 +65,7 @@ TABLE: "tuple[Row, ...]" = (
         ("agent", "text", (), "AGENT", "the agent's name", (), True),
         ("text", "text", (), "TEXT|-", "the message; - reads standard input", (), True),
         ("files", "paths", ("--file",), "F", "a file to come with it; may be repeated", (), False),
-        ("followup", "constants", ("--queue", "--steer"), "queue|steer", "wait for a run of its own, or enter the one that is going on", ("queue", "steer"), False),
+        ("followup", "constants", ("--queue", "--steer"), "queue|steer", "queue: wait for a run of its own; steer: enter the one that is going on", ("queue", "steer"), False),
         ("key", "text", ("--key",), "K", "the same key again is the same item", (), False),
     )),
     ("inbox", "list what agents were asked, newest first", "item.list", (

@@ -27,7 +27,7 @@ class Send(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     followup: Annotated[
         Followup | None,
         said(
-            "wait for a run of its own, or enter the one that is going on",
+            "queue: wait for a run of its own; steer: enter the one that is going on",
             constants={"--queue": "queue", "--steer": "steer"},
         ),
     ] = None

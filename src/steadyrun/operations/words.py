@@ -21,7 +21,8 @@ def said(
     constants: Mapping[str, str] | None = None,
     is_word: bool = False,
 ) -> Meta:
-    """`constants` are flags that stand for a value each; `is_word`: though it may be left out."""
+    """`constants` are flags that stand for a value each, described as `value: what it does; …`;
+    `is_word`: though it may be left out."""
     found: dict[str, Any] = {
         "metavar": metavar,
         "flag": flag,
