@@ -267,3 +267,23 @@ def test_whoever_waits_is_told_why_an_agent_could_not_begin(home: Home) -> None:
     assert f"no directory '{home.place}/ada'" in failed.stderr
     (home.place / "ada").mkdir()
     assert home.run("send", "ada", "hello", "--wait").returncode == 0
+
+
+def test_whoever_has_asked_for_the_end_may_leave(home: Home) -> None:
+    gate = home.place / "gate"
+    home.hire("ada")
+    daemon = home.up()
+    item = home.send("ada", *waits(gate))
+    until_said(home, "one")
+    down = home.start("down")
+    eventually(lambda: _is_draining(home), "that it has heard")
+
+    down.kill()
+    gate.touch()
+
+    assert daemon.wait(PATIENCE_SECONDS) == 0
+    assert home.item(item).status == "completed"
+
+
+def _is_draining(home: Home) -> bool:
+    return bool(json.loads(home.run("status", "--json").stdout)["daemon"]["is_draining"])

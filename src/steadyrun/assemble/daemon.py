@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from steadyrun.assemble.agents import sync
 from steadyrun.assemble.desk import abilities_of
@@ -50,8 +51,13 @@ _LAST_WORDS_SECONDS = 0.1
 class RunningDaemon:
     """A daemon that runs: what others may ask of it. It ends when somebody stops it."""
 
-    def __init__(self, daemon: Daemon, around: Surroundings, settings: DaemonSettings) -> None:
+    def __init__(
+        self, daemon: Daemon, around: Surroundings, settings: DaemonSettings, tasks: TaskGroup
+    ) -> None:
         self.recovered: Recovered
+        self._tasks = tasks
+        # How many runs were ended, or left to their keepers.
+        self._left = 0
         self._daemon, self._around, self._settings = daemon, around, settings
         self._started_at = around.clock.now()
         self._stopped = anyio.Event()
@@ -80,14 +86,22 @@ class RunningDaemon:
             await self._daemon.worker.close(seat)
 
     async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
-        """See `DaemonView`. Said again with less time, it takes less time."""
-        store, usual = self._around.store, self._settings.drain_seconds
+        """See `DaemonView`. Said again with less time, it takes less time; whoever has said it may
+        leave."""
+        usual = self._settings.drain_seconds
         seconds = usual if drain_seconds is None else drain_seconds
-        stopped = await self._daemon.stop(drain_seconds=seconds, keep=keep)
+        self._tasks.start_soon(self._stop, seconds, keep)
+        await self._stopped.wait()
+        store = self._around.store
         lanes = [await store.lane(agent.id) for agent in await store.agents()]
-        self._stopped.set()
         queued = sum(lane.queued for lane in lanes)
-        return Stopped(0 if keep else stopped, stopped if keep else 0, queued)
+        return Stopped(0 if keep else self._left, self._left if keep else 0, queued)
+
+    async def _stop(self, seconds: float, keep: bool) -> None:
+        left = await self._daemon.stop(drain_seconds=seconds, keep=keep)
+        if not self._stopped.is_set():
+            self._left = left
+            self._stopped.set()
 
     async def follow(
         self, *, agent: AgentId | None, run: RunId | None, after: int
@@ -116,7 +130,7 @@ async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
         ):
             await _sync(config, around)
             daemon = Daemon(around, tasks, room=_room(config), key=key)
-            running = RunningDaemon(daemon, around, config.settings.daemon)
+            running = RunningDaemon(daemon, around, config.settings.daemon, tasks)
             desk = Desk(around.store, around.clock, around.ids, home, abilities_of(config), running)
             await _drain_letters(desk)
             running.recovered = await daemon.recover()
