@@ -73,6 +73,7 @@ class LaunchRequest(Struct, frozen=True):
     `directory`, where its files are, and `command`, if another than the usual one is configured,
     are filled in when it is launched. With `adds_system` the provider's own system prompt stays,
     and `system` comes after it; without, it takes its place where the provider can do that.
+    `one_shot`: it serves this turn alone, where the provider's program can be started so.
     """
 
     turn: Turn
@@ -87,6 +88,7 @@ class LaunchRequest(Struct, frozen=True):
     adds_system: bool = False
     max_turns: int | None = None
     max_cost_usd: float | None = None
+    one_shot: bool = False
 
 
 class Rung(Struct, frozen=True):
@@ -304,6 +306,10 @@ class Driver(Protocol):
     """Drives one process. The verbs may be called while `follow` runs."""
 
     @property
+    def abilities(self) -> frozenset[Ability]:
+        """What this process can do: one that was started for a single turn can do less."""
+
+    @property
     def is_open(self) -> bool:
         """Whether a turn is open."""
 
@@ -357,8 +363,9 @@ class Driver(Protocol):
 class Drivers(Protocol):
     """Starts processes, and takes over those that live or have left something to read."""
 
-    def abilities(self, provider: str) -> frozenset[Ability]:
-        """What a provider can do; `NotFound` if there is none of that name."""
+    def abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
+        """What a provider can do, if need be started for a single turn; `NotFound` if there is none
+        of that name."""
 
     def wall_seconds(self, provider: str) -> float | None: ...
 
@@ -384,4 +391,7 @@ class Drivers(Protocol):
         """Claim the process and drive it; leaving the block lets go of it, not end it."""
 
     async def told(self, process: Process) -> Turn:
-        """The turn a process was launched for."""
+        """The turn a process was launched for; `NotFound` if it never was."""
+
+    async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
+        """End a process that nobody can drive, and all it has started: what it says is lost."""

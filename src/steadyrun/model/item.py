@@ -100,7 +100,9 @@ def status_after(run: Run, item: Item) -> ItemStatus:
     if run.status == "completed":
         return "completed"
     if run.stop_reason == "shutdown" or run.status == "rate_limited":
-        return "cancelled" if item.cancel_requested else "queued"
+        # What its provider began by itself cannot be asked for again.
+        is_over = item.cancel_requested or item.kind == "self"
+        return "cancelled" if is_over else "queued"
     return "cancelled" if run.status == "cancelled" else "failed"
 
 

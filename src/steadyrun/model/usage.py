@@ -3,6 +3,7 @@
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 CostKind = Literal["known", "estimated", "unknown"]
 
@@ -16,6 +17,19 @@ class Usage(Struct, frozen=True, omit_defaults=False):
     cache_write_tokens: int | None = None
 
 
+def both(first: Usage, second: Usage) -> Usage:
+    """What was used in both; unknown where neither said."""
+    return Usage(*(_sum(a, b) for a, b in zip(_counts(first), _counts(second), strict=True)))
+
+
+def _counts(usage: Usage) -> tuple[int | None, ...]:
+    return astuple(usage)
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None and b is None else (a or 0) + (b or 0)
+
+
 class Cost(Struct, frozen=True):
     """Money of one run. `known` is the provider's own figure, `estimated` is from a price list."""
 
@@ -25,6 +39,14 @@ class Cost(Struct, frozen=True):
     def __post_init__(self) -> None:
         if (self.usd is None) != (self.kind == "unknown"):
             raise ValueError(f"a cost of {self.usd} cannot be {self.kind}")
+
+
+def cost_of_both(first: Cost, second: Cost) -> Cost:
+    """What is known of the money of both: as good as the worse figure."""
+    if first.usd is None or second.usd is None:
+        return second if first.usd is None else first
+    kind: CostKind = "known" if first.kind == second.kind == "known" else "estimated"
+    return Cost(first.usd + second.usd, kind)
 
 
 class UsageSum(Struct, frozen=True):

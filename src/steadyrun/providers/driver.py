@@ -23,6 +23,7 @@ from steadyrun.model.event import Emitted, ImageProduced, Note, OutputRaw
 from steadyrun.model.frame import Frame
 from steadyrun.model.process import Process
 from steadyrun.provider import (
+    Ability,
     Dialect,
     Ended,
     Heard,
@@ -93,6 +94,10 @@ class ProcessDriver:
         recorded = keeping.read_sent(directory, after=0)
         self._keys = {frame.key for frame in recorded}
         self._replay = deque(frame for frame in recorded if frame.number > self._sent)
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        return self._dialect.abilities
 
     @property
     def is_open(self) -> bool:

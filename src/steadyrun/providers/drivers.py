@@ -1,5 +1,6 @@
 """How is a process started or taken over, for any provider? Each has a directory of its own."""
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -54,8 +55,8 @@ class KeeperDrivers:
         self._watches = watches
         self._limits = limits or Limits()
 
-    def abilities(self, provider: str) -> frozenset[Ability]:
-        return self._setup(provider).dialect().abilities
+    def abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
+        return _dialect(self._setup(provider), one_shot=one_shot).abilities
 
     def wall_seconds(self, provider: str) -> float | None:
         return self._setup(provider).dialect().wall_seconds
@@ -75,7 +76,7 @@ class KeeperDrivers:
     ) -> None:
         setup, directory = self._setup(process.provider), self._directory(process)
         request = msgspec.structs.replace(request, directory=str(directory), command=setup.command)
-        dialect = setup.dialect()
+        dialect = _dialect(setup, one_shot=request.one_shot)
         launch = dialect.launch(request)
         # What a user has configured is stronger than what the Dialect thinks good.
         given = {**launch.env, **setup.env(), **(env or {})}
@@ -103,8 +104,8 @@ class KeeperDrivers:
         self, process: Process, *, holder: HolderId, fence: int, sink: Sink
     ) -> AsyncIterator[ProcessDriver]:
         directory = self._directory(process)
-        dialect = self._setup(process.provider).dialect()
         request = await self._request(process)
+        dialect = _dialect(self._setup(process.provider), one_shot=request.one_shot)
         async with AsyncExitStack() as stack:
             link = await self._linked(stack, process, holder, fence)
             kept = Kept(directory, link, request)
@@ -117,6 +118,17 @@ class KeeperDrivers:
         if not await keeping.was_started(self._directory(process)):
             raise NotFound("launch of", process.id)
         return request.turn
+
+    async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
+        directory = self._directory(process)
+        async with AsyncExitStack() as stack:
+            link = await self._linked(stack, process, holder, fence)
+            if link is not None:
+                with contextlib.suppress(KeeperGone):
+                    await link.stop("shutdown")
+                await link.over.wait()
+        await keeping.wait_until_gone(directory)
+        await anyio.to_thread.run_sync(keeper.sweep, [process.id])
 
     async def _request(self, process: Process) -> LaunchRequest:
         file = self._directory(process) / _REQUEST
@@ -152,6 +164,16 @@ class KeeperDrivers:
 
     def _directory(self, process: Process) -> Path:
         return self._home / process.keeper
+
+
+def _dialect(setup: Setup, *, one_shot: bool) -> Dialect:
+    """A new one of the provider; where its options know that shape, one for a single turn."""
+    dialect = setup.dialect()
+    kind = type(dialect)
+    if not one_shot or "one_shot" not in kind.options_type.__struct_fields__:
+        return dialect
+    options = msgspec.convert({**setup.options, "one_shot": True}, kind.options_type)
+    return kind(options)  # type: ignore[call-arg]
 
 
 def _prepare(directory: Path, request: LaunchRequest, launch: Launch) -> None:

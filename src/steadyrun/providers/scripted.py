@@ -36,6 +36,7 @@ from steadyrun.providers import scripted_child
 from steadyrun.providers.scripted_frames import (
     Absorbed,
     Ask,
+    Background,
     BeganFrame,
     Compacted,
     Compacting,
@@ -93,6 +94,8 @@ class ScriptedState(Struct):
     offers: dict[str, str] = {}
     # The child's questions by the approval that was made of each.
     asks: dict[str, str] = {}
+    # How many turns of its own are to come.
+    background: int = 0
 
 
 class Scripted:
@@ -107,7 +110,6 @@ class Scripted:
         }
     )  # fmt: skip
     options_type: ClassVar[type[Struct]] = ScriptedOptions
-    has_background = False
     wall_seconds: float | None = None
 
     def __init__(self, options: ScriptedOptions | None = None) -> None:
@@ -118,6 +120,10 @@ class Scripted:
     def is_ready(self) -> bool:
         """An offer that is still open at a turn's end becomes the next turn, before any other."""
         return self.state.is_ready and self.state.turn is None and not self.state.offers
+
+    @property
+    def has_background(self) -> bool:
+        return self.state.background > 0
 
     def launch(self, request: LaunchRequest) -> Launch:
         directory = Path(request.directory)
@@ -197,7 +203,7 @@ class Scripted:
                 return [ev.TextFinal(said.text)]
             case ToolStart() | ToolEnd() | Ask():
                 return [self._tool(said, frame)]
-            case Ready() | BeganFrame() | EndedFrame() | Absorbed() | Returned():
+            case Ready() | BeganFrame() | EndedFrame() | Absorbed() | Returned() | Background():
                 return self._turn(said)
             case _:
                 return [_fact(said)]
@@ -205,7 +211,7 @@ class Scripted:
     def ended(self, last: Exit) -> list[Said]:
         """What was offered and not taken in was lost with the process; the rest is the driver's."""
         offers = self.state.offers
-        self._remember(is_ready=False, offers={}, asks={})
+        self._remember(is_ready=False, offers={}, asks={}, background=0)
         return [
             ev.FollowupReturned(offer, text, "the process ended") for offer, text in offers.items()
         ]
@@ -234,12 +240,12 @@ class Scripted:
                 return self._began(said)
             case EndedFrame():
                 return self._ended(said)
-            case Absorbed(offer, text):
-                self._settle(offer)
-                return [ev.FollowupAbsorbed(offer, text)]
-            case Returned(offer, text, reason):
-                self._settle(offer)
-                return [ev.FollowupReturned(offer, text, reason)]
+            case Absorbed() | Returned():
+                self._settle(said.offer)
+                return [_fate(said)]
+            case Background(count):
+                self._remember(background=count)
+                return []
             case other:
                 assert_never(other)
 
@@ -282,6 +288,12 @@ class Scripted:
                 return ev.ApprovalRequested(approval, said.call, said.name, said.input)
             case other:
                 assert_never(other)
+
+
+def _fate(said: Absorbed | Returned) -> ev.Event:
+    if isinstance(said, Absorbed):
+        return ev.FollowupAbsorbed(said.offer, said.text)
+    return ev.FollowupReturned(said.offer, said.text, said.reason)
 
 
 def _tool_end(said: ToolEnd) -> ev.Event:

@@ -161,9 +161,14 @@ class NoteFrame(_Printed, frozen=True, tag="note"):
     text: str
 
 
+class Background(_Printed, frozen=True, tag="background"):
+    # How many turns of its own it will begin.
+    open: int
+
+
 Told = Hello | TurnFrame | Steer | Recall | Interrupt | Decide
 
-TurnPart = Ready | BeganFrame | EndedFrame | Absorbed | Returned
+TurnPart = Ready | BeganFrame | EndedFrame | Absorbed | Returned | Background
 ToolPart = ToolStart | ToolEnd | Ask
 Words = Delta | Thinking | NoteFrame
 Compaction = Compacting | Compacted

@@ -86,6 +86,12 @@ def metadata_of(again: Again, attempt: int) -> Metadata:
     return {METADATA_KEY: {"attempt": attempt, "after": again.why, "free": list(again.free)}}
 
 
+def carried(before: Run) -> Metadata:
+    """What the next run of an item that was queued again takes over from the one `before`."""
+    known = before.metadata.get(METADATA_KEY)
+    return {} if known is None else {METADATA_KEY: known}
+
+
 def _why(run: Run) -> Why | None:
     if run.status != "failed":
         return None

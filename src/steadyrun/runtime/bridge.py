@@ -14,9 +14,11 @@ from msgspec.structs import replace
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Attachment, Item
+from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import Session
 from steadyrun.provider import Image, LaunchRequest, Turn
+from steadyrun.runtime.again import Again
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.context import recovery_context, retry_notice, with_files
 from steadyrun.runtime.runner import Runner
@@ -35,12 +37,18 @@ class Order(Struct, frozen=True):
     seal: str = ""
     # Whether a new conversation will do where the one to resume is not there any more.
     or_fresh: bool = False
+    # What whoever runs the process should know of how it was launched.
+    notes: tuple[str, ...] = ()
 
 
 class Place(Protocol):
     """Who will be told."""
 
     agent: Agent
+
+    @property
+    def taken_up(self) -> Process | None:
+        """The process that an earlier holder has launched for what runs."""
 
     def serves(self, seal: str) -> bool:
         """Whether a process with this seal is there and can be told."""
@@ -55,28 +63,43 @@ class Bridge:
         self._home = around.home
         self._key = key
 
-    async def order(self, place: Place, runner: Runner, *, is_fresh: bool) -> Order:
-        """What is told for the runner's item; `is_fresh`: in a new conversation."""
+    async def order(self, place: Place, runner: Runner, *, again: Again | None) -> Order:
+        """What is told for the runner's item; `again`: how, if not for the first time."""
         agent, item = self._equipped(place.agent), runner.claim.item
+        one_shot = again is not None and again.one_shot
+        if place.taken_up:
+            # With whatever it was launched: it is there, and may be at work.
+            turn = await self._turn_of(place.taken_up, agent, runner)
+            return Order(turn, launch_request(agent, turn, None, Standing(None)))
         is_appended = agent.provider in self._around.appended
         standing = read_standing(agent, home=self._home, appended=is_appended)
         env = agent_environment(agent, self._home)
-        turn = await self._turn(agent, item, runner.id)
-        request = launch_request(agent, turn, None, standing)
+        turn = await self._turn(agent, item, runner.id, one_shot=one_shot)
+        request = replace(launch_request(agent, turn, None, standing), one_shot=one_shot)
         seal = self._sealed(agent.provider, request, env)
-        if place.serves(seal) and not is_fresh:
-            return Order(turn, request, env, seal)
-        if is_fresh:
+        order = Order(turn, request, env, seal, notes=standing.notes)
+        if again is not None and again.is_fresh:
             await self._store.retire_token(runner.claim, agent.provider, "it is not there any more")
-        return await self._launching(agent, Order(turn, request, env, seal), item)
+        elif place.serves(seal):
+            return order
+        return await self._launching(agent, order)
+
+    async def _turn_of(self, process: Process, agent: Agent, runner: Runner) -> Turn:
+        """What the process was launched to be told, if that was this run's turn."""
+        told = await self._around.drivers.told(process)
+        if told.key == runner.id:
+            return told
+        return await self._turn(agent, runner.claim.item, runner.id)
 
     def _equipped(self, agent: Agent) -> Agent:
         """The agent with the model that its provider is to use where nobody says otherwise."""
         model = agent.model or self._around.drivers.model(agent.provider)
         return replace(agent, model=model)
 
-    async def _launching(self, agent: Agent, order: Order, item: Item) -> Order:
+    async def _launching(self, agent: Agent, order: Order) -> Order:
         """What a new process needs besides: the conversation, or what is known of the last one."""
+        if not self._converses(agent):
+            return order
         session = await self._store.session(agent.id, agent.provider)
         token = self._token(agent, session)
         if token is None:
@@ -92,17 +115,21 @@ class Bridge:
         current = session.current if session else None
         if current is None or (current.machine, current.cwd) != (self._around.machine, agent.home):
             return None
-        is_able = "resume" in self._around.drivers.abilities(agent.provider)
-        return current.token if is_able else None
+        return current.token
 
-    async def _turn(self, agent: Agent, item: Item, run: RunId) -> Turn:
+    def _converses(self, agent: Agent) -> bool:
+        """Whether a prompt is a word in a conversation; a command is nothing but itself."""
+        return "resume" in self._around.drivers.abilities(agent.provider)
+
+    async def _turn(self, agent: Agent, item: Item, run: RunId, *, one_shot: bool = False) -> Turn:
         text = item.text
         before = await self._store.run(item.before) if item.before else None
-        if before and _was_cut_off(before) and item.on_lost == "resume":
+        is_told = item.on_lost == "resume" and self._converses(agent)
+        if is_told and before and _was_cut_off(before):
             text = retry_notice(before, item)
         files = [(file, str(self._home / file.place)) for file in item.payload.files]
         images: tuple[Image, ...] = ()
-        abilities = self._around.drivers.abilities(agent.provider)
+        abilities = self._around.drivers.abilities(agent.provider, one_shot=one_shot)
         if files and "images" in abilities:
             images = await anyio.to_thread.run_sync(_images, files)
         elif files:
@@ -141,7 +168,7 @@ async def direct_order(
     standing = await around.standing(agent)
     request = launch_request(agent, turn, ask.resume, standing)
     env = agent_environment(agent, around.home)
-    return Order(turn, request, env, or_fresh=ask.or_fresh)
+    return Order(turn, request, env, or_fresh=ask.or_fresh, notes=standing.notes)
 
 
 def launch_request(

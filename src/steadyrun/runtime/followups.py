@@ -31,6 +31,9 @@ class Speaker(Protocol):
     @property
     def driver(self) -> Driver | None: ...
 
+    @property
+    def abilities(self) -> frozenset[Ability]: ...
+
     async def say(self, verb: Callable[[Driver], Awaitable[Answer]]) -> Answer | None: ...
 
     async def note(self, *events: Event) -> None: ...
@@ -39,14 +42,7 @@ class Speaker(Protocol):
 class Followups:
     """The open offers of one process, and the items behind them."""
 
-    def __init__(
-        self,
-        store: Store,
-        process: Speaker,
-        *,
-        abilities: frozenset[Ability],
-        is_direct: bool,
-    ) -> None:
+    def __init__(self, store: Store, process: Speaker, *, is_direct: bool) -> None:
         """What is turned down waits for a run of its own, unless there will be none: `is_direct`.
         Then it is cancelled, and whoever sent it is told."""
         # On whose behalf things are taken.
@@ -55,26 +51,49 @@ class Followups:
         # What an earlier holder had taken and not offered yet, as far as is known.
         self._untold: list[Item] = []
         # What is turned down lies in the queue for a moment, and must not be taken from there.
-        self._lock = anyio.Lock()
+        self._lock, self._looking = anyio.Lock(), anyio.Lock()
+        self._has_more = False
         self._store = store
         self._process = process
-        self._abilities = abilities
         self._is_direct = is_direct
 
-    async def take(self) -> None:
+    async def look(self) -> None:
+        """Offer what an earlier holder may not have told, and what has come since: one after the
+        other, whoever asks."""
+        self._has_more = True
+        if self._looking.locked():
+            return
+        async with self._looking:
+            while self._has_more:
+                self._has_more = False
+                await self._offer_again()
+                await self._take()
+
+    async def _take(self) -> None:
         """Offer what has come to the lane, in order, as much as may be open at once."""
         driver, claim = self._process.driver, self.claim
-        can_wait = "steer" not in self._abilities and not self._is_direct
+        can_wait = "steer" not in self._process.abilities and not self._is_direct
         if claim is None or driver is None or not driver.is_open or can_wait:
             return
         async with self._lock:
             room = MOST_TAKEN_BYTES - sum(self.open.values())
             most = _MOST_OPEN - len(self.open)
-            is_full = most <= 0 or room <= 0
+            is_full = most <= 0 or not await self._fits(claim, room)
             taken = [] if is_full else await self._store.take(claim, most, most_bytes=room)
             self.open |= {item.id: _size(item) for item in taken}
         for item in taken:
             await self.offer(item)
+
+    async def _fits(self, claim: Claim, room: int) -> bool:
+        """Whether the next one may be open beside those that are; alone it may be of any length."""
+        if not self.open:
+            return True
+        waiting = [
+            item
+            for item in await self._store.items(claim.agent)
+            if item.status == "queued" and item.delivery == "none" and item.followup == "steer"
+        ]
+        return bool(waiting) and _size(min(waiting, key=lambda item: item.seq)) <= room
 
     async def offer(self, item: Item) -> None:
         """Offer a message to the turn; turned down, it is given back with the reason."""
@@ -125,7 +144,7 @@ class Followups:
             # Its holder was killed in the middle of turning it down.
             await self._store.cancel(item.id)
 
-    async def offer_again(self) -> None:
+    async def _offer_again(self) -> None:
         """Offer what may not have been told; what was, is not told twice."""
         untold, self._untold = self._untold, []
         for item in untold:
@@ -133,7 +152,7 @@ class Followups:
                 await self.offer(item)
 
     async def _offered(self, item: Item) -> Refused | None:
-        if "steer" not in self._abilities:
+        if "steer" not in self._process.abilities:
             return Refused("this provider cannot be steered")
         answers = await self._process.say(lambda driver: _steered(driver, item))
         return answers[0] if answers else Refused("the process has ended")

@@ -2,17 +2,19 @@
 
 from typing import Protocol, TypeGuard
 
+from steadyrun.model.agent import Agent
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
     Emitted,
     FollowupAbsorbed,
     FollowupReturned,
+    Note,
     ProviderRetrying,
 )
 from steadyrun.model.ids import RunId
-from steadyrun.model.run import Finished
-from steadyrun.provider import Began, Ended, Heard, Stretch
+from steadyrun.model.run import Finished, Touched
+from steadyrun.provider import RESUME_NOT_FOUND, Began, Driver, Ended, Heard, Stretch, Turn
 from steadyrun.runtime.process import LiveProcess
 from steadyrun.runtime.runner import Runner
 
@@ -21,22 +23,73 @@ _ASKING = frozenset(
     {FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved, ProviderRetrying}
 )
 _PLAIN = frozenset({Emitted})
+# More than any run has: what is asked for is the whole of it.
+_ALL = 1_000_000
+_EARLY = "it had begun a turn of its own before this one could be told"
 
 
 class Turning(Protocol):
     """Who knows which run a turn belongs to."""
 
+    agent: Agent
     runner: Runner | None
+    # Whether a new conversation will do where the one to go on with is not there; it is not.
+    may_begin_anew: bool
+    is_missing: bool
 
     async def begun(self, live: LiveProcess, took: str | None) -> RunId: ...
-
-    def judged(self, ended: Ended, token: str | None) -> Finished | None: ...
 
     def over(self) -> None: ...
 
     def offer(self, live: LiveProcess) -> None: ...
 
     def waits(self) -> None: ...
+
+
+async def reached(seat: Turning, live: LiveProcess, driver: Driver) -> None:
+    """A process can be heard: go on where its record ends."""
+    store, recorder, runner = live.store, live.recorder, seat.runner
+    session = await store.session(seat.agent.id, seat.agent.provider)
+    recorder.token = session.current.token if session and session.current else None
+    if runner is None:
+        return
+    live.claimed(runner.claim)
+    run = await store.run(runner.id)
+    runner.know(run)
+    if run.status == "running":
+        recorder.run = run.id
+    elif run.status == "starting" and "multi_turn" not in driver.abilities:
+        await recorder.begin(run.id, (), recorder.offset)
+    await live.offers.take_up(runner.id)
+    for seen in await store.last_events(run=runner.id, limit=_ALL):
+        if isinstance(seen.event, ApprovalRequested | ApprovalResolved):
+            runner.note(seen.event)
+    seat.waits()
+    seat.offer(live)
+
+
+def is_early(seat: Turning, live: LiveProcess) -> bool:
+    """Whether a turn that is open is not that of the run, which was not told yet."""
+    runner = seat.runner
+    if runner is None or runner.is_begun or runner.is_over or not live.serves_many:
+        return False
+    return not live.has_told(Turn(runner.id, ""))
+
+
+def _judged(
+    seat: Turning, ended: Ended, token: str | None, *, early: bool
+) -> Finished | Touched | None:
+    """A turn has ended, and so will its run, unless the run's own turn is still to come; None: it
+    goes on in another conversation."""
+    runner = seat.runner
+    assert runner
+    is_missing = ended.error is not None and ended.error.code == RESUME_NOT_FOUND
+    if is_missing and seat.may_begin_anew and not runner.stopped:
+        seat.is_missing = runner.is_over = True
+        return None
+    if early and not runner.stopped:
+        return runner.early(ended)
+    return runner.judged(ended, token)
 
 
 async def hear(seat: Turning, live: LiveProcess, stretch: Stretch) -> None:
@@ -66,19 +119,41 @@ async def _hear_turn(seat: Turning, live: LiveProcess, stretch: Stretch) -> None
                 # What its frame says before is of this turn, too: one frame, one commit.
                 begun = await seat.begun(live, heard.input)
             case Ended():
-                finished = seat.judged(heard, recorder.token)
-                if finished is None:
-                    continue
-                if begun:
-                    await recorder.begin(begun, (), recorder.offset)
-                await recorder.end(finished, events, stretch)
-                seat.over()
-                events, begun = [], None
+                # One that begins and ends in a frame is the run's own: it was refused.
+                early = begun is None and is_early(seat, live)
+                change = _judged(seat, heard, recorder.token, early=early)
+                if change is not None:
+                    await _end(seat, live, stretch, change, events, begun)
+                    events, begun = [], None
     if begun:
-        await recorder.begin(begun, events, stretch.offset)
-        seat.offer(live)
+        await _begin(seat, live, stretch, events, begun)
     else:
         await recorder.write(events, stretch.offset, has_more=stretch.has_more)
+
+
+async def _begin(
+    seat: Turning, live: LiveProcess, stretch: Stretch, events: list[Emitted], run: RunId
+) -> None:
+    await live.recorder.begin(run, events, stretch.offset)
+    if is_early(seat, live):
+        await live.recorder.note(Note(_EARLY))
+    else:
+        seat.offer(live)
+
+
+async def _end(
+    seat: Turning,
+    live: LiveProcess,
+    stretch: Stretch,
+    change: Finished | Touched,
+    events: list[Emitted],
+    begun: RunId | None,
+) -> None:
+    if begun:
+        await live.recorder.begin(begun, (), live.recorder.offset)
+    await live.recorder.end(change, events, stretch)
+    if isinstance(change, Finished):
+        seat.over()
 
 
 async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:

@@ -16,6 +16,7 @@ from steadyrun.provider import Turn
 from steadyrun.runtime.again import Again
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.bridge import Order, direct_order, launch_request
+from steadyrun.runtime.facts import bug
 from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
 from steadyrun.runtime.seats import Seats
@@ -30,6 +31,8 @@ class Holding:
         self.around = around
         self._tasks = tasks
         self._seats = seats or Seats(around)
+        # Whether lasting agents work in the same process: they must not suffer.
+        self.is_beside_others = seats is not None
         self._ended: dict[RunId, anyio.Event] = {}
         if seats is None:
             tasks.start_soon(self._seats.serve)
@@ -123,6 +126,10 @@ class Holding:
             # Somebody else has the claim, or will find out what became of the process.
             with contextlib.suppress(LeaseLost, KeeperGone):
                 await seat.work()
+        except Exception as error:
+            if not self.is_beside_others:
+                raise
+            bug(error, run=run)
         finally:
             self._seats.remove(seat)
             self._ended[run].set()
@@ -131,20 +138,23 @@ class Holding:
 class _Once:
     """One item, and the process ends with it."""
 
-    is_patient = False
-
     def __init__(self, holding: Holding, asked: Ask | Turn) -> None:
         """A turn is one that an earlier holder has told, or was about to."""
         self._holding = holding
         self._asked = asked
 
-    async def order(self, seat: Seat, runner: Runner, *, is_fresh: bool) -> Order:
+    @property
+    def is_patient(self) -> bool:
+        """Whoever waits for the run is told at once; a daemon has all the time there is."""
+        return self._holding.is_beside_others
+
+    async def order(self, seat: Seat, runner: Runner, *, again: Again | None) -> Order:
         agent, item, asked = seat.agent, runner.claim.item, self._asked
         if isinstance(asked, Turn):
             if seat.live is None:
                 raise NotFound("launch of", runner.id)
             return Order(asked, launch_request(agent, asked, None, Standing(None)))
-        ask = replace(asked, resume=None) if is_fresh else asked
+        ask = replace(asked, resume=None) if again and again.is_fresh else asked
         return await direct_order(self._holding.around, agent, item, runner.id, ask)
 
     async def make_room(self, seat: Seat) -> None:
@@ -159,8 +169,14 @@ class _Once:
     def waits(self, seat: Seat, *, for_a_person: bool) -> None:
         """Nobody else waits for it."""
 
-    def woken(self, _: Seat) -> None:
+    def begun(self, _: Seat, *, was_held: bool) -> None:
         """Its lane is held to the end."""
+
+    def settled(self, _: Seat, __: Item) -> None:
+        """Whoever waits for it reads the record."""
+
+    async def broken(self, seat: Seat, error: Exception) -> None:
+        raise error
 
     def left(self, seat: Seat) -> None:
         self._holding.left(seat)

@@ -12,13 +12,13 @@ import anyio
 from steadyrun.errors import KeeperGone, StoreFailed
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Event
-from steadyrun.model.item import Hold
+from steadyrun.model.item import Claim, Hold
 from steadyrun.model.process import Process
-from steadyrun.provider import Driver, Stretch, Turn
+from steadyrun.provider import Ability, Driver, Stretch, Turn
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.followups import Followups
-from steadyrun.runtime.patience import PAUSE_SECONDS, longer
+from steadyrun.runtime.patience import PAUSE_SECONDS, longer, written
 from steadyrun.runtime.recorder import Recorder
 from steadyrun.tasks import task_group
 
@@ -56,12 +56,8 @@ class LiveProcess:
         # It was asked to end: no turn may be told to it any more.
         self.is_closing = False
         self.hold = hold
-        self.offers = Followups(
-            around.store,
-            self,
-            abilities=around.drivers.abilities(process.provider),
-            is_direct=agent.is_direct,
-        )
+        self.store = around.store
+        self.offers = Followups(around.store, self, is_direct=agent.is_direct)
         self._feed = feed
         self._around, self._agent = around, agent
         self._ear = ear
@@ -73,6 +69,7 @@ class LiveProcess:
         # What is being said; cancelled when there is nobody to say it to.
         self._saying: set[anyio.CancelScope] = set()
         self._driving = anyio.CancelScope()
+        self._abilities = around.drivers.abilities(process.provider)
         self._failure: Exception | None = None
         # The record may have gone on since we have read where it ends.
         self._is_stale = False
@@ -127,6 +124,7 @@ class LiveProcess:
         async with around.drivers.drive(
             self.process, holder=around.holder, fence=self.hold.fence, sink=self._hear
         ) as driver:
+            self._abilities = driver.abilities
             await self._ear.reached(self, driver)
             self._driver = driver
             self.tell_change()
@@ -165,7 +163,13 @@ class LiveProcess:
 
     async def note(self, *events: Event) -> None:
         """Record what the runtime itself has to say."""
-        await self.recorder.note(*events)
+        await written(lambda: self.recorder.note(*events), self._ear.failed)
+
+    def claimed(self, claim: Claim) -> None:
+        """What it says from now on is said for this claim."""
+        self.hold = self.offers.claim = claim
+        if self._recorder:
+            self._recorder.claim = claim
 
     async def close(self) -> None:
         """Say that nothing more will be said: it ends by itself, and may take its time."""
@@ -222,6 +226,16 @@ class LiveProcess:
         """Whether this turn has reached it, by whomever it was told."""
         driver = self._driver or self._last
         return driver is not None and driver.has_told(turn)
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What it can do, as far as is known."""
+        return self._abilities
+
+    @property
+    def serves_many(self) -> bool:
+        """Whether it serves one turn after the other."""
+        return "multi_turn" in self._abilities
 
     @property
     def recorder(self) -> Recorder:

@@ -25,7 +25,7 @@ from steadyrun.model.ids import RunId
 from steadyrun.model.item import Hold
 from steadyrun.model.packed import Row, stored_events
 from steadyrun.model.process import Checkpoint, Process
-from steadyrun.model.run import Change, Finished, Launched
+from steadyrun.model.run import Change, Finished, Launched, Touched
 from steadyrun.model.session import ResumeToken
 from steadyrun.provider import Stretch
 from steadyrun.runtime.feed import Feed
@@ -101,8 +101,11 @@ class Recorder:
             launched = Launched(self._clock.now(), self._process.id)
             await self._append(events, offset, launched, None)
 
-    async def end(self, finished: Finished, events: Sequence[Emitted], stretch: Stretch) -> None:
-        """The turn ended. It is remembered in the same commit how to go on from here."""
+    async def end(
+        self, finished: Finished | Touched, events: Sequence[Emitted], stretch: Stretch
+    ) -> None:
+        """A turn ended, with its run or before the run's own. It is remembered in the same commit
+        how to go on from here."""
         saved = None if stretch.memory is None else Checkpoint(stretch.memory, stretch.sent)
         async with self._lock:
             await self._flush()
@@ -122,7 +125,12 @@ class Recorder:
     async def _flush(self) -> None:
         while self._gathered or self._gathered_to - self.offset >= _MOST_UNWRITTEN:
             events, self._gathered = self._gathered, []
-            await self._append(events, self._gathered_to, None, None)
+            try:
+                await self._append(events, self._gathered_to, None, None)
+            except BaseException:
+                # Whoever writes next must not pass over what is not written.
+                self._gathered = events + self._gathered
+                raise
 
     async def _append(
         self,

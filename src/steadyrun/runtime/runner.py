@@ -20,7 +20,8 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim
-from steadyrun.model.run import STOPPED, Finished, Orphaned, Run, StopReason
+from steadyrun.model.run import STOPPED, Finished, Orphaned, Run, StopReason, Touched
+from steadyrun.model.usage import Cost, Usage, both, cost_of_both
 from steadyrun.provider import Driver, Ended, Turn, Verdict
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.clocks import Signs, next_alarm
@@ -41,8 +42,8 @@ class Runner:
         self.id = run
         self.claim = claim
         self.is_over = False
-        # Its turn was told, or may have been.
-        self.is_told = False
+        # Whether its turn was told, by whomever; None: nobody has looked.
+        self.was_told: bool | None = None
         self.is_adopted = is_adopted
         # Its turn has begun by itself: nobody is to tell it.
         self.is_begun = False
@@ -55,12 +56,14 @@ class Runner:
         self._store, self._clock = around.store, around.clock
         self._limits = around.limits
         self._agent = agent
-        self._abilities = around.drivers.abilities(agent.provider)
         self._live: LiveProcess | None = None
         self.stopped: StopReason | None = None
         self._why: str | None = None
         self._is_ending = False
         self._started_at = self._clock.monotonic()
+        self._credit = timedelta()
+        # What the provider has used in this run before its own turn.
+        self._spent: tuple[Usage, Cost] | None = None
         self._told_at: float | None = None
         # The provider has said that it will try again at this time.
         self._patient_until = 0.0
@@ -71,34 +74,41 @@ class Runner:
         # Nothing can be due before: what is heard only makes it later.
         self._look_at = 0.0
 
-    def know(self, run: Run, credit: timedelta = timedelta()) -> None:
+    def know(self, run: Run, credit: timedelta | None = None) -> None:
         """Go by what the record says of it; `credit` is time that does not count."""
         self.is_over = run.is_terminal
+        self._credit = self._credit if credit is None else credit
+        if (run.usage, run.cost) != (Usage(), Cost()):
+            self._spent = (run.usage, run.cost)
         wall = run.metadata.get(WALL)
         self._limits = replace(self._limits, wall=wall)
-        passed = (self._clock.now() - run.created_at - credit).total_seconds()
+        passed = (self._clock.now() - run.created_at - self._credit).total_seconds()
         self._started_at = self._clock.monotonic() - max(0.0, passed)
 
     # -- seeing it through
 
     async def see_through(self, live: LiveProcess, turn: Turn) -> None:
         """Tell the turn, and wait for its end or that of the process."""
-        self._live = live
+        self._live, self._is_ending = live, False
         if self.stopped:
             await self._end_turn(self.stopped)
         elif not self.is_over:
             await self._tell(live, turn)
         while not self.is_over and not live.is_gone:
             await live.changed()
+        self.was_told = live.has_told(turn)
 
     async def _tell(self, live: LiveProcess, turn: Turn) -> None:
-        # From here on a word is due; of whom we have taken over, only if we tell the turn.
-        self._told_at = None if self.is_adopted else self._clock.monotonic()
-        is_told = await live.say(lambda driver: driver.begin(turn))
+        async def begin(driver: Driver) -> bool:
+            # From here on a word is due; of whom we have taken over, only if we tell the turn.
+            self._told_at = None if self.is_adopted else self._clock.monotonic()
+            self._look_at = 0.0
+            return await driver.begin(turn)
+
+        is_told = await live.say(begin)
         if is_told or not self.is_adopted:
             self._told_at = self._clock.monotonic()
             self._look_at = 0.0
-        self.is_told = True
 
     def sit_at(self, live: LiveProcess) -> None:
         """It goes on with this process."""
@@ -122,18 +132,31 @@ class Runner:
         elif status == "cancelled":
             # What was meant for the turn before may have come too late, and hit this one.
             reason = reason or self.missed
+        usage, cost = self._with_spent(ended)
         return Finished(
             self._clock.now(),
             status,
             reason,
             text=ended.text,
-            usage=ended.usage,
-            cost=ended.cost,
+            usage=usage,
+            cost=cost,
             resume_token=token,
             exit_code=ended.exit_code,
             error=error,
             diagnostic=ended.diagnostic,
         )
+
+    def early(self, ended: Ended) -> Touched:
+        """A turn of the provider's own has ended before the run's: what it used is the run's."""
+        usage, cost = self._with_spent(ended)
+        self._spent = (usage or Usage(), cost or Cost())
+        return Touched(self._clock.now(), usage, cost)
+
+    def _with_spent(self, ended: Ended) -> tuple[Usage | None, Cost | None]:
+        if self._spent is None:
+            return ended.usage, ended.cost
+        usage, cost = self._spent
+        return both(usage, ended.usage or Usage()), cost_of_both(cost, ended.cost or Cost())
 
     def note(self, event: Event | Foreign) -> None:
         """Remember what an event says of the time it may take."""
@@ -152,10 +175,12 @@ class Runner:
 
     async def decide(self, approval: str, verdict: Verdict) -> None:
         """Answer what the provider has asked."""
-        if verdict.input is not None and "change_input" not in self._abilities:
+        live = self._live
+        if live is None:
+            return
+        if verdict.input is not None and "change_input" not in live.abilities:
             raise AbilityMissing(self._agent.provider, "change_input", asked="input")
-        if self._live:
-            await self._live.say(lambda driver: driver.decide(approval, verdict))
+        await live.say(lambda driver: driver.decide(approval, verdict))
 
     async def cancel(self, why: str | None) -> None:
         """Somebody wants it to end. The wish is written down first: it outlives us."""
@@ -230,7 +255,7 @@ class Runner:
             driver.heard_at,
             max(driver.said_at, self._awake_at),
             is_waiting=self._is_waiting(driver),
-            is_one_shot="multi_turn" not in self._abilities,
+            is_one_shot="multi_turn" not in driver.abilities,
             is_warned=self._warned_of == driver.heard_at,
         )
 

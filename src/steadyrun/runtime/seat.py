@@ -7,48 +7,44 @@ that, and whoever was about to leave stays.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
-from steadyrun.errors import ChangeRefused, LeaseLost, SteadyrunError, StoreFailed
+from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, SteadyrunError, StoreFailed
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import (
-    ApprovalRequested,
-    ApprovalResolved,
-    ErrorFact,
-    Note,
-)
+from steadyrun.model.event import ErrorFact, Note, RecordPhase
 from steadyrun.model.ids import ItemId, RunId
-from steadyrun.model.item import Claim, Hold, Message
+from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
-from steadyrun.model.run import Created, Finished, Metadata, Orphaned, Run
-from steadyrun.provider import RESUME_NOT_FOUND, Ability, Driver, Ended, Stretch
+from steadyrun.model.run import Created, Finished, Metadata, Orphaned, Run, StopReason
+from steadyrun.provider import Driver, Ended, Stretch
 from steadyrun.runtime.again import Again, metadata_of
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Order
 from steadyrun.runtime.feed import Feed
-from steadyrun.runtime.hearing import hear
-from steadyrun.runtime.patience import written
+from steadyrun.runtime.hearing import hear, is_early, reached
+from steadyrun.runtime.own_process import OwnProcess
+from steadyrun.runtime.patience import Trouble, written
 from steadyrun.runtime.process import LiveProcess
 from steadyrun.runtime.runner import Runner
 from steadyrun.store import Call
 
 Answer = TypeVar("Answer")
 
-_ALL = 1_000_000
-
 
 class Manner(Protocol):
     """How items are run in a seat: once and by themselves, or one after the other for good."""
 
-    # Whether to wait for a store that cannot be written.
-    is_patient: bool
+    @property
+    def is_patient(self) -> bool:
+        """Whether to wait for a store that cannot be written."""
 
-    async def order(self, seat: "Seat", runner: Runner, *, is_fresh: bool) -> Order:
-        """What is to be told, and to which process; `is_fresh`: in a new conversation."""
+    async def order(self, seat: "Seat", runner: Runner, *, again: Again | None) -> Order:
+        """What is to be told, and to which process; `again`: how, if not for the first time."""
 
     async def make_room(self, seat: "Seat") -> None:
         """A process is about to be launched."""
@@ -63,11 +59,18 @@ class Manner(Protocol):
     def waits(self, seat: "Seat", *, for_a_person: bool) -> None:
         """The run waits for the answer of a person, or has it."""
 
-    def woken(self, seat: "Seat") -> None:
-        """The process has begun a turn while nothing ran: `work` is to be called."""
+    def begun(self, seat: "Seat", *, was_held: bool) -> None:
+        """The process has begun a turn that nobody asked for; if nothing ran before, `work` is to
+        be called."""
+
+    def settled(self, seat: "Seat", item: Item) -> None:
+        """An item is done with, or waits again."""
 
     def left(self, seat: "Seat") -> None:
         """The lane is not ours any more."""
+
+    async def broken(self, seat: "Seat", error: Exception) -> None:
+        """A process cannot be heard though nothing runs."""
 
 
 class Seat:
@@ -79,7 +82,6 @@ class Seat:
         self.agent = agent
         self.feed = Feed(around.scrubber, around.hub)
         self.runner: Runner | None = None
-        self.live: LiveProcess | None = None
         self.idle_since = around.clock.monotonic()
         self._around, self._store, self._clock = around, around.store, around.clock
         self._manner = manner
@@ -87,25 +89,46 @@ class Seat:
         self._hold: Hold | None = None
         # Whether an item runs; else only the process is kept, if there is one.
         self.is_held = False
-        self._is_taken_up = False
-        # The process that was launched last.
-        self._launched: str | None = None
-        # Whether the item goes on in a new conversation, may, and has to.
-        self._is_fresh = self._may_begin_anew = self._is_missing = False
+        self._own = OwnProcess(around, self, tasks)
+        self._trouble = Trouble(agent.name, self.feed, around.clock)
+        # How the item is run, if not for the first time; whether its conversation is gone, and may.
+        self._again: Again | None = None
+        self.is_missing = self.may_begin_anew = False
+        self._stopping: StopReason | None = None
+        # A turn has begun whose run is not made yet: it is made when the turn is heard again.
+        self._unseated: Claim | None = None
         # Whoever ends or begins a run has it: the two must not meet.
         self._turning = asyncio.Lock()
-        self._ending = asyncio.Lock()
-        self._calling = asyncio.Lock()
         self._seated = anyio.Event()
 
     @property
-    def _abilities(self) -> frozenset[Ability]:
-        return self._around.drivers.abilities(self.agent.provider)
+    def live(self) -> LiveProcess | None:
+        return self._own.live
+
+    @property
+    def hold(self) -> Hold:
+        assert self._hold
+        return self._hold
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is only a process that waits."""
+        return not self.is_held and self.live is not None and not self.live.is_closing
+
+    @property
+    def taken_up(self) -> Process | None:
+        """The process that an earlier holder has launched for what runs."""
+        return self.live.process if self.live and self._own.is_taken_up else None
+
+    def serves(self, seal: str) -> bool:
+        """Whether a process with this seal is there and can be told."""
+        return self._own.serves(seal)
 
     # -- an item
 
     def begin(self, claim: Claim, run: Run) -> None:
         """This item is the next: `work` is to be called."""
+        self._again = None
         self._sit(claim, self._runner(claim, run.id))
         self._running().know(run)
 
@@ -127,8 +150,8 @@ class Seat:
             runner.is_begun = hold.item.kind == "self" or hold.item.delivery == "own_turn"
             self._sit(hold, runner)
         if process:
-            self._is_taken_up = True
-            live = self._hear_from(process)
+            live = self._own.hear(process)
+            self._own.is_taken_up = self.is_held
             if self.runner:
                 self.runner.sit_at(live)
 
@@ -141,12 +164,13 @@ class Seat:
     def _sit(self, claim: Claim, runner: Runner) -> None:
         self._hold, self.runner, self.is_held = claim, runner, True
         if self.live:
-            self.live.hold = self.live.recorder.claim = claim
-            self.live.offers.claim = claim
+            self.live.claimed(claim)
         self._seated.set()
 
     def _runner(self, claim: Claim, run: RunId, *, is_adopted: bool = False) -> Runner:
-        return Runner(self._around, claim, self.agent, run, is_adopted=is_adopted)
+        runner = Runner(self._around, claim, self.agent, run, is_adopted=is_adopted)
+        runner.stopped = self._stopping
+        return runner
 
     # -- telling it
 
@@ -154,8 +178,12 @@ class Seat:
         """Tell the item's turn to a process, and to another one if that is gone before."""
         runner = self._running()
         while not runner.is_over:
+            if runner.stopped and not self._own.is_taken_up:
+                # Nobody knows of it yet.
+                runner.end_by(runner.judged(Ended("cancelled"), None))
+                return
             try:
-                order = await self._manner.order(self, runner, is_fresh=self._is_fresh)
+                order = await self.write(self._ordered, "start")
                 live = await self._process_for(order)
             except (LeaseLost, StoreFailed):
                 raise
@@ -163,88 +191,45 @@ class Seat:
                 fact = ErrorFact(error.code, error.message, error.hint, error.retryable)
                 runner.end_by(Finished(self._clock.now(), "failed", error=fact))
                 return
-            self._may_begin_anew = order.or_fresh and not self._is_fresh
+            self.may_begin_anew = order.or_fresh
             await runner.see_through(live, order.turn)
-            if self._is_missing:
+            if self.is_missing:
                 await self._begin_anew(runner, live)
             elif not runner.is_over:
-                await self._take_stock(runner, live, order)
+                await self._take_stock(runner, live)
+            self._own.has_served()
+
+    async def _ordered(self) -> Order:
+        return await self._manner.order(self, self._running(), again=self._again)
 
     async def _begin_anew(self, runner: Runner, live: LiveProcess) -> None:
         """The conversation was not there, and a new one will do."""
-        self._is_missing, self._is_fresh = False, True
-        if runner.stopped:
-            runner.end_by(runner.judged(Ended("cancelled"), None))
-            return
+        self.is_missing, runner.is_over = False, False
+        self._again = Again(False, 0.0, is_fresh=True, one_shot=False, why="conversation")
         await live.note(Note("the conversation to go on with is not there: a new one begins"))
-        await self._end_process()
-        runner.is_over = False
+        await self._own.end()
 
-    async def _take_stock(self, runner: Runner, live: LiveProcess, order: Order) -> None:
+    async def _take_stock(self, runner: Runner, live: LiveProcess) -> None:
         """The process is gone, and the run has not ended."""
         if runner.stopped:
             runner.end_by(runner.judged(Ended("cancelled"), None))
-        elif self._launched == live.process.id or live.has_told(order.turn):
+        elif self._own.was_launched(live) or runner.was_told:
             error = ErrorFact("exited", "the process ended before the turn began", retryable=True)
             runner.end_by(runner.judged(Ended("failed", error=error), None))
         # First: a process that is closed without a word of its run has done nothing.
         await self._write_cut(runner)
-        await self._end_process()
+        await self._own.end()
 
     async def _process_for(self, order: Order) -> LiveProcess:
-        live = self.live
-        if live and (self._is_taken_up or self.serves(order.seal)):
-            self._is_taken_up = False
+        live, own = self.live, self._own
+        if live and (own.is_taken_up or own.serves(order.seal)):
+            own.is_taken_up = False
             return live
-        await self._end_process()
+        await own.end()
         await self._manner.make_room(self)
-        return await self._launch(order)
-
-    def serves(self, seal: str) -> bool:
-        """Whether a process with this seal is there and can be told."""
-        live = self.live
-        if live is None or live.is_gone or live.is_closing:
-            return False
-        return self._is_taken_up or (bool(seal) and live.process.seal == seal)
-
-    @property
-    def serves_many(self) -> bool:
-        """Whether its processes serve one turn after the other."""
-        return "multi_turn" in self._abilities
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is only a process that waits."""
-        return not self.is_held and self.live is not None and not self.live.is_closing
-
-    async def _launch(self, order: Order) -> LiveProcess:
-        around, agent = self._around, self.agent
-        name, now = around.ids.process(), self._clock.now()
-        place = around.drivers.place(name)
-        process = Process(
-            name, agent.id, agent.provider, around.machine, place, now, seal=order.seal
-        )
-        await self._store.open_process(self._held(), process)
-        try:
-            await around.drivers.launch(process, order.request, env=order.env)
-        except SteadyrunError:
-            await self._store.close_process(self._held(), process.id)
-            raise
-        self._launched = process.id
-        return self._hear_from(process)
-
-    def _hear_from(self, process: Process) -> LiveProcess:
-        live = LiveProcess(
-            self._around, self._held(), self.agent, process, ear=self, feed=self.feed
-        )
-        self.live = live
-        self._tasks.start_soon(self._serve, live)
+        live = await own.launch(order)
+        self._trouble.notes += map(Note, order.notes)
         return live
-
-    async def _serve(self, live: LiveProcess) -> None:
-        await live.serve()
-        if self.live is live and not self.is_held:
-            await self.leave()
 
     # -- ending it
 
@@ -258,11 +243,17 @@ class Seat:
             again = await self._next(runner)
             if again is not None and await self._try_again(runner, again):
                 await self._tell()
-            elif self._manner.keeps(self) and self.live and not self.live.is_gone:
-                if await self._rest(runner):
-                    return
-            elif await self._go(runner):
+            elif (self._keeps() and await self._rest(runner)) or (
+                not self._keeps() and await self._go(runner)
+            ):
                 return
+
+    def _keeps(self) -> bool:
+        """Whether the process waits; not with an offer that nobody knows the fate of."""
+        live = self.live
+        if live is None or live.is_gone or live.is_closing or live.offers.open:
+            return False
+        return self._manner.keeps(self)
 
     async def _until_quiet(self) -> None:
         """No turn is open and no offer either; what stays open too long is called back."""
@@ -284,25 +275,26 @@ class Seat:
     async def _next(self, runner: Runner) -> Again | None:
         """Whether the item is run once more."""
         await self._write_cut(runner)
-        run = await self._store.run(runner.id)
-        # Of whom we have taken over, nobody can say what it was told before it began.
-        was_told = run.started_at is not None or runner.is_told or runner.is_adopted
-        return await self._manner.again(self, run, was_told=was_told)
+        run = await self.write(lambda: self._store.run(runner.id), "settle")
+        was_told = run.started_at is not None if runner.was_told is None else runner.was_told
+        return await self._manner.again(self, run, was_told=was_told or runner.is_begun)
 
     async def _write_cut(self, runner: Runner) -> None:
         claim, run, cut = runner.claim, runner.id, runner.cut
         if cut is not None:
-            await self._written(lambda: self._store.change(claim, run, cut))
+            await self.write(lambda: self._store.change(claim, run, cut), "settle")
 
     async def _try_again(self, runner: Runner, again: Again) -> bool:
         """Make a new run of the item; False if somebody does not want that any more."""
-        await self._end_process()
-        await anyio.sleep(again.after_seconds)
+        await self._own.end()
+        if not self._stopping:
+            await anyio.sleep(again.after_seconds)
+        old, spends = runner.claim, again.spends
         try:
-            claim = await self._store.again(runner.claim, spends=again.spends)
+            claim = await self.write(lambda: self._store.again(old, spends=spends), "start")
         except ChangeRefused:
             return False
-        self._is_fresh = again.is_fresh
+        self._again = again
         metadata = metadata_of(again, claim.item.attempt)
         self._sit(claim, self._runner(claim, await self._create(claim, metadata)))
         return True
@@ -312,11 +304,12 @@ class Seat:
         async with self._turning:
             if self.runner is not runner or not runner.is_over:
                 return False
-            await self._written(lambda: self._store.rest(runner.claim))
-            self.is_held, self.runner = False, None
-            self._is_fresh = False
-            self._seated = anyio.Event()
-            self.idle_since = self._clock.monotonic()
+            item = await self.write(lambda: self._store.rest(runner.claim), "settle")
+            self._manner.settled(self, item)
+            if self.runner is runner:
+                self.is_held, self.runner = False, None
+                self._seated = anyio.Event()
+                self.idle_since = self._clock.monotonic()
             return True
 
     async def _go(self, runner: Runner) -> bool:
@@ -330,95 +323,68 @@ class Seat:
         async with self._turning:
             if self.runner is not runner or not runner.is_over:
                 return False
-            await self._end_process()
-            await self._written(lambda: self._store.settle(runner.claim))
+            await self._own.end()
+            item = await self.write(lambda: self._store.settle(runner.claim), "settle")
+            self._manner.settled(self, item)
             self.is_held = False
-        self._leave()
+        self.leave_behind()
         return True
 
     async def _begins_again(self, live: LiveProcess) -> bool:
         """Whether it goes on with a turn of its own, in place of ending."""
         limits, runner = self._around.limits, self.runner
-        with anyio.move_on_after((limits.idle if live.has_background else limits.close) or None):
+        is_awaited = live.has_background and not self._stopping
+        with anyio.move_on_after((limits.idle if is_awaited else limits.close) or None):
             while self.runner is runner and not live.is_gone:
                 await live.changed()
         return self.runner is not runner
 
     async def leave(self) -> None:
-        """Nothing runs: end the process that waits, and give up the lane."""
-        hold = self._held()
-        await self._end_process()
+        """End the process that waits, and give up the lane, unless an item comes meanwhile."""
+        hold = self.hold
         try:
-            await self._written(lambda: self._store.let_go(hold))
+            if not await self._own.end_idle():
+                return
+            await self.write(lambda: self._store.let_go(hold), "settle")
         except ChangeRefused:
             # An item has come meanwhile, and is ours.
             return
-        except LeaseLost:
-            pass
-        self._leave()
+        self.leave_behind()
 
     async def give_up(self, ended: Finished) -> None:
-        """End whatever runs here, however it is."""
-        runner, live = self.runner, self.live
-        if live:
-            await live.stop("shutdown")
+        """End whatever is here, however it is."""
+        runner, hold = self.runner, self.hold
+        await self._own.abandon()
         if runner and self.is_held:
-            await self._end_process()
-            await self._store.settle(runner.claim, ended)
-        self._leave()
+            await self.write(lambda: self._store.settle(runner.claim, ended), "settle")
+        else:
+            await self.write(lambda: self._store.let_go(hold), "settle")
+        self.is_held = False
+        self.leave_behind()
 
-    def _leave(self) -> None:
+    def leave_behind(self) -> None:
+        """The lane is not ours any more: say nothing more of it."""
         self.feed.end()
         self._manner.left(self)
 
-    async def _end_process(self) -> None:
-        """End the process, if there is one, and write that down."""
-        async with self._ending:
-            live = self.live
-            if live is None:
-                return
-            await live.end(self._around.limits.close)
-            hold, process = self._held(), live.process.id
-            await self._written(lambda: self._store.close_process(hold, process))
-            self.live = None
+    async def gone(self, live: LiveProcess) -> None:
+        if self.live is not live or self.is_held:
+            return
+        try:
+            await self.leave()
+        except LeaseLost:
+            self.leave_behind()
+        except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
+            await self._manner.broken(self, error)
 
     # -- hearing
 
     async def reached(self, live: LiveProcess, driver: Driver) -> None:
-        recorder, runner = live.recorder, self.runner
-        session = await self._store.session(self.agent.id, self.agent.provider)
-        recorder.token = session.current.token if session and session.current else None
-        if runner is None:
-            return
-        recorder.claim = live.offers.claim = runner.claim
-        run = await self._store.run(runner.id)
-        runner.know(run)
-        if run.status == "running":
-            recorder.run = run.id
-        elif run.status == "starting" and "multi_turn" not in self._abilities:
-            await recorder.begin(run.id, (), recorder.offset)
-        await live.offers.take_up(runner.id)
-        for seen in await self._store.last_events(run=runner.id, limit=_ALL):
-            if isinstance(seen.event, ApprovalRequested | ApprovalResolved):
-                runner.note(seen.event)
-        self._tasks.start_soon(self._offer_again, live)
-
-    async def _offer_again(self, live: LiveProcess) -> None:
-        try:
-            await live.offers.offer_again()
-            await live.offers.take()
-        except LeaseLost:
-            return
+        await reached(self, live, driver)
+        await self._trouble.tell(live.recorder)
 
     async def hear(self, live: LiveProcess, stretch: Stretch) -> None:
         await hear(self, live, stretch)
-
-    def judged(self, ended: Ended, token: str | None) -> Finished | None:
-        """A turn has ended, and so will its run; None: it goes on in another conversation."""
-        if self._is_gone_conversation(ended):
-            self._is_missing = self._running().is_over = True
-            return None
-        return self._running().judged(ended, token)
 
     def over(self) -> None:
         """The end of the run is in the record."""
@@ -429,15 +395,6 @@ class Seat:
         if self.runner:
             self._manner.waits(self, for_a_person=bool(self.runner.approvals))
 
-    def offer(self, live: LiveProcess) -> None:
-        """A turn is open: it may be told what waits for it."""
-        self._tasks.start_soon(self._offer_again, live)
-
-    def _is_gone_conversation(self, ended: Ended) -> bool:
-        """Whether the conversation was not there, and a new one will do."""
-        is_missing = ended.error is not None and ended.error.code == RESUME_NOT_FOUND
-        return is_missing and self._may_begin_anew
-
     async def begun(self, live: LiveProcess, took: str | None) -> RunId:
         """The run of a turn that has begun. One that is not ours yet is for a follow-up that the
         CLI kept for later, or for nobody."""
@@ -446,18 +403,23 @@ class Seat:
             if before and not before.is_over:
                 return before.id
             was_held = self.is_held
-            claim = await self._claim_for(live, took)
+            self._unseated = self._unseated or await self._claim_for(live, took)
+            claim = self._unseated
             if claim is not None:
                 runner = self._runner(claim, await self._create(claim, {}))
                 runner.go_on_from(live, before)
+                self._again, self._unseated = None, None
                 self._sit(claim, runner)
                 live.offers.open.pop(claim.item.id, None)
-                if not was_held:
-                    self._manner.woken(self)
+                self._tell_begun(claim.item, was_held=was_held)
                 return runner.id
         # An item was started at the same moment: it will sit down, and this comes before it.
         await self._seated.wait()
         return self._running().id
+
+    def _tell_begun(self, item: Item, *, was_held: bool) -> None:
+        if not was_held or item.kind == "self":
+            self._manner.begun(self, was_held=was_held)
 
     async def _claim_for(self, live: LiveProcess, took: str | None) -> Claim | None:
         unasked = Message(self.agent.id, "", kind="self")
@@ -465,7 +427,7 @@ class Seat:
             offer = ItemId(took) if took in live.offers.open else None
             return await self._store.go_on(self._running().claim, offer or unasked)
         try:
-            return await self._store.wake(self._held(), unasked)
+            return await self._store.wake(self.hold, unasked)
         except ChangeRefused:
             return None
 
@@ -475,7 +437,7 @@ class Seat:
             run, agent.id, claim.item.id, agent.provider, self._clock.now(), agent.model,
             metadata=metadata,
         )  # fmt: skip
-        await self._store.change(claim, run, created)
+        await self.write(lambda: self._store.change(claim, run, created), "start")
         return run
 
     # -- what others want
@@ -483,27 +445,55 @@ class Seat:
     async def called(self, call: Call) -> None:
         """Somebody wants something of the run, or of what was offered to it."""
         runner, live = self.runner, self.live
-        if runner is None or live is None or self._calling.locked():
+        if runner is None:
             return
-        async with self._calling:
-            if runner.claim.item.id in call.cancelled:
-                await runner.stop("user_stop")
-            for item in set(call.cancelled) & live.offers.open.keys():
-                await live.offers.take_back(item)
-            if call.has_steerable:
-                await live.offers.take()
+        if runner.claim.item.id in call.cancelled:
+            await runner.stop("user_stop")
+        if live is None:
+            return
+        for item in set(call.cancelled) & live.offers.open.keys():
+            await live.offers.take_back(item)
+        if call.has_steerable:
+            self.offer(live)
+
+    async def stop(self, reason: StopReason) -> None:
+        """End what runs, and begin nothing more."""
+        self._stopping = reason
+        if self.runner:
+            await self.runner.stop(reason)
+
+    def offer(self, live: LiveProcess) -> None:
+        """A turn is open, or there is something to offer: it may be told what waits for it."""
+        self._tasks.start_soon(self._offer, live)
+
+    async def _offer(self, live: LiveProcess) -> None:
+        try:
+            if not is_early(self, live):
+                await live.offers.look()
                 live.tell_change()
+        except (LeaseLost, ChangeRefused, KeeperGone):
+            # The run has ended meanwhile, or is not ours: the record tells what became of it.
+            return
+        except StoreFailed as error:
+            if not await self.failed(error):
+                raise
 
-    async def failed(self, error: StoreFailed) -> bool:
-        return self._manner.is_patient and error.retryable
+    # -- a record that cannot be written
 
-    async def _written(self, verb: Callable[[], Awaitable[Answer]]) -> Answer:
-        return await written(verb, self.failed)
+    async def failed(self, error: StoreFailed, phase: RecordPhase = "append") -> bool:
+        """Whether to try again later."""
+        if not self._manner.is_patient or not error.retryable:
+            return False
+        self._trouble.note(error, phase, self.runner.id if self.runner else None)
+        return True
+
+    async def write(self, verb: Callable[[], Awaitable[Answer]], phase: RecordPhase) -> Answer:
+        answer = await written(verb, lambda error: self.failed(error, phase))
+        if self._trouble.notes and self.live and self.live.driver:
+            with suppress(StoreFailed):
+                await self._trouble.tell(self.live.recorder)
+        return answer
 
     def _running(self) -> Runner:
         assert self.runner
         return self.runner
-
-    def _held(self) -> Hold:
-        assert self._hold
-        return self._hold

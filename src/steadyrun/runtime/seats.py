@@ -3,16 +3,17 @@
 One task looks at all clocks, and one hears what others want: a run costs nothing for them.
 """
 
-import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
-from steadyrun.errors import KeeperGone, LeaseLost
+from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, StoreFailed
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.runtime.around import Surroundings
-from steadyrun.runtime.runner import Deed, Runner
+from steadyrun.runtime.facts import bug, fact
+from steadyrun.runtime.runner import Deed
 from steadyrun.runtime.seat import Seat
 from steadyrun.tasks import task_group
 
@@ -52,34 +53,42 @@ class Seats:
             tasks.start_soon(self._hear_calls, tasks)
 
     async def _look_at_clocks(self, tasks: TaskGroup) -> None:
-        clock = self._around.clock
-        last = clock.monotonic()
+        # Whether we come late is told by the time that we sleep by.
+        last = anyio.current_time()
         while True:
             await anyio.sleep(_TICK_SECONDS)
-            now = clock.monotonic()
-            late = now - last - _TICK_SECONDS
-            last = now
-            for runner in self._runners():
-                if late > _LATE_SECONDS:
+            late, last = anyio.current_time() - last - _TICK_SECONDS, anyio.current_time()
+            now = self._around.clock.monotonic()
+            for seat in self:
+                runner = seat.runner
+                if runner and late > _LATE_SECONDS:
                     runner.shift(late)
-                for deed in runner.due(now):
-                    tasks.start_soon(_done, deed)
-
-    def _runners(self) -> list[Runner]:
-        return [seat.runner for seat in self if seat.runner]
+                for deed in runner.due(now) if runner else ():
+                    tasks.start_soon(_done, seat, deed)
 
     async def _hear_calls(self, tasks: TaskGroup) -> None:
         store, holder = self._around.store, self._around.holder
         with store.hints.watch(None, of_events=False) as watch:
             while True:
-                for call in await store.calls(holder) if self._seats else ():
+                try:
+                    calls = await store.calls(holder) if self._seats else []
+                except StoreFailed as error:
+                    # Nothing is lost by this: it is asked again.
+                    fact("store.failed", phase="calls", code=error.code)
+                    calls = []
+                for call in calls:
                     seat = self._seats.get(call.agent)
                     if seat:
-                        tasks.start_soon(_done, lambda seat=seat, call=call: seat.called(call))
+                        deed = partial(seat.called, call)
+                        tasks.start_soon(_done, seat, deed)
                 await watch.wait()
 
 
-async def _done(deed: Deed) -> None:
-    # Somebody else has the lane, or will find out what became of the process.
-    with contextlib.suppress(LeaseLost, KeeperGone):
+async def _done(seat: Seat, deed: Deed) -> None:
+    try:
         await deed()
+    except (LeaseLost, KeeperGone, ChangeRefused):
+        # Somebody else has the lane, the run is over, or others will find out what became of it.
+        return
+    except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
+        bug(error, agent=seat.agent.name)

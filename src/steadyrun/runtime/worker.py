@@ -11,14 +11,16 @@ from datetime import datetime, timedelta
 import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
+from msgspec.structs import replace
 
-from steadyrun.errors import LeaseLost, SteadyrunError, StoreFailed
+from steadyrun.errors import LeaseLost, NotFound, SteadyrunError, StoreFailed
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim, Item
+from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Run
-from steadyrun.runtime.again import Again, verdict
+from steadyrun.runtime.again import Again, carried, verdict
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Bridge, Order
 from steadyrun.runtime.facts import bug, fact
@@ -29,18 +31,21 @@ from steadyrun.runtime.seats import Seats
 from steadyrun.runtime.slots import Slots
 from steadyrun.store import FALLBACK_POLL_SECONDS, Lost, Started, Watch
 
-# A process that has printed so much is not kept: whoever takes over would have to read it.
-_MOST_JOURNAL = 64 * 1024 * 1024
 _TICK_SECONDS = 1.0
 
 
 class Room(Struct, frozen=True):
-    """How much may there be at a time, and how long may it wait?"""
+    """How much may there be at a time, and how long may it wait?
+
+    `idle_seconds` of 0 is for ever. A process that has printed `journal_bytes` is not kept: whoever
+    takes over would have to read them.
+    """
 
     runs: int = 5
     runs_of: Mapping[str, int] = {}
     processes: int = 5
     idle_seconds: float = 300.0
+    journal_bytes: int = 64 * 1024 * 1024
 
 
 class Worker:
@@ -110,36 +115,52 @@ class Worker:
         return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
 
     def _begin(self, started: Started) -> None:
-        agent = started.agent
+        agent, claim = started.agent, started.claim
         seat = self._seats.of(agent.id)
-        if seat is None:
+        if seat is None or seat.hold.fence != claim.fence:
+            # One that is about to leave has let go of the lane before.
             seat = self._seat(agent)
         seat.agent = agent
-        seat.begin(started.claim, started.run)
-        self._see_to(seat)
+        seat.begin(claim, started.run)
+        self._see_to(seat, started.before)
 
     async def take(self, lost: Lost, credit: timedelta) -> None:
         """Go on with what a holder that is gone has left of a lasting agent; so much of the time
         since does not count."""
-        seat, hold = self._seat(lost.agent), lost.hold
-        process = lost.processes[-1] if lost.processes else None
-        fact("lane.reaped", agent=lost.agent.name, fence=hold.fence)
-        if process:
-            fact("process.adopted", agent=lost.agent.name, process=process.id)
+        agent, hold = lost.agent, lost.hold
+        fact("lane.reaped", agent=agent.name, fence=hold.fence)
+        process = await self._found(lost)
         if isinstance(hold, Claim):
-            run = lost.run or await self._run_of(hold, lost.agent)
+            run = lost.run or await self._run_of(hold, agent)
+            seat = self._seat(agent)
             seat.take_up(hold, run, process, credit=credit)
             self._see_to(seat)
         elif process:
-            seat.take_up(hold, None, process)
+            self._seat(agent).take_up(hold, None, process)
         else:
-            self._seats.remove(seat)
             await self._store.let_go(hold)
+
+    async def _found(self, lost: Lost) -> Process | None:
+        """The process that was left, if it ever was started."""
+        found = None
+        for process in lost.processes:
+            try:
+                await self._around.drivers.told(process)
+            except NotFound:
+                await self._store.close_process(lost.hold, process.id)
+            else:
+                fact("process.adopted", agent=lost.agent.name, process=process.id)
+                found = process
+        return found
 
     async def _run_of(self, claim: Claim, agent: Agent) -> Run:
         """Its holder was killed before there was one."""
         run, now = self._around.ids.run(), self._clock.now()
-        return await self._store.change(claim, run, self._created(run, agent, claim.item, now))
+        created = self._created(run, agent, claim.item, now)
+        if claim.item.before:
+            before = await self._store.run(claim.item.before)
+            created = replace(created, metadata={**created.metadata, **carried(before)})
+        return await self._store.change(claim, run, created)
 
     def _seat(self, agent: Agent) -> Seat:
         seat = Seat(self._around, agent, self, self._tasks)
@@ -148,43 +169,51 @@ class Worker:
 
     # -- running them
 
-    def _see_to(self, seat: Seat) -> None:
+    def _see_to(self, seat: Seat, before: Run | None = None) -> None:
         self.slots.take(seat.agent.id, seat.agent.provider)
-        self._tasks.start_soon(self._work, seat)
+        self._tasks.start_soon(self._work, seat, before)
 
-    async def _work(self, seat: Seat) -> None:
+    async def _work(self, seat: Seat, before: Run | None) -> None:
         agent = seat.agent
         runner = seat.runner
         assert runner
         fact("run.started", agent=agent.name, run=runner.id, item=runner.claim.item.id)
         try:
+            if before and (more := carried(before)):
+                run, now = runner.id, self._clock.now()
+                created = self._created(run, agent, runner.claim.item, now)
+                created = replace(created, metadata=more)
+                claim = runner.claim
+                await seat.write(lambda: self._store.change(claim, run, created), "start")
             await seat.work()
         except LeaseLost as error:
             fact("lease.lost", agent=agent.name, fence=error.fence)
-            self._seats.remove(seat)
+            seat.leave_behind()
         except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
-            bug(error, agent=agent.name)
-            await self._give_up(seat, error)
+            await self.broken(seat, error)
         finally:
-            self.slots.leave(agent.id)
+            # The next item of the agent may have come already: then its run has the slot.
+            if self._seats.of(agent.id) is not seat or not seat.is_held:
+                self.slots.leave(agent.id)
             self.ring()
 
-    async def _give_up(self, seat: Seat, error: Exception) -> None:
-        """Something is broken: end the run and its process, so that the agent can go on."""
-        self._seats.remove(seat)
+    async def broken(self, seat: Seat, error: Exception) -> None:
+        """End the run and its process, so that the agent can go on."""
+        bug(error, agent=seat.agent.name)
         code = error.code if isinstance(error, SteadyrunError) else "internal"
         ended = Finished(
             self._clock.now(), "failed", error=ErrorFact(code, "steadyrun itself has failed")
         )
         try:
             await seat.give_up(ended)
-        except SteadyrunError as failed:
+        except Exception as failed:  # noqa: BLE001 (whatever it is, the others go on)
             bug(failed, agent=seat.agent.name)
+            seat.leave_behind()
 
     # -- the manner of a seat
 
-    async def order(self, seat: Seat, runner: Runner, *, is_fresh: bool) -> Order:
-        return await self._bridge.order(seat, runner, is_fresh=is_fresh)
+    async def order(self, seat: Seat, runner: Runner, *, again: Again | None) -> Order:
+        return await self._bridge.order(seat, runner, again=again)
 
     async def make_room(self, seat: Seat) -> None:
         """Close whoever has waited longest, as long as there are too many."""
@@ -193,14 +222,17 @@ class Worker:
             if not waiting:
                 return
             fact("process.evicted", agent=waiting[0].agent.name)
-            await waiting[0].leave()
+            await self.close(waiting[0])
 
     def keeps(self, seat: Seat) -> bool:
         live = seat.live
-        if live is None or self.is_draining or live.is_closing:
+        if live is None or self.is_draining or not live.serves_many:
             return False
-        is_small = live.recorder.offset < _MOST_JOURNAL
-        return seat.serves_many and is_small and len(self._alive(but=seat)) < self.room.processes
+        if live.has_background:
+            # Whoever closes it ends what it still does.
+            return True
+        is_small = live.recorder.offset < self.room.journal_bytes
+        return is_small and len(self._alive(but=seat)) < self.room.processes
 
     async def again(self, seat: Seat, run: Run, *, was_told: bool) -> Again | None:
         fact("run.ended", agent=seat.agent.name, run=run.id, status=run.status)
@@ -208,11 +240,11 @@ class Worker:
         assert runner
         gate = closed_by(run, self._clock.now())
         if gate is not None:
-            await self._store.set_gate(gate)
+            await seat.write(lambda: self._store.set_gate(gate), "settle")
             fact("gate.closed", provider=gate.provider, until=str(gate.closed_until))
-            await self._look_at_gates()
+            self._opens_at = None
         item = await self._store.item(runner.claim.item.id)
-        found = None if self.is_draining else verdict(run, item, was_told=was_told)
+        found = verdict(run, item, was_told=was_told)
         if found:
             fact("run.retried", agent=seat.agent.name, run=run.id, why=found.why)
         return found
@@ -224,10 +256,13 @@ class Worker:
             self.slots.step_back(seat.agent.id)
         self.ring()
 
-    def woken(self, seat: Seat) -> None:
-        self.slots.take(seat.agent.id, seat.agent.provider)
-        self._tasks.start_soon(self._work, seat)
+    def begun(self, seat: Seat, *, was_held: bool) -> None:
+        if not was_held:
+            self._see_to(seat)
         self._tasks.start_soon(self._stop_unwanted, seat)
+
+    def settled(self, seat: Seat, item: Item) -> None:
+        fact("item.settled", agent=seat.agent.name, item=item.id, status=item.status)
 
     def left(self, seat: Seat) -> None:
         self._seats.remove(seat)
@@ -235,16 +270,22 @@ class Worker:
 
     async def _stop_unwanted(self, seat: Seat) -> None:
         """A turn that nobody asked for is not for an agent that shall do nothing."""
-        runner, now = seat.runner, self._clock.now()
-        is_paused = (await self._store.lane(seat.agent.id)).is_paused
-        is_closed = any(
-            gate.provider == seat.agent.provider and not gate.is_open(now)
-            for gate in await self._store.gates()
-        )
-        if runner and (is_paused or is_closed):
-            why = "the agent is paused" if is_paused else "its provider is closed"
-            with suppress(LeaseLost):
+        runner = seat.runner
+        try:
+            why = await self._unwanted(seat.agent)
+            if runner and why:
                 await runner.stop("policy", why)
+        except LeaseLost:
+            return
+        except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
+            bug(error, agent=seat.agent.name)
+
+    async def _unwanted(self, agent: Agent) -> str | None:
+        if (await self._store.lane(agent.id)).is_paused:
+            return "the agent is paused"
+        now = self._clock.now()
+        gates = [gate for gate in await self._store.gates() if gate.provider == agent.provider]
+        return None if all(gate.is_open(now) for gate in gates) else "its provider is closed"
 
     def _alive(self, *, but: Seat) -> list[Seat]:
         return [each for each in self._seats if each.live and each is not but]
@@ -260,16 +301,20 @@ class Worker:
         while True:
             await anyio.sleep(_TICK_SECONDS)
             limit = self._clock.monotonic() - self.room.idle_seconds
-            for seat in [each for each in self._waiting() if each.idle_since < limit]:
-                await self.close(seat)
+            for seat in self._waiting() if self.room.idle_seconds else ():
+                if seat.idle_since < limit:
+                    self._tasks.start_soon(self.close, seat)
 
     async def close(self, seat: Seat) -> None:
         """Close a process that waits."""
         fact("process.closed", agent=seat.agent.name)
         try:
             await seat.leave()
-        except SteadyrunError as error:
-            bug(error, agent=seat.agent.name)
+        except LeaseLost as error:
+            fact("lease.lost", agent=seat.agent.name, fence=error.fence)
+            seat.leave_behind()
+        except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
+            await self.broken(seat, error)
 
     async def _look_at_gates(self) -> None:
         self._opens_at = next_opening(await self._store.gates(), self._clock.now())
@@ -299,8 +344,7 @@ class Worker:
         self.is_draining = True
         async with anyio.create_task_group() as tasks:
             for seat in self._held():
-                if seat.runner:
-                    tasks.start_soon(seat.runner.stop, "shutdown")
+                tasks.start_soon(seat.stop, "shutdown")
         while self._held():
             await self._quiet.wait()
         await self.close_waiting()

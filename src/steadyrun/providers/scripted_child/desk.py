@@ -71,6 +71,10 @@ class Desk:
     def give_back(self, offer: str, reason: str) -> None:
         say("returned", offer=offer, text=self.offers.pop(offer), reason=reason)
 
+    def tell_background(self) -> None:
+        """Say how many turns of our own are to come."""
+        say("background", open=len(self.self_turns))
+
     def _take(self, told: Args) -> None:
         match told["type"]:
             case "hello":
@@ -108,7 +112,9 @@ class Desk:
             offer = next(iter(self.offers))
             return Turn(offer, "offer", self.offers.pop(offer))
         if self._patience(idle_since) == 0 and self.wire.is_open:
-            return Turn(self.name("self"), "self", steps=self.self_turns.pop(0)[1])
+            turn = Turn(self.name("self"), "self", steps=self.self_turns.pop(0)[1])
+            self.tell_background()
+            return turn
         return None
 
     def _patience(self, idle_since: float) -> float | None:

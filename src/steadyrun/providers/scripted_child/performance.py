@@ -267,6 +267,7 @@ class Performance:
 
     def do_self_turn(self, args: Args) -> None:
         self.desk.self_turns.append((args["after"], args["steps"]))
+        self.desk.tell_background()
 
     def do_background(self, args: Args) -> None:
         pid = os.fork()

@@ -1,0 +1,256 @@
+"""A team at work: a daemon in this process, real keepers, scripted CLIs.
+
+async with working(tmp_path) as team:
+    ada = await team.hire("ada")
+    item = await team.settled(await team.send(ada, says("hello")))
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from steadyrun import keeper
+from steadyrun.assemble.runtime import open_runtime
+from steadyrun.clock import Clock
+from steadyrun.config import load
+from steadyrun.model import event as ev
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import StoredEvent
+from steadyrun.model.ids import AgentId, ItemId
+from steadyrun.model.item import Item, Message
+from steadyrun.model.run import Run
+from steadyrun.providers.keeping import read_sent
+from steadyrun.runtime.around import Surroundings
+from steadyrun.runtime.daemon import Daemon
+from steadyrun.runtime.worker import Room
+from steadyrun.store import Store
+from steadyrun.stores.sqlite import SqliteStore
+from steadyrun.tasks import task_group
+from tests.children.keeper_driver import eventually
+from tests.stage import left_behind
+
+PATIENCE_SECONDS = 40.0
+KEY = b"k" * 32
+ALL = 100_000
+USUAL = Room()
+
+Event = TypeVar("Event")
+
+
+def script(*steps: object) -> str:
+    return "script:" + msgspec.json.encode(steps).decode()
+
+
+def says(text: str) -> str:
+    return script({"text": text})
+
+
+class Gates:
+    """Files that a script waits for."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def until(self, name: str) -> dict[str, str]:
+        """The step that waits for it."""
+        return {"until": str(self._place / f"gate-{name}")}
+
+    def open(self, name: str) -> None:
+        (self._place / f"gate-{name}").touch()
+
+
+@dataclass
+class Team:
+    """A home with a daemon in it, and what a person would do there."""
+
+    place: Path
+    around: Surroundings
+    daemon: Daemon
+    gates: Gates = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gates = Gates(self.place)
+
+    @property
+    def store(self) -> Store:
+        return self.around.store
+
+    async def hire(self, name: str, provider: str = "scripted", **fields: Any) -> AgentId:
+        home = self.place / name
+        home.mkdir(exist_ok=True)
+        agent = Agent(self.around.ids.agent(), name, (provider,), str(home))
+        await self.store.add_agent(msgspec.structs.replace(agent, **fields))
+        return agent.id
+
+    async def change(self, agent: AgentId, **fields: Any) -> None:
+        was = await self.store.agent(agent)
+        await self.store.set_agent(msgspec.structs.replace(was, **fields), was=was)
+
+    async def send(self, agent: AgentId, text: str, **fields: Any) -> ItemId:
+        return (await self.store.accept(Message(agent, text, **fields))).item.id
+
+    async def done(self, agent: AgentId, text: str, **fields: Any) -> Item:
+        """An item that was sent and is settled."""
+        return await self.settled(await self.send(agent, text, **fields))
+
+    async def settled(self, item: ItemId) -> Item:
+        agent = (await self.store.item(item)).agent
+        await self.until(agent, self._is_settled(item))
+        return await self.store.item(item)
+
+    def _is_settled(self, item: ItemId) -> Callable[[], Awaitable[bool]]:
+        async def is_it() -> bool:
+            return (await self.store.item(item)).is_settled
+
+        return is_it
+
+    async def until(self, agent: AgentId | None, is_it: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for what the store will say of an agent, or of all."""
+        with self.store.hints.watch(agent) as watch:
+            while not await is_it():
+                await watch.wait(0.5)
+
+    async def until_lane(self, agent: AgentId, status: str) -> None:
+        async def is_it() -> bool:
+            return (await self.store.lane(agent)).status == status
+
+        await self.until(agent, is_it)
+
+    async def until_told(self, agent: AgentId, kind: type[ev.Event], count: int = 1) -> None:
+        """So many events of a kind are in the agent's record."""
+
+        async def is_it() -> bool:
+            return len(await self.of(agent, kind)) >= count
+
+        await self.until(agent, is_it)
+
+    async def until_said(self, agent: AgentId, text: str) -> None:
+        async def is_it() -> bool:
+            return text in await self.texts(agent)
+
+        await self.until(agent, is_it)
+
+    async def until_idle(self, agent: AgentId) -> None:
+        """Nothing runs, and nothing is queued."""
+
+        async def is_it() -> bool:
+            lane = await self.store.lane(agent)
+            return lane.status in {"idle", "warm"} and not lane.queued
+
+        await self.until(agent, is_it)
+
+    async def runs(self, agent: AgentId) -> list[Run]:
+        """In the order in which they were begun."""
+        return sorted(await self.store.runs(agent), key=lambda run: run.id)
+
+    async def events(self, agent: AgentId) -> list[StoredEvent]:
+        return await self.store.last_events(agent=agent, limit=ALL)
+
+    async def of(self, agent: AgentId, kind: type[Event]) -> list[Event]:
+        return [seen.event for seen in await self.events(agent) if isinstance(seen.event, kind)]
+
+    async def texts(self, agent: AgentId) -> list[str]:
+        return [each.text for each in await self.of(agent, ev.TextFinal)]
+
+    async def notes(self, agent: AgentId) -> list[str]:
+        return [each.text for each in await self.of(agent, ev.Note)]
+
+    async def process_of(self, agent: AgentId) -> str:
+        [process] = await self.store.open_processes(agent)
+        return process.id
+
+
+def begun(place: Path) -> list[tuple[str, str]]:
+    """Every turn that any process of this home was told: the run and the text, in order."""
+    found = []
+    for directory in (place / "home" / "processes").glob("*"):
+        for frame in read_sent(directory, 0):
+            if frame.key.startswith("begin:"):
+                text = msgspec.json.decode(frame.raw)["text"]
+                found.append((frame.key.removeprefix("begin:"), text))
+    return sorted(found)
+
+
+def times_told(place: Path, words: str) -> int:
+    return sum(words in text for _, text in begun(place))
+
+
+def cli_of(process: str) -> int:
+    """The CLI itself: the oldest of what carries its mark."""
+    return min(keeper.marked(process))
+
+
+async def wait_for(ask: Callable[[], Any], what: str) -> None:
+    await anyio.to_thread.run_sync(eventually, ask, what)
+
+
+class Facts(logging.Handler):
+    """What an operator would read meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.told: list[tuple[str, dict[str, Any]]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append((record.getMessage(), getattr(record, "fields", {})))
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [fields for each, fields in self.told if each == name]
+
+
+@contextmanager
+def facts() -> Iterator[Facts]:
+    """The facts of this process; none of them may be a bug."""
+    log, found = logging.getLogger("steadyrun"), Facts()
+    level = log.level
+    log.addHandler(found)
+    log.setLevel(logging.INFO)
+    try:
+        yield found
+        assert found.of("bug") == []
+    finally:
+        log.removeHandler(found)
+        log.setLevel(level)
+
+
+@asynccontextmanager
+async def working(
+    place: Path,
+    room: Room = USUAL,
+    *,
+    config: str = "",
+    clock: Clock | None = None,
+    patience: float | None = None,
+    **limits: float | None,
+) -> AsyncIterator[Team]:
+    """A daemon at work, stopped in the end; nothing may be left running behind it."""
+    home = place / "home"
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(config)
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
+    settings = load(home=home, cwd=place, environ=environ)
+    with anyio.fail_after(PATIENCE_SECONDS), facts():
+        async with (
+            open_runtime(settings, kind="daemon", machine="here") as usual,
+            task_group() as tasks,
+        ):
+            around = replace(usual, limits=msgspec.structs.replace(usual.limits, **limits))
+            around = replace(around, clock=clock or around.clock)
+            if patience is not None:
+                around = replace(
+                    around, store=await SqliteStore.open(home, patience_seconds=patience)
+                )
+            daemon = Daemon(around, tasks, room=room, key=KEY)
+            await daemon.recover()
+            tasks.start_soon(daemon.serve)
+            yield Team(place, around, daemon)
+            await daemon.stop(drain_seconds=10, keep=False)
+            tasks.cancel_scope.cancel()
+    assert left_behind(place) == []
