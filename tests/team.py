@@ -214,7 +214,7 @@ def facts() -> Iterator[Facts]:
     log.setLevel(logging.INFO)
     try:
         yield found
-        assert found.of("bug") == []
+        assert not found.of("bug"), found.of("bug")
     finally:
         log.removeHandler(found)
         log.setLevel(level)
@@ -253,4 +253,4 @@ async def working(
             yield Team(place, around, daemon)
             await daemon.stop(drain_seconds=10, keep=False)
             tasks.cancel_scope.cancel()
-    assert left_behind(place) == []
+    assert not (left := left_behind(place)), left

@@ -338,9 +338,9 @@ class Driver(Protocol):
     def has_told(self, turn: Turn) -> bool:
         """Whether this turn was told to the process, by this driver or an earlier one."""
 
-    async def begin(self, turn: Turn) -> bool:
-        """Shake hands, wait until it is ready, tell the turn. Telling it twice is once: False if
-        it had been told before."""
+    async def begin(self, turn: Turn, *, is_wanted: Callable[[], bool] = ...) -> bool:
+        """Shake hands, wait until it is ready, tell the turn if it is still wanted. Twice told is
+        once: False if it had been told before."""
 
     async def steer(self, offer: Offer) -> Refused | None:
         """Offer a message to the open turn; events tell what becomes of it."""

@@ -8,7 +8,7 @@ last saved state, and only what is not in the record yet is passed on.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -117,7 +117,7 @@ class ProcessDriver:
 
     # -- verbs
 
-    async def begin(self, turn: Turn) -> bool:
+    async def begin(self, turn: Turn, *, is_wanted: Callable[[], bool] = lambda: True) -> bool:
         if "multi_turn" not in self._dialect.abilities:
             return False
         async with self._speaking():
@@ -126,6 +126,8 @@ class ProcessDriver:
         while not self._has_begun(turn):
             changed = self._changed
             async with self._speaking():
+                if not is_wanted():
+                    return False
                 if self._dialect.is_ready:
                     sends = self._dialect.begin(turn)
                     if not sends or not await self._send_all(sends):

@@ -103,7 +103,7 @@ class Runner:
             # From here on a word is due; of whom we have taken over, only if we tell the turn.
             self._told_at = None if self.is_adopted else self._clock.monotonic()
             self._look_at = 0.0
-            return await driver.begin(turn)
+            return await driver.begin(turn, is_wanted=lambda: self.stopped is None)
 
         is_told = await live.say(begin)
         if is_told or not self.is_adopted:
