@@ -311,7 +311,8 @@ class Store(Protocol):
         """Run the claim's item once more, under the same claim. Its run must have ended; it is the
         one `before` now. `spends`: this counts as one of the item's tries.
 
-        What the run absorbed and what it was offered is queued again, `returned`. An item that was
+        What the run absorbed and what it was offered is queued again, `returned`. An item that had
+        begun as a follow-up of its own is told like any other from now on. An item that was
         asked to stop is not run again: `ChangeRefused`.
         """
 

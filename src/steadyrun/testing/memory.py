@@ -227,7 +227,8 @@ class MemoryStore(MemoryReads):
                 if other.id != item.id:
                     rows.requeue(t, other, self._clock.now())
             counts = {"attempt": item.attempt + 1, "tries": item.tries + spends}
-            t.items[item.id] = rows.altered(item, before=run.id, run=None, **counts)
+            again = rows.altered(item, before=run.id, run=None, delivery="none", **counts)
+            t.items[item.id] = again
             return Claim(claim.agent, claim.holder, claim.fence, t.items[item.id])
 
     async def settle(

@@ -184,7 +184,8 @@ def is_main(item: Item) -> bool:
 
 _AGAIN = f"""
     UPDATE items
-    SET attempt = attempt + 1, tries = tries + :spends, run_id = NULL, before_run = run_id
+    SET attempt = attempt + 1, tries = tries + :spends, run_id = NULL, before_run = run_id,
+        delivery = 'none'
     WHERE item_id = :item
     RETURNING {ITEM_COLUMNS}
 """  # noqa: S608

@@ -66,6 +66,22 @@ async def check_what_came_with_the_run_is_back_in_its_place(harness: StoreHarnes
     assert [item.id for item in taken] == [later[3].id]
 
 
+async def check_an_own_turn_is_told_when_it_is_run_again(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, scene, claim = working.store, working.scene, working.claim
+    await scene.send("later")
+    [later] = await store.take(claim)
+    await store.change(claim, working.run, scene.ended("completed"))
+    own = await store.go_on(claim, later.id)
+    run = await scene.begin(own)
+    await store.change(own, run, scene.ended("failed"))
+
+    again = await store.again(own, spends=True)
+
+    assert own.item.delivery == "own_turn"
+    assert (again.item.id, again.item.delivery) == (later.id, "none")
+
+
 async def check_only_what_has_ended_is_run_again(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     store = scene.store
