@@ -8,6 +8,7 @@ SteadyrunError
         AbilityMissing           this provider cannot do that
         RecordingInvalid         a file that shall be replayed is no recording
         LaunchFailed             the provider's program could not be started
+            KeeperFailed             what was to start it ended before; try again
         MessageTooLong           a message has more bytes than one may have
         FileUnusable             a file that is needed cannot be used as it is
     NotFound                 look the name up; nothing was changed                     exit 3
@@ -151,6 +152,16 @@ class LaunchFailed(Usage):
             hint = hint.replace("Install it", f"Install it ({install})")
         super().__init__(f"cannot start {program}: {problem}", hint=hint)
         self.program, self.reason, self.problem = program, code, problem
+
+
+class KeeperFailed(LaunchFailed):
+    """Whoever was to start the program has ended before: it was not the program that failed."""
+
+    code = "keeper_failed"
+    retryable = True
+
+    def __init__(self, program: str, *, problem: str) -> None:
+        super().__init__(program, code="failed", problem=f"the keeper did not start: {problem}")
 
 
 class MessageTooLong(Usage):

@@ -91,6 +91,14 @@ def test_the_end_of_a_process_as_the_providers_tell_it_is_a_crash() -> None:
     assert again.why == "crash"
 
 
+def test_a_keeper_that_did_not_start_is_started_again_at_no_cost() -> None:
+    again = verdict(ended(code="keeper_failed"), replace(ITEM, on_lost="fail"), was_told=False)
+
+    assert again is not None
+    assert (again.why, again.spends) == ("crash", False)
+    assert verdict(ended(code="launch_failed"), ITEM, was_told=False) is None
+
+
 @pytest.mark.parametrize(
     ("run", "why"),
     [

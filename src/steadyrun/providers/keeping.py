@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun import keeper
-from steadyrun.errors import KeeperGone, LaunchFailed, LeaseLost
+from steadyrun.errors import KeeperFailed, KeeperGone, LaunchFailed, LeaseLost
 from steadyrun.model.frame import Frame
 from steadyrun.model.ids import HolderId
 from steadyrun.provider import Exit, LaunchRequest, Rung
@@ -93,8 +93,7 @@ def _start(spec: Spec) -> dict[str, Any]:
         )
         return msgspec.json.decode(done.stdout, type=dict[str, Any])
     except (subprocess.TimeoutExpired, OSError, msgspec.DecodeError) as error:
-        problem = f"the keeper did not start: {error}"
-        raise LaunchFailed(spec.argv[0], code="failed", problem=problem) from error
+        raise KeeperFailed(spec.argv[0], problem=str(error)) from error
 
 
 class Link(asyncio.Protocol):

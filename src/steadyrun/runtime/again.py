@@ -17,6 +17,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from steadyrun.errors import KeeperFailed
 from steadyrun.model.item import Item
 from steadyrun.model.run import Metadata, Run, StopReason
 from steadyrun.provider import RESUME_NOT_FOUND
@@ -44,6 +45,7 @@ _BY_REASON: Mapping[StopReason, Why] = {
 _BY_CODE: Mapping[str, Why] = {
     "exited": "crash",
     "start_failed": "crash",
+    KeeperFailed.code: "crash",
     RESUME_NOT_FOUND: "conversation",
     "resume_corrupt": "conversation",
     CONVERSATION_CORRUPT: "conversation",
@@ -90,6 +92,15 @@ def carried(before: Run) -> Metadata:
     """What the next run of an item that was queued again takes over from the one `before`."""
     known = before.metadata.get(METADATA_KEY)
     return {} if known is None else {METADATA_KEY: known}
+
+
+def begins_anew(run: Run) -> bool:
+    """Whether the run was made to begin a new conversation."""
+    match run.metadata.get(METADATA_KEY):
+        case {"after": "conversation"}:
+            return True
+        case _:
+            return False
 
 
 def _why(run: Run) -> Why | None:
