@@ -42,6 +42,14 @@ def test_a_time_that_cannot_be_is_15_minutes(stated: datetime | None) -> None:
     assert until(stated) == IN_15_MINUTES
 
 
+def test_a_time_that_came_while_nobody_was_there_closes_nothing() -> None:
+    """The run was told of its limit, and whoever hears of that comes back when it is over."""
+    run = ended("rate_limited", NOW + timedelta(seconds=1))
+
+    assert closed_by(run, NOW + timedelta(seconds=1)) is None
+    assert closed_by(run, NOW + timedelta(hours=3)) is None
+
+
 def test_a_run_without_an_error_is_15_minutes() -> None:
     bare = Run(RunId("run_1"), AgentId("agt_1"), None, "codex", NOW, "rate_limited")
 

@@ -13,10 +13,12 @@ LONGEST = timedelta(days=7)
 
 def closed_by(run: Run, now: datetime) -> Gate | None:
     """Closed until the time that the provider has stated, if that can be; None if the run was not
-    rate limited."""
+    rate limited, or the time came while nobody was there to hear of it."""
     if run.status != "rate_limited":
         return None
     stated = run.error.retry_at if run.error else None
+    if stated is not None and run.created_at < stated <= now:
+        return None
     why = f"{run.id} was rate limited"
     if stated is not None and now < stated <= now + LONGEST:
         return Gate(run.provider, closed_until=stated, reason=why)
