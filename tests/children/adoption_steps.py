@@ -7,7 +7,7 @@ A step is what a driver does to the world: a write to the store, a word to the k
 import os
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from steadyrun.model.batch import Batch
@@ -20,13 +20,13 @@ from steadyrun.store import Store
 Answer = TypeVar("Answer")
 
 # The verbs of the store that write for a holder.
-_WRITES = (
+WRITES = (
     "hire", "start", "reap", "change", "open_process", "close_process", "append", "take", "absorb",
     "give_back", "go_on", "settle", "rest", "wake", "let_go", "again", "retire_token", "cancel",
     "set_gate", "remember",
 )  # fmt: skip
 # The verbs of a link; a frame is named by the kind of its key.
-_WORDS = ("claim", "frame", "will", "signal", "eof", "stop")
+WORDS = ("claim", "frame", "will", "signal", "eof", "stop")
 
 
 class Steps:
@@ -52,20 +52,24 @@ class Steps:
             self._seen[f"{when} {name}"] += 1
             nth = self._seen[f"{when} {name}"]
             if self._name == (f"{when} {name}" if nth == 1 else f"{when} {name} {nth}"):
-                os.kill(os.getpid(), signal.SIGKILL)
+                self.strike(f"{when} {name}")
         if self._number == self.passed:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.strike(f"{when} {names[0]}")
+
+    def strike(self, point: str) -> None:
+        """This is the step."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class WatchedStore:
     """The store that it is given, and a step for each verb that writes."""
 
-    def __init__(self, store: Store, steps: Steps) -> None:
-        self._store, self._steps = store, steps
+    def __init__(self, store: Store, steps: Steps, writes: Collection[str] = WRITES) -> None:
+        self._store, self._steps, self._writes = store, steps, writes
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        if name not in _WRITES:
+        if name not in self._writes:
             return found
         return lambda *args, **more: self._steps.take(_named(name, args), found(*args, **more))
 
@@ -74,7 +78,7 @@ def watch_processes(steps: Steps) -> None:
     """Make steps of launching and of every word to a keeper, in this whole process."""
     _watch(steps, KeeperDrivers, "launch", "launch")
     _watch(steps, keeping, "start", "start keeper")
-    for word in _WORDS:
+    for word in WORDS:
         _watch(steps, keeping.Link, word, f"link {word}")
 
 

@@ -1,0 +1,85 @@
+"""What do the agents do while others die around them? Short scripts, each with a mark of its own.
+
+The mark is what the last text of a script says, so that a record tells whose it is.
+"""
+
+from typing import Any
+
+import msgspec
+
+# The last words where a script was not played, because the request came with a notice before it.
+DEMO = "Done. A script answered; no model was asked."
+
+Steps = list[Any]
+
+
+def says(mark: str) -> Steps:
+    return [{"text": mark}]
+
+
+def works(mark: str) -> Steps:
+    tool = {"name": "Read", "output": "x", "seconds": 0.02}
+    return [{"text": f"{mark}-1"}, {"tool": tool}, {"text": mark}]
+
+
+def lasts(mark: str) -> Steps:
+    """What is offered meanwhile is taken in."""
+    return [{"text": f"{mark}-1"}, {"wait": 0.25}, {"text": mark}]
+
+
+def lingers(mark: str) -> Steps:
+    """What is offered in its last step gets a turn of its own."""
+    return [{"text": mark}, {"wait": 0.25}]
+
+
+def asks(mark: str) -> Steps:
+    return [{"approval": {"name": "Write", "output": "written"}}, {"text": mark}]
+
+
+def crashes(mark: str) -> Steps:
+    return [{"text": f"{mark}-1"}, {"crash": 3}]
+
+
+def is_limited(mark: str) -> Steps:
+    return [{"text": f"{mark}-1"}, {"rate_limit": {"resets_in": 0.3}}]
+
+
+def goes_on(mark: str) -> Steps:
+    """At its end it begins a turn that nobody asked for."""
+    return [{"self_turn": {"steps": [{"text": f"{mark}-own"}]}}, {"text": mark}]
+
+
+def wakes(mark: str) -> Steps:
+    """It begins such a turn when nothing has run for a while."""
+    return [{"self_turn": {"steps": [{"text": f"{mark}-own"}], "after": 0.15}}, {"text": mark}]
+
+
+def hangs(mark: str) -> Steps:
+    return [{"text": f"{mark}-1"}, "hang"]
+
+
+def is_deaf(mark: str) -> Steps:
+    return [{"text": f"{mark}-1"}, {"hang": {"ignore_interrupt": True}}]
+
+
+def murmurs(mark: str) -> Steps:
+    """Much that is told and not kept."""
+    return [{"delta": {"pieces": ["y" * 3000] * 3, "seconds": 0.03}}, {"text": mark}]
+
+
+def floods(mark: str) -> Steps:
+    return [{"flood": {"count": 200, "bytes": 200}}, {"text": mark}]
+
+
+def leaves_behind(mark: str) -> Steps:
+    """A process that would outlive it by a minute."""
+    return [{"background": 60}, {"text": mark}]
+
+
+def written(steps: Steps) -> str:
+    return "script:" + msgspec.json.encode(steps).decode()
+
+
+def shell(mark: str, trace: str) -> str:
+    """The same for a shell: it leaves a trace where it was run."""
+    return f"sh -c 'echo {mark} >> {trace}; sleep 0.05; echo {mark}'"

@@ -1,0 +1,372 @@
+"""What is done to a team of agents while their daemon is killed again and again?
+
+A scenario is a home of its own. Everything in it follows from a seed but the moments at which
+processes get their turn.
+"""
+
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from msgspec import Struct
+
+from steadyrun import keeper
+from steadyrun.clock import SystemClock
+from steadyrun.errors import (
+    ChangeRefused,
+    Conflict,
+    DaemonUnreachable,
+    NotFound,
+    RpcFailed,
+    SteadyrunError,
+)
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import AgentId, Ids, ItemId
+from steadyrun.model.item import Followup, Item, Message, OnLost
+from steadyrun.operations import calling, letters
+from steadyrun.operations.agents import AddAgent, ChooseAgents, SetAgent, ShowAgent
+from steadyrun.operations.daemon import Stop
+from steadyrun.operations.items import Send
+from steadyrun.operations.registry import BY_NAME
+from steadyrun.operations.runs import Cancel
+from steadyrun.store import Lane
+from steadyrun.stores.sqlite import SqliteStore
+from tests.chaos import prompts
+from tests.chaos.victims import Victim, Victims
+from tests.children.keeper_driver import parent
+
+CONFIG = """
+[daemon]
+runs = 6
+processes = 3
+idle_seconds = 2.0
+drain_seconds = 20.0
+
+[clocks]
+interrupt_seconds = 1.0
+close_seconds = 2.0
+offer_seconds = 2.0
+approval_seconds = 0.3
+"""
+SCRIPTED = ("ada", "bea", "cem", "dov")
+SHELL = "sol"
+# Whose directory is gone now and then.
+HOMELESS = "eva"
+QUIET_SECONDS = 60.0
+_LOOK_SECONDS = 0.25
+_ON_LOST: tuple[OnLost, ...] = ("resume", "resume", "retry", "fail")
+
+Prompt = Callable[[str], prompts.Steps]
+
+
+@dataclass
+class Sent:
+    """A message that was given away. Without an item nobody knows whether it has arrived."""
+
+    mark: str
+    agent: AgentId
+    text: str
+    on_lost: OnLost = "resume"
+    key: str | None = None
+    item: ItemId | None = None
+    is_cancelled: bool = False
+    # By itself it has no end, or none that is good.
+    is_endless: bool = False
+    may_fail: bool = False
+
+
+@dataclass
+class Scenario:
+    """One home and those who live in it."""
+
+    place: Path
+    seed: int
+    victims: Victims
+    store: SqliteStore
+    dice: random.Random
+    agents: dict[str, AgentId] = field(default_factory=dict)
+    sent: list[Sent] = field(default_factory=list)
+    daemon: Victim | None = None
+
+    @property
+    def home(self) -> Path:
+        return self.place / "home"
+
+    @property
+    def trace(self) -> Path:
+        """Where the shell leaves its traces."""
+        return self.place / "trace"
+
+    @classmethod
+    async def begin(cls, place: Path, seed: int, victims: Victims) -> "Scenario":
+        (place / "home").mkdir(parents=True)
+        (place / "home" / "config.toml").write_text(CONFIG)
+        (place / "work").mkdir()
+        store = await SqliteStore.open(place / "home")
+        # Chance decides what is done, and is to be the same each time.
+        scenario = cls(place, seed, victims, store, random.Random(seed))
+        for name in (*SCRIPTED, SHELL, HOMELESS):
+            await scenario._hire(name)
+        return scenario
+
+    async def _hire(self, name: str) -> None:
+        folder = self.place / name
+        folder.mkdir()
+        provider = "shell" if name == SHELL else "scripted"
+        agent = Agent(Ids(SystemClock().now).agent(), name, (provider,), str(folder))
+        await self.store.add_agent(agent)
+        self.agents[name] = agent.id
+
+    # -- a daemon
+
+    async def up(self, **order: object) -> Victim:
+        """Start a daemon; wait until it answers, unless it is killed before."""
+        self.daemon = await self.victims.start(self.home, **order)
+        await self.daemon.is_up()
+        return self.daemon
+
+    async def call(self, operation: str, given: Struct) -> bool:
+        """Ask the daemon; False if nobody knows what came of it."""
+        try:
+            await calling.call(self.home, BY_NAME[operation], given, seconds=30)
+        except (DaemonUnreachable, RpcFailed):
+            return False
+        except (Conflict, ChangeRefused, NotFound):
+            return True
+        return True
+
+    async def stop_daemon(self) -> None:
+        """Ask it to end; it may be killed over that."""
+        await self.call("daemon.stop", Stop(drain=20.0))
+
+    async def down(self) -> None:
+        """End the daemon as a person would."""
+        assert self.daemon
+        assert await self.call("daemon.stop", Stop(drain=20.0))
+        await self.daemon.end()
+
+    async def run_directly(self, **order: object) -> Victim:
+        """Have a run that is nobody's agent's, by a process that may be killed over it."""
+        prompt = prompts.written(prompts.works("direct"))
+        victim = await self.victims.start(self.home, kind="direct", prompt=prompt, **order)
+        await victim.end()
+        return victim
+
+    # -- messages
+
+    async def send(
+        self,
+        prompt: Prompt,
+        agent: str | None = None,
+        *,
+        on_lost: OnLost | None = None,
+        followup: Followup = "steer",
+        way: str | None = None,
+        is_endless: bool = False,
+        may_fail: bool = False,
+    ) -> Sent:
+        """Send a message by the store, by the socket or by a letter, with a key or without."""
+        dice = self.dice
+        name = agent or dice.choice(SCRIPTED)
+        mark = f"m{len(self.sent)}"
+        text = prompts.written(prompt(mark))
+        if name == SHELL:
+            text = prompts.shell(mark, str(self.trace))
+        chosen = dice.choice(_ON_LOST) if on_lost is None else on_lost
+        key = f"key-{mark}" if dice.random() < 0.5 else None
+        sent = Sent(
+            mark,
+            self.agents[name],
+            text,
+            chosen,
+            key,
+            is_endless=is_endless,
+            may_fail=may_fail,
+        )
+        self.sent.append(sent)
+        if (way or dice.choice(("store", "store", "socket"))) == "socket":
+            await self._send_by_socket(name, sent, followup)
+        else:
+            await self._accept(sent, followup)
+        return sent
+
+    async def _accept(self, sent: Sent, followup: Followup = "steer") -> None:
+        message = Message(
+            sent.agent, sent.text, key=sent.key, on_lost=sent.on_lost, followup=followup
+        )
+        sent.item = (await self.store.accept(message)).item.id
+
+    async def _send_by_socket(self, name: str, sent: Sent, followup: Followup) -> None:
+        """Its answer tells whether it was accepted; with a key it is said again, else it may be
+        lost with whoever was asked."""
+        sent.on_lost = "resume"
+        given = Send(agent=name, text=sent.text, key=sent.key, followup=followup)
+        try:
+            answer = await calling.call(self.home, BY_NAME["item.send"], given, seconds=30)
+            sent.item = ItemId(answer.id)
+        except (DaemonUnreachable, RpcFailed):
+            if sent.key:
+                await self._accept(sent, followup)
+
+    async def leave_letter(self) -> None:
+        """Leave a message for the next daemon."""
+        sent = Sent(f"m{len(self.sent)}", self.agents["ada"], "", key=f"key-m{len(self.sent)}")
+        sent.text = prompts.written(prompts.says(sent.mark))
+        self.sent.append(sent)
+        given = {"agent": "ada", "text": sent.text}
+        ids = Ids(SystemClock().now)
+        assert sent.key
+        await letters.put(self.home, ids, "item.send", given, key=sent.key)
+
+    async def cancel(self, sent: Sent, *, by_socket: bool = False) -> None:
+        if sent.item is None:
+            return
+        sent.is_cancelled = True
+        if by_socket:
+            await self.call("item.cancel", Cancel(id=sent.item, wait_seconds=0.0))
+        else:
+            await self.store.cancel(sent.item)
+
+    # -- what others see
+
+    async def until(
+        self, agent: AgentId, is_so: Callable[[], Awaitable[bool]], seconds: float = 3.0
+    ) -> bool:
+        """Wait for something in an agent's record; False if it does not come."""
+        with anyio.move_on_after(seconds), self.store.hints.watch(agent) as watch:
+            while not await is_so():
+                if self.daemon and self.daemon.is_over:
+                    await self.daemon.end()
+                    return False
+                await watch.wait(_LOOK_SECONDS)
+            return True
+        return False
+
+    async def until_running(self, sent: Sent) -> bool:
+        """Its run has begun."""
+
+        async def is_running() -> bool:
+            item = await self._item(sent)
+            if item is None or item.is_settled:
+                return True
+            return item.run is not None and (await self.store.run(item.run)).status == "running"
+
+        return await self.until(sent.agent, is_running)
+
+    async def until_offered(self, sent: Sent) -> bool:
+        """It was, or comes too late for that."""
+
+        async def is_offered() -> bool:
+            item = await self._item(sent)
+            return item is None or item.delivery != "none" or item.is_settled
+
+        return await self.until(sent.agent, is_offered)
+
+    async def until_delivered(self, sent: Sent, delivery: str) -> bool:
+        async def is_delivered() -> bool:
+            item = await self._item(sent)
+            return item is not None and item.delivery == delivery
+
+        return await self.until(sent.agent, is_delivered)
+
+    async def until_settled(self, sent: Sent) -> bool:
+        async def is_settled() -> bool:
+            item = await self._item(sent)
+            return item is None or item.is_settled
+
+        return await self.until(sent.agent, is_settled)
+
+    async def _item(self, sent: Sent) -> Item | None:
+        return await self.store.item(sent.item) if sent.item else None
+
+    async def settle_down(self) -> None:
+        """An undisturbed daemon does what is left to do, and ends."""
+        for agent in self.agents.values():
+            await self.store.resume(agent)
+        await self.up()
+        for sent in self.sent:
+            item = await self._item(sent)
+            if sent.is_endless and item and not item.is_settled:
+                await self.cancel(sent)
+        limit = anyio.current_time() + QUIET_SECONDS
+        for agent in await self.all_agents():
+            left = limit - anyio.current_time()
+            assert await self.until(agent, partial(self._is_quiet, agent), left), (
+                f"{agent} does not come to rest: {await self.store.lane(agent)}, "
+                f"{await self.store.items(agent)}"
+            )
+        await self.down()
+
+    async def _is_quiet(self, agent: AgentId) -> bool:
+        lane = await self.store.lane(agent)
+        return is_unclaimed(lane, self.agents) or (
+            lane.status in {"idle", "warm"} and lane.queued == 0
+        )
+
+    async def all_agents(self) -> list[AgentId]:
+        """Those who were hired, and those of direct runs."""
+        items = await self.store.items(include_settled=True, limit=1_000_000)
+        return sorted({*self.agents.values(), *(item.agent for item in items)})
+
+    # -- processes
+
+    async def kill_one(self, whom: str) -> bool:
+        """Kill a keeper, its outer process, both or a CLI; False if there is none."""
+        found = [each.id for each in await self.store.open_processes()]
+        self.dice.shuffle(found)
+        for process in found:
+            pids = await anyio.to_thread.run_sync(family, process)
+            chosen = [pids[each] for each in whom.split(" and ") if each in pids]
+            if len(chosen) == len(whom.split(" and ")):
+                for number in (signal.SIGSTOP, signal.SIGKILL):
+                    for pid in chosen:
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, number)
+                return True
+        return False
+
+    async def add_and_remove_agent(self) -> None:
+        name = f"x{self.dice.randrange(10**9)}"
+        folder = str(self.place / "work")
+        await self.call("agent.add", AddAgent(name=name, provider="scripted", home=folder))
+        await self.call("agent.rm", ShowAgent(name=name))
+
+    async def change_agent(self, name: str) -> None:
+        """From here on its process is not of today any more."""
+        await self.call("agent.set", SetAgent(name=name, system=f"Be {self.dice.random()}."))
+
+    async def pause_and_resume(self) -> None:
+        name = self.dice.choice(SCRIPTED)
+        await self.call("agent.pause", ChooseAgents(name=name))
+        await self.send(prompts.says, name, way="store")
+        await self.call("agent.resume", ChooseAgents(name=name))
+
+    async def forget(self, name: str) -> None:
+        """The conversation of an agent is not there any more."""
+        with suppress(SteadyrunError):
+            session = await self.store.session(self.agents[name], "scripted")
+            if session and session.current:
+                file = self.home / "scripted" / f"{session.current.token}.json"
+                await anyio.to_thread.run_sync(lambda: file.unlink(missing_ok=True))
+
+
+def is_unclaimed(lane: Lane, agents: Mapping[str, AgentId]) -> bool:
+    """Whoever asked for a run was killed before it began: nobody else has a right to it."""
+    return lane.agent not in agents.values() and lane.status == "ready" and lane.fence == 0
+
+
+def family(process: str) -> dict[str, int]:
+    """The CLI of a process, its keeper and its outer process, as far as they live."""
+    try:
+        marked = keeper.marked(process)
+        [cli] = {pid for pid in marked if parent(pid) not in marked and parent(parent(pid)) > 1}
+        return {"cli": cli, "keeper": parent(cli), "outer": parent(parent(cli))}
+    except (OSError, ValueError):
+        return {}

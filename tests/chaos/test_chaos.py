@@ -1,0 +1,173 @@
+"""Does a team of agents survive whatever is killed around it?
+
+Real daemons, real keepers, scripted CLIs. A seeded director sends messages, steers, cancels,
+pauses, and meanwhile kills daemons at every named point and at any moment, and keepers, outer
+processes and CLIs at any moment. After every scenario an undisturbed daemon does what is left to
+do, and the oracle reads the store, the files and /proc.
+
+STEADYRUN_CHAOS_KILLS and STEADYRUN_CHAOS_SEED set the number of kills and repeat a run.
+"""
+
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import pytest
+
+from tests.chaos import oracle, prompts
+from tests.chaos.scenario import Scenario
+from tests.chaos.victims import Victim, Victims, victims
+from tests.chaos.ways import ANY, WAYS, say
+from tests.children.chaos_steps import POINTS
+
+KILLS = int(os.environ.get("STEADYRUN_CHAOS_KILLS", "210"))  # noqa: TID251 (of this test alone)
+SEED = int(os.environ.get("STEADYRUN_CHAOS_SEED", "6"))  # noqa: TID251 (the same)
+WORKERS = 2
+PHASES = 8
+# How long a daemon is given to come to a point.
+STRIKE_SECONDS = 8.0
+# What is killed by others than itself, at any moment.
+OTHERS = (
+    "daemon", "step", "keeper", "outer", "keeper and outer", "cli", "step", "owner", "cli",
+)  # fmt: skip
+
+
+class Fault(NamedTuple):
+    """A point to die at, or who is killed by chance."""
+
+    point: str | None = None
+    whom: str = "daemon"
+
+
+def plan(dice: random.Random, kills: int) -> list[Fault]:
+    """Every point once, and by chance whoever else."""
+    faults = [Fault(point) for point in sorted(POINTS)]
+    while len(faults) < kills:
+        faults.append(Fault(whom=OTHERS[len(faults) % len(OTHERS)]))
+    dice.shuffle(faults)
+    return faults
+
+
+class Tally:
+    """What was done so far."""
+
+    def __init__(self) -> None:
+        self.points: Counter[str] = Counter()
+        self.kills: Counter[str] = Counter()
+        self.missed: list[Fault] = []
+
+
+async def suffer(scene: Scenario, fault: Fault, tally: Tally) -> None:
+    """One fault, with things going on around it; then the daemon is dead."""
+    dice = scene.dice
+    if fault.point and fault.point.endswith("letter"):
+        await scene.leave_letter()
+    if fault.whom == "owner" or (fault.point or "").endswith("hire"):
+        await _suffer_directly(scene, fault, tally)
+        return
+    step = dice.randint(1, 120) if fault.whom == "step" else None
+    daemon = await scene.up(point=fault.point, step=step)
+    name = fault.point.partition(" ")[2] if fault.point else None
+    for _ in range(dice.randint(0, 1) if name else dice.randint(1, 3)):
+        await dice.choice(ANY)(scene)
+    if name:
+        await WAYS.get(name, say)(scene)
+    elif fault.whom not in {"daemon", "step"}:
+        await _kill_others(scene, fault.whom, tally)
+    seconds = STRIKE_SECONDS if name else 2.0 if step else dice.uniform(0.0, 0.4)
+    await daemon.until("ended", seconds=seconds)
+    if name and not daemon.struck:
+        tally.missed.append(fault)
+    await _bury(daemon, tally)
+
+
+async def _bury(daemon: Victim, tally: Tally) -> None:
+    if daemon.struck:
+        tally.points[daemon.struck] += 1
+    if not daemon.is_over or daemon.struck:
+        tally.kills["daemon"] += 1
+    await daemon.kill()
+
+
+async def _suffer_directly(scene: Scenario, fault: Fault, tally: Tally) -> None:
+    """The owner of a run that is nobody's agent's is killed; a daemon takes it up."""
+    daemon = await scene.up()
+    step = None if fault.point else scene.dice.randint(1, 40)
+    victim = await scene.run_directly(point=fault.point, step=step)
+    if victim.struck:
+        tally.points[victim.struck] += 1
+        tally.kills["owner"] += 1
+    await daemon.kill()
+    tally.kills["daemon"] += 1
+
+
+async def _kill_others(scene: Scenario, whom: str, tally: Tally) -> None:
+    for _ in range(3):
+        sent = await scene.send(prompts.lasts)
+        await scene.until_running(sent)
+        if await scene.kill_one(whom):
+            tally.kills[whom] += 1
+            return
+
+
+async def play(place: Path, seed: int, faults: Sequence[Fault], tally: Tally, by: Victims) -> None:
+    """A whole scenario."""
+    scene = await Scenario.begin(place, seed, by)
+    try:
+        for fault in faults:
+            await suffer(scene, fault, tally)
+        await scene.settle_down()
+        await oracle.check(scene)
+    except BaseException as error:
+        error.add_note(f"in {place}, seed {seed}, {faults}")
+        if scene.daemon:
+            scene.daemon.signal(signal.SIGKILL)
+        oracle.clear(scene.home)
+        raise
+    finally:
+        await scene.store.close()
+
+
+async def play_all(place: Path, faults: list[Fault], seed: int, tally: Tally) -> None:
+    """Scenario after scenario, two at a time."""
+    left = [faults[n : n + PHASES] for n in range(0, len(faults), PHASES)]
+    numbered = iter(list(enumerate(left)))
+
+    async def work() -> None:
+        async with victims() as by:
+            for number, some in numbered:
+                await play(place / f"{len(tally.missed)}-{number}", seed + number, some, tally, by)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(WORKERS):
+            tasks.start_soon(work)
+
+
+def test_everything_may_be_killed_at_every_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tally = Tally()
+    faults = plan(random.Random(SEED), KILLS)
+
+    anyio.run(play_all, tmp_path / "first", faults, SEED, tally)
+
+    for again in range(3):
+        missed, tally.missed = (
+            [each for each in tally.missed if not tally.points[each.point or ""]],
+            [],
+        )
+        if missed:
+            anyio.run(play_all, tmp_path / f"again-{again}", missed, SEED + 1000, tally)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\nchaos: seed {SEED}, {tally.kills.total()} kills {dict(tally.kills)}, "
+            f"{len(tally.points)} of {len(POINTS)} points\n"
+        )
+    assert set(tally.points) & POINTS == POINTS, sorted(POINTS - set(tally.points))
+    assert tally.kills.total() >= KILLS

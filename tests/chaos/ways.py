@@ -1,0 +1,187 @@
+"""How does a daemon come to each point? A way for every name, besides what happens anyway."""
+
+from collections.abc import Awaitable, Callable
+
+from tests.chaos import prompts
+from tests.chaos.scenario import HOMELESS, SCRIPTED, SHELL, Scenario
+
+Way = Callable[[Scenario], Awaitable[None]]
+
+
+async def say(scene: Scenario) -> None:
+    await scene.send(prompts.says, way="store")
+
+
+async def say_by_socket(scene: Scenario) -> None:
+    await scene.send(prompts.says, way="socket")
+
+
+async def work(scene: Scenario) -> None:
+    await scene.send(prompts.works)
+
+
+async def fill_up(scene: Scenario) -> None:
+    """Give everybody something to do: there are more of them than processes may wait."""
+    for name in SCRIPTED:
+        await scene.send(prompts.says, name)
+        await scene.send(prompts.works, name, followup="queue")
+
+
+async def steer(scene: Scenario) -> None:
+    """Say something while a turn is going on."""
+    name = scene.dice.choice(SCRIPTED)
+    await scene.until_running(await scene.send(prompts.lasts, name))
+    await scene.send(prompts.says, name)
+    await scene.send(prompts.says, name)
+
+
+async def steer_at_the_end(scene: Scenario) -> None:
+    """Say something when the last step of a turn has begun: it becomes a turn of its own."""
+    name = scene.dice.choice(SCRIPTED)
+    await scene.until_running(await scene.send(prompts.lingers, name))
+    await scene.send(prompts.says, name)
+    await scene.send(prompts.works, name)
+
+
+async def steer_and_cancel(scene: Scenario) -> None:
+    """What was said meanwhile is called back with the turn."""
+    name = scene.dice.choice(SCRIPTED)
+    hanging = await scene.send(prompts.hangs, name, on_lost="resume", is_endless=True)
+    await scene.until_running(hanging)
+    steered = await scene.send(prompts.says, name)
+    await scene.until_offered(steered)
+    await scene.cancel(hanging, by_socket=True)
+
+
+async def cancel_deaf(scene: Scenario) -> None:
+    deaf = await scene.send(prompts.is_deaf, on_lost="resume", is_endless=True)
+    await scene.until_running(deaf)
+    await scene.cancel(deaf)
+
+
+async def cancel_queued(scene: Scenario) -> None:
+    name = scene.dice.choice(SCRIPTED)
+    await scene.send(prompts.lasts, name)
+    waiting = await scene.send(prompts.says, name, followup="queue")
+    await scene.cancel(waiting, by_socket=True)
+
+
+async def ask(scene: Scenario) -> None:
+    await scene.send(prompts.asks)
+
+
+async def crash(scene: Scenario) -> None:
+    await scene.send(prompts.crashes, on_lost="fail", may_fail=True)
+    await scene.send(prompts.crashes, on_lost="resume", may_fail=True)
+
+
+async def be_limited(scene: Scenario) -> None:
+    await scene.send(prompts.is_limited, on_lost="resume")
+
+
+async def go_on(scene: Scenario) -> None:
+    await scene.send(prompts.goes_on)
+    await steer_at_the_end(scene)
+
+
+async def wake(scene: Scenario) -> None:
+    await scene.send(prompts.wakes)
+
+
+async def murmur(scene: Scenario) -> None:
+    await scene.send(prompts.murmurs)
+
+
+async def use_shell(scene: Scenario) -> None:
+    await scene.send(prompts.says, SHELL)
+
+
+async def relaunch(scene: Scenario) -> None:
+    """The process that waits is not of today any more: there has to be another one."""
+    name = scene.dice.choice(SCRIPTED)
+    await scene.change_agent(name)
+    await scene.send(prompts.says, name, way="store")
+
+
+async def forget(scene: Scenario) -> None:
+    """A new process is to go on with a conversation that is not there."""
+    name = scene.dice.choice(SCRIPTED)
+    await scene.until_settled(await scene.send(prompts.says, name, way="store"))
+    await scene.forget(name)
+    await scene.change_agent(name)
+    await scene.send(prompts.says, name)
+
+
+async def lose_home(scene: Scenario) -> None:
+    """A run that cannot be launched ends all the same."""
+    await scene.change_agent(HOMELESS)
+    folder, gone = scene.place / HOMELESS, scene.place / "gone"
+    folder.rename(gone)
+    await scene.until_settled(await scene.send(prompts.says, HOMELESS, may_fail=True))
+    gone.rename(folder)
+
+
+async def manage(scene: Scenario) -> None:
+    await scene.add_and_remove_agent()
+    await scene.change_agent(scene.dice.choice(SCRIPTED))
+    await scene.pause_and_resume()
+
+
+async def end(scene: Scenario) -> None:
+    """The daemon is told to end while something runs."""
+    await scene.send(prompts.lasts)
+    await scene.stop_daemon()
+
+
+async def leave_letters(scene: Scenario) -> None:
+    """Nothing to do: they lie there since before the daemon was started."""
+
+
+WAYS: dict[str, Way] = {
+    "accept": say_by_socket,
+    "add_agent": manage,
+    "set_agent": manage,
+    "remove_agent": manage,
+    "pause": manage,
+    "resume": manage,
+    "cancel": cancel_queued,
+    "start": say,
+    "rest": say,
+    "open_process": relaunch,
+    "launch": relaunch,
+    "start keeper": relaunch,
+    "link claim": relaunch,
+    "send open": relaunch,
+    "let_go": fill_up,
+    "link eof": fill_up,
+    "close_process": fill_up,
+    "settle": use_shell,
+    "take": steer,
+    "absorb": steer,
+    "append absorbed": steer,
+    "send offer": steer,
+    "go_on": go_on,
+    "wake": wake,
+    "append returned": steer_and_cancel,
+    "give_back": steer_and_cancel,
+    "send recall": steer_and_cancel,
+    "send interrupt": steer_and_cancel,
+    "link stop": cancel_deaf,
+    "append approval": ask,
+    "send decide": ask,
+    "again": crash,
+    "change created": crash,
+    "change finished": lose_home,
+    "retire_token": forget,
+    "set_gate": be_limited,
+    "append offset": murmur,
+    "leave": end,
+    "letter": leave_letters,
+}
+# What to do where chance decides.
+ANY: tuple[Way, ...] = (
+    say, say_by_socket, work, work, fill_up, steer, steer_at_the_end, steer_and_cancel,
+    cancel_queued, ask, crash, be_limited, go_on, wake, murmur, use_shell, relaunch, forget,
+    lose_home,
+    manage,
+)  # fmt: skip
