@@ -145,9 +145,10 @@ def steps_of(turn: Turn, script: str | None, number: int) -> list[Step]:
     """What to play in this turn: its own steps, else the prompt's, the file's or the demo's."""
     if turn.steps is not None:
         return turn.steps
-    text = turn.text.lstrip()
-    if text.startswith(PREFIX):
-        return read_steps(_parsed(text.removeprefix(PREFIX), "the prompt"))
+    # What is told before the request itself stands in paragraphs of its own.
+    _, is_script, steps = f"\n\n{turn.text.lstrip()}".rpartition(f"\n\n{PREFIX}")
+    if is_script:
+        return read_steps(_parsed(steps, "the prompt"))
     return read_steps(_read_file(Path(script), number) if script else _demo(turn))
 
 
