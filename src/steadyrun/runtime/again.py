@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from steadyrun.errors import KeeperFailed
 from steadyrun.model.item import Item
@@ -29,6 +30,8 @@ Why = Literal[
 
 # What the runtime calls a conversation that its provider has refused again and again.
 CONVERSATION_CORRUPT = "conversation_corrupt"
+# What providers call a request that they do not take.
+_INVALID = "invalid_request"
 MOST_TRIES = 3
 WAIT_SECONDS = 0.5
 # Where the metadata of a run says what came before it.
@@ -80,6 +83,23 @@ def verdict(run: Run, item: Item, *, was_told: bool) -> Again | None:
     if why in _ONCE:
         return _once(why, run, item, was_told=was_told)
     return _tried(why, run, item) if was_told else _untold(why, run)
+
+
+def is_refused(run: Run) -> bool:
+    """Whether the provider has refused to hear it, and nothing was done."""
+    is_invalid = run.error is not None and run.error.code == _INVALID
+    return run.status == "failed" and is_invalid and not run.tools and run.resume_token is not None
+
+
+def with_corruption(run: Run, before: Run | None) -> Run:
+    """A request may be wrong; two in a row, of two items in one conversation, are not: then it is
+    the conversation that the provider does not take any more."""
+    if before is None or before.item == run.item or not (is_refused(run) and is_refused(before)):
+        return run
+    if before.resume_token != run.resume_token:
+        return run
+    assert run.error
+    return replace(run, error=replace(run.error, code=CONVERSATION_CORRUPT))
 
 
 def metadata_of(again: Again, attempt: int) -> Metadata:

@@ -20,7 +20,7 @@ from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Run
-from steadyrun.runtime.again import Again, carried, verdict
+from steadyrun.runtime.again import Again, carried, is_refused, verdict, with_corruption
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Bridge, Order
 from steadyrun.runtime.facts import bug, fact
@@ -244,10 +244,17 @@ class Worker:
             fact("gate.closed", provider=gate.provider, until=str(gate.closed_until))
             self._opens_at = None
         item = await self._store.item(runner.claim.item.id)
-        found = verdict(run, item, was_told=was_told)
+        found = verdict(await self._suspected(run), item, was_told=was_told)
         if found:
             fact("run.retried", agent=seat.agent.name, run=run.id, why=found.why)
         return found
+
+    async def _suspected(self, run: Run) -> Run:
+        """The run, with what its predecessor tells of its end."""
+        if not is_refused(run):
+            return run
+        before = await self._store.runs(run.agent, before=run.id, limit=1)
+        return with_corruption(run, before[0] if before else None)
 
     def waits(self, seat: Seat, *, for_a_person: bool) -> None:
         if for_a_person:
