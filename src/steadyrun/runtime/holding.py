@@ -17,6 +17,7 @@ from steadyrun.runtime.again import Again
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.bridge import Order, direct_order, launch_request
 from steadyrun.runtime.facts import bug
+from steadyrun.runtime.gate import closed_by
 from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
 from steadyrun.runtime.seats import Seats
@@ -163,7 +164,11 @@ class _Once:
     def keeps(self, _: Seat) -> bool:
         return False
 
-    async def again(self, _: Seat, __: Run, *, was_told: bool) -> Again | None:
+    async def again(self, _: Seat, run: Run, *, was_told: bool) -> Again | None:
+        around = self._holding.around
+        gate = closed_by(run, around.clock.now())
+        if gate is not None:
+            await around.store.set_gate(gate)
         return None
 
     def waits(self, seat: Seat, *, for_a_person: bool) -> None:
