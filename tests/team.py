@@ -6,6 +6,10 @@ async with working(tmp_path) as team:
 """
 
 import logging
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,16 +22,15 @@ import msgspec
 
 from steadyrun import keeper
 from steadyrun.assemble.runtime import open_runtime
-from steadyrun.clock import Clock
+from steadyrun.clock import Clock, SystemClock
 from steadyrun.config import load
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import StoredEvent
-from steadyrun.model.ids import AgentId, ItemId
+from steadyrun.model.ids import AgentId, Ids, ItemId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Run
 from steadyrun.providers.keeping import read_sent
-from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.daemon import Daemon
 from steadyrun.runtime.worker import Room
 from steadyrun.store import Store
@@ -39,6 +42,7 @@ from tests.stage import left_behind
 PATIENCE_SECONDS = 40.0
 KEY = b"k" * 32
 ALL = 100_000
+_DAEMON = Path(__file__).with_name("children") / "team_daemon.py"
 USUAL = Room()
 
 Event = TypeVar("Event")
@@ -67,25 +71,20 @@ class Gates:
 
 
 @dataclass
-class Team:
-    """A home with a daemon in it, and what a person would do there."""
+class Home:
+    """A home with agents, and what a person would do there; a daemon may be anywhere."""
 
     place: Path
-    around: Surroundings
-    daemon: Daemon
+    store: Store
     gates: Gates = field(init=False)
 
     def __post_init__(self) -> None:
         self.gates = Gates(self.place)
 
-    @property
-    def store(self) -> Store:
-        return self.around.store
-
     async def hire(self, name: str, provider: str = "scripted", **fields: Any) -> AgentId:
         home = self.place / name
         home.mkdir(exist_ok=True)
-        agent = Agent(self.around.ids.agent(), name, (provider,), str(home))
+        agent = Agent(Ids(SystemClock().now).agent(), name, (provider,), str(home))
         await self.store.add_agent(msgspec.structs.replace(agent, **fields))
         return agent.id
 
@@ -167,6 +166,13 @@ class Team:
         return process.id
 
 
+@dataclass
+class Team(Home):
+    """A home whose daemon is in this process."""
+
+    daemon: Daemon
+
+
 def begun(place: Path) -> list[tuple[str, str]]:
     """Every turn that any process of this home was told: the run and the text, in order."""
     found = []
@@ -221,6 +227,55 @@ def facts() -> Iterator[Facts]:
 
 
 @asynccontextmanager
+async def opened(place: Path) -> AsyncIterator[Home]:
+    """A home, for somebody who is no daemon."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        store = await SqliteStore.open(place / "home")
+        try:
+            yield Home(place, store)
+        finally:
+            await store.close()
+
+
+class Victim:
+    """A daemon in a process of its own, to be killed."""
+
+    def __init__(self, place: Path, step: str = "") -> None:
+        """It kills itself at that step, if there is one."""
+        argv = [sys.executable, str(_DAEMON), str(place / "home"), step]
+        environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, env=environ)
+
+    async def up(self) -> None:
+        """It takes items in."""
+        assert self._process.stdout
+        said = await anyio.to_thread.run_sync(self._process.stdout.readline)
+        assert said == b"up\n", said
+
+    async def until_dead(self) -> None:
+        """It has come to its step."""
+        code = await anyio.to_thread.run_sync(self._process.wait, PATIENCE_SECONDS)
+        assert code == -signal.SIGKILL
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout
+        self._process.stdout.close()
+
+
+@asynccontextmanager
+async def victim(place: Path, step: str = "") -> AsyncIterator[tuple[Home, Victim]]:
+    """A home, and a daemon that is killed at that step, or at the end of the block."""
+    async with opened(place) as home:
+        daemon = Victim(place, step)
+        try:
+            yield home, daemon
+        finally:
+            daemon.kill()
+
+
+@asynccontextmanager
 async def working(
     place: Path,
     room: Room = USUAL,
@@ -250,7 +305,8 @@ async def working(
             daemon = Daemon(around, tasks, room=room, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
-            yield Team(place, around, daemon)
+            yield Team(place, around.store, daemon)
             await daemon.stop(drain_seconds=10, keep=False)
             tasks.cancel_scope.cancel()
-    assert not (left := left_behind(place)), left
+    # A keeper says that all is over, and then ends itself.
+    eventually(lambda: not left_behind(place), "the end of all that was started")

@@ -146,7 +146,7 @@ class LiveProcess:
 
     async def say(self, verb: Callable[[Driver], Awaitable[Answer]]) -> Answer | None:
         """Say something to it, again if it was out of reach meanwhile; None if it is gone."""
-        while driver := await self._reach():
+        while driver := await self.until_reached():
             with anyio.CancelScope() as scope:
                 self._saying.add(scope)
                 try:
@@ -193,7 +193,8 @@ class LiveProcess:
         while not self.is_gone:
             await self.changed()
 
-    async def _reach(self) -> Driver | None:
+    async def until_reached(self) -> Driver | None:
+        """Wait until it can be spoken to; None if it is gone."""
         while self._driver is None and not self.is_gone:
             await self.changed()
         return self._driver

@@ -260,6 +260,8 @@ class Seat:
         live, limits = self.live, self._around.limits
         if live is None:
             return
+        # What an earlier holder had offered is known only then.
+        await live.until_reached()
         while not self._running().is_over and not live.is_gone:
             await live.changed()
         await self._wait_for_offers(live, limits.offer)
