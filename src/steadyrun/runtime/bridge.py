@@ -68,9 +68,10 @@ class Bridge:
         agent, item = self._equipped(place.agent), runner.claim.item
         one_shot = again is not None and again.one_shot
         if place.taken_up:
-            # With whatever it was launched: it is there, and may be at work.
+            # With whatever it was launched, and for a conversation that may not be there: it is
+            # there, and may be at work.
             turn = await self._turn_of(place.taken_up, agent, runner)
-            return Order(turn, launch_request(agent, turn, None, Standing(None)))
+            return Order(turn, launch_request(agent, turn, None, Standing(None)), or_fresh=True)
         is_appended = agent.provider in self._around.appended
         standing = read_standing(agent, home=self._home, appended=is_appended)
         env = agent_environment(agent, self._home)
@@ -79,10 +80,18 @@ class Bridge:
         seal = self._sealed(agent.provider, request, env)
         order = Order(turn, request, env, seal, notes=standing.notes)
         if again is not None and again.is_fresh:
-            await self._store.retire_token(runner.claim, agent.provider, "it is not there any more")
+            await self._retire(runner, agent.provider)
         elif place.serves(seal):
             return order
         return await self._launching(agent, order)
+
+    async def _retire(self, runner: Runner, provider: str) -> None:
+        """Go on without the present conversation, unless it is the new one already."""
+        run = await self._store.run(runner.id)
+        session = await self._store.session(runner.claim.agent, provider)
+        current = session.current if session else None
+        if current is None or current.bound_at < run.created_at:
+            await self._store.retire_token(runner.claim, provider, "it is not there any more")
 
     async def _turn_of(self, process: Process, agent: Agent, runner: Runner) -> Turn:
         """What the process was launched to be told, if that was this run's turn."""

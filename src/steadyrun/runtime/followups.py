@@ -109,6 +109,13 @@ class Followups:
         for offer in sorted(self.open):
             await self.take_back(offer)
 
+    async def give_up(self, why: str) -> None:
+        """The process is gone, and nothing has come of what is open."""
+        for offer in sorted(self.open):
+            item = await self._store.item(offer)
+            await self._process.note(FollowupReturned(offer, item.text, why))
+            await self._turn_down(offer)
+
     async def take_back(self, offer: ItemId) -> None:
         """Take one back; events tell whether that came in time."""
         await self._process.say(lambda driver: driver.recall(offer))

@@ -37,7 +37,7 @@ class Turning(Protocol):
     may_begin_anew: bool
     is_missing: bool
 
-    async def begun(self, live: LiveProcess, took: str | None) -> RunId: ...
+    async def begun(self, live: LiveProcess, took: str | None) -> RunId | None: ...
 
     def over(self) -> None: ...
 
@@ -83,6 +83,8 @@ def _judged(
     goes on in another conversation."""
     runner = seat.runner
     assert runner
+    if seat.is_missing:
+        return None
     is_missing = ended.error is not None and ended.error.code == RESUME_NOT_FOUND
     if is_missing and seat.may_begin_anew and not runner.stopped:
         seat.is_missing = runner.is_over = True

@@ -110,6 +110,11 @@ class Runner:
             self._told_at = self._clock.monotonic()
             self._look_at = 0.0
 
+    async def go_on(self) -> None:
+        """Nothing is to be told; a wish to end it may be older than we are."""
+        if self.stopped and self._live and not self.is_over:
+            await self._end_turn(self.stopped)
+
     def sit_at(self, live: LiveProcess) -> None:
         """It goes on with this process."""
         self._live = live

@@ -22,7 +22,7 @@ from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Metadata, Orphaned, Run, StopReason
 from steadyrun.provider import Driver, Ended, Stretch
-from steadyrun.runtime.again import Again, metadata_of
+from steadyrun.runtime.again import Again, begins_anew, metadata_of
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Order
 from steadyrun.runtime.feed import Feed
@@ -34,6 +34,8 @@ from steadyrun.runtime.runner import Runner
 from steadyrun.store import Call
 
 Answer = TypeVar("Answer")
+
+_ANEW = Again(False, 0.0, is_fresh=True, one_shot=False, why="conversation")
 
 
 class Manner(Protocol):
@@ -146,6 +148,7 @@ class Seat:
         if isinstance(hold, Claim) and run:
             runner = self._runner(hold, run.id, is_adopted=True)
             runner.know(run, credit)
+            self._again = _ANEW if begins_anew(run) else None
             runner.stopped = "user_stop" if hold.item.cancel_requested else None
             runner.is_begun = hold.item.kind == "self" or hold.item.delivery == "own_turn"
             self._sit(hold, runner)
@@ -159,6 +162,8 @@ class Seat:
         """Run the item to its end, and what its process goes on with by itself."""
         if not self._running().is_begun:
             await self._tell()
+        else:
+            await self._running().go_on()
         await self._finish()
 
     def _sit(self, claim: Claim, runner: Runner) -> None:
@@ -204,10 +209,12 @@ class Seat:
 
     async def _begin_anew(self, runner: Runner, live: LiveProcess) -> None:
         """The conversation was not there, and a new one will do."""
-        self.is_missing, runner.is_over = False, False
-        self._again = Again(False, 0.0, is_fresh=True, one_shot=False, why="conversation")
+        self._again = _ANEW
         await live.note(Note("the conversation to go on with is not there: a new one begins"))
+        await live.end(self._around.limits.close)
+        await live.offers.give_up("the conversation is not there")
         await self._own.end()
+        self.is_missing = runner.is_over = False
 
     async def _take_stock(self, runner: Runner, live: LiveProcess) -> None:
         """The process is gone, and the run has not ended."""
@@ -397,10 +404,12 @@ class Seat:
         if self.runner:
             self._manner.waits(self, for_a_person=bool(self.runner.approvals))
 
-    async def begun(self, live: LiveProcess, took: str | None) -> RunId:
+    async def begun(self, live: LiveProcess, took: str | None) -> RunId | None:
         """The run of a turn that has begun. One that is not ours yet is for a follow-up that the
-        CLI kept for later, or for nobody."""
+        CLI kept for later, or for nobody; None: without its conversation nothing comes of it."""
         async with self._turning:
+            if self.is_missing:
+                return None
             before = self.runner
             if before and not before.is_over:
                 return before.id
