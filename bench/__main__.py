@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bench import (
+    adoption,
     append,
     big_lines,
     claims,
@@ -16,8 +17,10 @@ from bench import (
     latency,
     pipeline,
     recovery,
+    sessions,
     start,
     wake,
+    warm,
 )
 from bench.measure import Failed, Row, table
 
@@ -32,6 +35,9 @@ _ALL: dict[str, Callable[[], list[Row]]] = {
     "keeper_weight": keeper_weight.rows,
     "keeper_start": keeper_start.rows,
     "recovery": recovery.rows,
+    "warm": warm.rows,
+    "sessions": sessions.rows,
+    "adoption": adoption.rows,
     "large": large.rows,
 }
 _ONLY_BY_NAME = {"large"}

@@ -85,9 +85,12 @@ def texts(count: int, size: int) -> Lines:
     return _build([size] * count, ["text"] * count)
 
 
-def command(speech: Speech, lines: Path, pace_seconds: float = 0.0) -> tuple[str, ...]:
+def command(
+    speech: Speech, lines: Path, pace_seconds: float = 0.0, gate: Path | None = None
+) -> tuple[str, ...]:
     """How the agent is started."""
-    return (sys.executable, "-I", "-S", str(_AGENT), speech, str(lines), str(pace_seconds))
+    pace = f"{pace_seconds}@{gate}" if gate else f"{pace_seconds}"
+    return (sys.executable, "-I", "-S", str(_AGENT), speech, str(lines), pace)
 
 
 def _sizes(count: int) -> list[int]:

@@ -1,10 +1,12 @@
 """A coding agent that plays the lines of a file: what stands at the other end in benchmarks.
 
-    fake_agent.py SPEECH LINES PACE_SECONDS
+    fake_agent.py SPEECH LINES PACE_SECONDS[@GATE]
 
 `raw` prints them at once; `claude` and `scripted` begin when they are asked to, in the words of the
-one or the other, and tell in their result when they began to print. There is one write for a line.
-With a pace, lines come at their times and carry them. It runs alone: `python -I -S`.
+one or the other, and tell in their result when they began to print, or, without any lines, when
+they had read that. There is one write for a line. With a pace, lines come at their times and carry
+them. A gate is a FIFO: lines come once somebody has opened it, in the rounds that the file of its
+name with `.plan` tells. It runs alone: `python -I -S`.
 """
 
 import json
@@ -17,13 +19,14 @@ STAMP = b"0" * 20
 _SESSION = "8d5f2b14-6a3c-4e0f-9b7a-1c2d3e4f5a6b"
 
 
-def main(speech: str, path: str, pace_seconds: float) -> None:
+def main(speech: str, path: str, pace: str) -> None:
     with open(path, "rb") as file:  # noqa: PTH123 (pathlib is half of the start)
         lines = file.read().splitlines(keepends=True)
     if speech == "raw":
-        _play(lines, pace_seconds)
+        _play(lines, pace, time.monotonic_ns())
         return
     for raw in sys.stdin.buffer:
+        read_at = time.monotonic_ns()
         told = json.loads(raw)
         match told["type"]:
             case "control_request":
@@ -32,12 +35,12 @@ def main(speech: str, path: str, pace_seconds: float) -> None:
             case "user":
                 _print({"type": "system", "subtype": "init", "session_id": _SESSION,
                         "claude_code_version": "2.2.0"})  # fmt: skip
-                _print(_result(_play(lines, pace_seconds)))
+                _print(_result(_play(lines, pace, read_at)))
             case "hello":
                 _print({"type": "ready", "token": _SESSION})
             case "turn":
                 _print({"type": "began", "turn": told["key"], "by": "turn"})
-                begun = _play(lines, pace_seconds)
+                begun = _play(lines, pace, read_at)
                 _print({"type": "ended", "turn": told["key"], "status": "completed",
                         "result": str(begun)})  # fmt: skip
             case _:
@@ -57,19 +60,37 @@ def _result(begun: int) -> dict[str, object]:
     }
 
 
-def _play(lines: list[bytes], pace_seconds: float) -> int:
+def _play(lines: list[bytes], pace: str, read_at: int) -> int:
     """Print all of them; return when that began."""
-    begun = time.monotonic_ns()
-    if not pace_seconds:
+    seconds, _, gate = pace.partition("@")
+    begun = time.monotonic_ns() if lines else read_at
+    if gate:
+        _play_rounds(lines, float(seconds), gate)
+    elif float(seconds):
+        _play_paced(lines, float(seconds), begun / 1e9)
+    else:
         for line in lines:
             os.write(1, line)
-        return begun
+    return begun
+
+
+def _play_rounds(lines: list[bytes], pace: float, gate: str) -> None:
+    """Each round has its part of the lines; agents begin it one after the other, within a pace."""
+    os.close(os.open(gate, os.O_RDONLY))
+    with open(f"{gate}.plan") as file:  # noqa: PTH123
+        begin, every, rounds = map(float, file.read().split())
+    begin += os.getpid() % 1000 / 1000 * pace
+    part = len(lines) // int(rounds)
+    for number in range(int(rounds)):
+        _play_paced(lines[number * part : (number + 1) * part], pace, begin + number * every)
+
+
+def _play_paced(lines: list[bytes], pace: float, begin: float) -> None:
     for number, line in enumerate(lines):
-        ahead = begun / 1e9 + number * pace_seconds - time.monotonic()
+        ahead = begin + number * pace - time.monotonic()
         if ahead > 0:
             time.sleep(ahead)  # noqa: TID251 (the pace is the thing itself)
         os.write(1, line.replace(STAMP, b"%020d" % time.monotonic_ns(), 1))
-    return begun
 
 
 def _print(told: dict[str, object]) -> None:
@@ -77,4 +98,4 @@ def _print(told: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(*sys.argv[1:4])

@@ -1,0 +1,123 @@
+"""How soon does a new daemon have 200 open runs in hand, after the last one was killed with -9?
+
+The agents go on printing all the time. The new daemon says when everything is imported. From there
+time counts until all lines that had been printed by then are in the record, of every run: looked at
+from outside, in the store. Then it is killed, too, several times. In the end each line that any
+agent has printed must be in the record, once and in order.
+"""
+
+import sqlite3
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import anyio
+
+from bench import agent_lines, crowd, setting
+from bench.contender_ours import check, configured
+from bench.gate import Gate
+from bench.measure import Row, expect, scratch, seconds
+from steadyrun.model.event import StoredEvent, TextFinal
+
+RUNS = 200
+LIMIT_SECONDS = 0.5
+_ROUNDS = 5
+# They print for as long as all rounds take.
+_LINES, _PACE_SECONDS = 50, 1.0
+# What a daemon has before it is killed.
+_LIFE_SECONDS = 2.0
+_AHEAD_SECONDS = 1.0
+_LOOK_SECONDS = 0.002
+_WAIT_SECONDS = 60.0
+_OFFSETS = 'SELECT keeper, "offset" FROM processes'
+
+
+def rows() -> list[Row]:
+    with scratch() as folder:
+        home = folder / "home"
+        took = _measure(folder, home)
+        anyio.run(_check, home)
+    print(f"adoption: {RUNS} runs, {_ROUNDS} kills, 0 of {RUNS * _LINES} printed lines lost, "
+          f"all in hand after {', '.join(map(seconds, took))}")  # fmt: skip
+    usual = statistics.median(took)
+    name = f"adoption: {RUNS} open runs, after imports, median / limit"
+    shown = seconds(LIMIT_SECONDS)
+    return [Row(name, seconds(usual), shown, usual / LIMIT_SECONDS, floor=1, goal=0.2)]
+
+
+def _measure(folder: Path, home: Path) -> list[float]:
+    lines, gate = agent_lines.stamped(_LINES).save(folder), Gate(folder / "gate")
+    command = agent_lines.command("scripted", lines.scripted, _PACE_SECONDS, gate.path)
+    configured(home, command)
+    with crowd.ended(home), _daemon("drive", home) as first:
+        first.says("ready")
+        first.go_on()
+        first.says("running")
+        with gate.opened(time.monotonic() + _AHEAD_SECONDS):
+            _sleep(_AHEAD_SECONDS + _LIFE_SECONDS)
+            first.kill()
+            took = [_adopted(home) for _ in range(_ROUNDS - 1)]
+            return [*took, _adopted(home, is_last=True)]
+
+
+def _adopted(home: Path, *, is_last: bool = False) -> float:
+    with _daemon("adopt", home) as daemon, closing(_record(home)) as record:
+        imported_at = int(daemon.says())
+        printed = {each.name: _size(each) for each in (home / "processes").iterdir()}
+        expect(len(printed) == RUNS, f"{len(printed)} processes are there")
+        took = _until_recorded(record, printed) - imported_at / 1e9
+        if is_last:
+            daemon.go_on()
+            daemon.says("ended")
+            daemon.finish()
+        else:
+            _sleep(_LIFE_SECONDS)
+            daemon.kill()
+    return took
+
+
+def _until_recorded(record: sqlite3.Connection, printed: Mapping[str, int]) -> float:
+    until = time.monotonic() + _WAIT_SECONDS
+    while missing := _missing(record, printed):
+        expect(time.monotonic() < until, f"{missing} of {RUNS} runs are not followed")
+        _sleep(_LOOK_SECONDS)
+    return time.monotonic()
+
+
+def _missing(record: sqlite3.Connection, printed: Mapping[str, int]) -> int:
+    recorded = {Path(keeper).name: offset for keeper, offset in record.execute(_OFFSETS)}
+    return sum(recorded[name] < size for name, size in printed.items())
+
+
+@contextmanager
+def _daemon(role: str, home: Path) -> Iterator[crowd.Other]:
+    command = [sys.executable, "-m", "bench.team", role, str(home), str(RUNS)]
+    with crowd.other(f"the daemon ({role})", command) as daemon:
+        yield daemon
+
+
+def _record(home: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{home / 'steadyrun.db'}?mode=ro", uri=True)
+
+
+def _size(process: Path) -> int:
+    return (process / "journal").stat().st_size
+
+
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: TID251 (others work meanwhile)
+
+
+async def _check(home: Path) -> None:
+    """What each agent has printed is its journal."""
+    async with setting.opened(home) as store:
+        runs = await store.runs(limit=RUNS + 1)
+        expect(len(runs) == RUNS, f"there are {len(runs)} runs")
+        for run in runs:
+            events: list[StoredEvent] = await store.events(run=run.id, limit=10 * _LINES)
+            check(events, home / "processes" / str(run.process) / "journal")
+            texts = sum(isinstance(each.event, TextFinal) for each in events)
+            expect(texts == _LINES, f"{texts} of {_LINES} lines are in the record")

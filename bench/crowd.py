@@ -1,0 +1,130 @@
+"""Where are the processes of a benchmark, what do they take, are all of them gone at the end?"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bench.measure import Failed, expect
+
+_PAUSE_SECONDS = 0.1
+_WAIT_SECONDS = 120.0
+# Of a process's clocks, the one that counts what its threads run.
+_RUN_TIME = 2
+
+
+class Other:
+    """Another process, which does the next thing when it is told to and says when it is done."""
+
+    def __init__(self, process: "subprocess.Popen[str]", name: str) -> None:
+        self.pid = process.pid
+        self._process, self._name = process, name
+
+    def says(self, word: str = "") -> str:
+        """Wait for its next word, which must be this one if there is one here."""
+        assert self._process.stdout
+        said = self._process.stdout.readline().strip()
+        expect(bool(said) and said == (word or said), f"{self._name} said {said!r}, not {word!r}")
+        return said
+
+    def go_on(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(_WAIT_SECONDS)
+
+    def finish(self) -> None:
+        expect(self._process.wait(_WAIT_SECONDS) == 0, f"{self._name} has failed")
+
+
+@contextmanager
+def other(name: str, command: Sequence[str]) -> Iterator[Other]:
+    """A process and all it has started itself; none of them is left at the end."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield Other(process, name)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used so far: all its threads, none of its children."""
+    return time.clock_gettime((~pid << 3) | _RUN_TIME)
+
+
+def private_kb(pid: int) -> int:
+    """The memory that a process has alone, and has written to."""
+    return _kb(pid, "Private_Dirty")
+
+
+def shared_out_kb(pids: Iterable[int]) -> int:
+    """What they have written to together: what two of them share counts half for each."""
+    return sum(_kb(pid, "Pss_Dirty") for pid in pids)
+
+
+def agents_of(home: Path) -> list[int]:
+    """The agents that keepers have started for this home."""
+    mark = f"STEADYRUN_HOME={home}".encode()
+    return [pid for pid in _all() if mark in _read(pid, "environ").split(b"\0")]
+
+
+def keepers_of(agents: Iterable[int]) -> list[int]:
+    """The keepers of these, and those who look after the keepers."""
+    keepers = [_parent(pid) for pid in agents]
+    return keepers + [_parent(pid) for pid in keepers]
+
+
+@contextmanager
+def ended(home: Path) -> Iterator[None]:
+    """At the end none of the home's agents is left; what is, is killed, and its keeper ends."""
+    try:
+        yield
+    finally:
+        until = time.monotonic() + _WAIT_SECONDS
+        agents = agents_of(home)
+        others = keepers_of(agents)
+        for agent in agents:
+            with suppress(ProcessLookupError):
+                os.kill(agent, signal.SIGKILL)
+        while any(Path(f"/proc/{pid}").exists() for pid in agents + others):
+            if time.monotonic() > until:
+                raise Failed(f"processes of {home} do not end")
+            time.sleep(_PAUSE_SECONDS)  # noqa: TID251 (they are nobody's children)
+
+
+def _all() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 (quicker)
+
+
+def _parent(pid: int) -> int:
+    return int(_value(pid, "status", "PPid"))
+
+
+def _kb(pid: int, name: str) -> int:
+    return int(_value(pid, "smaps_rollup", name).split()[0])
+
+
+def _value(pid: int, file: str, name: str) -> str:
+    lines = _read(pid, file).decode(errors="replace").splitlines()
+    found = [line.partition(":")[2] for line in lines if line.startswith(f"{name}:")]
+    if not found:
+        raise Failed(f"process {pid} has ended")
+    return found[0].strip()
+
+
+def _read(pid: int, file: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{file}").read_bytes()
+    except OSError:
+        # It has ended, or is none of our business.
+        return b""

@@ -1,0 +1,195 @@
+"""What do 1,000 sessions cost a daemon while each of them prints 5 lines a second?
+
+Its CPU stands beside that of epoll and os.read on as many pipes of the same agents, its memory for
+a session beside that of claude-agent-sdk's clients. The daemon and the bare reader are there at the
+same time and their agents print in turns, a round for the one and a round for the other. Everything
+is recorded, and each line must be in the record once. Keepers are processes of their own: what they
+take is shown apart. STEADYRUN_BENCH_SESSIONS makes it smaller.
+"""
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from bench import agent_lines, bare_reader, crowd, setting
+from bench.contender_ours import configured
+from bench.crowd import Other
+from bench.gate import Gate
+from bench.measure import Rounds, Row, believed, expect, percentile, scratch, seconds
+from steadyrun.model.event import TextFinal
+
+SESSIONS = int(os.environ.get("STEADYRUN_BENCH_SESSIONS", "1000"))  # noqa: TID251
+# The SDK's weight for a session does not depend on their number.
+SDK_SESSIONS = min(SESSIONS, 200)
+PER_SECOND = 5
+LINES = 30
+ROUNDS = 5
+# What is left of a round after its lines: everything comes to rest.
+_ROUND_SECONDS = LINES / PER_SECOND + 1.0
+_AHEAD_SECONDS = 2.0
+# What a session needs: memory of a keeper, of who looks after it and of the agent; descriptors.
+_SESSION_MB, _SESSION_FILES, _FILES = 16, 6, 500
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What was there besides CPU, in KB."""
+
+    ours: float
+    sdk: float
+    keepers: float
+
+
+def rows() -> list[Row]:
+    _check_room()
+    weights: list[Weight] = []
+    return believed(
+        lambda: _measure(weights), lambda found: _rows(found, weights[-1]), controls=["epoll"]
+    )
+
+
+def _check_room() -> None:
+    """A machine that is too small is told so, not brought down."""
+    hint = "STEADYRUN_BENCH_SESSIONS makes it smaller"
+    told = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]
+    memory, needed = int(told) >> 10, SESSIONS * _SESSION_MB
+    expect(memory > needed, f"{SESSIONS} sessions need {needed} MB, there are {memory}: {hint}")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = SESSIONS * _SESSION_FILES + _FILES
+    expect(most >= files, f"{SESSIONS} sessions need {files} files, {most} may be open: {hint}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+# -- measuring
+
+
+def _measure(weights: list[Weight]) -> Rounds:
+    with scratch() as folder:
+        sdk = _sdk_kb(folder)
+        home, lines = folder / "home", agent_lines.stamped(LINES * ROUNDS).save(folder)
+        ours, theirs = Gate(folder / "ours"), Gate(folder / "theirs")
+        pace, count = 1 / PER_SECOND, str(SESSIONS)
+        configured(home, agent_lines.command("scripted", lines.scripted, pace, ours.path))
+        daemon = [sys.executable, "-m", "bench.team", "drive", str(home), count]
+        played = agent_lines.command("raw", lines.scripted, pace, theirs.path)[-2:]
+        reader = [sys.executable, "-I", "-S", bare_reader.__file__, count, *played]
+        with (
+            crowd.ended(home),
+            crowd.other("the daemon", daemon) as team,
+            crowd.other("the reader", reader) as bare,
+        ):
+            empty, keepers = _begin(team, bare, home)
+            found = _rounds(team, bare, ours, theirs, keepers)
+            kept = crowd.shared_out_kb(keepers)
+            full = crowd.private_kb(team.pid)
+            weights.append(Weight((full - empty) / SESSIONS, sdk, kept / SESSIONS))
+            team.go_on()
+            bare.says(str(SESSIONS * LINES * ROUNDS))
+            team.says("ended")
+            team.finish()
+        anyio.run(_check, home)
+    return found
+
+
+def _begin(team: Other, bare: Other, home: Path) -> tuple[int, list[int]]:
+    """Let all sessions begin; what the daemon weighed without them, and the keepers."""
+    bare.says("running")
+    team.says("ready")
+    empty = crowd.private_kb(team.pid)
+    begin = time.monotonic()
+    team.go_on()
+    team.says("running")
+    print(f"sessions: {SESSIONS} began within {time.monotonic() - begin:.0f} s")
+    keepers = crowd.keepers_of(crowd.agents_of(home))
+    expect(len(set(keepers)) == 2 * SESSIONS, f"{len(keepers)} keepers are there")
+    return empty, keepers
+
+
+def _rounds(team: Other, bare: Other, ours: Gate, theirs: Gate, keepers: Sequence[int]) -> Rounds:
+    """Their agents print in turns: a round for the one, a round for the other."""
+    found: Rounds = {"ours": [], "epoll": [], "keepers": []}
+    begin, every = time.monotonic() + _AHEAD_SECONDS, 2 * _ROUND_SECONDS
+    with (
+        ours.opened(begin, every=every, rounds=ROUNDS),
+        theirs.opened(begin + _ROUND_SECONDS, every=every, rounds=ROUNDS),
+    ):
+        for number in range(ROUNDS):
+            at = begin + number * every
+            _sleep_until(at)
+            kept, cpu = sum(map(crowd.cpu_seconds, keepers)), crowd.cpu_seconds(team.pid)
+            _sleep_until(at + _ROUND_SECONDS)
+            found["ours"].append(crowd.cpu_seconds(team.pid) - cpu)
+            found["keepers"].append(sum(map(crowd.cpu_seconds, keepers)) - kept)
+            cpu = crowd.cpu_seconds(bare.pid)
+            _sleep_until(at + every)
+            found["epoll"].append(crowd.cpu_seconds(bare.pid) - cpu)
+    return found
+
+
+def _sleep_until(at: float) -> None:
+    time.sleep(max(0.0, at - time.monotonic()))  # noqa: TID251 (others work meanwhile)
+
+
+def _sdk_kb(folder: Path) -> float:
+    """What a client of the SDK weighs while its agent prints."""
+    lines, gate = agent_lines.stamped(LINES).save(folder), Gate(folder / "sdk")
+    program = folder / "agent"
+    command = agent_lines.command("claude", lines.claude, 1 / PER_SECOND, gate.path)
+    program.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
+    program.chmod(0o700)
+    told = [sys.executable, "-m", "bench.sdk_crowd", str(SDK_SESSIONS), str(program)]
+    with crowd.other("the SDK", told) as sdk:
+        sdk.says("ready")
+        empty = crowd.private_kb(sdk.pid)
+        sdk.go_on()
+        sdk.says("running")
+        begin = time.monotonic() + _AHEAD_SECONDS
+        with gate.opened(begin):
+            _sleep_until(begin + LINES / PER_SECOND / 2)
+            full = crowd.private_kb(sdk.pid)
+            sdk.says(str(SDK_SESSIONS * LINES))
+    return (full - empty) / SDK_SESSIONS
+
+
+# -- what has come of it
+
+
+async def _check(home: Path) -> None:
+    """Each line is in the record once; and how late it was heard."""
+    ahead = time.time() - time.monotonic()  # noqa: TID251 (two clocks of the machine)
+    seen: dict[str | None, list[str]] = {}
+    delays, after = list[float](), 0
+    async with setting.opened(home) as store:
+        while page := await store.events(after, limit=10_000):
+            after = page[-1].cursor
+            for stored in page:
+                if isinstance(stored.event, TextFinal):
+                    stamp = stored.event.text[:20]
+                    seen.setdefault(stored.run, []).append(stamp)
+                    delays.append(stored.at.timestamp() - ahead - int(stamp) / 1e9)
+    expect(len(seen) == SESSIONS, f"{len(seen)} of {SESSIONS} runs have lines")
+    for stamps in seen.values():
+        expect(len(stamps) == LINES * ROUNDS, f"a run has {len(stamps)} lines")
+        expect(stamps == sorted(set(stamps)), "lines are not once and in order")
+    late = [seconds(max(0.0, percentile(delays, part))) for part in (0.5, 0.99)]
+    print(f"sessions: {len(delays)} lines, heard after {late[0]} (p50), {late[1]} (p99)")
+
+
+def _rows(found: Rounds, weight: Weight) -> list[Row]:
+    lines = SESSIONS * LINES
+    ours, epoll, keepers = (min(found[name]) / lines for name in ("ours", "epoll", "keepers"))
+    print(f"sessions: keepers and who looks after them take {seconds(keepers)} of CPU a line, "
+          f"{weight.keepers / 1024:.1f} MB a session")  # fmt: skip
+    name = f"sessions: {SESSIONS} at {PER_SECOND} lines a second"
+    return [
+        Row(f"{name}, CPU a line / epoll", seconds(ours), seconds(epoll), ours / epoll, floor=5,
+            goal=3),
+        Row(f"{name}, memory a session / SDK", f"{weight.ours:.1f} KB", f"{weight.sdk:.1f} KB",
+            weight.ours / weight.sdk, floor=1 / 3, goal=1 / 6),
+    ]  # fmt: skip

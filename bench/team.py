@@ -1,0 +1,117 @@
+"""How do benchmarks run a daemon? As any program would, with agents that all play the same lines.
+
+`python -m bench.team ROLE HOME COUNT` is one in a process of its own: it does the next thing
+whenever it is told a line, and says one when that is done.
+"""
+
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from bench.measure import expect
+from steadyrun.assemble.runtime import open_runtime
+from steadyrun.config import Config, load
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import ItemId
+from steadyrun.model.item import Item, Message
+from steadyrun.runtime.daemon import Daemon
+from steadyrun.runtime.worker import Room
+from steadyrun.store import Store
+from steadyrun.tasks import task_group
+
+_KEY = b"k" * 32
+# How often runs are looked at before anything is measured, and after.
+_LOOK_SECONDS = 0.5
+_DRAIN_SECONDS = 60.0
+
+
+@asynccontextmanager
+async def working(config: Config, room: Room) -> AsyncIterator[Daemon]:
+    """A daemon that takes items in, and ends its processes at the end."""
+    async with (
+        open_runtime(config, kind="daemon", machine="here") as around,
+        task_group() as tasks,
+    ):
+        daemon = Daemon(around, tasks, room=room, key=_KEY)
+        await daemon.recover()
+        tasks.start_soon(daemon.serve)
+        yield daemon
+        await daemon.stop(drain_seconds=_DRAIN_SECONDS, keep=False)
+        tasks.cancel_scope.cancel()
+
+
+async def hire(daemon: Daemon, folder: Path, count: int) -> list[Agent]:
+    around = daemon.holding.around
+    agents = []
+    for number in range(count):
+        home = folder / f"agent-{number}"
+        home.mkdir(parents=True)
+        agents.append(Agent(around.ids.agent(), home.name, ("scripted",), str(home)))
+        await around.store.add_agent(agents[-1])
+    return agents
+
+
+async def settled(store: Store, item: ItemId) -> Item:
+    found = await store.item(item)
+    with store.hints.watch(found.agent) as watch:
+        while not (found := await store.item(item)).is_settled:
+            await watch.wait(1.0)
+    return found
+
+
+# -- in a process of its own
+
+
+async def told() -> None:
+    """Wait for a line; without one, the other process is gone, and so are we."""
+    if not await anyio.to_thread.run_sync(sys.stdin.readline):
+        sys.exit(1)
+
+
+def say(word: object) -> None:
+    print(word, flush=True)
+
+
+async def _drive(home: Path, count: int) -> None:
+    """Say that it works; begin as many runs, and say so; say when all of them have ended."""
+    async with working(load(home, cwd=home), Room(runs=count, processes=count)) as daemon:
+        say("ready")
+        await told()
+        store = daemon.holding.around.store
+        for agent in await hire(daemon, home / "agents", count):
+            await store.accept(Message(agent.id, "Go."))
+        while await _runs_of(store, count, "running") < count:  # noqa: ASYNC110
+            await anyio.sleep(_LOOK_SECONDS)
+        say("running")
+        await _until_ended(store, count)
+
+
+async def _adopt(home: Path, count: int) -> None:
+    """Say when everything is imported, and go on with what is there; say when it has ended."""
+    say(time.monotonic_ns())
+    async with working(load(home, cwd=home), Room(runs=count, processes=count)) as daemon:
+        await _until_ended(daemon.holding.around.store, count)
+
+
+async def _until_ended(store: Store, count: int) -> None:
+    await told()
+    while await store.items(limit=1):  # noqa: ASYNC110 (nobody measures any more)
+        await anyio.sleep(_LOOK_SECONDS)
+    ended = await _runs_of(store, count, "completed")
+    expect(ended == count, f"{ended} of {count} runs are completed")
+    say("ended")
+
+
+async def _runs_of(store: Store, count: int, status: str) -> int:
+    return sum(run.status == status for run in await store.runs(limit=count))
+
+
+_ROLES: dict[str, Callable[[Path, int], Awaitable[None]]] = {"drive": _drive, "adopt": _adopt}
+
+if __name__ == "__main__":
+    anyio.run(_ROLES[sys.argv[1]], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,204 @@
+"""The other processes of `warm`: each has one agent, and a turn for it whenever it is told a line.
+
+It answers how long the turn took to reach the agent: from the call that sends it to the moment the
+agent has read it, which the agent's result tells. After the last line it checks what it has done.
+"""
+
+import importlib
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from bench import agent_lines
+from bench.measure import expect, scratch
+
+Turn = Callable[[], Awaitable[int]]
+
+_LIMIT_SECONDS = 600.0
+_ASK = b'{"type":"turn","key":"%d","text":"Go."}\n'
+
+
+def _agent(speech: agent_lines.Speech, folder: Path) -> tuple[str, ...]:
+    """An agent that says nothing but that it has ended, and when it had read what it was told."""
+    nothing = folder / "no.lines"
+    nothing.touch()
+    return agent_lines.command(speech, nothing)
+
+
+# -- ours
+
+
+@asynccontextmanager
+async def _ours(folder: Path) -> AsyncIterator[Turn]:
+    """The whole way: a synced commit takes the message in, another one starts its run."""
+    # Not above: the others shall not carry it.
+    team: Any = importlib.import_module("bench.team")
+    ours: Any = importlib.import_module("bench.contender_ours")
+    message: Any = importlib.import_module("steadyrun.model.item").Message
+    home, turns = folder / "home", 0
+    config = ours.configured(home, _agent("scripted", folder))
+    async with team.working(config, team.Room()) as daemon:
+        store = daemon.holding.around.store
+        [agent] = await team.hire(daemon, home / "agents", 1)
+
+        async def turn() -> int:
+            nonlocal turns
+            begin = time.monotonic_ns()
+            accepted = await store.accept(message(agent.id, "Go."))
+            item = await team.settled(store, accepted.item.id)
+            expect(item.status == "completed", f"an item is {item.status}: {item.error}")
+            turns += 1
+            return int(item.reply) - begin
+
+        yield turn
+        done = await store.items(agent.id, include_settled=True, limit=turns + 1)
+        completed = sum(item.status == "completed" for item in done)
+        expect(completed == turns, f"{completed} of {turns} items are completed")
+    _check_frames(home, turns)
+
+
+def _check_frames(home: Path, turns: int) -> None:
+    """One process has been told every turn, once."""
+    keeping: Any = importlib.import_module("steadyrun.providers.keeping")
+    processes = list((home / "processes").iterdir())
+    expect(len(processes) == 1, f"{len(processes)} processes instead of a warm one")
+    keys = [frame.key for frame in keeping.read_sent(processes[0], after=0)]
+    begun = sum(key.startswith("begin:") for key in keys)
+    expect(begun == turns == len(set(keys)) - 1, f"{begun} turns were told instead of {turns}")
+
+
+@asynccontextmanager
+async def _frame(folder: Path) -> AsyncIterator[Turn]:
+    """A keeper and its frame, as a driver writes it; no store, no runtime."""
+    keeping: Any = importlib.import_module("steadyrun.providers.keeping")
+    journal: Any = importlib.import_module("steadyrun.wire.journal")
+    directory, turns = folder / "process", 0
+    spec = keeping.Spec(
+        "prc_bench", str(directory), _agent("scripted", folder), "/", {}, "pipe", (),
+        keeping.Limits(),
+    )  # fmt: skip
+    await keeping.start(spec)
+    with journal.FileWatches() as watches:
+        follower = journal.JournalFollower(watches, directory / "journal")
+        async with keeping.linked(directory, "hld_bench", "agt_bench", 1) as link:
+
+            async def turn() -> int:
+                nonlocal turns
+                turns += 1
+                begin, said = time.monotonic_ns(), b""
+                await link.frame(f"begin:{turns}", follower.offset, (_ASK % turns).rstrip())
+                while b'"ended"' not in said:
+                    said += await follower.read()
+                return _read_at(said) - begin
+
+            with follower:
+                yield turn
+            await link.stop("shutdown")
+        await keeping.wait_until_gone(directory)
+
+
+# -- the SDK
+
+
+@asynccontextmanager
+async def _sdk(folder: Path, commit: Callable[[], None] | None = None) -> AsyncIterator[Turn]:
+    sdk: Any = importlib.import_module("claude_agent_sdk")
+    program = folder / "agent"
+    program.write_text(f"#!/bin/sh\nexec {' '.join(_agent('claude', folder))}\n")
+    program.chmod(0o700)
+    async with sdk.ClaudeSDKClient(sdk.ClaudeAgentOptions(cli_path=program)) as client:
+
+        async def turn() -> int:
+            begin = time.monotonic_ns()
+            if commit:
+                commit()
+            await client.query("Go.")
+            result = [
+                message.result
+                async for message in client.receive_response()
+                if isinstance(message, sdk.ResultMessage)
+            ]
+            return int(result[0]) - begin
+
+        yield turn
+
+
+@asynccontextmanager
+async def _sdk_and(folder: Path, synchronous: str) -> AsyncIterator[Turn]:
+    """The message is first written down by the simplest means: one row, one commit, inline."""
+    turns = 0
+    connection = sqlite3.connect(folder / "messages.db", isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("CREATE TABLE messages (id INTEGER PRIMARY KEY, text TEXT NOT NULL)")
+
+    def commit() -> None:
+        nonlocal turns
+        turns += 1
+        connection.execute("INSERT INTO messages (text) VALUES ('Go.')")
+
+    async with _sdk(folder, commit) as turn:
+        yield turn
+    [stored] = connection.execute("SELECT count(*) FROM messages").fetchone()
+    expect(stored == turns, f"{stored} of {turns} messages are stored")
+
+
+# -- the limit
+
+
+@asynccontextmanager
+async def _raw(folder: Path) -> AsyncIterator[Turn]:
+    """A pipe to the agent, and nothing else."""
+    pipe, turns = subprocess.PIPE, 0
+    command = _agent("scripted", folder)
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as agent:  # noqa: ASYNC220 (idle)
+        assert agent.stdin
+        assert agent.stdout
+        to, of = agent.stdin.fileno(), agent.stdout
+
+        async def turn() -> int:
+            nonlocal turns
+            turns += 1
+            begin = time.monotonic_ns()
+            os.write(to, _ASK % turns)
+            while b'"ended"' not in (said := of.readline()):
+                pass
+            return _read_at(said) - begin
+
+        yield turn
+        agent.stdin.close()
+
+
+def _read_at(said: bytes) -> int:
+    return int(said.rpartition(b'"result":"')[2].partition(b'"')[0])
+
+
+WAYS: dict[str, Callable[[Path], Any]] = {
+    "ours": _ours,
+    "sdk": _sdk,
+    "sdk, commit": lambda folder: _sdk_and(folder, "NORMAL"),
+    "sdk, synced": lambda folder: _sdk_and(folder, "FULL"),
+    "frame": _frame,
+    "raw": _raw,
+}
+
+
+async def main(way: str) -> None:
+    with scratch() as folder, anyio.fail_after(_LIMIT_SECONDS):
+        async with WAYS[way](folder) as turn:
+            while await anyio.to_thread.run_sync(sys.stdin.readline):
+                print(await turn(), flush=True)
+    print("checked", flush=True)
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1])
