@@ -38,17 +38,19 @@ _OFFSETS = 'SELECT keeper, "offset" FROM processes'
 def rows() -> list[Row]:
     with scratch() as folder:
         home = folder / "home"
-        took = _measure(folder, home)
+        took, used = zip(*_measure(folder, home), strict=True)
         anyio.run(_check, home)
     print(f"adoption: {RUNS} runs, {_ROUNDS} kills, 0 of {RUNS * _LINES} printed lines lost, "
-          f"all in hand after {', '.join(map(seconds, took))}")  # fmt: skip
+          f"all in hand after {', '.join(map(seconds, took))}, "
+          f"of which CPU {', '.join(map(seconds, used))}")  # fmt: skip
     usual = statistics.median(took)
     name = f"adoption: {RUNS} open runs, after imports, median / limit"
     shown = seconds(LIMIT_SECONDS)
     return [Row(name, seconds(usual), shown, usual / LIMIT_SECONDS, floor=1, goal=0.2)]
 
 
-def _measure(folder: Path, home: Path) -> list[float]:
+def _measure(folder: Path, home: Path) -> list[tuple[float, float]]:
+    """What each round took, and the CPU of its daemon in that time."""
     lines, gate = agent_lines.stamped(_LINES).save(folder), Gate(folder / "gate")
     command = agent_lines.command("scripted", lines.scripted, _PACE_SECONDS, gate.path)
     configured(home, command)
@@ -63,12 +65,13 @@ def _measure(folder: Path, home: Path) -> list[float]:
             return [*took, _adopted(home, is_last=True)]
 
 
-def _adopted(home: Path, *, is_last: bool = False) -> float:
+def _adopted(home: Path, *, is_last: bool = False) -> tuple[float, float]:
     with _daemon("adopt", home) as daemon, closing(_record(home)) as record:
-        imported_at = int(daemon.says())
+        imported_at, cpu = int(daemon.says()), crowd.cpu_seconds(daemon.pid)
         printed = {each.name: _size(each) for each in (home / "processes").iterdir()}
         expect(len(printed) == RUNS, f"{len(printed)} processes are there")
         took = _until_recorded(record, printed) - imported_at / 1e9
+        used = crowd.cpu_seconds(daemon.pid) - cpu
         if is_last:
             daemon.go_on()
             daemon.says("ended")
@@ -76,7 +79,7 @@ def _adopted(home: Path, *, is_last: bool = False) -> float:
         else:
             _sleep(_LIFE_SECONDS)
             daemon.kill()
-    return took
+    return took, used
 
 
 def _until_recorded(record: sqlite3.Connection, printed: Mapping[str, int]) -> float:

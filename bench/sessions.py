@@ -23,6 +23,7 @@ from bench.crowd import Other
 from bench.gate import Gate
 from bench.measure import Rounds, Row, believed, expect, percentile, scratch, seconds
 from steadyrun.model.event import TextFinal
+from steadyrun.wire.inotify import open_inotify
 
 SESSIONS = int(os.environ.get("STEADYRUN_BENCH_SESSIONS", "1000"))  # noqa: TID251
 # The SDK's weight for a session does not depend on their number.
@@ -64,6 +65,10 @@ def _check_room() -> None:
     files = SESSIONS * _SESSION_FILES + _FILES
     expect(most >= files, f"{SESSIONS} sessions need {files} files, {most} may be open: {hint}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    inotify = open_inotify()
+    expect(inotify is not None, "no inotify descriptor is left: who follows files would poll")
+    if inotify:
+        inotify.close()
 
 
 # -- measuring

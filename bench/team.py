@@ -17,7 +17,6 @@ from bench.measure import expect
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.config import Config, load
 from steadyrun.model.agent import Agent
-from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Item, Message
 from steadyrun.runtime.daemon import Daemon
 from steadyrun.runtime.worker import Room
@@ -56,11 +55,18 @@ async def hire(daemon: Daemon, folder: Path, count: int) -> list[Agent]:
     return agents
 
 
-async def settled(store: Store, item: ItemId) -> Item:
-    found = await store.item(item)
-    with store.hints.watch(found.agent) as watch:
-        while not (found := await store.item(item)).is_settled:
-            await watch.wait(1.0)
+async def done(daemon: Daemon, agent: Agent, message: Message) -> Item:
+    """Send it, and wait until it is done with. The store is asked only when the agent has come to
+    rest: who waits shall not be in the way of who works."""
+    store, was_busy = daemon.holding.around.store, False
+    with store.hints.watch(agent.id) as watch:
+        found = (await store.accept(message)).item
+        while not found.is_settled:
+            is_news = await watch.wait(_LOOK_SECONDS)
+            is_busy = daemon.process_state(agent.id) == "busy"
+            if not is_news or (was_busy and not is_busy):
+                found = await store.item(found.id)
+            was_busy = was_busy or is_busy
     return found
 
 

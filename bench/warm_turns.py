@@ -53,8 +53,7 @@ async def _ours(folder: Path) -> AsyncIterator[Turn]:
         async def turn() -> int:
             nonlocal turns
             begin = time.monotonic_ns()
-            accepted = await store.accept(message(agent.id, "Go."))
-            item = await team.settled(store, accepted.item.id)
+            item = await team.done(daemon, agent, message(agent.id, "Go."))
             expect(item.status == "completed", f"an item is {item.status}: {item.error}")
             turns += 1
             return int(item.reply) - begin
