@@ -31,6 +31,8 @@ async def _hold() -> None:
             async with task_group() as watching:
                 for run in runs:
                     watching.start_soon(_see_through, holding, run)
+        # What it was here for is over.
+        tasks.cancel_scope.cancel()
 
 
 async def _see_through(holding: Holding, run: RunId) -> None:
