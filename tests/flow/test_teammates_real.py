@@ -46,7 +46,7 @@ async def working(stage: Stage) -> AsyncIterator[tuple[Team, AgentId]]:
             daemon = Daemon(around, tasks, room=USUAL, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
-            team = Team(stage.cwd.parent, around, daemon)
+            team = Team(stage.cwd.parent, around.store, daemon)
             agent = Agent(
                 around.ids.agent(),
                 "ada",
