@@ -171,6 +171,7 @@ class Team(Home):
     """A home whose daemon is in this process."""
 
     daemon: Daemon
+    facts: "Facts"
 
 
 def begun(place: Path) -> list[tuple[str, str]]:
@@ -282,31 +283,32 @@ async def working(
     *,
     config: str = "",
     clock: Clock | None = None,
-    patience: float | None = None,
+    watched: Callable[[Store], Store] = lambda store: store,
+    drain: float = 10.0,
     **limits: float | None,
 ) -> AsyncIterator[Team]:
-    """A daemon at work, stopped in the end; nothing may be left running behind it."""
+    """A daemon at work, stopped in the end; nothing may be left running behind it.
+
+    `watched` is what the daemon sees of its store.
+    """
     home = place / "home"
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(config)
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
     settings = load(home=home, cwd=place, environ=environ)
-    with anyio.fail_after(PATIENCE_SECONDS), facts():
+    with anyio.fail_after(PATIENCE_SECONDS), facts() as told:
         async with (
             open_runtime(settings, kind="daemon", machine="here") as usual,
             task_group() as tasks,
         ):
             around = replace(usual, limits=msgspec.structs.replace(usual.limits, **limits))
-            around = replace(around, clock=clock or around.clock)
-            if patience is not None:
-                around = replace(
-                    around, store=await SqliteStore.open(home, patience_seconds=patience)
-                )
+            store = watched(around.store)
+            around = replace(around, clock=clock or around.clock, store=store)
             daemon = Daemon(around, tasks, room=room, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
-            yield Team(place, around.store, daemon)
-            await daemon.stop(drain_seconds=10, keep=False)
+            yield Team(place, usual.store, daemon, told)
+            await daemon.stop(drain_seconds=drain, keep=False)
             tasks.cancel_scope.cancel()
     # A keeper says that all is over, and then ends itself.
     eventually(lambda: not left_behind(place), "the end of all that was started")

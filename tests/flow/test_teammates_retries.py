@@ -281,7 +281,7 @@ def test_what_was_tried_is_remembered_when_an_item_is_queued_again(tmp_path: Pat
     """A daemon that is stopped in the middle of a second try leaves it to the next one."""
 
     async def first() -> AgentId:
-        async with working(tmp_path) as team:
+        async with working(tmp_path, drain=0.1) as team:
             ada = await team.hire("ada")
             await team.send(ada, script({"text": "one"}, {"wait": 600}))
             await team.until_said(ada, "one")

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from steadyrun.model.event import LiveEvent, OutputRaw
+from steadyrun.model.event import LIVE_ONLY, LiveEvent, OutputRaw
 from steadyrun.model.secret import Scrubber
 
 
@@ -22,6 +22,9 @@ class LiveScrubber:
 
     def passed(self, live: LiveEvent) -> list[LiveEvent]:
         """The event with what was held back before it, as far as it can be told now."""
+        if type(live.event) not in LIVE_ONLY:
+            # No part of a stream.
+            return [replace(live, event=self._scrubber.clean(live.event))]
         stream = _stream(live)
         if self._held:
             return [*self._ended_by(stream), *self._passed(live, stream)]

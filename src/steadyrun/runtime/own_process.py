@@ -14,6 +14,7 @@ from steadyrun.model.item import Hold
 from steadyrun.model.process import Process
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Order
+from steadyrun.runtime.facts import fact
 from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.process import Ear, LiveProcess
 
@@ -79,6 +80,7 @@ class OwnProcess:
         except SteadyrunError:
             await sitter.write(lambda: around.store.close_process(hold, process.id), "start")
             raise
+        fact("process.launched", agent=agent.name, process=process.id)
         self._launched = self.hear(process)
         return self._launched
 

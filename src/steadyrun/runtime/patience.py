@@ -5,6 +5,7 @@ possible again.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import anyio
@@ -67,3 +68,8 @@ class Trouble:
         while self.notes:
             await recorder.note(self.notes[0])
             self.notes.pop(0)
+
+    async def try_to_tell(self, recorder: Recorder) -> None:
+        """As `tell`, or later."""
+        with suppress(StoreFailed):
+            await self.tell(recorder)

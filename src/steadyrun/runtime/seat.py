@@ -7,7 +7,6 @@ that, and whoever was about to leave stays.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
@@ -92,7 +91,7 @@ class Seat:
         # Whether an item runs; else only the process is kept, if there is one.
         self.is_held = False
         self._own = OwnProcess(around, self, tasks)
-        self._trouble = Trouble(agent.name, self.feed, around.clock)
+        self.trouble = Trouble(agent.name, self.feed, around.clock)
         # How the item is run, if not for the first time; whether its conversation is gone, and may.
         self._again: Again | None = None
         self.is_missing = self.may_begin_anew = False
@@ -235,7 +234,7 @@ class Seat:
         await own.end()
         await self._manner.make_room(self)
         live = await own.launch(order)
-        self._trouble.notes += map(Note, order.notes)
+        self.trouble.notes += map(Note, order.notes)
         return live
 
     # -- ending it
@@ -377,7 +376,8 @@ class Seat:
         self._manner.left(self)
 
     async def gone(self, live: LiveProcess) -> None:
-        if self.live is not live or self.is_held:
+        # What was asked to end is seen to by whoever has asked.
+        if self.live is not live or self.is_held or live.is_closing:
             return
         try:
             await self.leave()
@@ -390,7 +390,7 @@ class Seat:
 
     async def reached(self, live: LiveProcess, driver: Driver) -> None:
         await reached(self, live, driver)
-        await self._trouble.tell(live.recorder)
+        await self.trouble.tell(live.recorder)
 
     async def hear(self, live: LiveProcess, stretch: Stretch) -> None:
         await hear(self, live, stretch)
@@ -495,14 +495,13 @@ class Seat:
         """Whether to try again later."""
         if not self._manner.is_patient or not error.retryable:
             return False
-        self._trouble.note(error, phase, self.runner.id if self.runner else None)
+        self.trouble.note(error, phase, self.runner.id if self.runner else None)
         return True
 
     async def write(self, verb: Callable[[], Awaitable[Answer]], phase: RecordPhase) -> Answer:
         answer = await written(verb, lambda error: self.failed(error, phase))
-        if self._trouble.notes and self.live and self.live.driver:
-            with suppress(StoreFailed):
-                await self._trouble.tell(self.live.recorder)
+        if self.live and self.live.driver:
+            await self.trouble.try_to_tell(self.live.recorder)
         return answer
 
     def _running(self) -> Runner:

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from steadyrun.errors import LeaseLost, NotFound, SteadyrunError, StoreFailed
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import ErrorFact
-from steadyrun.model.ids import RunId
+from steadyrun.model.event import ErrorFact, Event
+from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Run
@@ -65,6 +65,8 @@ class Worker:
         self._bridge = bridge
         self._bell: Watch | None = None
         self._quiet = anyio.Event()
+        # What the record of an agent still has to say of itself, when it has a process again.
+        self._untold: dict[AgentId, list[Event]] = {}
         # When the next gate opens, as far as we know.
         self._opens_at: datetime | None = None
 
@@ -164,6 +166,7 @@ class Worker:
 
     def _seat(self, agent: Agent) -> Seat:
         seat = Seat(self._around, agent, self, self._tasks)
+        seat.trouble.notes += self._untold.pop(agent.id, [])
         self._seats.add(seat)
         return seat
 
@@ -273,6 +276,8 @@ class Worker:
 
     def left(self, seat: Seat) -> None:
         self._seats.remove(seat)
+        if seat.trouble.notes:
+            self._untold[seat.agent.id], seat.trouble.notes = seat.trouble.notes, []
         self.ring()
 
     async def _stop_unwanted(self, seat: Seat) -> None:
