@@ -166,10 +166,13 @@ class Followups:
 
     async def _turn_down(self, item: ItemId) -> None:
         async with self._lock:
+            if item not in self.open:
+                # Turned down already, for another reason.
+                return
             await self._store.give_back(self._claimed(), item)
             if self._is_direct:
                 await self._store.cancel(item)
-        self.open.pop(item, None)
+            self.open.pop(item, None)
 
     def _claimed(self) -> Claim:
         assert self.claim
