@@ -62,7 +62,9 @@ def folder_of(home: Path) -> Path:
 @asynccontextmanager
 async def serving(desk: Desk, report: Report) -> AsyncIterator[None]:
     """Answer calls until the block ends. Only one process of a home may do so: it has its lock."""
+    file = folder_of(desk.home) / "socket"
     listener = await anyio.to_thread.run_sync(_bind, folder_of(desk.home))
+    ours = _inode(file)
     try:
         async with task_group() as tasks:
             tasks.start_soon(_accept_all, listener, desk, report)
@@ -70,7 +72,16 @@ async def serving(desk: Desk, report: Report) -> AsyncIterator[None]:
             tasks.cancel_scope.cancel()
     finally:
         listener.close()
-        (folder_of(desk.home) / "socket").unlink(missing_ok=True)
+        # Who was taken for gone is outlived by another one, and that one's is not ours to remove.
+        if _inode(file) == ours:
+            file.unlink(missing_ok=True)
+
+
+def _inode(file: Path) -> int | None:
+    try:
+        return file.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager
