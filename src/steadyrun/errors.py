@@ -24,6 +24,7 @@ SteadyrunError
         DaemonRunning            this home has its daemon already
     GateClosed               a provider has refused for now; wait until it is open     exit 6
     LeaseLost                stop; write nothing more                                  exit 5
+        HolderGone               this process is no holder any more; end it
     KeeperGone               adopt the process again, or take it as ended              exit 1
     RpcFailed                a call to another process came to nothing                 exit 1
         RpcRefused               it answered with an error; see its number
@@ -324,6 +325,20 @@ class LeaseLost(SteadyrunError):
     def __init__(self, agent: str, *, fence: int) -> None:
         super().__init__(f"the claim on {agent} with fence {fence} is over")
         self.agent, self.fence = agent, fence
+
+
+class HolderGone(LeaseLost):
+    """This process counts as gone, and others have taken over what it held: it has to end."""
+
+    code = "holder_gone"
+
+    def __init__(self, holder: str) -> None:
+        SteadyrunError.__init__(
+            self,
+            f"{holder} is no holder any more: its lock was let go, and others have what it held",
+            hint="Start it again.",
+        )
+        self.agent, self.fence, self.holder = "", 0, holder
 
 
 class KeeperGone(SteadyrunError):

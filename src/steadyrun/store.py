@@ -258,7 +258,8 @@ class Store(Protocol):
 
         The lane of a direct agent is given to whoever asks for it by name. A held, paused or empty
         lane is never given, a warm one to its own holder only, under the
-        fence it has. Two holders never get the same lane.
+        fence it has. Two holders never get the same lane. Who is no holder any more, because it was
+        taken for gone, gets none: `HolderGone`, here and in `start` and `reap`.
         """
 
     async def start(

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.abc import TaskGroup
 
+from steadyrun.errors import LeaseLost
+
 
 @asynccontextmanager
 async def task_group() -> AsyncIterator[TaskGroup]:
@@ -21,6 +23,10 @@ async def task_group() -> AsyncIterator[TaskGroup]:
 
 
 def _only(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    """The only one; of several that say the same, that somebody else has the lane, the first."""
+    while isinstance(error, BaseExceptionGroup):
+        found = [_only(each) for each in error.exceptions]
+        if len(found) > 1 and not all(isinstance(each, LeaseLost) for each in found):
+            return error
+        error = found[0]
     return error

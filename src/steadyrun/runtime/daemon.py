@@ -7,7 +7,7 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from steadyrun.errors import SteadyrunError
+from steadyrun.errors import HolderGone, SteadyrunError
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Claim
 from steadyrun.runtime.around import Surroundings
@@ -67,6 +67,9 @@ class Daemon:
             try:
                 await self._store.remember(ALIVE_AT, self._around.clock.now().isoformat().encode())
                 await self._reap(timedelta())
+            except HolderGone:
+                # Somebody else has all that we had, and works.
+                raise
             except SteadyrunError as error:
                 bug(error)
             await anyio.sleep(HEARTBEAT_SECONDS)

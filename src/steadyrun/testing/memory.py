@@ -135,6 +135,7 @@ class MemoryStore(MemoryReads):
     ) -> list[Claim]:
         now = self._clock.now()
         with self._transaction([]) as t:
+            rows.require_holder(t, holder)
             ready = rows.claimable(t, holder, agent, (), now)
             claims = [rows.claim(t, lane, holder, now) for lane in ready[:limit]]
         self.hints.ring(claim.agent for claim in claims)
@@ -151,6 +152,7 @@ class MemoryStore(MemoryReads):
     ) -> list[Started]:
         now = self._clock.now()
         with self._transaction([]) as t:
+            rows.require_holder(t, holder)
             ready = rows.claimable(t, holder, agent, but_not, now)
             claims = [rows.claim(t, lane, holder, now) for lane in ready[:limit]]
             started = [self._start(t, claim, opened) for claim in claims]
@@ -275,6 +277,7 @@ class MemoryStore(MemoryReads):
 
     async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[Lost]:
         with self._transaction([]) as t:
+            rows.require_holder(t, holder)
             lanes = [
                 lane
                 for lane in t.lanes.values()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from steadyrun.errors import ChangeRefused, LeaseLost, NameTaken, NotFound
+from steadyrun.errors import ChangeRefused, HolderGone, LeaseLost, NameTaken, NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, EventId
@@ -227,6 +227,12 @@ def claimable(
 
 def has_open_gate(t: Tables, provider: str, now: datetime) -> bool:
     return all(gate.is_open(now) for gate in t.gates.values() if gate.provider == provider)
+
+
+def require_holder(t: Tables, holder: HolderId) -> None:
+    """It has not been taken for gone meanwhile."""
+    if holder not in t.holders:
+        raise HolderGone(holder)
 
 
 def claim(t: Tables, lane: Lane, holder: HolderId, now: datetime) -> Claim:

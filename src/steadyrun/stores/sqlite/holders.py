@@ -3,6 +3,7 @@ inside a transaction."""
 
 from collections.abc import Iterable, Sequence
 
+from steadyrun.errors import HolderGone
 from steadyrun.model.ids import AgentId, HolderId
 from steadyrun.model.item import Claim, Hold
 from steadyrun.model.process import Process
@@ -30,6 +31,15 @@ def remove(connection: Connection, holder: HolderId) -> None:
     connection.execute(_REMOVE_HOLDER, {"holder": holder})
 
 
+_IS_HOLDER = "SELECT 1 FROM holders WHERE holder_id = :holder"
+
+
+def require(connection: Connection, holder: HolderId) -> None:
+    """It has not been taken for gone meanwhile."""
+    if rows.one(connection, _IS_HOLDER, {"holder": holder}) is None:
+        raise HolderGone(holder)
+
+
 _HOLDERS = """
     SELECT holder_id FROM holders
     UNION
@@ -47,6 +57,7 @@ _TAKE_OVER = """
 def reap(
     connection: Connection, holder: HolderId, presence: Presence, *, lasting: bool
 ) -> list[Lost]:
+    require(connection, holder)
     known = [name for [name] in connection.execute(_HOLDERS).fetchall()]
     gone = [name for name in known if not presence.is_there(name)]
     values = {"holder": holder, "gone": _listed(gone), "lasting": lasting}

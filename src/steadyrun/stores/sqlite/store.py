@@ -168,7 +168,12 @@ class SqliteStore(SqliteReads):
         self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None
     ) -> list[Claim]:
         now = self._clock.now()
-        claims = await self._accept(lambda c: lanes.claim(c, holder, limit, agent, now))
+
+        def claim(connection: Connection) -> list[Claim]:
+            holders.require(connection, holder)
+            return lanes.claim(connection, holder, limit, agent, now)
+
+        claims = await self._accept(claim)
         self.hints.ring(claim.agent for claim in claims)
         return claims
 
@@ -184,6 +189,7 @@ class SqliteStore(SqliteReads):
         now = self._clock.now()
 
         def begin(connection: Connection) -> list[Started]:
+            holders.require(connection, holder)
             claims = lanes.claim(connection, holder, limit, agent, now, but_not)
             return starting.start(connection, claims, opened, self._scrubber)
 

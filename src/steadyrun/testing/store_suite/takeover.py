@@ -3,9 +3,10 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from steadyrun.errors import LeaseLost
+from steadyrun.errors import HolderGone, LeaseLost
+from steadyrun.model.agent import Agent
 from steadyrun.model.ids import ItemId
-from steadyrun.model.item import Message
+from steadyrun.model.item import Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Launched, Orphaned
 from steadyrun.testing.store_suite.harness import StoreHarness
@@ -19,6 +20,23 @@ from steadyrun.testing.store_suite.scene import (
     send,
     set_scene,
 )
+
+
+async def check_who_is_no_holder_any_more_gets_nothing(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, gone = scene.store, (await scene.store.join("test")).id
+    await scene.send()
+    await store.leave(gone)
+
+    await refused_whole(store, HolderGone, store.claim(gone))
+    await refused_whole(store, HolderGone, store.start(gone, _never))
+    await refused_whole(store, HolderGone, store.reap(gone))
+
+    assert (await scene.claim()).holder == scene.holder
+
+
+def _never(_: Agent, __: Item) -> Created:
+    raise AssertionError("nothing is to be begun")
 
 
 async def check_a_holder_that_is_gone_is_reaped(harness: StoreHarness) -> None:
@@ -79,24 +97,6 @@ async def check_a_lane_is_reaped_once(harness: StoreHarness) -> None:
     claims = [claim for answer in answers for claim in answer]
     assert len({claim.agent for claim in claims}) == len(claims) == 2
     assert await others[0].reap(reapers[0][1]) == []
-
-
-async def check_a_reaper_that_is_gone_itself_gets_each_lane_once(harness: StoreHarness) -> None:
-    scene = await set_scene(harness)
-    bo = await hire(harness, scene.store, "bo")
-    await scene.send()
-    await scene.claim()
-    await send(harness, scene.store, bo, "work")
-    reaper = await scene.store.join("reaper")
-    await scene.store.claim(reaper.id)
-    await scene.store.leave(scene.holder)
-    await scene.store.leave(reaper.id)
-
-    claims = await reaped(scene.store, reaper.id)
-
-    assert [(claim.agent, claim.fence) for claim in claims] == [(scene.agent, 2), (bo, 2)]
-    for claim in claims:
-        assert (await scene.store.lane(claim.agent)).fence == claim.fence
 
 
 async def check_a_reaped_lane_is_settled_by_its_new_holder(harness: StoreHarness) -> None:
