@@ -287,7 +287,7 @@ def _check_texts(record: Record) -> None:
     stored = Counter(
         seen.event.text
         for seen in record.events
-        if isinstance(seen.event, TextFinal) and seen.provider != "shell"
+        if isinstance(seen.event, TextFinal) and seen.provider == "scripted"
     )
     assert stored == printed, (stored - printed, printed - stored)
 

@@ -3,6 +3,8 @@
 The mark is what the last text of a script says, so that a record tells whose it is.
 """
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +32,15 @@ def lasts(mark: str) -> Steps:
 def lingers(mark: str) -> Steps:
     """What is offered in its last step gets a turn of its own."""
     return [{"text": mark}, {"wait": 0.25}]
+
+
+def until(gate: Path) -> Callable[[str], Steps]:
+    """It goes on when the gate is there."""
+
+    def waits(mark: str) -> Steps:
+        return [{"text": f"{mark}-1"}, {"until": str(gate)}, {"text": mark}]
+
+    return waits
 
 
 def asks(mark: str) -> Steps:

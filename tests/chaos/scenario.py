@@ -105,9 +105,11 @@ class Scenario:
         return self.place / "trace"
 
     @classmethod
-    async def begin(cls, place: Path, seed: int, victims: Victims) -> "Scenario":
+    async def begin(
+        cls, place: Path, seed: int, victims: Victims, config: str = CONFIG
+    ) -> "Scenario":
         (place / "home").mkdir(parents=True)
-        (place / "home" / "config.toml").write_text(CONFIG)
+        (place / "home" / "config.toml").write_text(config)
         (place / "work").mkdir()
         store = await SqliteStore.open(place / "home")
         # Chance decides what is done, and is to be the same each time.
@@ -237,7 +239,7 @@ class Scenario:
     # -- what others see
 
     async def until(
-        self, agent: AgentId, is_so: Callable[[], Awaitable[bool]], seconds: float = 3.0
+        self, agent: AgentId, is_so: Callable[[], Awaitable[bool]], seconds: float = 10.0
     ) -> bool:
         """Wait for something in an agent's record; False if it does not come."""
         with anyio.move_on_after(seconds), self.store.hints.watch(agent) as watch:
@@ -276,12 +278,12 @@ class Scenario:
 
         return await self.until(sent.agent, is_delivered)
 
-    async def until_settled(self, sent: Sent) -> bool:
+    async def until_settled(self, sent: Sent, seconds: float = 10.0) -> bool:
         async def is_settled() -> bool:
             item = await self._item(sent)
             return item is None or item.is_settled
 
-        return await self.until(sent.agent, is_settled)
+        return await self.until(sent.agent, is_settled, seconds)
 
     async def _item(self, sent: Sent) -> Item | None:
         return await self.store.item(sent.item) if sent.item else None

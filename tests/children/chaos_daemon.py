@@ -11,7 +11,7 @@ import select
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,7 @@ from msgspec import Struct
 from steadyrun.assemble.daemon import open_daemon
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.config import Config, load
+from steadyrun.errors import GateClosed
 from steadyrun.library import Steadyrun
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime import daemon as daemon_module
@@ -80,10 +81,11 @@ async def be_direct(order: Order, config: Config) -> None:
     ):
         library = Steadyrun(Holding(around, tasks))
         tell(Word(order.number, "up", os.getpid()))
-        run = await library.start(
-            order.prompt, provider="scripted", cwd=Path(order.home).parent / "work"
-        )
-        await run.result()
+        # Others may have been told of a limit meanwhile.
+        with suppress(GateClosed):
+            work = Path(order.home).parent / "work"
+            run = await library.start(order.prompt, provider="scripted", cwd=work)
+            await run.result()
         tasks.cancel_scope.cancel()
 
 

@@ -9,9 +9,10 @@ import fcntl
 import inspect
 import os
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path, PosixPath
 from typing import Any, Literal
 
@@ -86,7 +87,13 @@ class ChaosSteps(Steps):
             os.kill(os.getpid(), signal.SIGKILL)
         else:
             let_go_of_locks(self._home)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            with closing(
+                sqlite3.connect(self._home / "steadyrun.db", isolation_level=None)
+            ) as file:
+                # In the middle of a write it would keep everybody from writing.
+                file.execute("BEGIN IMMEDIATE")
+                file.execute("ROLLBACK")
+                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def let_go_of_locks(home: Path) -> None:
