@@ -38,7 +38,7 @@ def cli(request: pytest.FixtureRequest) -> Cli:
 @asynccontextmanager
 async def working(stage: Stage) -> AsyncIterator[tuple[Team, AgentId]]:
     """A daemon with one agent, whose provider is the stage's CLI."""
-    with anyio.fail_after(PATIENCE_SECONDS), facts():
+    with anyio.fail_after(PATIENCE_SECONDS), facts() as told:
         async with (
             open_runtime(stage.config, kind="daemon", machine="here") as around,
             task_group() as tasks,
@@ -46,7 +46,7 @@ async def working(stage: Stage) -> AsyncIterator[tuple[Team, AgentId]]:
             daemon = Daemon(around, tasks, room=USUAL, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
-            team = Team(stage.cwd.parent, around.store, daemon)
+            team = Team(stage.cwd.parent, around.store, daemon, told)
             agent = Agent(
                 around.ids.agent(),
                 "ada",

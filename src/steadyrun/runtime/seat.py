@@ -29,6 +29,7 @@ from steadyrun.runtime.hearing import hear, is_early, reached
 from steadyrun.runtime.own_process import OwnProcess
 from steadyrun.runtime.patience import Trouble, written
 from steadyrun.runtime.process import LiveProcess
+from steadyrun.runtime.quiet import until_quiet
 from steadyrun.runtime.runner import Runner
 from steadyrun.store import Call
 
@@ -242,7 +243,8 @@ class Seat:
     async def _finish(self) -> None:
         """See to the end what runs and what follows by itself, then settle and stay or go."""
         while True:
-            await self._until_quiet()
+            if self.live:
+                await until_quiet(self, self.live, self._around.limits)
             runner = self._running()
             if not runner.is_over:
                 runner.end_by(Orphaned(self._clock.now()))
@@ -260,25 +262,6 @@ class Seat:
         if live is None or live.is_gone or live.is_closing or live.offers.open:
             return False
         return self._manner.keeps(self)
-
-    async def _until_quiet(self) -> None:
-        """No turn is open and no offer either; what stays open too long is called back."""
-        live, limits = self.live, self._around.limits
-        if live is None:
-            return
-        # What an earlier holder had offered is known only then.
-        await live.until_reached()
-        while not self._running().is_over and not live.is_gone:
-            await live.changed()
-        await self._wait_for_offers(live, limits.offer)
-        if live.offers.open and not live.is_gone:
-            await live.offers.recall()
-            await self._wait_for_offers(live, limits.interrupt)
-
-    async def _wait_for_offers(self, live: LiveProcess, limit: float | None) -> None:
-        with anyio.move_on_after(limit or None):
-            while (live.offers.open or not self._running().is_over) and not live.is_gone:
-                await live.changed()
 
     async def _next(self, runner: Runner) -> Again | None:
         """Whether the item is run once more."""
