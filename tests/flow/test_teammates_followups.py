@@ -242,7 +242,7 @@ def test_a_paused_agent_does_nothing_by_itself(tmp_path: Path) -> None:
     async def main() -> None:
         async with working(tmp_path) as team:
             ada = await team.hire("ada")
-            later = _later({"text": "by itself"}, "hang", after=0.4)
+            later = _later({"text": "by itself"}, "hang", after=1.5)
             await team.done(ada, script(later, {"text": "one"}))
             await team.store.pause(ada)
             await team.until_told(ada, ev.RunFailed)
@@ -279,7 +279,7 @@ def test_a_paused_agent_does_nothing_by_itself_right_after_a_turn(tmp_path: Path
 
 async def _overtaken(team: Team, agent: AgentId, text: str, *steps: object) -> ItemId:
     """An item is started at the moment at which its process has begun these steps by itself."""
-    await team.done(agent, script(_later(*steps, after=0.3), {"text": "one"}))
+    await team.done(agent, script(_later(*steps, after=1.5), {"text": "one"}))
     await team.until_lane(agent, "warm")
     seat = team.daemon.seats.of(agent)
     assert seat

@@ -237,7 +237,7 @@ def test_killed_amid_a_turn_of_its_own_it_is_one_run(tmp_path: Path, step: str) 
     async def first() -> AgentId:
         async with victim(tmp_path, step) as (home, daemon):
             ada = await home.hire("ada")
-            later = {"self_turn": {"after": 0.4, "steps": [{"text": "by itself"}]}}
+            later = {"self_turn": {"after": 1.0, "steps": [{"text": "by itself"}]}}
             await home.send(ada, script(later, {"text": "one"}))
             await daemon.until_dead()
             return ada

@@ -13,7 +13,7 @@ import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.model.ids import AgentId
-from steadyrun.model.item import Item
+from steadyrun.model.item import Attachment, Item, Payload
 from tests.children.keeper_driver import parent
 from tests.team import Team, begun, cli_of, says, script, times_told, wait_for, working
 
@@ -273,6 +273,20 @@ def test_an_item_that_cannot_be_told_fails_by_name_and_the_next_one_is_tried(
             assert second.reply == "two"
             assert (await team.done(bob, says("three"))).reply == "three"
             assert len(await team.store.open_processes()) == 2
+
+    anyio.run(main)
+
+
+def test_an_item_whose_picture_is_gone_fails_by_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path) as team:
+            ada = await team.hire("ada")
+            gone = Payload(files=(Attachment("a.png", "attachments/gone", 1, "image/png"),))
+            item = await team.done(ada, says("one"), payload=gone)
+
+            assert item.error
+            assert (item.status, item.error.code) == ("failed", "file_unusable")
+            assert (await team.done(ada, says("two"))).reply == "two"
 
     anyio.run(main)
 

@@ -1,7 +1,7 @@
 """What if the record cannot be written for a while? It is waited for, told, and nothing is lost."""
 
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +142,7 @@ async def _leave_over(team: Team, ada: AgentId) -> None:
 
 
 async def _wake(team: Team, ada: AgentId) -> None:
-    later = {"self_turn": {"after": 0.3, "steps": [{"text": "by itself"}]}}
+    later = {"self_turn": {"after": 1.0, "steps": [{"text": "by itself"}]}}
     await team.done(ada, script(later, {"text": "one"}))
     await team.until_said(ada, "by itself")
     await team.until_idle(ada)
@@ -223,5 +223,51 @@ def test_whoever_listens_hears_of_the_trouble_at_once(tmp_path: Path) -> None:
             await team.until_told(ada, ev.RecordFailed)
         lock.close()
         await impatient.close()
+
+    anyio.run(main)
+
+
+class Bug:
+    """Something is wrong with ourselves: a step that goes wrong, once."""
+
+    def __init__(self, step: str) -> None:
+        self._step: str | None = step
+
+    async def take(self, names: Sequence[str], doing: Coroutine[Any, Any, Answer]) -> Answer:
+        if self._step in names:
+            self._step = None
+            doing.close()
+            raise RuntimeError("nobody has thought of this")
+        return await doing
+
+
+BUGS = ["open_process", "append started", "append ended", "rest", "close_process", "let_go"]
+
+
+@pytest.mark.parametrize("step", BUGS)
+def test_a_bug_in_the_run_of_one_agent_ends_nothing_else(tmp_path: Path, step: str) -> None:
+    async def main() -> None:
+        buggy, room = Bug(step), Room(processes=1)
+        async with working(
+            tmp_path,
+            room,
+            watched=lambda store: WatchedStore(store, buggy),  # type: ignore[arg-type]
+            has_bugs=True,
+        ) as team:
+            ada, bob = await team.hire("ada"), await team.hire("bob")
+            first = await team.done(ada, says("one"))
+            # Who makes room for this one is ada, if her process still waits.
+            assert (await team.done(bob, says("two"))).reply == "two"
+            assert (await team.done(ada, says("three"))).reply == "three"
+
+            # What has come to its end before anybody could give it up has come to its end.
+            may_end = step not in {"open_process", "append ended"}
+            assert may_end or first.status == "failed"
+            if first.status == "failed":
+                assert first.error
+                assert first.error.code == "internal"
+            else:
+                assert first.reply == "one"
+            assert len(await team.store.open_processes()) <= 1
 
     anyio.run(main)

@@ -21,6 +21,7 @@ from steadyrun.provider import Image, LaunchRequest, Turn
 from steadyrun.runtime.again import Again
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.context import recovery_context, retry_notice, with_files
+from steadyrun.runtime.files import open_regular
 from steadyrun.runtime.runner import Runner
 from steadyrun.runtime.standing import Standing, agent_environment, read_standing
 
@@ -163,10 +164,15 @@ def _was_cut_off(run: Run) -> bool:
 
 def _images(files: Sequence[tuple[Attachment, str]]) -> tuple[Image, ...]:
     return tuple(
-        Image(file.media_type, Path(place).read_bytes())
+        Image(file.media_type, _content(Path(place)))
         for file, place in files
         if file.media_type is not None
     )
+
+
+def _content(place: Path) -> bytes:
+    with open_regular(place) as stream:
+        return stream.read()
 
 
 async def direct_order(

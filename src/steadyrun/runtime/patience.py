@@ -66,8 +66,12 @@ class Trouble:
     async def tell(self, recorder: Recorder) -> None:
         """It can be written: say what there is to say."""
         while self.notes:
-            await recorder.note(self.notes[0])
-            self.notes.pop(0)
+            note = self.notes.pop(0)
+            try:
+                await recorder.note(note)
+            except BaseException:
+                self.notes.insert(0, note)
+                raise
 
     async def try_to_tell(self, recorder: Recorder) -> None:
         """As `tell`, or later."""
