@@ -9,9 +9,6 @@ from typing import Any
 
 import msgspec
 
-# The last words where a script was not played, because the request came with a notice before it.
-DEMO = "Done. A script answered; no model was asked."
-
 Steps = list[Any]
 
 

@@ -278,6 +278,15 @@ class Scenario:
 
         return await self.until(sent.agent, is_delivered)
 
+    async def until_tried(self, sent: Sent) -> bool:
+        """It was begun more than once."""
+
+        async def is_tried() -> bool:
+            item = await self._item(sent)
+            return item is None or item.attempt > 1 or item.is_settled
+
+        return await self.until(sent.agent, is_tried)
+
     async def until_settled(self, sent: Sent, seconds: float = 10.0) -> bool:
         async def is_settled() -> bool:
             item = await self._item(sent)
@@ -292,7 +301,8 @@ class Scenario:
         """An undisturbed daemon does what is left to do, and ends."""
         for agent in self.agents.values():
             await self.store.resume(agent)
-        await self.up()
+        if self.daemon is None or self.daemon.is_over:
+            await self.up()
         for sent in self.sent:
             item = await self._item(sent)
             if sent.is_endless and item and not item.is_settled:

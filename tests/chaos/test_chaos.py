@@ -8,7 +8,6 @@ do, and the oracle reads the store, the files and /proc.
 STEADYRUN_CHAOS_KILLS and STEADYRUN_CHAOS_SEED set the number of kills and repeat a run.
 """
 
-import os
 import random
 import signal
 import sys
@@ -21,15 +20,15 @@ import anyio
 import pytest
 
 from tests.chaos import oracle, prompts
+from tests.chaos.knobs import KILLS, SEED
 from tests.chaos.scenario import Scenario
 from tests.chaos.victims import Victim, Victims, victims
 from tests.chaos.ways import ANY, WAYS, say
 from tests.children.chaos_steps import POINTS
 
-KILLS = int(os.environ.get("STEADYRUN_CHAOS_KILLS", "210"))  # noqa: TID251 (of this test alone)
-SEED = int(os.environ.get("STEADYRUN_CHAOS_SEED", "6"))  # noqa: TID251 (the same)
 WORKERS = 2
 PHASES = 8
+MOST_ROUNDS = 5
 # How long a daemon is given to come to a point.
 STRIKE_SECONDS = 8.0
 # What is killed by others than itself, at any moment.
@@ -47,11 +46,14 @@ class Fault(NamedTuple):
 
 def plan(dice: random.Random, kills: int) -> list[Fault]:
     """Every point once, and by chance whoever else."""
-    faults = [Fault(point) for point in sorted(POINTS)]
-    while len(faults) < kills:
-        faults.append(Fault(whom=OTHERS[len(faults) % len(OTHERS)]))
-    dice.shuffle(faults)
-    return faults
+    points = [Fault(point) for point in sorted(POINTS)]
+    return shuffled(dice, points, kills - len(points))
+
+
+def shuffled(dice: random.Random, faults: list[Fault], kills: int) -> list[Fault]:
+    """These, and so many kills more: with most of the others a daemon is killed in the end, too."""
+    more = [Fault(whom=OTHERS[number % len(OTHERS)]) for number in range(round(kills / 1.6))]
+    return dice.sample([*faults, *more], len(faults) + len(more))
 
 
 class Tally:
@@ -142,7 +144,7 @@ async def play_all(place: Path, faults: list[Fault], seed: int, tally: Tally) ->
     async def work() -> None:
         async with victims() as by:
             for number, some in numbered:
-                await play(place / f"{len(tally.missed)}-{number}", seed + number, some, tally, by)
+                await play(place / str(number), seed + number, some, tally, by)
 
     async with anyio.create_task_group() as tasks:
         for _ in range(WORKERS):
@@ -152,22 +154,20 @@ async def play_all(place: Path, faults: list[Fault], seed: int, tally: Tally) ->
 def test_everything_may_be_killed_at_every_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tally = Tally()
-    faults = plan(random.Random(SEED), KILLS)
-
-    anyio.run(play_all, tmp_path / "first", faults, SEED, tally)
-
-    for again in range(3):
-        missed, tally.missed = (
-            [each for each in tally.missed if not tally.points[each.point or ""]],
-            [],
-        )
-        if missed:
-            anyio.run(play_all, tmp_path / f"again-{again}", missed, SEED + 1000, tally)
+    tally, dice = Tally(), random.Random(SEED)
+    faults = plan(dice, KILLS)
+    for number in range(MOST_ROUNDS):
+        tally.missed = []
+        anyio.run(play_all, tmp_path / str(number), faults, SEED + 1000 * number, tally)
+        # Whoever did not come to a point in time tries once more.
+        missed = [fault for fault in tally.missed if not tally.points[fault.point or ""]]
+        faults = shuffled(dice, missed, max(0, KILLS - tally.kills.total()))
+        if not faults:
+            break
     with capsys.disabled():
         sys.stdout.write(
             f"\nchaos: seed {SEED}, {tally.kills.total()} kills {dict(tally.kills)}, "
-            f"{len(tally.points)} of {len(POINTS)} points\n"
+            f"{len(POINTS & set(tally.points))} of {len(POINTS)} points\n"
         )
-    assert set(tally.points) & POINTS == POINTS, sorted(POINTS - set(tally.points))
+    assert set(tally.points) >= POINTS, sorted(POINTS - set(tally.points))
     assert tally.kills.total() >= KILLS

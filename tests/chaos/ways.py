@@ -71,12 +71,17 @@ async def ask(scene: Scenario) -> None:
 
 
 async def crash(scene: Scenario) -> None:
+    """Once for good, and once again and again until somebody has enough of it."""
     await scene.send(prompts.crashes, on_lost="fail", may_fail=True)
-    await scene.send(prompts.crashes, on_lost="resume", may_fail=True)
+    again = await scene.send(prompts.crashes, on_lost="resume", is_endless=True, may_fail=True)
+    await scene.until_tried(again)
+    await scene.cancel(again)
 
 
 async def be_limited(scene: Scenario) -> None:
-    await scene.send(prompts.is_limited, on_lost="resume")
+    limited = await scene.send(prompts.is_limited, on_lost="resume", is_endless=True)
+    await scene.until_tried(limited)
+    await scene.cancel(limited)
 
 
 async def go_on(scene: Scenario) -> None:

@@ -1,0 +1,110 @@
+"""What if there is no room any more in the middle of everything, and then there is again?"""
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from steadyrun.errors import StoreFailed
+from tests.chaos import oracle, prompts
+from tests.chaos.scenario import CONFIG, SCRIPTED, Scenario, Sent
+from tests.chaos.victims import victims
+from tests.children.keeper_driver import eventually
+from tests.commands import ROOT
+from tests.require import require
+
+SIZE_MEGABYTES = 160
+MESSAGES = 12
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """The same file once more, in a namespace with a small disk of its own."""
+    require("unshare", _can_mount(tmp_path), "no tmpfs can be mounted in a namespace of one's own")
+    mount = f'mount -t tmpfs -o size={SIZE_MEGABYTES}m none "$0" && exec "$@"'
+    command = [sys.executable, __file__, str(tmp_path / "scene")]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mount, str(tmp_path), *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # noqa: TID251 (that of this test)
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+
+
+def _can_mount(place: Path) -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    attempt = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", str(place)]
+    return subprocess.run(attempt, capture_output=True, check=False).returncode == 0
+
+
+async def fill_and_go_on(place: Path) -> None:
+    """Messages for everybody; the disk fills up while they work; then there is room again."""
+    async with victims() as by:
+        scene = await Scenario.begin(place, 1, by, CONFIG)
+        try:
+            daemon = await scene.up()
+            first = [await scene.send(prompts.lasts, name, way="store") for name in SCRIPTED]
+            await scene.until_running(first[0])
+            ballast = place / "ballast"
+            await anyio.to_thread.run_sync(_fill, ballast)
+            refused = await _send_until_refused(scene)
+            with anyio.move_on_after(2.0):
+                await daemon.end()
+            ballast.unlink()
+            assert not daemon.is_over, "a full disk has ended the daemon"
+            for _ in range(MESSAGES):
+                await scene.send(prompts.works, on_lost="resume", way="store")
+            assert refused
+            for sent in scene.sent:
+                sent.may_fail = True
+            await scene.settle_down()
+            await oracle.check(scene, of_log=False)
+            await _check_goes_on(scene)
+        finally:
+            await scene.store.close()
+            oracle.clear(scene.home)
+
+
+async def _send_until_refused(scene: Scenario) -> bool:
+    """What is refused is not accepted, and says so."""
+    for number in range(2000):
+        mark = f"big-{number}"
+        text = prompts.written([{"text": mark}, {"thinking": "x" * 4000}])
+        sent = Sent(mark, scene.agents["ada"], text, "resume")
+        try:
+            await scene._accept(sent)
+        except StoreFailed:
+            return True
+        scene.sent.append(sent)
+    return False
+
+
+async def _check_goes_on(scene: Scenario) -> None:
+    """What came when there was room again was done."""
+    for sent in scene.sent[-MESSAGES:]:
+        assert sent.item
+        item = await scene.store.item(sent.item)
+        assert item.status == "completed", item
+
+
+def _fill(file: Path) -> None:
+    """Take all the room there is."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
+    for size in (1 << 20, 1 << 12):
+        with suppress(OSError):
+            while os.write(descriptor, b"x" * size):
+                continue
+    os.close(descriptor)
+    eventually(lambda: shutil.disk_usage(file.parent).free < 1 << 16, "a full disk")
+
+
+if __name__ == "__main__":
+    anyio.run(fill_and_go_on, Path(sys.argv[1]))
