@@ -159,8 +159,9 @@ class Hints:
             self._watches[agent].discard(watch)
 
     def ring(self, agents: Iterable[AgentId], *, only_events: bool = False) -> None:
-        """Tell those who watch one of `agents`, and those who watch everything."""
-        for agent in (*agents, None):
+        """Tell those who watch one of `agents`, and those who watch everything: none is no news."""
+        told = [*agents]
+        for agent in (*told, None) if told else ():
             for watch in self._watches.get(agent, ()):
                 if watch.of_events or not only_events:
                     watch.ring()
