@@ -60,7 +60,7 @@ async def done(daemon: Daemon, agent: Agent, message: Message) -> Item:
     rest: who waits shall not be in the way of who works."""
     store, was_busy = daemon.holding.around.store, False
     with store.hints.watch(agent.id) as watch:
-        found = (await store.accept(message)).item
+        found = (await daemon.worker.accept(message)).item
         while not found.is_settled:
             is_news = await watch.wait(_LOOK_SECONDS)
             is_busy = daemon.process_state(agent.id) == "busy"

@@ -18,7 +18,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, ErrorFact, Event, EventId, LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, Ids, RunId
-from steadyrun.model.item import Item
+from steadyrun.model.item import Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.operations.desk import Desk, ProcessState
@@ -26,7 +26,7 @@ from steadyrun.operations.documents import DaemonDocument, Live, Stopped
 from steadyrun.operations.socket import serving
 from steadyrun.provider import Ability
 from steadyrun.runtime.feed import Listener, Look, News
-from steadyrun.store import Started, Store
+from steadyrun.store import Accepted, Started, Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.version import __version__
 
@@ -61,6 +61,9 @@ class SmallDaemon:
             Live(len(self.processes), 5),
             is_draining=bool(self.stopped),
         )
+
+    async def accept(self, message: Message) -> Accepted:
+        return await self.store.accept(message)
 
     def process_state(self, agent: AgentId) -> ProcessState | None:
         return self.processes.get(agent)

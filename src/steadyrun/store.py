@@ -16,6 +16,7 @@ The promises stand here once; `steadyrun.testing` checks every engine against th
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from enum import IntEnum
 from typing import Literal, Protocol
 
 import anyio
@@ -69,13 +70,6 @@ class Lane(Struct, frozen=True):
     event_seq: int = 0
 
 
-class Accepted(Struct, frozen=True):
-    """The item a message became, or had become before."""
-
-    item: Item
-    is_new: bool
-
-
 class Started(Struct, frozen=True):
     """All that is known when a run begins."""
 
@@ -88,6 +82,26 @@ class Started(Struct, frozen=True):
     process: Process | None
     # The item's last one, if this is not its first.
     before: Run | None
+
+
+class Start(Struct, frozen=True):
+    """Who would begin what is accepted, at once; see `Store.start` for the words."""
+
+    holder: HolderId
+    opened: Callable[[Agent, Item], Created]
+    but_not: Collection[str] = ()
+
+
+class Accepted(Struct, frozen=True):
+    """The item a message became, or had become before; and what was started with it."""
+
+    item: Item
+    is_new: bool
+    started: Started | None = None
+
+    def begun(self, started: Started) -> "Accepted":
+        item = started.claim.item
+        return Accepted(item if item.id == self.item.id else self.item, self.is_new, started)
 
 
 class Lost(Struct, frozen=True):
@@ -114,11 +128,21 @@ class Call(Struct, frozen=True):
     is_paused: bool
 
 
+class Hint(IntEnum):
+    """What a hint is about, the least first: who waits for one kind hears of those above, too."""
+
+    EVENTS = 0
+    # What is being done has changed.
+    STATE = 1
+    # There may be something to do: an item to run, or a wish of somebody.
+    WORK = 2
+
+
 class Watch:
     """Somebody waiting for news of one agent or of all."""
 
-    def __init__(self, *, of_events: bool = True) -> None:
-        self.of_events = of_events
+    def __init__(self, of: Hint) -> None:
+        self.of = of
         # Called at each hint, for whoever waits for other things as well.
         self.on_ring: Callable[[], None] = _nothing
         self._bell = anyio.Event()
@@ -145,25 +169,23 @@ class Hints:
         self.on_watch: Callable[[], None] = _nothing
 
     @contextmanager
-    def watch(self, agent: AgentId | None, *, of_events: bool = True) -> Iterator[Watch]:
-        """Register before reading, so that news between the reading and the waiting is heard.
-
-        Not `of_events`: new events alone are no news. What another process writes always is.
-        """
+    def watch(self, agent: AgentId | None, of: Hint = Hint.EVENTS) -> Iterator[Watch]:
+        """Register before reading, so that news between the reading and the waiting is heard. What
+        another process writes is news for everybody."""
         self.on_watch()
-        watch = Watch(of_events=of_events)
+        watch = Watch(of)
         self._watches.setdefault(agent, set()).add(watch)
         try:
             yield watch
         finally:
             self._watches[agent].discard(watch)
 
-    def ring(self, agents: Iterable[AgentId], *, only_events: bool = False) -> None:
+    def ring(self, agents: Iterable[AgentId], hint: Hint = Hint.WORK) -> None:
         """Tell those who watch one of `agents`, and those who watch everything: none is no news."""
         told = [*agents]
         for agent in (*told, None) if told else ():
             for watch in self._watches.get(agent, ()):
-                if watch.of_events or not only_events:
+                if hint >= watch.of:
                     watch.ring()
 
     def ring_all(self) -> None:
@@ -215,8 +237,11 @@ class Store(Protocol):
 
     # -- items
 
-    async def accept(self, message: Message) -> Accepted:
-        """Store a message at the end of its agent's lane. The same key again is the same item."""
+    async def accept(self, message: Message, start: Start | None = None) -> Accepted:
+        """Store a message at the end of its agent's lane. The same key again is the same item.
+
+        With `start`, the next item of that lane is started in the same transaction, if it can be.
+        """
 
     async def item(self, item: ItemId) -> Item:
         """The item, else `NotFound`."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import anyio
 
 from steadyrun.model import event as ev
+from steadyrun.model.item import Message
 from steadyrun.provider import Verdict
 from steadyrun.runtime.worker import Room
 from steadyrun.stores.sqlite import SqliteStore
@@ -167,5 +168,26 @@ def test_what_runs_can_be_cancelled_from_another_process(tmp_path: Path) -> None
             [run, next_run] = await team.runs(ada)
             assert (settled.status, run.stop_reason) == ("cancelled", "user_stop")
             assert (after.status, next_run.process) == ("completed", run.process)
+
+    anyio.run(main)
+
+
+def test_what_the_daemon_takes_in_begins_in_the_same_commit(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path, room=Room(runs=1)) as team:
+            ada, bo = await team.hire("ada"), await team.hire("bo")
+            accept = team.daemon.worker.accept
+            until = script(team.gates.until("go"), {"text": "done"})
+
+            first = await accept(Message(ada, until))
+            second = await accept(Message(ada, says("later"), followup="queue"))
+            third = await accept(Message(bo, says("with room")))
+
+            assert first.item.status == "running"
+            assert first.item == await team.store.item(first.item.id)
+            assert [second.item.status, third.item.status] == ["queued", "queued"]
+            team.gates.open("go")
+            for accepted, said in ((first, "done"), (second, "later"), (third, "with room")):
+                assert (await team.settled(accepted.item.id)).reply == said
 
     anyio.run(main)

@@ -44,7 +44,7 @@ from steadyrun.model.run import (
 from steadyrun.model.secret import Scrubber, Secret
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.store import Store
+from steadyrun.store import Start, Started, Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.clock import FakeClock, seeded_ids
 from steadyrun.testing.memory import MemoryStore
@@ -201,6 +201,20 @@ class World(RuleBasedStateMachine):
         if accepted:
             self.items.append(accepted.item.id)
 
+    def _accept_and_start(
+        self, agent: AgentId, key: str | None, holder: HolderId, but_not: Collection[str]
+    ) -> None:
+        run, now, message = self.names.run(), self.clock.now(), Message(agent, "now", key=key)
+
+        def opened(agent: Agent, item: Item) -> Created:
+            return Created(run, agent.id, item.id, agent.provider, now)
+
+        accepted = self._both(lambda store: store.accept(message, Start(holder, opened, but_not)))
+        if accepted:
+            self.items.append(accepted.item.id)
+        if accepted and accepted.started:
+            self._know(accepted.started)
+
     def _claim(self, n: int, limit: int, agent: AgentId | None) -> list[Work]:
         holder = self._holder(n)
         claims = self._both(lambda store: store.claim(holder, limit, agent=agent)) or []
@@ -247,11 +261,14 @@ class World(RuleBasedStateMachine):
             )
             or []
         ):
-            process = [started.process.id] if started.process else []
-            work = Work(started.claim, processes=[*process], opened=[*process])
-            work.processes = work.processes or [ProcessId("prc_none")]
-            work.runs.append(started.run.id)
-            self.works.append(work)
+            self._know(started)
+
+    def _know(self, started: Started) -> None:
+        process = [started.process.id] if started.process else []
+        work = Work(started.claim, processes=[*process], opened=[*process])
+        work.processes = work.processes or [ProcessId("prc_none")]
+        work.runs.append(started.run.id)
+        self.works.append(work)
 
     def _rest(self, work: Work, data: st.DataObject) -> None:
         claim, end = work.claim, Finished(self.clock.now(), *data.draw(endings))

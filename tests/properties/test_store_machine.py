@@ -78,6 +78,10 @@ class Lockstep(World):
     def accept(self, n: int, text: str, key: str | None, followup: Followup) -> None:
         self._accept(self._agent(n), text, key, followup)
 
+    @rule(n=small, key=keys, holder=small, but_not=st.sets(st.sampled_from(PROVIDERS)))
+    def accept_and_start(self, n: int, key: str | None, holder: int, but_not: set[str]) -> None:
+        self._accept_and_start(self._agent(n), key, self._holder(holder), but_not)
+
     @rule(n=st.integers(0, 9))
     def cancel(self, n: int) -> None:
         item = self._item(n)

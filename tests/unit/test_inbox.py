@@ -51,7 +51,7 @@ class Box:
             store = MemoryStore(SystemClock())
             await store.add_agent(self.agent)
             for text in texts:
-                await accept(store, self.agent, text, home=self.home, **given)
+                await accept(store.accept, self.agent, text, home=self.home, **given)
             return sorted(await store.items(), key=lambda item: item.seq)
 
         return anyio.run(main)
@@ -63,7 +63,7 @@ class Box:
             store = MemoryStore(SystemClock())
             await store.add_agent(self.agent)
             with pytest.raises(Usage) as refused:
-                await accept(store, self.agent, text, home=self.home, **given)
+                await accept(store.accept, self.agent, text, home=self.home, **given)
             assert await store.items(include_settled=True) == []
             return refused.value
 

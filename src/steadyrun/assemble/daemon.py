@@ -26,6 +26,7 @@ from steadyrun.config import Daemon as DaemonSettings
 from steadyrun.errors import DaemonRunning, StoreUnusable
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, RunId
+from steadyrun.model.item import Message
 from steadyrun.operations.desk import Desk, ProcessState
 from steadyrun.operations.documents import DaemonDocument, Live, Stopped
 from steadyrun.operations.letters import drain
@@ -35,6 +36,7 @@ from steadyrun.runtime.daemon import Daemon, Recovered
 from steadyrun.runtime.facts import bug, fact
 from steadyrun.runtime.feed import follow_live
 from steadyrun.runtime.worker import Room
+from steadyrun.store import Accepted
 from steadyrun.tasks import task_group
 from steadyrun.version import __version__
 
@@ -73,6 +75,9 @@ class RunningDaemon:
             Live(sum(seat.live is not None for seat in seats), worker.room.processes),
             worker.is_draining,
         )
+
+    async def accept(self, message: Message) -> Accepted:
+        return await self._daemon.worker.accept(message)
 
     def process_state(self, agent: AgentId) -> ProcessState | None:
         return self._daemon.process_state(agent)

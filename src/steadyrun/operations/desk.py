@@ -8,9 +8,10 @@ from typing import Literal, Protocol
 from steadyrun.clock import Clock
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, Ids, RunId
+from steadyrun.model.item import Message
 from steadyrun.operations.documents import DaemonDocument, Stopped
 from steadyrun.provider import Ability
-from steadyrun.store import Store
+from steadyrun.store import Accepted, Store
 
 # What the process of an agent does; one with background tasks is not closed.
 ProcessState = Literal["idle", "busy", "background"]
@@ -20,6 +21,9 @@ class DaemonView(Protocol):
     """What only the process knows that drives the agents."""
 
     def state(self) -> DaemonDocument: ...
+
+    async def accept(self, message: Message) -> Accepted:
+        """Take a message in, and begin it at once where that is possible."""
 
     def process_state(self, agent: AgentId) -> ProcessState | None:
         """None: the agent has no live process."""
@@ -53,3 +57,6 @@ class Desk:
     # What a provider can do, as it is configured; None where there is none of that name.
     abilities: Callable[[str], frozenset[Ability] | None]
     daemon: DaemonView | None = None
+
+    async def take_in(self, message: Message) -> Accepted:
+        return await (self.daemon or self.store).accept(message)

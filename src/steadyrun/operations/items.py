@@ -47,7 +47,7 @@ class ChooseItem(Struct, frozen=True, forbid_unknown_fields=True):
 async def send(desk: Desk, given: Send) -> ItemDocument:
     agent = await find_agent(desk, given.agent)
     accepted = await accept(
-        desk.store,
+        desk.take_in,
         agent,
         given.text,
         home=desk.home,
@@ -80,7 +80,7 @@ async def retry(desk: Desk, given: ChooseItem) -> ItemDocument:
         raise Conflict(f"{item.id} is {item.status}", hint=hint)
     agent = await find_agent(desk, item.agent)
     accepted = await accept(
-        desk.store,
+        desk.take_in,
         agent,
         item.text,
         home=desk.home,

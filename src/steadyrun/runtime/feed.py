@@ -17,7 +17,7 @@ from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.live import LiveScrubber
-from steadyrun.store import Store
+from steadyrun.store import Hint, Store
 
 MOST_WAITING = 20_000
 # Batches of events are read whole; a page that ends inside one has it read twice.
@@ -164,7 +164,7 @@ async def follow_live(
     name = agent.name if agent else None
     with (
         hub.listen() as listener,
-        store.hints.watch(reader.agent, of_events=False) as watch,
+        store.hints.watch(reader.agent, Hint.STATE) as watch,
     ):
         watch.on_ring = lambda: listener.tell(Look.AGAIN)
         news: News | None = Look.AGAIN

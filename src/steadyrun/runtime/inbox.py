@@ -1,6 +1,6 @@
 """How does a message become an item? Checked, then stored, then acknowledged."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import anyio.to_thread
@@ -13,7 +13,7 @@ from steadyrun.model.item import Followup, Message, OnLost, Payload
 from steadyrun.model.run import Metadata
 from steadyrun.model.text import utf8
 from steadyrun.runtime.attachments import keep
-from steadyrun.store import Accepted, Store
+from steadyrun.store import Accepted
 
 LONGEST_TEXT_BYTES = 1024 * 1024
 LONGEST_KEY = 500
@@ -25,7 +25,7 @@ _NOTHING_ELSE = Payload()
 
 
 async def accept(  # noqa: PLR0913 (each is a word of `send`, and most are left out)
-    store: Store,
+    take_in: Callable[[Message], Awaitable[Accepted]],
     agent: Agent,
     text: str,
     *,
@@ -36,7 +36,8 @@ async def accept(  # noqa: PLR0913 (each is a word of `send`, and most are left 
     files: Sequence[Path] = (),
     payload: Payload = _NOTHING_ELSE,
 ) -> Accepted:
-    """Store a message for an agent; what it does not say, the agent's settings do.
+    """Give a message for an agent to whoever stores it, `take_in`; what it does not say, the
+    agent's settings do.
 
     Nothing is stored if anything is wrong with it. Files are copied to `home` first: what was
     accepted needs its sender no more.
@@ -54,7 +55,7 @@ async def accept(  # noqa: PLR0913 (each is a word of `send`, and most are left 
         followup=followup or agent.followup,
         payload=replace(payload, files=(*payload.files, *kept)),
     )
-    return await store.accept(message)
+    return await take_in(message)
 
 
 def check_message(text: str) -> None:

@@ -15,6 +15,7 @@ from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.facts import bug, fact
 from steadyrun.runtime.runner import Deed
 from steadyrun.runtime.seat import Seat
+from steadyrun.store import Hint
 from steadyrun.tasks import task_group
 
 # How often the clocks are looked at, and how late that may be before it tells something.
@@ -68,7 +69,7 @@ class Seats:
 
     async def _hear_calls(self, tasks: TaskGroup) -> None:
         store, holder = self._around.store, self._around.holder
-        with store.hints.watch(None, of_events=False) as watch:
+        with store.hints.watch(None, Hint.WORK) as watch:
             while True:
                 try:
                     calls = await store.calls(holder) if self._seats else []

@@ -4,6 +4,8 @@ The worker is the manner of every lasting agent's seat: it says what is told to 
 may wait for more, and whether an item is run again.
 """
 
+import asyncio
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -13,11 +15,11 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.errors import LeaseLost, NotFound, SteadyrunError, StoreFailed
+from steadyrun.errors import HolderGone, LeaseLost, NotFound, SteadyrunError, StoreFailed
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact, Event
 from steadyrun.model.ids import AgentId, RunId
-from steadyrun.model.item import Claim, Item
+from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Run
 from steadyrun.runtime.again import Again, carried, is_refused, verdict, with_corruption
@@ -29,9 +31,11 @@ from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
 from steadyrun.runtime.seats import Seats
 from steadyrun.runtime.slots import Slots
-from steadyrun.store import FALLBACK_POLL_SECONDS, Lost, Started, Watch
+from steadyrun.store import FALLBACK_POLL_SECONDS, Accepted, Hint, Lost, Start, Started, Watch
 
 _TICK_SECONDS = 1.0
+# How often gates are looked at when there is news.
+_GATES_SECONDS = 1.0
 
 
 class Room(Struct, frozen=True):
@@ -65,17 +69,20 @@ class Worker:
         self._bridge = bridge
         self._bell: Watch | None = None
         self._quiet = anyio.Event()
+        # One at a time: how much room there is is known again when what was started has its place.
+        self._starting = asyncio.Lock()
         # What the record of an agent still has to say of itself, when it has a process again.
         self._untold: dict[AgentId, list[Event]] = {}
-        # When the next gate opens, as far as we know.
+        # When the next gate opens, as far as we know; and when we have looked.
         self._opens_at: datetime | None = None
+        self._looked_at = -math.inf
 
     # -- taking items in
 
     async def serve(self) -> None:
         """Take in what is ready and close what has waited long enough: run this in a task."""
         self._tasks.start_soon(self._close_idle)
-        with self._store.hints.watch(None, of_events=False) as self._bell:
+        with self._store.hints.watch(None, Hint.WORK) as self._bell:
             while True:
                 try:
                     await self._take_in()
@@ -91,15 +98,36 @@ class Worker:
         self._quiet = anyio.Event()
 
     async def _take_in(self) -> None:
-        while not self.is_draining and (free := self.slots.free):
-            limit = 1 if self.room.runs_of else free
-            started = await self._start(limit)
-            for each in started:
-                self._begin(each)
+        while not self.is_draining and self.slots.free:
+            async with self._starting:
+                limit = 1 if self.room.runs_of else self.slots.free
+                started = await self._start(limit)
             if len(started) < limit:
                 return
 
     async def _start(self, limit: int) -> list[Started]:
+        start = self._start_of(limit)
+        started = await self._store.start(start.holder, start.opened, limit, but_not=start.but_not)
+        for each in started:
+            self._begin(each)
+        return started
+
+    async def accept(self, message: Message) -> Accepted:
+        """Take a message in, and begin it in the same commit if there is room."""
+        if not self.is_draining and self.slots.free:
+            with suppress(HolderGone):
+                return await self._accept_and_begin(message)
+        return await self._store.accept(message)
+
+    async def _accept_and_begin(self, message: Message) -> Accepted:
+        async with self._starting:
+            start = self._start_of(1) if self.slots.free else None
+            accepted = await self._store.accept(message, start)
+            if accepted.started:
+                self._begin(accepted.started)
+            return accepted
+
+    def _start_of(self, limit: int) -> Start:
         # Made here: whoever starts them may be another thread.
         runs = iter([self._around.ids.run() for _ in range(limit)])
         now = self._clock.now()
@@ -107,8 +135,7 @@ class Worker:
         def opened(agent: Agent, item: Item) -> Created:
             return self._created(next(runs), agent, item, now)
 
-        full = self.slots.full_providers
-        return await self._store.start(self._around.holder, opened, limit, but_not=full)
+        return Start(self._around.holder, opened, self.slots.full_providers)
 
     def _created(self, run: RunId, agent: Agent, item: Item, now: datetime) -> Created:
         wall = agent.wall_seconds or self._around.drivers.wall_seconds(agent.provider)
@@ -245,7 +272,7 @@ class Worker:
         if gate is not None:
             await seat.write(lambda: self._store.set_gate(gate), "settle")
             fact("gate.closed", provider=gate.provider, until=str(gate.closed_until))
-            self._opens_at = None
+            self._opens_at, self._looked_at = None, -math.inf
         item = await self._store.item(runner.claim.item.id)
         found = verdict(await self._suspected(run), item, was_told=was_told)
         if found:
@@ -329,12 +356,16 @@ class Worker:
             await self.broken(seat, error)
 
     async def _look_at_gates(self) -> None:
+        self._looked_at = self._clock.monotonic()
         self._opens_at = next_opening(await self._store.gates(), self._clock.now())
 
     async def _patience(self) -> float:
         """How long to wait for news: gates open without any."""
         now = self._clock.now()
         if self._opens_at is None or self._opens_at <= now:
+            wait = self._looked_at + _GATES_SECONDS - self._clock.monotonic()
+            if wait > 0:
+                return wait
             with suppress(StoreFailed):
                 await self._look_at_gates()
         if self._opens_at is None:

@@ -6,6 +6,7 @@ Nothing here is durable. Where an engine and this file disagree, this file is ri
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 
 from steadyrun.clock import Clock
 from steadyrun.errors import ChangeRefused
@@ -24,7 +25,7 @@ from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Hints, Holder, Lost, Started
+from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Hint, Hints, Holder, Lost, Start, Started
 from steadyrun.testing import tables as rows
 from steadyrun.testing.memory_reads import MemoryReads
 from steadyrun.testing.tables import Tables
@@ -94,10 +95,14 @@ class MemoryStore(MemoryReads):
 
     # -- items
 
-    async def accept(self, message: Message) -> Accepted:
+    async def accept(self, message: Message, start: Start | None = None) -> Accepted:
         now, new = self._clock.now(), self._ids.item()
-        with self._transaction([message.agent]) as t:
-            return rows.accept(t, new, message, now)
+        with self._transaction([]) as t:
+            accepted = rows.accept(t, new, message, now)
+            for started in self._begin(t, start, 1, message.agent, now) if start else ():
+                accepted = accepted.begun(started)
+        self.hints.ring([message.agent], Hint.STATE if accepted.started else Hint.WORK)
+        return accepted
 
     async def cancel(self, item: ItemId) -> Item:
         found = rows.item_of(self._tables, item)
@@ -150,14 +155,19 @@ class MemoryStore(MemoryReads):
         agent: AgentId | None = None,
         but_not: Collection[str] = (),
     ) -> list[Started]:
-        now = self._clock.now()
+        now, start = self._clock.now(), Start(holder, opened, but_not)
         with self._transaction([]) as t:
-            rows.require_holder(t, holder)
-            ready = rows.claimable(t, holder, agent, but_not, now)
-            claims = [rows.claim(t, lane, holder, now) for lane in ready[:limit]]
-            started = [self._start(t, claim, opened) for claim in claims]
-        self.hints.ring(claim.agent for claim in claims)
+            started = self._begin(t, start, limit, agent, now)
+        self.hints.ring((each.agent.id for each in started), Hint.STATE)
         return started
+
+    def _begin(
+        self, t: Tables, start: Start, limit: int, agent: AgentId | None, now: datetime
+    ) -> list[Started]:
+        rows.require_holder(t, start.holder)
+        ready = rows.claimable(t, start.holder, agent, start.but_not, now)
+        claims = [rows.claim(t, lane, start.holder, now) for lane in ready[:limit]]
+        return [self._start(t, claim, start.opened) for claim in claims]
 
     def _start(self, t: Tables, claim: Claim, opened: Callable[[Agent, Item], Created]) -> Started:
         created = opened(t.agents[claim.agent], claim.item)

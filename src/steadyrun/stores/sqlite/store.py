@@ -10,6 +10,7 @@ import errno
 import os
 import platform
 from collections.abc import Callable, Collection
+from datetime import datetime
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -25,7 +26,7 @@ from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Hints, Holder, Lost, Started
+from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Hint, Hints, Holder, Lost, Start, Started
 from steadyrun.stores.sqlite import (
     agents,
     followups,
@@ -129,14 +130,27 @@ class SqliteStore(SqliteReads):
 
     async def retire_token(self, hold: Hold, provider: str, reason: str) -> None:
         await self._accept(
-            lambda c: runs.retire_token(c, hold, provider, reason, self._scrubber), hold.agent
+            lambda c: runs.retire_token(c, hold, provider, reason, self._scrubber),
+            hold.agent,
+            Hint.STATE,
         )
 
     # -- items
 
-    async def accept(self, message: Message) -> Accepted:
+    async def accept(self, message: Message, start: Start | None = None) -> Accepted:
         now, item = self._clock.now(), self._ids.item()
-        return await self._accept(lambda c: lanes.accept(c, item, message, now), message.agent)
+
+        def accept(connection: Connection) -> Accepted:
+            accepted = lanes.accept(connection, item, message, now)
+            if start is None:
+                return accepted
+            started = self._begin(connection, start, 1, message.agent, now)
+            return accepted.begun(started[0]) if started else accepted
+
+        accepted = await self._accept(accept)
+        # What is started already is nobody's work any more.
+        self.hints.ring([message.agent], Hint.STATE if accepted.started else Hint.WORK)
+        return accepted
 
     async def cancel(self, item: ItemId) -> Item:
         now = self._clock.now()
@@ -174,7 +188,7 @@ class SqliteStore(SqliteReads):
             return lanes.claim(connection, holder, limit, agent, now)
 
         claims = await self._accept(claim)
-        self.hints.ring(claim.agent for claim in claims)
+        self.hints.ring((claim.agent for claim in claims), Hint.STATE)
         return claims
 
     async def start(
@@ -186,27 +200,33 @@ class SqliteStore(SqliteReads):
         agent: AgentId | None = None,
         but_not: Collection[str] = (),
     ) -> list[Started]:
-        now = self._clock.now()
-
-        def begin(connection: Connection) -> list[Started]:
-            holders.require(connection, holder)
-            claims = lanes.claim(connection, holder, limit, agent, now, but_not)
-            return starting.start(connection, claims, opened, self._scrubber)
-
-        started = await self._accept(begin)
-        self.hints.ring(each.agent.id for each in started)
+        now, start = self._clock.now(), Start(holder, opened, but_not)
+        started = await self._accept(lambda c: self._begin(c, start, limit, agent, now))
+        self.hints.ring((each.agent.id for each in started), Hint.STATE)
         return started
+
+    def _begin(
+        self,
+        connection: Connection,
+        start: Start,
+        limit: int,
+        agent: AgentId | None,
+        now: datetime,
+    ) -> list[Started]:
+        holders.require(connection, start.holder)
+        claims = lanes.claim(connection, start.holder, limit, agent, now, start.but_not)
+        return starting.start(connection, claims, start.opened, self._scrubber)
 
     async def take(
         self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
     ) -> list[Item]:
         now = self._clock.now()
         return await self._accept(
-            lambda c: followups.take(c, claim, limit, most_bytes, now), claim.agent
+            lambda c: followups.take(c, claim, limit, most_bytes, now), claim.agent, Hint.STATE
         )
 
     async def absorb(self, claim: Claim, item: ItemId) -> None:
-        await self._accept(lambda c: followups.absorb(c, claim, item), claim.agent)
+        await self._accept(lambda c: followups.absorb(c, claim, item), claim.agent, Hint.STATE)
 
     async def give_back(self, claim: Claim, item: ItemId) -> None:
         now = self._clock.now()
@@ -252,22 +272,24 @@ class SqliteStore(SqliteReads):
     async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[Lost]:
         presence = self._presence
         lost = await self._accept(lambda c: holders.reap(c, holder, presence, lasting=lasting))
-        self.hints.ring(each.agent.id for each in lost)
+        self.hints.ring((each.agent.id for each in lost), Hint.STATE)
         return lost
 
     # -- runs, processes, events
 
     async def change(self, claim: Claim, run: RunId, change: Change) -> Run:
         return await self._accept(
-            lambda c: runs.change(c, claim, run, change, self._scrubber), claim.agent
+            lambda c: runs.change(c, claim, run, change, self._scrubber), claim.agent, Hint.STATE
         )
 
     async def open_process(self, hold: Hold, process: Process) -> None:
-        await self._accept(lambda c: runs.open_process(c, hold, process), hold.agent)
+        await self._accept(lambda c: runs.open_process(c, hold, process), hold.agent, Hint.STATE)
 
     async def close_process(self, hold: Hold, process: ProcessId) -> None:
         now = self._clock.now()
-        await self._accept(lambda c: runs.close_process(c, hold, process, now), hold.agent)
+        await self._accept(
+            lambda c: runs.close_process(c, hold, process, now), hold.agent, Hint.STATE
+        )
 
     async def append(self, hold: Hold, batch: Batch) -> Appended:
         written = Written.of(batch, self._scrubber)
@@ -276,7 +298,7 @@ class SqliteStore(SqliteReads):
             is_durable=False,
             lane=hold.agent,
         )
-        self.hints.ring([hold.agent], only_events=True)
+        self.hints.ring([hold.agent], Hint.EVENTS)
         return appended
 
     # -- gates
@@ -293,11 +315,16 @@ class SqliteStore(SqliteReads):
 
     # -- how verbs reach the database
 
-    async def _accept(self, work: Callable[[Connection], T], agent: AgentId | None = None) -> T:
+    async def _accept(
+        self,
+        work: Callable[[Connection], T],
+        agent: AgentId | None = None,
+        hint: Hint = Hint.WORK,
+    ) -> T:
         """Write what somebody relies on from now on, then tell those who wait for it."""
         result = await self._writing().write(work, is_durable=True, lane=agent)
         if agent is not None:
-            self.hints.ring([agent])
+            self.hints.ring([agent], hint)
         return result
 
     def _writing(self) -> Writer:

@@ -10,7 +10,7 @@ from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.run import Launched
-from steadyrun.store import Hints, Store, follow
+from steadyrun.store import Hint, Hints, Store, follow
 from steadyrun.testing.store_suite.harness import StoreHarness
 from steadyrun.testing.store_suite.scene import (
     ALL,
@@ -28,7 +28,7 @@ POLL_SECONDS = 0.02
 class LostHints(Hints):
     """Nobody ever hears anything."""
 
-    def ring(self, agents: Iterable[AgentId], *, only_events: bool = False) -> None:
+    def ring(self, agents: Iterable[AgentId], hint: Hint = Hint.WORK) -> None:
         """Say nothing."""
 
     def ring_all(self) -> None:
@@ -38,7 +38,7 @@ class LostHints(Hints):
 class DoubledHints(Hints):
     """Everything is said twice, and to everybody as well."""
 
-    def ring(self, agents: Iterable[AgentId], *, only_events: bool = False) -> None:
+    def ring(self, agents: Iterable[AgentId], hint: Hint = Hint.WORK) -> None:
         known = list(agents)
         super().ring(known)
         super().ring(known)
@@ -56,7 +56,7 @@ class LateHints(Hints):
         super().__init__()
         self._held_back: list[AgentId] | None = None
 
-    def ring(self, agents: Iterable[AgentId], *, only_events: bool = False) -> None:
+    def ring(self, agents: Iterable[AgentId], hint: Hint = Hint.WORK) -> None:
         late, self._held_back = self._held_back, list(agents)
         if late is not None:
             super().ring(late)

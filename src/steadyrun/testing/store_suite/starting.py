@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from datetime import timedelta
 
-from steadyrun.errors import ChangeRefused
+from steadyrun.errors import ChangeRefused, HolderGone
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import Gate
-from steadyrun.model.item import Item
+from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Created
-from steadyrun.store import Started
+from steadyrun.store import Hint, Start, Started
 from steadyrun.testing.store_suite.harness import StoreHarness
 from steadyrun.testing.store_suite.scene import (
     Scene,
@@ -172,6 +172,74 @@ async def check_what_a_run_is_opened_with_keeps_no_secret(harness: StoreHarness)
 
     assert started.run == await scene.store.run(started.run.id)
     assert word not in str(started.run.metadata)
+
+
+async def check_what_is_accepted_can_be_started_with_it(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, start = scene.store, Start(scene.holder, _opened(harness, metadata={"k": 1}))
+
+    accepted = await store.accept(Message(scene.agent, "now"), start)
+
+    assert accepted.started
+    claim, run = accepted.started.claim, accepted.started.run
+    assert accepted.item == claim.item == await store.item(accepted.item.id)
+    assert (claim.fence, claim.item.status, claim.item.run) == (1, "running", run.id)
+    assert run == await store.run(run.id)
+    assert run.metadata == {"k": 1}
+    later = await store.accept(Message(scene.agent, "later"), start)
+    assert (later.started, later.item.status) == (None, "queued"), "one at a time"
+    assert (await scene.finish(claim)).status == "completed"
+    third = await store.accept(Message(scene.agent, "third"), start)
+    assert third.started
+    assert third.started.claim.item.id == later.item.id, "in order"
+    assert third.item == await store.item(third.item.id)
+    assert third.item.status == "queued"
+
+
+async def check_what_cannot_start_is_accepted_all_the_same(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, opened = scene.store, _opened(harness)
+    full, start = Start(scene.holder, opened, ["claude"]), Start(scene.holder, opened)
+    until = harness.clock.now() + timedelta(minutes=15)
+
+    answers = [await store.accept(Message(scene.agent, "full"), full)]
+    await store.pause(scene.agent)
+    answers.append(await store.accept(Message(scene.agent, "paused"), start))
+    await store.resume(scene.agent)
+    await store.set_gate(Gate("claude", "", until, "rate limit"))
+    answers.append(await store.accept(Message(scene.agent, "gated"), start))
+
+    assert [each.started for each in answers] == [None, None, None]
+    assert [each.item for each in answers] == (await store.items(scene.agent))[::-1]
+    assert (await store.lane(scene.agent)).queued == 3
+
+
+async def check_a_start_that_is_refused_accepts_nothing(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, message = scene.store, Message(scene.agent, "now", key="k")
+
+    def refuse(agent: Agent, item: Item) -> Created:
+        raise ChangeRefused("open", found=f"{agent.name} may not do {item.text}")
+
+    verb = store.accept(message, Start(scene.holder, refuse))
+    await refused_whole(store, ChangeRefused, verb)
+    await store.leave(scene.holder)
+    verb = store.accept(message, Start(scene.holder, _opened(harness)))
+    await refused_whole(store, HolderGone, verb)
+    assert await store.items(scene.agent) == []
+
+
+async def check_what_is_started_is_no_news_for_those_who_look_for_work(
+    harness: StoreHarness,
+) -> None:
+    scene = await set_scene(harness)
+    store, opened = scene.store, _opened(harness)
+    with store.hints.watch(None, Hint.WORK) as work, store.hints.watch(None, Hint.STATE) as state:
+        await store.accept(Message(scene.agent, "now"), Start(scene.holder, opened))
+        assert (await work.wait(0), await state.wait(0)) == (False, True)
+
+        await store.accept(Message(scene.agent, "later"), Start(scene.holder, opened))
+        assert (await work.wait(0), await state.wait(0)) == (True, True)
 
 
 async def _started(scene: Scene) -> list[Started]:
