@@ -17,7 +17,7 @@ from msgspec import Struct
 import steadyrun
 from steadyrun.config import Config, ProviderSettings, load
 from steadyrun.library import RunHandle, Steadyrun
-from steadyrun.model.event import public
+from steadyrun.model.public import public
 from steadyrun.provider import Verdict
 from steadyrun.tasks import task_group
 

@@ -16,10 +16,11 @@ import anyio.to_thread
 import msgspec
 import pytest
 
+from steadyrun.hints import Hints
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
 from steadyrun.model.secret import Scrubber, Secret
-from steadyrun.store import Hints, Store
+from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.clock import FakeClock
 from steadyrun.testing.memory import MemoryStore

@@ -17,8 +17,8 @@ from steadyrun.model.event import (
     RecordFailed,
     RecordPhase,
     Unknown,
-    public,
 )
+from steadyrun.model.public import public
 
 TEXT = PAGE.read_text(encoding="utf-8")
 ROWS = {row.split("`")[1]: row for row in tables().splitlines() if row.startswith("| `")}

@@ -26,7 +26,8 @@ from steadyrun.config import Config
 from steadyrun.errors import Usage
 from steadyrun.library import Steadyrun
 from steadyrun.model import event as ev
-from steadyrun.model.event import ErrorFact, public
+from steadyrun.model.event import ErrorFact
+from steadyrun.model.public import public
 from steadyrun.model.run import Run
 from steadyrun.runtime.holding import Holding
 from steadyrun.stores.sqlite import SqliteStore

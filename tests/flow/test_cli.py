@@ -17,6 +17,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from steadyrun.cli.main import COMMANDS
 from steadyrun.clock import SystemClock
+from steadyrun.hints import FALLBACK_POLL_SECONDS
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
@@ -25,7 +26,6 @@ from steadyrun.model.ids import Ids, RunId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
-from steadyrun.store import FALLBACK_POLL_SECONDS
 from steadyrun.stores.sqlite import SqliteStore
 from tests.commands import COMMAND, environment, first_run, steadyrun
 from tests.require import require

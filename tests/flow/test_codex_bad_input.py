@@ -17,7 +17,8 @@ import pytest
 
 from steadyrun.errors import ConfigInvalid, SteadyrunError, Usage
 from steadyrun.model import event as ev
-from steadyrun.model.event import ErrorFact, public
+from steadyrun.model.event import ErrorFact
+from steadyrun.model.public import public
 from steadyrun.model.run import Run
 from steadyrun.provider import Image
 from steadyrun.testing.simulated.faults import Gate, Refusal, not_found, unauthorized

@@ -27,7 +27,7 @@ from steadyrun.errors import (
     VersionMismatch,
 )
 from steadyrun.model import event as ev
-from steadyrun.model.event import public
+from steadyrun.model.public import public
 from steadyrun.operations import calling
 from steadyrun.operations.agents import AddAgent, ListAgents
 from steadyrun.operations.calling import connected

@@ -7,6 +7,7 @@ import anyio
 
 import steadyrun
 from steadyrun.config import load
+from steadyrun.hints import Watch
 from steadyrun.library import Offered
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
@@ -16,7 +17,6 @@ from steadyrun.model.item import Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.provider import Refused
-from steadyrun.store import Watch
 from steadyrun.stores.sqlite import SqliteStore
 
 PATIENCE_SECONDS = 20.0

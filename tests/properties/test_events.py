@@ -22,15 +22,14 @@ from steadyrun.model.event import (
     Note,
     StoredEvent,
     ToolStarted,
-    data_of,
     event_id,
     our_number,
     our_place,
-    public,
     type_of,
 )
 from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.packed import decode_events, encode_events, join_encoded
+from steadyrun.model.public import data_of, public
 from steadyrun.model.secret import Scrubber, Secret
 from steadyrun.model.usage import Cost
 from steadyrun.testing.clock import START

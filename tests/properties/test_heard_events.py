@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadyrun.cli.following import seen_in
-from steadyrun.model.event import EventId, LiveEvent, StoredEvent, public
+from steadyrun.model.event import EventId, LiveEvent, StoredEvent
 from steadyrun.model.ids import RunId
+from steadyrun.model.public import public
 from tests.properties.test_events import foreigners, known, times
 
 names = st.none() | st.text()

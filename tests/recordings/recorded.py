@@ -19,9 +19,9 @@ from steadyrun.model.event import (
     RunEnded,
     ToolCompleted,
     ToolFailed,
-    data_of,
     type_of,
 )
+from steadyrun.model.public import data_of
 from steadyrun.provider import Dialect, Exit
 from steadyrun.providers.claude import Claude
 from steadyrun.providers.claude_launch import ClaudeOptions

@@ -22,7 +22,7 @@ from steadyrun.assemble.store import open_store
 from steadyrun.cli import render
 from steadyrun.config import Config, load, printable
 from steadyrun.errors import Conflict, Usage
-from steadyrun.model.event import public
+from steadyrun.model.public import public
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
 from steadyrun.operations.documents import run_document

@@ -95,7 +95,7 @@ class _Public(Struct, frozen=True):
 
 
 def seen_in(raw: Raw) -> Seen:
-    """What `model.event.public` was made of."""
+    """What `model.public.public` was made of."""
     found = msgspec.json.decode(raw, type=_Public)
     event = _event(found)
     if found.cursor is not None:

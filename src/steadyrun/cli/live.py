@@ -13,8 +13,9 @@ from typing import Any, Protocol, TextIO, get_args
 from steadyrun.cli import render
 from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent, ToolCompleted, ToolFailed
+from steadyrun.model.labels import label
+from steadyrun.model.public import data_of, public
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.providers.labels import label
 
 Seen = StoredEvent | LiveEvent
 
@@ -46,7 +47,7 @@ class EventLines:
         self._out, self._err = out, err
 
     def show(self, seen: Seen) -> None:
-        print(render.to_json(ev.public(seen)), file=self._out, flush=True)
+        print(render.to_json(public(seen)), file=self._out, flush=True)
 
     def note(self, line: str) -> None:
         print(render.plain(line), file=self._err, flush=True)
@@ -57,7 +58,7 @@ class OneDocument(EventLines):
 
     def show(self, seen: Seen) -> None:
         if isinstance(seen.event, get_args(RunEnded)):
-            document = {"run": seen.run, **ev.data_of(seen.event)}
+            document = {"run": seen.run, **data_of(seen.event)}
             print(render.to_json(document), file=self._out, flush=True)
 
 

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from steadyrun.model import event as ev
-from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent, data_of, type_of
+from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent, type_of
+from steadyrun.model.public import data_of
 from steadyrun.model.run import Run
 from steadyrun.model.usage import Cost, Usage
 

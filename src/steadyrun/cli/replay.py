@@ -12,8 +12,9 @@ from steadyrun.assemble.store import open_store
 from steadyrun.cli import render
 from steadyrun.config import Config, ProviderSettings, load
 from steadyrun.errors import NotFound, Usage
-from steadyrun.model.event import LiveEvent, StoredEvent, TextDelta, ThinkingDelta, public
+from steadyrun.model.event import LiveEvent, StoredEvent, TextDelta, ThinkingDelta
 from steadyrun.model.frame import Frame
+from steadyrun.model.public import public
 from steadyrun.model.run import Run
 from steadyrun.operations.looks import find_run
 from steadyrun.provider import Dialect, Exit

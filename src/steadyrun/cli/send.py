@@ -17,9 +17,10 @@ from steadyrun.cli.main import EXIT_INTERRUPTED
 from steadyrun.cli.stdin import read_input
 from steadyrun.config import Config, load
 from steadyrun.errors import Usage
-from steadyrun.model.event import FollowupAbsorbed, RunEnded, RunStarted, data_of
+from steadyrun.model.event import FollowupAbsorbed, RunEnded, RunStarted
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Item
+from steadyrun.model.public import data_of
 from steadyrun.operations import calling
 from steadyrun.operations.desk import Desk
 from steadyrun.operations.documents import ItemDocument

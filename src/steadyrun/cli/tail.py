@@ -10,7 +10,8 @@ from steadyrun.cli import render
 from steadyrun.cli.following import Hearing, Seen, Subject
 from steadyrun.cli.runs import opened
 from steadyrun.errors import NotFound, Usage
-from steadyrun.model.event import EVENT_TYPES, RunEnded, StoredEvent, public, type_of
+from steadyrun.model.event import EVENT_TYPES, RunEnded, StoredEvent, type_of
+from steadyrun.model.public import public
 from steadyrun.operations.looks import find_run
 from steadyrun.store import PAGE, Store
 

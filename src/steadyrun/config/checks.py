@@ -3,7 +3,6 @@
 Patterns name settings; `*` is a name that the user chose.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from steadyrun.config.source import shorten
 from steadyrun.config.template import is_malformed
 from steadyrun.model.agent import NAME_RULE, ROLE_RULE, is_agent_name, is_role_name
+from steadyrun.model.text import suggest
 
 # The registry of providers will take its place.
 PROVIDERS = (
@@ -32,13 +32,6 @@ class Flaw(NamedTuple):
 
     problem: str
     hint: str = ""
-
-
-def suggest(word: str, valid: Iterable[str]) -> str:
-    """Name the nearest valid word, else all of them."""
-    valid = sorted(valid)
-    near = difflib.get_close_matches(word[:100], valid, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Valid here: {', '.join(valid)}."
 
 
 def unknown(what: str, word: str, valid: Iterable[str]) -> Flaw:

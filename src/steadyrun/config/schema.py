@@ -11,10 +11,11 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from steadyrun.config.checks import CHECKS, NAMES, Flaw, check_seconds, suggest, unknown
+from steadyrun.config.checks import CHECKS, NAMES, Flaw, check_seconds, unknown
 from steadyrun.config.source import KeyPath, Source, Table, dotted
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Budget, Mode
+from steadyrun.model.text import suggest
 
 # What a project's file may set before anybody has trusted it: nothing that could start a command
 # or send data elsewhere.

@@ -10,7 +10,6 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, Literal, NewType, get_args
 
-import msgspec
 from msgspec import Struct
 
 from steadyrun.model.ids import ProcessId, RunId
@@ -446,43 +445,3 @@ def kinds_of(events: Iterable[Emitted]) -> Kinds:
 
 
 _EVENT_OF = attrgetter("event")
-
-
-def public(seen: StoredEvent | LiveEvent) -> JsonObject:
-    """An event as every machine-readable surface shows it."""
-    cursor, seq = (seen.cursor, seen.seq) if isinstance(seen, StoredEvent) else (None, None)
-    return {
-        "v": seen.event.version if isinstance(seen.event, Foreign) else VERSION,
-        "cursor": cursor,
-        "seq": seq,
-        "id": seen.id,
-        "type": type_of(seen.event),
-        "at": seen.at,
-        "agent": seen.agent,
-        "run": seen.run,
-        "provider": seen.provider,
-        "data": data_of(seen.event),
-    }
-
-
-def data_of(event: Event | Foreign) -> JsonObject:
-    """The event's own fields, without the tag."""
-    fields: JsonObject = (
-        fields_of(event.raw)
-        if isinstance(event, Foreign)
-        else msgspec.to_builtins(event, builtin_types=(datetime,))
-    )
-    fields.pop("type", None)
-    return fields
-
-
-# MessagePack has no integers of more than 64 bits; JSON, and so a tool's input, may.
-BIG_INTEGER = 1
-
-
-def from_ext(code: int, data: memoryview) -> int | bytes:
-    """Big integers are numbers again; what a later version has put there are bytes to us."""
-    return int(bytes(data)) if code == BIG_INTEGER else bytes(data)
-
-
-fields_of = msgspec.msgpack.Decoder(JsonObject, ext_hook=from_ext).decode

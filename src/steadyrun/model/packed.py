@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from steadyrun.model.event import (
-    BIG_INTEGER,
     VERSION,
     Emitted,
     Event,
@@ -19,11 +18,10 @@ from steadyrun.model.event import (
     Kinds,
     StoredEvent,
     event_id,
-    fields_of,
-    from_ext,
     kinds_of,
 )
 from steadyrun.model.ids import ProcessId, RunId
+from steadyrun.model.public import BIG_INTEGER, fields_of, from_ext
 from steadyrun.model.secret import Scrubber
 
 

@@ -1,4 +1,7 @@
-"""Is it a text at all? What Python takes for one may have no bytes."""
+"""What is to be known of a text? Whether it is one, where it ends, what it was meant to be."""
+
+import difflib
+from collections.abc import Iterable
 
 from steadyrun.errors import Usage
 
@@ -18,3 +21,10 @@ def cut(text: str, most_bytes: int) -> str:
     if len(raw) <= most_bytes:
         return text
     return raw[: most_bytes - len("…".encode())].decode(errors="ignore") + "…"
+
+
+def suggest(word: str, valid: Iterable[str]) -> str:
+    """Name the nearest valid word, else all of them."""
+    valid = sorted(valid)
+    near = difflib.get_close_matches(word[:100], valid, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Valid here: {', '.join(valid)}."

@@ -29,7 +29,7 @@ from steadyrun.errors import (
     Usage,
     VersionMismatch,
 )
-from steadyrun.model.event import public
+from steadyrun.model.public import public
 from steadyrun.operations.desk import Desk
 from steadyrun.operations.events import Stream
 from steadyrun.operations.failures import as_refusal, failure_of

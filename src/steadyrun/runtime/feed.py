@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import get_args
 
+from steadyrun.hints import Hint
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.live import LiveScrubber
-from steadyrun.store import Hint, Store
+from steadyrun.store import Store
 
 MOST_WAITING = 20_000
 # Batches of events are read whole; a page that ends inside one has it read twice.

@@ -10,12 +10,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, StoreFailed
+from steadyrun.hints import Hint
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.facts import bug, fact
 from steadyrun.runtime.runner import Deed
 from steadyrun.runtime.seat import Seat
-from steadyrun.store import Hint
 from steadyrun.tasks import task_group
 
 # How often the clocks are looked at, and how late that may be before it tells something.

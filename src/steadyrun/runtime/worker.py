@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.errors import HolderGone, LeaseLost, NotFound, SteadyrunError, StoreFailed
+from steadyrun.hints import FALLBACK_POLL_SECONDS, Hint, Watch
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact, Event
 from steadyrun.model.ids import AgentId, RunId
@@ -31,7 +32,7 @@ from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
 from steadyrun.runtime.seats import Seats
 from steadyrun.runtime.slots import Slots
-from steadyrun.store import FALLBACK_POLL_SECONDS, Accepted, Hint, Lost, Start, Started, Watch
+from steadyrun.store import Accepted, Lost, Start, Started
 
 _TICK_SECONDS = 1.0
 # How often gates are looked at when there is news.

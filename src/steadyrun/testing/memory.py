@@ -10,6 +10,7 @@ from datetime import datetime
 
 from steadyrun.clock import Clock
 from steadyrun.errors import ChangeRefused
+from steadyrun.hints import Hint, Hints
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch, StoredRow, fresh_part
 from steadyrun.model.event import (
@@ -25,7 +26,7 @@ from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Hint, Hints, Holder, Lost, Start, Started
+from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Holder, Lost, Start, Started
 from steadyrun.testing import tables as rows
 from steadyrun.testing.memory_reads import MemoryReads
 from steadyrun.testing.tables import Tables

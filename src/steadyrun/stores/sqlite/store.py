@@ -18,6 +18,7 @@ import anyio
 import anyio.to_thread
 
 from steadyrun.clock import Clock, SystemClock
+from steadyrun.hints import Hint, Hints
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.gate import Gate
@@ -26,7 +27,7 @@ from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Hint, Hints, Holder, Lost, Start, Started
+from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Holder, Lost, Start, Started
 from steadyrun.stores.sqlite import (
     agents,
     followups,

@@ -11,8 +11,8 @@ from steadyrun.model.event import (
     ToolFailed,
     ToolStarted,
     Unknown,
-    data_of,
 )
+from steadyrun.model.public import data_of
 from steadyrun.model.secret import REDACTED
 from steadyrun.testing.provider_suite.harness import ProviderHarness, Situation, promised
 from steadyrun.testing.provider_suite.scene import Played, check_order, play, said_in, text_of

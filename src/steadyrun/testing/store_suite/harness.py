@@ -4,10 +4,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from steadyrun.hints import Hints
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
 from steadyrun.model.secret import Secret
-from steadyrun.store import Hints, Store
+from steadyrun.store import Store
 from steadyrun.testing.clock import FakeClock
 
 

@@ -5,12 +5,13 @@ from contextlib import aclosing
 
 import anyio
 
+from steadyrun.hints import Hint, Hints
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.run import Launched
-from steadyrun.store import Hint, Hints, Store, follow
+from steadyrun.store import Store, follow
 from steadyrun.testing.store_suite.harness import StoreHarness
 from steadyrun.testing.store_suite.scene import (
     ALL,

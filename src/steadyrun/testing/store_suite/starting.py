@@ -4,11 +4,12 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from steadyrun.errors import ChangeRefused, HolderGone
+from steadyrun.hints import Hint
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import Gate
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Created
-from steadyrun.store import Hint, Start, Started
+from steadyrun.store import Start, Started
 from steadyrun.testing.store_suite.harness import StoreHarness
 from steadyrun.testing.store_suite.scene import (
     Scene,
