@@ -230,7 +230,7 @@ class Model:
         """The lanes that may be claimed: ready ones, and the holder's own if anything is queued."""
         lanes = self.lanes.values()
         return [lane for lane in lanes if lane.queued and lane.holder in {None, holder}
-                and lane.status != "held"]  # fmt: skip
+                and lane.status != "held" and not self.agents[lane.agent].is_direct]  # fmt: skip
 
     def is_warm(self, hold: Hold) -> bool:
         lane = self.lanes[hold.agent]

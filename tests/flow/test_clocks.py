@@ -8,7 +8,7 @@ import pytest
 import steadyrun
 from steadyrun.config import load
 from steadyrun.model.run import Run
-from tests.children.keeper_driver import is_locked
+from tests.children.keeper_driver import eventually, is_locked
 
 PATIENCE_SECONDS = 30.0
 
@@ -28,7 +28,8 @@ def ended(place: Path, config: str, prompt: str) -> Run:
 
     run = anyio.run(main)
     [directory] = (home / "processes").iterdir()
-    assert not is_locked(directory)
+    # Its keeper has told of the end, and is about to end itself.
+    eventually(lambda: not is_locked(directory))
     return run
 
 

@@ -63,10 +63,14 @@ WRITES: dict[str, Verb] = {
     "accept": lambda s: s.accept(Message(AGENT, "more")),
     "accept a key": lambda s: s.accept(Message(AGENT, "more", key="again")),
     "pause": lambda s: s.pause(AGENT),
-    "claim": lambda s: s.claim(HolderId("hld_1")),
-    "reap": lambda s: s.reap(HolderId("hld_1")),
+    "claim": lambda s: _joined(s, s.claim),
+    "reap": lambda s: _joined(s, s.reap),
     "add an agent": lambda s: s.add_agent(Agent(AgentId("agt_2"), "two", ("claude",), "/")),
 }
+
+
+async def _joined(store: SqliteStore, verb: Callable[[HolderId], Awaitable[object]]) -> object:
+    return await verb((await store.join("test")).id)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from steadyrun.cli.main import EXIT_INTERRUPTED
 from steadyrun.cli.stdin import read_input
 from steadyrun.config import Config, load
 from steadyrun.errors import Usage
-from steadyrun.model.event import FollowupAbsorbed, RunEnded, RunStarted
+from steadyrun.model.event import FollowupAbsorbed, RunEnded, RunStarted, StoredEvent
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Item
 from steadyrun.model.public import data_of
@@ -79,6 +79,8 @@ class _Watch:
         # The run that the item is in, and how the last one ended.
         self._run: str | None = None
         self._ended: Seen | None = None
+        # How far the record was heard.
+        self._heard = after
         self._bell = anyio.Event()
         self._exit: int | None = None
 
@@ -113,15 +115,21 @@ class _Watch:
                 pass
         if self._run is not None and seen.run == self._run:
             self._show(seen)
+        if isinstance(seen, StoredEvent):
+            self._heard = seen.cursor
+            self._ring()
         return False
+
+    def _ring(self) -> None:
+        self._bell.set()
+        self._bell = anyio.Event()
 
     def _show(self, seen: Seen) -> None:
         if self._output:
             self._output.show(seen)
         if isinstance(seen.event, get_args(RunEnded)):
             self._ended = seen
-            self._bell.set()
-            self._bell = anyio.Event()
+            self._ring()
 
     async def _settled(self, agent: AgentId) -> Item:
         store = self._desk.store
@@ -136,12 +144,13 @@ class _Watch:
         if item.run is None:
             return
         last = await self._desk.store.last_events(run=item.run, limit=1)
-        has_begun = self._run == item.run
-        if last and (last[0].cursor <= self._after or not has_begun):
-            self._show(last[0])
+        if not last:
+            return
         with anyio.move_on_after(_LAST_SECONDS):
-            while self._ended is None or self._ended.run != item.run:
+            while self._heard < last[0].cursor:
                 await self._bell.wait()
+        if self._ended is None or self._ended.run != item.run:
+            self._show(last[0])
 
     async def _obey_signals(self, tasks: TaskGroup) -> None:
         """Once: stop watching. Twice: have it cancelled, and see that. Once more: leave."""
