@@ -29,7 +29,7 @@ def ended(place: Path, config: str, prompt: str) -> Run:
     run = anyio.run(main)
     [directory] = (home / "processes").iterdir()
     # Its keeper has told of the end, and is about to end itself.
-    eventually(lambda: not is_locked(directory))
+    eventually(lambda: not is_locked(directory), "the end of the keeper")
     return run
 
 
