@@ -153,6 +153,24 @@ async def check_nothing_starts_while_paused_or_gated(harness: StoreHarness) -> N
     assert [each.agent.id for each in await _started(scene)] == [scene.agent]
 
 
+async def check_where_nothing_is_ready_nobody_is_told(harness: StoreHarness) -> None:
+    """Whoever looks at every hint, and finds nothing, would else look for ever."""
+    scene = await set_scene(harness)
+    store, rung = scene.store, list[str]()
+
+    with store.hints.watch(None) as watch:
+        watch.on_ring = lambda: rung.append("rung")
+        assert await _started(scene) == []
+        assert await store.claim(scene.holder) == []
+        assert await store.reap(scene.holder) == []
+        assert rung == []
+
+        await scene.send()
+        assert await _started(scene)
+
+        assert rung
+
+
 async def check_a_start_goes_by_the_longest_ready_lane(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     agents = [await hire(harness, scene.store, name) for name in ("di", "cy", "bo")]
