@@ -119,7 +119,7 @@ def a_home(place: Path) -> Iterator[Home]:
             daemon.wait(PATIENCE_SECONDS)
             if daemon.stdout:
                 daemon.stdout.close()
-        left = found.run("down", "--drain", "1ms")
+        left = found.run("down", "--drain", "0s")
         assert left.returncode in {0, 69}
         keeper.sweep([each.name for each in (found.path / "processes").glob("*")])
 

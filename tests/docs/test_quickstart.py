@@ -31,7 +31,7 @@ def test_the_quickstart_is_what_a_newcomer_can_type(tmp_path: Path) -> None:
         )
     finally:
         left = subprocess.run(
-            [COMMAND, "down", "--drain", "1ms"], env=env, capture_output=True, check=False
+            [COMMAND, "down", "--drain", "0s"], env=env, capture_output=True, check=False
         )
         processes = [each.name for each in (home / "processes").glob("*")]
         keeper.sweep(processes)

@@ -110,7 +110,7 @@ def test_down_stops_what_takes_too_long_and_the_next_one_does_it(home: Home) -> 
     item = home.send("ada", *waits(gate))
     until_said(home, "one")
 
-    down = home.run("down", "--drain", "1ms", "--json")
+    down = home.run("down", "--drain", "0s", "--json")
 
     assert down.returncode == 0
     assert json.loads(down.stdout) == {"stopped": 1, "kept": 0, "queued": 1}

@@ -47,6 +47,7 @@ def _settings(kind: str, metavar: str, values: tuple[str, ...]) -> "dict[str, An
         "flag": {"action": "store_true", "default": None},
         "count": {"metavar": metavar, "type": count},
         "duration": {"metavar": metavar, "type": duration},
+        "wait": {"metavar": metavar, "type": wait},
         "choice": {"metavar": metavar, "choices": values},
         "words": {"metavar": metavar, "type": words},
         "path": {"metavar": metavar, "type": os.path.abspath},
@@ -60,11 +61,20 @@ def json_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def duration(text: str) -> float:
+    return _seconds(text, may_be_none=False)
+
+
+def wait(text: str) -> float:
+    """A duration that may be none: not to wait at all."""
+    return _seconds(text, may_be_none=True)
+
+
+def _seconds(text: str, *, may_be_none: bool) -> float:
     # Not above: compiling a pattern is a part of the start-up budget.
     from steadyrun.cli.durations import parse_duration  # noqa: PLC0415
 
     try:
-        return parse_duration(text)
+        return parse_duration(text, may_be_none=may_be_none)
     except Usage as error:
         raise argparse.ArgumentTypeError(error.message) from error
 

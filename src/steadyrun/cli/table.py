@@ -81,7 +81,7 @@ TABLE: "tuple[Row, ...]" = (
     )),
     ("status", "show the daemon, its agents and gates", "status", ()),
     ("down", "end the daemon", "daemon.stop", (
-        ("drain", "duration", ("--drain",), "DURATION", "how long to wait for what runs (60s)", (), False),
+        ("drain", "wait", ("--drain",), "DURATION", "how long to wait for what runs (60s); 0s: not at all", (), False),
         ("keep", "flag", ("--keep",), "KEEP", "leave what runs to its keepers", (), False),
     )),
 )

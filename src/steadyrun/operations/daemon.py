@@ -18,7 +18,10 @@ class Ask(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Stop(Struct, frozen=True, forbid_unknown_fields=True):
     drain: Annotated[
-        float | None, said("how long to wait for what runs (60s)", metavar="DURATION")
+        float | None,
+        said(
+            "how long to wait for what runs (60s); 0s: not at all", metavar="DURATION", kind="wait"
+        ),
     ] = None
     keep: Annotated[bool, said("leave what runs to its keepers")] = False
 

@@ -1,7 +1,8 @@
 """How is a field of an operation's input typed on a command line? Its annotation says so.
 
 A field that must be given is a word of its own, any other an option of its name. `kind` is said
-where the type does not tell: a `path` is made absolute where it is typed, `paths` may be repeated.
+where the type does not tell: a `path` is made absolute where it is typed, `paths` may be repeated,
+a `wait` is a duration that may be none.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Meta
 
-Kind = Literal["path", "paths"]
+Kind = Literal["path", "paths", "wait"]
 
 
 def said(
