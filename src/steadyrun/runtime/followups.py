@@ -50,6 +50,8 @@ class Followups:
         self.open: dict[ItemId, int] = {}
         # What an earlier holder had taken and not offered yet, as far as is known.
         self._untold: list[Item] = []
+        # What somebody wants back: it may not have been told yet.
+        self._unwanted: set[ItemId] = set()
         # What is turned down lies in the queue for a moment, and must not be taken from there.
         self._lock, self._looking = anyio.Lock(), anyio.Lock()
         self._has_more = False
@@ -103,6 +105,9 @@ class Followups:
         if refused and item.id in self.open:
             await self._process.note(FollowupReturned(item.id, item.text, refused.reason))
             await self._turn_down(item.id)
+        elif item.id in self._unwanted:
+            # Somebody wanted it back while it was being told: there was nothing to take back then.
+            await self.take_back(item.id)
 
     async def recall(self) -> None:
         """Take back what has not been consumed yet."""
@@ -117,7 +122,8 @@ class Followups:
             await self._turn_down(offer)
 
     async def take_back(self, offer: ItemId) -> None:
-        """Take one back; events tell whether that came in time."""
+        """Take one back, or do not tell it; events tell whether that came in time."""
+        self._unwanted.add(offer)
         await self._process.say(lambda driver: driver.recall(offer))
 
     async def note(self, event: Event | Foreign) -> None:
@@ -125,11 +131,16 @@ class Followups:
         match event:
             case FollowupAbsorbed(item, _) if item in self.open:
                 await self._store.absorb(self._claimed(), ItemId(item))
-                self.open.pop(ItemId(item))
+                self.forget(ItemId(item))
             case FollowupReturned(item, _, _) if item in self.open:
                 await self._turn_down(ItemId(item))
             case _:
                 pass
+
+    def forget(self, item: ItemId) -> None:
+        """It is no offer any more."""
+        self.open.pop(item, None)
+        self._unwanted.discard(item)
 
     async def take_up(self, run: RunId) -> None:
         """Go on with the offers of an earlier holder: the record tells how far each has come."""
@@ -161,8 +172,13 @@ class Followups:
     async def _offered(self, item: Item) -> Refused | None:
         if "steer" not in self._process.abilities:
             return Refused("this provider cannot be steered")
-        answers = await self._process.say(lambda driver: _steered(driver, item))
+        answers = await self._process.say(lambda driver: self._steered(driver, item))
         return answers[0] if answers else Refused("the process has ended")
+
+    async def _steered(self, driver: Driver, item: Item) -> tuple[Refused | None]:
+        if item.id in self._unwanted:
+            return (Refused("it was taken back"),)
+        return (await driver.steer(Offer(item.id, item.text)),)
 
     async def _turn_down(self, item: ItemId) -> None:
         async with self._lock:
@@ -172,15 +188,11 @@ class Followups:
             await self._store.give_back(self._claimed(), item)
             if self._is_direct:
                 await self._store.cancel(item)
-            self.open.pop(item, None)
+            self.forget(item)
 
     def _claimed(self) -> Claim:
         assert self.claim
         return self.claim
-
-
-async def _steered(driver: Driver, item: Item) -> tuple[Refused | None]:
-    return (await driver.steer(Offer(item.id, item.text)),)
 
 
 def _size(item: Item) -> int:

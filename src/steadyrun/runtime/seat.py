@@ -84,6 +84,8 @@ class Seat:
         self.agent = agent
         self.feed = Feed(around.scrubber, around.hub)
         self.runner: Runner | None = None
+        # Called when there is somebody again who can see to what others want.
+        self.on_sit: Callable[[], None] = lambda: None
         self.idle_since = around.clock.monotonic()
         self._around, self._store, self._clock = around, around.store, around.clock
         self._manner = manner
@@ -171,6 +173,7 @@ class Seat:
         if self.live:
             self.live.claimed(claim)
         self._seated.set()
+        self.on_sit()
 
     def _runner(self, claim: Claim, run: RunId, *, is_adopted: bool = False) -> Runner:
         runner = Runner(self._around, claim, self.agent, run, is_adopted=is_adopted)
@@ -215,6 +218,7 @@ class Seat:
         await live.offers.give_up("the conversation is not there")
         await self._own.end()
         self.is_missing = runner.is_over = False
+        self.on_sit()
 
     async def _take_stock(self, runner: Runner, live: LiveProcess) -> None:
         """The process is gone, and the run has not ended."""
@@ -374,6 +378,8 @@ class Seat:
     async def reached(self, live: LiveProcess, driver: Driver) -> None:
         await reached(self, live, driver)
         await self.trouble.tell(live.recorder)
+        # Offers of an earlier holder are known now.
+        self.on_sit()
 
     async def hear(self, live: LiveProcess, stretch: Stretch) -> None:
         await hear(self, live, stretch)
@@ -404,7 +410,7 @@ class Seat:
                 runner.go_on_from(live, before)
                 self._again, self._unseated = None, None
                 self._sit(claim, runner)
-                live.offers.open.pop(claim.item.id, None)
+                live.offers.forget(claim.item.id)
                 self._tell_begun(claim.item, was_held=was_held)
                 return runner.id
         # An item was started at the same moment: it will sit down, and this comes before it.

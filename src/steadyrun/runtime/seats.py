@@ -10,12 +10,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, StoreFailed
-from steadyrun.hints import Hint
-from steadyrun.model.ids import AgentId, RunId
+from steadyrun.hints import Hint, Watch
+from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.facts import bug, fact
 from steadyrun.runtime.runner import Deed
 from steadyrun.runtime.seat import Seat
+from steadyrun.store import Call
 from steadyrun.tasks import task_group
 
 # How often the clocks are looked at, and how late that may be before it tells something.
@@ -29,12 +30,22 @@ class Seats:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._seats: dict[AgentId, Seat] = {}
+        # Who could not see to all that was wanted; None: nobody has looked, as nobody was there.
+        self._missed: set[AgentId] | None = None
+        self._bell: Watch | None = None
 
     def __iter__(self) -> Iterator[Seat]:
         return iter(list(self._seats.values()))
 
     def add(self, seat: Seat) -> None:
         self._seats[seat.agent.id] = seat
+        seat.on_sit = partial(self._look_again, seat.agent.id)
+        self._look_again(seat.agent.id)
+
+    def _look_again(self, agent: AgentId) -> None:
+        """A lane is ours before anybody sits there: what was wanted meanwhile is wanted still."""
+        if self._bell and (self._missed is None or agent in self._missed):
+            self._bell.ring()
 
     def remove(self, seat: Seat) -> None:
         if self._seats.get(seat.agent.id) is seat:
@@ -68,21 +79,34 @@ class Seats:
                     tasks.start_soon(_done, seat, deed)
 
     async def _hear_calls(self, tasks: TaskGroup) -> None:
-        store, holder = self._around.store, self._around.holder
-        with store.hints.watch(None, Hint.WORK) as watch:
+        with self._around.store.hints.watch(None, Hint.WORK) as self._bell:
             while True:
-                try:
-                    calls = await store.calls(holder) if self._seats else []
-                except StoreFailed as error:
-                    # Nothing is lost by this: it is asked again.
-                    fact("store.failed", phase="calls", code=error.code)
-                    calls = []
-                for call in calls:
-                    seat = self._seats.get(call.agent)
-                    if seat:
-                        deed = partial(seat.called, call)
-                        tasks.start_soon(_done, seat, deed)
-                await watch.wait()
+                self._missed = await self._answer_calls(tasks)
+                await self._bell.wait()
+
+    async def _answer_calls(self, tasks: TaskGroup) -> set[AgentId] | None:
+        if not self._seats:
+            return None
+        try:
+            calls = await self._around.store.calls(self._around.holder)
+        except StoreFailed as error:
+            # Nothing is lost by this: it is asked again.
+            fact("store.failed", phase="calls", code=error.code)
+            return None
+        for call in calls:
+            seat = self._seats.get(call.agent)
+            if seat:
+                tasks.start_soon(_done, seat, partial(seat.called, call))
+        return {call.agent for call in calls if not self._hears(call)}
+
+    def _hears(self, call: Call) -> bool:
+        """Whether all that shall stop can be stopped now."""
+        seat = self._seats.get(call.agent)
+        runner = seat.runner if seat else None
+        if seat is None or runner is None or runner.is_over:
+            return False
+        offered = seat.live.offers.open.keys() if seat.live else set[ItemId]()
+        return offered | {runner.claim.item.id} >= set(call.cancelled)
 
 
 async def _done(seat: Seat, deed: Deed) -> None:
