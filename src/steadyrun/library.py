@@ -233,7 +233,7 @@ class RunHandle:
         if seat is not None and seat.runner is not None:
             await seat.runner.cancel(reason)
         elif run.item is not None and not run.is_terminal:
-            await self._store.cancel(run.item)
+            await self._store.cancel(run.item, reason)
         return await self._store.run(self.id)
 
     async def result(self) -> Run:

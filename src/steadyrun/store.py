@@ -181,8 +181,12 @@ class Store(Protocol):
     ) -> list[Item]:
         """A page of items, newest first."""
 
-    async def cancel(self, item: ItemId) -> Item:
-        """Cancel it at once if queued, ask its holder to if running; settled stays as it is."""
+    async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
+        """Cancel it at once if queued, ask its holder to if running; settled stays as it is.
+
+        The item has the reason of whoever was the first, as its error; one that completes or fails
+        all the same has it no more.
+        """
 
     # -- lanes
 

@@ -583,6 +583,7 @@ def test_cancelling_again_says_how_it_ended(home: Path, tmp_path: Path) -> None:
     assert (first.returncode, first.stdout) == (0, f"cancelled: {run_id}\n")
     assert again.returncode == 0
     assert json.loads(again.stdout)["status"] == "cancelled"
+    assert "'message': 'enough'" in str(only_run(home)["error"])
 
 
 @pytest.mark.parametrize("words", [["steer", "run_no", "x"], ["cancel", "run_no"]])

@@ -160,13 +160,14 @@ def test_what_runs_can_be_cancelled_from_another_process(tmp_path: Path) -> None
             first = await team.send(ada, script({"text": "one"}, "hang"))
             await team.until_said(ada, "one")
             elsewhere = await SqliteStore.open(tmp_path / "home")
-            await elsewhere.cancel(first)
+            await elsewhere.cancel(first, "enough")
             await elsewhere.close()
             settled = await team.settled(first)
             after = await team.done(ada, says("two"))
 
             [run, next_run] = await team.runs(ada)
             assert (settled.status, run.stop_reason) == ("cancelled", "user_stop")
+            assert settled.error == run.error == ev.ErrorFact("cancelled", "enough")
             assert (after.status, next_run.process) == ("completed", run.process)
 
     anyio.run(main)

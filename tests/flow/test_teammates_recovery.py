@@ -263,14 +263,17 @@ def test_what_was_cancelled_while_nobody_was_there_is_stopped(tmp_path: Path) ->
             item = await home.send(ada, script({"text": "one"}, "hang"))
             await home.until_said(ada, "one")
             daemon.kill()
-            await home.store.cancel(item)
+            await home.store.cancel(item, "enough")
             return ada, item
 
     async def second(ada: AgentId, item: ItemId) -> None:
         async with working(tmp_path) as team:
             assert (await team.settled(item)).status == "cancelled"
             [run] = await team.runs(ada)
-            assert run.stop_reason == "user_stop"
+            assert (run.stop_reason, run.error) == (
+                "user_stop",
+                ev.ErrorFact("cancelled", "enough"),
+            )
             await check(team, ada)
 
     anyio.run(second, *anyio.run(first))

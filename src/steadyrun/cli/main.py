@@ -100,10 +100,6 @@ def _steer_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.json_flag(parser)
 
 
-def _cancel_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
-
-
 def _send_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", action="store_true", help="watch it until it is settled")
     parser.add_argument("--timeout", type=arguments.duration, metavar="DURATION",
@@ -133,7 +129,7 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 
 # Commands of operations that do more than ask and show.
 OWN = {
-    "cancel": ("steer:cancel", _cancel_arguments),
+    "cancel": ("steer:cancel", _nothing),
     "down": ("down:down", _nothing),
     "send": ("send:send", _send_arguments),
 }

@@ -163,7 +163,7 @@ class _Watch:
                 is_meant = True
             if is_meant:
                 self._note(f"cancelling {self._item.id}")
-                await self._desk.store.cancel(ItemId(self._item.id))
+                await self._desk.store.cancel(ItemId(self._item.id), "Ctrl-C")
                 await anext(signals)
             self._exit = EXIT_INTERRUPTED
             tasks.cancel_scope.cancel()

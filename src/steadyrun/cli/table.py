@@ -75,6 +75,7 @@ TABLE: "tuple[Row, ...]" = (
     )),
     ("cancel", "end a run, or what it shall do", "item.cancel", (
         ("id", "text", (), "RUN|ITEM", "a run's or an item's id, or the beginning of one", (), True),
+        ("reason", "text", ("--reason",), "TEXT", "why, for the record", (), False),
     )),
     ("retry", "ask the same once more", "item.retry", (
         ("item", "text", (), "ITEM", "an item's id, or the beginning of one", (), True),

@@ -73,12 +73,23 @@ class Item(Struct, frozen=True):
     before: RunId | None = None
     # How often it was run again at its own cost; `attempt` counts every time.
     tries: int = 0
+    # Why it failed, or why somebody wants or wanted it to end.
     error: ErrorFact | None = None
     payload: Payload = Payload()
 
     @property
     def is_settled(self) -> bool:
         return self.status in SETTLED
+
+    @property
+    def cancel_reason(self) -> str | None:
+        """Why somebody wants the end of what runs."""
+        return self.error.message if self.cancel_requested and self.error else None
+
+
+def cancel_fact(reason: str | None) -> ErrorFact | None:
+    """What an item or a run that somebody has ended says of it."""
+    return ErrorFact("cancelled", reason) if reason else None
 
 
 class Hold(Struct, frozen=True):

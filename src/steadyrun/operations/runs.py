@@ -18,6 +18,7 @@ Look = Callable[[], Awaitable[CancelledDocument]]
 
 class Cancel(Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[str, said("a run's or an item's id, or the beginning of one", metavar="RUN|ITEM")]
+    reason: Annotated[str | None, said("why, for the record", metavar="TEXT")] = None
     wait_seconds: Annotated[float, unsaid("how long to wait for its end")] = 0.0
 
 
@@ -37,7 +38,7 @@ async def _cancel(store: Store, agent: AgentId, look: Look, given: Cancel) -> Ca
         return found
     # Registered before it is asked, so that an answer at once is heard.
     with store.hints.watch(agent) as watch:
-        await store.cancel(ItemId(found.item))
+        await store.cancel(ItemId(found.item), given.reason)
         with anyio.move_on_after(given.wait_seconds):
             while not (await look()).is_over:
                 await watch.wait()

@@ -56,7 +56,7 @@ def _entry(item: Item) -> str:
     asked = f"Asked:\n{_quoted(item.text)}" if item.text else "Begun unasked."
     if item.reply:
         return f"{asked}\nAnswered:\n{_quoted(item.reply)}"
-    why = f": {item.error.code}" if item.error else ""
+    why = f": {item.error.code}" if item.error and item.status == "failed" else ""
     return f"{asked}\nNot answered ({item.status}{why})."
 
 

@@ -12,14 +12,13 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
-    ErrorFact,
     Event,
     Foreign,
     ProviderRetrying,
     StallWarned,
 )
 from steadyrun.model.ids import RunId
-from steadyrun.model.item import Claim
+from steadyrun.model.item import Claim, cancel_fact
 from steadyrun.model.run import STOPPED, Finished, Orphaned, Run, StopReason, Touched
 from steadyrun.model.usage import Cost, Usage, both, cost_of_both
 from steadyrun.provider import Driver, Ended, Turn, Verdict
@@ -73,6 +72,12 @@ class Runner:
         self._awake_at = 0.0
         # Nothing can be due before: what is heard only makes it later.
         self._look_at = 0.0
+
+    def know_wish(self) -> None:
+        """Somebody may have wanted its end before we came: its claim says so, and why."""
+        item = self.claim.item
+        if item.cancel_requested:
+            self.stopped, self._why = "user_stop", item.cancel_reason
 
     def know(self, run: Run, credit: timedelta | None = None) -> None:
         """Go by what the record says of it; `credit` is time that does not count."""
@@ -133,7 +138,7 @@ class Runner:
         status, reason, error = ended.status, ended.stop_reason, ended.error
         if self.stopped and status != "completed":
             status, reason = STOPPED[self.stopped], self.stopped
-            error = ErrorFact("cancelled", self._why) if self._why else error
+            error = cancel_fact(self._why) or error
         elif status == "cancelled":
             # What was meant for the turn before may have come too late, and hit this one.
             reason = reason or self.missed
@@ -191,7 +196,7 @@ class Runner:
         """Somebody wants it to end. The wish is written down first: it outlives us."""
         if not self.stopped and not self.is_over:
             self._why = why
-            await self._store.cancel(self.claim.item.id)
+            await self._store.cancel(self.claim.item.id, why)
             await self.stop("user_stop", why)
 
     async def stop(self, reason: StopReason, why: str | None = None) -> None:

@@ -151,7 +151,7 @@ class Seat:
             runner = self._runner(hold, run.id, is_adopted=True)
             runner.know(run, credit)
             self._again = _ANEW if begins_anew(run) else None
-            runner.stopped = "user_stop" if hold.item.cancel_requested else None
+            runner.know_wish()
             runner.is_begun = hold.item.kind == "self" or hold.item.delivery == "own_turn"
             self._sit(hold, runner)
         if process:
@@ -447,12 +447,13 @@ class Seat:
         runner, live = self.runner, self.live
         if runner is None:
             return
-        if runner.claim.item.id in call.cancelled:
-            await runner.stop("user_stop")
+        if runner.claim.item.id in call.cancelled and not runner.stopped:
+            item = await self._store.item(runner.claim.item.id)
+            await runner.stop("user_stop", item.cancel_reason)
         if live is None:
             return
-        for item in set(call.cancelled) & live.offers.open.keys():
-            await live.offers.take_back(item)
+        for offer in set(call.cancelled) & live.offers.open.keys():
+            await live.offers.take_back(offer)
         if call.has_steerable:
             self.offer(live)
 

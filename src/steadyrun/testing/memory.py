@@ -21,7 +21,7 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.gate import Gate, gate_after, gate_told
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Hold, Item, Message
+from steadyrun.model.item import Claim, Hold, Item, Message, cancel_fact
 from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
@@ -105,16 +105,18 @@ class MemoryStore(MemoryReads):
         self.hints.ring([message.agent], Hint.STATE if accepted.started else Hint.WORK)
         return accepted
 
-    async def cancel(self, item: ItemId) -> Item:
+    async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
         found = rows.item_of(self._tables, item)
+        why = cancel_fact(reason and self._scrubber.clean(reason))
         with self._transaction([found.agent]) as t:
             if found.status == "queued":
                 lane = rows.lane_of(t, found.agent)
+                found = rows.altered(found, error=why)
                 rows.settle_item(t, found, "cancelled", self._clock.now())
                 left = rows.altered(lane, queued=lane.queued - 1)
                 t.lanes[lane.agent] = rows.waiting(left, self._clock.now())
-            elif found.status == "running":
-                t.items[item] = rows.altered(found, cancel_requested=True)
+            elif found.status == "running" and not found.cancel_requested:
+                t.items[item] = rows.altered(found, cancel_requested=True, error=why)
             return t.items[item]
 
     # -- lanes

@@ -348,7 +348,8 @@ def settle_with(t: Tables, item: Item, run: Run, now: datetime) -> None:
         requeue(t, item, now)
     else:
         reply = run.text if status == "completed" else None
-        error = run.error if status == "failed" else None
+        why = item.error if status == "cancelled" else None
+        error = run.error if status == "failed" else why
         settle_item(t, altered(item, reply=reply, error=error), status, now)
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from steadyrun.errors import Conflict, MessageTooLong, NotFound, Usage
 from steadyrun.model.agent import Agent
+from steadyrun.model.event import ErrorFact
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Attachment, Message, Payload
@@ -196,7 +197,7 @@ def test_what_is_settled_can_be_asked_again_and_twice_is_once(desk: Desk) -> Non
 def test_what_is_queued_is_cancelled_at_once_and_stays_so(desk: Desk) -> None:
     item = anyio.run(send, desk, Send(agent="ada", text="one"))
 
-    found, again = [anyio.run(cancel, desk, Cancel(item.id)) for _ in range(2)]
+    found, again = [anyio.run(cancel, desk, Cancel(item.id, why)) for why in ("enough", "more")]
 
     assert (found.item, found.run, found.status, found.is_over) == (
         item.id,
@@ -205,6 +206,8 @@ def test_what_is_queued_is_cancelled_at_once_and_stays_so(desk: Desk) -> None:
         True,
     )
     assert again == found
+    error = anyio.run(show, desk, ChooseItem(item.id)).error
+    assert error == ErrorFact("cancelled", "enough")
 
 
 def test_what_runs_is_asked_and_waited_for(desk: Desk) -> None:

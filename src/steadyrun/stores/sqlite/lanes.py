@@ -6,6 +6,7 @@ from datetime import datetime
 import msgspec
 
 from steadyrun.errors import ChangeRefused, LeaseLost
+from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import (
     Claim,
@@ -67,9 +68,15 @@ def accept(connection: Connection, item: ItemId, message: Message, now: datetime
 
 
 _CANCEL_QUEUED = """
-    UPDATE items SET status = 'cancelled', settled_at = :now WHERE item_id = :item
+    UPDATE items
+    SET status = 'cancelled', error = :error, settled_at = :now
+    WHERE item_id = :item
 """
-_REQUEST_CANCEL = "UPDATE items SET cancel_requested = 1 WHERE item_id = :item"
+_REQUEST_CANCEL = """
+    UPDATE items
+    SET cancel_requested = 1, error = :error
+    WHERE item_id = :item AND NOT cancel_requested
+"""
 _COUNT_CANCELLED = """
     UPDATE lanes
     SET queued = queued - 1,
@@ -79,13 +86,14 @@ _COUNT_CANCELLED = """
 """
 
 
-def cancel(connection: Connection, item: ItemId, now: datetime) -> Item:
+def cancel(connection: Connection, item: ItemId, why: ErrorFact | None, now: datetime) -> Item:
     found = rows.item(connection, item)
+    values = {"item": item, "error": rows.encode(why) if why else None}
     if found.status == "queued":
-        connection.execute(_CANCEL_QUEUED, {"item": item, "now": micros(now)})
+        connection.execute(_CANCEL_QUEUED, {**values, "now": micros(now)})
         connection.execute(_COUNT_CANCELLED, {"agent": found.agent})
     elif found.status == "running":
-        connection.execute(_REQUEST_CANCEL, {"item": item})
+        connection.execute(_REQUEST_CANCEL, values)
     return rows.item(connection, item)
 
 
@@ -234,7 +242,8 @@ _REQUEUE = "UPDATE items SET status = 'queued', delivery = :delivery WHERE item_
 _COUNT_REQUEUED = "UPDATE lanes SET queued = queued + 1 WHERE agent_id = :agent"
 _SETTLE = """
     UPDATE items
-    SET status = :status, reply = :reply, error = :error, settled_at = :now
+    SET status = :status, reply = :reply, settled_at = :now,
+        error = CASE WHEN :status = 'cancelled' THEN error ELSE :error END
     WHERE item_id = :item
 """
 _FREE = """
@@ -286,7 +295,8 @@ def _status(item: Item, run: Run) -> ItemStatus:
 def _settle_item(
     connection: Connection, item: Item, status: ItemStatus, run: Run | None, now: datetime
 ) -> None:
-    """What completed has the run's last words, what failed its error."""
+    """What completed has the run's last words, what failed its error; what somebody has cancelled
+    keeps the reason."""
     reply = run.text if run and status == "completed" else None
     error = rows.encode(run.error) if run and run.error and status == "failed" else None
     values = {"item": item.id, "status": status, "reply": reply, "error": error}

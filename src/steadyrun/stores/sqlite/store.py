@@ -23,7 +23,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Hold, Item, Message
+from steadyrun.model.item import Claim, Hold, Item, Message, cancel_fact
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.secret import Scrubber
@@ -153,9 +153,9 @@ class SqliteStore(SqliteReads):
         self.hints.ring([message.agent], Hint.STATE if accepted.started else Hint.WORK)
         return accepted
 
-    async def cancel(self, item: ItemId) -> Item:
-        now = self._clock.now()
-        cancelled = await self._accept(lambda c: lanes.cancel(c, item, now))
+    async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
+        now, why = self._clock.now(), cancel_fact(reason and self._scrubber.clean(reason))
+        cancelled = await self._accept(lambda c: lanes.cancel(c, item, why, now))
         self.hints.ring([cancelled.agent])
         return cancelled
 

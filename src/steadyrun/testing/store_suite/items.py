@@ -6,9 +6,11 @@ import anyio
 
 from steadyrun.errors import NameTaken, NotFound
 from steadyrun.model.agent import Agent
+from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Attachment, Message, Payload
 from steadyrun.model.policy import Budget, Policy
+from steadyrun.model.run import EndStatus
 from steadyrun.store import DEDUP_RETENTION
 from steadyrun.testing.store_suite.harness import StoreHarness
 from steadyrun.testing.store_suite.scene import (
@@ -18,6 +20,7 @@ from steadyrun.testing.store_suite.scene import (
     refused_whole,
     send,
     set_scene,
+    set_working,
 )
 
 
@@ -246,6 +249,59 @@ async def check_a_running_item_is_asked_to_stop(harness: StoreHarness) -> None:
     assert (await scene.store.item(item.id)).cancel_requested
     assert (await scene.store.lane(scene.agent)).fence == claim.fence
     assert await other.cancel(item.id) == asked
+
+
+async def check_who_cancels_may_say_why(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, word = scene.store, harness.secret.reveal()
+    running, queued = await scene.send(), await scene.send()
+    claim = await scene.claim()
+    await scene.begin(claim)
+
+    asked = await store.cancel(running.id, f"enough of {word}")
+    again = await store.cancel(running.id, "another reason")
+    waited = await store.cancel(queued.id, "not wanted")
+    settled = await scene.finish(claim, "cancelled", stop_reason="user_stop")
+
+    assert asked.cancel_reason
+    assert asked.cancel_reason.startswith("enough of ")
+    assert word not in asked.cancel_reason
+    assert again == asked
+    assert settled.error == asked.error
+    assert waited.error == ErrorFact("cancelled", "not wanted")
+    assert await store.cancel(queued.id, "later") == waited
+
+
+async def check_the_reason_is_gone_where_the_item_ended_otherwise(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, fact = scene.store, ErrorFact("exited", "it fell")
+    ends: list[tuple[EndStatus, ErrorFact | None]] = [("completed", None), ("failed", fact)]
+    for status, error in ends:
+        await scene.send()
+        claim = await scene.claim()
+        await scene.begin(claim)
+        await store.cancel(claim.item.id, "enough")
+
+        settled = await scene.finish(claim, status, error=error)
+
+        assert (settled.status, settled.error) == (status, error)
+
+
+async def check_what_is_given_back_and_cancelled_keeps_the_reason(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, scene = working.store, working.scene
+    offered, absorbed = await scene.send("offered"), await scene.send("absorbed")
+    await store.take(working.claim, limit=2)
+    await store.absorb(working.claim, absorbed.id)
+    for item in (offered, absorbed):
+        await store.cancel(item.id, "never mind")
+
+    await store.give_back(working.claim, offered.id)
+    await scene.finish(working.claim, "cancelled", stop_reason="user_stop")
+
+    found = [await store.item(item.id) for item in (offered, absorbed)]
+    assert [item.error for item in found] == [ErrorFact("cancelled", "never mind")] * 2
+    assert {item.status for item in found} == {"cancelled"}
 
 
 async def check_a_settled_item_stays_as_it_is(harness: StoreHarness) -> None:
