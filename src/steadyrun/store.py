@@ -134,8 +134,15 @@ class Store(Protocol):
     async def add_agent(self, agent: Agent) -> None:
         """Add an agent and its empty lane; `NameTaken` if the name is in use."""
 
-    async def hire(self, agent: Agent, message: Message) -> Accepted:
-        """Add an agent and accept its first message, or neither."""
+    async def hire(
+        self,
+        holder: HolderId,
+        agent: Agent,
+        message: Message,
+        opened: Callable[[Agent, Item], Created],
+    ) -> Started:
+        """Add an agent, accept its first message and start it, as `start` does: all of it, or
+        nothing. `ChangeRefused` if its gate is closed."""
 
     async def set_agent(self, agent: Agent, *, was: Agent) -> None:
         """Make `agent` of what was known of it so far, if that is still `was`: else somebody else

@@ -7,7 +7,7 @@ processes get their turn.
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +36,6 @@ from steadyrun.operations.daemon import Stop
 from steadyrun.operations.items import Send
 from steadyrun.operations.registry import BY_NAME
 from steadyrun.operations.runs import Cancel
-from steadyrun.store import Lane
 from steadyrun.stores.sqlite import SqliteStore
 from tests.chaos import prompts
 from tests.chaos.victims import Victim, Victims
@@ -318,9 +317,7 @@ class Scenario:
 
     async def _is_quiet(self, agent: AgentId) -> bool:
         lane = await self.store.lane(agent)
-        return is_unclaimed(lane, self.agents) or (
-            lane.status in {"idle", "warm"} and lane.queued == 0
-        )
+        return lane.status in {"idle", "warm"} and lane.queued == 0
 
     async def all_agents(self) -> list[AgentId]:
         """Those who were hired, and those of direct runs."""
@@ -367,11 +364,6 @@ class Scenario:
             if session and session.current:
                 file = self.home / "scripted" / f"{session.current.token}.json"
                 await anyio.to_thread.run_sync(lambda: file.unlink(missing_ok=True))
-
-
-def is_unclaimed(lane: Lane, agents: Mapping[str, AgentId]) -> bool:
-    """Whoever asked for a run was killed before it began: nobody else has a right to it."""
-    return lane.agent not in agents.values() and lane.status == "ready" and lane.fence == 0
 
 
 def family(process: str) -> dict[str, int]:

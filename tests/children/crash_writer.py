@@ -65,8 +65,11 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Hire(Struct, frozen=True, tag="hire"):
+    holder: HolderId
     agent: Agent
     message: Message
+    run: RunId
+    at: datetime
 
 
 class SetGate(Struct, frozen=True, tag="set_gate"):
@@ -193,7 +196,7 @@ def events_of(stretch: Stretch) -> Sequence[Emitted]:
     return [Emitted(end, 0, at, Note(f"{stretch.process} {end}")) for end in ends]
 
 
-def created_by(start: StartOne, agent: Agent, item: Item) -> Created:
+def created_by(start: StartOne | Hire, agent: Agent, item: Item) -> Created:
     """The run that a start makes."""
     return Created(start.run, agent.id, item.id, agent.provider, start.at)
 
@@ -243,7 +246,7 @@ class _Writer:
         holder = await self._do(Join(), self._store.join("crash"))
         for message in self._orders.repeat:
             await self._accept(message)
-        await self._hire()
+        await self._hire(holder.id)
         async with anyio.create_task_group() as tasks:
             for _ in range(_ACCEPTERS):
                 tasks.start_soon(self._accept_and_cancel)
@@ -263,11 +266,13 @@ class _Writer:
                 item = mine.popleft().id
                 await self._do(Cancel(item), self._store.cancel(item))
 
-    async def _hire(self) -> None:
+    async def _hire(self, holder: HolderId) -> None:
         name = self._ids.agent()
         agent = Agent(name, name, ("claude",), "/", is_direct=True)
         message = structs.replace(self._message(), agent=agent.id)
-        await self._do(Hire(agent, message), self._store.hire(agent, message))
+        op = Hire(holder, agent, message, self._ids.run(), self._clock.now())
+        hire = self._store.hire(holder, agent, message, partial(created_by, op))
+        await self._work((await self._do(op, hire)).claim)
 
     async def _look_after_gates(self) -> None:
         """Each time later than before, so that each time is told; and never the gate in use."""

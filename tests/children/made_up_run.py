@@ -12,7 +12,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, Event
 from steadyrun.model.ids import Ids, ProcessId, RunId
-from steadyrun.model.item import Claim, Message
+from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.model.usage import Cost, Usage
@@ -42,12 +42,12 @@ async def write_run(store: Store) -> RunId:
     run, process = ids.run(), ids.process()
     # A run that no agent was asked for belongs to an agent of its own name.
     agent = Agent(ids.agent(), run, ("scripted",), home=".", is_direct=True)
-    await store.hire(agent, Message(agent.id, REQUEST))
-    holder = await store.join("first-run")
-    [claim] = await store.claim(holder.id, agent=agent.id)
-    now = clock.now()
-    created = Created(run, agent.id, claim.item.id, agent.provider, now)
-    await store.change(claim, run, created)
+    holder, now = await store.join("first-run"), clock.now()
+
+    def opened(agent: Agent, item: Item) -> Created:
+        return Created(run, agent.id, item.id, agent.provider, now)
+
+    claim = (await store.hire(holder.id, agent, Message(agent.id, REQUEST), opened)).claim
     await store.open_process(claim, Process(process, agent.id, agent.provider, "here", "none", now))
     await store.append(claim, _batch(process, run, now))
     await _settle(store, claim, clock.now())

@@ -105,8 +105,7 @@ def _guess(model: Model, seen: Seen, op: Op) -> Guess:  # noqa: C901 (one case f
         case Accept():
             return _of_accept(model, seen, op)
         case Hire():
-            is_there = op.agent.id in seen.lanes
-            return _of_accept(model, seen, Accept(op.message)) if is_there else Absent()
+            return _of_hire(model, seen, op)
         case SetGate():
             return Done(None) if seen.gates.get(op.gate.provider) == op.gate else Absent()
         case Remember():
@@ -181,6 +180,18 @@ def _of_claim(model: Model, seen: Seen, op: ClaimOne) -> Guess:
         if (head.status, head.delivery, head.run) == ("running", "none", None):
             return Done([model.claim_on(lane, op.holder, head.started_at)])
     return Absent() if ready else NoTrace()
+
+
+def _of_hire(model: Model, seen: Seen, op: Hire) -> Guess:
+    accepted = _of_accept(model, seen, Accept(op.message))
+    if not isinstance(accepted, Done):
+        return Absent()
+    item = accepted.result.item
+    at = seen.items[item.id].started_at
+    running = replace(model.started(item, at), run=op.run)
+    run = step(None, created_by(op, op.agent, running))
+    claim = Claim(op.agent.id, op.holder, 1, running)
+    return Done(Started(claim, run, op.agent, None, None, None))
 
 
 def _of_start(model: Model, seen: Seen, op: StartOne) -> Guess:

@@ -72,7 +72,7 @@ RESULTS: dict[type, Any] = {
     Again: Claim | None,
     Wake: Claim | None,
     LetGo: bool | None,
-    Hire: Accepted,
+    Hire: Started,
     SetGate: None,
     Remember: None,
 }
@@ -118,8 +118,7 @@ class Model:
             case Cancel():
                 self._cancel(op.item, result)
             case Hire():
-                self.add_agent(op.agent)
-                self._accept(Accept(op.message), result)
+                self._hire(op, result)
             case SetGate():
                 self.gates[op.gate.provider] = op.gate
                 self.log.append((EventId(f"gate:{len(self.log) + 1}"), None))
@@ -227,8 +226,9 @@ class Model:
         return replace(item, before=item.run, run=None, **counts)
 
     def startable(self, holder: HolderId) -> list[Lane]:
-        """The lanes that may be claimed: ready ones, and the holder's own if anything is queued."""
-        lanes = self.lanes.values()
+        """The lanes that may be claimed: ready ones, and the holder's own if anything is queued.
+        Those of direct agents are claimed by name, and nobody does that here."""
+        lanes = [lane for lane in self.lanes.values() if not self.agents[lane.agent].is_direct]
         return [lane for lane in lanes if lane.queued and lane.holder in {None, holder}
                 and lane.status != "held" and not self.agents[lane.agent].is_direct]  # fmt: skip
 
@@ -291,11 +291,24 @@ class Model:
         ready = {lane.agent: lane for lane in self.startable(holder)}
         assert len(claims) == min(1, len(ready))
         for claim in claims:
-            lane = ready[claim.agent]
-            assert claim == self.claim_on(lane, holder, claim.item.started_at)
-            self._put(claim.item)
-            held = {"status": "held", "holder": holder, "fence": claim.fence}
-            self._lane(claim.agent, queued=lane.queued - 1, **held)
+            self._hold_lane(ready[claim.agent], holder, claim)
+
+    def _hold_lane(self, lane: Lane, holder: HolderId, claim: Claim) -> None:
+        assert claim == self.claim_on(lane, holder, claim.item.started_at)
+        self._put(claim.item)
+        held = {"status": "held", "holder": holder, "fence": claim.fence}
+        self._lane(claim.agent, queued=lane.queued - 1, **held)
+
+    def _hire(self, op: Hire, started: Started) -> None:
+        self.add_agent(op.agent)
+        item = replace(started.claim.item, run=None)
+        accepted = replace(item, status="queued", attempt=0, started_at=None)
+        self._accept(Accept(op.message), Accepted(accepted, is_new=True))
+        lane = self.lanes[op.agent.id]
+        self._hold_lane(lane, op.holder, replace(started.claim, item=item))
+        assert (started.agent, started.session, started.process) == (op.agent, None, None)
+        self._begin(Begin(started.claim, created_by(op, op.agent, item)), started.run)
+        assert started.claim.item == self.items[item.id]
 
     def _start(self, op: StartOne, result: Sequence[Started]) -> None:
         claims = [replace(s.claim, item=replace(s.claim.item, run=None)) for s in result]

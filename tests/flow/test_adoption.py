@@ -68,7 +68,6 @@ MOST_STEPS = {"whole": 84, "cancelled": 50, "crashed": 38, "shell": 28}
 # What a driver does from the beginning of the whole story to its end, in this order.
 STEPS = (
     "hire",
-    "start",
     "open_process",
     "launch",
     "start keeper",
@@ -102,7 +101,6 @@ STEPS = (
 SAME_AS_BEFORE = frozenset(
     {
         "before hire",
-        "before start",
         "before open_process",
         "before launch",
         "after launch",
@@ -116,11 +114,9 @@ SAME_AS_BEFORE = frozenset(
         "before settle",
     }
 )
-# Killed here, there is a message that nobody has claimed: it waits for whoever does.
-UNCLAIMED = "after hire"
 # Killed here, it was never started, and nobody can say any more with what.
 NEVER_STARTED = (
-    "after start",
+    "after hire",
     "after open_process",
     "before start keeper",
 )
@@ -225,9 +221,7 @@ def test_a_driver_may_be_killed_at_any_step(
     record = played[case.name].result()
 
     step = case.kills[0].step
-    if step == UNCLAIMED:
-        _check_unclaimed(record)
-    elif step in NEVER_STARTED:
+    if step in NEVER_STARTED:
         _check_never_started(record)
     else:
         _check(record)
@@ -282,11 +276,8 @@ def _random_kill(dice: random.Random, story: str, nth: int) -> Order:
 
 
 def _check_random(record: Record, tally: Counter[str]) -> None:
-    """A message that was never claimed or started is named so; all else has its usual end."""
-    if not record.runs:
-        tally["(unclaimed)"] += 1
-        _check_unclaimed(record)
-    elif record.runs[0].stop_reason == "orphaned":
+    """A message that was never told is named so; all else has its usual end."""
+    if record.runs[0].stop_reason == "orphaned":
         tally["(never started)"] += 1
         _check_never_started(record)
     else:
@@ -559,14 +550,6 @@ def _check_soundness(record: Record) -> None:
     _check_order(record)
     _check_runs(record)
     _check_nothing_is_left(record)
-
-
-def _check_unclaimed(record: Record) -> None:
-    assert [item.status for item in record.items] in (["queued"], [])
-    assert not record.runs
-    assert not record.events
-    assert not record.processes
-    assert record.lanes == (["ready"] if record.items else ["idle"])
 
 
 def _check_never_started(record: Record) -> None:

@@ -242,6 +242,19 @@ class World(RuleBasedStateMachine):
             self.items.append(went_on.item.id)
             self.works.append(Work(went_on, processes=work.processes, opened=work.opened))
 
+    def _hire(self, n: int, agent: Agent, message: Message) -> None:
+        holder, run, now = self._holder(n), self.names.run(), self.clock.now()
+
+        def opened(agent: Agent, item: Item) -> Created:
+            return Created(run, agent.id, item.id, agent.provider, now)
+
+        started = self._both(lambda store: store.hire(holder, agent, message, opened))
+        if started:
+            self.items.append(started.claim.item.id)
+            work = Work(started.claim, processes=[ProcessId("prc_none")], opened=[])
+            work.runs.append(started.run.id)
+            self.works.append(work)
+
     def _start(
         self, n: int, limit: int, agent: AgentId | None, but_not: Collection[str] = ()
     ) -> None:

@@ -119,9 +119,7 @@ class Lockstep(World):
         agent = Agent(self.names.agent(), name, (PROVIDERS[n % 2],), "/", is_direct=is_direct)
         message = Message(agent.id if n else self._agent(n), "at once")
         self.agents.append(agent.id)
-        accepted = self._both(lambda store: store.hire(agent, message))
-        if accepted:
-            self.items.append(accepted.item.id)
+        self._hire(n, agent, message)
 
     @rule(n=st.integers(0, 9), data=st.data())
     def change_agent(self, n: int, data: st.DataObject) -> None:

@@ -63,10 +63,11 @@ async def _offering() -> tuple[MemoryStore, Process, Followups, list[Item]]:
     clock = FakeClock()
     ids, store = Ids(clock.now), MemoryStore(clock)
     agent = Agent(ids.agent(), "ada", ("scripted",), "/")
-    await store.hire(agent, Message(agent.id, "work"))
     holder = await store.join("worker")
-    [started] = await store.start(
+    started = await store.hire(
         holder.id,
+        agent,
+        Message(agent.id, "work"),
         lambda agent, item: Created(ids.run(), agent.id, item.id, "scripted", clock.now()),
     )
     process = Process()

@@ -39,10 +39,9 @@ class Holding:
             tasks.start_soon(self._seats.serve)
 
     async def start(self, agent: Agent, run: RunId, prompt: str, ask: Ask) -> None:
-        """Accept a message for a new agent, claim its lane and run it."""
+        """Accept a message for a new agent, claim its lane and run it: one step, or none."""
         store, around = self.around.store, self.around
         await self._require_open(agent.provider)
-        accepted = await store.hire(agent, Message(agent.id, prompt, kind="call"))
         wall = ask.wall_seconds or around.drivers.wall_seconds(agent.provider)
         metadata = {**ask.metadata, **({WALL: wall} if wall else {})}
 
@@ -52,13 +51,15 @@ class Holding:
                 run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata
             )
 
-        started = await store.start(around.holder, opened, agent=agent.id)
-        if not started:
-            await store.cancel(accepted.item.id)
+        message = Message(agent.id, prompt, kind="call")
+        try:
+            started = await store.hire(around.holder, agent, message, opened)
+        except ChangeRefused:
+            # The gate may have been closed since we looked.
             await self._require_open(agent.provider)
-            raise ChangeRefused("start", found=f"the lane of {agent.id} is not ready")
+            raise
         seat = Seat(around, agent, _Once(self, ask), self._tasks)
-        seat.begin(started[0].claim, started[0].run)
+        seat.begin(started.claim, started.run)
         self._run(seat, run)
 
     async def adopt(self) -> list[RunId]:

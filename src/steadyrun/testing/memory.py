@@ -59,13 +59,24 @@ class MemoryStore(MemoryReads):
         with self._transaction([agent.id]) as t:
             rows.add_agent(t, agent)
 
-    async def hire(self, agent: Agent, message: Message) -> Accepted:
+    async def hire(
+        self,
+        holder: HolderId,
+        agent: Agent,
+        message: Message,
+        opened: Callable[[Agent, Item], Created],
+    ) -> Started:
         now, new = self._clock.now(), self._ids.item()
         with self._transaction([agent.id]) as t:
+            rows.require_holder(t, holder)
             if message.agent != agent.id:
                 raise ChangeRefused("hire", found=f"the message is for {message.agent}")
             rows.add_agent(t, agent)
-            return rows.accept(t, new, message, now)
+            rows.accept(t, new, message, now)
+            ready = rows.claimable(t, holder, agent.id, (), now)
+            if not ready:
+                raise ChangeRefused("hire", found=f"the gate of {agent.provider} is closed")
+            return self._start(t, rows.claim(t, ready[0], holder, now), opened)
 
     async def set_agent(self, agent: Agent, *, was: Agent) -> None:
         with self._transaction([agent.id]) as t:

@@ -114,7 +114,8 @@ def test_the_inbox_has_what_is_open_newest_first(desk: Desk) -> None:
         for text in ("one", "two", "three"):
             await send(desk, Send(agent="ada", text=text))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
-        await desk.store.hire(direct, Message(direct.id, "nobody's"))
+        await desk.store.add_agent(direct)
+        await desk.store.accept(Message(direct.id, "nobody's"))
         await cancel(desk, Cancel((await list_items(desk, ListItems())).items[1].id))
         asked = (
             ListItems(), ListItems("ada"), ListItems(all=True), ListItems(limit=1),
@@ -133,7 +134,8 @@ def test_a_page_of_other_items_does_not_hide_ours(desk: Desk) -> None:
     async def listed() -> list[str]:
         await send(desk, Send(agent="ada", text="ours"))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
-        await desk.store.hire(direct, Message(direct.id, "nobody's"))
+        await desk.store.add_agent(direct)
+        await desk.store.accept(Message(direct.id, "nobody's"))
         for _ in range(600):
             await desk.store.accept(Message(direct.id, "nobody's"))
         return [item.text for item in (await list_items(desk, ListItems())).items]

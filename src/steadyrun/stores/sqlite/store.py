@@ -118,9 +118,22 @@ class SqliteStore(SqliteReads):
     async def add_agent(self, agent: Agent) -> None:
         await self._accept(lambda c: agents.add(c, agent), agent.id)
 
-    async def hire(self, agent: Agent, message: Message) -> Accepted:
+    async def hire(
+        self,
+        holder: HolderId,
+        agent: Agent,
+        message: Message,
+        opened: Callable[[Agent, Item], Created],
+    ) -> Started:
         now, item = self._clock.now(), self._ids.item()
-        return await self._accept(lambda c: agents.hire(c, agent, message, item, now), agent.id)
+
+        def hire(connection: Connection) -> Started:
+            holders.require(connection, holder)
+            claim = agents.hire(connection, holder, agent, message, item, now)
+            [started] = starting.start(connection, [claim], opened, self._scrubber)
+            return started
+
+        return await self._accept(hire, agent.id, Hint.STATE)
 
     async def set_agent(self, agent: Agent, *, was: Agent) -> None:
         await self._accept(lambda c: agents.change(c, agent, was), agent.id)

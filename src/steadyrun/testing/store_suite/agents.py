@@ -1,9 +1,13 @@
 """Promises about agents: lasting ones are listed, changed and removed; direct ones only run."""
 
+from collections.abc import Callable
+from datetime import timedelta
+
 from msgspec.structs import replace
 
-from steadyrun.errors import ChangeRefused, LeaseLost, NameTaken, NotFound
+from steadyrun.errors import ChangeRefused, HolderGone, LeaseLost, NameTaken, NotFound
 from steadyrun.model.agent import Agent
+from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Created
@@ -21,29 +25,43 @@ from steadyrun.testing.store_suite.scene import (
 )
 
 
-async def check_a_direct_agent_is_hired_with_its_message(harness: StoreHarness) -> None:
+async def check_a_direct_agent_is_hired_at_work(harness: StoreHarness) -> None:
     store = await harness.open()
+    holder = (await store.join("worker")).id
     agent = _direct(harness, "run_1")
 
-    accepted = await store.hire(agent, Message(agent.id, "go", "call"))
+    started = await store.hire(holder, agent, Message(agent.id, "go", "call"), _opened(harness))
 
-    assert accepted.is_new
-    assert accepted.item == await store.item(accepted.item.id)
-    assert (accepted.item.agent, accepted.item.seq) == (agent.id, 1)
+    claim, run = started.claim, started.run
+    assert (claim.agent, claim.holder, claim.fence) == (agent.id, holder, 1)
+    assert claim.item == await store.item(claim.item.id)
+    assert (claim.item.seq, claim.item.status, claim.item.run) == (1, "running", run.id)
+    assert run == await store.run(run.id)
+    assert (started.agent, started.session, started.process) == (agent, None, None)
     lane = await store.lane(agent.id)
-    assert (lane.status, lane.queued) == ("ready", 1)
+    assert (lane.status, lane.queued, lane.holder) == ("held", 0, holder)
     assert await store.agent("run_1") == await store.agent(agent.id) == agent
 
 
 async def check_who_cannot_be_hired_leaves_nothing(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    store, agent = scene.store, _direct(harness, "ada")
-    elsewhere = Message(scene.agent, "go")
+    store, agent, bo = scene.store, _direct(harness, "ada"), _direct(harness, "bo")
+    gone = (await store.join("worker")).id
+    await store.leave(gone)
+    opened, go = _opened(harness), Message(bo.id, "go")
 
-    await refused_whole(store, NameTaken, store.hire(agent, Message(agent.id, "go")))
-    await refused_whole(store, ChangeRefused, store.hire(_direct(harness, "bo"), elsewhere))
+    elsewhere = store.hire(scene.holder, bo, Message(scene.agent, "go"), opened)
+    await refused_whole(store, ChangeRefused, elsewhere)
+    taken = store.hire(scene.holder, agent, Message(agent.id, "go"), opened)
+    await refused_whole(store, NameTaken, taken)
+    await refused_whole(store, HolderGone, store.hire(gone, bo, go, opened))
+    await refused_whole(store, NotFound, store.hire(scene.holder, bo, go, _unknown))
+    until = harness.clock.now() + timedelta(minutes=15)
+    await store.set_gate(Gate("claude", "", until, "rate limit"))
+    await refused_whole(store, ChangeRefused, store.hire(scene.holder, bo, go, opened))
 
     await refused(NotFound, store.agent(agent.id))
+    await refused(NotFound, store.agent(bo.id))
 
 
 async def check_direct_agents_are_not_listed(harness: StoreHarness) -> None:
@@ -243,7 +261,8 @@ async def check_the_lane_of_a_direct_agent_is_claimed_by_name(harness: StoreHarn
     store = await harness.open()
     holder = await store.join("worker")
     direct = _direct(harness, "run_1")
-    await store.hire(direct, Message(direct.id, "do"))
+    await store.add_agent(direct)
+    await store.accept(Message(direct.id, "do"))
 
     assert await store.claim(holder.id) == []
     [claim] = await store.claim(holder.id, agent=direct.id)
@@ -253,6 +272,15 @@ async def check_the_lane_of_a_direct_agent_is_claimed_by_name(harness: StoreHarn
 
 def _direct(harness: StoreHarness, name: str) -> Agent:
     return Agent(harness.ids.agent(), name, ("claude",), "/home/x", is_direct=True)
+
+
+def _opened(harness: StoreHarness) -> Callable[[Agent, Item], Created]:
+    now = harness.clock.now()
+    return lambda agent, item: Created(harness.ids.run(), agent.id, item.id, "claude", now)
+
+
+def _unknown(agent: Agent, item: Item) -> Created:
+    raise NotFound("run of", item.id)
 
 
 def _never(agent: Agent, item: Item) -> Created:
