@@ -32,12 +32,14 @@ def _also(signs: Signs, **flags: bool) -> Signs:
         (_also(TOLD, is_warned=True, is_one_shot=True), Alarm(70.0, "hang")),
         # Before it was told anything, it cannot hang.
         (_also(STARTING, is_warned=True), Alarm(300.0, "idle_timeout")),
-        # Whoever waits for a person or a tool may be silent, but not for ever.
+        # Whoever waits for a tool may be silent, but not for ever.
         (_also(SPOKEN, is_waiting=True), Alarm(1000.0, "wall_timeout")),
         (_also(TOLD, is_waiting=True, is_one_shot=True), Alarm(1000.0, "wall_timeout")),
+        # The time of a person is nobody else's.
+        (_also(SPOKEN, is_waiting=True, is_asking=True), None),
     ],
 )
-def test_the_first_clock_rings(signs: Signs, alarm: Alarm) -> None:
+def test_the_first_clock_rings(signs: Signs, alarm: Alarm | None) -> None:
     assert next_alarm(LIMITS, signs) == alarm
 
 

@@ -1,14 +1,18 @@
 """When has a run waited too long? Pure: it is told the time and the signs of life."""
 
+from collections.abc import Iterable
+from datetime import datetime
+
 from msgspec import Struct
 
+from steadyrun.model.event import ApprovalRequested, ApprovalResolved, StoredEvent
 from steadyrun.model.run import StopReason
 
 
 class ClockLimits(Struct, frozen=True):
     """How long may it take? Seconds; None or 0 is without limit."""
 
-    # From the start of the run to its end.
+    # From the start of the run to its end, without the time in which a person was asked.
     wall: float | None = None
     # Without a word from the provider.
     idle: float | None = 30 * 60.0
@@ -39,6 +43,8 @@ class Signs(Struct, frozen=True):
     said_at: float = 0.0
     # It waits for a person, a tool, a follow-up or a time it has announced: silence means nothing.
     is_waiting: bool = False
+    # It waits for a person: that is not its own time.
+    is_asking: bool = False
     is_one_shot: bool = False
     is_warned: bool = False
 
@@ -52,7 +58,8 @@ class Alarm(Struct, frozen=True):
 
 def next_alarm(limits: ClockLimits, signs: Signs) -> Alarm | None:
     """The first clock that will ring if nothing more is heard."""
-    alarms = [Alarm(signs.started_at + limits.wall, "wall_timeout")] if limits.wall else []
+    wall = limits.wall if not signs.is_asking else None
+    alarms = [Alarm(signs.started_at + wall, "wall_timeout")] if wall else []
     if not signs.is_waiting:
         alarms += _silence(limits, signs)
     return min(alarms, key=lambda alarm: alarm.at, default=None)
@@ -71,3 +78,20 @@ def _silence(limits: ClockLimits, signs: Signs) -> list[Alarm]:
     if limits.warning and not signs.is_warned:
         alarms.append(Alarm(since + limits.warning, None))
     return alarms
+
+
+def asked_seconds(seen: Iterable[StoredEvent], now: datetime) -> float:
+    """How long, by the record of a run, at least one question to a person was open."""
+    seconds, since = 0.0, now
+    open_ = set[str]()
+    for each in seen:
+        match each.event:
+            case ApprovalRequested(approval=name):
+                since = since if open_ else each.at
+                open_.add(name)
+            case ApprovalResolved(approval=name) if name in open_:
+                open_.remove(name)
+                seconds += 0.0 if open_ else max(0.0, (each.at - since).total_seconds())
+            case _:
+                continue
+    return seconds + (max(0.0, (now - since).total_seconds()) if open_ else 0.0)

@@ -61,9 +61,9 @@ async def reached(seat: Turning, live: LiveProcess, driver: Driver) -> None:
     elif run.status == "starting" and "multi_turn" not in driver.abilities:
         await recorder.begin(run.id, (), recorder.offset)
     await live.offers.take_up(runner.id)
-    for seen in await store.last_events(run=runner.id, limit=_ALL):
-        if isinstance(seen.event, ApprovalRequested | ApprovalResolved):
-            runner.note(seen.event)
+    seen = await store.last_events(run=runner.id, limit=_ALL)
+    asked = ApprovalRequested | ApprovalResolved
+    runner.recall([each for each in seen if isinstance(each.event, asked)])
     seat.waits()
     seat.offer(live)
 

@@ -1,7 +1,7 @@
 """How is one run seen through? What it was asked, how long it may take, and how it has ended."""
 
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
 
 import anyio
@@ -16,6 +16,7 @@ from steadyrun.model.event import (
     Foreign,
     ProviderRetrying,
     StallWarned,
+    StoredEvent,
 )
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim, cancel_fact
@@ -23,7 +24,7 @@ from steadyrun.model.run import STOPPED, Finished, Orphaned, Run, StopReason, To
 from steadyrun.model.usage import Cost, Usage, both, cost_of_both
 from steadyrun.provider import Driver, Ended, Turn, Verdict
 from steadyrun.runtime.around import Surroundings
-from steadyrun.runtime.clocks import Signs, next_alarm
+from steadyrun.runtime.clocks import Signs, asked_seconds, next_alarm
 from steadyrun.runtime.process import LiveProcess
 
 # Where a run keeps how long it may take.
@@ -48,8 +49,11 @@ class Runner:
         self.is_begun = False
         # How it ends where no process could say so.
         self.cut: Finished | Orphaned | None = None
-        # What a person was asked, and when.
+        # What a person was asked, and when; since when there is anything to be answered.
         self.approvals: dict[str, float] = {}
+        self._asked_at = 0.0
+        # Whether we have been there from the beginning, or know what was before.
+        self._knows_all = not is_adopted
         # Why the turn before this one was to be stopped.
         self.missed: StopReason | None = None
         self._store, self._clock = around.store, around.clock
@@ -172,14 +176,33 @@ class Runner:
         """Remember what an event says of the time it may take."""
         match event:
             case ApprovalRequested():
-                self.approvals[event.approval] = self._clock.monotonic()
+                self._ask(event.approval)
             case ApprovalResolved():
-                self.approvals.pop(event.approval, None)
+                self._answer(event.approval)
             case ProviderRetrying():
                 self._patient_until = self._clock.monotonic() + (event.delay_ms or 0) / 1000
             case _:
                 pass
         self._look_at = 0.0
+
+    def recall(self, seen: Sequence[StoredEvent]) -> None:
+        """Go by what the record says of questions to a person, and of the time they took."""
+        if not self._knows_all:
+            asked = asked_seconds(seen, self._clock.now())
+            self._started_at = min(self._clock.monotonic(), self._started_at + asked)
+            self._knows_all = True
+        for each in seen:
+            self.note(each.event)
+
+    def _ask(self, approval: str) -> None:
+        now = self._clock.monotonic()
+        self._asked_at = self._asked_at if self.approvals else now
+        self.approvals[approval] = now
+
+    def _answer(self, approval: str) -> None:
+        """The time that a person took is not the run's."""
+        if self.approvals.pop(approval, None) is not None and not self.approvals:
+            self._started_at += self._clock.monotonic() - self._asked_at
 
     # -- stopping
 
@@ -265,6 +288,7 @@ class Runner:
             driver.heard_at,
             max(driver.said_at, self._awake_at),
             is_waiting=self._is_waiting(driver),
+            is_asking=bool(self.approvals),
             is_one_shot="multi_turn" not in driver.abilities,
             is_warned=self._warned_of == driver.heard_at,
         )

@@ -1,0 +1,148 @@
+"""How long may a run take, and whose time is it? Under a clock that only a test moves."""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Event, EventId, StoredEvent
+from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
+from steadyrun.model.item import Claim, Item
+from steadyrun.model.run import Created, Run, step
+from steadyrun.provider import Driver
+from steadyrun.runtime.around import Surroundings
+from steadyrun.runtime.clocks import ClockLimits
+from steadyrun.runtime.process import LiveProcess
+from steadyrun.runtime.runner import WALL, Runner
+from steadyrun.testing.clock import START, FakeClock
+
+AGENT = Agent(AgentId("agt_1"), "ada", ("scripted",), "/")
+RUN = RunId("run_1")
+ITEM = Item(ItemId("itm_1"), AGENT.id, 1, "message", "work", "resume", START)
+WALL_SECONDS = 100.0
+IDLE_SECONDS = 30.0
+
+
+class Jumping(FakeClock):
+    """Somebody may set the time of day."""
+
+    def set_by(self, by: timedelta) -> None:
+        self._now += by
+
+
+class Quiet:
+    """A process that is told all and says what a test wants it to."""
+
+    has_open_tools = False
+    abilities = frozenset({"multi_turn"})
+    said_at = 0.0
+
+    def __init__(self) -> None:
+        self.heard_at = 0.0
+        self.offers = SimpleNamespace(open={}, recall=self._recall)
+
+    @property
+    def driver(self) -> Driver:
+        return cast("Driver", self)
+
+    async def _recall(self) -> None:
+        """There is nothing to take back."""
+
+    async def say(self, verb: Callable[[Driver], Awaitable[Any]]) -> None:
+        """It is gone already."""
+
+
+class Scene:
+    """A run with little time, that has just begun."""
+
+    def __init__(self, *, idle: float | None = None, is_adopted: bool = False) -> None:
+        self.clock, self.process = Jumping(), Quiet()
+        limits = ClockLimits(idle=idle, stall=None, hang=None, warning=None, approval=None)
+        around = SimpleNamespace(store=None, clock=self.clock, limits=limits)
+        claim = Claim(AGENT.id, HolderId("hld_1"), 1, ITEM)
+        known = cast("Surroundings", around)
+        self.runner = Runner(known, claim, AGENT, RUN, is_adopted=is_adopted)
+        self.runner.sit_at(cast("LiveProcess", self.process))
+
+    def run(self, created_at: datetime = START) -> Run:
+        wall = {WALL: WALL_SECONDS}
+        created = Created(RUN, AGENT.id, ITEM.id, "scripted", created_at, metadata=wall)
+        return step(None, created)
+
+    def pass_by(self, seconds: float) -> None:
+        self.clock.advance(timedelta(seconds=seconds))
+
+    def stopped(self) -> str | None:
+        """Why it is stopped when somebody looks at its clocks now."""
+
+        async def look() -> None:
+            for deed in self.runner.due(self.clock.monotonic()):
+                await deed()
+
+        anyio.run(look)
+        return self.runner.stopped
+
+
+def _asked(name: str) -> ApprovalRequested:
+    return ApprovalRequested(name, None, "Bash")
+
+
+def _answered(name: str) -> ApprovalResolved:
+    return ApprovalResolved(name, "allowed", by="user")
+
+
+def _seen(seconds: float, event: Event) -> StoredEvent:
+    at = START + timedelta(seconds=seconds)
+    return StoredEvent(1, 1, EventId("evt"), at, AGENT.id, RUN, "scripted", event)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    scene = Scene()
+    scene.runner.know(scene.run())
+    return scene
+
+
+def test_the_time_of_a_person_is_not_the_run_s(scene: Scene) -> None:
+    scene.pass_by(60)
+    scene.runner.note(_asked("a"))
+    scene.pass_by(10)
+    scene.runner.note(_asked("b"))
+    scene.pass_by(1000)
+    assert scene.stopped() is None
+    scene.runner.note(_answered("a"))
+    scene.pass_by(1000)
+    assert scene.stopped() is None
+    scene.runner.note(_answered("b"))
+
+    scene.pass_by(39)
+    assert scene.stopped() is None
+    scene.pass_by(1)
+
+    assert scene.stopped() == "wall_timeout"
+
+
+def test_whoever_takes_a_run_over_knows_how_long_people_took() -> None:
+    scene = Scene(is_adopted=True)
+    scene.pass_by(1000)
+    scene.runner.know(scene.run(), timedelta())
+    asked = [
+        _seen(20, _asked("a")), _seen(30, _asked("b")), _seen(500, _answered("a")),
+        _seen(900, _answered("b")), _seen(970, _asked("c")),
+    ]  # fmt: skip
+
+    # 20 s before the first question, 70 s before the last, which is open.
+    scene.runner.recall(asked)
+    scene.runner.recall(asked)
+
+    scene.pass_by(500)
+    assert scene.stopped() is None
+    scene.runner.note(_answered("c"))
+    scene.pass_by(9)
+    assert scene.stopped() is None
+    scene.pass_by(1)
+    assert scene.stopped() == "wall_timeout"
