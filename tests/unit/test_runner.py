@@ -59,9 +59,15 @@ class Quiet:
 class Scene:
     """A run with little time, that has just begun."""
 
-    def __init__(self, *, idle: float | None = None, is_adopted: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        idle: float | None = None,
+        approval: float | None = None,
+        is_adopted: bool = False,
+    ) -> None:
         self.clock, self.process = Jumping(), Quiet()
-        limits = ClockLimits(idle=idle, stall=None, hang=None, warning=None, approval=None)
+        limits = ClockLimits(idle=idle, stall=None, hang=None, warning=None, approval=approval)
         around = SimpleNamespace(store=None, clock=self.clock, limits=limits)
         claim = Claim(AGENT.id, HolderId("hld_1"), 1, ITEM)
         known = cast("Surroundings", around)
@@ -75,6 +81,10 @@ class Scene:
 
     def pass_by(self, seconds: float) -> None:
         self.clock.advance(timedelta(seconds=seconds))
+
+    def due(self) -> int:
+        """How much is to be done by now."""
+        return len([*self.runner.due(self.clock.monotonic())])
 
     def stopped(self) -> str | None:
         """Why it is stopped when somebody looks at its clocks now."""
@@ -143,6 +153,76 @@ def test_whoever_takes_a_run_over_knows_how_long_people_took() -> None:
     assert scene.stopped() is None
     scene.runner.note(_answered("c"))
     scene.pass_by(9)
+    assert scene.stopped() is None
+    scene.pass_by(1)
+    assert scene.stopped() == "wall_timeout"
+
+
+DAYS = [timedelta(days=3), timedelta(days=-3)]
+
+
+@pytest.mark.parametrize("by", DAYS, ids=["forward", "back"])
+def test_whoever_sets_the_time_of_day_neither_ends_a_run_nor_gives_it_more(
+    scene: Scene, by: timedelta
+) -> None:
+    scene.pass_by(60)
+    scene.clock.set_by(by)
+    # Its process was out of reach for a moment, and is heard again.
+    scene.runner.know(scene.run())
+
+    assert scene.stopped() is None
+    scene.pass_by(39)
+    assert scene.stopped() is None
+    scene.pass_by(1)
+    assert scene.stopped() == "wall_timeout"
+
+
+@pytest.mark.parametrize("by", DAYS, ids=["forward", "back"])
+def test_silence_is_not_measured_by_the_time_of_day(by: timedelta) -> None:
+    scene = Scene(idle=IDLE_SECONDS)
+    scene.pass_by(20)
+    scene.clock.set_by(by)
+
+    assert scene.stopped() is None
+    scene.pass_by(10)
+    assert scene.stopped() == "idle_timeout"
+
+
+def test_a_run_is_not_blamed_for_our_sleep() -> None:
+    scene = Scene(idle=IDLE_SECONDS)
+    scene.runner.know(scene.run())
+    scene.pass_by(20)
+    days = timedelta(days=3)
+    scene.clock.advance(days)
+    scene.runner.shift(days.total_seconds())
+
+    assert scene.stopped() is None
+    scene.process.heard_at = scene.clock.monotonic()
+    scene.pass_by(29)
+    assert scene.stopped() is None
+    scene.process.heard_at = scene.clock.monotonic()
+    scene.pass_by(29)
+    assert scene.stopped() is None
+    scene.process.heard_at = scene.clock.monotonic()
+    scene.pass_by(22)
+    assert scene.stopped() == "wall_timeout"
+
+
+def test_neither_is_a_person() -> None:
+    scene = Scene(approval=600.0)
+    scene.runner.know(scene.run())
+    scene.pass_by(50)
+    scene.runner.note(_asked("a"))
+    scene.pass_by(599)
+    days = timedelta(days=3)
+    scene.clock.advance(days)
+    scene.runner.shift(days.total_seconds())
+
+    assert scene.due() == 0
+    scene.pass_by(2)
+    assert scene.due() == 1, "nobody has answered in time"
+    scene.runner.note(_answered("a"))
+    scene.pass_by(49)
     assert scene.stopped() is None
     scene.pass_by(1)
     assert scene.stopped() == "wall_timeout"

@@ -64,7 +64,6 @@ class Runner:
         self._why: str | None = None
         self._is_ending = False
         self._started_at = self._clock.monotonic()
-        self._credit = timedelta()
         # What the provider has used in this run before its own turn.
         self._spent: tuple[Usage, Cost] | None = None
         self._told_at: float | None = None
@@ -84,15 +83,17 @@ class Runner:
             self.stopped, self._why = "user_stop", item.cancel_reason
 
     def know(self, run: Run, credit: timedelta | None = None) -> None:
-        """Go by what the record says of it; `credit` is time that does not count."""
+        """Go by what the record says of it. `credit`: somebody else has begun it, and of the time
+        since so much does not count. By our own clock we know better: the time of day may be
+        set."""
         self.is_over = run.is_terminal
-        self._credit = self._credit if credit is None else credit
         if (run.usage, run.cost) != (Usage(), Cost()):
             self._spent = (run.usage, run.cost)
         wall = run.metadata.get(WALL)
         self._limits = replace(self._limits, wall=wall)
-        passed = (self._clock.now() - run.created_at - self._credit).total_seconds()
-        self._started_at = self._clock.monotonic() - max(0.0, passed)
+        if credit is not None:
+            passed = (self._clock.now() - run.created_at - credit).total_seconds()
+            self._started_at = self._clock.monotonic() - max(0.0, passed)
 
     # -- seeing it through
 
@@ -276,8 +277,10 @@ class Runner:
             yield lambda: live.note(silence)
 
     def shift(self, seconds: float) -> None:
-        """We were asleep so long: nobody else is to blame for that silence."""
+        """We were asleep so long: nobody else is to blame for that silence, nor for the time."""
         self._awake_at = self._clock.monotonic()
+        self._started_at += seconds
+        self._asked_at += seconds
         self.approvals = {name: at + seconds for name, at in self.approvals.items()}
         self._look_at = 0.0
 
