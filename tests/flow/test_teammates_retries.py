@@ -277,15 +277,20 @@ def test_an_item_that_cannot_be_told_fails_by_name_and_the_next_one_is_tried(
     anyio.run(main)
 
 
-def test_an_item_whose_picture_is_gone_fails_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("a.png", "image/png"), ("a.txt", None)])
+def test_an_item_whose_file_is_gone_fails_by_name(
+    tmp_path: Path, name: str, kind: str | None
+) -> None:
     async def main() -> None:
         async with working(tmp_path) as team:
             ada = await team.hire("ada")
-            gone = Payload(files=(Attachment("a.png", "attachments/gone", 1, "image/png"),))
+            gone = Payload(files=(Attachment(name, "attachments/gone", 1, kind),))
             item = await team.done(ada, says("one"), payload=gone)
 
             assert item.error
             assert (item.status, item.error.code) == ("failed", "file_unusable")
+            assert item.error.message.startswith(f"{name}: its copy cannot be read")
+            assert times_told(tmp_path, "one") == 0
             assert (await team.done(ada, says("two"))).reply == "two"
 
     anyio.run(main)

@@ -44,6 +44,21 @@ def keep(files: Sequence[Path], home: Path) -> tuple[Attachment, ...]:
         return tuple(_kept(name, file, stream, home) for name, file, stream in contents)
 
 
+def kept_at(files: Sequence[Attachment], home: Path) -> list[tuple[Attachment, str]]:
+    """Where the copies are; one that is gone or cannot be read is named: `FileUnusable`."""
+    return [(file, _place_of(file, home)) for file in files]
+
+
+def _place_of(file: Attachment, home: Path) -> str:
+    place = home / file.place
+    try:
+        open_regular(place).close()
+    except FileUnusable as error:
+        hint = f"Send it again: {place} is gone or has changed."
+        raise FileUnusable(file.name, f"its copy {error.problem}", hint=hint) from error
+    return str(place)
+
+
 def _name(file: Path) -> str:
     name = file.name
     if not name:

@@ -20,6 +20,7 @@ from steadyrun.model.session import Session
 from steadyrun.provider import Image, LaunchRequest, Turn
 from steadyrun.runtime.again import Again
 from steadyrun.runtime.around import Ask, Surroundings
+from steadyrun.runtime.attachments import kept_at
 from steadyrun.runtime.context import recovery_context, retry_notice, with_files
 from steadyrun.runtime.files import open_regular
 from steadyrun.runtime.runner import Runner
@@ -137,7 +138,8 @@ class Bridge:
         is_told = item.on_lost == "resume" and self._converses(agent)
         if is_told and before and _was_cut_off(before):
             text = retry_notice(before, item)
-        files = [(file, str(self._home / file.place)) for file in item.payload.files]
+        sent = item.payload.files
+        files = await anyio.to_thread.run_sync(kept_at, sent, self._home) if sent else []
         images: tuple[Image, ...] = ()
         abilities = self._around.drivers.abilities(agent.provider, one_shot=one_shot)
         if files and "images" in abilities:
