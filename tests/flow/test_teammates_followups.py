@@ -6,7 +6,11 @@ import anyio
 
 from steadyrun.model import event as ev
 from steadyrun.model.ids import AgentId, ItemId
+from steadyrun.model.item import Attachment, Payload
+from steadyrun.runtime.inbox import accept
 from tests.team import Team, begun, says, script, times_told, wait_for, working
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
 
 async def _busy(team: Team, agent: AgentId, *after: object) -> ItemId:
@@ -31,6 +35,50 @@ def test_a_message_is_absorbed_by_the_turn_that_runs(tmp_path: Path) -> None:
             assert followup.reply == "done"
             assert len(await team.runs(ada)) == 1
             assert len(begun(tmp_path)) == 1
+
+    anyio.run(main)
+
+
+def test_what_is_offered_names_the_files_that_came_with_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path) as team:
+            ada = await team.hire("ada")
+            first = await _busy(team, ada, {"text": "done"})
+            files = [tmp_path / "notes.txt", tmp_path / "dot.png"]
+            for file, content in zip(files, (b"remember", PNG), strict=True):
+                file.write_bytes(content)
+            agent = await team.store.agent(ada)
+            sent = await accept(
+                team.store.accept, agent, "see these", home=tmp_path / "home", files=files
+            )
+            await team.until_told(ada, ev.FollowupOffered)
+            team.gates.open("go")
+
+            assert (await team.settled(sent.item.id)).delivery == "absorbed"
+            [offered] = await team.of(ada, ev.FollowupOffered)
+            assert offered.text.startswith("see these\n")
+            places = [str(tmp_path / "home" / file.place) for file in sent.item.payload.files]
+            assert all(place in offered.text for place in places)
+            assert (await team.settled(first)).status == "completed"
+
+    anyio.run(main)
+
+
+def test_what_cannot_be_offered_with_its_files_fails_by_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path) as team:
+            ada = await team.hire("ada")
+            first = await _busy(team, ada, {"text": "done"})
+            gone = Payload(files=(Attachment("a.txt", "attachments/gone", 1),))
+            second = await team.send(ada, "see this", payload=gone)
+            await team.until_told(ada, ev.FollowupReturned)
+            team.gates.open("go")
+            item = await team.settled(second)
+
+            assert (await team.settled(first)).status == "completed"
+            assert item.error
+            assert (item.status, item.error.code) == ("failed", "file_unusable")
+            assert await team.of(ada, ev.FollowupOffered) == []
 
     anyio.run(main)
 

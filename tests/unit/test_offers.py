@@ -1,6 +1,7 @@
 """What is offered to a turn, and wanted back before it was told?"""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import anyio
@@ -71,7 +72,7 @@ async def _offering() -> tuple[MemoryStore, Process, Followups, list[Item]]:
         lambda agent, item: Created(ids.run(), agent.id, item.id, "scripted", clock.now()),
     )
     process = Process()
-    offers = Followups(store, process, is_direct=False)
+    offers = Followups(store, process, home=Path("/"), is_direct=False)
     offers.claim = started.claim
     items = [(await store.accept(Message(agent.id, text))).item for text in ("one", "two")]
     return store, process, offers, items

@@ -1,10 +1,14 @@
 """What becomes of a message that is sent while a turn runs? Offered, and known only by evidence."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import anyio
+import anyio.to_thread
+from msgspec.structs import replace
 
+from steadyrun.errors import FileUnusable
 from steadyrun.model.event import (
     Event,
     FollowupAbsorbed,
@@ -15,6 +19,8 @@ from steadyrun.model.event import (
 from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.provider import Ability, Driver, Offer, Refused
+from steadyrun.runtime.attachments import kept_at
+from steadyrun.runtime.context import with_files
 from steadyrun.store import MOST_TAKEN_BYTES, Store
 
 # More than any turn has: what is asked for is the whole of it.
@@ -42,9 +48,10 @@ class Speaker(Protocol):
 class Followups:
     """The open offers of one process, and the items behind them."""
 
-    def __init__(self, store: Store, process: Speaker, *, is_direct: bool) -> None:
+    def __init__(self, store: Store, process: Speaker, *, home: Path, is_direct: bool) -> None:
         """What is turned down waits for a run of its own, unless there will be none: `is_direct`.
         Then it is cancelled, and whoever sent it is told."""
+        self._home = home
         # On whose behalf things are taken.
         self.claim: Claim | None = None
         self.open: dict[ItemId, int] = {}
@@ -178,7 +185,19 @@ class Followups:
     async def _steered(self, driver: Driver, item: Item) -> tuple[Refused | None]:
         if item.id in self._unwanted:
             return (Refused("it was taken back"),)
-        return (await driver.steer(Offer(item.id, item.text)),)
+        try:
+            text = await self._text(item)
+        except FileUnusable as error:
+            # Its own run tells what is wrong with it.
+            return (Refused(error.message),)
+        return (await driver.steer(Offer(item.id, text)),)
+
+    async def _text(self, item: Item) -> str:
+        """With the names of its files: a message to a turn has nothing but a text."""
+        if not item.payload.files:
+            return item.text
+        files = await anyio.to_thread.run_sync(kept_at, item.payload.files, self._home)
+        return with_files(item.text, [(replace(file, media_type=None), at) for file, at in files])
 
     async def _turn_down(self, item: ItemId) -> None:
         async with self._lock:

@@ -57,7 +57,7 @@ class LiveProcess:
         self.is_closing = False
         self.hold = hold
         self.store = around.store
-        self.offers = Followups(around.store, self, is_direct=agent.is_direct)
+        self.offers = Followups(around.store, self, home=around.home, is_direct=agent.is_direct)
         self._feed = feed
         self._around, self._agent = around, agent
         self._ear = ear
