@@ -113,6 +113,20 @@ class Lost(Struct, frozen=True):
     processes: tuple[Process, ...]
 
 
+class Look(Struct, frozen=True):
+    """How an agent stands: all that a list of agents tells, from one moment."""
+
+    agent: Agent
+    lane: Lane
+    # With the agent's provider.
+    session: Session | None
+    # What is going on in its lane, and the run of that; neither, once the run has ended.
+    item: Item | None
+    run: RunId | None
+    # Of the runs that were created since.
+    usage: UsageSum
+
+
 class Call(Struct, frozen=True):
     """Somebody wants something of whoever holds the lane and runs an item in it."""
 
@@ -157,6 +171,9 @@ class Store(Protocol):
 
     async def agents(self) -> list[Agent]:
         """The lasting agents by name."""
+
+    async def looks(self, since: datetime, *, agent: AgentId | None = None) -> list[Look]:
+        """How the lasting agents stand, by name; or only one of them."""
 
     async def token(self, provider: str, token: str) -> ResumeToken | None:
         """What is known of a token that is the present one of any agent's session."""

@@ -27,9 +27,9 @@ from tests.children.adoption_steps import WORDS, Steps, WatchedStore, watch_proc
 # The verbs of the store that change nothing.
 _READS = frozenset(
     {
-        "agent", "agents", "token", "session", "item", "items", "lane", "holders", "calls", "run",
-        "runs", "runs_like", "process", "open_processes", "events", "last_events", "usage", "gates",
-        "recall", "close",
+        "agent", "agents", "looks", "token", "session", "item", "items", "lane", "holders", "calls",
+        "run", "runs", "runs_like", "process", "open_processes", "events", "last_events", "usage",
+        "gates", "recall", "close",
     }
 )  # fmt: skip
 # The verbs that nobody calls who drives runs: the suite of the engines has them.

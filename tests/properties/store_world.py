@@ -46,7 +46,7 @@ from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import Cost, Usage
 from steadyrun.store import Start, Started, Store
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.clock import FakeClock, seeded_ids
+from steadyrun.testing.clock import START, FakeClock, seeded_ids
 from steadyrun.testing.memory import MemoryStore
 from steadyrun.testing.store_suite.scene import ALL, everything
 
@@ -429,6 +429,7 @@ async def all_reads(store: Store, world: World) -> dict[str, object]:
     processes = [process for work in world.works for process in work.processes]
     seen = await everything(store)
     seen["holders"] = await store.holders()
+    seen["looks"] = await store.looks(START)
     seen["every agent"] = [await answer_of(store.agent(agent)) for agent in world.agents]
     seen["every process"] = [await answer_of(store.process(process)) for process in processes]
     return seen

@@ -98,8 +98,8 @@ class RunningDaemon:
         self._tasks.start_soon(self._stop, seconds, keep)
         await self._stopped.wait()
         store = self._around.store
-        lanes = [await store.lane(agent.id) for agent in await store.agents()]
-        queued = sum(lane.queued for lane in lanes)
+        looks = await store.looks(self._around.clock.now())
+        queued = sum(look.lane.queued for look in looks)
         return Stopped(0 if keep else self._left, self._left if keep else 0, queued)
 
     async def _stop(self, seconds: float, keep: bool) -> None:

@@ -26,7 +26,7 @@ from steadyrun.operations.documents import (
     RemovedDocument,
     TokenDocument,
 )
-from steadyrun.operations.looks import agent_document, agent_documents, find_agent, gates_of
+from steadyrun.operations.looks import agent_document, agent_documents, find_agent
 from steadyrun.operations.words import said
 from steadyrun.provider import Ability
 from steadyrun.runtime.standing import require_home, require_role
@@ -129,12 +129,12 @@ async def add(desk: Desk, given: AddAgent) -> AgentDocument:
     )
     await _check(desk, agent)
     await desk.store.add_agent(agent)
-    return await agent_document(desk, agent, await gates_of(desk))
+    return await agent_document(desk, agent)
 
 
 async def show(desk: Desk, given: ShowAgent) -> AgentPage:
     agent = await find_agent(desk, given.name)
-    document = await agent_document(desk, agent, await gates_of(desk))
+    document = await agent_document(desk, agent)
     known = {name: getattr(document, name) for name in AgentDocument.__struct_fields__}
     sessions = [await desk.store.session(agent.id, provider) for provider in agent.providers]
     tokens = tuple(token for session in sessions if session for token in _tokens(session))
@@ -150,7 +150,7 @@ async def change(desk: Desk, given: SetAgent) -> AgentDocument:
     agent = _changed(was, given)
     await _check(desk, agent)
     await desk.store.set_agent(agent, was=was)
-    return await agent_document(desk, agent, await gates_of(desk))
+    return await agent_document(desk, agent)
 
 
 async def remove(desk: Desk, given: ShowAgent) -> RemovedDocument:
@@ -173,7 +173,7 @@ async def remove(desk: Desk, given: ShowAgent) -> RemovedDocument:
 
 
 async def list_all(desk: Desk, _: ListAgents) -> AgentsDocument:
-    return AgentsDocument(await agent_documents(desk, await desk.store.agents()))
+    return AgentsDocument(await agent_documents(desk))
 
 
 async def pause(desk: Desk, given: ChooseAgents) -> AgentsDocument:

@@ -34,7 +34,7 @@ async def status(desk: Desk, _: Ask) -> StatusDocument:
     now = desk.clock.now()
     return StatusDocument(
         daemon.state(),
-        await agent_documents(desk, agents),
+        await agent_documents(desk),
         tuple(
             gate_document(gates.get(name, Gate(name)), now) for name in sorted(used | gates.keys())
         ),

@@ -18,7 +18,7 @@ from steadyrun.operations.documents import (
     closed_until,
     cost_sum,
 )
-from steadyrun.store import Lane, Store
+from steadyrun.store import Lane, Look, Store
 
 _GIST_CHARS = 80
 
@@ -61,17 +61,32 @@ async def gates_of(desk: Desk) -> dict[str, Gate]:
     return {gate.provider: gate for gate in await desk.store.gates()}
 
 
-async def agent_documents(desk: Desk, agents: Iterable[Agent]) -> tuple[AgentDocument, ...]:
-    gates = await gates_of(desk)
-    return tuple([await agent_document(desk, agent, gates) for agent in agents])
+async def agent_documents(
+    desk: Desk, agents: Iterable[Agent] | None = None
+) -> tuple[AgentDocument, ...]:
+    """Of these agents, or of all; a few questions for all of them together."""
+    gates, looks = await gates_of(desk), await desk.store.looks(_midnight(desk))
+    chosen = None if agents is None else {agent.id for agent in agents}
+    return tuple(
+        _agent_document(desk, look, gates)
+        for look in looks
+        if chosen is None or look.agent.id in chosen
+    )
 
 
-async def agent_document(desk: Desk, agent: Agent, gates: dict[str, Gate]) -> AgentDocument:
-    store, now = desk.store, desk.clock.now()
-    lane, session = await store.lane(agent.id), await store.session(agent.id, agent.provider)
-    [run, item] = await _doing(store, agent, lane)
-    until = closed_until(gates, agent.provider, now)
-    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+async def agent_document(desk: Desk, agent: Agent) -> AgentDocument:
+    for look in await desk.store.looks(_midnight(desk), agent=agent.id):
+        return _agent_document(desk, look, await gates_of(desk))
+    raise NotFound("agent", agent.name)
+
+
+def _midnight(desk: Desk) -> datetime:
+    return desk.clock.now().replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _agent_document(desk: Desk, look: Look, gates: dict[str, Gate]) -> AgentDocument:
+    agent, lane, session, item = look.agent, look.lane, look.session, look.item
+    until = closed_until(gates, agent.provider, desk.clock.now())
     state = _state(desk, lane, is_gated=until is not None)
     return AgentDocument(
         id=agent.id,
@@ -89,11 +104,11 @@ async def agent_document(desk: Desk, agent: Agent, gates: dict[str, Gate]) -> Ag
         until=until if state == "gated" else None,
         process=desk.daemon.process_state(agent.id) if desk.daemon else None,
         item=item.id if item else None,
-        run=run.id if run else None,
+        run=look.run,
         now=_gist(item.text) if item else None,
         queued=lane.queued,
         resume_token=session.current.token if session and session.current else None,
-        cost_today=cost_sum(await store.usage(agent=agent.id, since=midnight)),
+        cost_today=cost_sum(look.usage),
     )
 
 
@@ -106,15 +121,6 @@ async def item_documents(desk: Desk, items: Sequence[Item]) -> tuple[ItemDocumen
 async def item_document(desk: Desk, item: Item) -> ItemDocument:
     [document] = await item_documents(desk, [item])
     return document
-
-
-async def _doing(store: Store, agent: Agent, lane: Lane) -> tuple[Run | None, Item | None]:
-    """The run that is going on, and its item: the newest one, unless it has ended."""
-    newest = await store.runs(agent.id, limit=1) if lane.status == "held" else []
-    if not newest or newest[0].is_terminal:
-        return None, None
-    run = newest[0]
-    return run, None if run.item is None else await store.item(run.item)
 
 
 def _state(desk: Desk, lane: Lane, *, is_gated: bool) -> AgentState:

@@ -12,7 +12,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import PAGE, Call, Holder, Lane
+from steadyrun.store import PAGE, Call, Holder, Lane, Look
 from steadyrun.testing import tables as rows
 from steadyrun.testing.tables import Tables
 
@@ -33,6 +33,19 @@ class MemoryReads:
         agents = self._tables.agents.values()
         lasting = [a for a in agents if not a.is_direct and a.removed_at is None]
         return sorted(lasting, key=lambda a: a.name)
+
+    async def looks(self, since: datetime, *, agent: AgentId | None = None) -> list[Look]:
+        chosen = [each for each in await self.agents() if agent in {None, each.id}]
+        return [
+            Look(
+                each,
+                rows.lane_of(self._tables, each.id),
+                await self.session(each.id, each.provider),
+                *rows.going_on(self._tables, each.id),
+                await self.usage(agent=each.id, since=since),
+            )
+            for each in chosen
+        ]
 
     async def token(self, provider: str, token: str) -> ResumeToken | None:
         sessions = sorted(self._tables.sessions.items(), reverse=True)

@@ -323,6 +323,14 @@ def start(t: Tables, item: Item, delivery: Delivery, now: datetime) -> Item:
     return started
 
 
+def going_on(t: Tables, agent: AgentId) -> tuple[Item | None, RunId | None]:
+    """The item that the agent's lane runs, and its run, unless that has ended."""
+    for item in in_lane(t, agent, "running"):
+        if is_main(item) and item.run and not t.runs[item.run].is_terminal:
+            return item, item.run
+    return None, None
+
+
 def settle_item(t: Tables, item: Item, status: str, now: datetime) -> None:
     t.items[item.id] = altered(item, status=status, settled_at=now)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import pytest
@@ -41,6 +41,7 @@ from steadyrun.operations.agents import (
     show,
 )
 from steadyrun.operations.desk import Desk
+from steadyrun.store import Store
 from steadyrun.testing.clock import START, FakeClock
 from steadyrun.testing.memory import MemoryStore
 from tests.small_daemon import SmallDaemon, desk_of
@@ -303,3 +304,33 @@ def test_a_state_says_why_nothing_or_what_is_done(desk: Desk) -> None:
         ("paused", "fix the test", "busy"),
         ("idle", None, "busy"),
     ]
+
+
+class Counted:
+    """The store that it is given, and how often it was asked."""
+
+    def __init__(self, store: Store) -> None:
+        self.asked = 0
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked += 1
+        return getattr(self._store, name)
+
+
+def test_a_hundred_agents_are_listed_with_as_many_questions_as_one(
+    desk: Desk, tmp_path: Path
+) -> None:
+    async def asked(count: int) -> int:
+        for _ in range(count):
+            name = f"agent{len(await desk.store.agents())}"
+            agent = Agent(desk.ids.agent(), name, ("scripted",), str(tmp_path))
+            await desk.store.add_agent(agent)
+        counted = Counted(desk.store)
+        seen = desk_of(cast("Store", counted), tmp_path, clock=desk.clock)
+        await list_all(seen, ListAgents())
+        return counted.asked
+
+    one = anyio.run(asked, 1)
+
+    assert anyio.run(asked, 99) == one

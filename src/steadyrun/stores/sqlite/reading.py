@@ -19,8 +19,8 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import PAGE, Call, Holder, Lane
-from steadyrun.stores.sqlite import kv, reads, rows, schema
+from steadyrun.store import PAGE, Call, Holder, Lane, Look
+from steadyrun.stores.sqlite import kv, looks, reads, rows, schema
 from steadyrun.stores.sqlite.faults import translated
 from steadyrun.stores.sqlite.rows import Connection
 
@@ -42,6 +42,9 @@ class SqliteReads:
 
     async def agents(self) -> list[Agent]:
         return await self._read(reads.agents)
+
+    async def looks(self, since: datetime, *, agent: AgentId | None = None) -> list[Look]:
+        return await self._read(lambda c: looks.looks(c, agent, since))
 
     async def token(self, provider: str, token: str) -> ResumeToken | None:
         return await self._read(lambda c: reads.token(c, provider, token))

@@ -195,21 +195,23 @@ def _batch_filter(agent: AgentId | None, run: RunId | None) -> tuple[str, dict[s
     return " AND ".join(conditions) or "true", {"agent": agent, "run": run}
 
 
-_USAGE = """
-    SELECT count(*),
-           coalesce(sum(input_tokens), 0),
-           coalesce(sum(output_tokens), 0),
-           coalesce(sum(cache_read_tokens), 0),
-           coalesce(sum(cache_write_tokens), 0),
-           total(cost_usd) FILTER (WHERE cost_kind = 'known'),
-           total(cost_usd) FILTER (WHERE cost_kind = 'estimated'),
-           count(*) FILTER (WHERE cost_kind = 'unknown')
-    FROM runs
+USAGE_COLUMNS = """
+    count(*),
+    coalesce(sum(input_tokens), 0),
+    coalesce(sum(output_tokens), 0),
+    coalesce(sum(cache_read_tokens), 0),
+    coalesce(sum(cache_write_tokens), 0),
+    total(cost_usd) FILTER (WHERE cost_kind = 'known'),
+    total(cost_usd) FILTER (WHERE cost_kind = 'estimated'),
+    count(*) FILTER (WHERE cost_kind = 'unknown')
+"""
+_USAGE = f"""
+    SELECT {USAGE_COLUMNS} FROM runs
     WHERE (:agent IS NULL OR agent_id = :agent)
       AND (:provider IS NULL OR provider = :provider)
       AND created_at >= coalesce(:since, created_at)
       AND (:until IS NULL OR created_at < :until)
-"""
+"""  # noqa: S608
 
 
 def usage(

@@ -11,6 +11,7 @@ from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Created
+from steadyrun.model.usage import Cost, Usage, UsageSum
 from steadyrun.store import Store
 from steadyrun.testing.store_suite.harness import StoreHarness
 from steadyrun.testing.store_suite.scene import (
@@ -62,6 +63,49 @@ async def check_who_cannot_be_hired_leaves_nothing(harness: StoreHarness) -> Non
 
     await refused(NotFound, store.agent(agent.id))
     await refused(NotFound, store.agent(bo.id))
+
+
+async def check_a_look_tells_how_every_agent_stands(harness: StoreHarness) -> None:
+    working = await set_working(harness, "bo")
+    store, scene, claim = working.store, working.scene, working.claim
+    await store.append(claim, working.batch(0, 10, run=None, token=working.token("one")))
+    ada = await set_warm(harness, "ada", store=store)
+    early = harness.clock.now()
+    harness.clock.advance(timedelta(hours=1))
+    since = harness.clock.now()
+    await ada.scene.send("next")
+    [started] = await store.start(ada.scene.holder, _opened(harness), agent=ada.scene.agent)
+    await ada.scene.finish(started.claim, usage=Usage(1, 2), cost=Cost(0.5, "known"))
+    await scene.send("later")
+    await store.add_agent(_direct(harness, "run_1"))
+
+    [first, second] = await store.looks(since)
+
+    assert [first.agent, second.agent] == await store.agents()
+    assert [first.lane, second.lane] == [await store.lane(a.id) for a in await store.agents()]
+    assert (first.session, first.item, first.run) == (None, None, None)
+    assert second.session == await store.session(scene.agent, "claude")
+    assert (second.item, second.run) == (await store.item(claim.item.id), working.run)
+    assert first.usage == await store.usage(agent=ada.scene.agent, since=since)
+    assert (first.usage.runs, second.usage) == (1, UsageSum())
+    assert [look.usage.runs for look in await store.looks(early - timedelta(hours=9))] == [2, 1]
+    assert await store.looks(since, agent=scene.agent) == [second]
+
+
+async def check_nothing_goes_on_once_the_run_has_ended(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, scene = working.store, working.scene
+    absorbed = await scene.send("more")
+    await store.take(working.claim)
+    await store.absorb(working.claim, absorbed.id)
+    [going] = await store.looks(harness.clock.now())
+
+    await store.change(working.claim, working.run, scene.ended())
+    [ended] = await store.looks(harness.clock.now())
+
+    assert going.item
+    assert (going.item.id, going.run) == (working.claim.item.id, working.run)
+    assert (ended.item, ended.run, ended.lane.status) == (None, None, "held")
 
 
 async def check_direct_agents_are_not_listed(harness: StoreHarness) -> None:
