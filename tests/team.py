@@ -30,8 +30,10 @@ from steadyrun.model.event import StoredEvent
 from steadyrun.model.ids import AgentId, Ids, ItemId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Run
+from steadyrun.model.secret import Scrubber
 from steadyrun.providers.keeping import read_sent
 from steadyrun.runtime.daemon import Daemon
+from steadyrun.runtime.facts import FactFormatter
 from steadyrun.runtime.worker import Room
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
@@ -204,8 +206,13 @@ class Facts(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.told: list[tuple[str, dict[str, Any]]] = []
+        # Those with a field that an operator would not see.
+        self.cut: list[str] = []
+        self._formatter = FactFormatter(Scrubber())
 
     def emit(self, record: logging.LogRecord) -> None:
+        if "cut" in self._formatter.facts_of(record):
+            self.cut.append(record.getMessage())
         self.told.append((record.getMessage(), getattr(record, "fields", {})))
 
     def of(self, name: str) -> list[dict[str, Any]]:
@@ -222,6 +229,7 @@ def facts(*, has_bugs: bool = False) -> Iterator[Facts]:
     try:
         yield found
         assert bool(found.of("bug")) == has_bugs, found.of("bug")
+        assert found.cut == []
     finally:
         log.removeHandler(found)
         log.setLevel(level)

@@ -1,5 +1,6 @@
 """Is the page about operations true, as far as it can be tried?"""
 
+import ast
 import re
 import shutil
 import sqlite3
@@ -40,6 +41,18 @@ def test_the_page_lists_exactly_the_facts_there_are() -> None:
     told = re.findall(r"^\| `([a-z.]+)` \| (info|warning|error) \| (.+) \|$", PAGE, re.MULTILINE)
 
     assert told == [(kind.name, kind.level, kind.meaning) for kind in FACTS]
+
+
+def test_every_fact_is_told_somewhere() -> None:
+    calls = [
+        node
+        for file in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "fact"
+    ]
+    told = {node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)}
+
+    assert told == {kind.name for kind in FACTS}
 
 
 def test_every_error_of_the_store_has_a_way_out_on_the_page() -> None:

@@ -46,6 +46,25 @@ async def _system(team: Team, name: str) -> None:
     await team.change((await team.store.agent(name)).id, system="Be brief.")
 
 
+def test_whoever_is_launched_is_said_to_be_gone_when_it_is(tmp_path: Path) -> None:
+    async def main() -> Team:
+        async with working(tmp_path, Room(processes=1)) as team:
+            ada, bo = await team.hire("ada"), await team.hire("bo", "shell")
+            await team.done(ada, says("one"))
+            await team.done(bo, "true")
+            await team.done(ada, says("two"))
+            await _system(team, "ada")
+            await team.done(ada, says("three"))
+            return team
+
+    facts = anyio.run(main).facts
+
+    launched = [(each["agent"], each["process"]) for each in facts.of("process.launched")]
+    closed = [(each["agent"], each["process"]) for each in facts.of("process.closed")]
+    assert sorted(closed) == sorted(launched)
+    assert {name for name, _ in closed} == {"ada", "bo"}
+
+
 CHANGES = {"SOUL.md": _soul, "the role": _role, "the system prompt": _system}
 
 

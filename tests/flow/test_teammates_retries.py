@@ -208,6 +208,8 @@ def test_a_rate_limit_closes_the_gate_and_the_item_goes_on_when_it_opens(tmp_pat
             assert first.error.retry_at == gate.closed_until
             assert gate.closed_until
             assert min(second.created_at, waited.created_at) >= gate.closed_until
+            told = {"provider": "scripted", "until": gate.closed_until.isoformat()}
+            assert team.facts.of("gate.closed") == [told]
             assert other.reply == "b"
 
     anyio.run(main)

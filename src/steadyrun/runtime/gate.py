@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from steadyrun.model.gate import Gate
 from steadyrun.model.run import Run
+from steadyrun.runtime.facts import fact
 
 UNSTATED = timedelta(minutes=15)
 # The longest windows of accounts are a week: what is further off is a mistake.
@@ -29,3 +30,9 @@ def next_opening(gates: Iterable[Gate], now: datetime) -> datetime | None:
     """When the first of those that are closed opens; None if none is."""
     closed = (gate.closed_until for gate in gates if not gate.is_open(now))
     return min((until for until in closed if until is not None), default=None)
+
+
+def tell_closed(gate: Gate) -> None:
+    """Tell an operator."""
+    until = gate.closed_until.isoformat() if gate.closed_until else None
+    fact("gate.closed", provider=gate.provider, until=until)

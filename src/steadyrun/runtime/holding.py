@@ -17,7 +17,7 @@ from steadyrun.runtime.again import Again
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.bridge import Order, direct_order, launch_request
 from steadyrun.runtime.facts import bug
-from steadyrun.runtime.gate import closed_by
+from steadyrun.runtime.gate import closed_by, tell_closed
 from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
 from steadyrun.runtime.seats import Seats
@@ -170,6 +170,7 @@ class _Once:
         gate = closed_by(run, around.clock.now())
         if gate is not None:
             await around.store.set_gate(gate)
+            tell_closed(gate)
         return None
 
     def waits(self, seat: Seat, *, for_a_person: bool) -> None:

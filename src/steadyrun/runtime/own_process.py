@@ -134,4 +134,5 @@ class OwnProcess:
     async def _close(self, live: LiveProcess) -> None:
         hold, process, store = self._sitter.hold, live.process.id, self._around.store
         await self._sitter.write(lambda: store.close_process(hold, process), "settle")
+        fact("process.closed", agent=self._sitter.agent.name, process=process)
         self.live, self.is_taken_up = None, False

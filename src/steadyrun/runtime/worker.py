@@ -27,7 +27,7 @@ from steadyrun.runtime.again import Again, carried, is_refused, verdict, with_co
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Bridge, Order
 from steadyrun.runtime.facts import bug, fact
-from steadyrun.runtime.gate import closed_by, next_opening
+from steadyrun.runtime.gate import closed_by, next_opening, tell_closed
 from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
 from steadyrun.runtime.seats import Seats
@@ -272,7 +272,7 @@ class Worker:
         gate = closed_by(run, self._clock.now())
         if gate is not None:
             await seat.write(lambda: self._store.set_gate(gate), "settle")
-            fact("gate.closed", provider=gate.provider, until=str(gate.closed_until))
+            tell_closed(gate)
             self._opens_at, self._looked_at = None, -math.inf
         item = await self._store.item(runner.claim.item.id)
         found = verdict(await self._suspected(run), item, was_told=was_told)
@@ -347,7 +347,6 @@ class Worker:
 
     async def close(self, seat: Seat) -> None:
         """Close a process that waits."""
-        fact("process.closed", agent=seat.agent.name)
         try:
             await seat.leave()
         except LeaseLost as error:
