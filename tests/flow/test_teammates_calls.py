@@ -188,3 +188,23 @@ def test_an_offer_that_was_cancelled_while_nobody_was_there_is_taken_back(tmp_pa
             assert len(await team.of(ada, ev.FollowupReturned)) == 1
 
     anyio.run(second, *anyio.run(first))
+
+
+def test_what_there_was_no_room_for_is_offered_as_soon_as_there_is(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path, watched=NoPoll) as team:  # type: ignore[arg-type]
+            ada = await team.hire("ada")
+            busy = ({"text": "busy"}, team.gates.until("go"), {"text": "done"})
+            item = await team.send(ada, script(*busy, team.gates.until("end"), {"text": "all"}))
+            await team.until_said(ada, "busy")
+            sent = [await team.send(ada, f"message {n}") for n in range(20)]
+            await team.until_told(ada, ev.FollowupOffered, 16)
+            team.gates.open("go")
+
+            await team.until_told(ada, ev.FollowupOffered, 20)
+
+            assert not (await team.store.item(item)).is_settled
+            team.gates.open("end")
+            assert {(await team.settled(each)).delivery for each in sent} == {"absorbed"}
+
+    anyio.run(main)

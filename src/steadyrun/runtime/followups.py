@@ -55,6 +55,8 @@ class Followups:
         # On whose behalf things are taken.
         self.claim: Claim | None = None
         self.open: dict[ItemId, int] = {}
+        # There was no room for all, or it is not known: to be looked at when there is room again.
+        self.may_have_more = False
         # What an earlier holder had taken and not offered yet, as far as is known.
         self._untold: list[Item] = []
         # What somebody wants back: it may not have been told yet.
@@ -89,6 +91,7 @@ class Followups:
             most = _MOST_OPEN - len(self.open)
             is_full = most <= 0 or not await self._fits(claim, room)
             taken = [] if is_full else await self._store.take(claim, most, most_bytes=room)
+            self.may_have_more = is_full or bool(taken)
             self.open |= {item.id: _size(item) for item in taken}
         for item in taken:
             await self.offer(item)

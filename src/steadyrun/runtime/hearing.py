@@ -163,6 +163,8 @@ async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
     if isinstance(event, FollowupAbsorbed | FollowupReturned):
         await live.recorder.flush()
         await live.offers.note(event)
+        if live.offers.may_have_more:
+            seat.offer(live)
     elif seat.runner:
         seat.runner.note(event)
         seat.waits()
