@@ -13,7 +13,7 @@ The promises stand here once; `steadyrun.testing` checks every engine against th
   caller still gets its answer: what was claimed can be given back. None begins once cancelled.
 """
 
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Literal, Protocol
 
@@ -22,7 +22,15 @@ from msgspec import Struct
 from steadyrun.hints import FALLBACK_POLL_SECONDS, Hints
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch
-from steadyrun.model.event import StoredEvent
+from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
+    Event,
+    FollowupAbsorbed,
+    FollowupOffered,
+    FollowupReturned,
+    StoredEvent,
+)
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message
@@ -36,6 +44,11 @@ DEDUP_RETENTION = timedelta(days=14)
 PAGE = 500
 # What a CLI is given at once, at most.
 MOST_TAKEN_BYTES = 64 * 1024
+
+# What tells which follow-ups and which questions of a run are open.
+KNOWN_KINDS = frozenset(
+    {FollowupOffered, FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved}
+)
 
 # Nothing to do, something to do, something being done; or nothing runs, and a process is kept.
 LaneStatus = Literal["idle", "ready", "held", "warm"]
@@ -107,8 +120,6 @@ class Lost(Struct, frozen=True):
     agent: Agent
     # Of the claim's item, if it had one.
     run: Run | None
-    # With the provider of the run, else with the agent's.
-    session: Session | None
     # Those that are open, oldest first.
     processes: tuple[Process, ...]
 
@@ -125,6 +136,20 @@ class Look(Struct, frozen=True):
     run: RunId | None
     # Of the runs that were created since.
     usage: UsageSum
+
+
+class Known(Struct, frozen=True):
+    """What whoever begins to hear a process goes on from."""
+
+    run: Run | None
+    # With the provider of the run, else with the agent's.
+    session: Session | None
+    # Those of the lane that were offered or given back, and are not settled, in order.
+    followups: tuple[Item, ...]
+    # What the record of the run has of the kinds in `KNOWN_KINDS`, in order.
+    events: tuple[Event, ...]
+    # There is something to take.
+    has_steerable: bool
 
 
 class Call(Struct, frozen=True):
@@ -376,6 +401,10 @@ class Store(Protocol):
         self, *, agent: AgentId | None = None, run: RunId | None = None, limit: int = 50
     ) -> list[StoredEvent]:
         """The newest events, oldest first."""
+
+    async def known(self, lanes: Mapping[AgentId, RunId | None]) -> dict[AgentId, Known]:
+        """What is known of each of these lanes and of a run of its agent; an agent or a run that is
+        not there is `NotFound`."""
 
     async def usage(
         self,

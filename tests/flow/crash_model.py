@@ -195,7 +195,7 @@ class Model:
     def _check_lost(self, lost: Lost) -> None:
         run = lost.hold.item.run if isinstance(lost.hold, Claim) else None
         assert lost.run == (self.runs[run] if run else None)
-        assert (lost.agent, lost.session) == (self.agents[lost.hold.agent], None)
+        assert lost.agent == self.agents[lost.hold.agent]
         assert list(lost.processes) == self._processes_of(lost.agent.id)
 
     def agrees_on(self, seen: Item) -> bool:

@@ -56,6 +56,7 @@ READS: dict[str, Verb] = {
     "open processes": lambda s: s.open_processes(),
     "events": lambda s: s.events(limit=ALL),
     "last events": lambda s: s.last_events(agent=AGENT, limit=ALL),
+    "known": lambda s: s.known({AGENT: RunId("run_1")}),
     "holders": lambda s: s.holders(),
     "gates": lambda s: s.gates(),
 }
@@ -148,6 +149,7 @@ def test_an_empty_file_becomes_a_store(home: Path) -> None:
         "accept a key": "NotFound",
         "pause": "NotFound",
         "lane": "NotFound",
+        "known": "NotFound",
     }
 
 

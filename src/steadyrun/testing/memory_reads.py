@@ -1,5 +1,6 @@
 """What does the reference answer to those who only read?"""
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from steadyrun.errors import NotFound
@@ -12,7 +13,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import PAGE, Call, Holder, Lane, Look
+from steadyrun.store import PAGE, Call, Holder, Known, Lane, Look
 from steadyrun.testing import tables as rows
 from steadyrun.testing.tables import Tables
 
@@ -130,6 +131,9 @@ class MemoryReads:
     ) -> list[StoredEvent]:
         placed = self._placed(agent, run)
         return [self._stored(e) for e in placed[max(0, len(placed) - limit) :]]
+
+    async def known(self, lanes: Mapping[AgentId, RunId | None]) -> dict[AgentId, Known]:
+        return {agent: rows.known(self._tables, agent, run) for agent, run in lanes.items()}
 
     async def usage(
         self,

@@ -27,7 +27,17 @@ from steadyrun.model.process import Marks, Process, SavedState
 from steadyrun.model.run import Created, Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import DEDUP_RETENTION, Accepted, Call, Holder, Lane, Lost, Started
+from steadyrun.store import (
+    DEDUP_RETENTION,
+    KNOWN_KINDS,
+    Accepted,
+    Call,
+    Holder,
+    Known,
+    Lane,
+    Lost,
+    Started,
+)
 
 
 @dataclass
@@ -277,8 +287,25 @@ def take_over(t: Tables, lane: Lane, holder: HolderId) -> Lost:
         Claim(agent.id, holder, fence, main) if main else Hold(agent.id, holder, fence),
         agent,
         run,
-        t.sessions.get((agent.id, run.provider if run else agent.provider)),
         tuple(open_processes(t, agent.id)),
+    )
+
+
+def known(t: Tables, agent: AgentId, name: RunId | None) -> Known:
+    if agent not in t.agents:
+        raise NotFound("agent", agent)
+    run = t.runs.get(name) if name is not None else None
+    if name is not None and (run is None or run.agent != agent):
+        raise NotFound("run", name)
+    open_ = [*in_lane(t, agent, "queued"), *in_lane(t, agent, "running")]
+    followups = [item for item in open_ if item.delivery in {"offered", "returned"}]
+    told: list[Any] = [each.emitted.event for each in t.events if run and each.run == run.id]
+    return Known(
+        run,
+        t.sessions.get((agent, run.provider if run else t.agents[agent].provider)),
+        tuple(sorted(followups, key=lambda item: item.seq)),
+        tuple(event for event in told if type(event) in KNOWN_KINDS),
+        bool(steerable(t, agent)),
     )
 
 

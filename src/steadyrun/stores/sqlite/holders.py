@@ -1,7 +1,7 @@
 """Who holds lanes, and what becomes of those whose holder is gone? Each function is one step
 inside a transaction."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from steadyrun.errors import HolderGone
 from steadyrun.model.ids import AgentId, HolderId
@@ -60,7 +60,7 @@ def reap(
     require(connection, holder)
     known = [name for [name] in connection.execute(_HOLDERS).fetchall()]
     gone = [name for name in known if not presence.is_there(name)]
-    values = {"holder": holder, "gone": _listed(gone), "lasting": lasting}
+    values = {"holder": holder, "gone": rows.listed(gone), "lasting": lasting}
     holds = [
         Hold(agent, holder, fence)
         for agent, fence in sorted(connection.execute(_TAKE_OVER, values).fetchall())
@@ -85,10 +85,6 @@ _RUNS = """
     SELECT body FROM runs
     WHERE run_id IN (SELECT value FROM json_each(:runs))
 """
-_SESSIONS = """
-    SELECT agent_id, provider, body FROM sessions
-    WHERE agent_id IN (SELECT value FROM json_each(:agents))
-"""
 _PROCESSES = f"""
     SELECT {PROCESS_COLUMNS} FROM processes
     WHERE agent_id IN (SELECT value FROM json_each(:agents))
@@ -99,15 +95,13 @@ _PROCESSES = f"""
 
 def _left(connection: Connection, holds: Sequence[Hold]) -> list[Lost]:
     """What is known of these lanes: a question for each table, however many lanes there are."""
-    values = {"agents": _listed(hold.agent for hold in holds)}
+    values = {"agents": rows.listed(hold.agent for hold in holds)}
     agents = {a.id: a for a in map(rows.agent_from, connection.execute(_AGENTS, values))}
     items = {i.agent: i for i in map(rows.item_from, connection.execute(_MAINS, values))}
-    found = connection.execute(_RUNS, {"runs": _listed(i.run for i in items.values())}).fetchall()
+    found = connection.execute(
+        _RUNS, {"runs": rows.listed(i.run for i in items.values())}
+    ).fetchall()
     runs = {run.id: run for run in (rows.run_from(connection, row) for row in found)}
-    sessions = {
-        (agent, provider): rows.session_from((body,))
-        for agent, provider, body in connection.execute(_SESSIONS, values)
-    }
     processes: dict[AgentId, list[Process]] = {agent: [] for agent in agents}
     for process in map(rows.process_from, connection.execute(_PROCESSES, values)):
         processes[process.agent].append(process)
@@ -115,17 +109,6 @@ def _left(connection: Connection, holds: Sequence[Hold]) -> list[Lost]:
     for hold in holds:
         agent, item = agents[hold.agent], items.get(hold.agent)
         run = runs[item.run] if item and item.run else None
-        lost.append(
-            Lost(
-                Claim(hold.agent, hold.holder, hold.fence, item) if item else hold,
-                agent,
-                run,
-                sessions.get((agent.id, run.provider if run else agent.provider)),
-                tuple(processes[agent.id]),
-            )
-        )
+        claim = Claim(hold.agent, hold.holder, hold.fence, item) if item else hold
+        lost.append(Lost(claim, agent, run, tuple(processes[agent.id])))
     return lost
-
-
-def _listed(names: Iterable[str | None]) -> str:
-    return rows.encode([*names]).decode()

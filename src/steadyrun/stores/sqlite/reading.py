@@ -1,7 +1,7 @@
 """Who reads from the database? A few connections in worker threads, never the event loop."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -19,8 +19,8 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import PAGE, Call, Holder, Lane, Look
-from steadyrun.stores.sqlite import kv, looks, reads, rows, schema
+from steadyrun.store import PAGE, Call, Holder, Known, Lane, Look
+from steadyrun.stores.sqlite import known, kv, looks, reads, rows, schema
 from steadyrun.stores.sqlite.faults import translated
 from steadyrun.stores.sqlite.rows import Connection
 
@@ -105,6 +105,9 @@ class SqliteReads:
         self, *, agent: AgentId | None = None, run: RunId | None = None, limit: int = 50
     ) -> list[StoredEvent]:
         return await self._read(lambda c: reads.last_events(c, agent, run, limit))
+
+    async def known(self, lanes: Mapping[AgentId, RunId | None]) -> dict[AgentId, Known]:
+        return await self._read(lambda c: known.known(c, lanes))
 
     async def usage(
         self,

@@ -1,7 +1,7 @@
 """How do rows become values of the model, and back?"""
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -74,6 +74,11 @@ def maybe_moment(at: int | None) -> datetime | None:
 def one(connection: Connection, sql: str, parameters: Mapping[str, object]) -> Row | None:
     row: Row | None = connection.execute(sql, parameters).fetchone()
     return row
+
+
+def listed(names: Iterable[str | None]) -> str:
+    """For `json_each`: a question about many at once."""
+    return encode([*names]).decode()
 
 
 def item_from(row: Row) -> Item:

@@ -15,6 +15,7 @@ from steadyrun.testing.store_suite import (
     gates,
     going_on,
     items,
+    known,
     lanes,
     life,
     reading,
@@ -35,7 +36,7 @@ def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
 
 PROMISES = _promises(
     agents, items, lanes, starting, followups, calls, going_on, trying_again, warm, takeover,
-    events, gates, reading, records, life,
+    known, events, gates, reading, records, life,
 )  # fmt: skip
 DURABLE_PROMISES = _promises(durable)
 

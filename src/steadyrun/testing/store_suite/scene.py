@@ -261,6 +261,10 @@ async def everything(store: Store) -> dict[str, object]:
         "sessions": [await store.session(a.id, p) for a in agents for p in sorted(providers)],
         "events": await store.events(limit=ALL),
         "last": await store.last_events(limit=ALL),
+        "known": [
+            await store.known({agent.id: None for agent in agents}),
+            *[await store.known({run.agent: run.id}) for run in runs],
+        ],
         "usage": [await store.usage(), *[await store.usage(agent=a.id) for a in agents]],
         "gates": await store.gates(),
     }
