@@ -6,7 +6,7 @@ of them. What a Dialect remembers is a function of `sent` and `receive` alone; s
 after a crash by playing both again, in their recorded order.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -390,8 +390,8 @@ class Drivers(Protocol):
     ) -> AbstractAsyncContextManager[Driver]:
         """Claim the process and drive it; leaving the block lets go of it, not end it."""
 
-    async def told(self, process: Process) -> Turn:
-        """The turn a process was launched for; `NotFound` if it never was."""
+    async def told(self, processes: Sequence[Process]) -> dict[ProcessId, Turn]:
+        """The turn that each of them was launched for; one that never was is left out."""
 
     async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
         """End a process that nobody can drive, and all it has started: what it says is lost."""

@@ -25,7 +25,7 @@ from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
-    Event,
+    Emitted,
     FollowupAbsorbed,
     FollowupOffered,
     FollowupReturned,
@@ -147,7 +147,7 @@ class Known(Struct, frozen=True):
     # Those of the lane that were offered or given back, and are not settled, in order.
     followups: tuple[Item, ...]
     # What the record of the run has of the kinds in `KNOWN_KINDS`, in order.
-    events: tuple[Event, ...]
+    events: tuple[Emitted, ...]
     # There is something to take.
     has_steerable: bool
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 from steadyrun.clock import SystemClock
 from steadyrun.model import event as ev
-from steadyrun.model.ids import AgentId, ItemId
+from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.runtime.daemon import ALIVE_AT
+from steadyrun.store import Known
+from steadyrun.stores.sqlite import SqliteStore
 from tests.team import Home, begun, cli_of, says, script, times_told, victim, working
 
 
@@ -277,6 +280,64 @@ def test_what_was_cancelled_while_nobody_was_there_is_stopped(tmp_path: Path) ->
             await check(team, ada)
 
     anyio.run(second, *anyio.run(first))
+
+
+def test_what_was_sent_while_nobody_was_there_is_told_to_the_turn_that_runs(tmp_path: Path) -> None:
+    async def first() -> tuple[AgentId, ItemId]:
+        async with victim(tmp_path) as (home, daemon):
+            ada = await home.hire("ada")
+            await daemon.up()
+            text = script({"text": "one"}, home.gates.until("go"), {"text": "two"})
+            await home.send(ada, text)
+            await home.until_said(ada, "one")
+            daemon.kill()
+            return ada, await home.send(ada, "and this")
+
+    async def second(ada: AgentId, sent: ItemId) -> None:
+        async with working(tmp_path) as team:
+            await team.until_told(ada, ev.FollowupOffered)
+            team.gates.open("go")
+
+            assert (await team.settled(sent)).delivery == "absorbed"
+            assert len(await team.runs(ada)) == 1
+            await check(team, ada)
+
+    anyio.run(second, *anyio.run(first))
+
+
+def test_however_many_were_left_the_store_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def first() -> list[tuple[AgentId, ItemId]]:
+        async with victim(tmp_path) as (home, daemon):
+            await daemon.up()
+            agents = [await home.hire(name) for name in ("ada", "bo", "cy")]
+            text = script({"text": "one"}, home.gates.until("go"), {"text": "two"})
+            items = [(agent, await home.send(agent, text)) for agent in agents]
+            for agent in agents:
+                await home.until_said(agent, "one")
+            return items
+
+    async def second(items: list[tuple[AgentId, ItemId]]) -> None:
+        async with working(tmp_path) as team:
+            team.gates.open("go")
+            for agent, item in items:
+                assert (await team.settled(item)).reply == "two"
+                await check(team, agent)
+
+    left = anyio.run(first)
+    asked: list[set[AgentId]] = []
+    know = SqliteStore.known
+
+    async def known(
+        store: SqliteStore, lanes: Mapping[AgentId, RunId | None]
+    ) -> dict[AgentId, Known]:
+        asked.append(set(lanes))
+        return await know(store, lanes)
+
+    monkeypatch.setattr(SqliteStore, "known", known)
+    anyio.run(second, left)
+    assert asked == [{agent for agent, _ in left}]
 
 
 class HourLater(SystemClock):

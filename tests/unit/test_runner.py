@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Event, EventId, StoredEvent
+from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Emitted, Event
 from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.run import Created, Run, step
@@ -105,9 +105,8 @@ def _answered(name: str) -> ApprovalResolved:
     return ApprovalResolved(name, "allowed", by="user")
 
 
-def _seen(seconds: float, event: Event) -> StoredEvent:
-    at = START + timedelta(seconds=seconds)
-    return StoredEvent(1, 1, EventId("evt"), at, AGENT.id, RUN, "scripted", event)
+def _seen(seconds: float, event: Event) -> Emitted:
+    return Emitted(1, 0, START + timedelta(seconds=seconds), event)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """How is a process started or taken over, for any provider? Each has a directory of its own."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from steadyrun.wire.journal import FileWatches
 PROCESSES = "processes"
 _REQUEST = "request"
 _PAUSE_SECONDS = 0.02
+_decode_request = msgspec.msgpack.Decoder(LaunchRequest).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class KeeperDrivers:
         self, process: Process, *, holder: HolderId, fence: int, sink: Sink
     ) -> AsyncIterator[ProcessDriver]:
         directory = self._directory(process)
-        request = await self._request(process)
+        request = self._request(process)
         dialect = _dialect(self._setup(process.provider), one_shot=request.one_shot)
         async with AsyncExitStack() as stack:
             link = await self._linked(stack, process, holder, fence)
@@ -113,11 +114,28 @@ class KeeperDrivers:
                 dialect, process, kept, watches=self._watches, clock=self._clock, sink=sink
             )
 
-    async def told(self, process: Process) -> Turn:
-        request = await self._request(process)
-        if not await keeping.was_started(self._directory(process)):
-            raise NotFound("launch of", process.id)
-        return request.turn
+    async def told(self, processes: Sequence[Process]) -> dict[ProcessId, Turn]:
+        found: dict[ProcessId, Turn] = {}
+        while processes:
+            processes = await anyio.to_thread.run_sync(self._look_for, processes, found)
+            if processes:
+                await anyio.sleep(_PAUSE_SECONDS)
+        return found
+
+    def _look_for(
+        self, processes: Sequence[Process], found: dict[ProcessId, Turn]
+    ) -> list[Process]:
+        """Find what they were launched for; those that are just being launched come back."""
+        starting = []
+        for process in processes:
+            with contextlib.suppress(NotFound):
+                request = self._request(process)
+                was_started = keeping.was_started(self._directory(process))
+                if was_started:
+                    found[process.id] = request.turn
+                elif was_started is None:
+                    starting.append(process)
+        return starting
 
     async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
         directory = self._directory(process)
@@ -130,11 +148,10 @@ class KeeperDrivers:
         await keeping.wait_until_gone(directory)
         await anyio.to_thread.run_sync(keeper.sweep, [process.id])
 
-    async def _request(self, process: Process) -> LaunchRequest:
+    def _request(self, process: Process) -> LaunchRequest:
         file = self._directory(process) / _REQUEST
         try:
-            raw = await anyio.to_thread.run_sync(file.read_bytes)
-            return msgspec.msgpack.decode(raw, type=LaunchRequest)
+            return _decode_request(file.read_bytes())
         except (OSError, msgspec.DecodeError) as error:
             raise NotFound("launch of", process.id) from error
 

@@ -27,7 +27,6 @@ VERSION = 1
 START_SECONDS = 30.0
 ANSWER_SECONDS = 10.0
 STDERR_EXCERPT_BYTES = 4096
-_LOOK_SECONDS = 0.01
 # Python compiles a script each time it runs one; a loader takes the bytecode that our own import
 # of it has left, if it is of this source, and whatever is wrong with that, the source.
 _RUN_CACHED = """
@@ -245,14 +244,16 @@ def is_alive(directory: Path) -> bool:
     return False
 
 
-async def was_started(directory: Path) -> bool:
-    """Whether a keeper has come. If not, none will: a straggler finds its place taken."""
+def was_started(directory: Path) -> bool | None:
+    """Whether a keeper has come. If not, none will: a straggler finds its place taken. None: it has
+    taken its place, and is about to start its process."""
     journal = directory / "journal"
     with contextlib.suppress(FileExistsError):
         (directory / "sent").touch(mode=0o600, exist_ok=False)
-    while is_alive(directory) and not journal.exists():  # noqa: ASYNC110 (a file rings no bell)
-        await anyio.sleep(_LOOK_SECONDS)
-    return journal.exists()
+    if journal.exists():
+        return True
+    # It may have come to its journal and its end since we have looked.
+    return None if is_alive(directory) else journal.exists()
 
 
 async def wait_until_gone(directory: Path) -> None:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Attachment, Item
-from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import Session
 from steadyrun.provider import Image, LaunchRequest, Turn
@@ -49,8 +48,8 @@ class Place(Protocol):
     agent: Agent
 
     @property
-    def taken_up(self) -> Process | None:
-        """The process that an earlier holder has launched for what runs."""
+    def taken_up(self) -> Turn | None:
+        """What an earlier holder has launched its process for, as long as that runs."""
 
     def serves(self, seal: str) -> bool:
         """Whether a process with this seal is there and can be told."""
@@ -72,7 +71,9 @@ class Bridge:
         if place.taken_up:
             # With whatever it was launched, and for a conversation that may not be there: it is
             # there, and may be at work.
-            turn = await self._turn_of(place.taken_up, agent, runner)
+            turn = place.taken_up
+            if turn.key != runner.id:
+                turn = await self._turn(agent, item, runner.id)
             return Order(turn, launch_request(agent, turn, None, Standing(None)), or_fresh=True)
         is_appended = agent.provider in self._around.appended
         standing = read_standing(agent, home=self._home, appended=is_appended)
@@ -94,13 +95,6 @@ class Bridge:
         current = session.current if session else None
         if current is None or current.bound_at < run.created_at:
             await self._store.retire_token(runner.claim, provider, "it is not there any more")
-
-    async def _turn_of(self, process: Process, agent: Agent, runner: Runner) -> Turn:
-        """What the process was launched to be told, if that was this run's turn."""
-        told = await self._around.drivers.told(process)
-        if told.key == runner.id:
-            return told
-        return await self._turn(agent, runner.claim.item, runner.id)
 
     def _equipped(self, agent: Agent) -> Agent:
         """The agent with the model that its provider is to use where nobody says otherwise."""

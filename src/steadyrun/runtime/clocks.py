@@ -5,7 +5,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from steadyrun.model.event import ApprovalRequested, ApprovalResolved, StoredEvent
+from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Emitted
 from steadyrun.model.run import StopReason
 
 
@@ -80,7 +80,7 @@ def _silence(limits: ClockLimits, signs: Signs) -> list[Alarm]:
     return alarms
 
 
-def asked_seconds(seen: Iterable[StoredEvent], now: datetime) -> float:
+def asked_seconds(seen: Iterable[Emitted], now: datetime) -> float:
     """How long, by the record of a run, at least one question to a person was open."""
     seconds, since = 0.0, now
     open_ = set[str]()

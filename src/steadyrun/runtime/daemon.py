@@ -14,6 +14,7 @@ from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Bridge
 from steadyrun.runtime.facts import bug, fact
 from steadyrun.runtime.holding import Holding
+from steadyrun.runtime.left import look_for
 from steadyrun.runtime.seats import Seats
 from steadyrun.runtime.worker import Room, Worker
 
@@ -76,11 +77,12 @@ class Daemon:
 
     async def _reap(self, credit: timedelta) -> tuple[int, int]:
         lost = await self._store.reap(self._around.holder)
+        left = await look_for(self._around, lost)
         for each in lost:
             if not each.agent.is_direct:
-                await self.worker.take(each, credit)
+                await self.worker.take(each, left, credit)
             elif isinstance(each.hold, Claim):
-                await self.holding.take(each, each.hold)
+                await self.holding.take(each, each.hold, left)
         return len(lost), sum(len(each.processes) for each in lost)
 
     async def _downtime(self) -> timedelta:

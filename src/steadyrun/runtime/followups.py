@@ -16,15 +16,13 @@ from steadyrun.model.event import (
     FollowupReturned,
     Foreign,
 )
-from steadyrun.model.ids import ItemId, RunId
+from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Claim, Item
 from steadyrun.provider import Ability, Driver, Offer, Refused
 from steadyrun.runtime.attachments import kept_at
 from steadyrun.runtime.context import with_files
-from steadyrun.store import MOST_TAKEN_BYTES, Store
+from steadyrun.store import MOST_TAKEN_BYTES, Known, Store
 
-# More than any turn has: what is asked for is the whole of it.
-_ALL = 1_000_000
 # What a CLI has not taken in yet, at most.
 _MOST_OPEN = 16
 
@@ -79,6 +77,9 @@ class Followups:
                 self._has_more = False
                 await self._offer_again()
                 await self._take()
+            if self._process.driver is None:
+                # Whoever reaches it looks again.
+                self._has_more = True
 
     async def _take(self) -> None:
         """Offer what has come to the lane, in order, as much as may be open at once."""
@@ -152,17 +153,19 @@ class Followups:
         self.open.pop(item, None)
         self._unwanted.discard(item)
 
-    async def take_up(self, run: RunId) -> None:
+    async def take_up(self, known: Known) -> None:
         """Go on with the offers of an earlier holder: the record tells how far each has come."""
         self.open, self._untold = {}, []
-        items = await self._store.items(self._claimed().agent)
-        begun = [each for each in items if each.delivery in {"offered", "returned"}]
-        if not begun:
-            return
-        events = [seen.event for seen in await self._store.last_events(run=run, limit=_ALL)]
-        for item in sorted(begun, key=lambda each: each.seq):
-            last = next((each for each in reversed(events) if _item_of(each) == item.id), None)
+        self._has_more = self._has_more or known.has_steerable
+        for item in known.followups:
+            told = (each.event for each in reversed(known.events))
+            last = next((event for event in told if _item_of(event) == item.id), None)
             await self._take_up(item, last)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to `look` for that nobody could be told so far."""
+        return self._has_more or bool(self._untold)
 
     async def _take_up(self, item: Item, last: Event | Foreign | None) -> None:
         if item.delivery == "offered":

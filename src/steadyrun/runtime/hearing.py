@@ -17,14 +17,13 @@ from steadyrun.model.run import Finished, Touched
 from steadyrun.provider import RESUME_NOT_FOUND, Began, Driver, Ended, Heard, Stretch, Turn
 from steadyrun.runtime.process import LiveProcess
 from steadyrun.runtime.runner import Runner
+from steadyrun.store import Known
 
 # The events that ask something of us.
 _ASKING = frozenset(
     {FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved, ProviderRetrying}
 )
 _PLAIN = frozenset({Emitted})
-# More than any run has: what is asked for is the whole of it.
-_ALL = 1_000_000
 _EARLY = "it had begun a turn of its own before this one could be told"
 
 
@@ -48,24 +47,33 @@ class Turning(Protocol):
 
 async def reached(seat: Turning, live: LiveProcess, driver: Driver) -> None:
     """A process can be heard: go on where its record ends."""
-    store, recorder, runner = live.store, live.recorder, seat.runner
-    session = await store.session(seat.agent.id, seat.agent.provider)
+    recorder, runner = live.recorder, seat.runner
+    known = await _known(seat, live)
+    session, run = known.session, known.run
     recorder.token = session.current.token if session and session.current else None
-    if runner is None:
+    if runner is None or run is None:
         return
     live.claimed(runner.claim)
-    run = await store.run(runner.id)
     runner.know(run)
     if run.status == "running":
         recorder.run = run.id
     elif run.status == "starting" and "multi_turn" not in driver.abilities:
         await recorder.begin(run.id, (), recorder.offset)
-    await live.offers.take_up(runner.id)
-    seen = await store.last_events(run=runner.id, limit=_ALL)
+    await live.offers.take_up(known)
     asked = ApprovalRequested | ApprovalResolved
-    runner.recall([each for each in seen if isinstance(each.event, asked)])
+    runner.recall([each for each in known.events if isinstance(each.event, asked)])
     seat.waits()
-    seat.offer(live)
+    if live.offers.is_due:
+        seat.offer(live)
+
+
+async def _known(seat: Turning, live: LiveProcess) -> Known:
+    """What its record says; what was read when it was taken up is good for the first time."""
+    known, live.known = live.known, None
+    run = seat.runner.id if seat.runner else None
+    if known and (known.run.id if known.run else None) == run:
+        return known
+    return (await live.store.known({seat.agent.id: run}))[seat.agent.id]
 
 
 def is_early(seat: Turning, live: LiveProcess) -> bool:

@@ -1,6 +1,7 @@
 """How is a run driven that belongs to no lasting agent? In a seat of its own, to its end."""
 
 import contextlib
+from collections.abc import Mapping
 
 import anyio
 from anyio.abc import TaskGroup
@@ -8,9 +9,8 @@ from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, GateClosed, KeeperGone, LeaseLost, NotFound
 from steadyrun.model.agent import Agent
-from steadyrun.model.ids import RunId
+from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
-from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Orphaned, Run
 from steadyrun.provider import Turn
 from steadyrun.runtime.again import Again
@@ -18,6 +18,7 @@ from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.bridge import Order, direct_order, launch_request
 from steadyrun.runtime.facts import bug
 from steadyrun.runtime.gate import closed_by, tell_closed
+from steadyrun.runtime.left import Left, look_for
 from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
 from steadyrun.runtime.seats import Seats
@@ -65,24 +66,27 @@ class Holding:
     async def adopt(self) -> list[RunId]:
         """Take up every direct run whose holder is gone; lasting agents have their own people."""
         lost = await self.around.store.reap(self.around.holder, lasting=False)
+        left = await look_for(self.around, lost)
         # Nobody here keeps a lane warm: each is held, for the item of its claim.
-        return [await self.take(each, each.hold) for each in lost if isinstance(each.hold, Claim)]
+        return [
+            await self.take(each, each.hold, left) for each in lost if isinstance(each.hold, Claim)
+        ]
 
-    async def take(self, lost: Lost, claim: Claim) -> RunId:
-        """Go on with a direct run whose holder is gone."""
+    async def take(self, lost: Lost, claim: Claim, left: Mapping[ProcessId, Left]) -> RunId:
+        """Go on with a direct run whose holder is gone; `left` has its process, if there is one."""
         store, agent = self.around.store, lost.agent
-        run = await self._run_of(claim, agent)
+        run = lost.run or await self._run_of(claim, agent)
         process = lost.processes[-1] if lost.processes else None
-        turn = await self._told(process) if process else None
-        if process and turn:
-            seat = Seat(self.around, agent, _Once(self, turn), self._tasks)
-            seat.take_up(claim, await store.run(run), process)
-            self._run(seat, run)
+        found = left.get(process.id) if process else None
+        if found:
+            seat = Seat(self.around, agent, _Once(self, found.told), self._tasks)
+            seat.take_up(claim, run, found)
+            self._run(seat, run.id)
         else:
             if process:
                 await store.close_process(claim, process.id)
             await store.settle(claim, Orphaned(self.around.clock.now()))
-        return run
+        return run.id
 
     def seat(self, run: RunId) -> Seat | None:
         """Where the run goes on, if this process drives it."""
@@ -103,20 +107,11 @@ class Holding:
             if gate.provider == provider and not gate.is_open(now):
                 raise GateClosed(provider, until=gate.closed_until, reason=gate.reason)
 
-    async def _told(self, process: Process) -> Turn | None:
-        try:
-            return await self.around.drivers.told(process)
-        except NotFound:
-            return None
-
-    async def _run_of(self, claim: Claim, agent: Agent) -> RunId:
-        """The item's run; its holder may have been killed before there was one."""
-        around, run = self.around, claim.item.run
-        if run is None:
-            run, now = around.ids.run(), around.clock.now()
-            created = Created(run, agent.id, claim.item.id, agent.provider, now, agent.model)
-            await around.store.change(claim, run, created)
-        return run
+    async def _run_of(self, claim: Claim, agent: Agent) -> Run:
+        """Its holder was killed before there was one."""
+        around, run, now = self.around, self.around.ids.run(), self.around.clock.now()
+        created = Created(run, agent.id, claim.item.id, agent.provider, now, agent.model)
+        return await around.store.change(claim, run, created)
 
     def _run(self, seat: Seat, run: RunId) -> None:
         self._seats.add(seat)

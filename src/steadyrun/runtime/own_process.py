@@ -12,11 +12,13 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.event import RecordPhase
 from steadyrun.model.item import Hold
 from steadyrun.model.process import Process
+from steadyrun.provider import Turn
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Order
 from steadyrun.runtime.facts import fact
 from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.process import Ear, LiveProcess
+from steadyrun.store import Known
 
 Answer = TypeVar("Answer")
 
@@ -43,8 +45,9 @@ class OwnProcess:
 
     def __init__(self, around: Surroundings, sitter: Sitter, tasks: TaskGroup) -> None:
         self.live: LiveProcess | None = None
-        # An earlier holder has launched it for the item that runs: it is told nothing else.
-        self.is_taken_up = False
+        # What an earlier holder has launched it for, if that is for the item that runs: it is told
+        # nothing else.
+        self.taken_up: Turn | None = None
         self._around = around
         self._sitter = sitter
         self._tasks = tasks
@@ -84,13 +87,13 @@ class OwnProcess:
         self._launched = self.hear(process)
         return self._launched
 
-    def hear(self, process: Process) -> LiveProcess:
-        """Hear it from now on, to its end."""
+    def hear(self, process: Process, known: Known | None = None) -> LiveProcess:
+        """Hear it from now on, to its end; `known`: what the record says of what it does."""
         sitter = self._sitter
         live = LiveProcess(
             self._around, sitter.hold, sitter.agent, process, ear=sitter, feed=sitter.feed
         )
-        self.live = live
+        self.live, live.known = live, known
         self._tasks.start_soon(self._serve, live)
         return live
 
@@ -135,4 +138,4 @@ class OwnProcess:
         hold, process, store = self._sitter.hold, live.process.id, self._around.store
         await self._sitter.write(lambda: store.close_process(hold, process), "settle")
         fact("process.closed", agent=self._sitter.agent.name, process=process)
-        self.live, self.is_taken_up = None, False
+        self.live = self.taken_up = None

@@ -20,6 +20,7 @@ from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.followups import Followups
 from steadyrun.runtime.patience import PAUSE_SECONDS, longer, written
 from steadyrun.runtime.recorder import Recorder
+from steadyrun.store import Known
 from steadyrun.tasks import task_group
 
 Answer = TypeVar("Answer")
@@ -51,6 +52,8 @@ class LiveProcess:
         feed: Feed,
     ) -> None:
         self.process = process
+        # What the record said when it was taken up, until that was used.
+        self.known: Known | None = None
         # It has ended, and everything it said is in the record.
         self.is_gone = False
         # It was asked to end: no turn may be told to it any more.

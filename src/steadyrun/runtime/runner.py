@@ -12,11 +12,11 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
+    Emitted,
     Event,
     Foreign,
     ProviderRetrying,
     StallWarned,
-    StoredEvent,
 )
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim, cancel_fact
@@ -186,7 +186,7 @@ class Runner:
                 pass
         self._look_at = 0.0
 
-    def recall(self, seen: Sequence[StoredEvent]) -> None:
+    def recall(self, seen: Sequence[Emitted]) -> None:
         """Go by what the record says of questions to a person, and of the time they took."""
         if not self._knows_all:
             asked = asked_seconds(seen, self._clock.now())

@@ -18,14 +18,14 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact, Note, RecordPhase
 from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message
-from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Metadata, Orphaned, Run, StopReason
-from steadyrun.provider import Driver, Ended, Stretch
+from steadyrun.provider import Driver, Ended, Stretch, Turn
 from steadyrun.runtime.again import Again, begins_anew, metadata_of
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Order
 from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.hearing import hear, is_early, reached
+from steadyrun.runtime.left import Left
 from steadyrun.runtime.own_process import OwnProcess
 from steadyrun.runtime.patience import Trouble, written
 from steadyrun.runtime.process import LiveProcess
@@ -120,9 +120,9 @@ class Seat:
         return not self.is_held and self.live is not None and not self.live.is_closing
 
     @property
-    def taken_up(self) -> Process | None:
-        """The process that an earlier holder has launched for what runs."""
-        return self.live.process if self.live and self._own.is_taken_up else None
+    def taken_up(self) -> Turn | None:
+        """What an earlier holder has launched its process for, as long as that runs."""
+        return self._own.taken_up
 
     def serves(self, seal: str) -> bool:
         """Whether a process with this seal is there and can be told."""
@@ -140,7 +140,7 @@ class Seat:
         self,
         hold: Hold,
         run: Run | None,
-        process: Process | None,
+        left: Left | None,
         *,
         credit: timedelta = timedelta(),
     ) -> None:
@@ -154,9 +154,9 @@ class Seat:
             runner.know_wish()
             runner.is_begun = hold.item.kind == "self" or hold.item.delivery == "own_turn"
             self._sit(hold, runner)
-        if process:
-            live = self._own.hear(process)
-            self._own.is_taken_up = self.is_held
+        if left:
+            live = self._own.hear(left.process, left.known)
+            self._own.taken_up = left.told if self.is_held else None
             if self.runner:
                 self.runner.sit_at(live)
 
@@ -186,7 +186,7 @@ class Seat:
         """Tell the item's turn to a process, and to another one if that is gone before."""
         runner = self._running()
         while not runner.is_over:
-            if runner.stopped and not self._own.is_taken_up:
+            if runner.stopped and not self.taken_up:
                 # Nobody knows of it yet.
                 runner.end_by(runner.judged(Ended("cancelled"), None))
                 return
@@ -233,8 +233,8 @@ class Seat:
 
     async def _process_for(self, order: Order) -> LiveProcess:
         live, own = self.live, self._own
-        if live and (own.is_taken_up or own.serves(order.seal)):
-            own.is_taken_up = False
+        if live and (own.taken_up or own.serves(order.seal)):
+            own.taken_up = None
             return live
         await own.end()
         await self._manner.make_room(self)

@@ -15,19 +15,19 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.errors import HolderGone, LeaseLost, NotFound, SteadyrunError, StoreFailed
+from steadyrun.errors import HolderGone, LeaseLost, SteadyrunError, StoreFailed
 from steadyrun.hints import FALLBACK_POLL_SECONDS, Hint, Watch
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact, Event
-from steadyrun.model.ids import AgentId, RunId
+from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
-from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Run
 from steadyrun.runtime.again import Again, carried, is_refused, verdict, with_corruption
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Bridge, Order
 from steadyrun.runtime.facts import bug, fact
 from steadyrun.runtime.gate import closed_by, next_opening, tell_closed
+from steadyrun.runtime.left import Left
 from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
 from steadyrun.runtime.seats import Seats
@@ -154,33 +154,31 @@ class Worker:
         seat.begin(claim, started.run)
         self._see_to(seat, started.before)
 
-    async def take(self, lost: Lost, credit: timedelta) -> None:
-        """Go on with what a holder that is gone has left of a lasting agent; so much of the time
-        since does not count."""
+    async def take(self, lost: Lost, left: Mapping[ProcessId, Left], credit: timedelta) -> None:
+        """Go on with what a holder that is gone has left of a lasting agent; `left` has its
+        process, if there is one. So much of the time since does not count: `credit`."""
         agent, hold = lost.agent, lost.hold
         fact("lane.reaped", agent=agent.name, fence=hold.fence)
-        process = await self._found(lost)
+        found = await self._found(lost, left)
         if isinstance(hold, Claim):
             run = lost.run or await self._run_of(hold, agent)
             seat = self._seat(agent)
-            seat.take_up(hold, run, process, credit=credit)
+            seat.take_up(hold, run, found, credit=credit)
             self._see_to(seat)
-        elif process:
-            self._seat(agent).take_up(hold, None, process)
+        elif found:
+            self._seat(agent).take_up(hold, None, found)
         else:
             await self._store.let_go(hold)
 
-    async def _found(self, lost: Lost) -> Process | None:
+    async def _found(self, lost: Lost, left: Mapping[ProcessId, Left]) -> Left | None:
         """The process that was left, if it ever was started."""
         found = None
         for process in lost.processes:
-            try:
-                await self._around.drivers.told(process)
-            except NotFound:
-                await self._store.close_process(lost.hold, process.id)
-            else:
+            if process.id in left:
                 fact("process.adopted", agent=lost.agent.name, process=process.id)
-                found = process
+                found = left[process.id]
+            else:
+                await self._store.close_process(lost.hold, process.id)
         return found
 
     async def _run_of(self, claim: Claim, agent: Agent) -> Run:

@@ -299,12 +299,12 @@ def known(t: Tables, agent: AgentId, name: RunId | None) -> Known:
         raise NotFound("run", name)
     open_ = [*in_lane(t, agent, "queued"), *in_lane(t, agent, "running")]
     followups = [item for item in open_ if item.delivery in {"offered", "returned"}]
-    told: list[Any] = [each.emitted.event for each in t.events if run and each.run == run.id]
+    told = [each.emitted for each in t.events if run and each.run == run.id]
     return Known(
         run,
         t.sessions.get((agent, run.provider if run else t.agents[agent].provider)),
         tuple(sorted(followups, key=lambda item: item.seq)),
-        tuple(event for event in told if type(event) in KNOWN_KINDS),
+        tuple(each for each in told if type(each.event) in KNOWN_KINDS),
         bool(steerable(t, agent)),
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from steadyrun.errors import NotFound
-from steadyrun.model.event import Event
+from steadyrun.model.event import Emitted
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.packed import decode_events
@@ -85,14 +85,14 @@ def _runs(connection: Connection, names: list[RunId]) -> dict[RunId, Run]:
     return {run.id: run for run in (rows.run_from(connection, row) for row in found)}
 
 
-def _events(connection: Connection, names: list[RunId]) -> dict[RunId, list[Event]]:
-    found: dict[RunId, list[Event]] = {name: [] for name in names}
+def _events(connection: Connection, names: list[RunId]) -> dict[RunId, list[Emitted]]:
+    found: dict[RunId, list[Emitted]] = {name: [] for name in names}
     for run, body in connection.execute(_TELLING, {"runs": rows.listed(names), **_MARKS}):
         found[run] += _telling(body)
     return found
 
 
-def _telling(body: bytes) -> Iterator[Event]:
+def _telling(body: bytes) -> Iterator[Emitted]:
     for each in decode_events(body):
         if type(each.event) in KNOWN_KINDS:
-            yield each.event  # type: ignore[misc]
+            yield each

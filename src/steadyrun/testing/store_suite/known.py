@@ -64,7 +64,7 @@ async def check_what_tells_of_followups_and_questions_is_known(harness: StoreHar
         said = [working.said(n + 1, 0, event), working.said(n + 1, 1, other)]
         await working.store.append(working.claim, working.batch(n, n + 1, *said))
 
-    assert (await _known(working)).events == tuple(told)
+    assert [each.event for each in (await _known(working)).events] == told
 
 
 async def check_what_is_known_of_a_run_is_told_by_its_own_events(harness: StoreHarness) -> None:
