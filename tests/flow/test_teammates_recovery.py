@@ -2,19 +2,20 @@
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from steadyrun.clock import SystemClock
 from steadyrun.model import event as ev
-from steadyrun.model.ids import AgentId, ItemId, RunId
+from steadyrun.model.ids import AgentId, ItemId
+from steadyrun.model.run import Launched
 from steadyrun.runtime.daemon import ALIVE_AT
-from steadyrun.store import Known
 from steadyrun.stores.sqlite import SqliteStore
 from tests.team import Home, begun, cli_of, says, script, times_told, victim, working
 
@@ -305,7 +306,7 @@ def test_what_was_sent_while_nobody_was_there_is_told_to_the_turn_that_runs(tmp_
     anyio.run(second, *anyio.run(first))
 
 
-def test_however_many_were_left_the_store_is_asked_once(
+def test_however_many_were_left_the_store_is_asked_once_and_told_nothing_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def first() -> list[tuple[AgentId, ItemId]]:
@@ -326,18 +327,29 @@ def test_however_many_were_left_the_store_is_asked_once(
                 await check(team, agent)
 
     left = anyio.run(first)
-    asked: list[set[AgentId]] = []
-    know = SqliteStore.known
-
-    async def known(
-        store: SqliteStore, lanes: Mapping[AgentId, RunId | None]
-    ) -> dict[AgentId, Known]:
-        asked.append(set(lanes))
-        return await know(store, lanes)
-
-    monkeypatch.setattr(SqliteStore, "known", known)
+    said = _listen(monkeypatch, "known", "take", "append")
     anyio.run(second, left)
-    assert asked == [{agent for agent, _ in left}]
+    assert [set(lanes) for (lanes,) in said["known"]] == [{agent for agent, _ in left}]
+    assert said["take"] == []
+    assert not [batch for _, batch in said["append"] if isinstance(batch.change, Launched)]
+
+
+def _listen(monkeypatch: pytest.MonkeyPatch, *verbs: str) -> dict[str, list[tuple[Any, ...]]]:
+    """What the store is told by these verbs from now on."""
+    said: dict[str, list[tuple[Any, ...]]] = {verb: [] for verb in verbs}
+
+    def listened(verb: str) -> Callable[..., Any]:
+        do = getattr(SqliteStore, verb)
+
+        def heard(store: SqliteStore, *args: Any, **kwargs: Any) -> Any:
+            said[verb].append(args)
+            return do(store, *args, **kwargs)
+
+        return heard
+
+    for verb in verbs:
+        monkeypatch.setattr(SqliteStore, verb, listened(verb))
+    return said
 
 
 class HourLater(SystemClock):

@@ -77,9 +77,13 @@ class Followups:
                 self._has_more = False
                 await self._offer_again()
                 await self._take()
-            if self._process.driver is None:
-                # Whoever reaches it looks again.
-                self._has_more = True
+            driver = self._process.driver
+            if driver is None or not driver.is_open:
+                self.put_off()
+
+    def put_off(self) -> None:
+        """There may be something to `look` for, and nobody can be told now."""
+        self._has_more = True
 
     async def _take(self) -> None:
         """Offer what has come to the lane, in order, as much as may be open at once."""
@@ -164,7 +168,7 @@ class Followups:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to `look` for that nobody could be told so far."""
+        """Whether there may be something to `look` for that nobody could be told so far."""
         return self._has_more or bool(self._untold)
 
     async def _take_up(self, item: Item, last: Event | Foreign | None) -> None:

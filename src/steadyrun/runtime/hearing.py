@@ -57,6 +57,7 @@ async def reached(seat: Turning, live: LiveProcess, driver: Driver) -> None:
     runner.know(run)
     if run.status == "running":
         recorder.run = run.id
+        live.begun = run.id if run.process == live.process.id else None
     elif run.status == "starting" and "multi_turn" not in driver.abilities:
         await recorder.begin(run.id, (), recorder.offset)
     await live.offers.take_up(known)
@@ -144,10 +145,16 @@ async def _hear_turn(seat: Turning, live: LiveProcess, stretch: Stretch) -> None
 async def _begin(
     seat: Turning, live: LiveProcess, stretch: Stretch, events: list[Emitted], run: RunId
 ) -> None:
-    await live.recorder.begin(run, events, stretch.offset)
-    if is_early(seat, live):
-        await live.recorder.note(Note(_EARLY))
+    recorder, is_recorded = live.recorder, live.begun == run
+    if is_recorded:
+        # An earlier holder had heard it, or as much of it: who takes over is told again.
+        recorder.run, live.begun = run, None
+        await recorder.write(events, stretch.offset, has_more=stretch.has_more)
     else:
+        await recorder.begin(run, events, stretch.offset)
+    if is_early(seat, live):
+        await recorder.note(Note(_EARLY))
+    elif not is_recorded or live.offers.is_due:
         seat.offer(live)
 
 

@@ -12,6 +12,7 @@ import anyio
 from steadyrun.errors import KeeperGone, StoreFailed
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Event
+from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim, Hold
 from steadyrun.model.process import Process
 from steadyrun.provider import Ability, Driver, Stretch, Turn
@@ -54,6 +55,8 @@ class LiveProcess:
         self.process = process
         # What the record said when it was taken up, until that was used.
         self.known: Known | None = None
+        # The run that has begun with it by the record, as long as that was not heard.
+        self.begun: RunId | None = None
         # It has ended, and everything it said is in the record.
         self.is_gone = False
         # It was asked to end: no turn may be told to it any more.

@@ -469,7 +469,9 @@ class Seat:
 
     async def _offer(self, live: LiveProcess) -> None:
         try:
-            if not is_early(self, live):
+            if is_early(self, live):
+                live.offers.put_off()
+            else:
                 await live.offers.look()
                 live.tell_change()
         except (LeaseLost, ChangeRefused, KeeperGone):
