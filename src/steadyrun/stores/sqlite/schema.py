@@ -3,10 +3,11 @@
 import sqlite3
 import threading
 import time
-from importlib import resources
+from functools import cache
 from pathlib import Path
 
 from steadyrun.errors import StoreForeign, StoreFromFuture, StoreUnusable
+from steadyrun.stores import migrations
 
 # Marks the file as ours ("strn"): nobody else's database is ever migrated.
 APPLICATION_ID = 0x7374726E
@@ -70,11 +71,12 @@ def _use_log(connection: sqlite3.Connection) -> None:
             return
 
 
-def steps() -> list[str]:
-    """The numbered migrations, in order."""
-    folder = resources.files("steadyrun.stores.migrations") / "sqlite"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
-    return [f.read_text(encoding="utf-8") for f in files]
+@cache
+def steps() -> tuple[str, ...]:
+    """The numbered migrations, in order. Plain files, as keepers need: to ask `importlib.resources`
+    for them takes longer than to open the store."""
+    files = sorted((Path(migrations.__file__).parent / "sqlite").glob("*.sql"))
+    return tuple(file.read_text(encoding="utf-8") for file in files)
 
 
 def tune_writer(connection: sqlite3.Connection) -> None:
