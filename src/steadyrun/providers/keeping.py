@@ -248,10 +248,10 @@ def was_started(directory: Path) -> bool | None:
     """Whether a keeper has come. If not, none will: a straggler finds its place taken. None: it has
     taken its place, and is about to start its process."""
     journal = directory / "journal"
-    with contextlib.suppress(FileExistsError):
-        (directory / "sent").touch(mode=0o600, exist_ok=False)
     if journal.exists():
         return True
+    with contextlib.suppress(FileExistsError):
+        (directory / "sent").touch(mode=0o600, exist_ok=False)
     # It may have come to its journal and its end since we have looked.
     return None if is_alive(directory) else journal.exists()
 
