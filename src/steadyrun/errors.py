@@ -17,6 +17,7 @@ SteadyrunError
     NotAllowed               a rule is in the way; have it changed, or do without      exit 4
         CommandRefused           a command is not on the list, or on the wrong one
         ReadOnly                 it is written in the configuration; change it there
+        PathRefused              a path leads out of the directories that are open to it
     Conflict                 look again at the present state, then decide              exit 5
         NameTaken                an agent of that name exists
         ChangeRefused            this step is not possible from the present state
@@ -171,10 +172,8 @@ class MessageTooLong(Usage):
     code = "message_too_long"
 
     def __init__(self, *, found: int, most: int) -> None:
-        super().__init__(
-            f"expected a text of at most {most} bytes, found {found}",
-            hint="Put it into a file, and name that.",
-        )
+        hint = "Put it into a file, and name that."
+        super().__init__(f"expected a text of at most {most} bytes, found {found}", hint=hint)
         self.found, self.most = found, most
 
 
@@ -242,11 +241,20 @@ class ReadOnly(NotAllowed):
     code = "read_only"
 
     def __init__(self, agent: str) -> None:
-        super().__init__(
-            f"{agent} is written in the configuration",
-            hint=f"Change [agents.{agent}] there: steadyrun config path",
-        )
+        hint = f"Change [agents.{agent}] there: steadyrun config path"
+        super().__init__(f"{agent} is written in the configuration", hint=hint)
         self.agent = agent
+
+
+class PathRefused(NotAllowed):
+    """A path is none, or leads out of the directories that are open to whoever named it."""
+
+    code = "path_refused"
+
+    def __init__(self, path: str, problem: str) -> None:
+        hint = "Name one inside, or open the directory to it."
+        super().__init__(f"the path {path} is refused: {problem}", hint=hint)
+        self.path, self.problem = path, problem
 
 
 class Conflict(SteadyrunError):

@@ -47,6 +47,7 @@ from steadyrun.runtime.holding import Holding
 from steadyrun.runtime.inbox import check_metadata
 from steadyrun.store import PAGE, follow
 from steadyrun.tasks import task_group
+from steadyrun.wire.paths import directory
 
 # How long whoever drives a run has to take a message.
 ANSWER_SECONDS = 30.0
@@ -131,7 +132,8 @@ class Steadyrun:
         _check_text(prompt)
         metadata = wishes.get("metadata", {})
         check_metadata(metadata)
-        home, run = await anyio.to_thread.run_sync(_directory, cwd), self._around.ids.run()
+        home = str(await anyio.to_thread.run_sync(directory, cwd))
+        run = self._around.ids.run()
         await self._go_on(provider, home, wishes)
         model = self._around.drivers.model(provider)
         if model is not None:
@@ -305,13 +307,6 @@ async def open_library(config: Config | None = None) -> AsyncIterator[Steadyrun]
         await holding.adopt()
         yield Steadyrun(holding)
         tasks.cancel_scope.cancel()
-
-
-def _directory(cwd: str | Path) -> str:
-    home = Path(cwd).resolve()
-    if not home.is_dir():
-        raise Usage(f"{home}: there is no such directory", hint="Make it, or choose another cwd.")
-    return str(home)
 
 
 def _agent(agent: Any, run: RunId, provider: str, home: str, wishes: Wishes) -> Agent:

@@ -240,6 +240,7 @@ def test_a_conversation_is_resumed_by_its_token(home: Path) -> None:
     ("options", "code", "said"),
     [
         (("--cwd", "/nowhere/at/all"), 2, "no such directory"),
+        (("--cwd", "/dev/null"), 2, "expected a directory"),
         (("--image", "/nowhere.png"), 2, "cannot be read"),
         (("--image", "/"), 2, "cannot be read"),
         (("--image", "/dev/zero"), 2, "20 MB"),
@@ -263,6 +264,14 @@ def test_a_wrong_wish_is_named_and_nothing_is_started(
     assert done.returncode == code
     assert said in done.stderr + done.stdout
     assert steadyrun(home, "runs").stdout == "No runs yet.\n"
+
+
+def test_a_directory_that_is_a_link_to_itself_is_none(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+
+    done = run(home, "x", "--cwd", str(tmp_path / "loop"))
+
+    assert (done.returncode, "loop: there is no such directory" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("stdin", "said"), [("", "empty"), (" \n", "empty"), ("\udcff", "UTF-8")])

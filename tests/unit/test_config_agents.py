@@ -211,10 +211,13 @@ def test_a_provider_that_is_not_there_yet_is_refused(desk: Desk, setting: str) -
     assert "agents.ada may have: claude, codex" in error.hint
 
 
-def test_a_home_that_is_not_there_is_refused(desk: Desk) -> None:
-    error = desk.refused(ADA.replace('"ada"', '"gone"'), AgentHomeMissing)
+@pytest.mark.parametrize("home", ["gone", "loop"])
+def test_a_home_that_is_not_there_is_refused(desk: Desk, home: str) -> None:
+    (desk.home / "loop").symlink_to("loop")
 
-    assert str(desk.home / "gone") in error.message
+    error = desk.refused(ADA.replace('"ada"', f'"{home}"'), AgentHomeMissing)
+
+    assert str(desk.home / home) in error.message
 
 
 def test_a_role_that_is_not_there_is_refused(desk: Desk) -> None:

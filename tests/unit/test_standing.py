@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from steadyrun.errors import AgentHomeMissing, FileUnusable, RoleMissing, Usage
+from steadyrun.errors import AgentHomeMissing, FileUnusable, PathRefused, RoleMissing, Usage
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.runtime.standing import (
     LARGEST_FILE_BYTES,
     OWN_FILES,
     Standing,
+    _read,
     agent_environment,
     read_standing,
     require_role,
 )
+from steadyrun.wire.paths import Scope
 
 
 class Desk:
@@ -186,7 +188,21 @@ class TestHostileFiles:
     def test_a_link_to_itself_is_refused(self, desk: Desk) -> None:
         (desk.own / "SOUL.md").symlink_to("SOUL.md")
 
-        assert "SOUL.md: cannot be read" in desk.refused().message
+        assert "SOUL.md: cannot be followed" in desk.refused().message
+
+    def test_a_chain_of_links_without_end_is_refused(self, desk: Desk) -> None:
+        (desk.own / "SOUL.md").symlink_to("0")
+        for number in range(1100):
+            (desk.own / str(number)).symlink_to(str(number + 1))
+
+        assert "SOUL.md: cannot be followed" in desk.refused().message
+
+    def test_a_file_that_becomes_a_link_before_it_is_read_is_not_read(self, desk: Desk) -> None:
+        (desk.own.parent / "secret").write_text("secret")
+        (desk.own / "SOUL.md").symlink_to("../secret")
+
+        with pytest.raises(PathRefused, match="there is a link"):
+            _read(desk.own / "SOUL.md", Scope.of(desk.own), ())
 
     def test_a_home_may_be_reached_by_a_link(self, desk: Desk) -> None:
         (desk.own / "soul").write_text("Kind.")

@@ -4,6 +4,7 @@ A name that is gone from the configuration is paused, not removed: its record an
 it stay, and it goes on when it is back.
 """
 
+import os
 from collections.abc import Mapping
 
 import anyio.to_thread
@@ -68,7 +69,7 @@ def _agent(config: Config, name: str, settings: AgentSettings) -> Agent:
         _NOT_YET,
         name,
         (settings.provider, *settings.fallback),
-        str(config.agent_home(name).resolve()),
+        os.path.realpath(config.agent_home(name)),
         settings.model,
         Policy(settings.mode, budget=settings.budget),
         settings.system,

@@ -16,7 +16,8 @@ from typing import BinaryIO
 from steadyrun.errors import FileUnusable, StoreFailed, StoreFull, StoreUnusable, Usage
 from steadyrun.model.item import Attachment
 from steadyrun.model.media import MOST_IMAGES, image_type
-from steadyrun.runtime.files import open_regular, shown
+from steadyrun.wire.files import open_regular
+from steadyrun.wire.paths import shown
 
 ATTACHMENTS = "attachments"
 MOST_FILES = 16

@@ -21,9 +21,9 @@ from steadyrun.runtime.again import Again
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.attachments import kept_at
 from steadyrun.runtime.context import recovery_context, retry_notice, with_files
-from steadyrun.runtime.files import open_regular
 from steadyrun.runtime.runner import Runner
 from steadyrun.runtime.standing import Standing, agent_environment, read_standing
+from steadyrun.wire.files import open_regular
 
 # How many settled items a new conversation is reminded of, at most.
 _RECENT = 20

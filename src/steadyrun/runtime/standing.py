@@ -5,7 +5,6 @@ so nothing is read that is not a plain text of its own.
 """
 
 import functools
-import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from steadyrun.errors import AgentHomeMissing, FileUnusable, RoleMissing, Usage
+from steadyrun.errors import AgentHomeMissing, FileUnusable, PathRefused, RoleMissing, Usage
 from steadyrun.model.agent import ROLE_RULE, Agent, is_role_name
-from steadyrun.runtime.files import open_regular, shown, unreadable
+from steadyrun.wire.files import open_regular, unreadable
+from steadyrun.wire.paths import Scope, shown
 
 ROLES = "roles"
 # Who it is, whom it works for, and how.
@@ -52,11 +52,12 @@ def read_standing(agent: Agent, *, home: Path, appended: bool = False) -> Standi
     if agent.is_direct and agent.role is None:
         return Standing(agent.system)
     require_home(agent)
-    permitted, notes = _permissions(Path(agent.home))
+    own = Scope.of(agent.home)
+    permitted, notes = _permissions(own)
     parts = [
         ("steadyrun", RULES.format(name=_who(agent), home=agent.home)),
         *_role(agent, home),
-        *(() if appended else _own(Path(agent.home))),
+        *(() if appended else _own(own)),
         ("Permissions", permitted),
         ("Instructions", agent.system or ""),
     ]
@@ -99,14 +100,14 @@ def _role(agent: Agent, home: Path) -> Iterator[tuple[str, str]]:
         yield f"Role: {agent.role}", _text(require_role(agent.role, home)) or ""
 
 
-def _own(home: Path) -> Iterator[tuple[str, str]]:
+def _own(scope: Scope) -> Iterator[tuple[str, str]]:
     for name in OWN_FILES:
-        yield name, _text(home / name, within=home) or ""
+        yield name, _own_text(name, scope) or ""
 
 
-def _permissions(home: Path) -> tuple[str, tuple[str, ...]]:
+def _permissions(scope: Scope) -> tuple[str, tuple[str, ...]]:
     """What PERMISSIONS.json wants the agent to be told, and what is wrong with it."""
-    text = _text(home / PERMISSIONS, within=home)
+    text = _own_text(PERMISSIONS, scope)
     if text is None:
         return "", ()
     try:
@@ -125,12 +126,22 @@ def _permissions(home: Path) -> tuple[str, tuple[str, ...]]:
     return note[:LONGEST_NOTE], tuple(notes)
 
 
-def _text(file: Path, *, within: Path | None = None) -> str | None:
-    """What stands in a file, None if there is none; a link may not lead out of `within`."""
+def _own_text(name: str, scope: Scope) -> str | None:
+    """What stands in a file of the agent's home; a link may not lead out of there."""
+    file = scope.roots[0] / name
+    try:
+        return _text(file, scope)
+    except PathRefused as refused:
+        hint = "Put a copy in its place."
+        raise FileUnusable(shown(file), refused.problem, hint=hint) from refused
+
+
+def _text(file: Path, scope: Scope | None = None) -> str | None:
+    """What stands in a file, None if there is none."""
     try:
         found = file.lstat()
         if stat.S_ISLNK(found.st_mode):
-            file = _led_to(file, within)
+            file = file if scope is None else scope.resolve(str(file))
             found = file.stat()
     except FileNotFoundError:
         return None
@@ -139,20 +150,13 @@ def _text(file: Path, *, within: Path | None = None) -> str | None:
     if stat.S_ISREG(found.st_mode):
         _check_size(file, found.st_size)
     # The time of its last change, too: that of its content can be set to anything.
-    return _read(file, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def _led_to(link: Path, within: Path | None) -> Path:
-    target = Path(os.path.realpath(link))
-    if within is not None and not target.is_relative_to(os.path.realpath(within)):
-        problem = f"leads out of {shown(within)}"
-        raise FileUnusable(shown(link), problem, hint="Put a copy in its place.")
-    return target
+    as_found = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return _read(file, scope, as_found)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def _read(file: Path, *_as_found: int) -> str:
-    with open_regular(file) as stream:
+def _read(file: Path, scope: Scope | None, _as_found: tuple[int, ...]) -> str:
+    with open_regular(file, scope) as stream:
         content = stream.read(LARGEST_FILE_BYTES + 1)
     _check_size(file, len(content))
     try:

@@ -6,14 +6,23 @@ from pathlib import Path
 from typing import BinaryIO
 
 from steadyrun.errors import FileUnusable
+from steadyrun.wire.paths import Scope, shown
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading; a pipe or a device would hold us up, or do something."""
+def open_regular(path: Path, scope: Scope | None = None) -> BinaryIO:
+    """Open a file for reading; a pipe or a device would hold us up, or do something.
+
+    With a scope it is a path that this has resolved, and no link is followed any more.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        flags |= os.O_NONBLOCK
+        return os.open(name, flags) if scope is None else scope.open(path, flags)
+
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _wrong_kind(path)
-        stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (see opener)
+        stream = open(path, "rb", opener=opener)  # noqa: SIM115 (closed by whoever asked)
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -27,14 +36,5 @@ def unreadable(path: Path, error: OSError | ValueError) -> FileUnusable:
     return FileUnusable(shown(path), f"cannot be read: {problem}")
 
 
-def shown(path: Path) -> str:
-    """The path as a text, also if it is none."""
-    return os.fsencode(path).decode(errors="backslashreplace")
-
-
 def _wrong_kind(path: Path) -> FileUnusable:
     return FileUnusable(shown(path), "expected a regular file, found something else")
-
-
-def _without_waiting(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NONBLOCK)

@@ -1,0 +1,141 @@
+"""Where does a path lead that somebody else has named, and may it lead there?
+
+A path is judged by where it ends, after every link on its way, never by how it is written. Whoever
+follows it once more to use it can be fooled in between: `Scope.open` follows nothing.
+"""
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from steadyrun.errors import FileUnusable, PathRefused
+
+# What Linux takes in one call; of a longer one it says nothing, and realpath would guess.
+LONGEST_PATH_BYTES = 4095
+
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# What is said of a link where none is followed.
+_NOT_FOLLOWED = {errno.ELOOP, errno.ENOTDIR}
+# The last is a chain of links that is longer than Python can follow.
+_UNFOLLOWABLE = (OSError, ValueError, RecursionError)
+_LONGEST_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The directories that are open to somebody, by their real paths; relative ones begin in the
+    first. What leads to them from above is trusted, and a hard link is the file itself.
+    """
+
+    roots: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, cwd: str | Path, *added: str | Path) -> "Scope":
+        """The directories as they are now; what is none is `FileUnusable`."""
+        return cls(tuple(directory(each) for each in (cwd, *added)))
+
+    def resolve(self, path: str) -> Path:
+        """Where a path leads, be there something or not; out of all roots it is `PathRefused`."""
+        try:
+            real = Path(_real(path, self.roots[0]))
+            root, parts = self._below(real, named=path)
+            _require_no_link(root, parts)
+        except _UNFOLLOWABLE as error:
+            raise PathRefused(shown(path), f"cannot be followed: {_said(error)}") from error
+        return real
+
+    def open(self, real: Path, flags: int, mode: int = 0o666) -> int:
+        """Open what `resolve` gave, and give its descriptor.
+
+        A link that was put there since is `PathRefused`; all else that can fail is an OSError.
+        """
+        root, parts = self._below(real, named=real)
+        try:
+            return _walk(root, parts, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        except OSError as error:
+            if error.errno not in _NOT_FOLLOWED:
+                raise
+            problem = "there is a link on its way, or something else that is no directory"
+            raise PathRefused(shown(real), problem) from error
+
+    def _below(self, real: Path, *, named: str | Path) -> tuple[Path, tuple[str, ...]]:
+        """The root that a path is in, and the way from there."""
+        for root in self.roots:
+            # By its parts: /srv/adamant begins like /srv/ada, and is not in it.
+            if real.is_relative_to(root) and ".." not in real.parts:
+                return root, real.relative_to(root).parts
+        raise PathRefused(shown(named), f"leads out of {', '.join(map(shown, self.roots))}")
+
+
+def directory(path: str | Path) -> Path:
+    """The real path of a directory, else `FileUnusable`."""
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+        is_directory = stat.S_ISDIR(real.stat().st_mode)
+    except _UNFOLLOWABLE as error:
+        problem = f"there is no such directory: {_said(error)}"
+        raise FileUnusable(shown(path), problem, hint="Make it, or name another.") from error
+    if not is_directory:
+        raise FileUnusable(shown(path), "expected a directory, found something else")
+    return real
+
+
+def shown(path: str | Path) -> str:
+    """The path as any output can carry it: also one that is no text, or made to fool terminals."""
+    text = str(path)
+    end = "" if len(text) <= LONGEST_PATH_BYTES else "…"
+    kept = text[:_LONGEST_SHOWN] if end else text
+    return "".join(c if c.isprintable() else _escaped(c) for c in kept) + end
+
+
+def _escaped(character: str) -> str:
+    # How Python keeps a byte that is no UTF-8.
+    byte = ord(character) - 0xDC00
+    if 0x80 <= byte <= 0xFF:
+        return f"\\x{byte:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def _real(path: str, cwd: Path) -> str:
+    size = len(os.fsencode(path))
+    if not 0 < size <= LONGEST_PATH_BYTES:
+        raise ValueError(f"expected 1 to {LONGEST_PATH_BYTES} bytes, found {size}")
+    # A zero byte is a ValueError there. Joined as a text: a Path would drop what has a meaning.
+    return os.path.realpath(os.path.join(cwd, path))  # noqa: PTH118
+
+
+def _require_no_link(root: Path, parts: tuple[str, ...]) -> None:
+    """What realpath could not look at it takes for no link: here that is an error.
+
+    So is a link that is left over because it leads to itself.
+    """
+    here = root
+    for part in parts:
+        here /= part
+        try:
+            found = here.lstat()
+        except FileNotFoundError:
+            return
+        if stat.S_ISLNK(found.st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _walk(root: Path, parts: tuple[str, ...], flags: int, mode: int) -> int:
+    """Open part by part, each in the directory that was opened before it."""
+    if not parts:
+        return os.open(root, flags, mode)
+    here = os.open(root, _STEP)
+    try:
+        for part in parts[:-1]:
+            below = os.open(part, _STEP, dir_fd=here)
+            os.close(here)
+            here = below
+        return os.open(parts[-1], flags, mode, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def _said(error: OSError | ValueError | RecursionError) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
