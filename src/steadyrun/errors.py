@@ -18,6 +18,7 @@ SteadyrunError
         CommandRefused           a command is not on the list, or on the wrong one
         ReadOnly                 it is written in the configuration; change it there
         PathRefused              a path leads out of the directories that are open to it
+        AddressRefused           an address is none that everybody can reach
     Conflict                 look again at the present state, then decide              exit 5
         NameTaken                an agent of that name exists
         ChangeRefused            this step is not possible from the present state
@@ -255,6 +256,17 @@ class PathRefused(NotAllowed):
         hint = "Name one inside, or open the directory to it."
         super().__init__(f"the path {path} is refused: {problem}", hint=hint)
         self.path, self.problem = path, problem
+
+
+class AddressRefused(NotAllowed):
+    """A URL may not be asked. Only its host is told: the rest may hold what nobody should read."""
+
+    code = "address_refused"
+
+    def __init__(self, problem: str, *, host: str = "") -> None:
+        hint = "Name one that begins with https:// and that everybody can reach."
+        super().__init__(f"the address {host or '…'!r} is refused: {problem}", hint=hint)
+        self.host, self.problem = host, problem
 
 
 class Conflict(SteadyrunError):

@@ -1,0 +1,142 @@
+"""Where would a request go whose URL somebody else has named, and may it go there?
+
+Only to what everybody can reach: not to this machine, its network or its cloud. A name can lead
+somewhere else a moment later, so whoever asks connects to the addresses, and to the name no more.
+"""
+
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from steadyrun.errors import AddressRefused
+
+LONGEST_URL = 4096
+# All addresses of a host, as texts. It keeps its own time limit; what it raises is passed on.
+Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_LONGEST_HOST = 253
+_HTTPS = 443
+# What one reader of URLs drops and another one does not, or takes for something else.
+_AMBIGUOUS = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029\ud800-\udfff]")
+_PLACE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:@%]+)(?::(?P<port>[0-9]{1,5}))?")
+_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
+# What ends like this is a number to somebody: 127.1, 0x7f.1, 2130706433, 0177.0.0.1.
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_OURS = ("localhost", "local", "internal")
+
+# https://www.iana.org/assignments/iana-ipv4-special-registry, without the few that all can reach;
+# the last is the inside of a cloud (Azure) under an address that looks like others.
+_CLOSED_4 = tuple(
+    ipaddress.IPv4Network(each)
+    for each in (
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16",
+        "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16",
+        "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+        "168.63.129.16/32",
+    )
+)  # fmt: skip
+# All that was ever given out, and what of it is for protocols (Teredo too), examples and 6to4.
+_GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
+_CLOSED_6 = tuple(
+    ipaddress.IPv6Network(each) for each in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+)
+# An IPv4 address stands at their end, and that is where they lead.
+_WRAPPED = (ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96"))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to connect, and under which name; every address was looked at."""
+
+    host: str
+    port: int
+    addresses: tuple[str, ...]
+
+
+async def resolve(url: str, lookup: Lookup) -> Target:
+    """Where a URL leads, else `AddressRefused`. A redirect is a URL of its own: refuse it, or ask
+    again.
+    """
+    host, port = _place(url)
+    literal = _literal(host)
+    found = [literal] if literal is not None else await lookup(host, port)
+    if not found:
+        raise AddressRefused("it has no address", host=host)
+    return Target(host, port, tuple(_checked(each, host) for each in found))
+
+
+def is_public(address: _Address) -> bool:
+    """Whether everybody can reach it; one that wraps another leads to that one."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in each for each in _CLOSED_4)
+    if any(address in each for each in _WRAPPED):
+        return is_public(ipaddress.IPv4Address(address.packed[-4:]))
+    return address in _GIVEN_OUT and not any(address in each for each in _CLOSED_6)
+
+
+def _place(url: str) -> tuple[str, int]:
+    """The host and the port that a URL names."""
+    if len(url) > LONGEST_URL:
+        raise AddressRefused(f"expected at most {LONGEST_URL} characters, found {len(url)}")
+    if _AMBIGUOUS.search(url):
+        raise AddressRefused("it has blanks, backslashes or control characters")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise AddressRefused("it is no URL") from error
+    if parts.scheme != "https":
+        raise AddressRefused("expected https")
+    if "@" in parts.netloc:
+        raise AddressRefused("it names a user")
+    found = _PLACE.fullmatch(parts.netloc)
+    if found is None:
+        raise AddressRefused("expected a host and perhaps a port behind https://")
+    return _host(found["host"]), _port(found["port"])
+
+
+def _port(given: str | None) -> int:
+    port = _HTTPS if given is None else int(given)
+    if not 0 < port < 65536:
+        raise AddressRefused(f"expected a port from 1 to 65535, found {port}")
+    return port
+
+
+def _host(given: str) -> str:
+    """The host in the one way to write it."""
+    if given.startswith("["):
+        return given.lower()
+    if len(given) > _LONGEST_HOST + 1:
+        raise AddressRefused(f"expected a host of at most {_LONGEST_HOST} characters")
+    try:
+        # Also makes digits and dots of other scripts what others will take them for.
+        host = given.encode("idna").decode().lower().removesuffix(".")
+    except UnicodeError as error:
+        raise AddressRefused("its host is no name", host=given) from error
+    labels = host.split(".")
+    if len(host) > _LONGEST_HOST or not all(map(_LABEL.fullmatch, labels)):
+        raise AddressRefused("its host is no name", host=host)
+    if labels[-1] in _OURS:
+        raise AddressRefused("it is a name of this machine or its network", host=host)
+    return host
+
+
+def _literal(host: str) -> str | None:
+    """The address that a host is itself, None if it is a name."""
+    if host.startswith("["):
+        return host[1:-1]
+    if _NUMBER.fullmatch(host.rpartition(".")[2]):
+        return host
+    return None
+
+
+def _checked(text: str, host: str) -> str:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError as error:
+        raise AddressRefused(f"expected an IP address, found {text[:80]!r}", host=host) from error
+    if getattr(address, "scope_id", None) is not None or not is_public(address):
+        raise AddressRefused(f"{address} is not in the public network", host=host)
+    return str(address)
