@@ -1,0 +1,242 @@
+"""Which spans does the record become? One for each run, and one for each tool it used.
+
+Names and attributes are those of OpenTelemetry's conventions for generative AI, version 1.41. An
+event decides its span wholly, the ids too: whoever hears it again makes the same span again.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from steadyrun.model import event as ev
+from steadyrun.model.event import RunEnded, StoredEvent
+from steadyrun.model.ids import RunId
+from steadyrun.model.usage import Cost, Usage
+
+Attribute = str | int | float | bool
+Attributes = dict[str, Attribute]
+
+ITEM = "steadyrun.item"
+INPUT = "gen_ai.input.messages"
+_STILL_RUNNING = "still_running"
+# The conventions have names of their own for those who make the models.
+_MAKERS = {"claude": "anthropic", "codex": "openai"}
+
+
+class SpanData(Struct, frozen=True):
+    """A span that has ended. The one of a run has no parent; those of its tools have it as theirs.
+
+    A run is another process at work (`client`); what its tools are is not for us to know.
+    """
+
+    name: str
+    kind: Literal["client", "internal"]
+    start: datetime
+    end: datetime
+    trace: int
+    id: int
+    parent: int | None
+    attributes: Attributes
+    is_error: bool = False
+
+
+@dataclass(slots=True)
+class _Open:
+    """What is known of a run that has not ended."""
+
+    start: datetime
+    agent: str
+    provider: str
+    item: str | None = None
+    # The one that was asked for, and the one that answers.
+    asked: str | None = None
+    model: str | None = None
+    tools: dict[str, StoredEvent] = field(default_factory=dict)
+
+
+class Spans:
+    """Hears events in their order and gives each span when it ends.
+
+    Without `content` nothing that was said, asked or done is in a span: names, numbers and codes.
+    """
+
+    def __init__(self, *, content: bool = False) -> None:
+        self._content = content
+        self._runs: dict[RunId, _Open] = {}
+
+    def knows(self, run: RunId) -> bool:
+        """Whether anything of this run was heard, and not its end."""
+        return run in self._runs
+
+    def hear(self, seen: StoredEvent) -> list[SpanData]:
+        if seen.run is None:
+            return []
+        run = self._runs.get(seen.run) or _opened(seen)
+        self._runs[seen.run] = run
+        match seen.event:
+            case ev.RunStarted(item=item, model=model):
+                run.item, run.asked = item, model
+            case ev.StatsUpdated(model=str(model)):
+                run.model = model
+            case ev.ToolStarted(call):
+                run.tools[call] = seen
+            case ev.ToolCompleted(call) | ev.ToolFailed(call):
+                return [self._tool(run, run.tools.pop(call, seen), seen)]
+            case (
+                ev.RunCompleted()
+                | ev.RunFailed()
+                | ev.RunCancelled()
+                | ev.RunTimedOut()
+                | ev.RunRateLimited()
+            ):
+                del self._runs[seen.run]
+                left = [self._tool(run, tool, seen) for tool in run.tools.values()]
+                return [*left, self._run(run, seen, seen.event)]
+            case _:
+                pass
+        return []
+
+    def _run(self, run: _Open, seen: StoredEvent, ended: RunEnded) -> SpanData:
+        is_error = not isinstance(ended, ev.RunCompleted | ev.RunCancelled)
+        attributes = {
+            **_common("invoke_agent", run, seen),
+            "gen_ai.conversation.id": ended.resume_token,
+            "gen_ai.request.model": run.asked,
+            "gen_ai.response.model": run.model,
+            **_used(ended.usage),
+            **_spent(ended.cost),
+            ITEM: run.item,
+            "steadyrun.status": ended.status,
+            "error.type": _error_of(ended) if is_error else None,
+        }
+        if self._content and ended.text is not None:
+            reason = "error" if is_error else "stop"
+            attributes["gen_ai.output.messages"] = messages(
+                "assistant", ended.text, finish_reason=reason
+            )
+        return SpanData(
+            name=f"invoke_agent {run.agent}",
+            kind="client",
+            start=min(run.start, seen.at),
+            end=seen.at,
+            trace=_trace(seen.run),
+            id=_span(seen.run),
+            parent=None,
+            attributes=_known(attributes),
+            is_error=is_error,
+        )
+
+    def _tool(self, run: _Open, started: StoredEvent, ended: StoredEvent) -> SpanData:
+        """The end may be that of the whole run: then nobody has said what became of the tool."""
+        tool = started.event
+        assert isinstance(tool, ev.ToolStarted | ev.ToolCompleted | ev.ToolFailed)
+        error = _tool_error(ended.event)
+        attributes = {
+            **_common("execute_tool", run, ended),
+            "gen_ai.tool.name": tool.tool_name,
+            "gen_ai.tool.call.id": tool.tool_call_id,
+            "gen_ai.tool.type": "function",
+            "error.type": error,
+        }
+        if self._content:
+            attributes |= _told(tool.tool_input, ended.event)
+        return SpanData(
+            name=f"execute_tool {tool.tool_name}",
+            kind="internal",
+            start=min(started.at, ended.at),
+            end=ended.at,
+            trace=_trace(ended.run),
+            id=_span(started.id),
+            parent=_span(ended.run),
+            attributes=_known(attributes),
+            is_error=error is not None,
+        )
+
+
+def messages(role: str, text: str, **more: str) -> str:
+    """What was said by one side, as the conventions write it down."""
+    said = {"role": role, "parts": [{"type": "text", "content": text}], **more}
+    return msgspec.json.encode([said]).decode()
+
+
+def _opened(seen: StoredEvent) -> _Open:
+    """A run that ends with its first event has begun before it, and says how long ago."""
+    duration = getattr(seen.event, "duration_ms", None) or 0
+    start = seen.at - timedelta(milliseconds=duration)
+    return _Open(start, seen.agent or "", seen.provider or "")
+
+
+def _common(operation: str, run: _Open, seen: StoredEvent) -> dict[str, Any]:
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": _MAKERS.get(run.provider, run.provider),
+        "gen_ai.agent.name": run.agent,
+        "steadyrun.run": seen.run,
+    }
+
+
+def _used(usage: Usage) -> dict[str, int | None]:
+    """Ours counts what came from a cache, or went into it, apart from the rest of the input."""
+    parts = (usage.input_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
+    told = [part for part in parts if part is not None]
+    return {
+        "gen_ai.usage.input_tokens": sum(told) if told else None,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
+    }
+
+
+def _spent(cost: Cost) -> dict[str, Attribute | None]:
+    return {"steadyrun.cost.usd": cost.usd, "steadyrun.cost.kind": cost.kind}
+
+
+def _error_of(ended: RunEnded) -> str:
+    return (ended.error.code if ended.error else ended.stop_reason) or ended.status
+
+
+def _tool_error(ended: object) -> str | None:
+    """A code: what the tool itself says of its failure is content."""
+    match ended:
+        case ev.ToolCompleted():
+            return None
+        case ev.ToolFailed(error=error) if error != _STILL_RUNNING:
+            return "tool_failed"
+        case _:
+            return _STILL_RUNNING
+
+
+def _told(given: Any, ended: object) -> dict[str, Any]:
+    answer = getattr(ended, "tool_output", None)
+    if answer is None and isinstance(ended, ev.ToolFailed):
+        answer = ended.error
+    return {
+        "gen_ai.tool.call.arguments": _written(given),
+        "gen_ai.tool.call.result": _written(answer),
+    }
+
+
+def _written(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()
+
+
+def _known(attributes: dict[str, Any]) -> Attributes:
+    return {key: value for key, value in attributes.items() if value not in {None, ""}}
+
+
+def _trace(run: RunId | None) -> int:
+    return _hashed(f"trace {run}", 16)
+
+
+def _span(of: str | None) -> int:
+    return _hashed(f"span {of}", 8)
+
+
+def _hashed(text: str, size: int) -> int:
+    return int.from_bytes(sha256(text.encode()).digest()[:size])

@@ -1,0 +1,211 @@
+"""Which spans does a record become?"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from itertools import count
+
+import pytest
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv.attributes import error_attributes
+
+from steadyrun.model import event as ev
+from steadyrun.model.event import ErrorFact, Event, EventId, StoredEvent
+from steadyrun.model.ids import RunId
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.runtime.spans import INPUT, SpanData, Spans
+from steadyrun.testing.clock import START
+
+RUN = RunId("run_1")
+BEGUN = ev.RunStarted("claude", "opus", "itm_1")
+TOOL = ev.ToolStarted("call_1", "Bash", {"command": "ls"})
+DONE = ev.RunCompleted("completed", text="all is well")
+
+
+def second(number: float) -> datetime:
+    return START + timedelta(seconds=number)
+
+
+def record(*events: Event, run: RunId | None = RUN, provider: str = "claude") -> list[StoredEvent]:
+    """One event each second."""
+    return [
+        StoredEvent(n, n, EventId(f"{run}:{n}"), second(n), "ada", run, provider, event)
+        for n, event in zip(count(1), events, strict=False)
+    ]
+
+
+def heard(seen: Sequence[StoredEvent], *, content: bool = False) -> list[SpanData]:
+    spans = Spans(content=content)
+    return [span for each in seen for span in spans.hear(each)]
+
+
+def the_run(*events: Event, content: bool = False, provider: str = "claude") -> SpanData:
+    return heard(record(*events, provider=provider), content=content)[-1]
+
+
+class TestTheRun:
+    def test_it_goes_from_the_first_event_to_the_last(self) -> None:
+        span = the_run(BEGUN, ev.TextFinal("hm"), DONE)
+
+        assert (span.name, span.kind, span.parent) == ("invoke_agent ada", "client", None)
+        assert (span.start, span.end) == (second(1), second(3))
+
+    def test_one_that_never_began_says_how_long_it_took(self) -> None:
+        span = the_run(ev.RunFailed("failed", duration_ms=400))
+
+        assert span.end - span.start == timedelta(milliseconds=400)
+
+    @pytest.mark.parametrize(
+        ("provider", "name"),
+        [("claude", "anthropic"), ("codex", "openai"), ("scripted", "scripted")],
+    )
+    def test_the_provider_has_the_name_that_the_conventions_give_it(
+        self, provider: str, name: str
+    ) -> None:
+        span = the_run(BEGUN, DONE, provider=provider)
+
+        assert span.attributes["gen_ai.provider.name"] == name
+
+    def test_the_model_that_was_asked_for_is_not_the_one_that_answers(self) -> None:
+        span = the_run(BEGUN, ev.StatsUpdated("opus-4"), ev.StatsUpdated(), DONE)
+
+        assert span.attributes["gen_ai.request.model"] == "opus"
+        assert span.attributes["gen_ai.response.model"] == "opus-4"
+
+    def test_what_came_from_a_cache_is_part_of_the_input(self) -> None:
+        span = the_run(BEGUN, ev.RunCompleted("completed", usage=Usage(5, 7, 100, 20)))
+
+        used = {k: v for k, v in span.attributes.items() if k.startswith("gen_ai.usage.")}
+        assert used == {
+            "gen_ai.usage.input_tokens": 125,
+            "gen_ai.usage.output_tokens": 7,
+            "gen_ai.usage.cache_read.input_tokens": 100,
+            "gen_ai.usage.cache_creation.input_tokens": 20,
+        }
+
+    def test_what_is_not_known_is_left_out_and_a_zero_is_not(self) -> None:
+        unknown = the_run(BEGUN, DONE).attributes
+        zero = the_run(
+            BEGUN, ev.RunCompleted("completed", usage=Usage(0, 0), cost=Cost(0, "known"))
+        )
+
+        assert not [key for key in unknown if key.startswith("gen_ai.usage.")]
+        assert "steadyrun.cost.usd" not in unknown
+        assert unknown["steadyrun.cost.kind"] == "unknown"
+        assert zero.attributes["gen_ai.usage.input_tokens"] == 0
+        assert zero.attributes["gen_ai.usage.output_tokens"] == 0
+        assert zero.attributes["steadyrun.cost.usd"] == 0
+
+    @pytest.mark.parametrize(
+        ("ended", "error"),
+        [
+            (ev.RunCompleted("completed"), None),
+            (ev.RunCancelled("cancelled", "user_stop"), None),
+            (ev.RunFailed("failed", error=ErrorFact("auth", "no: secret words")), "auth"),
+            (ev.RunFailed("failed"), "failed"),
+            (ev.RunTimedOut("timed_out", "idle_timeout"), "idle_timeout"),
+            (ev.RunRateLimited("rate_limited", error=ErrorFact("limit", "")), "limit"),
+        ],
+    )
+    def test_what_went_wrong_is_a_code(self, ended: Event, error: str | None) -> None:
+        span = the_run(BEGUN, ended)
+
+        assert span.is_error == (error is not None)
+        assert span.attributes.get("error.type") == error
+        assert "secret" not in str(span)
+
+
+class TestTools:
+    def test_each_is_below_its_run(self) -> None:
+        seen = record(BEGUN, TOOL, ev.ToolCompleted("call_1", "Bash", None, "a b"), DONE)
+
+        tool, run = heard(seen)
+
+        assert (tool.name, tool.kind) == ("execute_tool Bash", "internal")
+        assert (tool.start, tool.end) == (second(2), second(3))
+        assert (tool.parent, tool.trace) == (run.id, run.trace)
+        assert tool.attributes == {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.provider.name": "anthropic",
+            "gen_ai.agent.name": "ada",
+            "gen_ai.tool.name": "Bash",
+            "gen_ai.tool.call.id": "call_1",
+            "gen_ai.tool.type": "function",
+            "steadyrun.run": RUN,
+        }
+
+    @pytest.mark.parametrize(
+        ("failed", "code"),
+        [("no such file: /etc/x", "tool_failed"), ("still_running", "still_running")],
+    )
+    def test_why_one_failed_is_a_code_too(self, failed: str, code: str) -> None:
+        tool, _ = heard(record(BEGUN, TOOL, ev.ToolFailed("call_1", "Bash", error=failed), DONE))
+
+        assert (tool.is_error, tool.attributes["error.type"]) == (True, code)
+        assert "/etc/x" not in str(tool)
+
+    def test_one_that_nobody_has_ended_ends_with_its_run(self) -> None:
+        tool, run = heard(record(BEGUN, TOOL, ev.RunFailed("failed")))
+
+        assert (tool.name, tool.end) == ("execute_tool Bash", run.end)
+        assert tool.attributes["error.type"] == "still_running"
+
+    def test_one_whose_beginning_was_not_told_is_told_all_the_same(self) -> None:
+        tool, _ = heard(record(BEGUN, ev.ToolCompleted("call_9", "Read"), DONE))
+
+        assert (tool.name, tool.start, tool.end) == ("execute_tool Read", second(2), second(2))
+
+
+class TestContent:
+    def test_is_there_only_if_it_is_wanted(self) -> None:
+        seen = record(BEGUN, TOOL, ev.ToolCompleted("call_1", "Bash", None, {"out": 1}), DONE)
+
+        tool, run = heard(seen, content=True)
+        plain = heard(seen)
+
+        assert tool.attributes["gen_ai.tool.call.arguments"] == '{"command":"ls"}'
+        assert tool.attributes["gen_ai.tool.call.result"] == '{"out":1}'
+        assert "all is well" in str(run.attributes["gen_ai.output.messages"])
+        assert "all is well" not in str(plain)
+        assert "command" not in str(plain)
+
+    def test_of_a_tool_that_failed_it_is_what_it_said(self) -> None:
+        failed = ev.ToolFailed("call_1", "Bash", error="no such file")
+        tool, _ = heard(record(BEGUN, TOOL, failed, DONE), content=True)
+
+        assert tool.attributes["gen_ai.tool.call.result"] == "no such file"
+
+
+def test_what_belongs_to_no_run_is_no_span() -> None:
+    assert heard(record(ev.TokenBound("x"), ev.GateOpened("claude"), run=None)) == []
+
+
+def test_a_run_is_forgotten_with_its_end() -> None:
+    spans = Spans()
+    first, last = record(BEGUN, DONE)
+    spans.hear(first)
+    assert spans.knows(RUN)
+
+    spans.hear(last)
+
+    assert not spans.knows(RUN)
+
+
+def test_every_name_is_one_of_the_conventions_or_ours() -> None:
+    known = {
+        value for module in (gen_ai_attributes, error_attributes) for value in constants(module)
+    }
+    ended = ev.RunFailed("failed", text="x", usage=Usage(1, 2, 3, 4), resume_token="t")
+    completed = ev.ToolCompleted("call_1", "Bash", None, "out")
+
+    spans = heard(record(BEGUN, ev.StatsUpdated("m"), TOOL, completed, ended), content=True)
+
+    used = {INPUT, *(key for span in spans for key in span.attributes)}
+    assert {key for key in used - known if not key.startswith("steadyrun.")} == set()
+    operations = {span.attributes["gen_ai.operation.name"] for span in spans}
+    assert operations <= {each.value for each in gen_ai_attributes.GenAiOperationNameValues}
+    makers = {each.value for each in gen_ai_attributes.GenAiProviderNameValues}
+    assert {"anthropic", "openai"} <= makers
+
+
+def constants(module: object) -> list[str]:
+    return [value for value in vars(module).values() if isinstance(value, str)]
