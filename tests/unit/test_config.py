@@ -60,7 +60,8 @@ class TestLayers:
         assert config.settings.daemon.listen == "127.0.0.1:7717"
         clocks = {f"clocks.{name}" for name in Clocks.__struct_fields__}
         daemon = {f"daemon.{name}" for name in Daemon.__struct_fields__}
-        assert config.origins == dict.fromkeys({"store", *daemon, *clocks}, "default")
+        telemetry = {"telemetry.endpoint", "telemetry.content"}
+        assert config.origins == dict.fromkeys({"store", *daemon, *clocks, *telemetry}, "default")
 
     def test_every_setting_of_a_full_file_is_typed(self, desk: Desk) -> None:
         config = desk.load(
@@ -538,6 +539,8 @@ class TestDescription:
             ("agents.ada.mode", '"default"', "default"),
             ("agents.ada.followup", '"steer"', "default"),
             ("agents.ada.on_lost", '"resume"', "default"),
+            ("telemetry.endpoint", '""', "default"),
+            ("telemetry.content", "false", "default"),
         ]
 
     def test_secrets_are_hidden_and_templates_shown_as_written(self, desk: Desk) -> None:

@@ -10,8 +10,9 @@ import math
 import os
 import platform
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -23,7 +24,7 @@ from steadyrun.assemble.desk import abilities_of
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.config import Config
 from steadyrun.config import Daemon as DaemonSettings
-from steadyrun.errors import DaemonRunning, StoreUnusable
+from steadyrun.errors import ConfigInvalid, DaemonRunning, StoreUnusable
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Message
@@ -127,10 +128,12 @@ class RunningDaemon:
 async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
     """Be the daemon of the home that the configuration names, until the block ends."""
     home = config.places.home
+    exporting = _exporting(config)
     async with locked(home):
         key = await anyio.to_thread.run_sync(_seal_key, home)
         async with (
             open_runtime(config, kind="daemon", machine=platform.node()) as around,
+            exporting(around),
             task_group() as tasks,
         ):
             await _sync(config, around)
@@ -145,6 +148,21 @@ async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
                 yield running
             tasks.cancel_scope.cancel()
     fact("daemon.stopped", pid=os.getpid())
+
+
+def _exporting(config: Config) -> Callable[[Surroundings], AbstractAsyncContextManager[None]]:
+    """What exports traces, if that is wanted; whatever it lacks is said before anything runs."""
+    telemetry = config.settings.telemetry
+    if not telemetry.endpoint:
+        return lambda _: contextlib.nullcontext()
+    try:
+        # An extra: who does not want it neither has the packages nor waits for them.
+        from steadyrun.assemble.telemetry import exporting  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        problem = f"telemetry.endpoint is set, but the package {error.name} is not installed"
+        hint = 'Install it: pip install "steadyrun[otel]"'
+        raise ConfigInvalid(problem, file=None, hint=hint) from error
+    return partial(exporting, telemetry, config.telemetry_headers())
 
 
 async def _sync(config: Config, around: Surroundings) -> None:

@@ -24,7 +24,13 @@ MOST = 100
 # Those that tell a process of its agent are ours.
 _OURS = "STEADYRUN_"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LISTEN = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
+# What a header may be called, and what it may not hold (RFC 9110, 5.1 and 5.5).
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_NO_HEADER_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)"
+_LISTEN = re.compile(_HOST + r":([0-9]{1,5})")
+# No user, which would be a secret in an address, and no query.
+_ENDPOINT = re.compile(rf"https?://{_HOST}(?::([0-9]{{1,5}}))?(?:/[!-\"$->@-~]*)?")
 
 
 class Flaw(NamedTuple):
@@ -96,6 +102,34 @@ def _check_env(value: str) -> Flaw | None:
     return _check_text(value) if value else None
 
 
+def _check_endpoint(value: str) -> Flaw | None:
+    if not value:
+        return None
+    # The value is never repeated: it may hold a password.
+    found = _ENDPOINT.fullmatch(value)
+    if found and 1 <= int(found[1] or 80) <= 65535:
+        return None
+    hint = "Write it like http://127.0.0.1:4318; what is secret goes into telemetry.headers."
+    return Flaw("expected http://HOST or https://HOST, with a port and a path at most", hint=hint)
+
+
+def _check_header(name: str) -> Flaw | None:
+    if _HEADER.fullmatch(name):
+        return None
+    return Flaw("cannot be the name of a header", hint="Use letters, digits and -.")
+
+
+def check_header_value(value: str) -> Flaw | None:
+    """Also for what a template has become."""
+    if _NO_HEADER_VALUE.search(value):
+        return Flaw("has a character that no header may have")
+    return None if value.strip() else Flaw("must not be empty")
+
+
+def _check_header_template(value: str) -> Flaw | None:
+    return _check_env(value) or check_header_value(value)
+
+
 def _check_fallback(value: tuple[str, ...]) -> Flaw | None:
     if len(set(value)) < len(value):
         return Flaw("names a provider twice")
@@ -138,6 +172,7 @@ NAMES: dict[str, Callable[[str], Flaw | None]] = {
     "providers.*": _check_provider,
     "agents.*": _check_agent_name,
     "providers.*.env.*": _check_variable,
+    "telemetry.headers.*": _check_header,
 }
 CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
     "store": _check_store,
@@ -160,4 +195,6 @@ CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
     "agents.*.budget.run": _check_amount,
     "agents.*.budget.day": _check_amount,
     "agents.*.budget.month": _check_amount,
+    "telemetry.endpoint": _check_endpoint,
+    "telemetry.headers.*": _check_header_template,
 }

@@ -38,8 +38,14 @@ def _rows(config: Config) -> list[tuple[str, bytes, str]]:
 
 
 def _shown(path: KeyPath, value: object, scrubber: Scrubber) -> bytes:
-    shown = scrubber.clean(_hide(path[-1], value) if len(path) == 4 else value)
+    shown = scrubber.clean(_visible(path, value))
     return _USER_INFO.sub(rb"\1***@", msgspec.json.encode(shown))
+
+
+def _visible(path: KeyPath, value: object) -> object:
+    if path[:2] == ("telemetry", "headers"):
+        return value if variables(str(value)) else _HIDDEN
+    return _hide(path[-1], value) if len(path) == 4 else value
 
 
 def _hide(name: str, value: object) -> object:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from steadyrun.config.checks import check_header_value
 from steadyrun.config.places import Places, locate, process_environ, user_home
 from steadyrun.config.schema import (
     HARMLESS,
@@ -19,9 +20,9 @@ from steadyrun.config.schema import (
     set_values,
 )
 from steadyrun.config.source import KeyPath, Source, dotted, line_of, printable, read_source
-from steadyrun.config.template import expand, secret_options, secret_values
+from steadyrun.config.template import expand, header_secrets, secret_options, secret_values
 from steadyrun.config.trusted import is_source_trusted, read_project
-from steadyrun.errors import ConfigUntrusted
+from steadyrun.errors import ConfigInvalid, ConfigUntrusted
 from steadyrun.model.secret import Secret
 
 
@@ -45,6 +46,17 @@ class Config:
             for key, value in provider.env.items()
         }
 
+    def telemetry_headers(self) -> dict[str, Secret]:
+        """Fill in what `telemetry.headers` says, for an export that begins now."""
+        found = {}
+        for name, template in self.settings.telemetry.headers.items():
+            setting = dotted(("telemetry", "headers", name))
+            value = expand(template, self.environ, setting=setting)
+            if flaw := check_header_value(value):
+                raise ConfigInvalid(f"{setting}: {flaw.problem}", file=None)
+            found[name] = Secret(value)
+        return found
+
     def agent_home(self, name: str) -> Path:
         """Where an agent works: what is not from / or ~/ is from the file that says it."""
         given = self.settings.agents[name].home
@@ -57,10 +69,14 @@ class Config:
 
     def secrets(self) -> list[Secret]:
         """List what must never be recorded, as far as it is known now."""
-        providers = self.settings.providers.values()
-        return [Secret(value) for each in providers for value in self._secret_values(each)]
+        found = [
+            value for each in self.settings.providers.values() for value in self._secrets(each)
+        ]
+        for name, template in self.settings.telemetry.headers.items():
+            found += header_secrets(name, template, self.environ)
+        return [Secret(value) for value in found]
 
-    def _secret_values(self, provider: ProviderSettings) -> Iterator[str]:
+    def _secrets(self, provider: ProviderSettings) -> Iterator[str]:
         for name, template in provider.env.items():
             yield from secret_values(name, template, self.environ)
         for name, value in provider.options.items():

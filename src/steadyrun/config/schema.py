@@ -74,6 +74,17 @@ class AgentSettings(Struct, frozen=True):
     wall_seconds: float | None = None
 
 
+class Telemetry(Struct, frozen=True):
+    """Where the daemon exports traces to: nowhere without an `endpoint`.
+
+    `headers` are templates as `env` is, and secret. `content` adds what was said and done.
+    """
+
+    endpoint: str = ""
+    headers: dict[str, str] = {}
+    content: bool = False
+
+
 class Settings(Struct, frozen=True):
     """Everything that can be set."""
 
@@ -82,6 +93,7 @@ class Settings(Struct, frozen=True):
     clocks: Clocks = Clocks()
     providers: dict[str, ProviderSettings] = {}
     agents: dict[str, AgentSettings] = {}
+    telemetry: Telemetry = Telemetry()
 
 
 def leaves(
@@ -227,6 +239,7 @@ _TYPE_NAMES: dict[type, str] = {
     dict: "a table",
 }
 _EXPECTED: dict[Any, str] = {
+    bool: "true or false",
     int: "a whole number",
     int | None: "a whole number",
     float: "a number",

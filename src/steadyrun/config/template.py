@@ -52,6 +52,15 @@ def secret_values(name: str, template: str, environ: Mapping[str, str]) -> Itera
         yield expand(template, environ, setting=name)
 
 
+def header_secrets(name: str, template: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """The same for a header, which is secret whatever its name is; of "Bearer xyz" the end, too."""
+    yield from secret_values(name, template, environ)
+    if all(variable in environ for variable in variables(template)):
+        value = expand(template, environ, setting=name)
+        yield value
+        yield value.split()[-1] if value.strip() else value
+
+
 def secret_options(name: str, value: object) -> Iterator[str]:
     """Give the texts under a name that promises a secret, however deep in a provider's options."""
     match value:

@@ -26,6 +26,7 @@ FactName = Literal[
     "run.started", "run.ended", "run.retried",
     "item.settled",
     "gate.closed", "store.failed",
+    "telemetry.failed", "telemetry.dropped",
     "bug",
 ]  # fmt: skip
 Field = str | int | float | bool | None
@@ -58,6 +59,8 @@ FACTS: tuple[Kind, ...] = (
     Kind("item.settled", "info", "an item is done with, or waits again"),
     Kind("gate.closed", "warning", "a provider is left alone until a time"),
     Kind("store.failed", "error", "the store could not be written; it is tried again"),
+    Kind("telemetry.failed", "warning", "the collector did not take spans; it is tried again"),
+    Kind("telemetry.dropped", "warning", "spans are left out: the collector has not taken them"),
     Kind("bug", "error", "something happened that must not: please report it"),
 )
 LONGEST_FIELD = 200

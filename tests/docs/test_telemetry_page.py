@@ -1,0 +1,96 @@
+"""Does the page about telemetry tell all spans, and does its example run?"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from steadyrun.assemble.telemetry import LONGEST_TEXT
+from steadyrun.config import load
+from steadyrun.model import event as ev
+from steadyrun.model.event import ErrorFact
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.runtime.spans import INPUT
+from steadyrun.runtime.telemetry import MOST_SENT, WAITS
+from tests.commands import ROOT
+from tests.homes import a_home
+from tests.unit.test_spans import BEGUN, TOOL, heard, record
+
+PAGE = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
+CONFIGS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+[EXAMPLE] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def listed(text: str) -> set[tuple[str, str]]:
+    """Attributes of a table, and of which span each is."""
+    rows = re.findall(r"^\| `([a-z_.]+)` \| (both|run|tool) \|", text, re.MULTILINE)
+    kinds = {"both": ("run", "tool"), "run": ("run",), "tool": ("tool",)}
+    return {(name, kind) for name, of in rows for kind in kinds[of]}
+
+
+def told(*, content: bool) -> set[tuple[str, str]]:
+    ended = ev.RunFailed(
+        "failed",
+        text="x",
+        usage=Usage(1, 2, 3, 4),
+        cost=Cost(1.0, "known"),
+        resume_token="t",
+        error=ErrorFact("broken", "it broke"),
+    )
+    failed = ev.ToolFailed("call_1", "Bash", error="no")
+    spans = heard(record(BEGUN, ev.StatsUpdated("m"), TOOL, failed, ended), content=content)
+    return {(key, "tool" if span.parent else "run") for span in spans for key in span.attributes}
+
+
+def test_it_lists_exactly_the_attributes_there_are() -> None:
+    plain, more = PAGE.split("With `content = true`")
+
+    assert listed(plain) == told(content=False)
+    assert listed(more) == told(content=True) - told(content=False) | {(INPUT, "run")}
+
+
+def test_its_numbers_are_the_real_ones() -> None:
+    assert f"cut at {LONGEST_TEXT:,} characters" in PAGE
+    assert f"of {MOST_SENT} spans at most" in PAGE
+    assert "about four minutes" in PAGE
+    assert 210 <= sum(WAITS) <= 270
+
+
+@pytest.mark.parametrize("text", CONFIGS)
+def test_every_configuration_loads(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(text)
+
+    assert load(tmp_path, tmp_path, {}).settings.telemetry.endpoint
+
+
+@contextmanager
+def example(place: Path) -> Iterator["subprocess.Popen[str]"]:
+    program = place / "collector.py"
+    program.write_text(EXAMPLE)
+    collector = subprocess.Popen(
+        [sys.executable, program, "0"], stdout=subprocess.PIPE, text=True, cwd=place
+    )
+    try:
+        yield collector
+    finally:
+        collector.kill()
+        collector.communicate()
+
+
+def test_the_collector_of_the_page_prints_what_a_daemon_does(tmp_path: Path) -> None:
+    with example(tmp_path) as collector, a_home(tmp_path) as home:
+        assert collector.stdout
+        port = collector.stdout.readline().removeprefix("listening on ").strip()
+        home.path.mkdir()
+        (home.path / "config.toml").write_text(CONFIGS[0].replace("4318", port))
+        home.hire("ada")
+        home.up()
+        home.send("ada", {"tool": {"name": "Bash"}}, {"text": "done"})
+
+        said = [collector.stdout.readline() for _ in range(2)]
+
+    assert [line.rsplit(" ", 2)[0] for line in said] == ["execute_tool Bash", "invoke_agent ada"]
