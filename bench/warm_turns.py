@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ async def _frame(folder: Path) -> AsyncIterator[Turn]:
     await keeping.start(spec)
     with journal.FileWatches() as watches:
         follower = journal.JournalFollower(watches, directory / "journal")
-        async with keeping.linked(directory, "hld_bench", "agt_bench", 1) as link:
+        with closing(await keeping.linked(directory, "hld_bench", "agt_bench", 1)) as link:
 
             async def turn() -> int:
                 nonlocal turns

@@ -129,6 +129,31 @@ def test_everything_a_process_appends_is_read(path: Path, use_inotify: bool) -> 
     run(main, use_inotify=use_inotify)
 
 
+def test_a_reader_that_is_called_waits_no_longer(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        with JournalFollower(watches, path) as follower:
+            async with reading(follower) as found:
+                follower.call()
+            assert found == [b""]
+            append(path, b"on")
+            follower.call()
+            assert await follower.read() == b"on"
+            assert await follower.read() == b""
+
+    run(main)
+
+
+def test_of_a_file_that_grows_somebody_else_is_told_too(path: Path) -> None:
+    async def main(watches: FileWatches) -> None:
+        told = anyio.Event()
+        with JournalFollower(watches, path, told=told.set) as follower:
+            append(path, b"news")
+            await told.wait()
+            assert follower.unread() == b"news"
+
+    run(main)
+
+
 def test_no_append_is_slept_through(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         with JournalFollower(watches, path) as follower:

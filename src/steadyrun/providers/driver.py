@@ -17,6 +17,7 @@ import anyio.to_thread
 from msgspec.structs import replace
 
 from steadyrun import keeper
+from steadyrun.bell import Bell
 from steadyrun.clock import Clock
 from steadyrun.errors import KeeperGone, LeaseLost
 from steadyrun.model.event import Emitted, ImageProduced, Note, OutputRaw
@@ -39,7 +40,6 @@ from steadyrun.provider import (
 from steadyrun.providers import keeping
 from steadyrun.providers.keeping import Kept, Link
 from steadyrun.providers.turns import Told, Turns, cut_short
-from steadyrun.tasks import task_group
 from steadyrun.wire.framing import Lines
 from steadyrun.wire.journal import FileWatches, JournalFollower, TailFollower
 
@@ -74,10 +74,7 @@ class ProcessDriver:
         self._sink = sink
         # Not anyio's: taken for every stretch, it would look through all cancel scopes each time.
         self._lock, self._complaining = asyncio.Lock(), asyncio.Lock()
-        self._caught_up = anyio.Event()
-        self._changed = anyio.Event()
-        # Whether anybody has ever waited for a change.
-        self._is_awaited = False
+        self._caught_up, self._changed = Bell(), Bell()
         self._will: bytes | None = None
         self._is_gone = False
         self._stored, self._marks = process.offset, process.marks
@@ -90,7 +87,9 @@ class ProcessDriver:
         self._lines = Lines(self._offset)
         self._journal = JournalFollower(watches, journal, self._offset)
         self._known_bytes = journal.stat().st_size
-        self._stderr = TailFollower(watches, directory / "stderr")
+        self._stderr = TailFollower(watches, directory / "stderr", told=self._tell_complaint)
+        # Whether there may be any that nobody has heard.
+        self._has_complaints = True
         recorded = keeping.read_sent(directory, after=0)
         self._keys = {frame.key for frame in recorded}
         self._replay = deque(frame for frame in recorded if frame.number > self._sent)
@@ -122,9 +121,8 @@ class ProcessDriver:
             return False
         async with self._speaking():
             await self._send_all(self._dialect.open(self._request))
-        self._is_awaited = True
         while not self._has_begun(turn):
-            changed = self._changed
+            seen = self._changed.rung
             async with self._speaking():
                 if not is_wanted():
                     return False
@@ -134,7 +132,7 @@ class ProcessDriver:
                         return False
                     if self._has_begun(turn):
                         return True
-            await changed.wait()
+            await self._changed.wait(seen)
         return False
 
     def has_told(self, turn: Turn) -> bool:
@@ -145,9 +143,8 @@ class ProcessDriver:
         return f"{_BEGIN}{turn.key}" in self._keys
 
     async def steer(self, offer: Offer) -> Refused | None:
-        self._is_awaited = True
         while True:
-            changed = self._changed
+            seen = self._changed.rung
             async with self._speaking():
                 is_open = self._turns.is_open
                 answer = self._dialect.steer(offer) if is_open else Refused("no turn is running")
@@ -156,7 +153,7 @@ class ProcessDriver:
                 if answer:
                     is_sent = await self._send_all([answer])
                     return None if is_sent else Refused("the process has ended")
-            await changed.wait()
+            await self._changed.wait(seen)
 
     async def recall(self, offer: str) -> bool:
         async with self._speaking():
@@ -194,27 +191,34 @@ class ProcessDriver:
         try:
             yield
         except KeeperGone:
-            if self._link and not self._link.over.is_set() and not self._link.is_deaf:
+            if self._link and not self._link.is_over and not self._link.is_deaf:
                 raise
 
     @asynccontextmanager
     async def _speaking(self) -> AsyncIterator[None]:
         """Nobody else reads or sends meanwhile, and all that had been recorded has been heard."""
-        await self._caught_up.wait()
+        await self._caught_up.wait(since=0)
         async with self._lock:
             yield
 
     # -- reading
 
     async def follow(self) -> None:
-        with self._journal, self._stderr:
-            async with task_group() as tasks:
-                tasks.start_soon(self._follow_stderr)
-                tasks.start_soon(self._finish)
-                await self._catch_up()
-                while chunk := await self._journal.read():
+        """One task does everything: it reads the journal, and is called when there is more."""
+        journal, link = self._journal, self._link
+        with journal, self._stderr:
+            if link:
+                link.on_over = journal.call
+            await self._catch_up()
+            journal.call()
+            while (chunk := await journal.read()) or not journal.is_finished:
+                if chunk:
                     async with self._lock:
                         await self._take(self._lines.feed(chunk))
+                elif link is None or link.is_over:
+                    await self._finish()
+                if self._has_complaints:
+                    await self._hear_complaints()
         async with self._lock:
             await self._take_exit()
 
@@ -224,16 +228,16 @@ class ProcessDriver:
             while self._journal.offset < self._known_bytes:
                 await self._take(self._lines.feed(await self._journal.read()))
             await self._pass_on(self._play_sent(before=self._offset + 1))
-        self._caught_up.set()
+        self._caught_up.ring()
 
     async def _finish(self) -> None:
         if self._link:
             await self._wait_for_end(self._link)
-        self._stderr.finish()
         self._journal.finish()
+        self._has_complaints = True
 
     async def _wait_for_end(self, link: Link) -> None:
-        await link.over.wait()
+        await link.until_over()
         if link.is_replaced:
             raise LeaseLost(self._process.agent, fence=link.fence)
         # A killed keeper leaves the outer one behind, which ends everything and writes it down.
@@ -333,10 +337,9 @@ class ProcessDriver:
         is_one_shot = "multi_turn" not in self._dialect.abilities
         return is_one_shot or any(key.startswith(_BEGIN) for key in self._keys)
 
-    async def _follow_stderr(self) -> None:
-        while chunk := await self._stderr.read():
-            async with self._complaining:
-                await self._complain(chunk)
+    def _tell_complaint(self) -> None:
+        self._has_complaints = True
+        self._journal.call()
 
     async def _complain(self, chunk: bytes) -> None:
         self._complaints += 1
@@ -347,6 +350,7 @@ class ProcessDriver:
     async def _hear_complaints(self) -> None:
         """Tell what stderr has by now: whoever follows a turn is gone after its end."""
         async with self._complaining:
+            self._has_complaints = False
             for chunk in list(iter(self._stderr.unread, b"")):
                 await self._complain(chunk)
 
@@ -403,9 +407,7 @@ class ProcessDriver:
                 await self._link.will(raw)
 
     def _tell_change(self) -> None:
-        if self._is_awaited:
-            self._changed.set()
-            self._changed = anyio.Event()
+        self._changed.ring()
 
 
 def _with_file(told: Told, folder: str | None) -> Told:

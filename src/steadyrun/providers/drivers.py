@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,12 +107,16 @@ class KeeperDrivers:
         directory = self._directory(process)
         request = self._request(process)
         dialect = _dialect(self._setup(process.provider), one_shot=request.one_shot)
-        async with AsyncExitStack() as stack:
-            link = await self._linked(stack, process, holder, fence)
+        link = await self._linked(process, holder, fence)
+        try:
             kept = Kept(directory, link, request)
+            del request
             yield ProcessDriver(
                 dialect, process, kept, watches=self._watches, clock=self._clock, sink=sink
             )
+        finally:
+            if link:
+                link.close()
 
     async def told(self, processes: Sequence[Process]) -> dict[ProcessId, Turn]:
         found: dict[ProcessId, Turn] = {}
@@ -139,12 +143,14 @@ class KeeperDrivers:
 
     async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
         directory = self._directory(process)
-        async with AsyncExitStack() as stack:
-            link = await self._linked(stack, process, holder, fence)
-            if link is not None:
+        link = await self._linked(process, holder, fence)
+        if link is not None:
+            try:
                 with contextlib.suppress(KeeperGone):
                     await link.stop("shutdown")
-                await link.over.wait()
+                await link.until_over()
+            finally:
+                link.close()
         await keeping.wait_until_gone(directory)
         await anyio.to_thread.run_sync(keeper.sweep, [process.id])
 
@@ -155,16 +161,14 @@ class KeeperDrivers:
         except (OSError, msgspec.DecodeError) as error:
             raise NotFound("launch of", process.id) from error
 
-    async def _linked(
-        self, stack: AsyncExitStack, process: Process, holder: HolderId, fence: int
-    ) -> Link | None:
-        """The claimed keeper; None when the process is gone, and then all it left is ended."""
+    async def _linked(self, process: Process, holder: HolderId, fence: int) -> Link | None:
+        """A link to the claimed keeper, to be closed; None when the process is gone, and then all
+        it left is ended."""
         directory = self._directory(process)
         limit = self._clock.monotonic() + keeping.START_SECONDS
         while keeping.is_alive(directory):
-            linked = keeping.linked(directory, holder, process.agent, fence)
             try:
-                return await stack.enter_async_context(linked)
+                return await keeping.linked(directory, holder, process.agent, fence)
             except KeeperGone:
                 # It is about to listen, or was killed and its outer process clears up.
                 if self._clock.monotonic() > limit:

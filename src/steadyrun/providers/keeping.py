@@ -6,9 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun import keeper
+from steadyrun.bell import Bell
 from steadyrun.errors import KeeperFailed, KeeperGone, LaunchFailed, LeaseLost
 from steadyrun.model.frame import Frame
 from steadyrun.model.ids import HolderId
@@ -101,15 +100,24 @@ class Link(asyncio.Protocol):
 
     def __init__(self, agent: str, fence: int) -> None:
         self.fence = fence
-        self.over = anyio.Event()
+        self._over = Bell()
+        # Whom to tell that, besides.
+        self.on_over: Callable[[], None] | None = None
         self.has_exited = False
         self.is_replaced = False
         # Its input was closed: it lives, but hears nothing any more.
         self.is_deaf = False
         self._agent = agent
         self._transport: asyncio.Transport | None = None
-        self._waiting: deque[asyncio.Future[dict[str, Any]]] = deque()
+        self._waiting: list[asyncio.Future[dict[str, Any]]] = []
         self._buffer = b""
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.rung > 0
+
+    async def until_over(self) -> None:
+        await self._over.wait(since=0)
 
     async def claim(self, holder: HolderId) -> None:
         message = {"type": "claim", "v": VERSION, "holder": holder, "fence": self.fence}
@@ -152,9 +160,11 @@ class Link(asyncio.Protocol):
             self._hear(msgspec.json.decode(line, type=dict[str, Any]))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.over.set()
+        self._over.ring()
         while self._waiting:
             self._answer({"type": "over"})
+        if self.on_over:
+            self.on_over()
 
     def _hear(self, message: dict[str, Any]) -> None:
         match message["type"]:
@@ -166,13 +176,13 @@ class Link(asyncio.Protocol):
                 self._answer(message)
 
     def _answer(self, message: dict[str, Any]) -> None:
-        if self._waiting and not (waiting := self._waiting.popleft()).done():
+        if self._waiting and not (waiting := self._waiting.pop(0)).done():
             waiting.set_result(message)
 
     # -- asking
 
     async def _ask(self, message: dict[str, Any], payload: bytes = b"") -> dict[str, Any]:
-        if self._transport is None or self.over.is_set():
+        if self._transport is None or self.is_over:
             raise self._lost()
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
@@ -199,15 +209,15 @@ class Link(asyncio.Protocol):
         return KeeperGone(self._agent, found="the connection has ended")
 
 
-@asynccontextmanager
-async def linked(directory: Path, holder: HolderId, agent: str, fence: int) -> AsyncIterator[Link]:
-    """Claim the process in `directory`."""
+async def linked(directory: Path, holder: HolderId, agent: str, fence: int) -> Link:
+    """Claim the process in `directory`; the link is to be closed."""
     link = await _connect(directory, Link(agent, fence))
     try:
         await link.claim(holder)
-        yield link
-    finally:
+    except BaseException:
         link.close()
+        raise
+    return link
 
 
 async def _connect(directory: Path, link: Link) -> Link:

@@ -1,5 +1,6 @@
 """What becomes of a message that is sent while a turn runs? Offered, and known only by evidence."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -60,7 +61,7 @@ class Followups:
         # What somebody wants back: it may not have been told yet.
         self._unwanted: set[ItemId] = set()
         # What is turned down lies in the queue for a moment, and must not be taken from there.
-        self._lock, self._looking = anyio.Lock(), anyio.Lock()
+        self._lock, self._looking = asyncio.Lock(), asyncio.Lock()
         self._has_more = False
         self._store = store
         self._process = process

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 
+from steadyrun.bell import Bell
 from steadyrun.errors import KeeperGone, StoreFailed
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Event
@@ -71,10 +73,10 @@ class LiveProcess:
         self._driver: Driver | None = None
         self._last: Driver | None = None
         self._recorder: Recorder | None = None
-        self._changed = anyio.Event()
+        self._changed = Bell()
         # What is being said; cancelled when there is nobody to say it to.
         self._saying: set[anyio.CancelScope] = set()
-        self._driving = anyio.CancelScope()
+        self._driving: anyio.CancelScope | None = None
         self._abilities = around.drivers.abilities(process.provider)
         self._failure: Exception | None = None
         # The record may have gone on since we have read where it ends.
@@ -98,8 +100,9 @@ class LiveProcess:
         """Hear it as long as it can be reached; how long to wait if it is out of reach again."""
         started_at = self._around.clock.monotonic()
         try:
-            with anyio.CancelScope() as self._driving:
-                await self._drive()
+            async with task_group() as tasks:
+                self._driving = tasks.cancel_scope
+                await self._drive(tasks)
                 self.is_gone = True
         except KeeperGone:
             pass
@@ -115,17 +118,12 @@ class LiveProcess:
         is_news = self._around.clock.monotonic() - started_at > 2 * pause
         return PAUSE_SECONDS if is_news else longer(pause)
 
-    async def _drive(self) -> None:
+    async def _drive(self, tasks: TaskGroup) -> None:
         around = self._around
         if self._is_stale:
             self.process = await around.store.process(self.process.id)
         self._recorder = recorder = Recorder(
-            around.store,
-            self.hold,
-            self.process,
-            agent=self._agent,
-            feed=self._feed,
-            clock=around.clock,
+            around, self.hold, self.process, agent=self._agent, feed=self._feed, tasks=tasks
         )
         async with around.drivers.drive(
             self.process, holder=around.holder, fence=self.hold.fence, sink=self._hear
@@ -134,11 +132,8 @@ class LiveProcess:
             await self._ear.reached(self, driver)
             self._driver = driver
             self.tell_change()
-            async with task_group() as tasks:
-                tasks.start_soon(recorder.serve)
-                await driver.follow()
-                await recorder.flush()
-                tasks.cancel_scope.cancel()
+            await driver.follow()
+            await recorder.flush()
 
     async def _hear(self, stretch: Stretch) -> None:
         await self._ear.hear(self, stretch)
@@ -207,7 +202,7 @@ class LiveProcess:
 
     def _lose(self, driver: Driver) -> None:
         """It does not answer: connect anew."""
-        if self._driver is driver:
+        if self._driver is driver and self._driving:
             self._driver = None
             self._driving.cancel()
 
@@ -221,8 +216,7 @@ class LiveProcess:
             await self._changed.wait()
 
     def tell_change(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.ring()
 
     @property
     def driver(self) -> Driver | None:

@@ -6,7 +6,8 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
-from steadyrun.clock import Clock
+from anyio.abc import TaskGroup
+
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch, StoredRow
 from steadyrun.model.event import (
@@ -28,8 +29,8 @@ from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import Change, Finished, Launched, Touched
 from steadyrun.model.session import ResumeToken
 from steadyrun.provider import Stretch
+from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.feed import Feed
-from steadyrun.store import Store
 
 _MOST_GATHERED = 5000
 _MOST_GATHERED_BYTES = 4 * 1024 * 1024
@@ -42,39 +43,32 @@ class Recorder:
 
     def __init__(
         self,
-        store: Store,
+        around: Surroundings,
         claim: Hold,
         process: Process,
         *,
         agent: Agent,
         feed: Feed,
-        clock: Clock,
+        tasks: TaskGroup,
     ) -> None:
         self.claim = claim
         # The run whose turn is open; events outside of a turn belong to none.
         self.run: RunId | None = None
-        self._store = store
+        self._store, self._clock = around.store, around.clock
         self._process = process
         self._agent = agent
         self.token: str | None = None
         # The model that answers, as far as it was told; before that, the one that was asked for.
         self._model = agent.model
         self._feed = feed
-        self._clock = clock
         self.offset = process.offset
         self._own = process.marks.r
         # What waits to be written while an earlier part is.
         self._gathered: list[Emitted] = []
         self._gathered_to = process.offset
-        self._bell = asyncio.Event()
+        self._tasks = tasks
+        self._is_behind = False
         self._lock = asyncio.Lock()
-
-    async def serve(self) -> None:
-        """Write what has gathered, as long as there is a process: run this in a task."""
-        while True:
-            await self._bell.wait()
-            self._bell.clear()
-            await self.flush()
 
     async def write(self, events: Sequence[Emitted], offset: int, *, has_more: bool) -> None:
         """Record events up to `offset`. If more is there already, reading goes on meanwhile."""
@@ -84,9 +78,18 @@ class Recorder:
             len(self._gathered) > _MOST_GATHERED or offset - self.offset > _MOST_GATHERED_BYTES
         )
         if has_more and not is_much:
-            self._bell.set()
+            self._write_behind()
         else:
             await self.flush()
+
+    def _write_behind(self) -> None:
+        if not self._is_behind:
+            self._is_behind = True
+            self._tasks.start_soon(self._catch_up)
+
+    async def _catch_up(self) -> None:
+        await self.flush()
+        self._is_behind = False
 
     async def flush(self) -> None:
         """Write what has gathered."""

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from steadyrun.bell import Bell
 from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, SteadyrunError, StoreFailed
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact, Note, RecordPhase
@@ -103,7 +104,7 @@ class Seat:
         self._unseated: Claim | None = None
         # Whoever ends or begins a run has it: the two must not meet.
         self._turning = asyncio.Lock()
-        self._seated = anyio.Event()
+        self._seated = Bell()
 
     @property
     def live(self) -> LiveProcess | None:
@@ -172,7 +173,7 @@ class Seat:
         self._hold, self.runner, self.is_held = claim, runner, True
         if self.live:
             self.live.claimed(claim)
-        self._seated.set()
+        self._seated.ring()
         self.on_sit()
 
     def _runner(self, claim: Claim, run: RunId, *, is_adopted: bool = False) -> Runner:
@@ -303,7 +304,7 @@ class Seat:
             self._manner.settled(self, item)
             if self.runner is runner:
                 self.is_held, self.runner = False, None
-                self._seated = anyio.Event()
+                self._seated = Bell()
                 self.idle_since = self._clock.monotonic()
             return True
 
@@ -414,7 +415,7 @@ class Seat:
                 self._tell_begun(claim.item, was_held=was_held)
                 return runner.id
         # An item was started at the same moment: it will sit down, and this comes before it.
-        await self._seated.wait()
+        await self._seated.wait(since=0)
         return self._running().id
 
     def _tell_begun(self, item: Item, *, was_held: bool) -> None:

@@ -112,38 +112,52 @@ class JournalFollower:
     written in between is slept through. One task at a time may read.
     """
 
-    def __init__(self, watches: FileWatches, path: Path, offset: int = 0) -> None:
+    def __init__(
+        self, watches: FileWatches, path: Path, offset: int = 0, *, told: Wake | None = None
+    ) -> None:
+        """`told` is called, too, when there may be something to read."""
         self.offset = offset
-        self._is_finished = self._is_lagging = False
+        self.is_finished = False
+        self._is_lagging = self._is_called = False
         # Whether there was more to read than one chunk takes.
         self.is_behind = False
-        self._changed = asyncio.Event()
+        # Whoever waits for something to read.
+        self._reader: asyncio.Future[None] | None = None
+        self._told = told
         self._file = path.open("rb", buffering=0)
         self._watches = watches
         self._watch = watches.add(path, self._wake)
 
     async def read(self) -> bytes:
-        """The next bytes as soon as there are any; none once all is read and the writer is gone."""
+        """The next bytes as soon as there are any; none once all is read and the writer is gone, or
+        when the reader is called."""
         if self._is_lagging:
             # There is always something to read: let the others have their turn.
             await asyncio.sleep(0)
         self._is_lagging = True
-        while not (chunk := self.unread()) and not self._is_finished:
+        while not (chunk := self.unread()) and not (self.is_finished or self._is_called):
             self._is_lagging = False
-            self._changed.clear()
-            await self._changed.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        # Called while there was something to read, it is called for the next time.
+        self._is_called = self._is_called and bool(chunk)
         return chunk
+
+    def call(self) -> None:
+        """Somebody wants whoever reads: it waits no longer, now or the next time."""
+        self._is_called = True
+        self._go_on()
 
     def finish(self) -> None:
         """The writer is gone: what is in the file now is all there will be."""
-        self._is_finished = True
-        self._changed.set()
+        self.is_finished = True
+        self._go_on()
 
     def close(self) -> None:
         self._watches.remove(self._watch, self._wake)
         self._file.close()
         # Whoever is still reading learns that the file is closed.
-        self._changed.set()
+        self._go_on()
 
     def __enter__(self) -> Self:
         return self
@@ -154,7 +168,13 @@ class JournalFollower:
     def _wake(self) -> None:
         # Looking is cheaper than a task that is woken for nothing.
         if self._size() != self.offset:
-            self._changed.set()
+            self._go_on()
+            if self._told:
+                self._told()
+
+    def _go_on(self) -> None:
+        if self._reader and not self._reader.done():
+            self._reader.set_result(None)
 
     def unread(self) -> bytes:
         """The next bytes, without waiting; none if there are none yet."""
