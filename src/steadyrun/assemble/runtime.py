@@ -1,8 +1,9 @@
 """What do runs need? The store, the providers as configured, and a place among the holders."""
 
+import gc
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from steadyrun.wire.journal import FileWatches
 DIALECTS: dict[str, type[Any]] = {each.name: each for each in (Claude, Codex, Scripted, Shell)}
 # What every child gets of our own environment; all else it must be given by its `env`.
 _INHERITED = ("PATH", "HOME", "LANG", "TERM", "TMPDIR")
+# So many new objects make it worth looking for garbage, in a daemon.
+_COLLECTED_AT = 20_000
 
 
 @asynccontextmanager
@@ -40,7 +43,7 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
         home = config.places.home
         first = await anyio.to_thread.run_sync(command_directory, home)
         setups = {name: _setup(config, name, first) for name in DIALECTS}
-        with FileWatches() as watches:
+        with FileWatches() as watches, _collecting_garbage(seldom=kind == "daemon"):
             holder = await store.join(kind)
             drivers = KeeperDrivers(home, setups, clock=clock, watches=watches)
             try:
@@ -58,6 +61,19 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
                 )
             finally:
                 await store.leave(holder.id)
+
+
+@contextmanager
+def _collecting_garbage(*, seldom: bool) -> Iterator[None]:
+    """A daemon lives long and has many agents: whoever looks through all that they have for garbage
+    at each 700 new objects does little else. In a program that is not ours it stays as it is."""
+    before = gc.get_threshold()
+    if seldom:
+        gc.set_threshold(_COLLECTED_AT, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _limits(clocks: Clocks) -> ClockLimits:
