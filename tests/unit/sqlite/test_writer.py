@@ -294,6 +294,62 @@ def test_a_write_whose_caller_is_cancelled_is_carried_to_its_end(tmp_path: Path)
     with_desk(tmp_path, use)
 
 
+def test_a_cancelled_caller_still_gets_the_answer(tmp_path: Path) -> None:
+    async def use(desk: Desk) -> None:
+        desk.writer._window = OpenWindow({"a", "b"})
+        answers: list[str] = []
+
+        async def ask() -> None:
+            with anyio.CancelScope() as scope:
+                scopes.append(scope)
+                answers.append(await desk.writer.write(lambda _: "yes", is_durable=False, lane="a"))
+                await anyio.lowlevel.checkpoint()
+                answers.append("went on")
+
+        scopes: list[anyio.CancelScope] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await _let_others_go_first()
+            scopes[0].cancel()
+            await _let_others_go_first()
+            assert not answers
+            await desk.add(2, is_durable=False, lane="b")
+        assert answers == ["yes"]
+        assert scopes[0].cancelled_caught
+
+    with_desk(tmp_path, use)
+
+
+def test_writes_that_share_a_savepoint_are_undone_with_nobody_else(tmp_path: Path) -> None:
+    """Between two durable writes are three that are not, and one of them fails."""
+
+    def fail_late(connection: sqlite3.Connection) -> None:
+        insert(connection, 100)
+        raise ValueError("x")
+
+    async def fail(desk: Desk) -> None:
+        with pytest.raises(ValueError, match="x"):
+            await desk.writer.write(fail_late, is_durable=False)
+
+    async def use(desk: Desk) -> None:
+        window, blockade = OpenWindow(), Blockade()
+        desk.writer._window = window
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(_write, desk, blockade.work, is_durable=True))
+            await _until(blockade.has_begun.is_set)
+            tasks.start_soon(partial(desk.add, 1, is_durable=True))
+            tasks.start_soon(partial(desk.add, 2, is_durable=False))
+            tasks.start_soon(fail, desk)
+            tasks.start_soon(partial(desk.add, 3, is_durable=False))
+            tasks.start_soon(partial(desk.add, 4, is_durable=True))
+            await _let_others_go_first()
+            blockade.end()
+        assert window.commits == [1, 5]
+        assert desk.seen() == [1, 2, 3, 4]
+
+    with_desk(tmp_path, use)
+
+
 def test_a_loop_of_writes_can_be_cancelled(tmp_path: Path) -> None:
     async def use(desk: Desk) -> None:
         begun = 0

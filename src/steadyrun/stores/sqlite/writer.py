@@ -6,12 +6,15 @@ commit alone; a commit that fails fails them all, and none of them happened.
 
 import asyncio
 import contextlib
+import math
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -25,20 +28,28 @@ from steadyrun.stores.sqlite.turnstile import Turnstile
 from steadyrun.stores.sqlite.window import CommitWindow
 
 T = TypeVar("T")
+_IS_DURABLE = attrgetter("is_durable")
 # Keeps one commit, and so the wait of everybody in it, within bounds.
 _LARGEST_GROUP = 512
 
 
-@dataclass
+@dataclass(slots=True)
 class _Write(Generic[T]):
     """One thing to do inside a transaction, and where its answer goes."""
 
     work: Callable[[sqlite3.Connection], T]
-    answer: "asyncio.Future[T]"
+    answer: "asyncio.Future[None]"
     is_durable: bool
     lane: str | None
     result: Any = None
     error: Exception | None = None
+    is_answered: bool = False
+
+    def outcome(self) -> T:
+        if self.error is not None:
+            raise self.error
+        result: T = self.result
+        return result
 
 
 class _Signal(Enum):
@@ -66,6 +77,16 @@ class _Group:
         self.is_durable |= arrival.is_durable
         if arrival.lane is not None:
             self.lanes.add(arrival.lane)
+
+    def parts(self) -> list[list[_Write[Any]]]:
+        """The writes in order. A savepoint costs as much as a write: those that may be undone and
+        done again share one."""
+        runs = [(durable, [*writes]) for durable, writes in groupby(self.writes, _IS_DURABLE)]
+        return [
+            part
+            for durable, writes in runs
+            for part in ([[write] for write in writes] if durable else [writes])
+        ]
 
 
 class Writer:
@@ -108,17 +129,30 @@ class Writer:
         is_durable: bool,
         lane: str | None = None,
     ) -> T:
-        """Run `work` in a transaction and return once it is committed.
+        """Run `work` in a transaction and return once it is committed. What need not be durable
+        must depend on nothing but the database: it may be undone and done again before that.
 
         Begun means carried to its end: a cancelled caller still gets the answer, so that what was
         claimed can be given back.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
-        answer: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(_Write(work, answer, is_durable, lane))
+        write = _Write(work, self._loop.create_future(), is_durable, lane)
+        self._queue.put(write)
+        try:
+            await write.answer
+        except asyncio.CancelledError:
+            # Of a scope that is cancelled we are told again. Any other cancelling is told once.
+            if anyio.current_effective_deadline() > -math.inf:
+                raise
+            await self._carry_to_its_end(write)
+        return write.outcome()
+
+    async def _carry_to_its_end(self, write: _Write[Any]) -> None:
+        """A shield costs more than the waiting: there is one only where it is needed."""
         with anyio.CancelScope(shield=True):
-            await answer
-        return answer.result()
+            if not write.is_answered:
+                write.answer = self._loop.create_future()
+                await write.answer
 
     def look(self) -> None:
         """Find out, in the thread, whether another process has written. Callable from anywhere."""
@@ -182,26 +216,42 @@ class Writer:
         connection = self._connection
         self._set_durability(group.is_durable)
         self._turnstile.begin(connection)
-        for write in group.writes:
-            self._attempt(write, is_alone=len(group.writes) == 1)
+        parts = group.parts()
+        for part in parts:
+            failure = self._attempt(part, is_whole=len(parts) == 1)
+            if failure:
+                self._attempt_each(part, failure)
         if connection.in_transaction:
             connection.execute("COMMIT")
 
-    def _attempt(self, write: "_Write[Any]", *, is_alone: bool) -> None:
-        """Do one write; undo it alone if it fails."""
+    def _attempt_each(self, part: "list[_Write[Any]]", failure: Exception) -> None:
+        """A part has failed and is undone: who is to blame is alone with it."""
+        if len(part) == 1:
+            part[0].error = failure
+            return
+        if not self._connection.in_transaction:
+            self._turnstile.begin(self._connection)
+        for write in part:
+            write.error = self._attempt([write], is_whole=False)
+
+    def _attempt(self, part: "list[_Write[Any]]", *, is_whole: bool) -> Exception | None:
+        """Do some writes, or all of the transaction; undo them alone if one of them fails."""
         connection = self._connection
-        if not is_alone:
-            connection.execute("SAVEPOINT one")
+        if not is_whole:
+            connection.execute("SAVEPOINT part")
+        failure = None
         try:
-            write.result = write.work(connection)
+            for write in part:
+                write.result = write.work(connection)
         except Exception as error:
             if not connection.in_transaction:
                 # A full disk or a damaged file ends the whole transaction: the group fails as one.
                 raise
-            write.error = named(error, self._path)
-            connection.execute("ROLLBACK" if is_alone else "ROLLBACK TO one")
-        if not is_alone:
-            connection.execute("RELEASE one")
+            failure = named(error, self._path)
+            connection.execute("ROLLBACK" if is_whole else "ROLLBACK TO part")
+        if not is_whole:
+            connection.execute("RELEASE part")
+        return failure
 
     def _set_durability(self, is_full: bool) -> None:
         """FULL syncs the log at every commit; NORMAL leaves that to the next checkpoint."""
@@ -230,9 +280,6 @@ class Writer:
 
 def _answer_all(writes: "list[_Write[Any]]") -> None:
     for write in writes:
-        if write.answer.cancelled():
-            continue
-        if write.error is not None:
-            write.answer.set_exception(write.error)
-        else:
-            write.answer.set_result(write.result)
+        write.is_answered = True
+        if not write.answer.done():
+            write.answer.set_result(None)
