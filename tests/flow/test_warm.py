@@ -66,8 +66,8 @@ class DeafToStderr(FileWatches):
         super().remove(watch, wake if wake in self._wakes[watch] else _ignore)
 
 
-def _ignore() -> None:
-    pass
+def _ignore(is_sure: bool) -> None:
+    del is_sure
 
 
 def says(text: str) -> Turn:

@@ -13,7 +13,13 @@ import anyio.lowlevel
 import pytest
 
 from steadyrun.wire.inotify import open_inotify
-from steadyrun.wire.journal import CHUNK_BYTES, FileWatches, JournalFollower, TailFollower
+from steadyrun.wire.journal import (
+    CHUNK_BYTES,
+    MANY_FILES,
+    FileWatches,
+    JournalFollower,
+    TailFollower,
+)
 
 PATIENCE_SECONDS = 60.0
 # So long that whoever wakes earlier was told by the kernel, or polls because it was not.
@@ -318,15 +324,39 @@ def test_a_missing_event_is_made_up_for(path: Path) -> None:
     run(main, safety_seconds=0.01)
 
 
+def test_many_files_are_heard_of_together_and_none_is_slept_through(path: Path) -> None:
+    """With more of them than are heard of one by one, again and again."""
+
+    async def main(watches: FileWatches) -> None:
+        paths = [path.with_name(f"{n}") for n in range(3 * MANY_FILES)]
+        for each in paths:
+            each.touch()
+        followers = [JournalFollower(watches, each) for each in paths]
+        for number in range(20):
+            word = b"%d\n" % number
+            for each in paths:
+                append(each, word)
+            assert [await follower.read() for follower in followers] == [word] * len(paths)
+        for follower in followers:
+            follower.close()
+
+    run(main)
+
+
 def test_a_file_that_cannot_be_watched_is_polled(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         is_woken = anyio.Event()
+
+        def wake(is_sure: bool) -> None:
+            assert not is_sure
+            is_woken.set()
+
         with JournalFollower(watches, path):
-            watch = watches.add(path / "not a directory", is_woken.set)
+            watch = watches.add(path / "not a directory", wake)
 
             await is_woken.wait()
 
-            watches.remove(watch, is_woken.set)
+            watches.remove(watch, wake)
 
     run(main)
 
@@ -334,7 +364,7 @@ def test_a_file_that_cannot_be_watched_is_polled(path: Path) -> None:
 def test_new_followers_do_not_put_off_the_tick(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         is_woken = anyio.Event()
-        watches.add(path, is_woken.set)
+        watches.add(path, lambda _: is_woken.set())
         while not is_woken.is_set():
             with JournalFollower(watches, path):
                 await anyio.lowlevel.checkpoint()
@@ -354,7 +384,7 @@ def test_more_than_the_kernel_notes_down_wakes_everybody(path: Path) -> None:
             other.touch()
         with JournalFollower(watches, path) as follower:
             for other in others:
-                watches.add(other, lambda: None)
+                watches.add(other, lambda _: None)
             # Turn about, so that the kernel cannot fold them into one.
             files = [other.open("ab", buffering=0) for other in others]
             async with reading(follower) as found:

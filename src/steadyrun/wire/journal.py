@@ -9,12 +9,19 @@ from typing import Self
 from steadyrun.wire.inotify import ANY_OF_THEM, open_inotify
 
 CHUNK_BYTES = 256 * 1024
+# What is there at a time is seldom more.
+_USUAL_BYTES = 8 * 1024
 # Where the kernel does not tell.
 POLL_SECONDS = 0.05
 # Where it does, but might not have.
 SAFETY_SECONDS = 1.0
 
-Wake = Callable[[], None]
+# So many files in so short a time are heard of together, and that much later.
+MANY_FILES = 16
+GATHER_SECONDS = 0.01
+
+# The kernel has told of this file, or it is time to look.
+Wake = Callable[[bool], None]
 # In place of a watch: the kernel will not tell of this file.
 _UNTOLD = 0
 
@@ -36,6 +43,9 @@ class FileWatches:
         self._loop = asyncio.get_running_loop()
         self._wakes: dict[int, set[Wake]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        # Which files we were told of lately, and since when.
+        self._told, self._told_since = set[int](), 0.0
+        self._pause: asyncio.TimerHandle | None = None
         self._inotify = open_inotify() if use_inotify else None
         if self._inotify:
             self._loop.add_reader(self._inotify, self._hear)
@@ -56,8 +66,9 @@ class FileWatches:
             self._inotify.forget(watch)
 
     def close(self) -> None:
-        if self._timer:
-            self._timer.cancel()
+        for timer in (self._timer, self._pause):
+            if timer:
+                timer.cancel()
         if self._inotify:
             self._loop.remove_reader(self._inotify)
             self._inotify.close()
@@ -78,19 +89,41 @@ class FileWatches:
     def _hear(self) -> None:
         assert self._inotify
         told = self._inotify.told()
-        for watch in self._wakes if ANY_OF_THEM in told else told:
-            self._wake(watch)
+        is_sure = ANY_OF_THEM not in told
+        for watch in told if is_sure else self._wakes:
+            self._wake(watch, is_sure=is_sure)
+        if self._are_many(told):
+            # To be woken for each of them would cost more than what is done then.
+            self._loop.remove_reader(self._inotify)
+            self._pause = self._loop.call_later(GATHER_SECONDS, self._hear_again)
+
+    def _hear_again(self) -> None:
+        assert self._inotify
+        self._pause = None
+        self._loop.add_reader(self._inotify, self._hear)
+        self._hear()
+
+    def _are_many(self, told: set[int]) -> bool:
+        """Whether many files are written to: one that is, however often, is not made to wait."""
+        now = self._loop.time()
+        if now - self._told_since > 2 * GATHER_SECONDS:
+            self._told, self._told_since = set(), now
+        self._told |= told
+        if len(self._told) < MANY_FILES:
+            return False
+        self._told, self._told_since = set(), now
+        return True
 
     def _tick(self) -> None:
         self._timer = None
         for watch in self._wakes:
-            self._wake(watch)
+            self._wake(watch, is_sure=False)
         self._set_timer()
 
-    def _wake(self, watch: int) -> None:
+    def _wake(self, watch: int, *, is_sure: bool) -> None:
         # What was told of a file may come after it was removed.
         for wake in self._wakes.get(watch, ()):
-            wake()
+            wake(is_sure)
 
     def _set_timer(self) -> None:
         """A tick may be moved forward, never back: else files that come often would put it off."""
@@ -113,7 +146,12 @@ class JournalFollower:
     """
 
     def __init__(
-        self, watches: FileWatches, path: Path, offset: int = 0, *, told: Wake | None = None
+        self,
+        watches: FileWatches,
+        path: Path,
+        offset: int = 0,
+        *,
+        told: Callable[[], None] | None = None,
     ) -> None:
         """`told` is called, too, when there may be something to read."""
         self.offset = offset
@@ -121,6 +159,8 @@ class JournalFollower:
         self._is_lagging = self._is_called = False
         # Whether there was more to read than one chunk takes.
         self.is_behind = False
+        # Whether something was written since we have last seen the end.
+        self._has_grown = True
         # Whoever waits for something to read.
         self._reader: asyncio.Future[None] | None = None
         self._told = told
@@ -135,7 +175,7 @@ class JournalFollower:
             # There is always something to read: let the others have their turn.
             await asyncio.sleep(0)
         self._is_lagging = True
-        while not (chunk := self.unread()) and not (self.is_finished or self._is_called):
+        while not (chunk := self._grown()) and not (self.is_finished or self._is_called):
             self._is_lagging = False
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -145,18 +185,19 @@ class JournalFollower:
 
     def call(self) -> None:
         """Somebody wants whoever reads: it waits no longer, now or the next time."""
-        self._is_called = True
+        self._is_called = self._has_grown = True
         self._go_on()
 
     def finish(self) -> None:
         """The writer is gone: what is in the file now is all there will be."""
-        self.is_finished = True
+        self.is_finished = self._has_grown = True
         self._go_on()
 
     def close(self) -> None:
         self._watches.remove(self._watch, self._wake)
         self._file.close()
         # Whoever is still reading learns that the file is closed.
+        self._has_grown = True
         self._go_on()
 
     def __enter__(self) -> Self:
@@ -165,9 +206,10 @@ class JournalFollower:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wake(self) -> None:
+    def _wake(self, is_sure: bool) -> None:
         # Looking is cheaper than a task that is woken for nothing.
-        if self._size() != self.offset:
+        if is_sure or self._size() != self.offset:
+            self._has_grown = True
             self._go_on()
             if self._told:
                 self._told()
@@ -176,16 +218,27 @@ class JournalFollower:
         if self._reader and not self._reader.done():
             self._reader.set_result(None)
 
+    def _grown(self) -> bytes:
+        """As `unread`, without a look where nothing was written."""
+        return self.unread() if self._has_grown else b""
+
     def unread(self) -> bytes:
         """The next bytes, without waiting; none if there are none yet."""
-        # Asked for no more than is there: room for a whole chunk costs more than the reading.
-        unread = self._size() - self.offset
-        self.is_behind = unread > CHUNK_BYTES
-        if unread <= 0:
-            return b""
-        chunk = os.pread(self._file.fileno(), min(unread, CHUNK_BYTES), self.offset)
+        # Room for a whole chunk costs more than the reading, and so does asking how much there is.
+        self.is_behind, self._has_grown = False, False
+        chunk = os.pread(self._file.fileno(), _USUAL_BYTES, self.offset)
+        if len(chunk) == _USUAL_BYTES:
+            chunk += self._more(self.offset + len(chunk))
         self.offset += len(chunk)
         return chunk
+
+    def _more(self, offset: int) -> bytes:
+        """What there is behind `offset`, up to the size of a chunk."""
+        unread, room = self._size() - offset, CHUNK_BYTES - _USUAL_BYTES
+        self.is_behind = unread > room
+        # It was not the end that we have seen.
+        self._has_grown = True
+        return os.pread(self._file.fileno(), min(unread, room), offset) if unread > 0 else b""
 
     def _size(self) -> int:
         # The position is free for this: reading names its own.
