@@ -1,7 +1,6 @@
 """How do errors leave a task group? Alone, if there is only one: callers name what they catch."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 import anyio
 from anyio.abc import TaskGroup
@@ -9,17 +8,28 @@ from anyio.abc import TaskGroup
 from steadyrun.errors import LeaseLost
 
 
-@asynccontextmanager
-async def task_group() -> AsyncIterator[TaskGroup]:
+class task_group:  # noqa: N801 (it is used as the function of anyio is)
     """A task group whose only error is raised as it is, not as a group of one."""
-    try:
-        async with anyio.create_task_group() as tasks:
-            yield tasks
-    except BaseExceptionGroup as group:
-        error = _only(group)
-        if error is group:
-            raise
-        raise error from error.__cause__
+
+    __slots__ = ("_group",)
+
+    async def __aenter__(self) -> TaskGroup:
+        self._group = anyio.create_task_group()
+        return await self._group.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        try:
+            return await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            only = _only(group)
+            if only is group:
+                raise
+            raise only from only.__cause__
 
 
 def _only(error: BaseException) -> BaseException:

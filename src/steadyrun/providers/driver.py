@@ -7,7 +7,6 @@ last saved state, and only what is not in the record yet is passed on.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from steadyrun.provider import (
     Dialect,
     Ended,
     Heard,
+    LaunchRequest,
     Offer,
     Refused,
     Send,
@@ -69,7 +69,9 @@ class ProcessDriver:
         self._dialect = dialect
         self._process = process
         self._directory = directory
-        self._link, self._request = kept.link, kept.request
+        self._link = kept.link
+        # What it was started with, which may be long: until it has shaken hands.
+        self._opening: LaunchRequest | None = kept.request
         self._clock = clock
         self._sink = sink
         # Not anyio's: taken for every stretch, it would look through all cancel scopes each time.
@@ -87,12 +89,11 @@ class ProcessDriver:
         self._lines = Lines(self._offset)
         self._journal = JournalFollower(watches, journal, self._offset)
         self._known_bytes = journal.stat().st_size
-        self._stderr = TailFollower(watches, directory / "stderr", told=self._tell_complaint)
-        # Whether there may be any that nobody has heard.
-        self._has_complaints = True
+        self._stderr = TailFollower(watches, directory / "stderr", told=self._journal.call)
         recorded = keeping.read_sent(directory, after=0)
         self._keys = {frame.key for frame in recorded}
-        self._replay = deque(frame for frame in recorded if frame.number > self._sent)
+        # What is to be told again, the next one last.
+        self._replay = [frame for frame in reversed(recorded) if frame.number > self._sent]
 
     @property
     def abilities(self) -> frozenset[Ability]:
@@ -120,7 +121,8 @@ class ProcessDriver:
         if "multi_turn" not in self._dialect.abilities:
             return False
         async with self._speaking():
-            await self._send_all(self._dialect.open(self._request))
+            if self._opening and await self._send_all(self._dialect.open(self._opening)):
+                self._opening = None
         while not self._has_begun(turn):
             seen = self._changed.rung
             async with self._speaking():
@@ -136,8 +138,9 @@ class ProcessDriver:
         return False
 
     def has_told(self, turn: Turn) -> bool:
-        is_one_shot = "multi_turn" not in self._dialect.abilities
-        return self._request.turn.key == turn.key if is_one_shot else self._has_begun(turn)
+        if "multi_turn" in self._dialect.abilities:
+            return self._has_begun(turn)
+        return self._opening is not None and self._opening.turn.key == turn.key
 
     def _has_begun(self, turn: Turn) -> bool:
         return f"{_BEGIN}{turn.key}" in self._keys
@@ -211,16 +214,25 @@ class ProcessDriver:
                 link.on_over = journal.call
             await self._catch_up()
             journal.call()
-            while (chunk := await journal.read()) or not journal.is_finished:
-                if chunk:
+            while (frames := await self._read()) is not None:
+                if frames:
                     async with self._lock:
-                        await self._take(self._lines.feed(chunk))
+                        await self._take(frames)
                 elif link is None or link.is_over:
                     await self._finish()
-                if self._has_complaints:
+                if self._stderr.has_grown:
                     await self._hear_complaints()
         async with self._lock:
             await self._take_exit()
+
+    async def _read(self) -> list[Frame] | None:
+        """The next lines; none if we were called for something else, None at the end."""
+        chunk = await self._journal.read()
+        if not chunk:
+            return None if self._journal.is_finished else []
+        # A part of a line is a word, too.
+        self.heard_at = self._clock.monotonic()
+        return self._lines.feed(chunk)
 
     async def _catch_up(self) -> None:
         """Hear what an earlier driver had heard, and what came since nobody was here."""
@@ -233,8 +245,8 @@ class ProcessDriver:
     async def _finish(self) -> None:
         if self._link:
             await self._wait_for_end(self._link)
+        self._stderr.finish()
         self._journal.finish()
-        self._has_complaints = True
 
     async def _wait_for_end(self, link: Link) -> None:
         await link.until_over()
@@ -246,8 +258,9 @@ class ProcessDriver:
             # Both may have been killed: then nobody has ended anything.
             await anyio.to_thread.run_sync(keeper.sweep, [self._process.id])
 
-    async def _take(self, frames: Sequence[Frame]) -> None:
-        """Hear lines in order, and send what they ask for."""
+    async def _take(self, frames: list[Frame]) -> None:
+        """Hear lines in order, and send what they ask for. None is kept while what it says is
+        written down: others may wait for that, too, each with its lines."""
         now = self._clock.now()
         self.heard_at = self._clock.monotonic()
         heard: list[Heard] = []
@@ -267,6 +280,7 @@ class ProcessDriver:
             self._offset, heard = frame.end, []
             more = await self._act_on(told, is_new=frame.end > self._stored)
             await self._pass_on(more)
+        frames.clear()
         await self._pass_on(heard)
         await self._leave_will()
         self._tell_change()
@@ -305,8 +319,8 @@ class ProcessDriver:
     def _play_sent(self, before: int) -> list[Heard]:
         """Tell the Dialect again what was sent by an earlier driver before this point."""
         heard: list[Heard] = []
-        while self._replay and self._replay[0].end < before:
-            heard += self._was_sent(self._replay.popleft())
+        while self._replay and self._replay[-1].end < before:
+            heard += self._was_sent(self._replay.pop())
         return heard
 
     def _was_sent(self, frame: Frame) -> list[Heard]:
@@ -337,10 +351,6 @@ class ProcessDriver:
         is_one_shot = "multi_turn" not in self._dialect.abilities
         return is_one_shot or any(key.startswith(_BEGIN) for key in self._keys)
 
-    def _tell_complaint(self) -> None:
-        self._has_complaints = True
-        self._journal.call()
-
     async def _complain(self, chunk: bytes) -> None:
         self._complaints += 1
         event = OutputRaw("stderr", chunk.decode(errors="replace"))
@@ -350,7 +360,6 @@ class ProcessDriver:
     async def _hear_complaints(self) -> None:
         """Tell what stderr has by now: whoever follows a turn is gone after its end."""
         async with self._complaining:
-            self._has_complaints = False
             for chunk in list(iter(self._stderr.unread, b"")):
                 await self._complain(chunk)
 

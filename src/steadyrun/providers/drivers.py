@@ -110,10 +110,12 @@ class KeeperDrivers:
         link = await self._linked(process, holder, fence)
         try:
             kept = Kept(directory, link, request)
-            del request
-            yield ProcessDriver(
+            driver = ProcessDriver(
                 dialect, process, kept, watches=self._watches, clock=self._clock, sink=sink
             )
+            # It may be long, and is not kept for as long as the process lives.
+            del kept, request
+            yield driver
         finally:
             if link:
                 link.close()

@@ -75,7 +75,7 @@ class LiveProcess:
         self._recorder: Recorder | None = None
         self._changed = Bell()
         # What is being said; cancelled when there is nobody to say it to.
-        self._saying: set[anyio.CancelScope] = set()
+        self._saying: list[anyio.CancelScope] = []
         self._driving: anyio.CancelScope | None = None
         self._abilities = around.drivers.abilities(process.provider)
         self._failure: Exception | None = None
@@ -149,7 +149,7 @@ class LiveProcess:
         """Say something to it, again if it was out of reach meanwhile; None if it is gone."""
         while driver := await self.until_reached():
             with anyio.CancelScope() as scope:
-                self._saying.add(scope)
+                self._saying.append(scope)
                 try:
                     return await verb(driver)
                 except KeeperGone:
@@ -159,7 +159,7 @@ class LiveProcess:
                         raise
                     self._lose(driver)
                 finally:
-                    self._saying.discard(scope)
+                    self._saying.remove(scope)
         return None
 
     async def note(self, *events: Event) -> None:

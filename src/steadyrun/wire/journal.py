@@ -41,7 +41,7 @@ class FileWatches:
     ) -> None:
         self._poll_seconds, self._safety_seconds = poll_seconds, safety_seconds
         self._loop = asyncio.get_running_loop()
-        self._wakes: dict[int, set[Wake]] = {}
+        self._wakes: dict[int, list[Wake]] = {}
         self._timer: asyncio.TimerHandle | None = None
         # Which files we were told of lately, and since when.
         self._told, self._told_since = set[int](), 0.0
@@ -53,7 +53,7 @@ class FileWatches:
     def add(self, path: Path, wake: Wake) -> int:
         """Wake whenever the file may have changed, from now on; the number is for `remove`."""
         watch = self._watch(path)
-        self._wakes.setdefault(watch, set()).add(wake)
+        self._wakes.setdefault(watch, []).append(wake)
         self._set_timer()
         return watch
 
@@ -160,7 +160,7 @@ class JournalFollower:
         # Whether there was more to read than one chunk takes.
         self.is_behind = False
         # Whether something was written since we have last seen the end.
-        self._has_grown = True
+        self.has_grown = True
         # Whoever waits for something to read.
         self._reader: asyncio.Future[None] | None = None
         self._told = told
@@ -185,19 +185,19 @@ class JournalFollower:
 
     def call(self) -> None:
         """Somebody wants whoever reads: it waits no longer, now or the next time."""
-        self._is_called = self._has_grown = True
+        self._is_called = self.has_grown = True
         self._go_on()
 
     def finish(self) -> None:
         """The writer is gone: what is in the file now is all there will be."""
-        self.is_finished = self._has_grown = True
+        self.is_finished = self.has_grown = True
         self._go_on()
 
     def close(self) -> None:
         self._watches.remove(self._watch, self._wake)
         self._file.close()
         # Whoever is still reading learns that the file is closed.
-        self._has_grown = True
+        self.has_grown = True
         self._go_on()
 
     def __enter__(self) -> Self:
@@ -209,7 +209,7 @@ class JournalFollower:
     def _wake(self, is_sure: bool) -> None:
         # Looking is cheaper than a task that is woken for nothing.
         if is_sure or self._size() != self.offset:
-            self._has_grown = True
+            self.has_grown = True
             self._go_on()
             if self._told:
                 self._told()
@@ -220,12 +220,12 @@ class JournalFollower:
 
     def _grown(self) -> bytes:
         """As `unread`, without a look where nothing was written."""
-        return self.unread() if self._has_grown else b""
+        return self.unread() if self.has_grown else b""
 
     def unread(self) -> bytes:
         """The next bytes, without waiting; none if there are none yet."""
         # Room for a whole chunk costs more than the reading, and so does asking how much there is.
-        self.is_behind, self._has_grown = False, False
+        self.is_behind, self.has_grown = False, False
         chunk = os.pread(self._file.fileno(), _USUAL_BYTES, self.offset)
         if len(chunk) == _USUAL_BYTES:
             chunk += self._more(self.offset + len(chunk))
@@ -237,7 +237,7 @@ class JournalFollower:
         unread, room = self._size() - offset, CHUNK_BYTES - _USUAL_BYTES
         self.is_behind = unread > room
         # It was not the end that we have seen.
-        self._has_grown = True
+        self.has_grown = True
         return os.pread(self._file.fileno(), min(unread, room), offset) if unread > 0 else b""
 
     def _size(self) -> int:
