@@ -8,7 +8,7 @@ that, and whoever was about to leave stays.
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,6 +27,7 @@ from steadyrun.runtime.bridge import Order
 from steadyrun.runtime.feed import Feed
 from steadyrun.runtime.hearing import hear, is_early, reached
 from steadyrun.runtime.left import Left
+from steadyrun.runtime.manner import Manner
 from steadyrun.runtime.own_process import OwnProcess
 from steadyrun.runtime.patience import Trouble, written
 from steadyrun.runtime.process import LiveProcess
@@ -39,48 +40,11 @@ Answer = TypeVar("Answer")
 _ANEW = Again(False, 0.0, is_fresh=True, one_shot=False, why="conversation")
 
 
-class Manner(Protocol):
-    """How items are run in a seat: once and by themselves, or one after the other for good."""
-
-    @property
-    def is_patient(self) -> bool:
-        """Whether to wait for a store that cannot be written."""
-
-    async def order(self, seat: "Seat", runner: Runner, *, again: Again | None) -> Order:
-        """What is to be told, and to which process; `again`: how, if not for the first time."""
-
-    async def make_room(self, seat: "Seat") -> None:
-        """A process is about to be launched."""
-
-    def keeps(self, seat: "Seat") -> bool:
-        """Whether the process may wait for the next item."""
-
-    async def again(self, seat: "Seat", run: Run, *, was_told: bool) -> Again | None:
-        """A run has ended: whether its item is run once more. `was_told`: its turn may have been
-        told."""
-
-    def waits(self, seat: "Seat", *, for_a_person: bool) -> None:
-        """The run waits for the answer of a person, or has it."""
-
-    def begun(self, seat: "Seat", *, was_held: bool) -> None:
-        """The process has begun a turn that nobody asked for; if nothing ran before, `work` is to
-        be called."""
-
-    def settled(self, seat: "Seat", item: Item) -> None:
-        """An item is done with, or waits again."""
-
-    def left(self, seat: "Seat") -> None:
-        """The lane is not ours any more."""
-
-    async def broken(self, seat: "Seat", error: Exception) -> None:
-        """A process cannot be heard though nothing runs."""
-
-
 class Seat:
     """One agent's lane in this process."""
 
     def __init__(
-        self, around: Surroundings, agent: Agent, manner: Manner, tasks: TaskGroup
+        self, around: Surroundings, agent: Agent, manner: "Manner[Seat]", tasks: TaskGroup
     ) -> None:
         self.agent = agent
         self.feed = Feed(around.scrubber, around.hub)
