@@ -15,19 +15,21 @@ import anyio
 from bench import setting
 from bench.corpus import SECRETS
 from bench.measure import Rounds, Row, believed, expect, in_turns, scratch
+from steadyrun.model.gate import GateRules
 from steadyrun.model.ids import HolderId, ItemId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.run import Finished
 from steadyrun.model.secret import Scrubber
 from steadyrun.stores.sqlite import DATABASE, SqliteStore, lanes, runs, schema
 from steadyrun.stores.sqlite.rows import Connection
+from steadyrun.stores.sqlite.terms import Terms
 
 ITEMS = 2000
 AGENTS = 200
 CLAIMERS = 32
 
 T = TypeVar("T")
-_SCRUBBER = Scrubber(SECRETS)
+_TERMS = Terms(Scrubber(SECRETS), GateRules())
 
 
 def rows() -> list[Row]:
@@ -105,8 +107,8 @@ def _settle_inline(connection: Connection, holder: HolderId) -> list[ItemId]:
 
 def _run_inline(connection: Connection, claim: Claim) -> None:
     change, end = setting.created(claim), _finished(claim)
-    _transact(connection, lambda: runs.change(connection, claim, change.id, change, _SCRUBBER))
-    _transact(connection, lambda: runs.settle(connection, claim, end, None, _now(), _SCRUBBER))
+    _transact(connection, lambda: runs.change(connection, claim, change.id, change, _TERMS))
+    _transact(connection, lambda: runs.settle(connection, claim, end, None, _now(), _TERMS))
 
 
 def _transact(connection: Connection, work: Callable[[], T]) -> T:

@@ -26,6 +26,7 @@ from steadyrun.model.event import (
     TextFinal,
     event_id,
 )
+from steadyrun.model.gate import GateRules
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
@@ -33,6 +34,7 @@ from steadyrun.model.run import Finished, Launched
 from steadyrun.model.secret import Scrubber
 from steadyrun.stores.sqlite import DATABASE, SqliteStore, lanes, runs, schema
 from steadyrun.stores.sqlite.rows import Connection
+from steadyrun.stores.sqlite.terms import Terms
 
 SMALL, LARGE = 1_000, 100_000
 AGENTS = 100
@@ -43,7 +45,7 @@ _CALLS_PER_ROUND = 300
 _PAGE, _LAST = 50, 20
 _CHECKED = 200
 
-_SCRUBBER = Scrubber(SECRETS)
+_TERMS = Terms(Scrubber(SECRETS), GateRules())
 _WORDS = ("looked", "at", "the", "next", "failing", "test", "and", "found", "why", "it", "fails")
 
 Call = Callable[[SqliteStore, "_Filled", random.Random], Awaitable[None]]
@@ -177,15 +179,15 @@ def _commits(count: int) -> Iterator[int]:
 def _fill_run(connection: Connection, claim: Claim, filled: _Filled) -> None:
     """Do one item of a lane from its run's creation to its end, and queue the next one."""
     created = setting.created(claim)
-    runs.change(connection, claim, created.id, created, _SCRUBBER)
+    runs.change(connection, claim, created.id, created, _TERMS)
     filled.runs.append(created.id)
     filled.begins.append((filled.processes[claim.agent], filled.offsets[claim.agent]))
     for number, count in enumerate(_BATCHES):
         batch = _batch(filled, claim.agent, created.id, count, is_first=number == 0)
-        runs.append(connection, claim, runs.Written.of(batch, _SCRUBBER), _SCRUBBER)
+        runs.append(connection, claim, runs.Written.of(batch, _TERMS.scrubber), _TERMS)
     lanes.accept(connection, setting.ids.item(), Message(claim.agent, "Task."), _now())
     end = Finished(_now(), "completed", text="Done.")
-    runs.settle(connection, claim, end, None, _now(), _SCRUBBER)
+    runs.settle(connection, claim, end, None, _now(), _TERMS)
 
 
 def _batch(filled: _Filled, agent: AgentId, run: RunId, count: int, *, is_first: bool) -> Batch:

@@ -31,7 +31,7 @@ from steadyrun.model.event import (
     FollowupReturned,
     StoredEvent,
 )
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Gate, GateNews
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
@@ -91,6 +91,8 @@ class Started(Struct, frozen=True):
     process: Process | None
     # The item's last one, if this is not its first.
     before: Run | None
+    # Whether its gate lets nobody else through before it is answered.
+    is_probe: bool = False
 
 
 class Start(Struct, frozen=True):
@@ -257,8 +259,8 @@ class Store(Protocol):
     async def claim(
         self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None
     ) -> list[Claim]:
-        """Own up to `limit` ready lanes whose gate is open, longest ready first, head item running;
-        with `agent`, that agent's lane or none.
+        """Own up to `limit` ready lanes whose gate lets somebody through (`dispatchable`), longest
+        ready first, head item running; with `agent`, that agent's lane or none.
 
         The lane of a direct agent is given to whoever asks for it by name. A held, paused or empty
         lane is never given, a warm one to its own holder only, under the
@@ -277,7 +279,8 @@ class Store(Protocol):
     ) -> list[Started]:
         """As `claim`, with the run of each item made by `opened` in the same transaction.
 
-        Lanes whose agent's provider is in `but_not` are passed over. `opened` may be called in any
+        Lanes whose agent's provider is in `but_not` are passed over. A gate that is ready takes one
+        run and no more until that has shown how things are. `opened` may be called in any
         thread and shall do nothing but answer; what it raises is raised, and nothing was claimed.
         """
 
@@ -418,9 +421,12 @@ class Store(Protocol):
 
     # -- gates
 
-    async def set_gate(self, gate: Gate) -> None:
-        """Open or close a gate; one that is closed is not closed for a shorter time by this. That
-        it was opened or closed is an event of no agent, in the same transaction."""
+    async def tell_gate(
+        self, provider: str, news: GateNews, *, account: str | None = None
+    ) -> list[Gate]:
+        """Tell the gate of an account, or of every account that is known, what has happened;
+        `gate_step` says what becomes of it. What changes is an event of no agent, in the same
+        transaction. A run that begins or ends tells its gate by itself, in its own transaction."""
 
     async def gates(self) -> list[Gate]: ...
 

@@ -95,7 +95,7 @@ STALE_POINTS = (
     "before send offer",
     "before absorb",
     "before again",
-    "before set_gate",
+    "before tell_gate",
     "before let_go",
     "before link eof",
     "before close_process",

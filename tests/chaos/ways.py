@@ -178,7 +178,7 @@ WAYS: dict[str, Way] = {
     "change created": crash,
     "change finished": lose_home,
     "retire_token": forget,
-    "set_gate": be_limited,
+    "tell_gate": be_limited,
     "append offset": murmur,
     "leave": end,
     "letter": leave_letters,

@@ -23,7 +23,7 @@ Answer = TypeVar("Answer")
 WRITES = (
     "hire", "start", "reap", "change", "open_process", "close_process", "append", "take", "absorb",
     "give_back", "go_on", "settle", "rest", "wake", "let_go", "again", "retire_token", "cancel",
-    "set_gate", "remember",
+    "tell_gate", "remember",
 )  # fmt: skip
 # The verbs of a link; a frame is named by the kind of its key.
 WORDS = ("claim", "frame", "will", "signal", "eof", "stop")

@@ -27,7 +27,7 @@ from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import Emitted, ErrorFact, Note
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Closed
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Followup, Hold, Item, Message
 from steadyrun.model.process import Process
@@ -72,8 +72,8 @@ class Hire(Struct, frozen=True, tag="hire"):
     at: datetime
 
 
-class SetGate(Struct, frozen=True, tag="set_gate"):
-    gate: Gate
+class CloseGate(Struct, frozen=True, tag="tell_gate"):
+    until: datetime
 
 
 class Remember(Struct, frozen=True, tag="remember"):
@@ -174,7 +174,7 @@ class LetGo(Struct, frozen=True, tag="let_go"):
 Op = (
     Join | Accept | Cancel | ClaimOne | Begin | OpenProcess | Append | Take | Absorb | GiveBack
     | Settle | StartOne | Rest | EndRun | Ended | Again | Wake | LetGo
-    | Hire | SetGate | Remember
+    | Hire | CloseGate | Remember
 )  # fmt: skip
 
 
@@ -277,8 +277,9 @@ class _Writer:
     async def _look_after_gates(self) -> None:
         """Each time later than before, so that each time is told; and never the gate in use."""
         for n in itertools.count():
-            gate = Gate("codex", "", self._clock.now() + timedelta(hours=1), "limit")
-            await self._do(SetGate(gate), self._store.set_gate(gate))
+            until = self._clock.now() + timedelta(hours=1)
+            news = Closed(until, "limit")
+            await self._do(CloseGate(until), self._store.tell_gate("codex", news))
             value = b"%d %d" % (self._orders.round, n)
             await self._do(Remember("beat", value), self._store.remember("beat", value))
 

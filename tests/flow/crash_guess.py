@@ -26,6 +26,7 @@ from tests.children.crash_writer import (
     Begin,
     Cancel,
     ClaimOne,
+    CloseGate,
     Ended,
     EndRun,
     GiveBack,
@@ -36,7 +37,6 @@ from tests.children.crash_writer import (
     OpenProcess,
     Remember,
     Rest,
-    SetGate,
     Settle,
     StartOne,
     Take,
@@ -106,8 +106,9 @@ def _guess(model: Model, seen: Seen, op: Op) -> Guess:  # noqa: C901 (one case f
             return _of_accept(model, seen, op)
         case Hire():
             return _of_hire(model, seen, op)
-        case SetGate():
-            return Done(None) if seen.gates.get(op.gate.provider) == op.gate else Absent()
+        case CloseGate():
+            gate = seen.gates.get("codex")
+            return Done([gate]) if gate and gate.until == op.until else Absent()
         case Remember():
             return Done(None) if seen.kv.get(op.key) == op.value else Absent()
         case Cancel():

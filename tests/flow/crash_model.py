@@ -29,6 +29,7 @@ from tests.children.crash_writer import (
     Begin,
     Cancel,
     ClaimOne,
+    CloseGate,
     Ended,
     EndRun,
     GiveBack,
@@ -39,7 +40,6 @@ from tests.children.crash_writer import (
     OpenProcess,
     Remember,
     Rest,
-    SetGate,
     Settle,
     StartOne,
     Stretch,
@@ -73,7 +73,7 @@ RESULTS: dict[type, Any] = {
     Wake: Claim | None,
     LetGo: bool | None,
     Hire: Started,
-    SetGate: None,
+    CloseGate: list[Gate],
     Remember: None,
 }
 
@@ -119,8 +119,10 @@ class Model:
                 self._cancel(op.item, result)
             case Hire():
                 self._hire(op, result)
-            case SetGate():
-                self.gates[op.gate.provider] = op.gate
+            case CloseGate():
+                [gate] = result
+                assert (gate.is_closed, gate.until) == (True, op.until)
+                self.gates[gate.provider] = gate
                 self.log.append((EventId(f"gate:{len(self.log) + 1}"), None))
             case Remember():
                 self.kv[op.key] = op.value

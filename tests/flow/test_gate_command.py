@@ -42,3 +42,63 @@ def test_status_tells_how_long_and_an_item_waits(tmp_path: Path) -> None:
         assert {item["id"] for item in items} >= {first}
         assert {(item["status"], item["waiting"]) for item in items} == {("queued", "gate")}
         assert {item["until"] for item in items} == {gate["until"]}
+
+
+def test_a_gate_is_closed_and_opened_by_hand(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+
+    def gates(*words: str) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = json.loads(
+            steadyrun(home, "gate", *words, "--json").stdout
+        )["gates"]
+        return found
+
+    assert steadyrun(home, "gate").stdout == "No provider is in use yet.\n"
+    [closed] = gates("close", "scripted", "--for", "10m", "--reason", "the bill")
+    refused = steadyrun(home, "run", "--provider", "scripted", "say hello")
+    shown = steadyrun(home, "gate").stdout
+    [held] = gates("close", "scripted")
+    [opened] = gates("open", "scripted")
+    again = steadyrun(home, "run", "--provider", "scripted", "say hello")
+
+    assert (closed["state"], closed["reason"], closed["dispatchable"]) == (
+        "closed", "the bill", False,
+    )  # fmt: skip
+    assert (refused.returncode, again.returncode) == (6, 0)
+    assert "the bill" in refused.stderr
+    assert "the bill" in shown
+    assert (held["state"], held["until"]) == ("held", None)
+    assert (opened["state"], opened["dispatchable"]) == ("open", True)
+
+
+def test_what_cannot_be_a_gate_is_refused_by_name(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+
+    unknown = steadyrun(home, "gate", "close", "cloude")
+    never = steadyrun(home, "gate", "close", "scripted", "--for", "800h")
+    negative = steadyrun(home, "gate", "close", "scripted", "--for=-1s")
+    both = steadyrun(home, "pause", "ada", "--provider", "scripted")
+
+    assert [each.returncode for each in (unknown, never, negative, both)] == [2, 2, 2, 2]
+    assert "no provider 'cloude'" in unknown.stderr
+    assert "up to 7 days" in never.stderr
+    assert "expected an agent's name, --all or --provider" in both.stderr
+    assert steadyrun(home, "gate").stdout == "No provider is in use yet.\n"
+
+
+def test_pausing_a_provider_holds_its_agents_until_it_is_resumed(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+        home.up()
+        paused = home.run("pause", "--provider", "scripted")
+        item = home.send("ada", {"text": "at last"})
+        [agent] = json.loads(home.run("status", "--json").stdout)["agents"]
+        resumed = home.run("resume", "--provider", "scripted")
+        done = json.loads(home.run("send", "ada", "--wait", "--json", "and then").stdout)
+        items = json.loads(home.run("inbox", "--all", "--json").stdout)["items"]
+
+    assert paused.stdout == "waits for its gate: ada\n"
+    assert agent["state"] == "gated"
+    assert resumed.stdout == "resumed ada\n"
+    assert done["status"] == "completed"
+    assert {each["id"]: each["reply"] for each in items}[item] == "at last"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from msgspec.structs import replace
 
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
+from steadyrun.model.gate import Opened, dispatchable
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.policy import Policy
 from steadyrun.runtime.daemon import Daemon
@@ -118,9 +118,9 @@ def test_a_limit_closes_the_gate_and_the_item_goes_on_by_itself(tmp_path: Path, 
                 await team.until_told(ada, ev.RunRateLimited)
                 await team.until(ada, lambda: _is_queued(team, item))
                 [gate] = await team.store.gates()
-                assert not gate.is_open(datetime.now(UTC))
+                assert not dispatchable(gate, datetime.now(UTC))
                 asks = len(stage.server.main_asks)
-                await team.store.set_gate(replace(gate, closed_until=None))
+                await team.store.tell_gate(gate.provider, Opened())
                 done = await team.settled(item)
 
                 assert done.status == "completed"

@@ -205,10 +205,11 @@ def test_a_rate_limit_closes_the_gate_and_the_item_goes_on_when_it_opens(tmp_pat
             [waited] = await team.runs(bob)
             assert (settled.status, settled.reply, settled.tries) == ("completed", "at last", 0)
             assert first.error
-            assert first.error.retry_at == gate.closed_until
-            assert gate.closed_until
-            assert min(second.created_at, waited.created_at) >= gate.closed_until
-            told = {"provider": "scripted", "until": gate.closed_until.isoformat()}
+            stated = first.error.retry_at
+            assert stated
+            assert min(second.created_at, waited.created_at) >= stated
+            assert (gate.is_closed, gate.run) == (False, first.id)
+            told = {"provider": "scripted", "until": stated.isoformat()}
             assert team.facts.of("gate.closed") == [told]
             assert other.reply == "b"
 
@@ -226,7 +227,7 @@ def test_the_gate_is_closed_before_the_item_is_queued_again(tmp_path: Path) -> N
             await team.until_lane(ada, "warm")
 
             [gate] = await team.store.gates()
-            assert gate.closed_until
+            assert gate.until
             assert (await team.store.item(item)).status == "queued"
             assert len(await team.runs(ada)) == 1
             seen = [type(each.event) for each in await team.store.events(limit=1000)]

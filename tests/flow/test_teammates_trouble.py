@@ -13,6 +13,7 @@ import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent
+from steadyrun.model.gate import Opened
 from steadyrun.model.ids import AgentId
 from steadyrun.runtime.worker import Room
 from steadyrun.stores.sqlite import SqliteStore
@@ -114,9 +115,9 @@ async def _limit(team: Team, ada: AgentId) -> None:
     item = await team.send(ada, script({"text": "one"}, {"rate_limit": {"resets_in": 3600}}))
     await team.until_lane(ada, "warm")
     [gate] = await team.store.gates()
-    assert gate.closed_until
+    assert gate.until
     await team.store.cancel(item)
-    await team.store.set_gate(type(gate)(gate.provider))
+    await team.store.tell_gate(gate.provider, Opened())
 
 
 async def _steer(team: Team, ada: AgentId) -> None:
@@ -166,7 +167,6 @@ STORIES: dict[str, tuple[Story, str | None]] = {
     "again": (_crash, "start"),
     "change created": (_crash, "start"),
     "close_process": (_crash, "settle"),
-    "set_gate": (_limit, "settle"),
     "take": (_steer, "append"),
     "absorb": (_steer, "append"),
     "go_on": (_leave_over, "append"),

@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from steadyrun.model.agent import Agent
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Closed, Opened
 from steadyrun.model.item import Claim, Followup, Message
 from steadyrun.model.run import (
     EndStatus,
@@ -91,11 +91,12 @@ class Lockstep(World):
     def hinder(self, n: int, minutes: int | None, verb: str) -> None:
         agent = self._agent(n)
         until = None if minutes is None else self.clock.now() + timedelta(minutes=minutes)
-        gate = Gate(PROVIDERS[n % 2], "x" * (n // 2), until, CANARY if until else None)
-        verbs: dict[str, Callable[[Store], Awaitable[None]]] = {
+        provider, account = PROVIDERS[n % 2], [None, "x"][n // 2 % 2]
+        news = Closed(until, CANARY) if until else Opened()
+        verbs: dict[str, Callable[[Store], Awaitable[object]]] = {
             "resume": lambda store: store.resume(agent),
             "pause": lambda store: store.pause(agent),
-            "gate": lambda store: store.set_gate(gate),
+            "gate": lambda store: store.tell_gate(provider, news, account=account),
         }
         self._both(verbs[verb])
 

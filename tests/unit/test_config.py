@@ -10,7 +10,7 @@ import pytest
 
 from steadyrun.cli import config as commands
 from steadyrun.config import Config, as_document, describe, is_trusted, load, locate, trust
-from steadyrun.config.schema import Clocks, Daemon
+from steadyrun.config.schema import Clocks, Daemon, GateSettings
 from steadyrun.errors import ConfigInvalid, ConfigUntrusted, NotFound, VariableUnset
 from steadyrun.model.policy import Budget
 from steadyrun.model.secret import Secret
@@ -61,7 +61,9 @@ class TestLayers:
         clocks = {f"clocks.{name}" for name in Clocks.__struct_fields__}
         daemon = {f"daemon.{name}" for name in Daemon.__struct_fields__}
         telemetry = {"telemetry.endpoint", "telemetry.content"}
-        assert config.origins == dict.fromkeys({"store", *daemon, *clocks, *telemetry}, "default")
+        gate = {f"gate.{name}" for name in GateSettings.__struct_fields__}
+        known = {"store", *daemon, *clocks, *telemetry, *gate}
+        assert config.origins == dict.fromkeys(known, "default")
 
     def test_every_setting_of_a_full_file_is_typed(self, desk: Desk) -> None:
         config = desk.load(
@@ -179,6 +181,14 @@ REFUSED = [
     ("store = 'mysql'\n", 1, 'expected "sqlite" or "postgresql://…"', ""),
     ("store = 'postgresql://h/db'\n", 1, "not available in this version", "sqlite"),
     ("[daemon]\nlisten = 'nohost'\n", 2, "expected HOST:PORT", ""),
+    ("[gate]\ninitial_seconds = 0\n", 2, "expected 1 to 604800, found 0", ""),
+    ("[gate]\ninitial_seconds = 1.5\n", 2, "expected a whole number", ""),
+    ("[gate]\nmax_seconds = -1\n", 2, "expected 1 to 604800, found -1", ""),
+    ("[gate]\nmax_seconds = 60\n", 2, "60 is less than gate.initial_seconds, 900", ""),
+    ("[gate]\ninitial_seconds = 7200\n", 2, "3600 is less than gate.initial_seconds", ""),
+    ("[gate]\nfactor = 1\n", 2, "expected a number above 1, found 1", ""),
+    ("[gate]\nfactor = nan\n", 2, "expected a number above 1, found nan", ""),
+    ("[gate]\nattempts = 0\n", 2, "expected 1 to 1000, found 0", ""),
     ("[clocks]\nidle_seconds = -1\n", 2, "expected a number of seconds, 0 or more, found -1", ""),
     ("[clocks]\nhang_seconds = inf\n", 2, "0 or more, found inf", ""),
     ("[clocks]\nhang_seconds = 'x'\n", 2, "expected a number, found a string", ""),
@@ -524,7 +534,9 @@ class TestDescription:
     )
 
     def test_every_setting_is_listed_with_its_origin(self, desk: Desk) -> None:
-        rows = [row for row in describe(desk.load(ADA)) if not row[0].startswith("clocks.")]
+        rows = [
+            row for row in describe(desk.load(ADA)) if not row[0].startswith(("clocks.", "gate."))
+        ]
 
         assert rows == [
             ("store", '"sqlite"', "default"),
@@ -539,6 +551,7 @@ class TestDescription:
             ("agents.ada.mode", '"default"', "default"),
             ("agents.ada.followup", '"steer"', "default"),
             ("agents.ada.on_lost", '"resume"', "default"),
+            ("agents.ada.on_limited", '"wait"', "default"),
             ("telemetry.endpoint", '""', "default"),
             ("telemetry.content", "false", "default"),
         ]

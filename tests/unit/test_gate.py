@@ -1,89 +1,254 @@
-"""Until when a provider is left alone after a rate limit."""
+"""When is a provider left alone, and how does it come back? The rules, one by one."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from steadyrun.model.event import ErrorFact
-from steadyrun.model.gate import Gate
+from steadyrun.model.event import ErrorFact, GateClosed, GateOpened, GateSuspect
+from steadyrun.model.gate import (
+    Answered,
+    Booted,
+    Closed,
+    Dispatched,
+    Ended,
+    Gate,
+    GateNews,
+    GateRules,
+    Limited,
+    Opened,
+    Suspected,
+    dispatchable,
+    gate_state,
+    gate_step,
+    gate_told,
+    news_of,
+    next_change,
+    opens_at,
+    shut_gate,
+)
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.run import Run, RunStatus
-from steadyrun.runtime.gate import closed_by, next_opening
+from steadyrun.model.usage import Usage
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-IN_15_MINUTES = NOW + timedelta(minutes=15)
-A_WEEK = timedelta(days=7)
+MINUTE, HOUR, A_WEEK = timedelta(minutes=1), timedelta(hours=1), timedelta(days=7)
 A_MOMENT = timedelta(microseconds=1)
+RULES = GateRules()
+FIRST, SECOND = RunId("run_1"), RunId("run_2")
 
 
-def ended(status: RunStatus, retry_at: datetime | None = None) -> Run:
-    error = ErrorFact("rate_limited", "too much", retryable=True, retry_at=retry_at)
-    return Run(RunId("run_1"), AgentId("agt_1"), ItemId("itm_1"), "codex", NOW, status, error=error)
+def after(*news: tuple[timedelta, GateNews], rules: GateRules = RULES) -> Gate:
+    """A gate that heard of all that, each so long after noon."""
+    gate = Gate("codex")
+    for since, each in news:
+        gate = gate_step(gate, each, NOW + since, rules)
+    return gate
 
 
-def until(stated: datetime | None) -> datetime | None:
-    gate = closed_by(ended("rate_limited", stated), NOW)
-    assert gate is not None
-    assert (gate.provider, gate.account) == ("codex", "")
-    return gate.closed_until
+def limited(
+    run: RunId = FIRST, began: timedelta = -MINUTE, stated: timedelta | None = None
+) -> Limited:
+    return Limited(run, NOW + began, None if stated is None else NOW + stated, f"{run} was limited")
+
+
+ZERO = timedelta()
+CLOSED = (ZERO, limited())
+QUARTER = 15 * MINUTE
 
 
 @pytest.mark.parametrize("ahead", [A_MOMENT, timedelta(seconds=2), timedelta(hours=5), A_WEEK])
 def test_a_stated_time_counts(ahead: timedelta) -> None:
-    assert until(NOW + ahead) == NOW + ahead
+    gate = after((ZERO, limited(stated=ahead)))
+
+    assert (gate.until, gate.is_stated, gate.reason) == (NOW + ahead, True, "run_1 was limited")
 
 
-@pytest.mark.parametrize(
-    "stated", [None, NOW, NOW - A_MOMENT, NOW + A_WEEK + A_MOMENT, datetime.max.replace(tzinfo=UTC)]
-)
-def test_a_time_that_cannot_be_is_15_minutes(stated: datetime | None) -> None:
-    assert until(stated) == IN_15_MINUTES
+@pytest.mark.parametrize("stated", [None, -HOUR, A_WEEK + A_MOMENT])
+def test_a_time_that_cannot_be_is_a_quarter_of_an_hour(stated: timedelta | None) -> None:
+    gate = after((ZERO, limited(stated=stated)))
+
+    assert (gate.until, gate.is_stated, gate.level) == (NOW + QUARTER, False, 0)
+    assert gate.reason == "run_1 was limited, until no known time"
 
 
 def test_a_time_that_came_while_nobody_was_there_closes_nothing() -> None:
-    """The run was told of its limit, and whoever hears of that comes back when it is over."""
-    run = ended("rate_limited", NOW + timedelta(seconds=1))
+    gate = after((HOUR, limited(stated=MINUTE)))
 
-    assert closed_by(run, NOW + timedelta(seconds=1)) is None
-    assert closed_by(run, NOW + timedelta(hours=3)) is None
-
-
-def test_a_run_without_an_error_is_15_minutes() -> None:
-    bare = Run(RunId("run_1"), AgentId("agt_1"), None, "codex", NOW, "rate_limited")
-
-    gate = closed_by(bare, NOW)
-
-    assert gate == Gate(
-        "codex",
-        closed_until=IN_15_MINUTES,
-        reason="run_1 was rate limited, until no known time",
-    )
+    assert gate_state(gate, NOW + HOUR) == "open"
+    assert (gate.hit_at, gate.run) == (NOW + HOUR, FIRST)
 
 
-def test_the_reason_names_the_run_and_nothing_that_the_provider_said() -> None:
-    gate = closed_by(ended("rate_limited", NOW + A_WEEK), NOW)
+def test_it_is_shut_until_its_time_and_then_takes_one() -> None:
+    gate = after(CLOSED)
+    assert not dispatchable(gate, NOW + QUARTER - A_MOMENT)
+    assert dispatchable(gate, NOW + QUARTER)
 
-    assert gate is not None
-    assert gate.reason == "run_1 was rate limited"
+    probing = gate_step(gate, Dispatched(SECOND), NOW + QUARTER, RULES)
+
+    assert gate_state(probing, NOW + QUARTER) == "probing"
+    assert not dispatchable(probing, NOW + A_WEEK)
 
 
-@pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "timed_out", "running"])
-def test_no_other_run_closes_a_gate(status: RunStatus) -> None:
-    assert closed_by(ended(status, NOW + A_WEEK), NOW) is None
+def test_stragglers_are_the_same_refusal() -> None:
+    gate = after(CLOSED, (MINUTE, limited(SECOND)), (QUARTER, limited(SECOND)))
+
+    assert (gate.level, gate.until, gate.since) == (0, NOW + QUARTER, NOW)
+    assert gate.run == SECOND
 
 
-@given(st.lists(st.none() | st.integers(-3, 3)))
-def test_the_next_opening_is_the_first_that_is_still_to_come(seconds: list[int | None]) -> None:
-    gates = [
-        Gate("p", str(n), None if each is None else NOW + timedelta(seconds=each))
-        for n, each in enumerate(seconds)
-    ]
-    ahead = [each for each in seconds if each is not None and each > 0]
+def test_a_straggler_may_know_better_how_long_it_lasts() -> None:
+    guessed = after(CLOSED, (MINUTE, limited(SECOND, stated=2 * MINUTE)))
+    longer = after((ZERO, limited(stated=HOUR)), (MINUTE, limited(SECOND, stated=2 * HOUR)))
+    shorter = after((ZERO, limited(stated=HOUR)), (MINUTE, limited(SECOND, stated=2 * MINUTE)))
 
-    expected = NOW + timedelta(seconds=min(ahead)) if ahead else None
+    assert guessed.until == NOW + 2 * MINUTE
+    assert longer.until == NOW + 2 * HOUR
+    assert shorter.until == NOW + HOUR
 
-    assert next_opening(gates, NOW) == expected
-    if expected:
-        assert any(not gate.is_open(NOW) and gate.is_open(expected) for gate in gates)
+
+def test_a_straggler_that_ends_well_opens_nothing() -> None:
+    was = after(CLOSED)
+
+    for late in (MINUTE, QUARTER, HOUR):
+        assert gate_step(was, Answered(SECOND, NOW - MINUTE), NOW + late, RULES) == was
+
+
+def test_whoever_was_let_through_and_answered_opens_it() -> None:
+    gate = after(CLOSED, (QUARTER, Dispatched(SECOND)), (HOUR, Answered(SECOND, NOW + QUARTER)))
+
+    assert gate == Gate("codex", hit_at=NOW, run=FIRST)
+
+
+def test_each_probe_that_is_refused_doubles_the_time_up_to_an_hour() -> None:
+    gate, now, waits = after(CLOSED), NOW, []
+    for _ in range(4):
+        assert gate.until
+        now = gate.until
+        gate = gate_step(gate, Dispatched(SECOND), now, RULES)
+        gate = gate_step(gate, Limited(SECOND, now, None, "limit"), now + MINUTE, RULES)
+        assert gate.until
+        waits.append(gate.until - now - MINUTE)
+
+    assert waits == [30 * MINUTE, HOUR, HOUR, HOUR]
+    assert (gate.level, gate.probe) == (4, None)
+
+
+def test_after_so_many_tries_a_person_is_asked() -> None:
+    rules = GateRules(attempts=2)
+    gate, now = after(CLOSED, rules=rules), NOW + QUARTER
+    for _ in range(2):
+        gate = gate_step(gate, Limited(SECOND, now, None, "limit"), now, rules)
+        now = gate.until or now
+
+    assert gate_state(gate, NOW + A_WEEK) == "held"
+    assert "open it by hand" in str(gate.reason)
+    assert dispatchable(gate_step(gate, Opened(), NOW, rules), NOW)
+
+
+def test_a_probe_that_shows_nothing_is_followed_by_another() -> None:
+    gate = after(CLOSED, (QUARTER, Dispatched(SECOND)), (QUARTER, Ended(SECOND)))
+
+    assert gate_state(gate, NOW + QUARTER) == "ready"
+    assert gate_step(gate, Ended(FIRST), NOW, RULES) == gate
+
+
+@pytest.mark.parametrize(
+    ("delay", "seconds"),
+    [(None, 5), (timedelta(seconds=2), 2), (timedelta(days=1), 60), (timedelta(seconds=-9), 0)],
+)
+def test_an_announced_retry_makes_it_suspect_for_moments(
+    delay: timedelta | None, seconds: int
+) -> None:
+    gate = after((ZERO, Suspected(delay, "asked to wait")))
+    until = NOW + timedelta(seconds=seconds)
+
+    assert not gate.is_closed
+    assert dispatchable(gate, until)
+    assert dispatchable(gate, NOW) == (seconds == 0)
+    again = gate_step(gate, Suspected(timedelta(), "again"), NOW, RULES)
+    assert again.suspect_until == until, "never shorter"
+
+
+def test_a_person_closes_it_for_a_time_or_for_good() -> None:
+    for_good = after((ZERO, Closed(None, "by hand")))
+    hit = gate_step(for_good, limited(stated=HOUR), NOW, RULES)
+
+    assert gate_state(hit, NOW + 2 * A_WEEK) == "held"
+    assert gate_state(after((ZERO, Closed(NOW + HOUR, "by hand"))), NOW + HOUR) == "ready"
+
+
+def test_a_clock_that_was_ahead_closes_nothing_for_years() -> None:
+    ahead = timedelta(days=400)
+    gate = after((ahead, limited(began=ahead)), (ahead, Suspected(None, "")))
+
+    booted = gate_step(gate, Booted(is_probe_over=True), NOW, RULES)
+
+    assert booted.until == NOW + QUARTER
+    assert (booted.since, booted.hit_at, booted.suspect_until) == (NOW, NOW, None)
+    assert booted.run == FIRST
+
+
+def test_what_is_known_survives_a_start() -> None:
+    gate = after(CLOSED, (QUARTER, Dispatched(SECOND)))
+
+    alive = gate_step(gate, Booted(is_probe_over=False), NOW + QUARTER, RULES)
+    over = gate_step(gate, Booted(is_probe_over=True), NOW + QUARTER, RULES)
+
+    assert alive == gate
+    assert gate_state(over, NOW + QUARTER) == "ready"
+    assert (over.hit_at, over.run, over.level) == (NOW, FIRST, 0)
+
+
+def test_when_it_opens_is_known_where_time_alone_opens_it() -> None:
+    closed = after(CLOSED)
+    suspect = after((ZERO, Suspected(None, "")))
+    held = after((ZERO, Closed(None, "by hand")))
+    probing = after(CLOSED, (QUARTER, Dispatched(SECOND)))
+
+    found = [opens_at(gate, NOW) for gate in (Gate("codex"), closed, suspect, held)]
+    assert found == [None, NOW + QUARTER, NOW + timedelta(seconds=5), None]
+    assert opens_at(probing, NOW + QUARTER) is None
+    assert next_change([closed, suspect, held], NOW) == NOW + timedelta(seconds=5)
+    assert next_change([held, Gate("codex")], NOW) is None
+
+
+def test_the_gate_of_another_provider_is_nobodys_concern() -> None:
+    closed = after(CLOSED)
+
+    assert shut_gate([Gate("codex"), closed], "codex", NOW) == closed
+    assert shut_gate([closed], "claude", NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "told"),
+    [
+        (Gate("p"), Gate("p"), None),
+        (Gate("p"), Gate("p", is_closed=True, reason="why"), GateClosed("p", None, "why", 0)),
+        (Gate("p", is_closed=True), Gate("p", is_closed=True, reason="again"), None),
+        (Gate("p", is_closed=True), Gate("p", "", True, NOW, level=2), GateClosed("p", NOW, "", 2)),
+        (Gate("p", is_closed=True), Gate("p"), GateOpened("p")),
+        (Gate("p"), Gate("p", suspect_until=NOW + MINUTE), GateSuspect("p", NOW + MINUTE, "")),
+        (Gate("p", suspect_until=NOW + MINUTE), Gate("p", suspect_until=NOW + HOUR), None),
+    ],
+)  # fmt: skip
+def test_what_is_told_of_a_change(was: Gate, becomes: Gate, told: object) -> None:
+    assert gate_told(was, becomes, NOW) == told
+
+
+def ended(status: RunStatus, **fields: object) -> Run:
+    ids = (FIRST, AgentId("agt_1"), ItemId("itm_1"))
+    return Run(*ids, "codex", NOW, status, ended_at=NOW + MINUTE, **fields)  # type: ignore[arg-type]
+
+
+def test_what_the_end_of_a_run_tells() -> None:
+    stated = NOW + HOUR
+    error = ErrorFact("rate_limited", "too much: call 555-1234", retry_at=stated)
+    why = "run_1 was rate limited"
+
+    assert news_of(ended("rate_limited", error=error)) == Limited(FIRST, NOW, stated, why)
+    assert news_of(ended("rate_limited")) == Limited(FIRST, NOW, None, why)
+    assert news_of(ended("completed")) == Answered(FIRST, NOW)
+    assert news_of(ended("failed", tools=1)) == Answered(FIRST, NOW)
+    assert news_of(ended("cancelled", usage=Usage(input_tokens=1))) == Answered(FIRST, NOW)
+    for status in ("failed", "cancelled", "timed_out", "orphaned"):
+        assert news_of(ended(status)) == Ended(FIRST)  # type: ignore[arg-type]

@@ -76,6 +76,7 @@ def _agent(config: Config, name: str, settings: AgentSettings) -> Agent:
         role=settings.role,
         followup=settings.followup,
         on_lost=settings.on_lost,
+        on_limited=settings.on_limited,
         wall_seconds=settings.wall_seconds,
         origin="config",
     )

@@ -2,18 +2,30 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
-from steadyrun.config import Config
+from steadyrun.config import Config, GateSettings
+from steadyrun.model.gate import GateRules
 from steadyrun.model.secret import Scrubber
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
+
+
+def gate_rules(settings: GateSettings) -> GateRules:
+    return GateRules(
+        timedelta(seconds=settings.initial_seconds),
+        timedelta(seconds=settings.max_seconds),
+        settings.factor,
+        settings.attempts,
+    )
 
 
 @asynccontextmanager
 async def open_store(config: Config, scrubber: Scrubber | None = None) -> AsyncIterator[Store]:
     """The store the configuration names, scrubbing the secrets the configuration knows."""
     scrubber = scrubber or Scrubber(config.secrets())
-    store = await SqliteStore.open(config.places.home, scrubber=scrubber)
+    rules = gate_rules(config.settings.gate)
+    store = await SqliteStore.open(config.places.home, scrubber=scrubber, rules=rules)
     try:
         yield store
     finally:

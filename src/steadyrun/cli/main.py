@@ -239,11 +239,14 @@ def build_parser(first: str | None = None) -> argparse.ArgumentParser:
 def _add(groups: "dict[str, Any]", command: Command) -> None:
     group, _, word = command.words.rpartition(" ")
     if group not in groups:
-        inner = groups[""].add_parser(group, help=f"see `steadyrun {group} --help`")
-        groups[group] = inner.add_subparsers(metavar="COMMAND", required=True)
+        # It may be a command by itself.
+        alone = groups.get(f"{group}!")
+        inner = alone or groups[""].add_parser(group, help=f"see `steadyrun {group} --help`")
+        groups[group] = inner.add_subparsers(metavar="COMMAND", required=alone is None)
     # One without a summary is not listed.
     listed = {"help": command.summary} if command.summary else {}
     sub = groups[group].add_parser(word, description=command.summary, **listed)
+    groups[f"{command.words}!"] = sub
     if isinstance(sub, _Parser):
         command.arguments(sub)
         sub.set_defaults(target=command.target)

@@ -15,6 +15,7 @@ from steadyrun.operations.documents import (
     CancelledDocument,
     CostSum,
     GateDocument,
+    GatesDocument,
     ItemDocument,
     ItemsDocument,
     RemovedDocument,
@@ -105,6 +106,7 @@ def _agent(_: Any, agent: AgentPage) -> Iterator[str]:
         "mode": agent.mode,
         "followup": agent.followup,
         "on lost": agent.on_lost,
+        "on limit": agent.on_limited,
         "timeout": f"{agent.timeout_seconds:g}s" if agent.timeout_seconds else None,
         "system": agent.system,
         "origin": agent.origin,
@@ -118,7 +120,8 @@ def _agent(_: Any, agent: AgentPage) -> Iterator[str]:
 
 def _paused(_: Any, found: AgentsDocument) -> Iterator[str]:
     for agent in found.agents:
-        yield f"paused {agent.name}" + ("; 1 run goes on" if agent.run else "")
+        what = "paused" if agent.state == "paused" else "waits for its gate:"
+        yield f"{what} {agent.name}" + ("; 1 run goes on" if agent.run else "")
 
 
 def _resumed(_: Any, found: AgentsDocument) -> Iterator[str]:
@@ -171,7 +174,23 @@ def _status(_: Any, found: StatusDocument) -> Iterator[str]:
 
 def _gate(gate: GateDocument) -> str:
     until = f" until {render.moment(gate.until)}" if gate.until else ""
-    return render.plain(f"gate {gate.provider}: closed{until} ({gate.reason or 'no reason'})")
+    return render.plain(f"gate {gate.provider}: {gate.state}{until} ({gate.reason or 'no reason'})")
+
+
+def _gates(_: Any, found: GatesDocument) -> Sequence[str]:
+    rows = [
+        (
+            gate.provider,
+            gate.state,
+            render.moment(gate.until) if gate.until else "-",
+            str(gate.level),
+            render.moment(gate.hit_at) if gate.hit_at else "-",
+            render.plain(gate.reason or "-", _LONGEST_TEXT),
+        )
+        for gate in found.gates
+    ]
+    heading = ("PROVIDER", "STATE", "UNTIL", "LEVEL", "LAST REFUSAL", "WHY")
+    return _table(heading, rows) if rows else ["No provider is in use yet."]
 
 
 def _stopped(_: Any, found: Stopped) -> Iterator[str]:
@@ -191,7 +210,7 @@ def _now(agent: AgentDocument) -> str:
     return render.plain(agent.now or "-", _LONGEST_TEXT)
 
 
-def _table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     return render.columns([heading, *rows])
 
 
@@ -203,6 +222,9 @@ TEXTS: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     "agent.list": _agents,
     "agent.pause": _paused,
     "agent.resume": _resumed,
+    "gate.list": _gates,
+    "gate.open": _gates,
+    "gate.close": _gates,
     "item.send": _sent,
     "item.list": _inbox,
     "item.cancel": _cancelled,

@@ -21,6 +21,7 @@ TABLE: "tuple[Row, ...]" = (
         ("fallback", "words", ("--fallback",), "P,…", "who takes over where its provider cannot", (), False),
         ("followup", "choice", ("--followup",), "queue|steer", "whether a message may enter a run that is going on (steer)", ("queue", "steer"), False),
         ("on_lost", "choice", ("--on-lost",), "fail|resume|retry", "what becomes of a message whose run was lost (resume)", ("fail", "resume", "retry"), False),
+        ("on_limited", "choice", ("--on-limited",), "pause|wait", "whether it goes on by itself after a rate limit (wait)", ("pause", "wait"), False),
         ("timeout", "duration", ("--timeout",), "DURATION", "how long a run may take: 500ms, 6s, 10m, 2h", (), False),
         ("system", "text", ("--system",), "TEXT", "what it is always told", (), False),
     )),
@@ -37,6 +38,7 @@ TABLE: "tuple[Row, ...]" = (
         ("fallback", "words", ("--fallback",), "P,…", "who takes over where its provider cannot", (), False),
         ("followup", "choice", ("--followup",), "queue|steer", "whether a message may enter a run that is going on", ("queue", "steer"), False),
         ("on_lost", "choice", ("--on-lost",), "fail|resume|retry", "what becomes of a message whose run was lost", ("fail", "resume", "retry"), False),
+        ("on_limited", "choice", ("--on-limited",), "pause|wait", "whether it goes on by itself after a rate limit", ("pause", "wait"), False),
         ("timeout", "duration", ("--timeout",), "DURATION", "how long a run may take: 500ms, 6s, 10m, 2h", (), False),
         ("system", "text", ("--system",), "TEXT", "what it is always told", (), False),
         ("clear", "words", ("--clear",), "A,B", "what it shall have no more: role, model, fallback, timeout, system", (), False),
@@ -48,18 +50,31 @@ TABLE: "tuple[Row, ...]" = (
     ("pause", "give an agent nothing new; what runs goes on", "agent.pause", (
         ("name", "text", (), "AGENT", "the agent's name", (), False),
         ("all", "flag", ("--all",), "ALL", "every agent", (), False),
+        ("provider", "text", ("--provider",), "P", "every agent that works with it: its gate", (), False),
     )),
     ("agent pause", "give an agent nothing new; what runs goes on", "agent.pause", (
         ("name", "text", (), "AGENT", "the agent's name", (), False),
         ("all", "flag", ("--all",), "ALL", "every agent", (), False),
+        ("provider", "text", ("--provider",), "P", "every agent that works with it: its gate", (), False),
     )),
     ("resume", "end a pause", "agent.resume", (
         ("name", "text", (), "AGENT", "the agent's name", (), False),
         ("all", "flag", ("--all",), "ALL", "every agent", (), False),
+        ("provider", "text", ("--provider",), "P", "every agent that works with it: its gate", (), False),
     )),
     ("agent resume", "end a pause", "agent.resume", (
         ("name", "text", (), "AGENT", "the agent's name", (), False),
         ("all", "flag", ("--all",), "ALL", "every agent", (), False),
+        ("provider", "text", ("--provider",), "P", "every agent that works with it: its gate", (), False),
+    )),
+    ("gate", "show which providers may be used now", "gate.list", ()),
+    ("gate open", "let a provider be used again", "gate.open", (
+        ("provider", "text", (), "P", "the provider's name: `steadyrun providers`", (), True),
+    )),
+    ("gate close", "give a provider nothing new", "gate.close", (
+        ("provider", "text", (), "P", "the provider's name: `steadyrun providers`", (), True),
+        ("duration", "duration", ("--for",), "DURATION", "for how long (until it is opened)", (), False),
+        ("reason", "text", ("--reason",), "TEXT", "why, for whoever looks", (), False),
     )),
     ("send", "send an agent a message", "item.send", (
         ("agent", "text", (), "AGENT", "the agent's name", (), True),

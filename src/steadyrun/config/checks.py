@@ -20,6 +20,8 @@ PROVIDERS = (
 )  # fmt: skip
 # How many runs or processes there may be at once.
 MOST = 100
+# The longest windows of accounts are a week.
+MOST_GATE_SECONDS = 7 * 24 * 3600
 
 # Those that tell a process of its agent are ours.
 _OURS = "STEADYRUN_"
@@ -168,6 +170,12 @@ def check_seconds(value: float) -> Flaw | None:
     return Flaw(f"expected a number of seconds, 0 or more, found {value}")
 
 
+def _check_factor(value: float) -> Flaw | None:
+    if value > 1 and math.isfinite(value):
+        return None
+    return Flaw(f"expected a number above 1, found {value}")
+
+
 NAMES: dict[str, Callable[[str], Flaw | None]] = {
     "providers.*": _check_provider,
     "agents.*": _check_agent_name,
@@ -181,6 +189,10 @@ CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
     "daemon.processes": _from_to(0, MOST),
     "daemon.idle_seconds": check_seconds,
     "daemon.drain_seconds": check_seconds,
+    "gate.initial_seconds": _from_to(1, MOST_GATE_SECONDS),
+    "gate.max_seconds": _from_to(1, MOST_GATE_SECONDS),
+    "gate.factor": _check_factor,
+    "gate.attempts": _from_to(1, 1000),
     "providers.*.command": _check_command,
     "providers.*.model": _check_text,
     "providers.*.env.*": _check_env,

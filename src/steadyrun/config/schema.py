@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from steadyrun.config.checks import CHECKS, NAMES, Flaw, check_seconds, unknown
 from steadyrun.config.source import KeyPath, Source, Table, dotted
+from steadyrun.model.agent import OnLimited
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Budget, Mode
 from steadyrun.model.text import suggest
@@ -48,6 +49,16 @@ class Clocks(Struct, frozen=True):
     approval_seconds: float = 600.0
 
 
+class GateSettings(Struct, frozen=True):
+    """How long is a provider left alone that takes no more and does not say for how long? `factor`
+    times as long after each try that was refused; after so many `attempts` a person is asked."""
+
+    initial_seconds: int = 900
+    max_seconds: int = 3600
+    factor: float = 2.0
+    attempts: int = 10
+
+
 class ProviderSettings(Struct, frozen=True):
     """How a provider is started. `env` holds templates: `${VAR}` is filled in at launch."""
 
@@ -71,6 +82,7 @@ class AgentSettings(Struct, frozen=True):
     system: str | None = None
     followup: Followup = "steer"
     on_lost: OnLost = "resume"
+    on_limited: OnLimited = "wait"
     wall_seconds: float | None = None
 
 
@@ -91,6 +103,7 @@ class Settings(Struct, frozen=True):
     store: str = "sqlite"
     daemon: Daemon = Daemon()
     clocks: Clocks = Clocks()
+    gate: GateSettings = GateSettings()
     providers: dict[str, ProviderSettings] = {}
     agents: dict[str, AgentSettings] = {}
     telemetry: Telemetry = Telemetry()
@@ -148,7 +161,9 @@ def build(values: dict[KeyPath, Any], sources: dict[KeyPath, Source]) -> Setting
     data = _nest(values)
     for name, agent in data.get("agents", {}).items():
         _check_agent(("agents", name), agent, sources)
-    return msgspec.convert(data, Settings)
+    settings = msgspec.convert(data, Settings)
+    _check_gate(settings.gate, sources)
+    return settings
 
 
 @functools.cache
@@ -216,6 +231,14 @@ def _check_agent(path: KeyPath, agent: Table, sources: dict[KeyPath, Source]) ->
         here = (*path, "fallback")
         problem = f"{dotted(here)}: names {agent['provider']!r}, which is the provider already"
         raise sources[here].invalid(here, problem)
+
+
+def _check_gate(gate: GateSettings, sources: dict[KeyPath, Source]) -> None:
+    if gate.max_seconds < gate.initial_seconds:
+        names = [("gate", "max_seconds"), ("gate", "initial_seconds")]
+        here = next(name for name in names if name in sources)
+        problem = f"gate.max_seconds: {gate.max_seconds} is less than gate.initial_seconds"
+        raise sources[here].invalid(here, f"{problem}, {gate.initial_seconds}")
 
 
 def _nest(values: dict[KeyPath, Any]) -> Table:

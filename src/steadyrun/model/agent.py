@@ -15,6 +15,8 @@ NAME_RULE = "An agent's name is up to 64 of a-z, 0-9, - and _, the first a lette
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 ROLE_RULE = "A role's name is a letter or a digit, then up to 62 of those, _ and -."
 
+OnLimited = Literal["wait", "pause"]
+
 # Under this and its id the store remembers an agent whose name is gone from the configuration.
 RETIRED = "config/paused/"
 
@@ -48,6 +50,8 @@ class Agent(Struct, frozen=True):
     followup: Followup = "steer"
     on_lost: OnLost = "resume"
     wall_seconds: float | None = None
+    # Whether it goes on by itself when its provider takes more again.
+    on_limited: OnLimited = "wait"
     # Those of the configuration are changed there only.
     origin: Literal["store", "config"] = "store"
     # Made for one run that no agent was asked for, and listed nowhere.

@@ -270,7 +270,7 @@ class BudgetReached(_Tagged, frozen=True, tag="budget.reached"):
 
 
 class GateSuspect(_Tagged, frozen=True, tag="gate.suspect"):
-    """A provider may soon take no more. This version does not tell it."""
+    """A provider has been asked to wait, and is left alone for moments. Of no agent."""
 
     provider: str
     until: datetime | None

@@ -14,7 +14,7 @@ from steadyrun.errors import (
     ReadOnly,
     Usage,
 )
-from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, is_agent_name
+from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, OnLimited, is_agent_name
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Policy
 from steadyrun.model.session import Session
@@ -25,6 +25,13 @@ from steadyrun.operations.documents import (
     AgentsDocument,
     RemovedDocument,
     TokenDocument,
+)
+from steadyrun.operations.gates import (
+    CloseGate,
+    OpenGate,
+    close_by_hand,
+    open_by_hand,
+    require_provider,
 )
 from steadyrun.operations.looks import agent_document, agent_documents, find_agent
 from steadyrun.operations.words import said
@@ -68,6 +75,9 @@ class AddAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_lost: Annotated[
         OnLost, said("what becomes of a message whose run was lost (resume)")
     ] = "resume"  # fmt: skip
+    on_limited: Annotated[
+        OnLimited, said("whether it goes on by itself after a rate limit (wait)")
+    ] = "wait"
     timeout: Timeout = None
     system: System = None
 
@@ -96,6 +106,9 @@ class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_lost: Annotated[
         OnLost | None, said("what becomes of a message whose run was lost")
     ] = None  # fmt: skip
+    on_limited: Annotated[
+        OnLimited | None, said("whether it goes on by itself after a rate limit")
+    ] = None
     timeout: Timeout = None
     system: System = None
     clear: Annotated[
@@ -110,6 +123,9 @@ class ListAgents(Struct, frozen=True, forbid_unknown_fields=True):
 class ChooseAgents(Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str | None, said("the agent's name", metavar="AGENT", is_word=True)] = None
     all: Annotated[bool, said("every agent")] = False
+    provider: Annotated[
+        str | None, said("every agent that works with it: its gate", metavar="P", flag="--provider")
+    ] = None
 
 
 async def add(desk: Desk, given: AddAgent) -> AgentDocument:
@@ -125,6 +141,7 @@ async def add(desk: Desk, given: AddAgent) -> AgentDocument:
         role=given.role,
         followup=given.followup,
         on_lost=given.on_lost,
+        on_limited=given.on_limited,
         wall_seconds=given.timeout,
     )
     await _check(desk, agent)
@@ -178,24 +195,34 @@ async def list_all(desk: Desk, _: ListAgents) -> AgentsDocument:
 
 async def pause(desk: Desk, given: ChooseAgents) -> AgentsDocument:
     chosen = await _chosen(desk, given)
-    for agent in chosen:
+    if given.provider is not None:
+        await close_by_hand(desk, CloseGate(given.provider))
+    for agent in chosen if given.provider is None else ():
         await desk.store.pause(agent.id)
     return AgentsDocument(await agent_documents(desk, chosen))
 
 
 async def resume(desk: Desk, given: ChooseAgents) -> AgentsDocument:
     chosen = await _chosen(desk, given)
-    for agent in chosen:
+    if given.provider is not None:
+        await open_by_hand(desk, OpenGate(given.provider))
+    for agent in chosen if given.provider is None else ():
         await desk.store.resume(agent.id)
     return AgentsDocument(await agent_documents(desk, chosen))
 
 
 async def _chosen(desk: Desk, given: ChooseAgents) -> list[Agent]:
-    if (given.name is None) != given.all:
-        raise Usage("expected an agent's name, or --all", hint="`steadyrun agents` lists them.")
-    if given.name is None:
-        return await desk.store.agents()
-    return [await find_agent(desk, given.name)]
+    """Those who are meant; with a provider, those whose work it does."""
+    if (given.name is not None) + given.all + (given.provider is not None) != 1:
+        hint = "`steadyrun agents` lists them."
+        raise Usage("expected an agent's name, --all or --provider", hint=hint)
+    if given.name is not None:
+        return [await find_agent(desk, given.name)]
+    if given.provider is not None:
+        require_provider(desk, given.provider)
+    return [
+        agent for agent in await desk.store.agents() if given.provider in {None, agent.provider}
+    ]
 
 
 def _tokens(session: Session) -> list[TokenDocument]:
@@ -232,6 +259,7 @@ def _changed(was: Agent, given: SetAgent) -> Agent:
         "system": given.system,
         "followup": given.followup,
         "on_lost": given.on_lost,
+        "on_limited": given.on_limited,
         "wall_seconds": given.timeout,
         "policy": None if given.mode is None else replace(was.policy, mode=given.mode),
     }

@@ -5,10 +5,10 @@ from typing import Annotated
 from msgspec import Struct
 
 from steadyrun.errors import DaemonUnreachable
-from steadyrun.model.gate import Gate
 from steadyrun.operations.desk import DaemonView, Desk
-from steadyrun.operations.documents import StatusDocument, Stopped, gate_document
-from steadyrun.operations.looks import agent_documents, gates_of
+from steadyrun.operations.documents import StatusDocument, Stopped
+from steadyrun.operations.gates import gate_documents
+from steadyrun.operations.looks import agent_documents
 from steadyrun.operations.words import said
 
 
@@ -29,16 +29,8 @@ class Stop(Struct, frozen=True, forbid_unknown_fields=True):
 async def status(desk: Desk, _: Ask) -> StatusDocument:
     daemon = daemon_of(desk)
     agents = await desk.store.agents()
-    gates = await gates_of(desk)
-    used = {provider for agent in agents for provider in agent.providers}
-    now = desk.clock.now()
-    return StatusDocument(
-        daemon.state(),
-        await agent_documents(desk),
-        tuple(
-            gate_document(gates.get(name, Gate(name)), now) for name in sorted(used | gates.keys())
-        ),
-    )
+    gates = await gate_documents(desk, agents)
+    return StatusDocument(daemon.state(), await agent_documents(desk), gates)
 
 
 async def stop(desk: Desk, given: Stop) -> Stopped:

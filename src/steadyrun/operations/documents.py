@@ -1,13 +1,13 @@
 """How do things look as JSON? Every key is always there; what is not known is null."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Literal
 
 from msgspec import Struct
 
+from steadyrun.model.agent import OnLimited
 from steadyrun.model.event import Diagnostic, ErrorFact
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Gate, GateState, dispatchable, gate_state, opens_at
 from steadyrun.model.item import SETTLED, Delivery, Followup, ItemKind, ItemStatus, OnLost
 from steadyrun.model.policy import Mode
 from steadyrun.model.run import TERMINAL, Metadata, Run, RunStatus, StopReason
@@ -39,6 +39,7 @@ class AgentDocument(Struct, frozen=True, kw_only=True):
     mode: Mode
     followup: Followup
     on_lost: OnLost
+    on_limited: OnLimited
     origin: Literal["store", "config"]
     state: AgentState
     # When its gate opens, if that is why nothing runs.
@@ -124,15 +125,24 @@ class CancelledDocument(Struct, frozen=True):
 
 
 class GateDocument(Struct, frozen=True):
-    """May this provider be dispatched to now? `level` and `run` are of gates that count."""
+    """May this provider be dispatched to now? `run` was the last that it refused, at `hit_at`;
+    `level` is how many it has refused since that were let through, one after the other."""
 
     provider: str
-    state: Literal["open", "closed"]
+    account: str
+    state: GateState
+    # When it lets somebody through by itself.
     until: datetime | None
     level: int
     dispatchable: bool
     reason: str | None
+    probe: str | None
     run: str | None
+    hit_at: datetime | None
+
+
+class GatesDocument(Struct, frozen=True):
+    gates: tuple[GateDocument, ...]
 
 
 class Live(Struct, frozen=True):
@@ -207,15 +217,18 @@ def run_document(run: Run, agent_name: str) -> RunDocument:
 
 
 def gate_document(gate: Gate, now: datetime) -> GateDocument:
-    is_open = gate.is_open(now)
+    is_open = dispatchable(gate, now)
     return GateDocument(
         gate.provider,
-        "open" if is_open else "closed",
-        None if is_open else gate.closed_until,
-        level=0,
-        dispatchable=is_open,
-        reason=None if is_open else gate.reason,
-        run=None,
+        gate.account,
+        gate_state(gate, now),
+        opens_at(gate, now),
+        gate.level,
+        is_open,
+        None if is_open else gate.reason,
+        gate.probe,
+        gate.run,
+        gate.hit_at,
     )
 
 
@@ -225,9 +238,3 @@ def cost_sum(usage: UsageSum) -> CostSum:
         return CostSum(None, "unknown", usage.unknown_cost_runs)
     kind: CostKind = "estimated" if usage.estimated_usd else "known"
     return CostSum(usage.known_usd + usage.estimated_usd, kind, usage.unknown_cost_runs)
-
-
-def closed_until(gates: Mapping[str, Gate], provider: str, now: datetime) -> datetime | None:
-    """When the provider's gate opens, if it is closed now."""
-    gate = gates.get(provider)
-    return None if gate is None or gate.is_open(now) else gate.closed_until

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from steadyrun.errors import NotFound, Usage
 from steadyrun.model.agent import Agent
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Gate, opens_at, shut_gate
 from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
@@ -15,7 +15,6 @@ from steadyrun.operations.documents import (
     AgentState,
     ItemDocument,
     Waiting,
-    closed_until,
     cost_sum,
 )
 from steadyrun.store import Lane, Look, Store
@@ -57,15 +56,11 @@ async def find_run(store: Store, text: str) -> Run:
     return found[0]
 
 
-async def gates_of(desk: Desk) -> dict[str, Gate]:
-    return {gate.provider: gate for gate in await desk.store.gates()}
-
-
 async def agent_documents(
     desk: Desk, agents: Iterable[Agent] | None = None
 ) -> tuple[AgentDocument, ...]:
     """Of these agents, or of all; a few questions for all of them together."""
-    gates, looks = await gates_of(desk), await desk.store.looks(_midnight(desk))
+    gates, looks = await desk.store.gates(), await desk.store.looks(_midnight(desk))
     chosen = None if agents is None else {agent.id for agent in agents}
     return tuple(
         _agent_document(desk, look, gates)
@@ -76,7 +71,7 @@ async def agent_documents(
 
 async def agent_document(desk: Desk, agent: Agent) -> AgentDocument:
     for look in await desk.store.looks(_midnight(desk), agent=agent.id):
-        return _agent_document(desk, look, await gates_of(desk))
+        return _agent_document(desk, look, await desk.store.gates())
     raise NotFound("agent", agent.name)
 
 
@@ -84,10 +79,11 @@ def _midnight(desk: Desk) -> datetime:
     return desk.clock.now().replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def _agent_document(desk: Desk, look: Look, gates: dict[str, Gate]) -> AgentDocument:
+def _agent_document(desk: Desk, look: Look, gates: Sequence[Gate]) -> AgentDocument:
     agent, lane, session, item = look.agent, look.lane, look.session, look.item
-    until = closed_until(gates, agent.provider, desk.clock.now())
-    state = _state(desk, lane, is_gated=until is not None)
+    now = desk.clock.now()
+    gate = shut_gate(gates, agent.provider, now)
+    state = _state(desk, lane, is_gated=gate is not None)
     return AgentDocument(
         id=agent.id,
         name=agent.name,
@@ -99,9 +95,10 @@ def _agent_document(desk: Desk, look: Look, gates: dict[str, Gate]) -> AgentDocu
         mode=agent.policy.mode,
         followup=agent.followup,
         on_lost=agent.on_lost,
+        on_limited=agent.on_limited,
         origin=agent.origin,
         state=state,
-        until=until if state == "gated" else None,
+        until=opens_at(gate, now) if gate and state == "gated" else None,
         process=desk.daemon.process_state(agent.id) if desk.daemon else None,
         item=item.id if item else None,
         run=look.run,
@@ -113,7 +110,7 @@ def _agent_document(desk: Desk, look: Look, gates: dict[str, Gate]) -> AgentDocu
 
 
 async def item_documents(desk: Desk, items: Sequence[Item]) -> tuple[ItemDocument, ...]:
-    gates = await gates_of(desk)
+    gates = await desk.store.gates()
     agents = {agent: await desk.store.agent(agent) for agent in {item.agent for item in items}}
     return tuple([await _item_document(desk, item, agents[item.agent], gates) for item in items])
 
@@ -138,12 +135,13 @@ def _gist(text: str) -> str:
 
 
 async def _item_document(
-    desk: Desk, item: Item, agent: Agent, gates: dict[str, Gate]
+    desk: Desk, item: Item, agent: Agent, gates: Sequence[Gate]
 ) -> ItemDocument:
     waiting: Waiting | None = None
-    until: datetime | None = closed_until(gates, agent.provider, desk.clock.now())
+    now = desk.clock.now()
+    gate = shut_gate(gates, agent.provider, now)
     if item.status == "queued":
-        waiting = await _waiting(desk, item, is_gated=until is not None)
+        waiting = await _waiting(desk, item, is_gated=gate is not None)
     return ItemDocument(
         id=item.id,
         agent=agent.name,
@@ -156,7 +154,7 @@ async def _item_document(
         followup=item.followup,
         attempt=item.attempt,
         waiting=waiting,
-        until=until if waiting == "gate" else None,
+        until=opens_at(gate, now) if gate and waiting == "gate" else None,
         error=item.error,
         retry_of=item.payload.retry_of,
         files=tuple(file.name for file in item.payload.files),

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from steadyrun.operations import agents, daemon, events, items, runs
+from steadyrun.operations import agents, daemon, events, gates, items, runs
 from steadyrun.operations import documents as doc
 from steadyrun.operations.desk import Desk
 
@@ -61,6 +61,18 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="agent.resume", words=("resume", "agent resume"), summary="end a pause",
         given=agents.ChooseAgents, answer=doc.AgentsDocument, do=agents.resume, scope="operator",
+    ),
+    Operation(
+        name="gate.list", words=("gate",), summary="show which providers may be used now",
+        given=gates.ListGates, answer=doc.GatesDocument, do=gates.list_all, scope="read",
+    ),
+    Operation(
+        name="gate.open", words=("gate open",), summary="let a provider be used again",
+        given=gates.OpenGate, answer=doc.GatesDocument, do=gates.open_by_hand, scope="operator",
+    ),
+    Operation(
+        name="gate.close", words=("gate close",), summary="give a provider nothing new",
+        given=gates.CloseGate, answer=doc.GatesDocument, do=gates.close_by_hand, scope="operator",
     ),
     Operation(
         name="item.send", words=("send",), summary="send an agent a message",

@@ -174,6 +174,11 @@ def _code(result: ResultLine, found: Found) -> str:
     )
 
 
+def code_of(error: str) -> str:
+    """Our word for what the CLI calls an error of its model's, where we have one."""
+    return _BY_ERROR.get(error, error)
+
+
 def _code_of_subtype(result: ResultLine, found: Found) -> str | None:
     if "rate_limit" in result.subtype.replace("-", "_"):
         return _RATE_LIMITED

@@ -7,6 +7,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.frame import Frame
 from steadyrun.provider import Said
 from steadyrun.providers import claude_turn
+from steadyrun.providers.claude_errors import code_of
 from steadyrun.providers.claude_frames import (
     SILENT_SUBTYPES,
     ApiRetry,
@@ -68,7 +69,7 @@ def _retrying(state: ClaudeState, said: ApiRetry) -> list[Said]:
     if state.turn:
         state.turn.retry = said.error
     delay = None if said.retry_delay_ms is None else round(said.retry_delay_ms)
-    return [ev.ProviderRetrying(said.attempt, delay, said.error)]
+    return [ev.ProviderRetrying(said.attempt, delay, code_of(said.error))]
 
 
 def _fell_back(state: ClaudeState, said: ModelFallback) -> list[Said]:

@@ -7,8 +7,9 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from steadyrun.errors import HolderGone, SteadyrunError
-from steadyrun.model.ids import AgentId
+from steadyrun.errors import HolderGone, NotFound, SteadyrunError
+from steadyrun.model.gate import Booted
+from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Claim
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Bridge
@@ -44,6 +45,7 @@ class Daemon:
         """Take up what an earlier daemon has left; whatever took time meanwhile is not blamed."""
         downtime = await self._downtime()
         fact("downtime.credited", seconds=round(downtime.total_seconds(), 1))
+        await self._reconcile_gates()
         self._tasks.start_soon(self.seats.serve)
         lanes, processes = await self._reap(downtime)
         return Recovered(lanes, processes, downtime)
@@ -84,6 +86,21 @@ class Daemon:
             elif isinstance(each.hold, Claim):
                 await self.holding.take(each, each.hold, left)
         return len(lost), sum(len(each.processes) for each in lost)
+
+    async def _reconcile_gates(self) -> None:
+        """Before anything is let through: clocks may have been wrong, and probes are over."""
+        for gate in await self._store.gates():
+            is_over = gate.probe is None or await self._is_over(gate.probe)
+            if gate.probe and not is_over:
+                self.seats.probes.add(gate.probe)
+            news = Booted(is_probe_over=is_over)
+            await self._store.tell_gate(gate.provider, news, account=gate.account)
+
+    async def _is_over(self, run: RunId) -> bool:
+        try:
+            return (await self._store.run(run)).is_terminal
+        except NotFound:
+            return True
 
     async def _downtime(self) -> timedelta:
         said = await self._store.recall(ALIVE_AT)

@@ -1,5 +1,6 @@
 """What becomes of what a process says? Recorded in order, each event with the run it belongs to."""
 
+from datetime import timedelta
 from typing import Protocol, TypeGuard
 
 from steadyrun.model.agent import Agent
@@ -11,7 +12,11 @@ from steadyrun.model.event import (
     FollowupReturned,
     Note,
     ProviderRetrying,
+    TextFinal,
+    ToolStarted,
+    UsageUpdated,
 )
+from steadyrun.model.gate import Answered, Suspected
 from steadyrun.model.ids import RunId
 from steadyrun.model.run import Finished, Touched
 from steadyrun.provider import RESUME_NOT_FOUND, Began, Driver, Ended, Heard, Stretch, Turn
@@ -24,6 +29,10 @@ _ASKING = frozenset(
     {FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved, ProviderRetrying}
 )
 _PLAIN = frozenset({Emitted})
+# Nothing of this comes before the model has answered.
+_ANSWERS = frozenset({TextFinal, ToolStarted, UsageUpdated})
+# Why a provider tries again, where that says something about everybody who uses it.
+RATE_LIMITED = "rate_limited"
 _EARLY = "it had begun a turn of its own before this one could be told"
 
 
@@ -111,6 +120,8 @@ async def hear(seat: Turning, live: LiveProcess, stretch: Stretch) -> None:
         await live.recorder.write(events, stretch.offset, has_more=stretch.has_more)
     else:
         await _hear_turn(seat, live, stretch)
+    if seat.runner and seat.runner.is_probe:
+        await _report(seat.runner, live, stretch)
     asking = [each for each in stretch.heard if _is_asking(each)]
     for heard in asking:
         await _note(seat, live, heard)
@@ -173,6 +184,14 @@ async def _end(
         seat.over()
 
 
+async def _report(probe: Runner, live: LiveProcess, stretch: Stretch) -> None:
+    """Whoever is answered is not refused: others need not wait for the end of it."""
+    if any(type(each) is Emitted and type(each.event) in _ANSWERS for each in stretch.heard):
+        probe.is_probe = False
+        created = (await live.store.run(probe.id)).created_at
+        await live.store.tell_gate(live.process.provider, Answered(probe.id, created))
+
+
 async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
     event = heard.event
     if isinstance(event, FollowupAbsorbed | FollowupReturned):
@@ -183,6 +202,10 @@ async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
     elif seat.runner:
         seat.runner.note(event)
         seat.waits()
+    if isinstance(event, ProviderRetrying) and event.reason == RATE_LIMITED:
+        delay = None if event.delay_ms is None else timedelta(milliseconds=event.delay_ms)
+        news = Suspected(delay, "it was asked to wait")
+        await live.store.tell_gate(live.process.provider, news)
 
 
 def _is_asking(heard: Heard) -> TypeGuard[Emitted]:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, GateClosed, KeeperGone, LeaseLost, NotFound
 from steadyrun.model.agent import Agent
+from steadyrun.model.gate import opens_at, shut_gate
 from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.run import Created, Orphaned, Run
@@ -17,7 +18,7 @@ from steadyrun.runtime.again import Again
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.bridge import Order, direct_order, launch_request
 from steadyrun.runtime.facts import bug
-from steadyrun.runtime.gate import closed_by, tell_closed
+from steadyrun.runtime.gate import tell_closed
 from steadyrun.runtime.left import Left, look_for
 from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
@@ -60,7 +61,7 @@ class Holding:
             await self._require_open(agent.provider)
             raise
         seat = Seat(around, agent, _Once(self, ask), self._tasks)
-        seat.begin(started.claim, started.run)
+        seat.begin(started)
         self._run(seat, run)
 
     async def adopt(self) -> list[RunId]:
@@ -81,6 +82,7 @@ class Holding:
         if found:
             seat = Seat(self.around, agent, _Once(self, found.told), self._tasks)
             seat.take_up(claim, run, found)
+            self._seats.know_probe(seat)
             self._run(seat, run.id)
         else:
             if process:
@@ -103,9 +105,9 @@ class Holding:
 
     async def _require_open(self, provider: str) -> None:
         now = self.around.clock.now()
-        for gate in await self.around.store.gates():
-            if gate.provider == provider and not gate.is_open(now):
-                raise GateClosed(provider, until=gate.closed_until, reason=gate.reason)
+        gate = shut_gate(await self.around.store.gates(), provider, now)
+        if gate:
+            raise GateClosed(provider, until=opens_at(gate, now), reason=gate.reason)
 
     async def _run_of(self, claim: Claim, agent: Agent) -> Run:
         """Its holder was killed before there was one."""
@@ -161,11 +163,9 @@ class _Once:
         return False
 
     async def again(self, _: Seat, run: Run, *, was_told: bool) -> Again | None:
-        around = self._holding.around
-        gate = closed_by(run, around.clock.now())
-        if gate is not None:
-            await around.store.set_gate(gate)
-            tell_closed(gate)
+        """Whoever has asked for it decides."""
+        if run.status == "rate_limited":
+            await tell_closed(self._holding.around, run.provider)
         return None
 
     def waits(self, seat: Seat, *, for_a_person: bool) -> None:

@@ -49,6 +49,8 @@ class Runner:
         self.is_begun = False
         # How it ends where no process could say so.
         self.cut: Finished | Orphaned | None = None
+        # Its provider lets nobody else through before it is answered.
+        self.is_probe = False
         # What a person was asked, and when; since when there is anything to be answered.
         self.approvals: dict[str, float] = {}
         self._asked_at = 0.0

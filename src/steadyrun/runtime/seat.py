@@ -33,7 +33,7 @@ from steadyrun.runtime.patience import Trouble, written
 from steadyrun.runtime.process import LiveProcess
 from steadyrun.runtime.quiet import until_quiet
 from steadyrun.runtime.runner import Runner
-from steadyrun.store import Call
+from steadyrun.store import Call, Started
 
 Answer = TypeVar("Answer")
 
@@ -95,11 +95,12 @@ class Seat:
 
     # -- an item
 
-    def begin(self, claim: Claim, run: Run) -> None:
+    def begin(self, started: Started) -> None:
         """This item is the next: `work` is to be called."""
         self._again = None
-        self._sit(claim, self._runner(claim, run.id))
-        self._running().know(run)
+        self._sit(started.claim, self._runner(started.claim, started.run.id))
+        self._running().know(started.run)
+        self._running().is_probe = started.is_probe
 
     def take_up(
         self,

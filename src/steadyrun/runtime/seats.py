@@ -33,6 +33,8 @@ class Seats:
         # Who could not see to all that was wanted; None: nobody has looked, as nobody was there.
         self._missed: set[AgentId] | None = None
         self._bell: Watch | None = None
+        # Runs that others have left and that a gate waits for.
+        self.probes: set[RunId] = set()
 
     def __iter__(self) -> Iterator[Seat]:
         return iter(list(self._seats.values()))
@@ -46,6 +48,11 @@ class Seats:
         """A lane is ours before anybody sits there: what was wanted meanwhile is wanted still."""
         if self._bell and (self._missed is None or agent in self._missed):
             self._bell.ring()
+
+    def know_probe(self, seat: Seat) -> None:
+        """Somebody else has begun what runs there."""
+        if seat.runner:
+            seat.runner.is_probe = seat.runner.id in self.probes
 
     def remove(self, seat: Seat) -> None:
         if self._seats.get(seat.agent.id) is seat:

@@ -19,6 +19,7 @@ from steadyrun.errors import HolderGone, LeaseLost, SteadyrunError, StoreFailed
 from steadyrun.hints import FALLBACK_POLL_SECONDS, Hint, Watch
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact, Event
+from steadyrun.model.gate import next_change, shut_gate
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.run import Created, Finished, Run
@@ -26,7 +27,7 @@ from steadyrun.runtime.again import Again, carried, is_refused, verdict, with_co
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Bridge, Order
 from steadyrun.runtime.facts import bug, fact
-from steadyrun.runtime.gate import closed_by, next_opening, tell_closed
+from steadyrun.runtime.gate import tell_closed
 from steadyrun.runtime.left import Left
 from steadyrun.runtime.runner import WALL, Runner
 from steadyrun.runtime.seat import Seat
@@ -151,7 +152,7 @@ class Worker:
             # One that is about to leave has let go of the lane before.
             seat = self._seat(agent)
         seat.agent = agent
-        seat.begin(claim, started.run)
+        seat.begin(started)
         self._see_to(seat, started.before)
 
     async def take(self, lost: Lost, left: Mapping[ProcessId, Left], credit: timedelta) -> None:
@@ -164,6 +165,7 @@ class Worker:
             run = lost.run or await self._run_of(hold, agent)
             seat = self._seat(agent)
             seat.take_up(hold, run, found, credit=credit)
+            self._seats.know_probe(seat)
             self._see_to(seat)
         elif found:
             self._seat(agent).take_up(hold, None, found)
@@ -267,16 +269,20 @@ class Worker:
         fact("run.ended", agent=seat.agent.name, run=run.id, status=run.status)
         runner = seat.runner
         assert runner
-        gate = closed_by(run, self._clock.now())
-        if gate is not None:
-            await seat.write(lambda: self._store.set_gate(gate), "settle")
-            tell_closed(gate)
-            self._opens_at, self._looked_at = None, -math.inf
+        if run.status == "rate_limited":
+            await self._limited(seat, run)
         item = await self._store.item(runner.claim.item.id)
         found = verdict(await self._suspected(run), item, was_told=was_told)
         if found:
             fact("run.retried", agent=seat.agent.name, run=run.id, why=found.why)
         return found
+
+    async def _limited(self, seat: Seat, run: Run) -> None:
+        """Its gate knows already; the agent may not want to go on by itself."""
+        self._opens_at, self._looked_at = None, -math.inf
+        await tell_closed(self._around, run.provider)
+        if seat.agent.on_limited == "pause":
+            await seat.write(lambda: self._store.pause(seat.agent.id), "settle")
 
     async def _suspected(self, run: Run) -> Run:
         """The run, with what its predecessor tells of its end."""
@@ -310,7 +316,7 @@ class Worker:
         """A turn that nobody asked for is not for an agent that shall do nothing."""
         runner = seat.runner
         try:
-            why = await self._unwanted(seat.agent)
+            why = await self._unwanted(seat.agent, runner.id) if runner else None
             if runner and why:
                 await runner.stop("policy", why)
         except LeaseLost:
@@ -318,12 +324,12 @@ class Worker:
         except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
             bug(error, agent=seat.agent.name)
 
-    async def _unwanted(self, agent: Agent) -> str | None:
+    async def _unwanted(self, agent: Agent, run: RunId) -> str | None:
         if (await self._store.lane(agent.id)).is_paused:
             return "the agent is paused"
-        now = self._clock.now()
-        gates = [gate for gate in await self._store.gates() if gate.provider == agent.provider]
-        return None if all(gate.is_open(now) for gate in gates) else "its provider is closed"
+        gate = shut_gate(await self._store.gates(), agent.provider, self._clock.now())
+        is_closed = gate is not None and gate.is_closed and gate.probe != run
+        return "its provider is closed" if is_closed else None
 
     def _alive(self, *, but: Seat) -> list[Seat]:
         return [each for each in self._seats if each.live and each is not but]
@@ -355,7 +361,7 @@ class Worker:
 
     async def _look_at_gates(self) -> None:
         self._looked_at = self._clock.monotonic()
-        self._opens_at = next_opening(await self._store.gates(), self._clock.now())
+        self._opens_at = next_change(await self._store.gates(), self._clock.now())
 
     async def _patience(self) -> float:
         """How long to wait for news: gates open without any."""

@@ -19,7 +19,7 @@ from steadyrun.model.event import (
     event_id,
     kinds_of,
 )
-from steadyrun.model.gate import Gate, gate_after, gate_told
+from steadyrun.model.gate import Gate, GateNews, GateRules
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message, cancel_fact
 from steadyrun.model.packed import decode_events, encode_events
@@ -28,6 +28,7 @@ from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbe
 from steadyrun.model.secret import Scrubber
 from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Holder, Lost, Start, Started
 from steadyrun.testing import tables as rows
+from steadyrun.testing.memory_gates import GateKeeper
 from steadyrun.testing.memory_reads import MemoryReads
 from steadyrun.testing.tables import Tables
 from steadyrun.version import __version__
@@ -36,7 +37,7 @@ from steadyrun.version import __version__
 class MemoryStore(MemoryReads):
     """The reference store. It never awaits inside a verb, so each verb is one step."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (each has a default but the clock)
         self,
         clock: Clock,
         *,
@@ -44,6 +45,7 @@ class MemoryStore(MemoryReads):
         tables: Tables | None = None,
         hints: Hints | None = None,
         scrubber: Scrubber | None = None,
+        rules: GateRules | None = None,
         machine: str = "here",
     ) -> None:
         super().__init__(tables or Tables())
@@ -51,6 +53,7 @@ class MemoryStore(MemoryReads):
         self._clock = clock
         self._ids = ids or Ids(clock.now)
         self._scrubber = scrubber or Scrubber()
+        self._gates = GateKeeper(self._scrubber, rules or GateRules())
         self._machine = machine
 
     # -- agents and sessions
@@ -179,9 +182,14 @@ class MemoryStore(MemoryReads):
         self, t: Tables, start: Start, limit: int, agent: AgentId | None, now: datetime
     ) -> list[Started]:
         rows.require_holder(t, start.holder)
-        ready = rows.claimable(t, start.holder, agent, start.but_not, now)
-        claims = [rows.claim(t, lane, start.holder, now) for lane in ready[:limit]]
-        return [self._start(t, claim, start.opened) for claim in claims]
+        started: list[Started] = []
+        while len(started) < limit and (
+            ready := rows.claimable(t, start.holder, agent, start.but_not, now)
+        ):
+            # One at a time: a gate may take one and no more.
+            claim = rows.claim(t, ready[0], start.holder, now)
+            started.append(self._start(t, claim, start.opened))
+        return started
 
     def _start(self, t: Tables, claim: Claim, opened: Callable[[Agent, Item], Created]) -> Started:
         created = opened(t.agents[claim.agent], claim.item)
@@ -346,20 +354,13 @@ class MemoryStore(MemoryReads):
 
     # -- gates
 
-    async def set_gate(self, gate: Gate) -> None:
-        now, key = self._clock.now(), (gate.provider, gate.account)
-        clean = rows.altered(gate, reason=self._scrubber.clean(gate.reason))
+    async def tell_gate(
+        self, provider: str, news: GateNews, *, account: str | None = None
+    ) -> list[Gate]:
         with self._transaction([]) as t:
-            before = t.gates.get(key)
-            after = t.gates[key] = gate_after(before, clean, now)
-            event = gate_told(before, after, now)
-            if event:
-                cursor = len(t.events) + 1
-                written = encode_events([Emitted(f"gate:{cursor}", 0, now, event)], self._scrubber)
-                [emitted] = decode_events(written)
-                name = event_id(None, emitted.place, emitted.n)
-                t.events.append(rows.Placed(cursor, None, None, None, name, emitted))
+            told = self._gates.tell(t, provider, account, news, self._clock.now())
         self.hints.ring_all()
+        return told
 
     # -- what else is to be remembered
 
@@ -389,6 +390,10 @@ class MemoryStore(MemoryReads):
             after = scrubbed(counted(after, len(events), 0), self._scrubber)
             t.runs[after.id] = after
             self._place(t, after.agent, after.id, None, events)
+            if before is None:
+                self._gates.begun(t, after)
+            elif after.is_terminal:
+                self._gates.ended(t, after)
         return after
 
     def _append(self, t: Tables, hold: Hold, batch: Batch) -> Appended:

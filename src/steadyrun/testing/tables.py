@@ -12,7 +12,7 @@ from steadyrun.errors import ChangeRefused, HolderGone, LeaseLost, NameTaken, No
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, EventId
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Gate, dispatchable
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import (
     Claim,
@@ -236,7 +236,7 @@ def claimable(
 
 
 def has_open_gate(t: Tables, provider: str, now: datetime) -> bool:
-    return all(gate.is_open(now) for gate in t.gates.values() if gate.provider == provider)
+    return all(dispatchable(gate, now) for gate in t.gates.values() if gate.provider == provider)
 
 
 def require_holder(t: Tables, holder: HolderId) -> None:
@@ -275,6 +275,7 @@ def started(t: Tables, claim: Claim, run: Run) -> Started:
         t.sessions.get((agent.id, run.provider)),
         processes[-1] if processes else None,
         t.runs[item.before] if item.before else None,
+        any(gate.probe == run.id for gate in t.gates.values()),
     )
 
 

@@ -22,7 +22,7 @@ from steadyrun.errors import (
     Usage,
 )
 from steadyrun.model.agent import Agent
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Closed, Opened
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Message
 from steadyrun.model.run import Created, Finished
@@ -276,9 +276,9 @@ def test_a_state_says_why_nothing_or_what_is_done(desk: Desk) -> None:
             found.append((agent.state, agent.now, agent.process))
 
         store, agent_id = desk.store, AgentId(added.id)
-        await store.set_gate(Gate("scripted", closed_until=START.replace(year=2027)))
+        await store.tell_gate("scripted", Closed(START.replace(year=2027), "limit"))
         await look()
-        await store.set_gate(Gate("scripted"))
+        await store.tell_gate("scripted", Opened())
         await store.accept(Message(agent_id, "fix\n the  test"))
         holder = await store.join("test")
         [claim] = await store.claim(holder.id)

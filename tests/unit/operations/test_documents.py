@@ -28,8 +28,8 @@ def test_money_that_is_not_known_is_never_taken_for_nothing(usage: UsageSum, cos
     assert cost_sum(usage) == cost
 
 
-def test_a_gate_is_open_from_the_moment_it_was_closed_until() -> None:
-    gate = Gate("claude", closed_until=NOW, reason="limit")
+def test_a_gate_is_ready_from_the_moment_it_was_closed_until() -> None:
+    gate = Gate("claude", is_closed=True, until=NOW, reason="limit")
 
     before = gate_document(gate, NOW - timedelta(seconds=1))
     then = gate_document(gate, NOW)
@@ -37,7 +37,7 @@ def test_a_gate_is_open_from_the_moment_it_was_closed_until() -> None:
     assert (before.state, before.until, before.dispatchable, before.reason) == (
         "closed", NOW, False, "limit",
     )  # fmt: skip
-    assert (then.state, then.until, then.dispatchable, then.reason) == ("open", None, True, None)
+    assert (then.state, then.until, then.dispatchable, then.reason) == ("ready", None, True, None)
 
 
 def test_a_run_has_every_key() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from steadyrun.errors import Conflict, MessageTooLong, NotFound, Usage
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Closed, Opened
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Attachment, Message, Payload
 from steadyrun.model.run import Created, Finished
@@ -86,12 +86,12 @@ def test_a_queued_item_says_what_it_waits_for(desk: Desk) -> None:
         await look()
         await look(which=later.id)
         await look(at=Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities))
-        await desk.store.set_gate(Gate("scripted", closed_until=FAR))
+        await desk.store.tell_gate("scripted", Closed(FAR, "limit"))
         await look()
         await desk.store.pause(ADA)
         await look()
         await desk.store.resume(ADA)
-        await desk.store.set_gate(Gate("scripted"))
+        await desk.store.tell_gate("scripted", Opened())
         holder = await desk.store.join("test")
         await desk.store.claim(holder.id)
         await look()

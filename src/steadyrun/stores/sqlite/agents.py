@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, NameTaken, NotFound
 from steadyrun.model.agent import Agent
-from steadyrun.model.ids import AgentId, HolderId, ItemId
-from steadyrun.model.item import Claim, Message
+from steadyrun.model.ids import AgentId, ItemId
+from steadyrun.model.item import Message
 from steadyrun.stores.sqlite import lanes, rows
 from steadyrun.stores.sqlite.rows import Connection, maybe_micros
 
@@ -33,22 +33,13 @@ def add(connection: Connection, agent: Agent) -> None:
 
 
 def hire(
-    connection: Connection,
-    holder: HolderId,
-    agent: Agent,
-    message: Message,
-    item: ItemId,
-    now: datetime,
-) -> Claim:
+    connection: Connection, agent: Agent, message: Message, item: ItemId, now: datetime
+) -> None:
     """`item` is the id that the message gets."""
     if message.agent != agent.id:
         raise ChangeRefused("hire", found=f"the message is for {message.agent}")
     add(connection, agent)
     lanes.accept(connection, item, message, now)
-    claims = lanes.claim(connection, holder, 1, agent.id, now)
-    if not claims:
-        raise ChangeRefused("hire", found=f"the gate of {agent.provider} is closed")
-    return claims[0]
 
 
 def change(connection: Connection, agent: Agent, was: Agent) -> None:

@@ -20,7 +20,7 @@ from steadyrun.model.item import (
 )
 from steadyrun.model.run import Run
 from steadyrun.store import DEDUP_RETENTION, Accepted, Lane
-from steadyrun.stores.sqlite import rows
+from steadyrun.stores.sqlite import gates, rows
 from steadyrun.stores.sqlite.rows import ITEM_COLUMNS, Connection, micros
 
 _FORGET_KEYS = "DELETE FROM dedup WHERE expires_at <= :now"
@@ -114,10 +114,6 @@ _READY = """
       AND NOT lanes.is_paused
       AND (lanes.agent_id = :agent OR (:agent IS NULL AND NOT agents.is_direct))
       AND agents.provider NOT IN (SELECT value FROM json_each(:but_not))
-      AND NOT EXISTS (
-          SELECT 1 FROM gates
-          WHERE gates.provider = agents.provider AND gates.closed_until > :now
-      )
     ORDER BY lanes.ready_at, lanes.agent_id
     LIMIT :limit
 """
@@ -148,8 +144,8 @@ def claim(
     now: datetime,
     but_not: Collection[str] = (),
 ) -> list[Claim]:
-    values = {"holder": holder, "now": micros(now), "limit": limit, "agent": agent}
-    skipped = rows.encode([*but_not]).decode()
+    values = {"holder": holder, "limit": limit, "agent": agent}
+    skipped = rows.encode([*gates.shut(connection, now).union(but_not)]).decode()
     found = connection.execute(_READY, {**values, "but_not": skipped}).fetchall()
     return [_claim(connection, ready, holder, fence, now) for ready, fence in found]
 

@@ -83,6 +83,10 @@ class Ledger:
         self._cursor = cursor + self.seq - self._stored_seq
         self._stored_seq, self._bodies, self._tools = self.seq, [], 0
 
+    def look_again(self) -> None:
+        """Somebody else has added an event in the same transaction."""
+        self._cursor = None
+
     def _next_cursor(self) -> int:
         if self._cursor is not None:
             return self._cursor

@@ -20,7 +20,7 @@ from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
 from steadyrun.store import PAGE, Call, Holder, Known, Lane, Look
-from steadyrun.stores.sqlite import known, kv, looks, reads, rows, schema
+from steadyrun.stores.sqlite import gates, known, kv, looks, reads, rows, schema
 from steadyrun.stores.sqlite.faults import translated
 from steadyrun.stores.sqlite.rows import Connection
 
@@ -123,7 +123,7 @@ class SqliteReads:
         return await self._read(lambda c: kv.recall(c, key))
 
     async def gates(self) -> list[Gate]:
-        return await self._read(reads.gates)
+        return await self._read(gates.gates)
 
     async def check(self) -> list[str]:
         """What SQLite finds wrong with its file; nothing is wrong when the list is empty."""

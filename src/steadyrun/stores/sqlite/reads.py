@@ -7,7 +7,6 @@ import msgspec
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import StoredEvent
-from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.packed import Row, stored_events
@@ -228,13 +227,6 @@ def usage(
         "until": maybe_micros(until),
     }
     return UsageSum(*connection.execute(_USAGE, values).fetchone())
-
-
-_GATES = "SELECT provider, account, closed_until, reason FROM gates ORDER BY provider, account"
-
-
-def gates(connection: Connection) -> list[Gate]:
-    return [rows.gate_from(row) for row in connection.execute(_GATES)]
 
 
 def _page(columns: str, table: str, conditions: list[str], order: str) -> str:

@@ -11,7 +11,6 @@ from msgspec import structs
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact
-from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Item, Payload
 from steadyrun.model.process import Marks, Process, SavedState
@@ -128,11 +127,6 @@ def counts(connection: Connection, run: RunId) -> tuple[int, int]:
     return events, tools
 
 
-def gate_from(row: Row) -> Gate:
-    provider, account, until, reason = row
-    return Gate(provider, account, maybe_moment(until), reason)
-
-
 def session_from(row: Row) -> Session:
     return _session.decode(row[0])
 
@@ -142,10 +136,6 @@ _SELECT_AGENT = "SELECT body FROM agents WHERE agent_id = :agent"
 _SELECT_ITEM = f"SELECT {ITEM_COLUMNS} FROM items WHERE item_id = :item"  # noqa: S608
 _SELECT_PROCESS = f"SELECT {PROCESS_COLUMNS} FROM processes WHERE process_id = :process"  # noqa: S608
 _SELECT_RUN = "SELECT body FROM runs WHERE run_id = :run"
-_SELECT_GATE = """
-    SELECT provider, account, closed_until, reason FROM gates
-    WHERE provider = :provider AND account = :account
-"""
 _SELECT_SESSION = """
     SELECT body FROM sessions
     WHERE agent_id = :agent AND provider = :provider
@@ -195,11 +185,6 @@ def run(connection: Connection, run: RunId) -> Run:
     if found is None:
         raise NotFound("run", run)
     return found
-
-
-def maybe_gate(connection: Connection, provider: str, account: str) -> Gate | None:
-    row = one(connection, _SELECT_GATE, {"provider": provider, "account": account})
-    return None if row is None else gate_from(row)
 
 
 def maybe_session(connection: Connection, agent: AgentId, provider: str) -> Session | None:

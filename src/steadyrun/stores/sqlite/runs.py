@@ -27,9 +27,10 @@ from steadyrun.model.run import (
 )
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.stores.sqlite import lanes, rows, warm
+from steadyrun.stores.sqlite import gates, lanes, rows, warm
 from steadyrun.stores.sqlite.ledger import NEXT_CURSOR, Ledger
 from steadyrun.stores.sqlite.rows import EVENT_SEQ, Connection, maybe_micros, micros
+from steadyrun.stores.sqlite.terms import Terms
 
 
 class Written(Struct, frozen=True):
@@ -79,9 +80,9 @@ def settle(
     change_: Change | None,
     written: Written | None,
     now: datetime,
-    scrubber: Scrubber,
+    terms: Terms,
 ) -> Item:
-    _end(connection, claim, change_, written, now, scrubber)
+    _end(connection, claim, change_, written, now, terms)
     lanes.free(connection, claim.agent, now)
     return rows.item(connection, claim.item.id)
 
@@ -92,9 +93,9 @@ def rest(
     change_: Change | None,
     written: Written | None,
     now: datetime,
-    scrubber: Scrubber,
+    terms: Terms,
 ) -> Item:
-    _end(connection, claim, change_, written, now, scrubber)
+    _end(connection, claim, change_, written, now, terms)
     warm.keep(connection, claim.agent, now)
     return rows.item(connection, claim.item.id)
 
@@ -105,51 +106,50 @@ def _end(
     change_: Change | None,
     written: Written | None,
     now: datetime,
-    scrubber: Scrubber,
+    terms: Terms,
 ) -> None:
     """Settle what the claim ran; what becomes of the lane is open."""
     ledger = _ledger(connection, claim)
     item = lanes.main_of(connection, claim, "settle")
     if written:
-        ledger = _append(connection, claim, written, scrubber)
+        ledger = _append(connection, claim, written, terms)
     if item.run is None:
         raise ChangeRefused("settle", found="the item has no run")
     run = rows.run(connection, item.run)
     if change_:
-        run = _change(connection, ledger, run, change_, scrubber)
+        run = _change(connection, ledger, run, change_, terms)
     if not run.is_terminal:
         raise ChangeRefused("settle", found=f"its run {run.id} has not ended")
     ledger.close()
     lanes.settle_all(connection, claim, run, now)
 
 
-def change(
-    connection: Connection, claim: Claim, run: RunId, change_: Change, scrubber: Scrubber
-) -> Run:
+def change(connection: Connection, claim: Claim, run: RunId, change_: Change, terms: Terms) -> Run:
     ledger = _ledger(connection, claim)
     before = rows.maybe_run(connection, run)
     if before is not None:
         _own(before.agent, claim, "run", run)
     elif isinstance(change_, Created):
         _bind_run(connection, claim, run, change_)
-    after = _change(connection, ledger, before, change_, scrubber)
+    after = _change(connection, ledger, before, change_, terms)
     ledger.close()
     return after
 
 
-def create(connection: Connection, claim: Claim, created: Created, scrubber: Scrubber) -> Run:
+def create(connection: Connection, claim: Claim, created: Created, terms: Terms) -> Run:
     """The run of an item that has none: it was claimed just now, in this transaction."""
     if rows.maybe_run(connection, created.id):
         raise ChangeRefused("created", found=f"there is a run {created.id} already")
     _check_created(claim, created.id, created)
-    run = scrubbed(step(None, created), scrubber)
+    run = scrubbed(step(None, created), terms.scrubber)
     connection.execute(_PUT_RUN, _run_values(run))
     connection.execute(_BIND_RUN, {"run": run.id, "item": claim.item.id})
+    gates.begun(connection, run, terms)
     return run
 
 
-def append(connection: Connection, hold: Hold, written: Written, scrubber: Scrubber) -> Appended:
-    ledger = _append(connection, hold, written, scrubber)
+def append(connection: Connection, hold: Hold, written: Written, terms: Terms) -> Appended:
+    ledger = _append(connection, hold, written, terms)
     cursor = ledger.close()
     return Appended(ledger.added, ledger.seq, cursor, tuple(ledger.rows))
 
@@ -217,7 +217,7 @@ def _place(connection: Connection, hold: Hold, batch: Batch) -> _Place:
     return place
 
 
-def _append(connection: Connection, hold: Hold, written: Written, scrubber: Scrubber) -> Ledger:
+def _append(connection: Connection, hold: Hold, written: Written, terms: Terms) -> Ledger:
     place, process = _place(connection, hold, written.batch), written.batch.process
     marks = Marks(place.mark_s, place.mark_x, place.mark_r)
     fresh, marks = fresh_part(written.batch, written.kinds, offset=place.offset, marks=marks)
@@ -226,14 +226,14 @@ def _append(connection: Connection, hold: Hold, written: Written, scrubber: Scru
         connection, hold.agent, place.seq, process=process, next_cursor=place.next_cursor
     )
     if isinstance(fresh.change, Launched):
-        _change_run(connection, ledger, fresh, scrubber)
+        _change_run(connection, ledger, fresh, terms)
     if len(fresh.events) < len(written.batch.events):
-        written = Written.of(fresh, scrubber)
+        written = Written.of(fresh, terms.scrubber)
     if fresh.events:
         tools = written.kinds[ToolStarted]
         ledger.add(fresh.run, len(fresh.events), written.body, tools)
     if fresh.change and not isinstance(fresh.change, Launched):
-        _change_run(connection, ledger, fresh, scrubber)
+        _change_run(connection, ledger, fresh, terms)
     _advance(connection, fresh, marks)
     if fresh.token:
         _bind_token(connection, hold.agent, place.provider, fresh.token)
@@ -248,13 +248,13 @@ def _check_run(hold: Hold, batch: Batch, place: _Place) -> None:
         raise ChangeRefused("append", found=f"{batch.run} is {place.run_status}")
 
 
-def _change_run(connection: Connection, ledger: Ledger, batch: Batch, scrubber: Scrubber) -> None:
+def _change_run(connection: Connection, ledger: Ledger, batch: Batch, terms: Terms) -> None:
     if batch.run and batch.change:
-        _change(connection, ledger, rows.run(connection, batch.run), batch.change, scrubber)
+        _change(connection, ledger, rows.run(connection, batch.run), batch.change, terms)
 
 
 def _change(
-    connection: Connection, ledger: Ledger, before: Run | None, change_: Change, scrubber: Scrubber
+    connection: Connection, ledger: Ledger, before: Run | None, change_: Change, terms: Terms
 ) -> Run:
     """Take one step of the reducer and write row and event."""
     after = step(before, change_)
@@ -262,15 +262,19 @@ def _change(
         return after
     events = told(before, after)
     if events:
-        ledger.add(after.id, len(events), encode_events(events, scrubber))
+        ledger.add(after.id, len(events), encode_events(events, terms.scrubber))
     if after.is_terminal:
         ledger.write()
         count, tools = rows.counts(connection, after.id)
         after = replace(after, events=count, tools=tools)
     else:
         after = counted(after, len(events), 0)
-    after = scrubbed(after, scrubber)
+    after = scrubbed(after, terms.scrubber)
     connection.execute(_PUT_RUN, _run_values(after))
+    if before is None:
+        gates.begun(connection, after, terms)
+    elif after.is_terminal and gates.ended(connection, after, terms):
+        ledger.look_again()
     return after
 
 
@@ -296,12 +300,12 @@ def _bind_token(connection: Connection, agent: AgentId, provider: str, token: Re
 
 
 def retire_token(
-    connection: Connection, hold: Hold, provider: str, reason: str, scrubber: Scrubber
+    connection: Connection, hold: Hold, provider: str, reason: str, terms: Terms
 ) -> None:
     lanes.owned(connection, hold)
     known = rows.maybe_session(connection, hold.agent, provider)
     if known:
-        _put_session(connection, hold.agent, known.retired(scrubber.clean(reason)))
+        _put_session(connection, hold.agent, known.retired(terms.scrubber.clean(reason)))
 
 
 def _put_session(connection: Connection, agent: AgentId, session: Session) -> None:

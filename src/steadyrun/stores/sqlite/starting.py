@@ -1,6 +1,7 @@
 """How does a run begin? Claim, run and all there is to know, as one step inside a transaction."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from datetime import datetime
 
 from msgspec.structs import replace
 
@@ -9,10 +10,10 @@ from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created
-from steadyrun.model.secret import Scrubber
-from steadyrun.store import Started
-from steadyrun.stores.sqlite import rows, runs
+from steadyrun.store import Start, Started
+from steadyrun.stores.sqlite import gates, lanes, rows, runs
 from steadyrun.stores.sqlite.rows import PROCESS_COLUMNS, Connection
+from steadyrun.stores.sqlite.terms import Terms
 
 _NEWEST_PROCESS = f"""
     SELECT {PROCESS_COLUMNS} FROM processes
@@ -24,21 +25,32 @@ _NEWEST_PROCESS = f"""
 
 def start(
     connection: Connection,
-    claims: Iterable[Claim],
-    opened: Callable[[Agent, Item], Created],
-    scrubber: Scrubber,
+    start: Start,
+    limit: int,
+    agent: AgentId | None,
+    now: datetime,
+    terms: Terms,
 ) -> list[Started]:
-    return [_start(connection, claim, opened, scrubber) for claim in claims]
+    """Several at once, unless some gate takes one and no more: then each is let through by itself,
+    and the next one finds the gate as that has left it."""
+    at_once = 1 if gates.awaiting_probe(connection, now) else limit
+    started: list[Started] = []
+    while len(started) < limit:
+        claims = lanes.claim(connection, start.holder, at_once, agent, now, start.but_not)
+        started += [_start(connection, claim, start.opened, terms) for claim in claims]
+        if len(claims) < at_once or at_once == limit:
+            break
+    return started
 
 
 def _start(
     connection: Connection,
     claim: Claim,
     opened: Callable[[Agent, Item], Created],
-    scrubber: Scrubber,
+    terms: Terms,
 ) -> Started:
     agent = rows.agent(connection, claim.agent)
-    run = runs.create(connection, claim, opened(agent, claim.item), scrubber)
+    run = runs.create(connection, claim, opened(agent, claim.item), terms)
     return Started(
         replace(claim, item=replace(claim.item, run=run.id)),
         run,
@@ -46,6 +58,7 @@ def _start(
         rows.maybe_session(connection, agent.id, run.provider),
         _process(connection, agent.id),
         rows.run(connection, claim.item.before) if claim.item.before else None,
+        any(gate.probe == run.id for gate in gates.gates(connection)),
     )
 
 

@@ -18,10 +18,11 @@ import anyio
 import anyio.to_thread
 
 from steadyrun.clock import Clock, SystemClock
+from steadyrun.errors import ChangeRefused
 from steadyrun.hints import Hint, Hints
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Gate, GateNews, GateRules
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message, cancel_fact
 from steadyrun.model.process import Process
@@ -45,6 +46,7 @@ from steadyrun.stores.sqlite.presence import Presence
 from steadyrun.stores.sqlite.reading import SqliteReads
 from steadyrun.stores.sqlite.rows import Connection
 from steadyrun.stores.sqlite.runs import Written
+from steadyrun.stores.sqlite.terms import Terms
 from steadyrun.stores.sqlite.turnstile import PATIENCE_SECONDS
 from steadyrun.stores.sqlite.watcher import Watcher
 from steadyrun.stores.sqlite.writer import Writer
@@ -58,20 +60,18 @@ DATABASE = "steadyrun.db"
 class SqliteStore(SqliteReads):
     """One process's view of the record in `home`. Open it on the event loop that uses it."""
 
-    def __init__(
-        self, home: Path, clock: Clock, ids: Ids, hints: Hints, scrubber: Scrubber
-    ) -> None:
+    def __init__(self, home: Path, clock: Clock, ids: Ids, hints: Hints, terms: Terms) -> None:
         super().__init__(home / DATABASE)
         self.hints = hints
         self._clock = clock
         self._ids = ids
-        self._scrubber = scrubber
+        self._terms = terms
         self._presence = Presence(home / "holders")
         self._writer: Writer | None = None
         self._watcher: Watcher | None = None
 
     @classmethod
-    async def open(
+    async def open(  # noqa: PLR0913 (each has a default but the home)
         cls,
         home: Path,
         *,
@@ -79,6 +79,7 @@ class SqliteStore(SqliteReads):
         ids: Ids | None = None,
         hints: Hints | None = None,
         scrubber: Scrubber | None = None,
+        rules: GateRules | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> Self:
         """Open the store of a home directory, making both if need be.
@@ -87,7 +88,8 @@ class SqliteStore(SqliteReads):
         """
         clock = clock or SystemClock()
         ids, hints = ids or Ids(clock.now), hints or Hints()
-        store = cls(home, clock, ids, hints, scrubber or Scrubber())
+        terms = Terms(scrubber or Scrubber(), rules or GateRules())
+        store = cls(home, clock, ids, hints, terms)
         loop = asyncio.get_running_loop()
         await anyio.to_thread.run_sync(store._open, loop, patience_seconds)
         hints.on_watch = store._start_watching
@@ -128,10 +130,11 @@ class SqliteStore(SqliteReads):
         now, item = self._clock.now(), self._ids.item()
 
         def hire(connection: Connection) -> Started:
-            holders.require(connection, holder)
-            claim = agents.hire(connection, holder, agent, message, item, now)
-            [started] = starting.start(connection, [claim], opened, self._scrubber)
-            return started
+            agents.hire(connection, agent, message, item, now)
+            started = self._begin(connection, Start(holder, opened), 1, agent.id, now)
+            if not started:
+                raise ChangeRefused("hire", found=f"the gate of {agent.provider} is closed")
+            return started[0]
 
         return await self._accept(hire, agent.id, Hint.STATE)
 
@@ -144,7 +147,7 @@ class SqliteStore(SqliteReads):
 
     async def retire_token(self, hold: Hold, provider: str, reason: str) -> None:
         await self._accept(
-            lambda c: runs.retire_token(c, hold, provider, reason, self._scrubber),
+            lambda c: runs.retire_token(c, hold, provider, reason, self._terms),
             hold.agent,
             Hint.STATE,
         )
@@ -167,7 +170,7 @@ class SqliteStore(SqliteReads):
         return accepted
 
     async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
-        now, why = self._clock.now(), cancel_fact(reason and self._scrubber.clean(reason))
+        now, why = self._clock.now(), cancel_fact(reason and self._terms.scrubber.clean(reason))
         cancelled = await self._accept(lambda c: lanes.cancel(c, item, why, now))
         self.hints.ring([cancelled.agent])
         return cancelled
@@ -228,8 +231,7 @@ class SqliteStore(SqliteReads):
         now: datetime,
     ) -> list[Started]:
         holders.require(connection, start.holder)
-        claims = lanes.claim(connection, start.holder, limit, agent, now, start.but_not)
-        return starting.start(connection, claims, start.opened, self._scrubber)
+        return starting.start(connection, start, limit, agent, now, self._terms)
 
     async def take(
         self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
@@ -261,19 +263,19 @@ class SqliteStore(SqliteReads):
     async def settle(
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None
     ) -> Item:
-        now, scrubber = self._clock.now(), self._scrubber
-        written = Written.of(batch, scrubber) if batch else None
+        now, terms = self._clock.now(), self._terms
+        written = Written.of(batch, terms.scrubber) if batch else None
         return await self._accept(
-            lambda c: runs.settle(c, claim, change, written, now, scrubber), claim.agent
+            lambda c: runs.settle(c, claim, change, written, now, terms), claim.agent
         )
 
     async def rest(
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None
     ) -> Item:
-        now, scrubber = self._clock.now(), self._scrubber
-        written = Written.of(batch, scrubber) if batch else None
+        now, terms = self._clock.now(), self._terms
+        written = Written.of(batch, terms.scrubber) if batch else None
         return await self._accept(
-            lambda c: runs.rest(c, claim, change, written, now, scrubber), claim.agent
+            lambda c: runs.rest(c, claim, change, written, now, terms), claim.agent
         )
 
     async def wake(self, hold: Hold, message: Message) -> Claim:
@@ -293,7 +295,7 @@ class SqliteStore(SqliteReads):
 
     async def change(self, claim: Claim, run: RunId, change: Change) -> Run:
         return await self._accept(
-            lambda c: runs.change(c, claim, run, change, self._scrubber), claim.agent, Hint.STATE
+            lambda c: runs.change(c, claim, run, change, self._terms), claim.agent, Hint.STATE
         )
 
     async def open_process(self, hold: Hold, process: Process) -> None:
@@ -306,9 +308,9 @@ class SqliteStore(SqliteReads):
         )
 
     async def append(self, hold: Hold, batch: Batch) -> Appended:
-        written = Written.of(batch, self._scrubber)
+        written = Written.of(batch, self._terms.scrubber)
         appended = await self._writing().write(
-            lambda c: runs.append(c, hold, written, self._scrubber),
+            lambda c: runs.append(c, hold, written, self._terms),
             is_durable=False,
             lane=hold.agent,
         )
@@ -317,10 +319,15 @@ class SqliteStore(SqliteReads):
 
     # -- gates
 
-    async def set_gate(self, gate: Gate) -> None:
+    async def tell_gate(
+        self, provider: str, news: GateNews, *, account: str | None = None
+    ) -> list[Gate]:
         now = self._clock.now()
-        await self._accept(lambda c: gates.set_gate(c, gate, now, self._scrubber))
+        told = await self._accept(
+            lambda c: gates.tell(c, provider, account, news, now, self._terms)
+        )
         self.hints.ring_all()
+        return told
 
     # -- what else is to be remembered
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, HolderGone, LeaseLost, NameTaken, NotFound
 from steadyrun.model.agent import Agent
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Closed
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Created
@@ -58,7 +58,7 @@ async def check_who_cannot_be_hired_leaves_nothing(harness: StoreHarness) -> Non
     await refused_whole(store, HolderGone, store.hire(gone, bo, go, opened))
     await refused_whole(store, NotFound, store.hire(scene.holder, bo, go, _unknown))
     until = harness.clock.now() + timedelta(minutes=15)
-    await store.set_gate(Gate("claude", "", until, "rate limit"))
+    await store.tell_gate("claude", Closed(until, "rate limit"))
     await refused_whole(store, ChangeRefused, store.hire(scene.holder, bo, go, opened))
 
     await refused(NotFound, store.agent(agent.id))

@@ -1,16 +1,27 @@
-"""Promises about gates: what happens to them is told, once, and belongs to no agent. And about what
-else is remembered."""
+"""Promises about gates: runs close and open them as they begin and end, a person whenever they
+like; what happens is told, once, and belongs to no agent. And about what else is remembered."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import anyio
 
-from steadyrun.model.event import Event, Foreign, GateClosed, GateOpened, StoredEvent
-from steadyrun.model.gate import Gate
-from steadyrun.store import Store, follow
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import (
+    ErrorFact,
+    Event,
+    Foreign,
+    GateClosed,
+    GateOpened,
+    GateSuspect,
+    StoredEvent,
+)
+from steadyrun.model.gate import Booted, Closed, Gate, Opened, Suspected, gate_state
+from steadyrun.model.item import Item
+from steadyrun.model.run import Created, Finished
+from steadyrun.store import Started, Store, follow
 from steadyrun.testing.store_suite.harness import StoreHarness
-from steadyrun.testing.store_suite.scene import PATIENCE_SECONDS, set_working
+from steadyrun.testing.store_suite.scene import PATIENCE_SECONDS, Scene, set_scene, set_working
 
 MINUTE = timedelta(minutes=1)
 
@@ -19,9 +30,12 @@ async def check_a_gate_that_closes_and_opens_is_told(harness: StoreHarness) -> N
     store, now = await harness.open(), harness.clock.now()
     until = now + MINUTE
 
-    await store.set_gate(Gate("claude", "work", until, "rate limit"))
-    await store.set_gate(Gate("claude", "work"))
+    [closed] = await store.tell_gate("claude", Closed(until, "rate limit"), account="work")
+    assert await store.gates() == [closed]
+    assert (closed.account, closed.until, closed.reason) == ("work", until, "rate limit")
+    [opened] = await store.tell_gate("claude", Opened())
 
+    assert await store.gates() == [opened] == [Gate("claude", "work")]
     events = await store.events()
     assert _told(events) == [
         GateClosed("claude", until, "rate limit", 0),
@@ -35,36 +49,113 @@ async def check_a_gate_that_closes_and_opens_is_told(harness: StoreHarness) -> N
     assert await store.last_events() == events
 
 
+async def check_every_account_of_a_provider_is_told(harness: StoreHarness) -> None:
+    store, until = await harness.open(), harness.clock.now() + MINUTE
+    for account in ("home", "work"):
+        await store.tell_gate("claude", Closed(until, "limit"), account=account)
+    await store.tell_gate("codex", Closed(until, "limit"))
+
+    await store.tell_gate("claude", Opened())
+
+    states = [gate_state(gate, harness.clock.now()) for gate in await store.gates()]
+    assert states == ["open", "open", "closed"]
+
+
 async def check_what_changes_nothing_about_a_gate_is_not_told(harness: StoreHarness) -> None:
     store, until = await harness.open(), harness.clock.now() + MINUTE
-    await store.set_gate(Gate("claude"))
-    assert await store.events() == []
+    await store.tell_gate("claude", Opened())
+    await store.tell_gate("claude", Booted(is_probe_over=True))
+    assert (await store.gates(), await store.events()) == ([], [])
     for reason in ("limit", "the same again"):
-        await store.set_gate(Gate("claude", "", until, reason))
-    assert len(await store.events()) == 1
-    assert await store.gates() == [Gate("claude", "", until, "the same again")]
+        await store.tell_gate("claude", Closed(until, reason))
 
+    assert len(await store.events()) == 1
+    [gate] = await store.gates()
+    assert gate.reason == "the same again"
+
+
+async def check_a_suspicion_is_told_and_passes(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    await scene.send()
+    until = harness.clock.now() + timedelta(seconds=2)
+
+    await scene.store.tell_gate("claude", Suspected(timedelta(seconds=2), "asked to wait"))
+
+    assert _told(await scene.store.events()) == [GateSuspect("claude", until, "asked to wait")]
+    assert await _started(scene) == []
+    harness.clock.advance(timedelta(seconds=2))
+    assert len(await _started(scene)) == 1
+
+
+async def check_a_run_that_is_limited_closes_its_gate(harness: StoreHarness) -> None:
+    """In the same transaction, whoever writes its end and however."""
+    scene = await set_scene(harness)
+    ends = (scene.store.settle, scene.store.rest)
+    for n, end in enumerate(ends):
+        await scene.send()
+        [started] = await _started(scene)
+        now, stated = harness.clock.now(), harness.clock.now() + (n + 2) * MINUTE
+        fact = ErrorFact("rate_limited", "too much", retry_at=stated)
+
+        await end(started.claim, Finished(now, "rate_limited", error=fact))
+
+        [gate] = await scene.store.gates()
+        assert (gate.is_closed, gate.until, gate.is_stated) == (True, stated, True)
+        assert (gate.run, gate.hit_at) == (started.run.id, now)
+        last = (await scene.store.last_events(limit=1))[0]
+        assert last.event == GateClosed("claude", stated, f"{started.run.id} was rate limited", 0)
+        await scene.store.tell_gate("claude", Opened())
+
+
+async def check_a_limit_that_comes_with_events_keeps_them_in_order(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    end = Finished(harness.clock.now(), "rate_limited")
+
+    appended = await working.store.append(working.claim, working.batch(0, 10, change=end))
+
+    events = await working.store.events()
+    assert [event.cursor for event in events] == list(range(1, len(events) + 1))
+    assert isinstance(events[-1].event, GateClosed)
+    assert appended.cursor == events[-1].cursor
+    seqs = [event.seq for event in events if event.seq is not None]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+async def check_a_gate_that_is_ready_takes_one(harness: StoreHarness) -> None:
+    """Whoever asks, and however many are asked for; the next one when that has been answered."""
+    scene, other = await set_scene(harness), await harness.open()
+    crew = [scene] + [await set_scene(harness, n, store=scene.store) for n in ("bo", "cy", "di")]
+    for each in crew:
+        await each.send()
+    await scene.store.tell_gate("claude", Closed(harness.clock.now() + MINUTE, "limit"))
     harness.clock.advance(MINUTE)
-    await store.set_gate(Gate("claude"))
 
-    assert len(await store.events()) == 1, "it had opened by itself"
+    [probe] = await _started(scene)
+    assert await _started(scene) == []
+    holder = (await other.join("worker")).id
+    assert await other.start(holder, _opened(harness), 5) == []
+    [gate] = await scene.store.gates()
+    assert gate.probe == probe.run.id
+    await scene.finish(probe.claim)
+
+    assert await scene.store.gates() == [Gate("claude")]
+    assert len(await _started(scene)) == 3
 
 
-async def check_a_closed_gate_is_not_closed_for_a_shorter_time(harness: StoreHarness) -> None:
-    store, now = await harness.open(), harness.clock.now()
-    longer = Gate("claude", "", now + 3 * MINUTE, "longer")
-    await store.set_gate(longer)
+async def check_a_probe_that_shows_nothing_makes_room_for_the_next(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    for _ in range(2):
+        await scene.send()
+    await scene.store.tell_gate("claude", Closed(harness.clock.now() + MINUTE, "limit"))
+    harness.clock.advance(MINUTE)
+    [probe] = await _started(scene)
 
-    await store.set_gate(Gate("claude", "", now + MINUTE, "shorter"))
-    await store.set_gate(Gate("claude", "", now - MINUTE, "over"))
-    assert await store.gates() == [longer]
-    assert len(await store.events()) == 1
-    harness.clock.advance(3 * MINUTE)
-    shorter = Gate("claude", "", harness.clock.now() + MINUTE, "anew")
-    await store.set_gate(shorter)
+    await scene.finish(probe.claim, "failed")
 
-    assert await store.gates() == [shorter]
-    assert len(await store.events()) == 2
+    [gate] = await scene.store.gates()
+    assert (gate.is_closed, gate.probe) == (True, None)
+    [second] = await _started(scene)
+    assert (await scene.store.gates())[0].probe == second.run.id
 
 
 async def check_events_of_gates_leave_no_gap_in_those_of_agents(harness: StoreHarness) -> None:
@@ -73,7 +164,7 @@ async def check_events_of_gates_leave_no_gap_in_those_of_agents(harness: StoreHa
     for n in range(3):
         await store.append(working.claim, working.batch(10 * n, 10 * n + 10))
         until = harness.clock.now() + (n + 1) * MINUTE
-        await store.set_gate(Gate("codex", "", until, "limit"))
+        await store.tell_gate("codex", Closed(until, "limit"))
 
     events = await store.events()
 
@@ -92,7 +183,7 @@ async def check_followers_of_everything_hear_of_gates(harness: StoreHarness) -> 
 
     with anyio.fail_after(PATIENCE_SECONDS):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(store.set_gate, Gate("claude", "", until, "limit"))
+            tasks.start_soon(store.tell_gate, "claude", Closed(until, "limit"))
             feed = follow(store)
             seen = await anext(feed)
             await feed.aclose()
@@ -102,7 +193,7 @@ async def check_followers_of_everything_hear_of_gates(harness: StoreHarness) -> 
 
 async def check_a_gate_keeps_no_secret(harness: StoreHarness) -> None:
     store, word = await harness.open(), harness.secret.reveal()
-    await store.set_gate(Gate("claude", "", harness.clock.now() + MINUTE, f"said {word}"))
+    await store.tell_gate("claude", Closed(harness.clock.now() + MINUTE, f"said {word}"))
 
     assert word not in str(await store.gates())
     assert word not in str(await store.events())
@@ -121,6 +212,18 @@ async def check_what_is_remembered_is_recalled(harness: StoreHarness) -> None:
 
 async def _recalled(store: Store) -> tuple[bytes | None, bytes | None]:
     return await store.recall("beat"), await store.recall("")
+
+
+async def _started(scene: Scene) -> list[Started]:
+    return await scene.store.start(scene.holder, _opened(scene.harness), limit=5)
+
+
+def _opened(harness: StoreHarness) -> Callable[[Agent, Item], Created]:
+    def opened(agent: Agent, item: Item) -> Created:
+        now = harness.clock.now()
+        return Created(harness.ids.run(), agent.id, item.id, agent.provider, now)
+
+    return opened
 
 
 def _told(events: Sequence[StoredEvent]) -> list[Event | Foreign]:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
+from steadyrun.model.gate import Opened
 from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.run import Created, EndStatus, Orphaned
@@ -263,6 +264,7 @@ async def check_a_rate_limited_item_is_queued_again_on_going_on(harness: StoreHa
     await ending.scene.begin(claim)
     await ending.scene.finish(claim)
     assert (await store.lane(ending.scene.agent)).queued == 4
+    await store.tell_gate("claude", Opened())
     again = await ending.scene.claim()
     assert (again.item.id, again.item.attempt) == (ending.claim.item.id, 2)
 

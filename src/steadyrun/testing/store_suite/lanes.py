@@ -6,7 +6,7 @@ from datetime import timedelta
 import anyio
 
 from steadyrun.errors import ChangeRefused, LeaseLost
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Closed, Gate, Opened
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.run import Cancelled
@@ -202,8 +202,8 @@ async def check_a_closed_gate_skips_the_lane_until_its_time(harness: StoreHarnes
     await scene.send()
     await send(harness, scene.store, codex, "work")
     until = harness.clock.now() + timedelta(minutes=15)
-    await scene.store.set_gate(Gate("claude", "work", until, "rate limit"))
-    await scene.store.set_gate(Gate("claude", "home"))
+    await scene.store.tell_gate("claude", Closed(until, "rate limit"), account="work")
+    await scene.store.tell_gate("claude", Opened(), account="home")
 
     [claim] = await scene.store.claim(scene.holder, limit=5)
     assert claim.agent == codex
@@ -218,12 +218,11 @@ async def check_a_gate_can_be_opened_by_hand(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     other = await harness.open()
     await scene.send()
-    closed = Gate("claude", "", harness.clock.now() + timedelta(days=1), "by hand")
-    await other.set_gate(closed)
-    assert await scene.store.gates() == [closed]
+    closed = await other.tell_gate("claude", Closed(None, "by hand"))
+    assert await scene.store.gates() == closed
     assert await scene.store.claim(scene.holder) == []
 
-    await other.set_gate(Gate("claude"))
+    await other.tell_gate("claude", Opened())
 
     assert await scene.store.gates() == [Gate("claude")]
     assert (await scene.claim()).agent == scene.agent

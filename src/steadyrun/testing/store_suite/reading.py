@@ -7,7 +7,7 @@ import anyio
 
 from steadyrun.hints import Hint, Hints
 from steadyrun.model.event import StoredEvent
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Closed
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.run import Launched
@@ -148,7 +148,7 @@ async def check_a_waiter_is_woken_by_a_write_elsewhere(harness: StoreHarness) ->
         lambda: writer.change(working.claim, working.run, Launched(now)),
         lambda: writer.cancel(working.claim.item.id),
         lambda: writer.pause(agent),
-        lambda: writer.set_gate(Gate("claude", "x")),
+        lambda: writer.tell_gate("codex", Closed(None, "by hand")),
         lambda: writer.settle(working.claim, working.scene.ended()),
     ):
         with anyio.fail_after(PATIENCE_SECONDS), waiter.hints.watch(agent) as watch:

@@ -18,7 +18,7 @@ from steadyrun.model.event import (
     TextFinal,
     our_place,
 )
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Closed
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Checkpoint, Process
@@ -151,7 +151,7 @@ async def set_eventful(harness: StoreHarness) -> Working:
     await working.scene.send("later")
     await working.scene.send("last")
     await store.take(claim)
-    await store.set_gate(Gate("codex", "work", now + timedelta(hours=1), "limit"))
+    await store.tell_gate("codex", Closed(now + timedelta(hours=1), "limit"), account="work")
     await _settle_another(harness, store, working)
     await store.pause(await hire(harness, store, "paused"))
     await _keep_warm(harness, store, working)

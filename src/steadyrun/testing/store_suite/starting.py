@@ -6,7 +6,7 @@ from datetime import timedelta
 from steadyrun.errors import ChangeRefused, HolderGone
 from steadyrun.hints import Hint
 from steadyrun.model.agent import Agent
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Closed, Opened
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Created
 from steadyrun.store import Start, Started
@@ -21,7 +21,7 @@ from steadyrun.testing.store_suite.scene import (
     set_warm,
 )
 
-Opened = Callable[[Agent, Item], Created]
+Opener = Callable[[Agent, Item], Created]
 
 
 async def check_a_start_is_a_claim_with_its_run(harness: StoreHarness) -> None:
@@ -104,6 +104,7 @@ async def check_a_start_knows_the_run_before(harness: StoreHarness) -> None:
     assert (second.claim.item.before, second.claim.item.attempt) == (first.run.id, 2)
     await scene.store.change(second.claim, second.run.id, scene.ended("rate_limited"))
     await scene.store.release(second.claim)
+    await scene.store.tell_gate("claude", Opened())
     claim = await scene.claim()
     assert (claim.item.run, claim.item.before) == (None, second.run.id)
 
@@ -143,7 +144,7 @@ async def check_nothing_starts_while_paused_or_gated(harness: StoreHarness) -> N
     scene = await set_scene(harness)
     await scene.send()
     until = harness.clock.now() + timedelta(minutes=15)
-    await scene.store.set_gate(Gate("claude", "", until, "rate limit"))
+    await scene.store.tell_gate("claude", Closed(until, "rate limit"))
     assert await _started(scene) == []
     harness.clock.advance(until - harness.clock.now())
     await scene.store.pause(scene.agent)
@@ -225,7 +226,7 @@ async def check_what_cannot_start_is_accepted_all_the_same(harness: StoreHarness
     await store.pause(scene.agent)
     answers.append(await store.accept(Message(scene.agent, "paused"), start))
     await store.resume(scene.agent)
-    await store.set_gate(Gate("claude", "", until, "rate limit"))
+    await store.tell_gate("claude", Closed(until, "rate limit"))
     answers.append(await store.accept(Message(scene.agent, "gated"), start))
 
     assert [each.started for each in answers] == [None, None, None]
@@ -265,7 +266,7 @@ async def _started(scene: Scene) -> list[Started]:
     return await scene.store.start(scene.holder, _opened(scene.harness), limit=5)
 
 
-def _opened(harness: StoreHarness, **fields: object) -> Opened:
+def _opened(harness: StoreHarness, **fields: object) -> Opener:
     def opened(agent: Agent, item: Item) -> Created:
         known = {"provider": agent.provider, "at": harness.clock.now(), **fields}
         return Created(harness.ids.run(), agent.id, item.id, **known)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from steadyrun.errors import ChangeRefused, LeaseLost
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Closed
 from steadyrun.model.item import Hold, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Cancelled
@@ -88,7 +88,8 @@ async def check_a_paused_or_gated_warm_lane_is_unclaimable(harness: StoreHarness
     await store.pause(scene.agent)
     assert await store.claim(scene.holder) == []
     await store.resume(scene.agent)
-    await store.set_gate(Gate("claude", "", harness.clock.now() + timedelta(minutes=1)))
+    until = harness.clock.now() + timedelta(minutes=1)
+    await store.tell_gate("claude", Closed(until, "limit"))
     assert await store.claim(scene.holder) == []
 
     harness.clock.advance(timedelta(minutes=1))
@@ -139,7 +140,8 @@ async def check_a_turn_begun_in_a_warm_lane_runs_before_what_is_queued(
     scene, store = working.scene, working.store
     queued = await scene.send("queued")
     await store.pause(scene.agent)
-    await store.set_gate(Gate("claude", "", harness.clock.now() + timedelta(hours=1)))
+    until = harness.clock.now() + timedelta(hours=1)
+    await store.tell_gate("claude", Closed(until, "limit"))
 
     claim = await store.wake(_hold(working), Message(scene.agent, "by itself", "self"))
 

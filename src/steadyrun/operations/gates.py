@@ -1,0 +1,75 @@
+"""May a provider be used, and who decides that? Gates close and open by themselves, or by hand."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Annotated
+
+from msgspec import Struct
+
+from steadyrun.errors import Usage
+from steadyrun.model.agent import Agent
+from steadyrun.model.gate import LONGEST, Closed, Gate, Opened
+from steadyrun.operations.desk import Desk
+from steadyrun.operations.documents import GateDocument, GatesDocument, gate_document
+from steadyrun.operations.words import said
+
+_BY_HAND = "closed by hand"
+
+Provider = Annotated[str, said("the provider's name: `steadyrun providers`", metavar="P")]
+
+
+class ListGates(Struct, frozen=True, forbid_unknown_fields=True):
+    """There is nothing to say."""
+
+
+class OpenGate(Struct, frozen=True, forbid_unknown_fields=True):
+    provider: Provider
+
+
+class CloseGate(Struct, frozen=True, forbid_unknown_fields=True):
+    provider: Provider
+    duration: Annotated[
+        float | None, said("for how long (until it is opened)", metavar="DURATION", flag="--for")
+    ] = None
+    reason: Annotated[str | None, said("why, for whoever looks", metavar="TEXT")] = None
+
+
+async def list_all(desk: Desk, _: ListGates) -> GatesDocument:
+    return GatesDocument(await gate_documents(desk, await desk.store.agents()))
+
+
+async def open_by_hand(desk: Desk, given: OpenGate) -> GatesDocument:
+    require_provider(desk, given.provider)
+    gates = await desk.store.tell_gate(given.provider, Opened())
+    return _documents(desk, gates)
+
+
+async def close_by_hand(desk: Desk, given: CloseGate) -> GatesDocument:
+    require_provider(desk, given.provider)
+    until = None
+    if given.duration is not None:
+        most = LONGEST.total_seconds()
+        if not 0 < given.duration <= most:
+            found = f"expected a time up to {LONGEST.days} days, found {given.duration:g} seconds"
+            raise Usage(found, hint="Without --for it stays closed until it is opened.")
+        until = desk.clock.now() + timedelta(seconds=given.duration)
+    news = Closed(until, given.reason or _BY_HAND)
+    return _documents(desk, await desk.store.tell_gate(given.provider, news))
+
+
+async def gate_documents(desk: Desk, agents: Iterable[Agent]) -> tuple[GateDocument, ...]:
+    """Of every provider that was ever closed or is used by an agent."""
+    known = await desk.store.gates()
+    used = {provider for agent in agents for provider in agent.providers}
+    unknown = used - {gate.provider for gate in known}
+    gates = sorted([*known, *map(Gate, unknown)], key=lambda gate: (gate.provider, gate.account))
+    return tuple(gate_document(gate, desk.clock.now()) for gate in gates)
+
+
+def require_provider(desk: Desk, provider: str) -> None:
+    if desk.abilities(provider) is None:
+        raise Usage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
+
+
+def _documents(desk: Desk, gates: Iterable[Gate]) -> GatesDocument:
+    return GatesDocument(tuple(gate_document(gate, desk.clock.now()) for gate in gates))

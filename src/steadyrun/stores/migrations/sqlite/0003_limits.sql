@@ -1,0 +1,26 @@
+-- A gate is one document: whether it lets somebody through is asked of it as a whole. What is closed
+-- stays closed, until the time that was known.
+
+ALTER TABLE gates RENAME TO gates_before;
+
+CREATE TABLE gates (
+    provider TEXT NOT NULL,
+    account  TEXT NOT NULL,
+    body     BLOB NOT NULL,
+    PRIMARY KEY (provider, account)
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO gates
+SELECT provider, account,
+       CAST(json_object(
+           'provider', provider,
+           'account', account,
+           'is_closed', json('true'),
+           'until', strftime('%Y-%m-%dT%H:%M:%SZ', closed_until / 1000000, 'unixepoch'),
+           'is_stated', json('true'),
+           'reason', reason
+       ) AS BLOB)
+FROM gates_before
+WHERE closed_until IS NOT NULL;
+
+DROP TABLE gates_before;
