@@ -20,7 +20,7 @@ up: setup ## run the daemon with a demo agent, until Ctrl-C
 	@$(BIN)/python scripts/demo.py
 
 test: setup ## run the tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python scripts/run_tests.py
 
 check: setup ## formatting, lint, types, import rules, sizes
 	@$(BIN)/ruff format --check .
