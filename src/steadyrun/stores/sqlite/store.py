@@ -130,6 +130,7 @@ class SqliteStore(SqliteReads):
         now, item = self._clock.now(), self._ids.item()
 
         def hire(connection: Connection) -> Started:
+            holders.require(connection, holder)
             agents.hire(connection, agent, message, item, now)
             started = self._begin(connection, Start(holder, opened), 1, agent.id, now)
             if not started:
