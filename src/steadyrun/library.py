@@ -10,6 +10,7 @@ Leaving the block lets go of what still runs: it goes on, and is taken up by the
 command that opens the same home.
 """
 
+import contextlib
 import platform
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -26,6 +27,7 @@ from steadyrun.assemble.runtime import open_runtime
 from steadyrun.config import Config, load
 from steadyrun.errors import AbilityMissing, ChangeRefused, MessageTooLong, NotFound, Usage
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import Answer, approval_id
 from steadyrun.model.event import (
     FollowupAbsorbed,
     FollowupOffered,
@@ -51,6 +53,8 @@ from steadyrun.wire.paths import directory
 
 # How long whoever drives a run has to take a message.
 ANSWER_SECONDS = 30.0
+# Who answers for a program that does not say.
+BY_LIBRARY = "library"
 
 
 class Wishes(TypedDict, total=False):
@@ -221,12 +225,26 @@ class RunHandle:
         accepted = await self._store.accept(Message(run.agent, text))
         return await self._answer(accepted.item.id, run)
 
-    async def decide(self, approval: str, verdict: Verdict) -> None:
-        """Answer an approval that a run of this program has asked for."""
-        seat = self._holding.seat(self.id)
-        if seat is None or seat.runner is None:
-            raise ChangeRefused("decide", found=f"{self.id} is not driven by this program")
-        await seat.runner.decide(approval, verdict)
+    async def decide(self, approval: str, verdict: Verdict, *, by: str = BY_LIBRARY) -> None:
+        """Answer what the run has asked, by the name in its event. The first answer decides: one
+        that comes too late, or to what was never asked, changes nothing."""
+        run = await self._store.run(self.id)
+        if verdict.input is not None:
+            abilities = self._holding.around.drivers.abilities(run.provider)
+            if "change_input" not in abilities:
+                raise AbilityMissing(run.provider, "change_input", asked="input")
+        if run.process is None:
+            return
+        answer = Answer(
+            verdict.is_allowed,
+            by,
+            self._holding.around.clock.now(),
+            verdict.message,
+            input=verdict.input,
+            ends_turn=verdict.ends_turn,
+        )
+        with contextlib.suppress(NotFound, ChangeRefused):
+            await self._store.answer(approval_id(run.process, approval), answer)
 
     async def cancel(self, reason: str | None = None) -> Run:
         """Ask for the end of the run. It may take a moment; an ended run stays as it is."""

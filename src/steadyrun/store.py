@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from steadyrun.hints import FALLBACK_POLL_SECONDS, Hints
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -32,7 +33,7 @@ from steadyrun.model.event import (
     StoredEvent,
 )
 from steadyrun.model.gate import Gate, GateNews
-from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Run
@@ -163,6 +164,8 @@ class Call(Struct, frozen=True):
     # There is something to take.
     has_steerable: bool
     is_paused: bool
+    # Answers that whoever asked does not have yet, oldest question first.
+    answers: tuple[Approval, ...] = ()
 
 
 class Store(Protocol):
@@ -418,6 +421,23 @@ class Store(Protocol):
         until: datetime | None = None,
     ) -> UsageSum:
         """Totals over the runs created in [since, until)."""
+
+    # -- approvals: `append` makes and settles them, and the end of a run withdraws its own
+
+    async def answer(self, approval: ApprovalId, answer: Answer) -> Approval:
+        """Answer a question that is open. The same answer again changes nothing; any other, or one
+        to a question that is settled, is `ChangeRefused`: whoever is first decides."""
+
+    async def approval(self, approval: ApprovalId) -> Approval:
+        """The question, else `NotFound`."""
+
+    async def approvals(
+        self, agent: AgentId | None = None, *, include_settled: bool = False, limit: int = PAGE
+    ) -> list[Approval]:
+        """What persons were asked, newest first."""
+
+    async def approvals_like(self, part: str, limit: int = 2) -> list[Approval]:
+        """Those whose id begins or ends so, newest first: for ids typed by hand."""
 
     # -- gates
 

@@ -19,8 +19,10 @@ from steadyrun.operations.agents import (
     SetAgent,
     ShowAgent,
 )
+from steadyrun.operations.approvals import Approve, Deny, ListApprovals
 from steadyrun.operations.daemon import Ask, Stop
 from steadyrun.operations.desk import Desk
+from steadyrun.operations.gates import CloseGate, ListGates, OpenGate
 from steadyrun.operations.items import ChooseItem, ListItems, Send
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
 from steadyrun.operations.runs import Cancel
@@ -59,6 +61,12 @@ def script(work: Path) -> list[tuple[str, Struct]]:
         ("item.retry", ChooseItem("itm_")),
         ("item.list", ListItems(all=True)),
         ("agent.resume", ChooseAgents(all=True)),
+        ("gate.close", CloseGate("shell", 60.0, "the bill")),
+        ("gate.list", ListGates()),
+        ("gate.open", OpenGate("shell")),
+        ("approval.list", ListApprovals(all=True)),
+        ("approval.approve", Approve("prc_", "eve")),
+        ("approval.deny", Deny("prc_", "eve", "no")),
         ("item.send", Send(agent="ada", text="second", followup="queue")),
         ("agent.list", ListAgents()),
         ("daemon.stop", Stop(drain=2.0, keep=True)),
@@ -115,6 +123,7 @@ def test_what_is_asked_comes_to_what_it_should(tmp_path: Path) -> None:
         ("agent.add", "name_taken"), ("agent.add", "usage"), ("agent.add", "agent_home_missing"),
         ("agent.add", "role_missing"), ("agent.set", "not_found"), ("item.retry", "conflict"),
         ("agent.rm", "conflict"), ("item.cancel", "not_found"),
+        ("approval.approve", "not_found"), ("approval.deny", "not_found"),
     ]  # fmt: skip
     by_name: dict[str, list[Any]] = {}
     for name, answer in answers:

@@ -5,8 +5,8 @@ from pathlib import Path
 import anyio
 
 from steadyrun.model import event as ev
+from steadyrun.model.approval import Answer
 from steadyrun.model.item import Message
-from steadyrun.provider import Verdict
 from steadyrun.runtime.worker import Room
 from steadyrun.stores.sqlite import SqliteStore
 from tests.team import begun, says, script, working
@@ -103,10 +103,8 @@ def test_a_run_that_waits_for_a_person_makes_room_for_another(tmp_path: Path) ->
             asking = await team.send(ada, script({"approval": {"name": "Write"}}, {"text": "so"}))
             await team.until_told(ada, ev.ApprovalRequested)
             other = await team.done(bob, says("meanwhile"))
-            [asked] = await team.of(ada, ev.ApprovalRequested)
-            runner = team.daemon.seats.of(ada).runner  # type: ignore[union-attr]
-            assert runner
-            await runner.decide(asked.approval, Verdict(True))
+            [asked] = await team.store.approvals(ada)
+            await team.store.answer(asked.id, Answer(True, "eve", asked.asked_at))
 
             assert other.reply == "meanwhile"
             assert (await team.settled(asking)).reply == "so"

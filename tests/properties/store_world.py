@@ -16,6 +16,8 @@ from steadyrun.errors import SteadyrunError
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
     Emitted,
     Event,
     Foreign,
@@ -77,9 +79,16 @@ endings: st.SearchStrategy[tuple[EndStatus, StopReason | None]] = st.tuples(
     st.sampled_from(["completed", "failed", "cancelled", "timed_out", "rate_limited"]),
     st.sampled_from([None, "user_stop", "shutdown", "hang"]),
 )
+ANSWERERS = ["user", "provider"]
 events: st.SearchStrategy[Event | Foreign] = st.one_of(
     st.builds(TextFinal, texts),
     st.builds(ToolStarted, st.just("t"), st.just("Bash"), st.just({"x": [1, None]})),
+    st.builds(
+        ApprovalRequested, st.sampled_from(["1", "2"]), st.none(), texts, st.just({"x": [1]})
+    ),
+    st.builds(
+        ApprovalResolved, st.sampled_from(["1", "2"]), st.just("allow"), st.sampled_from(ANSWERERS)
+    ),
     st.just(Foreign("thought", 9, b"\x82\xa4type\xa7thought\xa1n\x01")),
 )
 rarely = st.integers(0, 19).map(lambda n: n == 7)
@@ -422,6 +431,7 @@ async def main_reads(store: Store, world: World) -> dict[str, object]:
         "items": await store.items(include_settled=True, limit=ALL),
         "runs": await store.runs(limit=ALL),
         "events": await store.events(limit=ALL),
+        "approvals": await store.approvals(include_settled=True, limit=ALL),
     }
 
 

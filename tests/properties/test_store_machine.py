@@ -10,6 +10,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import Answer, approval_id
 from steadyrun.model.gate import Closed, Opened
 from steadyrun.model.item import Claim, Followup, Message
 from steadyrun.model.run import (
@@ -287,6 +288,15 @@ class Lockstep(World):
         self._append(self._work(0).claim if is_now else claim, batch)
 
     @precondition(lambda self: self.works)
+    @rule(n=small, name=st.sampled_from(["1", "2"]), by=texts, is_allowed=st.booleans())
+    def answer(self, n: int, name: str, by: str, is_allowed: bool) -> None:
+        """To a question that there may be."""
+        approval = approval_id(self._process(self._work(n), n), name)
+        given = Answer(is_allowed, by, self.clock.now(), CANARY)
+        self._both(lambda store: store.answer(approval, given))
+        self._both(lambda store: store.approvals_like(f":{name}", 9))
+
+    @precondition(lambda self: self.works)
     @rule(n=small, data=st.data(), has_change=st.booleans(), has_batch=st.booleans())
     def settle(self, n: int, data: st.DataObject, has_change: bool, has_batch: bool) -> None:
         work = self._work(n)
@@ -322,6 +332,7 @@ class Lockstep(World):
             lambda store: store.usage(provider=PROVIDERS[n % 2], until=since),
             lambda store: store.open_processes(agent),
             lambda store: store.calls(holder),
+            lambda store: store.approvals(agent, limit=limit),
         ):
             self._both(verb)
 

@@ -43,6 +43,7 @@ class Quiet:
 
     def __init__(self) -> None:
         self.heard_at = 0.0
+        self.process = SimpleNamespace(id="prc_1")
         self.offers = SimpleNamespace(open={}, recall=self._recall)
 
     @property

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import anyio
 
 from steadyrun.cli import render
+from steadyrun.cli.answer import user
 from steadyrun.errors import SteadyrunError
 from steadyrun.library import RunHandle
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved, LiveEvent, StoredEvent
 from steadyrun.provider import Verdict
 
-_NOBODY = "nobody is there to be asked"
+_NOBODY, _NOBODY_NAME = "nobody is there to be asked", "nobody"
 _HINT = "Use --mode accept_edits or --mode full_auto, or run it on a terminal to be asked."
 _ANSWERS = {"y": True, "yes": True, "n": False, "no": False}
 
@@ -21,7 +22,7 @@ Say = Callable[[str], None]
 
 
 async def deny(run: RunHandle, asked: ApprovalRequested, why: str = _NOBODY) -> None:
-    await run.decide(asked.approval, Verdict(is_allowed=False, message=why))
+    await run.decide(asked.approval, Verdict(is_allowed=False, message=why), by=_NOBODY_NAME)
 
 
 def can_ask() -> bool:
@@ -45,7 +46,7 @@ class Approvals:
                 self._more.set()
             case ApprovalRequested() as asked:
                 self._say(f"  ! denied {asked.tool_name}: {_NOBODY}. {_HINT}")
-                await self._decide(asked, is_allowed=False, why=_NOBODY)
+                await self._decide(asked, Verdict(False, _NOBODY), by=_NOBODY_NAME)
             case ApprovalResolved(approval, _, _) if approval in self._open:
                 _, asking = self._open.pop(approval)
                 asking.cancel()
@@ -59,15 +60,15 @@ class Approvals:
                 asked, asking = next(iter(self._open.values()))
                 with asking:
                     is_allowed = await self._answer(asked)
-                    await self._decide(asked, is_allowed=is_allowed, why="the user said no")
+                    said = Verdict(is_allowed, "" if is_allowed else "the user said no")
+                    await self._decide(asked, said, by=user())
                 self._open.pop(asked.approval, None)
             self._more = anyio.Event()
             await self._more.wait()
 
-    async def _decide(self, asked: ApprovalRequested, *, is_allowed: bool, why: str) -> None:
+    async def _decide(self, asked: ApprovalRequested, verdict: Verdict, *, by: str) -> None:
         try:
-            message = "" if is_allowed else why
-            await self._run.decide(asked.approval, Verdict(is_allowed, message))
+            await self._run.decide(asked.approval, verdict, by=by)
         except SteadyrunError as error:
             self._say(f"  ! {error.message}")
 

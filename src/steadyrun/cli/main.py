@@ -129,7 +129,9 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 
 # Commands of operations that do more than ask and show.
 OWN = {
+    "approve": ("answer:answer", _nothing),
     "cancel": ("steer:cancel", _nothing),
+    "deny": ("answer:answer", _nothing),
     "down": ("down:down", _nothing),
     "send": ("send:send", _send_arguments),
 }

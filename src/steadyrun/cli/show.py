@@ -12,6 +12,8 @@ from steadyrun.operations.documents import (
     AgentDocument,
     AgentPage,
     AgentsDocument,
+    ApprovalDocument,
+    ApprovalsDocument,
     CancelledDocument,
     CostSum,
     GateDocument,
@@ -156,6 +158,25 @@ def _inbox(given: Any, found: ItemsDocument) -> Sequence[str]:
     )
 
 
+def _approvals(given: Any, found: ApprovalsDocument) -> Iterator[str]:
+    """Each with all it would do: a part that is cut off could be the one that matters."""
+    now = datetime.now(UTC)
+    if not found.approvals:
+        yield "No approvals." if given.all else "Nobody is asked anything."
+    for each in found.approvals:
+        said = f", {each.verdict} by {each.by}" if each.verdict else ""
+        yield render.plain(
+            f"{each.id}  {each.agent}  {each.status}{said}  {age(each.asked_at, now)}"
+        )
+        asked = "" if each.tool_input is None else render.to_json(each.tool_input)
+        yield render.plain(f"  {each.tool_name} {asked}".rstrip())
+
+
+def _answered(_: Any, found: ApprovalDocument) -> Iterator[str]:
+    word = "allowed" if found.verdict == "allow" else "denied"
+    yield render.plain(f"{word}: {found.tool_name} for {found.agent} ({found.id})")
+
+
 def _cancelled(_: Any, found: CancelledDocument) -> Iterator[str]:
     yield f"{found.status}: {found.run or found.item}"
 
@@ -229,6 +250,9 @@ TEXTS: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     "item.list": _inbox,
     "item.cancel": _cancelled,
     "item.retry": _retried,
+    "approval.list": _approvals,
+    "approval.approve": _answered,
+    "approval.deny": _answered,
     "status": _status,
     "daemon.stop": _stopped,
 }

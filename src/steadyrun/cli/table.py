@@ -95,6 +95,18 @@ TABLE: "tuple[Row, ...]" = (
     ("retry", "ask the same once more", "item.retry", (
         ("item", "text", (), "ITEM", "an item's id, or the beginning of one", (), True),
     )),
+    ("approvals", "list what agents ask, newest first", "approval.list", (
+        ("agent", "text", (), "AGENT", "only of this agent", (), False),
+        ("all", "flag", ("--all",), "ALL", "the settled ones, too", (), False),
+        ("limit", "count", ("-n",), "N", "how many (50)", (), False),
+    )),
+    ("approve", "allow what an agent asks for", "approval.approve", (
+        ("id", "text", (), "ID", "a question's id, or how it begins or ends: `steadyrun approvals`", (), True),
+    )),
+    ("deny", "deny what an agent asks for", "approval.deny", (
+        ("id", "text", (), "ID", "a question's id, or how it begins or ends: `steadyrun approvals`", (), True),
+        ("reason", "text", ("--reason",), "TEXT", "why, for the agent and the record", (), True),
+    )),
     ("status", "show the daemon, its agents and gates", "status", ()),
     ("down", "end the daemon", "daemon.stop", (
         ("drain", "wait", ("--drain",), "DURATION", "how long to wait for what runs (60s); 0s: not at all", (), False),

@@ -3,7 +3,7 @@
 from steadyrun.config.checks import PROVIDERS
 from steadyrun.config.describe import as_document, describe
 from steadyrun.config.load import Config, load
-from steadyrun.config.places import Places, locate
+from steadyrun.config.places import Places, is_agents_own, locate
 from steadyrun.config.schema import (
     HARMLESS,
     AgentSettings,
@@ -28,6 +28,7 @@ __all__ = [
     "Settings",
     "as_document",
     "describe",
+    "is_agents_own",
     "is_trusted",
     "load",
     "locate",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steadyrun.errors import ConfigInvalid
+from steadyrun.keeper import MARK
 
 PROJECT_FILE = "steadyrun.toml"
 
@@ -41,6 +42,11 @@ def locate(
 def process_environ() -> Mapping[str, str]:
     """The one place that looks at this process's environment."""
     return os.environ  # noqa: TID251
+
+
+def is_agents_own() -> bool:
+    """Whether this process was started by what an agent runs in, at whatever remove."""
+    return bool(process_environ().get(MARK))
 
 
 def _find_home(environ: Mapping[str, str]) -> Path:

@@ -10,6 +10,7 @@ ItemId = NewType("ItemId", str)
 RunId = NewType("RunId", str)
 ProcessId = NewType("ProcessId", str)
 HolderId = NewType("HolderId", str)
+ApprovalId = NewType("ApprovalId", str)
 
 # Crockford's alphabet in lower case: no i, l, o, u, and its order is the order of its values.
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"

@@ -1,11 +1,12 @@
 """How do things look as JSON? Every key is always there; what is not known is null."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from steadyrun.model.agent import OnLimited
+from steadyrun.model.approval import ApprovalStatus
 from steadyrun.model.event import Diagnostic, ErrorFact
 from steadyrun.model.gate import Gate, GateState, dispatchable, gate_state, opens_at
 from steadyrun.model.item import SETTLED, Delivery, Followup, ItemKind, ItemStatus, OnLost
@@ -143,6 +144,27 @@ class GateDocument(Struct, frozen=True):
 
 class GatesDocument(Struct, frozen=True):
     gates: tuple[GateDocument, ...]
+
+
+class ApprovalDocument(Struct, frozen=True, kw_only=True):
+    """What a person was asked, and what they said: an answer is on its way until it is resolved."""
+
+    id: str
+    agent: str
+    run: str
+    status: ApprovalStatus
+    tool_name: str
+    tool_input: Any
+    tool_call_id: str | None
+    asked_at: datetime
+    verdict: Literal["allow", "deny"] | None
+    by: str | None
+    reason: str | None
+    answered_at: datetime | None
+
+
+class ApprovalsDocument(Struct, frozen=True):
+    approvals: tuple[ApprovalDocument, ...]
 
 
 class Live(Struct, frozen=True):

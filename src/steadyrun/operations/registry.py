@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from steadyrun.operations import agents, daemon, events, gates, items, runs
+from steadyrun.operations import agents, approvals, daemon, events, gates, items, runs
 from steadyrun.operations import documents as doc
 from steadyrun.operations.desk import Desk
 
@@ -94,6 +94,20 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="item.retry", words=("retry",), summary="ask the same once more",
         given=items.ChooseItem, answer=doc.ItemDocument, do=items.retry, scope="operator",
+    ),
+    Operation(
+        name="approval.list", words=("approvals",), summary="list what agents ask, newest first",
+        given=approvals.ListApprovals, answer=doc.ApprovalsDocument, do=approvals.list_all,
+        scope="read",
+    ),
+    Operation(
+        name="approval.approve", words=("approve",), summary="allow what an agent asks for",
+        given=approvals.Approve, answer=doc.ApprovalDocument, do=approvals.approve,
+        scope="operator",
+    ),
+    Operation(
+        name="approval.deny", words=("deny",), summary="deny what an agent asks for",
+        given=approvals.Deny, answer=doc.ApprovalDocument, do=approvals.deny, scope="operator",
     ),
     Operation(
         name="status", words=("status",), summary="show the daemon, its agents and gates",

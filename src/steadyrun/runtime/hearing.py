@@ -3,7 +3,11 @@
 from datetime import timedelta
 from typing import Protocol, TypeGuard
 
+from msgspec.structs import replace
+
+from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import BY_PROVIDER, approval_id
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
@@ -114,6 +118,10 @@ def _judged(
 
 async def hear(seat: Turning, live: LiveProcess, stretch: Stretch) -> None:
     """Record it, then do what it asks of us."""
+    asking = [each for each in stretch.heard if _is_asking(each)]
+    if any(type(each.event) is ApprovalResolved for each in asking):
+        stretch = await _signed(live, stretch)
+        asking = [each for each in stretch.heard if _is_asking(each)]
     is_plain = set(map(type, stretch.heard)) <= _PLAIN
     if is_plain:
         events: list[Emitted] = stretch.heard  # type: ignore[assignment]
@@ -122,11 +130,28 @@ async def hear(seat: Turning, live: LiveProcess, stretch: Stretch) -> None:
         await _hear_turn(seat, live, stretch)
     if seat.runner and seat.runner.is_probe:
         await _report(seat.runner, live, stretch)
-    asking = [each for each in stretch.heard if _is_asking(each)]
     for heard in asking:
         await _note(seat, live, heard)
     if asking or not is_plain:
         live.tell_change()
+
+
+async def _signed(live: LiveProcess, stretch: Stretch) -> Stretch:
+    """What a provider was told has been said by somebody: their name is in the record."""
+    heard = [await _with_name(live, each) for each in stretch.heard]
+    return replace(stretch, heard=heard)
+
+
+async def _with_name(live: LiveProcess, heard: Heard) -> Heard:
+    event = heard.event if type(heard) is Emitted else None
+    if not isinstance(event, ApprovalResolved) or event.by == BY_PROVIDER:
+        return heard
+    try:
+        known = await live.store.approval(approval_id(live.process.id, event.approval))
+    except NotFound:
+        # It was asked outside of a run.
+        return heard
+    return replace(heard, event=replace(event, by=known.answer.by)) if known.answer else heard
 
 
 async def _hear_turn(seat: Turning, live: LiveProcess, stretch: Stretch) -> None:

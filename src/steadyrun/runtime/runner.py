@@ -3,12 +3,14 @@
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 
 import anyio
 from msgspec.structs import replace
 
-from steadyrun.errors import AbilityMissing
+from steadyrun.errors import StoreFailed
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import BY_TIMEOUT, Answer, Approval, approval_id
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
@@ -18,7 +20,7 @@ from steadyrun.model.event import (
     ProviderRetrying,
     StallWarned,
 )
-from steadyrun.model.ids import RunId
+from steadyrun.model.ids import ApprovalId, RunId
 from steadyrun.model.item import Claim, cancel_fact
 from steadyrun.model.run import STOPPED, Finished, Orphaned, Run, StopReason, Touched
 from steadyrun.model.usage import Cost, Usage, both, cost_of_both
@@ -72,7 +74,7 @@ class Runner:
         # The provider has said that it will try again at this time.
         self._patient_until = 0.0
         self._warned_of: float | None = None
-        self._denied: set[str] = set()
+        self._denied: set[ApprovalId] = set()
         # When we last were asleep.
         self._awake_at = 0.0
         # Nothing can be due before: what is heard only makes it later.
@@ -209,14 +211,22 @@ class Runner:
 
     # -- stopping
 
-    async def decide(self, approval: str, verdict: Verdict) -> None:
-        """Answer what the provider has asked."""
-        live = self._live
-        if live is None:
+    async def pass_on(self, approval: Approval) -> None:
+        """Tell the provider what it was answered. Said again it is not told again."""
+        live, answer = self._live, approval.answer
+        if live is None or answer is None or live.process.id != approval.process:
             return
-        if verdict.input is not None and "change_input" not in live.abilities:
-            raise AbilityMissing(self._agent.provider, "change_input", asked="input")
-        await live.say(lambda driver: driver.decide(approval, verdict))
+        verdict = Verdict(answer.is_allowed, answer.reason, answer.input, answer.ends_turn)
+        await live.say(lambda driver: driver.decide(approval.name, verdict))
+
+    async def _deny(self, approval: ApprovalId) -> None:
+        """Nobody has answered in time; who answers at this very moment is heard."""
+        answer = Answer(False, BY_TIMEOUT, self._clock.now(), "nobody answered in time")
+        try:
+            await self._store.answer(approval, answer)
+        except StoreFailed:
+            self._denied.discard(approval)
+            raise
 
     async def cancel(self, why: str | None) -> None:
         """Somebody wants it to end. The wish is written down first: it outlives us."""
@@ -256,12 +266,11 @@ class Runner:
         if live is None or driver is None or now < self._look_at:
             return
         limit = self._limits.approval or math.inf
-        for approval, asked_at in self.approvals.items():
+        for name, asked_at in self.approvals.items():
+            approval = approval_id(live.process.id, name)
             if now > asked_at + limit and approval not in self._denied:
                 self._denied.add(approval)
-                yield lambda name=approval: self.decide(  # type: ignore[misc]
-                    name, Verdict(False, "nobody answered in time")
-                )
+                yield partial(self._deny, approval)
         alarm = (
             None if self.is_over or self.stopped else next_alarm(self._limits, self._signs(driver))
         )

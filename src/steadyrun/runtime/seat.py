@@ -418,6 +418,8 @@ class Seat:
             await runner.stop("user_stop", item.cancel_reason)
         if live is None:
             return
+        for approval in call.answers:
+            await runner.pass_on(approval)
         for offer in set(call.cancelled) & live.offers.open.keys():
             await live.offers.take_back(offer)
         if call.has_steerable:

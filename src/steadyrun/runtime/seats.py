@@ -107,10 +107,12 @@ class Seats:
         return {call.agent for call in calls if not self._hears(call)}
 
     def _hears(self, call: Call) -> bool:
-        """Whether all that shall stop can be stopped now."""
+        """Whether all that shall stop can be stopped now, and who asked can be answered."""
         seat = self._seats.get(call.agent)
         runner = seat.runner if seat else None
         if seat is None or runner is None or runner.is_over:
+            return False
+        if call.answers and seat.live is None:
             return False
         offered = seat.live.offers.open.keys() if seat.live else set[ItemId]()
         return offered | {runner.claim.item.id} >= set(call.cancelled)

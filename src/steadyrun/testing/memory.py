@@ -12,6 +12,7 @@ from steadyrun.clock import Clock
 from steadyrun.errors import ChangeRefused
 from steadyrun.hints import Hint, Hints
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.batch import Appended, Batch, StoredRow, fresh_part
 from steadyrun.model.event import (
     Emitted,
@@ -20,13 +21,14 @@ from steadyrun.model.event import (
     kinds_of,
 )
 from steadyrun.model.gate import Gate, GateNews, GateRules
-from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, ApprovalId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message, cancel_fact
 from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
 from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Holder, Lost, Start, Started
+from steadyrun.testing import memory_approvals as approvals
 from steadyrun.testing import tables as rows
 from steadyrun.testing.memory_gates import GateKeeper
 from steadyrun.testing.memory_reads import MemoryReads
@@ -352,6 +354,15 @@ class MemoryStore(MemoryReads):
             rows.owned(t, hold)
             return self._append(t, hold, batch)
 
+    # -- approvals
+
+    async def answer(self, approval: ApprovalId, answer: Answer) -> Approval:
+        clean = rows.altered(answer, reason=self._scrubber.clean(answer.reason))
+        with self._transaction([]) as t:
+            answered = approvals.answer(t, approval, clean)
+        self.hints.ring([answered.agent])
+        return answered
+
     # -- gates
 
     async def tell_gate(
@@ -393,6 +404,7 @@ class MemoryStore(MemoryReads):
             if before is None:
                 self._gates.begun(t, after)
             elif after.is_terminal:
+                approvals.withdraw(t, after.id)
                 self._gates.ended(t, after)
         return after
 
@@ -407,7 +419,9 @@ class MemoryStore(MemoryReads):
         count = len(t.events)
         if run and isinstance(fresh.change, Launched):
             self._change(t, run.id, fresh.change)
+        heard = len(t.events)
         self._add(t, hold.agent, fresh)
+        approvals.heard(t, hold.agent, fresh, t.events[heard:])
         if run and fresh.change and not isinstance(fresh.change, Launched):
             self._change(t, run.id, fresh.change)
         t.processes[process.id] = rows.advanced(process, fresh, marks)

@@ -5,9 +5,10 @@ from datetime import datetime
 
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import UNSETTLED, Approval
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.gate import Gate
-from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
@@ -85,7 +86,11 @@ class MemoryReads:
     async def calls(self, holder: HolderId) -> list[Call]:
         lanes = [lane for lane in self._tables.lanes.values() if lane.status == "held"]
         calls = [rows.call_on(self._tables, lane) for lane in lanes if lane.holder == holder]
-        wanted = [each for each in calls if each.cancelled or each.has_steerable or each.is_paused]
+        wanted = [
+            each
+            for each in calls
+            if each.cancelled or each.has_steerable or each.is_paused or each.answers
+        ]
         return sorted(wanted, key=lambda call: call.agent)
 
     async def run(self, run: RunId) -> Run:
@@ -151,6 +156,29 @@ class MemoryReads:
             if is_in and agent in {None, run.agent} and provider in {None, run.provider}:
                 total = rows.added(total, run)
         return total
+
+    async def approval(self, approval: ApprovalId) -> Approval:
+        if approval not in self._tables.approvals:
+            raise NotFound("approval", approval)
+        return self._tables.approvals[approval]
+
+    async def approvals(
+        self, agent: AgentId | None = None, *, include_settled: bool = False, limit: int = PAGE
+    ) -> list[Approval]:
+        found = [
+            each
+            for each in self._newest_approvals()
+            if agent in {None, each.agent} and (include_settled or each.status in UNSETTLED)
+        ]
+        return found[:limit]
+
+    async def approvals_like(self, part: str, limit: int = 2) -> list[Approval]:
+        found = self._newest_approvals()
+        return [a for a in found if a.id.startswith(part) or a.id.endswith(part)][:limit]
+
+    def _newest_approvals(self) -> list[Approval]:
+        found = self._tables.approvals.values()
+        return sorted(found, key=lambda a: (a.asked_at, a.id), reverse=True)
 
     async def recall(self, key: str) -> bytes | None:
         return self._tables.kv.get(key)

@@ -10,10 +10,11 @@ import msgspec
 
 from steadyrun.errors import ChangeRefused, HolderGone, LeaseLost, NameTaken, NotFound
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import Approval
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, EventId
 from steadyrun.model.gate import Gate, dispatchable
-from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import (
     Claim,
     Delivery,
@@ -66,6 +67,7 @@ class Tables:
     runs: dict[RunId, Run] = field(default_factory=dict)
     events: list[Placed] = field(default_factory=list)
     gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
+    approvals: dict[ApprovalId, Approval] = field(default_factory=dict)
     kv: dict[str, bytes] = field(default_factory=dict)
 
     def copy(self) -> "Tables":
@@ -162,7 +164,11 @@ def within(items: Sequence[Item], most_bytes: int) -> Iterator[Item]:
 def call_on(t: Tables, lane: Lane) -> Call:
     running = in_lane(t, lane.agent, "running")
     cancelled = tuple(item.id for item in running if item.cancel_requested)
-    return Call(lane.agent, cancelled, bool(steerable(t, lane.agent)), lane.is_paused)
+    answered = [a for a in t.approvals.values() if a.agent == lane.agent]
+    answers = [a for a in answered if a.status == "answered"]
+    answers.sort(key=lambda a: (a.asked_at, a.id))
+    is_steered = bool(steerable(t, lane.agent))
+    return Call(lane.agent, cancelled, is_steered, lane.is_paused, tuple(answers))
 
 
 def is_main(item: Item) -> bool:

@@ -11,16 +11,17 @@ import anyio.to_thread
 
 from steadyrun.errors import StoreFailed
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import Approval
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.gate import Gate
-from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
 from steadyrun.store import PAGE, Call, Holder, Known, Lane, Look
-from steadyrun.stores.sqlite import gates, known, kv, looks, reads, rows, schema
+from steadyrun.stores.sqlite import approvals, gates, known, kv, looks, reads, rows, schema
 from steadyrun.stores.sqlite.faults import translated
 from steadyrun.stores.sqlite.rows import Connection
 
@@ -118,6 +119,17 @@ class SqliteReads:
         until: datetime | None = None,
     ) -> UsageSum:
         return await self._read(lambda c: reads.usage(c, agent, provider, since, until))
+
+    async def approval(self, approval: ApprovalId) -> Approval:
+        return await self._read(lambda c: approvals.approval(c, approval))
+
+    async def approvals(
+        self, agent: AgentId | None = None, *, include_settled: bool = False, limit: int = PAGE
+    ) -> list[Approval]:
+        return await self._read(lambda c: approvals.page(c, agent, include_settled, limit))
+
+    async def approvals_like(self, part: str, limit: int = 2) -> list[Approval]:
+        return await self._read(lambda c: approvals.like(c, part, limit))
 
     async def recall(self, key: str) -> bytes | None:
         return await self._read(lambda c: kv.recall(c, key))

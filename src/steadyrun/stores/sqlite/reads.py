@@ -15,7 +15,7 @@ from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import UsageSum
 from steadyrun.store import Call, Holder
-from steadyrun.stores.sqlite import rows
+from steadyrun.stores.sqlite import approvals, rows
 from steadyrun.stores.sqlite.rows import (
     ITEM_COLUMNS,
     PROCESS_COLUMNS,
@@ -79,12 +79,18 @@ _item_ids = msgspec.json.Decoder(tuple[ItemId, ...])
 
 
 def calls(connection: Connection, holder: HolderId) -> list[Call]:
+    answers = approvals.answers(connection, holder)
+    found = connection.execute(_CALLS, {"holder": holder})
     return [
-        Call(agent, _item_ids.decode(cancelled), bool(has_steerable), bool(is_paused))
-        for agent, is_paused, has_steerable, cancelled in connection.execute(
-            _CALLS, {"holder": holder}
+        Call(
+            agent,
+            _item_ids.decode(cancelled),
+            bool(has_steerable),
+            bool(is_paused),
+            answers.get(agent, ()),
         )
-        if is_paused or has_steerable or cancelled != "[]"
+        for agent, is_paused, has_steerable, cancelled in found
+        if is_paused or has_steerable or cancelled != "[]" or agent in answers
     ]
 
 

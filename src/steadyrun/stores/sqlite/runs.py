@@ -8,7 +8,13 @@ from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
 from steadyrun.model.batch import Appended, Batch, fresh_part
-from steadyrun.model.event import Kinds, ToolStarted, kinds_of
+from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
+    Kinds,
+    ToolStarted,
+    kinds_of,
+)
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item
 from steadyrun.model.packed import encode_events
@@ -27,7 +33,7 @@ from steadyrun.model.run import (
 )
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.stores.sqlite import gates, lanes, rows, warm
+from steadyrun.stores.sqlite import approvals, gates, lanes, rows, warm
 from steadyrun.stores.sqlite.ledger import NEXT_CURSOR, Ledger
 from steadyrun.stores.sqlite.rows import EVENT_SEQ, Connection, maybe_micros, micros
 from steadyrun.stores.sqlite.terms import Terms
@@ -232,6 +238,8 @@ def _append(connection: Connection, hold: Hold, written: Written, terms: Terms) 
     if fresh.events:
         tools = written.kinds[ToolStarted]
         ledger.add(fresh.run, len(fresh.events), written.body, tools)
+    if written.kinds[ApprovalRequested] or written.kinds[ApprovalResolved]:
+        approvals.heard(connection, hold.agent, fresh, written.body)
     if fresh.change and not isinstance(fresh.change, Launched):
         _change_run(connection, ledger, fresh, terms)
     _advance(connection, fresh, marks)
@@ -273,8 +281,10 @@ def _change(
     connection.execute(_PUT_RUN, _run_values(after))
     if before is None:
         gates.begun(connection, after, terms)
-    elif after.is_terminal and gates.ended(connection, after, terms):
-        ledger.look_again()
+    elif after.is_terminal:
+        approvals.withdraw(connection, after.id)
+        if gates.ended(connection, after, terms):
+            ledger.look_again()
     return after
 
 

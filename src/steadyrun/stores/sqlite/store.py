@@ -16,14 +16,16 @@ from typing import Self, TypeVar
 
 import anyio
 import anyio.to_thread
+from msgspec.structs import replace
 
 from steadyrun.clock import Clock, SystemClock
 from steadyrun.errors import ChangeRefused
 from steadyrun.hints import Hint, Hints
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.gate import Gate, GateNews, GateRules
-from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, ApprovalId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message, cancel_fact
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Run
@@ -31,6 +33,7 @@ from steadyrun.model.secret import Scrubber
 from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Holder, Lost, Start, Started
 from steadyrun.stores.sqlite import (
     agents,
+    approvals,
     followups,
     gates,
     holders,
@@ -317,6 +320,14 @@ class SqliteStore(SqliteReads):
         )
         self.hints.ring([hold.agent], Hint.EVENTS)
         return appended
+
+    # -- approvals
+
+    async def answer(self, approval: ApprovalId, answer: Answer) -> Approval:
+        clean = replace(answer, reason=self._terms.scrubber.clean(answer.reason))
+        answered = await self._accept(lambda c: approvals.answer(c, approval, clean))
+        self.hints.ring([answered.agent])
+        return answered
 
     # -- gates
 

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from steadyrun.testing.store_suite import (
     agents,
+    approvals,
     calls,
     durable,
     events,
@@ -36,7 +37,7 @@ def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
 
 PROMISES = _promises(
     agents, items, lanes, starting, followups, calls, going_on, trying_again, warm, takeover,
-    known, events, gates, reading, records, life,
+    known, events, approvals, gates, reading, records, life,
 )  # fmt: skip
 DURABLE_PROMISES = _promises(durable)
 

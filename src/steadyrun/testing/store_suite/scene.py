@@ -267,4 +267,6 @@ async def everything(store: Store) -> dict[str, object]:
         ],
         "usage": [await store.usage(), *[await store.usage(agent=a.id) for a in agents]],
         "gates": await store.gates(),
+        "approvals": await store.approvals(include_settled=True, limit=ALL),
+        "unsettled approvals": await store.approvals(limit=ALL),
     }

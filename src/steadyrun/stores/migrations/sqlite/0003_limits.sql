@@ -24,3 +24,16 @@ FROM gates_before
 WHERE closed_until IS NOT NULL;
 
 DROP TABLE gates_before;
+
+-- What persons were asked. Open until somebody answers, answered until whoever asked has it.
+CREATE TABLE approvals (
+    approval_id TEXT PRIMARY KEY,
+    agent_id    TEXT NOT NULL,
+    run_id      TEXT NOT NULL,
+    status      TEXT NOT NULL CHECK (status IN ('open', 'answered', 'resolved', 'withdrawn')),
+    asked_at    INTEGER NOT NULL,
+    body        BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX approvals_unsettled ON approvals (run_id) WHERE status IN ('open', 'answered');
+CREATE INDEX approvals_answered ON approvals (agent_id) WHERE status = 'answered';

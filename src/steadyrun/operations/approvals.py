@@ -1,0 +1,118 @@
+"""What are persons asked, and what do they say? Whoever answers first has decided."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Struct
+
+from steadyrun.errors import ChangeRefused, Conflict, NotFound, Usage
+from steadyrun.model.approval import Answer, Approval
+from steadyrun.model.ids import ApprovalId
+from steadyrun.operations.desk import Desk
+from steadyrun.operations.documents import ApprovalDocument, ApprovalsDocument
+from steadyrun.operations.looks import find_agent
+from steadyrun.operations.words import said, unsaid
+from steadyrun.store import Store
+
+_LIST = "`steadyrun approvals` lists them."
+
+Id = Annotated[
+    str, said("a question's id, or how it begins or ends: `steadyrun approvals`", metavar="ID")
+]
+By = Annotated[str, unsaid("who answers")]
+
+
+class ListApprovals(Struct, frozen=True, forbid_unknown_fields=True):
+    agent: Annotated[str | None, said("only of this agent", metavar="AGENT", is_word=True)] = None
+    all: Annotated[bool, said("the settled ones, too")] = False
+    limit: Annotated[int, said("how many (50)", metavar="N", flag="-n")] = 50
+
+
+class Approve(Struct, frozen=True, forbid_unknown_fields=True):
+    id: Id
+    by: By
+
+
+class Deny(Struct, frozen=True, forbid_unknown_fields=True):
+    id: Id
+    by: By
+    reason: Annotated[
+        str, said("why, for the agent and the record", metavar="TEXT", flag="--reason")
+    ]
+
+
+async def list_all(desk: Desk, given: ListApprovals) -> ApprovalsDocument:
+    if given.limit < 1:
+        raise Usage(f"expected a number from 1 on, found {given.limit}")
+    agent = None if given.agent is None else (await find_agent(desk, given.agent)).id
+    found = await desk.store.approvals(agent, include_settled=given.all, limit=given.limit)
+    return ApprovalsDocument(await _documents(desk.store, found))
+
+
+async def approve(desk: Desk, given: Approve) -> ApprovalDocument:
+    return await _answer(desk, given.id, Answer(True, given.by, desk.clock.now()))
+
+
+async def deny(desk: Desk, given: Deny) -> ApprovalDocument:
+    if not given.reason.strip():
+        raise Usage("the reason is empty", hint="Say why: the agent is told.")
+    return await _answer(desk, given.id, Answer(False, given.by, desk.clock.now(), given.reason))
+
+
+async def find_approval(store: Store, text: str) -> Approval:
+    """The one question whose id begins or ends with `text`."""
+    try:
+        return await store.approval(ApprovalId(text))
+    except NotFound:
+        found = await store.approvals_like(text) if text else []
+    if not found:
+        raise NotFound("approval", text, hint=_LIST)
+    if len(found) > 1:
+        raise Usage(f"{text!r} fits several approvals", hint=f"Type more of the id: {_LIST}")
+    return found[0]
+
+
+async def answer_to(store: Store, approval: Approval, answer: Answer) -> Approval:
+    """Answer it, unless somebody else has, or it is settled."""
+    try:
+        return await store.answer(approval.id, answer)
+    except ChangeRefused as error:
+        raise Conflict(await _why_not(store, approval.id), hint=_LIST) from error
+
+
+async def _answer(desk: Desk, text: str, answer: Answer) -> ApprovalDocument:
+    approval = await find_approval(desk.store, text)
+    answered = await answer_to(desk.store, approval, answer)
+    [document] = await _documents(desk.store, [answered])
+    return document
+
+
+async def _why_not(store: Store, name: ApprovalId) -> str:
+    found = await store.approval(name)
+    if found.answer is None:
+        return f"{found.id} is {found.status}: nobody waits for an answer"
+    word = "allowed" if found.answer.is_allowed else "denied"
+    return f"{found.id} was {word} already, by {found.answer.by}"
+
+
+async def _documents(store: Store, found: Sequence[Approval]) -> tuple[ApprovalDocument, ...]:
+    names = {agent: (await store.agent(agent)).name for agent in {each.agent for each in found}}
+    return tuple(_document(each, names[each.agent]) for each in found)
+
+
+def _document(approval: Approval, agent: str) -> ApprovalDocument:
+    answer = approval.answer
+    return ApprovalDocument(
+        id=approval.id,
+        agent=agent,
+        run=approval.run,
+        status=approval.status,
+        tool_name=approval.tool_name,
+        tool_input=approval.tool_input,
+        tool_call_id=approval.tool_call_id,
+        asked_at=approval.asked_at,
+        verdict=None if answer is None else "allow" if answer.is_allowed else "deny",
+        by=answer.by if answer else None,
+        reason=answer.reason or None if answer else None,
+        answered_at=answer.at if answer else None,
+    )

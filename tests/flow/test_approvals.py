@@ -1,0 +1,308 @@
+"""Can a person answer what an agent asks? From anywhere, also while nobody drives the agent."""
+
+import json
+import signal
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from steadyrun.clock import SystemClock
+from steadyrun.model import event as ev
+from steadyrun.model.approval import Answer
+from steadyrun.model.ids import AgentId
+from steadyrun.providers.keeping import read_sent
+from steadyrun.runtime.worker import Room
+from tests.children.keeper_driver import eventually
+from tests.commands import COMMAND
+from tests.homes import Home, a_home, end
+from tests.team import Home as Team
+from tests.team import opened, says, script, victim, working
+
+ASKS = (
+    {"approval": {"name": "Bash", "input": {"command": "rm x"}, "output": "ok"}},
+    {"text": "so"},
+)
+
+
+def approvals(home: Home, *words: str) -> list[dict[str, Any]]:
+    done = home.run("approvals", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["approvals"]
+    return found
+
+
+def asked(home: Home, count: int = 1) -> list[dict[str, Any]]:
+    """What is asked, as soon as that much is."""
+    eventually(lambda: len(approvals(home)) == count, f"that {count} questions are open")
+    return approvals(home)
+
+
+def settled(home: Home, item: str) -> str:
+    eventually(lambda: home.item(item).is_settled, "the end of the item")
+    return home.item(item).status
+
+
+def resolved(home: Home) -> list[tuple[str, str]]:
+    told = [each.event for each in home.events()]
+    return [(each.verdict, each.by) for each in told if isinstance(each, ev.ApprovalResolved)]
+
+
+# -- commands
+
+
+def test_a_question_is_listed_and_approved(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+        home.up()
+        nothing = home.run("approvals")
+        item = home.send("ada", *ASKS)
+        [question] = asked(home)
+        shown = home.run("approvals", "ada")
+        done = home.run("approve", question["id"], "--json")
+        again = home.run("approve", question["id"])
+        status = settled(home, item)
+        [after] = approvals(home, "--all")
+        too_late = home.run("deny", question["id"], "--reason", "no")
+
+        assert nothing.stdout == "Nobody is asked anything.\n"
+        assert (question["agent"], question["status"]) == ("ada", "open")
+        assert (question["tool_name"], question["tool_input"]) == ("Bash", {"command": "rm x"})
+        assert (question["verdict"], question["by"]) == (None, None)
+        assert 'Bash {"command":"rm x"}' in shown.stdout
+        answer = json.loads(done.stdout)
+        assert (answer["verdict"], answer["status"]) == ("allow", "answered")
+        assert answer["by"].startswith("cli:")
+        assert again.returncode == 0
+        assert (status, home.item(item).reply) == ("completed", "so")
+        assert (after["status"], after["by"]) == ("resolved", answer["by"])
+        assert resolved(home) == [("allow", answer["by"])]
+        assert too_late.returncode == 5
+        assert f"was allowed already, by {answer['by']}" in too_late.stderr
+
+
+def test_a_denial_tells_the_agent_why(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+        home.up()
+        item = home.send("ada", *ASKS)
+        [question] = asked(home)
+        without = home.run("deny", question["id"])
+        empty = home.run("deny", question["id"], "--reason", " ")
+        done = home.run("deny", question["id"].partition(":")[2], "--reason", "not on a Monday")
+
+        assert (without.returncode, empty.returncode, done.returncode) == (2, 2, 0)
+        assert done.stdout == f"denied: Bash for ada ({question['id']})\n"
+        assert settled(home, item) == "completed"
+        failed = [e.event for e in home.events() if isinstance(e.event, ev.ToolFailed)]
+        assert [tool.error for tool in failed] == ["denied: not on a Monday"]
+        [after] = approvals(home, "--all")
+        assert (after["verdict"], after["reason"]) == ("deny", "not on a Monday")
+
+
+def test_ids_that_fit_nothing_or_several_are_refused(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+        home.hire("bob")
+        home.up()
+        home.send("ada", *ASKS)
+        home.send("bob", *ASKS)
+        asked(home, 2)
+
+        words = ["", "nonsense", "%", "prc_", "prc_x:1\n", "-1", "x" * 5000]
+        done = [home.run("approve", "--", word) for word in words]
+
+        assert [each.returncode for each in done] == [3, 3, 3, 2, 3, 3, 3]
+        assert "fits several" in done[3].stderr
+        assert len(approvals(home)) == 2
+        assert home.run("approvals", "nobody").returncode == 3
+        assert home.run("approvals", "-n", "0").returncode == 2
+
+
+def test_an_agent_cannot_answer(tmp_path: Path) -> None:
+    """Not what it asks itself, and not for another; neither can a run of no agent."""
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+        home.up()
+        item = home.send("ada", *ASKS)
+        [question] = asked(home)
+        command = f"{COMMAND} approve {question['id']}"
+        tried = home.run("run", "--provider", "shell", command, "--json")
+
+        assert json.loads(tried.stdout)["diagnostic"]["exit_code"] == 4
+        assert [each["status"] for each in approvals(home)] == ["open"]
+        assert not home.item(item).is_settled
+
+
+def test_a_question_ends_with_its_run(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+        home.up()
+        item = home.send("ada", *ASKS)
+        [question] = asked(home)
+        home.run("cancel", item)
+        done = home.run("approve", question["id"])
+        [after] = approvals(home, "--all")
+
+        assert settled(home, item) == "cancelled"
+        assert (done.returncode, after["status"]) == (5, "withdrawn")
+        assert "nobody waits for an answer" in done.stderr
+
+
+def test_an_answer_to_a_killed_daemon_s_agent_is_told_by_the_next_one(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+        daemon = home.up()
+        item = home.send("ada", *ASKS)
+        [question] = asked(home)
+        end(daemon, signal.SIGKILL)
+        done = home.run("approve", question["id"], "--json")
+        assert [each["status"] for each in approvals(home)] == ["answered"]
+        home.up()
+
+        assert done.returncode == 0
+        assert settled(home, item) == "completed"
+        assert home.item(item).reply == "so"
+        assert resolved(home) == [("allow", json.loads(done.stdout)["by"])]
+        assert decisions(tmp_path) == [True]
+
+
+def test_a_question_outlives_its_daemon(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+        first = home.up()
+        item = home.send("ada", *ASKS)
+        [question] = asked(home)
+        end(first, signal.SIGKILL)
+        home.up()
+        assert [each["id"] for each in approvals(home)] == [question["id"]]
+        done = home.run("deny", question["id"], "--reason", "no")
+
+        assert done.returncode == 0
+        assert settled(home, item) == "completed"
+        assert decisions(tmp_path) == [False]
+
+
+def decisions(place: Path) -> list[bool]:
+    """Every answer that any process of this home was told."""
+    return [
+        msgspec.json.decode(frame.raw)["allow"]
+        for directory in (place / "home" / "processes").glob("*")
+        for frame in read_sent(directory, 0)
+        if frame.key.startswith("decide:")
+    ]
+
+
+# -- what happens around it
+
+
+async def answer(team: Team, agent: AgentId, *, is_allowed: bool = True, by: str = "eve") -> None:
+    await team.until_told(agent, ev.ApprovalRequested)
+    [question] = await team.store.approvals(agent)
+    await team.store.answer(question.id, Answer(is_allowed, by, question.asked_at))
+
+
+def test_nobody_answers_in_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path, approval=0.1) as team:
+            ada = await team.hire("ada")
+            item = await team.done(ada, script(*ASKS))
+            [question] = await team.store.approvals(include_settled=True)
+
+            assert item.reply == "so"
+            assert question.answer
+            assert (question.status, question.answer.by) == ("resolved", "timeout")
+            [told] = await team.of(ada, ev.ApprovalResolved)
+            assert (told.verdict, told.by) == ("deny", "timeout")
+            [failed] = await team.of(ada, ev.ToolFailed)
+            assert failed.error == "denied: nobody answered in time"
+
+    anyio.run(main)
+
+
+class Shifted(SystemClock):
+    """A clock that can be set forward."""
+
+    by = timedelta()
+
+    def now(self) -> datetime:
+        return super().now() + self.by
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.by.total_seconds()
+
+
+def test_a_waiting_run_has_no_slot_and_trips_no_clock(tmp_path: Path) -> None:
+    """Another one runs meanwhile, and has no time any more when an hour has passed."""
+
+    async def main() -> None:
+        clock = Shifted()
+        async with working(
+            tmp_path, Room(runs=1), clock=clock, idle=None, approval=None, hang=None, warning=None
+        ) as team:
+            ada = await team.hire("ada", wall_seconds=600.0)
+            bob = await team.hire("bob", wall_seconds=600.0)
+            waiting = await team.send(ada, script(*ASKS))
+            await team.until_told(ada, ev.ApprovalRequested)
+            running = await team.send(bob, script({"text": "one"}, team.gates.until("never")))
+            await team.until_said(bob, "one")
+            clock.by = timedelta(hours=1)
+            stopped = await team.settled(running)
+            await answer(team, ada)
+
+            assert stopped.status == "failed"
+            assert (await team.runs(bob))[0].stop_reason == "wall_timeout"
+            assert (await team.settled(waiting)).reply == "so"
+
+    anyio.run(main)
+
+
+def test_an_answer_given_at_each_moment_of_a_takeover_is_told_once(tmp_path: Path) -> None:
+    """Before the daemon is killed, while there is none, and when the next one is there."""
+
+    async def main(place: Path, moment: str) -> None:
+        async with victim(place) as (home, daemon):
+            ada = await home.hire("ada")
+            await daemon.up()
+            item = await home.send(ada, script(*ASKS))
+            await home.until_told(ada, ev.ApprovalRequested)
+            if moment == "before":
+                await answer(home, ada)
+            daemon.kill()
+            if moment == "between":
+                await answer(home, ada)
+        async with working(place) as team:
+            if moment == "after":
+                await answer(team, ada)
+            assert (await team.settled(item)).reply == "so"
+            assert await team.of(ada, ev.ApprovalResolved)
+        async with opened(place) as home:
+            [question] = await home.store.approvals(include_settled=True)
+            assert question.status == "resolved"
+        assert decisions(place) == [True]
+
+    for moment in ("before", "between", "after"):
+        place = tmp_path / moment
+        place.mkdir()
+        anyio.run(main, place, moment)
+
+
+def test_a_second_question_of_the_same_run_is_another(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path) as team:
+            ada = await team.hire("ada")
+            twice = script({"approval": "Bash"}, {"approval": "Write"}, {"text": "so"})
+            item = await team.send(ada, twice)
+            await answer(team, ada)
+            await team.until_told(ada, ev.ApprovalRequested, 2)
+            await answer(team, ada, is_allowed=False, by="bo")
+            await team.settled(item)
+            await team.done(ada, says("next"))
+
+            found = await team.store.approvals(include_settled=True)
+            assert [each.tool_name for each in found] == ["Write", "Bash"]
+            assert [each.by for each in await team.of(ada, ev.ApprovalResolved)] == ["eve", "bo"]
+
+    anyio.run(main)
