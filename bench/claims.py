@@ -98,8 +98,8 @@ async def _inline() -> float:
 
 def _settle_inline(connection: Connection, holder: HolderId) -> list[ItemId]:
     settled = []
-    while claims := _transact(connection, lambda: lanes.claim(connection, holder, 1, None, _now())):
-        for claim in claims:
+    while chosen := _transact(connection, lambda: lanes.claim(connection, holder, 1, None, _now())):
+        for claim, _ in chosen:
             _run_inline(connection, claim)
             settled.append(claim.item.id)
     return settled

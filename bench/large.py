@@ -165,8 +165,8 @@ async def _fill(filled: _Filled, count: int) -> None:
     for some in _commits(count):
         connection.execute("BEGIN IMMEDIATE")
         for _ in range(some):
-            [claim] = lanes.claim(connection, holder.id, 1, None, _now())
-            _fill_run(connection, claim, filled)
+            [chosen] = lanes.claim(connection, holder.id, 1, None, _now())
+            _fill_run(connection, chosen.claim, filled)
         connection.execute("COMMIT")
     connection.close()
 

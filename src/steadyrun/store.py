@@ -85,6 +85,7 @@ class Started(Struct, frozen=True):
 
     claim: Claim
     run: Run
+    # As it works now: the provider that was chosen comes first (`Agent.on`).
     agent: Agent
     # With the provider that the run is for.
     session: Session | None
@@ -145,7 +146,7 @@ class Known(Struct, frozen=True):
     """What whoever begins to hear a process goes on from."""
 
     run: Run | None
-    # With the provider of the run, else with the agent's.
+    # With the provider of the run, else of the newest open process, else with the agent's first.
     session: Session | None
     # Those of the lane that were offered or given back, and are not settled, in order.
     followups: tuple[Item, ...]
@@ -186,7 +187,7 @@ class Store(Protocol):
         opened: Callable[[Agent, Item], Created],
     ) -> Started:
         """Add an agent, accept its first message and start it, as `start` does: all of it, or
-        nothing. `ChangeRefused` if its gate is closed."""
+        nothing. `ChangeRefused` if none of its providers may be sent to."""
 
     async def set_agent(self, agent: Agent, *, was: Agent) -> None:
         """Make `agent` of what was known of it so far, if that is still `was`: else somebody else
@@ -262,8 +263,9 @@ class Store(Protocol):
     async def claim(
         self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None
     ) -> list[Claim]:
-        """Own up to `limit` ready lanes whose gate lets somebody through (`dispatchable`), longest
-        ready first, head item running; with `agent`, that agent's lane or none.
+        """Own up to `limit` ready lanes, longest ready first, head item running; with `agent`, that
+        agent's lane or none. The first provider of the agent's chain that is not closed does the
+        work: a lane is given if there is one, and it is not suspect (`shut_providers`).
 
         The lane of a direct agent is given to whoever asks for it by name. A held, paused or empty
         lane is never given, a warm one to its own holder only, under the
@@ -282,9 +284,10 @@ class Store(Protocol):
     ) -> list[Started]:
         """As `claim`, with the run of each item made by `opened` in the same transaction.
 
-        Lanes whose agent's provider is in `but_not` are passed over. A gate that is ready takes one
-        run and no more until that has shown how things are. `opened` may be called in any
-        thread and shall do nothing but answer; what it raises is raised, and nothing was claimed.
+        `opened` hears of the agent as it works with the provider that was chosen. Lanes whose
+        chosen provider is in `but_not` are passed over. A gate that is ready takes one run and no
+        more until that has shown how things are. `opened` may be called in any thread and shall
+        do nothing but answer; what it raises is raised, and nothing was claimed.
         """
 
     async def take(

@@ -58,6 +58,7 @@ PROVIDERS = ("claude", "codex")
 
 small = st.integers(0, 3)
 providers = st.sampled_from(PROVIDERS)
+chains = st.sampled_from([PROVIDERS, PROVIDERS[::-1], PROVIDERS[:1], PROVIDERS[1:]])
 # Eighths add up to the same float in any order.
 costs = st.one_of(
     st.just(Cost()),
@@ -192,8 +193,8 @@ class World(RuleBasedStateMachine):
         )
         return engine, reference
 
-    def _add(self, name: str, provider: str) -> None:
-        agent = Agent(self.names.agent(), name, (provider,), "/")
+    def _add(self, name: str, *chain: str) -> None:
+        agent = Agent(self.names.agent(), name, chain, "/")
         self.agents.append(agent.id)
         self._both(lambda store: store.add_agent(agent))
 
@@ -319,7 +320,8 @@ class World(RuleBasedStateMachine):
 
     def _open_process(self, work: Work) -> None:
         claim, now = work.claim, self.clock.now()
-        process = Process(self.names.process(), claim.agent, "claude", "here", "/k", now)
+        provider = PROVIDERS[len(work.processes) % 2]
+        process = Process(self.names.process(), claim.agent, provider, "here", "/k", now)
         work.processes.append(process.id)
         self._both(lambda store: store.open_process(claim, process))
         if self._lane_of(claim) in {"held", "warm"}:

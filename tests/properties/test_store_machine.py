@@ -30,6 +30,7 @@ from tests.properties.store_world import (
     World,
     all_reads,
     answer_of,
+    chains,
     costs,
     endings,
     keys,
@@ -48,7 +49,7 @@ class Lockstep(World):
     @initialize()
     def begin(self) -> None:
         for name, provider in zip(("ada", "bo"), PROVIDERS, strict=True):
-            self._add(name, provider)
+            self._add(name, provider, "shell")
         self._join()
 
     @invariant()
@@ -116,9 +117,14 @@ class Lockstep(World):
             holder = self.holders[-n % len(self.holders)]
             self._both(lambda store: store.leave(holder))
 
-    @rule(n=small, name=st.sampled_from(["ada", "cy", "di", "ed"]), is_direct=st.booleans())
-    def hire(self, n: int, name: str, is_direct: bool) -> None:
-        agent = Agent(self.names.agent(), name, (PROVIDERS[n % 2],), "/", is_direct=is_direct)
+    @rule(
+        n=small,
+        name=st.sampled_from(["ada", "cy", "di", "ed"]),
+        chain=chains,
+        is_direct=st.booleans(),
+    )
+    def hire(self, n: int, name: str, chain: tuple[str, ...], is_direct: bool) -> None:
+        agent = Agent(self.names.agent(), name, chain, "/", is_direct=is_direct)
         message = Message(agent.id if n else self._agent(n), "at once")
         self.agents.append(agent.id)
         self._hire(n, agent, message)
@@ -133,7 +139,7 @@ class Lockstep(World):
         agent = replace(
             was,
             name=data.draw(names),
-            providers=(data.draw(providers),),
+            providers=data.draw(chains),
             is_direct=was.is_direct ^ data.draw(rarely),
         )
         known = replace(was, home="/elsewhere") if data.draw(rarely) else was

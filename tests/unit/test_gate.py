@@ -17,6 +17,7 @@ from steadyrun.model.gate import (
     Limited,
     Opened,
     Suspected,
+    awaited_gate,
     dispatchable,
     gate_state,
     gate_step,
@@ -25,6 +26,7 @@ from steadyrun.model.gate import (
     next_change,
     opens_at,
     shut_gate,
+    shut_providers,
 )
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.run import Run, RunStatus
@@ -252,3 +254,36 @@ def test_what_the_end_of_a_run_tells() -> None:
     assert news_of(ended("cancelled", usage=Usage(input_tokens=1))) == Answered(FIRST, NOW)
     for status in ("failed", "cancelled", "timed_out", "orphaned"):
         assert news_of(ended(status)) == Ended(FIRST)  # type: ignore[arg-type]
+
+
+def test_a_chain_goes_past_what_is_closed_and_waits_for_what_is_suspect() -> None:
+    later = NOW + timedelta(minutes=1)
+    gates = [
+        Gate("held", is_closed=True),
+        Gate("closed", is_closed=True, until=later, suspect_until=later),
+        Gate("probing", is_closed=True, until=NOW, probe=RunId("run_1")),
+        Gate("suspect", suspect_until=later),
+        Gate("both", suspect_until=later),
+        Gate("both", "work", is_closed=True, until=later),
+        Gate("ready", is_closed=True, until=NOW),
+        Gate("tried", is_closed=True, until=NOW, suspect_until=later),
+        Gate("open"),
+    ]
+
+    closed, suspect = shut_providers(gates, NOW)
+
+    assert closed == {"held", "closed", "probing", "both"}
+    assert suspect == {"suspect", "tried"}
+
+
+def test_a_chain_waits_for_the_gate_that_opens_first() -> None:
+    hour, minute = NOW + timedelta(hours=1), NOW + timedelta(minutes=1)
+    held, late = Gate("held", is_closed=True), Gate("late", is_closed=True, until=hour)
+    soon, tense = Gate("soon", is_closed=True, until=minute), Gate("tense", suspect_until=hour)
+    gates = [held, late, soon, tense]
+
+    assert awaited_gate(gates, ["held", "late", "soon"], NOW) == soon
+    assert awaited_gate(gates, ["held"], NOW) == held
+    assert awaited_gate(gates, ["late", "open"], NOW) is None
+    assert awaited_gate(gates, ["soon", "tense", "open"], NOW) == tense
+    assert awaited_gate(gates, ["open", "late"], NOW) is None

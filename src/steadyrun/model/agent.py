@@ -1,10 +1,12 @@
 """Who works? An agent is a name, a chain of providers, a home directory and a policy."""
 
 import re
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Followup, OnLost
@@ -61,3 +63,16 @@ class Agent(Struct, frozen=True):
     @property
     def provider(self) -> str:
         return self.providers[0]
+
+    def on(self, provider: str) -> "Agent":
+        """The agent as it works with one of its providers. Its model is a word of the first one,
+        which no other knows."""
+        if provider == self.provider:
+            return self
+        others = tuple(each for each in self.providers if each != provider)
+        return replace(self, providers=(provider, *others), model=None)
+
+
+def choose(chain: Sequence[str], closed: Collection[str]) -> str | None:
+    """The first provider of a chain that is not closed: it does the work."""
+    return next((provider for provider in chain if provider not in closed), None)

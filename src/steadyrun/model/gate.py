@@ -8,13 +8,14 @@ What a run says of its provider counts by when the run began: one that began bef
 closed is a straggler, and proves nothing about what was let through since.
 """
 
-from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from steadyrun.model.agent import choose
 from steadyrun.model.event import Event, GateClosed, GateOpened, GateSuspect
 from steadyrun.model.ids import RunId
 from steadyrun.model.run import Run
@@ -28,6 +29,8 @@ LONGEST = timedelta(days=7)
 # How long a retry makes a gate suspect if it does not say, and at most.
 UNANNOUNCED = timedelta(seconds=5)
 MOST_SUSPECT = timedelta(seconds=60)
+# Where it may take long until somebody is let through, and others go elsewhere meanwhile.
+_PASSED = frozenset({"closed", "held", "probing"})
 
 
 class GateRules(Struct, frozen=True):
@@ -149,6 +152,32 @@ def shut_gate(gates: Iterable[Gate], provider: str, now: datetime) -> Gate | Non
     """The one that lets nobody through to the provider, if there is one."""
     of_it = (gate for gate in gates if gate.provider == provider)
     return next((gate for gate in of_it if not dispatchable(gate, now)), None)
+
+
+class Shut(NamedTuple):
+    """The providers that nobody may be sent to: those that a chain goes past, and those that are
+    waited for. A suspicion lasts for moments: nobody changes the provider for that."""
+
+    closed: frozenset[str]
+    suspect: frozenset[str]
+
+
+def shut_providers(gates: Iterable[Gate], now: datetime) -> Shut:
+    shut = [gate for gate in gates if not dispatchable(gate, now)]
+    closed = frozenset(gate.provider for gate in shut if gate_state(gate, now) in _PASSED)
+    return Shut(closed, frozenset(gate.provider for gate in shut) - closed)
+
+
+def awaited_gate(gates: Sequence[Gate], chain: Sequence[str], now: datetime) -> Gate | None:
+    """The gate that a chain waits for, if no provider of it does the work now: the one that is
+    known to open first."""
+    closed, suspect = shut_providers(gates, now)
+    chosen = choose(chain, closed)
+    if chosen is not None and chosen not in suspect:
+        return None
+    asked = chain if chosen is None else (chosen,)
+    shut = [gate for provider in asked if (gate := shut_gate(gates, provider, now))]
+    return min(shut, key=lambda gate: opens_at(gate, now) or datetime.max.replace(tzinfo=UTC))
 
 
 def opens_at(gate: Gate, now: datetime) -> datetime | None:

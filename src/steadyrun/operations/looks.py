@@ -5,7 +5,7 @@ from datetime import datetime
 
 from steadyrun.errors import NotFound, Usage
 from steadyrun.model.agent import Agent
-from steadyrun.model.gate import Gate, opens_at, shut_gate
+from steadyrun.model.gate import Gate, awaited_gate, opens_at
 from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
@@ -82,7 +82,7 @@ def _midnight(desk: Desk) -> datetime:
 def _agent_document(desk: Desk, look: Look, gates: Sequence[Gate]) -> AgentDocument:
     agent, lane, session, item = look.agent, look.lane, look.session, look.item
     now = desk.clock.now()
-    gate = shut_gate(gates, agent.provider, now)
+    gate = awaited_gate(gates, agent.providers, now)
     state = _state(desk, lane, is_gated=gate is not None)
     return AgentDocument(
         id=agent.id,
@@ -139,7 +139,7 @@ async def _item_document(
 ) -> ItemDocument:
     waiting: Waiting | None = None
     now = desk.clock.now()
-    gate = shut_gate(gates, agent.provider, now)
+    gate = awaited_gate(gates, agent.providers, now)
     if item.status == "queued":
         waiting = await _waiting(desk, item, is_gated=gate is not None)
     return ItemDocument(

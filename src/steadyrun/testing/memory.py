@@ -73,15 +73,16 @@ class MemoryStore(MemoryReads):
     ) -> Started:
         now, new = self._clock.now(), self._ids.item()
         with self._transaction([agent.id]) as t:
-            rows.require_holder(t, holder)
             if message.agent != agent.id:
                 raise ChangeRefused("hire", found=f"the message is for {message.agent}")
             rows.add_agent(t, agent)
             rows.accept(t, new, message, now)
+            rows.require_holder(t, holder)
             ready = rows.claimable(t, holder, agent.id, (), now)
             if not ready:
                 raise ChangeRefused("hire", found=f"the gate of {agent.provider} is closed")
-            return self._start(t, rows.claim(t, ready[0], holder, now), opened)
+            [(lane, provider)] = ready
+            return self._start(t, rows.claim(t, lane, holder, now), provider, opened)
 
     async def set_agent(self, agent: Agent, *, was: Agent) -> None:
         with self._transaction([agent.id]) as t:
@@ -161,7 +162,7 @@ class MemoryStore(MemoryReads):
         with self._transaction([]) as t:
             rows.require_holder(t, holder)
             ready = rows.claimable(t, holder, agent, (), now)
-            claims = [rows.claim(t, lane, holder, now) for lane in ready[:limit]]
+            claims = [rows.claim(t, lane, holder, now) for lane, _ in ready[:limit]]
         self.hints.ring(claim.agent for claim in claims)
         return claims
 
@@ -189,16 +190,20 @@ class MemoryStore(MemoryReads):
             ready := rows.claimable(t, start.holder, agent, start.but_not, now)
         ):
             # One at a time: a gate may take one and no more.
-            claim = rows.claim(t, ready[0], start.holder, now)
-            started.append(self._start(t, claim, start.opened))
+            lane, provider = ready[0]
+            claim = rows.claim(t, lane, start.holder, now)
+            started.append(self._start(t, claim, provider, start.opened))
         return started
 
-    def _start(self, t: Tables, claim: Claim, opened: Callable[[Agent, Item], Created]) -> Started:
-        created = opened(t.agents[claim.agent], claim.item)
+    def _start(
+        self, t: Tables, claim: Claim, provider: str, opened: Callable[[Agent, Item], Created]
+    ) -> Started:
+        agent = t.agents[claim.agent].on(provider)
+        created = opened(agent, claim.item)
         if created.id in t.runs:
             raise ChangeRefused("created", found=f"there is a run {created.id} already")
         rows.bind_run(t, claim, created.id, created)
-        return rows.started(t, claim, self._change(t, created.id, created))
+        return rows.started(t, claim, agent, self._change(t, created.id, created))
 
     async def take(
         self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from steadyrun.errors import ChangeRefused, HolderGone, LeaseLost, NameTaken, NotFound
-from steadyrun.model.agent import Agent
+from steadyrun.model.agent import Agent, choose
 from steadyrun.model.approval import Approval
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, EventId
-from steadyrun.model.gate import Gate, dispatchable
+from steadyrun.model.gate import Gate, shut_providers
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import (
     Claim,
@@ -226,23 +226,20 @@ def in_lane(t: Tables, agent: AgentId, status: str) -> list[Item]:
 
 def claimable(
     t: Tables, holder: HolderId, agent: AgentId | None, but_not: Collection[str], now: datetime
-) -> list[Lane]:
-    """The lanes that this holder may claim, the longest ready first."""
+) -> list[tuple[Lane, str]]:
+    """The lanes that this holder may claim, the longest ready first, and the provider of each."""
+    closed, suspect = shut_providers(t.gates.values(), now)
     found = [
-        lane
+        (lane, chosen)
         for lane in t.lanes.values()
         if lane.ready_at is not None
         and lane.holder in {None, holder}
         and not lane.is_paused
         and (lane.agent == agent or (agent is None and not t.agents[lane.agent].is_direct))
-        and t.agents[lane.agent].provider not in but_not
-        and has_open_gate(t, t.agents[lane.agent].provider, now)
+        and (chosen := choose(t.agents[lane.agent].providers, closed))
+        and chosen not in suspect.union(but_not)
     ]
-    return sorted(found, key=lambda lane: (lane.ready_at, lane.agent))
-
-
-def has_open_gate(t: Tables, provider: str, now: datetime) -> bool:
-    return all(dispatchable(gate, now) for gate in t.gates.values() if gate.provider == provider)
+    return sorted(found, key=lambda each: (each[0].ready_at, each[0].agent))
 
 
 def require_holder(t: Tables, holder: HolderId) -> None:
@@ -270,9 +267,9 @@ def claim(t: Tables, lane: Lane, holder: HolderId, now: datetime) -> Claim:
     return Claim(lane.agent, holder, fence, item)
 
 
-def started(t: Tables, claim: Claim, run: Run) -> Started:
-    """What there is to know of a run that was just created."""
-    agent, item = t.agents[claim.agent], t.items[claim.item.id]
+def started(t: Tables, claim: Claim, agent: Agent, run: Run) -> Started:
+    """What there is to know of a run that was just created, for the agent as it works now."""
+    item = t.items[claim.item.id]
     processes = open_processes(t, claim.agent)
     return Started(
         altered(claim, item=item),
@@ -307,9 +304,10 @@ def known(t: Tables, agent: AgentId, name: RunId | None) -> Known:
     open_ = [*in_lane(t, agent, "queued"), *in_lane(t, agent, "running")]
     followups = [item for item in open_ if item.delivery in {"offered", "returned"}]
     told = [each.emitted for each in t.events if run and each.run == run.id]
+    *_, last = t.agents[agent].provider, *[p.provider for p in open_processes(t, agent)]
     return Known(
         run,
-        t.sessions.get((agent, run.provider if run else t.agents[agent].provider)),
+        t.sessions.get((agent, run.provider if run else last)),
         tuple(sorted(followups, key=lambda item: item.seq)),
         tuple(each for each in told if type(each.event) in KNOWN_KINDS),
         bool(steerable(t, agent)),

@@ -18,7 +18,7 @@ _NAME_IN_USE = """
 _ID_IN_USE = "SELECT 1 FROM agents WHERE agent_id = :agent"
 _PUT_AGENT = """
     INSERT OR REPLACE INTO agents
-    VALUES (:agent, :name, :provider, :is_direct, :removed_at, :body)
+    VALUES (:agent, :name, :provider, :is_direct, :removed_at, :body, :chain)
 """
 _ADD_LANE = "INSERT INTO lanes VALUES (:agent, 'idle', 0, NULL, NULL, 0, 0, 0)"
 _REMOVE_LANE = "DELETE FROM lanes WHERE agent_id = :agent"
@@ -80,5 +80,6 @@ def _put(connection: Connection, agent: Agent) -> None:
         "is_direct": agent.is_direct,
         "removed_at": maybe_micros(agent.removed_at),
         "body": rows.encode(agent),
+        "chain": rows.listed(agent.providers),
     }
     connection.execute(_PUT_AGENT, values)

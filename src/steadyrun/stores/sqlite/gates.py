@@ -11,11 +11,12 @@ from steadyrun.model.gate import (
     Gate,
     GateNews,
     Limited,
-    dispatchable,
+    Shut,
     gate_state,
     gate_step,
     gate_told,
     news_of,
+    shut_providers,
 )
 from steadyrun.model.packed import encode_events
 from steadyrun.model.run import Run
@@ -68,9 +69,9 @@ def ended(connection: Connection, run: Run, terms: Terms) -> bool:
     return any(told)
 
 
-def shut(connection: Connection, now: datetime) -> frozenset[str]:
+def shut(connection: Connection, now: datetime) -> Shut:
     """The providers that nobody may be sent to."""
-    return frozenset(gate.provider for gate in gates(connection) if not dispatchable(gate, now))
+    return shut_providers(gates(connection), now)
 
 
 def awaiting_probe(connection: Connection, now: datetime) -> bool:

@@ -16,6 +16,11 @@ _PROVIDERS = """
     SELECT agent_id, provider FROM agents
     WHERE agent_id IN (SELECT value FROM json_each(:agents))
 """
+_PROCESSES = """
+    SELECT agent_id, provider FROM processes
+    WHERE agent_id IN (SELECT value FROM json_each(:agents)) AND closed_at IS NULL
+    ORDER BY process_id
+"""
 _RUNS = """
     SELECT body FROM runs
     WHERE run_id IN (SELECT value FROM json_each(:runs))
@@ -52,6 +57,7 @@ _MARKS = {"followup": b"followup.", "approval": b"approval."}
 def known(connection: Connection, lanes: Mapping[AgentId, RunId | None]) -> dict[AgentId, Known]:
     values = {"agents": rows.listed(lanes)}
     providers = dict(connection.execute(_PROVIDERS, values).fetchall())
+    providers.update(connection.execute(_PROCESSES, values).fetchall())
     sessions = {
         (agent, provider): rows.session_from((body,))
         for agent, provider, body in connection.execute(_SESSIONS, values)

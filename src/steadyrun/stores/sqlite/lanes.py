@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -105,18 +106,28 @@ def set_paused(connection: Connection, agent: AgentId, is_paused: bool) -> None:
     connection.execute(_SET_PAUSED, {"agent": agent, "is_paused": is_paused})
 
 
+# As long as no gate is closed, the first provider of every chain does the work.
+_FIRST = "agents.provider"
+_CHOSEN = """(
+    SELECT value FROM json_each(agents.chain)
+    WHERE value NOT IN (SELECT value FROM json_each(:closed))
+    ORDER BY key
+    LIMIT 1
+)"""
 _READY = """
-    SELECT lanes.agent_id, lanes.fence + (lanes.status = 'ready')
+    SELECT lanes.agent_id, lanes.fence + (lanes.status = 'ready'), {chosen} AS chosen
     FROM lanes
     JOIN agents USING (agent_id)
     WHERE lanes.ready_at IS NOT NULL
       AND (lanes.status = 'ready' OR lanes.holder_id = :holder)
       AND NOT lanes.is_paused
       AND (lanes.agent_id = :agent OR (:agent IS NULL AND NOT agents.is_direct))
-      AND agents.provider NOT IN (SELECT value FROM json_each(:but_not))
+      AND chosen IS NOT NULL
+      AND chosen NOT IN (SELECT value FROM json_each(:but_not))
     ORDER BY lanes.ready_at, lanes.agent_id
     LIMIT :limit
 """
+_READY_FIRST, _READY_CHOSEN = _READY.format(chosen=_FIRST), _READY.format(chosen=_CHOSEN)
 _HOLD = """
     UPDATE lanes
     SET status = 'held', holder_id = :holder, fence = :fence, queued = queued - 1, ready_at = NULL
@@ -136,6 +147,13 @@ _START_HEAD = f"""
 """  # noqa: S608
 
 
+class Chosen(NamedTuple):
+    """A claim, and the provider of its agent that is to do the work."""
+
+    claim: Claim
+    provider: str
+
+
 def claim(
     connection: Connection,
     holder: HolderId,
@@ -143,11 +161,20 @@ def claim(
     agent: AgentId | None,
     now: datetime,
     but_not: Collection[str] = (),
-) -> list[Claim]:
-    values = {"holder": holder, "limit": limit, "agent": agent}
-    skipped = rows.encode([*gates.shut(connection, now).union(but_not)]).decode()
-    found = connection.execute(_READY, {**values, "but_not": skipped}).fetchall()
-    return [_claim(connection, ready, holder, fence, now) for ready, fence in found]
+) -> list[Chosen]:
+    closed, suspect = gates.shut(connection, now)
+    values = {
+        "holder": holder,
+        "limit": limit,
+        "agent": agent,
+        "closed": rows.listed(closed),
+        "but_not": rows.listed(suspect.union(but_not)),
+    }
+    found = connection.execute(_READY_CHOSEN if closed else _READY_FIRST, values).fetchall()
+    return [
+        Chosen(_claim(connection, ready, holder, fence, now), provider)
+        for ready, fence, provider in found
+    ]
 
 
 def _claim(

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
-from steadyrun.model.item import Claim, Item
+from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created
 from steadyrun.store import Start, Started
 from steadyrun.stores.sqlite import gates, lanes, rows, runs
+from steadyrun.stores.sqlite.lanes import Chosen
 from steadyrun.stores.sqlite.rows import PROCESS_COLUMNS, Connection
 from steadyrun.stores.sqlite.terms import Terms
 
@@ -36,20 +37,21 @@ def start(
     at_once = 1 if gates.awaiting_probe(connection, now) else limit
     started: list[Started] = []
     while len(started) < limit:
-        claims = lanes.claim(connection, start.holder, at_once, agent, now, start.but_not)
-        started += [_start(connection, claim, start.opened, terms) for claim in claims]
-        if len(claims) < at_once or at_once == limit:
+        chosen = lanes.claim(connection, start.holder, at_once, agent, now, start.but_not)
+        started += [_start(connection, each, start.opened, terms) for each in chosen]
+        if len(chosen) < at_once or at_once == limit:
             break
     return started
 
 
 def _start(
     connection: Connection,
-    claim: Claim,
+    chosen: Chosen,
     opened: Callable[[Agent, Item], Created],
     terms: Terms,
 ) -> Started:
-    agent = rows.agent(connection, claim.agent)
+    claim = chosen.claim
+    agent = rows.agent(connection, claim.agent).on(chosen.provider)
     run = runs.create(connection, claim, opened(agent, claim.item), terms)
     return Started(
         replace(claim, item=replace(claim.item, run=run.id)),

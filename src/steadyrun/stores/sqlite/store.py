@@ -206,7 +206,7 @@ class SqliteStore(SqliteReads):
 
         def claim(connection: Connection) -> list[Claim]:
             holders.require(connection, holder)
-            return lanes.claim(connection, holder, limit, agent, now)
+            return [each.claim for each in lanes.claim(connection, holder, limit, agent, now)]
 
         claims = await self._accept(claim)
         self.hints.ring((claim.agent for claim in claims), Hint.STATE)

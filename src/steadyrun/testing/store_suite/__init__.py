@@ -12,6 +12,7 @@ from steadyrun.testing.store_suite import (
     calls,
     durable,
     events,
+    failover,
     followups,
     gates,
     going_on,
@@ -37,7 +38,7 @@ def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
 
 PROMISES = _promises(
     agents, items, lanes, starting, followups, calls, going_on, trying_again, warm, takeover,
-    known, events, approvals, gates, reading, records, life,
+    known, events, approvals, gates, failover, reading, records, life,
 )  # fmt: skip
 DURABLE_PROMISES = _promises(durable)
 

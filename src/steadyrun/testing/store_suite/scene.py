@@ -56,8 +56,8 @@ class Scene:
     async def begin(self, claim: Claim, **fields: Any) -> RunId:
         return await begin(self.harness, self.store, claim, **fields)
 
-    async def open_process(self, claim: Claim) -> ProcessId:
-        return await open_process(self.harness, self.store, claim)
+    async def open_process(self, claim: Claim, provider: str = "claude") -> ProcessId:
+        return await open_process(self.harness, self.store, claim, provider)
 
     async def finish(self, claim: Claim, status: EndStatus = "completed", **fields: Any) -> Item:
         return await self.store.settle(claim, self.ended(status, **fields))
@@ -110,12 +110,12 @@ async def set_scene(
     harness: StoreHarness,
     name: str = "ada",
     *,
-    provider: str = "claude",
     store: Store | None = None,
+    **fields: Any,
 ) -> Scene:
     """Open a store (unless given one), add an agent, join."""
     store = store or await harness.open()
-    agent = await hire(harness, store, name, provider=provider)
+    agent = await hire(harness, store, name, **fields)
     holder = await store.join("worker")
     return Scene(harness, store, agent, holder.id)
 
@@ -175,9 +175,15 @@ async def _settle_another(harness: StoreHarness, store: Store, working: Working)
 
 
 async def hire(
-    harness: StoreHarness, store: Store, name: str, *, provider: str = "claude"
+    harness: StoreHarness,
+    store: Store,
+    name: str,
+    *,
+    provider: str = "claude",
+    fallback: Sequence[str] = (),
 ) -> AgentId:
-    agent = Agent(harness.ids.agent(), name, (provider,), f"/home/{name}")
+    chain = (provider, *fallback)
+    agent = Agent(harness.ids.agent(), name, chain, f"/home/{name}", "a model of its first")
     await store.add_agent(agent)
     return agent.id
 
@@ -198,10 +204,12 @@ async def begin(harness: StoreHarness, store: Store, claim: Claim, **fields: Any
     return run
 
 
-async def open_process(harness: StoreHarness, store: Store, claim: Claim) -> ProcessId:
+async def open_process(
+    harness: StoreHarness, store: Store, claim: Claim, provider: str = "claude"
+) -> ProcessId:
     process, now = harness.ids.process(), harness.clock.now()
     await store.open_process(
-        claim, Process(process, claim.agent, "claude", "here", "/keepers/1", now, seal="seal-1")
+        claim, Process(process, claim.agent, provider, "here", "/keepers/1", now, seal="seal-1")
     )
     return process
 

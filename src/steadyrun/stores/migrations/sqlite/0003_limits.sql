@@ -37,3 +37,9 @@ CREATE TABLE approvals (
 
 CREATE INDEX approvals_unsettled ON approvals (run_id) WHERE status IN ('open', 'answered');
 CREATE INDEX approvals_answered ON approvals (agent_id) WHERE status = 'answered';
+
+-- The providers of an agent in their order: the first whose gate is not closed does the work.
+
+ALTER TABLE agents ADD COLUMN chain TEXT NOT NULL DEFAULT '[]';
+
+UPDATE agents SET chain = json_extract(CAST(body AS TEXT), '$.providers');
