@@ -66,6 +66,8 @@ _KINDS: dict[_Label, str] = {
     _Label("Presenting", "Presenting the plan…"): "exitplanmode",
 }  # fmt: skip
 _TABLE = {name: label for label, names in _KINDS.items() for name in names.split()}
+# What these do to a file is there afterwards.
+_CHANGING = frozenset({"Writing", "Editing", "Deleting", "Moving"})
 
 # Where to look in the input of a tool that is not in the table.
 _TELLING = ("command", "file_path", "path", "pattern", "url", "query", "prompt", "description")
@@ -77,6 +79,15 @@ def label(name: object, given: object) -> str:
     """The label of a call of the tool `name` with the input `given`."""
     known = _TABLE.get(_plain_name(name))
     return _shown(_other(name, given) if known is None else _known(known, given))
+
+
+def touched(name: object, given: object) -> tuple[list[str], bool]:
+    """The files that a call of the tool is about, and whether it changes them."""
+    known = _TABLE.get(_plain_name(name))
+    if known is None or not known.is_path or not isinstance(given, dict):
+        return [], False
+    found = [path for key in known.keys for path in _paths(given.get(key))]
+    return [_shown(path) for path in found if path.strip()], known.verb in _CHANGING
 
 
 def _known(known: _Label, given: object) -> str:
@@ -118,12 +129,18 @@ def _plain_name(name: object) -> str:
 def _path(value: object) -> str:
     """A path, the first of several, or that of the first change."""
     match value:
-        case str(path) | [str(path), *_] | [{"path": str(path)}, *_]:
+        case str(path) | {"path": str(path)} | [str(path), *_] | [{"path": str(path)}, *_]:
             return path
         case dict() if value:
             return str(next(iter(value)))
         case _:
             return ""
+
+
+def _paths(value: object) -> list[str]:
+    """All of them, where there may be several."""
+    many = value if isinstance(value, list) else [value]
+    return [*value] if isinstance(value, dict) else [path for each in many if (path := _path(each))]
 
 
 def _words(value: object) -> str:

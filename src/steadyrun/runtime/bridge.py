@@ -20,7 +20,9 @@ from steadyrun.provider import Image, LaunchRequest, Turn
 from steadyrun.runtime.again import Again
 from steadyrun.runtime.around import Ask, Surroundings
 from steadyrun.runtime.attachments import kept_at
+from steadyrun.runtime.briefing import briefing
 from steadyrun.runtime.context import recovery_context, retry_notice, with_files
+from steadyrun.runtime.handover import look_back
 from steadyrun.runtime.runner import Runner
 from steadyrun.runtime.standing import Standing, agent_environment, read_standing
 from steadyrun.wire.files import open_regular
@@ -86,7 +88,7 @@ class Bridge:
             await self._retire(runner, agent.provider)
         elif place.serves(seal):
             return order
-        return await self._launching(agent, order)
+        return await self._launching(agent, item, order)
 
     async def _retire(self, runner: Runner, provider: str) -> None:
         """Go on without the present conversation, unless it is the new one already."""
@@ -101,19 +103,24 @@ class Bridge:
         model = agent.model or self._around.drivers.model(agent.provider)
         return replace(agent, model=model)
 
-    async def _launching(self, agent: Agent, order: Order) -> Order:
-        """What a new process needs besides: the conversation, or what is known of the last one."""
+    async def _launching(self, agent: Agent, item: Item, order: Order) -> Order:
+        """What a new process needs besides: the conversation, and what that cannot know."""
+        token = None
+        if self._converses(agent):
+            token = self._token(agent, await self._store.session(agent.id, agent.provider))
+        run, now, resumes = RunId(order.turn.key), self._around.clock.now(), token is not None
+        change = await look_back(self._store, agent, item, run, now, resumes=resumes)
+        order = replace(order, notes=(*change.notes, *order.notes))
         if not self._converses(agent):
             return order
-        session = await self._store.session(agent.id, agent.provider)
-        token = self._token(agent, session)
-        if token is None:
+        context = briefing(change.handover) if change.handover else None
+        if context is None and token is None:
             recent = await self._store.items(agent.id, include_settled=True, limit=_RECENT)
             context = recovery_context(recent)
-            text = f"{context}\n\n{order.turn.text}" if context else order.turn.text
-            order = replace(order, turn=replace(order.turn, text=text))
-        request = replace(order.request, turn=order.turn, resume=token)
-        return replace(order, request=request, or_fresh=token is not None)
+        text = f"{context}\n\n{order.turn.text}" if context else order.turn.text
+        turn = replace(order.turn, text=text)
+        request = replace(order.request, turn=turn, resume=token)
+        return replace(order, turn=turn, request=request, or_fresh=resumes)
 
     def _token(self, agent: Agent, session: Session | None) -> str | None:
         """A conversation belongs to a machine and a directory, and is found nowhere else."""

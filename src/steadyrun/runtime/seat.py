@@ -122,7 +122,8 @@ class Seat:
             self._sit(hold, runner)
         if left:
             live = self._own.hear(left.process, left.known)
-            self._own.taken_up = left.told if self.is_held else None
+            is_of_it = left.process.provider == self.agent.provider
+            self._own.taken_up = left.told if self.is_held and is_of_it else None
             if self.runner:
                 self.runner.sit_at(live)
 

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from steadyrun.errors import HolderGone, LeaseLost, SteadyrunError, StoreFailed
 from steadyrun.hints import FALLBACK_POLL_SECONDS, Hint, Watch
-from steadyrun.model.agent import Agent
+from steadyrun.model.agent import Agent, choose
 from steadyrun.model.event import ErrorFact, Event
-from steadyrun.model.gate import next_change, shut_gate
+from steadyrun.model.gate import next_change, shut_gate, shut_providers
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.run import Created, Finished, Run
@@ -163,12 +163,12 @@ class Worker:
         found = await self._found(lost, left)
         if isinstance(hold, Claim):
             run = lost.run or await self._run_of(hold, agent)
-            seat = self._seat(agent)
+            seat = self._seat(agent.on(run.provider))
             seat.take_up(hold, run, found, credit=credit)
             self._seats.know_probe(seat)
             self._see_to(seat)
         elif found:
-            self._seat(agent).take_up(hold, None, found)
+            self._seat(agent.on(found.process.provider)).take_up(hold, None, found)
         else:
             await self._store.let_go(hold)
 
@@ -184,11 +184,12 @@ class Worker:
         return found
 
     async def _run_of(self, claim: Claim, agent: Agent) -> Run:
-        """Its holder was killed before there was one."""
+        """Its holder was killed before there was one; what is tried again stays where it was."""
         run, now = self._around.ids.run(), self._clock.now()
+        before = await self._store.run(claim.item.before) if claim.item.before else None
+        agent = agent.on(before.provider) if before else agent
         created = self._created(run, agent, claim.item, now)
-        if claim.item.before:
-            before = await self._store.run(claim.item.before)
+        if before:
             created = replace(created, metadata={**created.metadata, **carried(before)})
         return await self._store.change(claim, run, created)
 
@@ -278,10 +279,14 @@ class Worker:
         return found
 
     async def _limited(self, seat: Seat, run: Run) -> None:
-        """Its gate knows already; the agent may not want to go on by itself."""
+        """Its gate knows already. If nobody else of its chain can go on, the agent may not want to
+        go on by itself."""
         self._opens_at, self._looked_at = None, -math.inf
         await tell_closed(self._around, run.provider)
-        if seat.agent.on_limited == "pause":
+        if seat.agent.on_limited == "wait":
+            return
+        closed, _ = shut_providers(await self._store.gates(), self._clock.now())
+        if choose(seat.agent.providers, closed) is None:
             await seat.write(lambda: self._store.pause(seat.agent.id), "settle")
 
     async def _suspected(self, run: Run) -> Run:

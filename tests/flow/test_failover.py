@@ -1,0 +1,188 @@
+"""Who goes on where a provider takes no more? The next of the chain, who is told what was done; and
+the first again, as soon as it can be."""
+
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from steadyrun.model.agent import Agent
+from steadyrun.model.gate import Closed, Opened
+from steadyrun.model.ids import AgentId, RunId
+from steadyrun.model.item import Item
+from steadyrun.model.run import Created
+from steadyrun.providers.keeping import read_sent
+from tests.children import fake_claude
+from tests.team import Home, Team, says, script, victim, working
+
+COMMAND = msgspec.json.encode([sys.executable, "-I", "-S", fake_claude.__file__]).decode()
+CONFIG = f"[providers.claude]\ncommand = {COMMAND}\n"
+CHAIN = ("scripted", "claude")
+LIMIT = {"rate_limit": {"resets_in": 3600}}
+TOOL = {"name": "Bash", "input": {"command": "make test"}, "output": "3 passed"}
+
+
+def test_a_limit_moves_the_item_and_the_next_one_comes_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path, config=CONFIG) as team, watched(team) as most:
+            ada = await team.hire("ada", providers=CHAIN)
+            await team.done(ada, says("the first"))
+            tools = {"text": "I will test it."}, {"tool": TOOL}
+            item = await team.done(ada, script(*tools, LIMIT))
+
+            assert (item.status, item.attempt) == ("completed", 2)
+            told = told_to(tmp_path, "claude")
+            assert len(told) == 1
+            assert "scripted takes no more until 20" in told[0]
+            assert "\n> Running make test (ok): 3 passed\n" in told[0]
+            assert "\n> I will test it.\n" in told[0]
+            assert "The last attempt was cut off (rate_limited)" in told[0]
+
+            await team.store.tell_gate("scripted", Opened())
+            back = await team.done(ada, says("here again"))
+
+            assert back.reply == "here again"
+            told = told_to(tmp_path, "scripted")
+            assert "claude worked in your place; you go on." in told[-1]
+            assert "\n> claude ended this: completed\n" in told[-1]
+            assert "\n> scripted ended this" not in told[-1], "it knows what it did itself"
+            runs = await team.runs(ada)
+            providers = [run.provider for run in runs]
+            assert providers == ["scripted", "scripted", "claude", "scripted"]
+            assert runs[0].resume_token == runs[3].resume_token != runs[2].resume_token
+            assert [note.split(" until ")[0] for note in await team.notes(ada)] == [
+                "claude does this: scripted takes no more",
+                "back with scripted",
+            ]
+            await team.done(ada, says("and again"))
+            assert "From the record" not in told_to(tmp_path, "scripted")[-1]
+            assert most == [1], "never two providers at once"
+
+    anyio.run(main)
+
+
+def test_an_agent_that_would_stop_goes_on_as_long_as_anybody_can(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path, config=CONFIG) as team:
+            ada = await team.hire("ada", providers=CHAIN, on_limited="pause")
+            bob = await team.hire("bob", on_limited="pause")
+
+            assert (await team.done(ada, script(LIMIT))).status == "completed"
+            assert not (await team.store.lane(ada)).is_paused
+            await team.store.tell_gate("scripted", Opened())
+            await team.send(bob, script(LIMIT))
+            await team.until(bob, lambda: _is_paused(team, bob))
+
+    anyio.run(main)
+
+
+def test_what_is_begun_elsewhere_is_gone_on_with_there(tmp_path: Path) -> None:
+    """Another daemon takes up the process of the fallback, and what waits in it."""
+
+    async def main() -> None:
+        _configure(tmp_path)
+        async with victim(tmp_path) as (home, daemon):
+            await daemon.up()
+            ada = await home.hire("ada", providers=CHAIN)
+            await home.store.tell_gate("scripted", Closed(None, "by hand"))
+            held = 'play:[{"text":"on it"},{"until":"go"},{"text":"done"}]'
+            item = await home.send(ada, held)
+            await home.until_said(ada, "on it")
+            process = await home.process_of(ada)
+            daemon.kill()
+        async with working(tmp_path, config=CONFIG) as team:
+            (team.place / "ada" / "go").touch()
+            assert (await team.settled(item)).reply == "done"
+            second = await team.done(ada, 'play:[{"text":"two"}]')
+            assert second.reply == "two"
+            runs = await team.runs(ada)
+            assert [(run.provider, run.process) for run in runs] == [("claude", process)] * 2
+            assert len({run.resume_token for run in runs}) == 1
+
+    anyio.run(main)
+
+
+def test_a_process_that_was_left_is_told_nothing_for_another_provider(tmp_path: Path) -> None:
+    """Whoever had begun the item elsewhere was killed before it could end the old process."""
+
+    async def main() -> None:
+        _configure(tmp_path)
+        async with victim(tmp_path) as (home, daemon):
+            await daemon.up()
+            ada = await home.hire("ada", providers=CHAIN)
+            await home.done(ada, says("the first"))
+            await home.until_lane(ada, "warm")
+            daemon.kill()
+            await home.store.tell_gate("scripted", Closed(None, "by hand"))
+            item = await home.send(ada, 'play:[{"text":"moved"}]')
+            await _begun_and_left(home)
+        async with working(tmp_path, config=CONFIG) as team:
+            done = await team.settled(item)
+
+            assert (done.status, done.attempt) == ("completed", 1)
+            assert [run.provider for run in await team.runs(ada)] == [*CHAIN]
+            assert len(told_to(tmp_path, "scripted")) == 1
+            assert "play:" in told_to(tmp_path, "claude")[0]
+
+    anyio.run(main)
+
+
+async def _begun_and_left(home: Home) -> None:
+    """Take the lane over, begin what waits in it, and be gone."""
+    holder = (await home.store.join("daemon")).id
+    await home.store.reap(holder)
+    run = RunId("run_moved")
+
+    def begun(agent: Agent, item: Item) -> Created:
+        now = item.created_at
+        return Created(run, agent.id, item.id, agent.provider, now)
+
+    [started] = await home.store.start(holder, begun)
+    assert started.run.provider == "claude"
+    assert started.process
+    assert started.process.provider == "scripted"
+    await home.store.leave(holder)
+
+
+@asynccontextmanager
+async def watched(team: Team) -> AsyncIterator[list[int]]:
+    """How many open processes an agent has had at most, looked at whenever anything happens."""
+    most = [0]
+
+    async def look() -> None:
+        with team.store.hints.watch(None) as watch:
+            while True:
+                most[0] = max(most[0], len(await team.store.open_processes()))
+                await watch.wait(0.05)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        yield most
+        tasks.cancel_scope.cancel()
+
+
+def told_to(place: Path, provider: str) -> list[str]:
+    """Every turn that processes of the provider were told, in order."""
+    texts: dict[str, Callable[[dict[str, object]], object]] = {
+        "scripted": lambda frame: frame["text"],
+        "claude": lambda frame: frame["message"]["content"],  # type: ignore[index]
+    }
+    found = []
+    for directory in (place / "home" / "processes").glob("*"):
+        for frame in read_sent(directory, 0):
+            told = msgspec.json.decode(frame.raw)
+            if frame.key.startswith("begin:") and ("message" in told) == (provider == "claude"):
+                found.append((frame.key, str(texts[provider](told))))
+    return [text for _, text in sorted(found)]
+
+
+async def _is_paused(team: Team, agent: AgentId) -> bool:
+    return (await team.store.lane(agent)).is_paused
+
+
+def _configure(place: Path) -> None:
+    (place / "home").mkdir()
+    (place / "home" / "config.toml").write_text(CONFIG)
