@@ -73,11 +73,11 @@ class MemoryStore(MemoryReads):
     ) -> Started:
         now, new = self._clock.now(), self._ids.item()
         with self._transaction([agent.id]) as t:
+            rows.require_holder(t, holder)
             if message.agent != agent.id:
                 raise ChangeRefused("hire", found=f"the message is for {message.agent}")
             rows.add_agent(t, agent)
             rows.accept(t, new, message, now)
-            rows.require_holder(t, holder)
             ready = rows.claimable(t, holder, agent.id, (), now)
             if not ready:
                 raise ChangeRefused("hire", found=f"the gate of {agent.provider} is closed")
