@@ -28,6 +28,7 @@ from steadyrun.config import Config, load
 from steadyrun.errors import AbilityMissing, ChangeRefused, MessageTooLong, NotFound, Usage
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, approval_id
+from steadyrun.model.budget import Budget
 from steadyrun.model.event import (
     FollowupAbsorbed,
     FollowupOffered,
@@ -38,7 +39,7 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Message
-from steadyrun.model.policy import Budget, Mode, Policy
+from steadyrun.model.policy import Mode, Policy
 from steadyrun.model.run import Metadata, Run
 from steadyrun.model.text import utf8
 from steadyrun.model.usage import Cost
@@ -76,7 +77,7 @@ class Wishes(TypedDict, total=False):
 
 _NEEDS: dict[str, Ability] = {
     "mode": "modes", "model": "model", "tools": "tools", "system": "system", "resume": "resume",
-    "max_turns": "max_turns", "max_cost_usd": "max_cost", "schema": "schema", "images": "images",
+    "max_turns": "max_turns", "max_cost_usd": "usage", "schema": "schema", "images": "images",
 }  # fmt: skip
 
 

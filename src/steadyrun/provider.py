@@ -23,7 +23,7 @@ from steadyrun.model.usage import Cost, Usage
 # What a caller may ask of a provider beyond one prompt. What is not listed is refused by name.
 Ability = Literal[
     "resume", "steer", "recall", "interrupt", "multi_turn", "approvals", "change_input", "model",
-    "modes", "tools", "system", "images", "schema", "max_turns", "max_cost",
+    "modes", "tools", "system", "images", "schema", "max_turns", "usage",
 ]  # fmt: skip
 
 # The words for each, also those of the table in docs/providers.md.
@@ -42,7 +42,7 @@ ABILITIES: Mapping[Ability, str] = {
     "images": "take pictures with a prompt",
     "schema": "answer with JSON that fits a schema",
     "max_turns": "stop after so many steps",
-    "max_cost": "stop when so much is spent",
+    "usage": "tell what it uses while it works, so that a budget can stop it",
 }
 
 

@@ -26,6 +26,7 @@ from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
+    BudgetReached,
     Emitted,
     FollowupAbsorbed,
     FollowupOffered,
@@ -46,9 +47,17 @@ PAGE = 500
 # What a CLI is given at once, at most.
 MOST_TAKEN_BYTES = 64 * 1024
 
-# What tells which follow-ups and which questions of a run are open.
+# What tells which follow-ups and which questions of a run are open, and which limits it has
+# reached.
 KNOWN_KINDS = frozenset(
-    {FollowupOffered, FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved}
+    {
+        FollowupOffered,
+        FollowupAbsorbed,
+        FollowupReturned,
+        ApprovalRequested,
+        ApprovalResolved,
+        BudgetReached,
+    }
 )
 
 # Nothing to do, something to do, something being done; or nothing runs, and a process is kept.
@@ -248,7 +257,8 @@ class Store(Protocol):
     async def lane(self, agent: AgentId) -> Lane: ...
 
     async def pause(self, agent: AgentId) -> None:
-        """No claim is given for this lane until `resume`; what runs goes on."""
+        """No claim is given for this lane until `resume`; what runs goes on. A run that ends
+        because of a budget pauses its lane by itself, in its own transaction."""
 
     async def resume(self, agent: AgentId) -> None: ...
 

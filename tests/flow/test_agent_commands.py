@@ -23,8 +23,8 @@ from tests.commands import COMMAND, ROOT, environment, steadyrun
 
 AGENT_KEYS = [
     "id", "name", "provider", "fallback", "home", "role", "model", "mode", "followup", "on_lost",
-    "origin", "state", "until", "process", "item", "run", "now", "queued", "resume_token",
-    "cost_today",
+    "on_limited", "origin", "state", "until", "reason", "budget", "process", "item", "run", "now",
+    "queued", "resume_token", "cost_today",
 ]  # fmt: skip
 ITEM_KEYS = [
     "id", "agent", "status", "delivery", "run", "text", "reply", "kind", "followup", "attempt",
@@ -130,6 +130,7 @@ def test_an_agent_comes_changes_and_goes(home: Path) -> None:
         "mode      default\n"
         "followup  steer\n"
         "on lost   fail\n"
+        "on limit  wait\n"
         "origin    store\n",
         "",
     )

@@ -67,9 +67,9 @@ def test_it_keeps_the_contract() -> None:
 
 def test_a_process_for_one_turn_can_do_less() -> None:
     assert Codex().abilities - Codex(ONCE).abilities == {
-        "steer", "interrupt", "multi_turn", "approvals",
+        "steer", "interrupt", "multi_turn", "approvals", "usage",
     }  # fmt: skip
-    assert not {"recall", "tools", "max_turns", "max_cost"} & Codex().abilities
+    assert not {"recall", "tools", "max_turns"} & Codex().abilities
 
 
 def test_every_line_has_a_key_that_is_its_id() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from steadyrun.cli import config as commands
 from steadyrun.config import Config, as_document, describe, is_trusted, load, locate, trust
-from steadyrun.config.schema import Clocks, Daemon, GateSettings
+from steadyrun.config.schema import BudgetSettings, Clocks, Daemon, GateSettings
 from steadyrun.errors import ConfigInvalid, ConfigUntrusted, NotFound, VariableUnset
-from steadyrun.model.policy import Budget
+from steadyrun.model.budget import Budget
 from steadyrun.model.secret import Secret
 
 ADA = '[agents.ada]\nprovider = "claude"\nhome = "~/ada"\n'
@@ -62,7 +62,8 @@ class TestLayers:
         daemon = {f"daemon.{name}" for name in Daemon.__struct_fields__}
         telemetry = {"telemetry.endpoint", "telemetry.content"}
         gate = {f"gate.{name}" for name in GateSettings.__struct_fields__}
-        known = {"store", *daemon, *clocks, *telemetry, *gate}
+        budgets = {f"budgets.{name}" for name in BudgetSettings.__struct_fields__}
+        known = {"store", *daemon, *clocks, *telemetry, *gate, *budgets}
         assert config.origins == dict.fromkeys(known, "default")
 
     def test_every_setting_of_a_full_file_is_typed(self, desk: Desk) -> None:
@@ -213,6 +214,17 @@ REFUSED = [
     ("[agents.ada]\n", 1, "agents.ada has no provider", ""),
     ("[agents.ada]\nprovider = 'kimmi'\n", 2, "unknown provider 'kimmi'", "'kimi'"),
     ("[agents.ada]\nhome = '~bob/x'\n", 2, "expected a path from /, from ~/ or from here", ""),
+    ("[agents.ada]\nbudget.day = -1\n", 2, "a number of dollars above 0, found -1", ""),
+    ("[agents.ada]\nbudget.agent = nan\n", 2, "a number of dollars above 0, found nan", ""),
+    ("[agents.ada]\nbudget.run_tokens = 0\n", 2, "a number of tokens above 0, found 0", ""),
+    ("[agents.ada]\nbudget.run_tokens = 1.5\n", 2, "expected a whole number", ""),
+    ("[agents.ada]\nbudget.weak = 1\n", 2, "unknown setting agents.ada.budget.weak", ""),
+    ("[budgets]\ntimezone = 'Mars/Base'\n", 2, "no time zone 'Mars/Base' here", "tzdata"),
+    ("[budgets]\ntimezone = '../passwd'\n", 2, "no time zone '../passwd' here", ""),
+    ("[budgets]\ntimezone = 'Europe'\n", 2, "no time zone 'Europe' here", ""),
+    ("[budgets]\ntimezone = ''\n", 2, "no time zone '' here", ""),
+    ("[budgets]\nunknown = 'alow'\n", 2, "unknown unknown 'alow'", "Did you mean 'allow'?"),
+    ("[budgets]\nunknown_usd_per_million = 0\n", 2, "above 0, found 0", ""),
     ("[agents.ada]\nhome = ''\n", 2, "must not be empty", ""),
     (ADA + "role = '../x'\n", 4, "cannot be the name of a role", "letter or a digit"),
     (ADA + "system = ''\n", 4, "must not be empty", ""),
@@ -535,7 +547,9 @@ class TestDescription:
 
     def test_every_setting_is_listed_with_its_origin(self, desk: Desk) -> None:
         rows = [
-            row for row in describe(desk.load(ADA)) if not row[0].startswith(("clocks.", "gate."))
+            row
+            for row in describe(desk.load(ADA))
+            if not row[0].startswith(("clocks.", "gate.", "budgets."))
         ]
 
         assert rows == [

@@ -20,9 +20,10 @@ from steadyrun.errors import (
     SteadyrunError,
 )
 from steadyrun.model.agent import Agent
+from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Message
-from steadyrun.model.policy import Budget, Policy
+from steadyrun.model.policy import Policy
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 
@@ -228,13 +229,13 @@ def test_a_role_that_is_not_there_is_refused(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "ability"),
-    [('model = "m"', "model"), ("budget.run = 1.0", "max_cost")],
+    [('model = "m"', "model"), ("budget.run = 1.0", "usage")],
 )
 def test_what_its_provider_cannot_do_is_refused(desk: Desk, setting: str, ability: str) -> None:
     error = desk.refused(ADA.replace("claude", "shell") + setting + "\n", AbilityMissing)
 
     assert ability in error.message
-    assert f"agents.ada.{setting.split(' ', maxsplit=1)[0]}" in error.hint
+    assert f"agents.ada.{setting.split(' ', maxsplit=1)[0].split('.', maxsplit=1)[0]}" in error.hint
 
 
 def test_a_home_may_be_reached_by_a_link(desk: Desk) -> None:

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from steadyrun.model.agent import Agent
+from steadyrun.model.budget import BudgetRules
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Emitted, Event
 from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
 from steadyrun.model.item import Claim, Item
@@ -69,7 +70,7 @@ class Scene:
     ) -> None:
         self.clock, self.process = Jumping(), Quiet()
         limits = ClockLimits(idle=idle, stall=None, hang=None, warning=None, approval=approval)
-        around = SimpleNamespace(store=None, clock=self.clock, limits=limits)
+        around = SimpleNamespace(store=None, clock=self.clock, limits=limits, budgets=BudgetRules())
         claim = Claim(AGENT.id, HolderId("hld_1"), 1, ITEM)
         known = cast("Surroundings", around)
         self.runner = Runner(known, claim, AGENT, RUN, is_adopted=is_adopted)

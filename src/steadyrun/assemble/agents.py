@@ -15,6 +15,7 @@ from steadyrun.assemble.runtime import DIALECTS, make_dialect
 from steadyrun.config import AgentSettings, Config, ProviderSettings
 from steadyrun.errors import AbilityMissing, NameTaken, NotFound
 from steadyrun.model.agent import RETIRED, Agent
+from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.policy import Policy
 from steadyrun.provider import Ability
@@ -98,7 +99,7 @@ def _check_provider(config: Config, provider: str, name: str, settings: AgentSet
     needs: dict[Ability, tuple[str, bool]] = {
         "modes": ("mode", settings.mode != "default"),
         "model": ("model", settings.model is not None),
-        "max_cost": ("budget.run", settings.budget.run is not None),
+        "usage": ("budget", settings.budget != Budget()),
     }
     for ability, (setting, is_asked) in needs.items():
         if is_asked and ability not in abilities:

@@ -139,7 +139,8 @@ async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
             await _sync(config, around)
             daemon = Daemon(around, tasks, room=_room(config), key=key)
             running = RunningDaemon(daemon, around, config.settings.daemon, tasks)
-            desk = Desk(around.store, around.clock, around.ids, home, abilities_of(config), running)
+            abilities, rules = abilities_of(config), around.budgets
+            desk = Desk(around.store, around.clock, around.ids, home, abilities, running, rules)
             await _drain_letters(desk)
             running.recovered = await daemon.recover()
             tasks.start_soon(daemon.serve)

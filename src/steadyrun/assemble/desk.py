@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from steadyrun.assemble.store import open_store
+from steadyrun.assemble.store import budget_rules, open_store
 from steadyrun.clock import SystemClock
 from steadyrun.config import Config, ProviderSettings
 from steadyrun.model.ids import Ids
@@ -13,9 +13,11 @@ from steadyrun.provider import Ability
 
 @asynccontextmanager
 async def open_desk(config: Config) -> AsyncIterator[Desk]:
-    clock = SystemClock()
+    clock, rules = SystemClock(), budget_rules(config.settings.budgets)
     async with open_store(config) as store:
-        yield Desk(store, clock, Ids(clock.now), config.places.home, abilities_of(config))
+        yield Desk(
+            store, clock, Ids(clock.now), config.places.home, abilities_of(config), budgets=rules
+        )
 
 
 def abilities_of(config: Config) -> Callable[[str], frozenset[Ability] | None]:

@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 
 from steadyrun.assemble.command import command_directory
-from steadyrun.assemble.store import open_store
+from steadyrun.assemble.store import budget_rules, open_store
 from steadyrun.clock import SystemClock
 from steadyrun.config import Config
 from steadyrun.config.schema import Clocks, ProviderSettings
@@ -58,6 +58,7 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
                     scrubber=scrubber,
                     home=home,
                     appended=_appended(config),
+                    budgets=budget_rules(config.settings.budgets),
                 )
             finally:
                 await store.leave(holder.id)

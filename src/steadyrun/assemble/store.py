@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from steadyrun.config import Config, GateSettings
+from steadyrun.config import BudgetSettings, Config, GateSettings
+from steadyrun.config.checks import find_zone
+from steadyrun.model.budget import BudgetRules
 from steadyrun.model.gate import GateRules
 from steadyrun.model.secret import Scrubber
 from steadyrun.store import Store
@@ -18,6 +20,12 @@ def gate_rules(settings: GateSettings) -> GateRules:
         settings.factor,
         settings.attempts,
     )
+
+
+def budget_rules(settings: BudgetSettings) -> BudgetRules:
+    zone = find_zone(settings.timezone)
+    assert zone, "the configuration has been checked"
+    return BudgetRules(zone, settings.unknown, settings.unknown_usd_per_million)
 
 
 @asynccontextmanager

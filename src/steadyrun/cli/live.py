@@ -243,7 +243,9 @@ _LINES: dict[type, Callable[[Any], str]] = {
     ev.CompactionCompleted: lambda _: "  . the conversation was compacted",
     ev.CompactionFailed: lambda e: f"  ! the conversation was not compacted{_why(e.reason)}",
     ev.PolicyViolated: lambda e: f"  ! against the policy: {e.rule}{_why(e.tool_name)}",
-    ev.BudgetReached: lambda e: f"  ! {e.limit} budget reached: ${e.spent_usd:.2f}",
+    ev.BudgetReached: lambda e: (
+        f"  ! {e.percent} % of the {e.limit}'s budget: {e.spent:.6g} of {e.allowed:g} {e.unit}"
+    ),
     ev.GateSuspect: lambda e: f"  ! {e.provider}: {e.reason}",
     ev.GateClosed: lambda e: f"  ! {e.provider}: {e.reason}",
     ev.RecordFailed: lambda e: f"  ! the record failed ({e.phase}): {e.message}",

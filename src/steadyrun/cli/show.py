@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from steadyrun.cli import render
+from steadyrun.model.budget import said
 from steadyrun.operations.agents import AddAgent, SetAgent
 from steadyrun.operations.documents import (
     AgentDocument,
@@ -21,6 +22,7 @@ from steadyrun.operations.documents import (
     ItemDocument,
     ItemsDocument,
     RemovedDocument,
+    ResumedDocument,
     StatusDocument,
     Stopped,
 )
@@ -79,8 +81,8 @@ def _added(_: Any, agent: AgentDocument) -> Iterator[str]:
 
 
 def _changed(given: Any, agent: AgentDocument) -> Iterator[str]:
-    said = [field for field in given.__struct_fields__ if getattr(given, field)]
-    named = [field.replace("_", "-") for field in said if field not in {"name", "clear"}]
+    set_ = [field for field in given.__struct_fields__ if getattr(given, field)]
+    named = [field.replace("_", "-") for field in set_ if field not in {"name", "clear"}]
     yield f"set {agent.name}: {', '.join([*named, *given.clear])}"
 
 
@@ -96,6 +98,8 @@ def _agent(_: Any, agent: AgentPage) -> Iterator[str]:
     facts = {
         "agent": agent.name,
         "state": agent.state + (f" until {render.moment(agent.until)}" if agent.until else ""),
+        "why": agent.reason,
+        "budget": ", ".join(said(agent.budget)),
         "process": agent.process,
         "now": agent.now and f"{agent.item}: {agent.now}",
         "run": agent.run,
@@ -126,8 +130,11 @@ def _paused(_: Any, found: AgentsDocument) -> Iterator[str]:
         yield f"{what} {agent.name}" + ("; 1 run goes on" if agent.run else "")
 
 
-def _resumed(_: Any, found: AgentsDocument) -> Iterator[str]:
+def _resumed(_: Any, found: ResumedDocument) -> Iterator[str]:
     yield from (f"resumed {agent.name}" for agent in found.agents)
+    for each in found.extended:
+        amount = f"${each.allowed:.2f}" if each.unit == "usd" else f"{each.allowed:.0f} tokens"
+        yield f"{each.agent} may spend {amount} now: the limit of its {each.limit}, once more"
 
 
 def _sent(_: Any, item: ItemDocument) -> Iterator[str]:
@@ -228,6 +235,8 @@ def _stopped(_: Any, found: Stopped) -> Iterator[str]:
 def _now(agent: AgentDocument) -> str:
     if agent.state == "gated" and agent.until:
         return f"until {render.moment(agent.until)}"
+    if agent.reason and not agent.run:
+        return render.plain(agent.reason, _LONGEST_TEXT)
     return render.plain(agent.now or "-", _LONGEST_TEXT)
 
 

@@ -7,6 +7,7 @@ from steadyrun.config.places import Places, is_agents_own, locate
 from steadyrun.config.schema import (
     HARMLESS,
     AgentSettings,
+    BudgetSettings,
     Daemon,
     GateSettings,
     ProviderSettings,
@@ -20,6 +21,7 @@ __all__ = [
     "HARMLESS",
     "PROVIDERS",
     "AgentSettings",
+    "BudgetSettings",
     "Config",
     "Daemon",
     "GateSettings",

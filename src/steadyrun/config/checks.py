@@ -6,11 +6,13 @@ Patterns name settings; `*` is a name that the user chose.
 import math
 import re
 from collections.abc import Callable, Iterable
+from datetime import UTC, tzinfo
 from typing import Any, NamedTuple
 
 from steadyrun.config.source import shorten
 from steadyrun.config.template import is_malformed
 from steadyrun.model.agent import NAME_RULE, ROLE_RULE, is_agent_name, is_role_name
+from steadyrun.model.budget import LIMITS
 from steadyrun.model.text import suggest
 
 # The registry of providers will take its place.
@@ -158,6 +160,32 @@ def _check_amount(value: float) -> Flaw | None:
     return Flaw(f"expected a number of dollars above 0, found {value}")
 
 
+def _check_tokens(value: int) -> Flaw | None:
+    return None if value > 0 else Flaw(f"expected a number of tokens above 0, found {value}")
+
+
+def _check_zone(value: str) -> Flaw | None:
+    if find_zone(value) is not None:
+        return None
+    hint = (
+        'Use a name like "Europe/Berlin", or "UTC"; what is known comes with the system (tzdata).'
+    )
+    return Flaw(f"no time zone {shorten(repr(value))} here", hint=hint)
+
+
+def find_zone(name: str) -> tzinfo | None:
+    """A time zone by its name; None: there is no such zone here."""
+    if name == "UTC":
+        return UTC
+    # Few have set one, and it is a part of the start-up budget.
+    from zoneinfo import ZoneInfo  # noqa: PLC0415
+
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        return None
+
+
 def _check_limit(value: float) -> Flaw | None:
     if value > 0 and math.isfinite(value):
         return None
@@ -204,9 +232,10 @@ CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
     "agents.*.role": _check_role,
     "agents.*.system": _check_text,
     "agents.*.wall_seconds": _check_limit,
-    "agents.*.budget.run": _check_amount,
-    "agents.*.budget.day": _check_amount,
-    "agents.*.budget.month": _check_amount,
+    **{f"agents.*.budget.{limit}": _check_amount for limit in LIMITS},
+    **{f"agents.*.budget.{limit}_tokens": _check_tokens for limit in LIMITS},
+    "budgets.timezone": _check_zone,
+    "budgets.unknown_usd_per_million": _check_amount,
     "telemetry.endpoint": _check_endpoint,
     "telemetry.headers.*": _check_header_template,
 }

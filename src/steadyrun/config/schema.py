@@ -14,8 +14,9 @@ from msgspec import Struct
 from steadyrun.config.checks import CHECKS, NAMES, Flaw, check_seconds, unknown
 from steadyrun.config.source import KeyPath, Source, Table, dotted
 from steadyrun.model.agent import OnLimited
+from steadyrun.model.budget import Budget, Unknown
 from steadyrun.model.item import Followup, OnLost
-from steadyrun.model.policy import Budget, Mode
+from steadyrun.model.policy import Mode
 from steadyrun.model.text import suggest
 
 # What a project's file may set before anybody has trusted it: nothing that could start a command
@@ -57,6 +58,15 @@ class GateSettings(Struct, frozen=True):
     max_seconds: int = 3600
     factor: float = 2.0
     attempts: int = 10
+
+
+class BudgetSettings(Struct, frozen=True):
+    """When does a day begin, and what does money count that is not known? By its tokens, at
+    `unknown_usd_per_million`; or it ends the run (`refuse`), or counts nothing (`allow`)."""
+
+    timezone: str = "UTC"
+    unknown: Unknown = "tokens"
+    unknown_usd_per_million: float = 25.0
 
 
 class ProviderSettings(Struct, frozen=True):
@@ -104,6 +114,7 @@ class Settings(Struct, frozen=True):
     daemon: Daemon = Daemon()
     clocks: Clocks = Clocks()
     gate: GateSettings = GateSettings()
+    budgets: BudgetSettings = BudgetSettings()
     providers: dict[str, ProviderSettings] = {}
     agents: dict[str, AgentSettings] = {}
     telemetry: Telemetry = Telemetry()

@@ -262,11 +262,17 @@ class PolicyViolated(_Tagged, frozen=True, tag="policy.violated"):
 
 
 class BudgetReached(_Tagged, frozen=True, tag="budget.reached"):
-    """As much is spent as may be. This version does not tell it."""
+    """Of a limit of the agent's budget 80 % are spent, or all: then it is stopped and paused.
 
-    limit: str
-    allowed_usd: float
-    spent_usd: float
+    Of `unknown_runs` it is not known what they have cost.
+    """
+
+    limit: Literal["run", "agent", "day", "month"]
+    unit: Literal["usd", "tokens"]
+    allowed: float
+    spent: float
+    percent: int
+    unknown_runs: int
 
 
 class GateSuspect(_Tagged, frozen=True, tag="gate.suspect"):

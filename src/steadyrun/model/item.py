@@ -107,10 +107,12 @@ class Claim(Hold, frozen=True):
 
 
 def status_after(run: Run, item: Item) -> ItemStatus:
-    """What becomes of an item when its run ends."""
+    """What becomes of an item when its run ends. One that was stopped by a budget waits until
+    somebody allows more, but whoever has called for a run directly is told that it has failed."""
     if run.status == "completed":
         return "completed"
-    if run.stop_reason == "shutdown" or run.status == "rate_limited":
+    is_spent = run.stop_reason == "budget" and item.kind != "call"
+    if is_spent or run.stop_reason == "shutdown" or run.status == "rate_limited":
         # What its provider began by itself cannot be asked for again.
         is_over = item.cancel_requested or item.kind == "self"
         return "cancelled" if is_over else "queued"

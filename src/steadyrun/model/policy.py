@@ -4,15 +4,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from steadyrun.model.budget import Budget
+
 Mode = Literal["default", "accept_edits", "plan", "full_auto", "dangerously_skip_permissions"]
-
-
-class Budget(Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits in US dollars; None is no limit."""
-
-    run: float | None = None
-    day: float | None = None
-    month: float | None = None
 
 
 class Policy(Struct, frozen=True):

@@ -30,6 +30,11 @@ def _sum(a: int | None, b: int | None) -> int | None:
     return None if a is None and b is None else (a or 0) + (b or 0)
 
 
+def tokens_of(usage: Usage) -> int:
+    """All that the provider counts: given, answered, read from a cache and written to it."""
+    return sum(count or 0 for count in _counts(usage))
+
+
 class Cost(Struct, frozen=True):
     """Money of one run. `known` is the provider's own figure, `estimated` is from a price list."""
 
@@ -42,9 +47,11 @@ class Cost(Struct, frozen=True):
 
 
 def cost_of_both(first: Cost, second: Cost) -> Cost:
-    """What is known of the money of both: as good as the worse figure."""
+    """What is known of the money of both: as good as the worse figure, and what is known of one
+    only is no more than an estimate."""
     if first.usd is None or second.usd is None:
-        return second if first.usd is None else first
+        usd = first.usd if second.usd is None else second.usd
+        return Cost() if usd is None else Cost(usd, "estimated")
     kind: CostKind = "known" if first.kind == second.kind == "known" else "estimated"
     return Cost(first.usd + second.usd, kind)
 
@@ -60,3 +67,5 @@ class UsageSum(Struct, frozen=True):
     known_usd: float = 0.0
     estimated_usd: float = 0.0
     unknown_cost_runs: int = 0
+    # Of the runs whose cost is unknown.
+    unknown_tokens: int = 0

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import anyio.to_thread
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, astuple, replace
 
 from steadyrun.errors import (
     AbilityMissing,
@@ -15,6 +15,7 @@ from steadyrun.errors import (
     Usage,
 )
 from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, OnLimited, is_agent_name
+from steadyrun.model.budget import Budget, parsed
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Policy
 from steadyrun.model.session import Session
@@ -23,7 +24,9 @@ from steadyrun.operations.documents import (
     AgentDocument,
     AgentPage,
     AgentsDocument,
+    ExtendedDocument,
     RemovedDocument,
+    ResumedDocument,
     TokenDocument,
 )
 from steadyrun.operations.gates import (
@@ -36,13 +39,14 @@ from steadyrun.operations.gates import (
 from steadyrun.operations.looks import agent_document, agent_documents, find_agent
 from steadyrun.operations.words import said
 from steadyrun.provider import Ability
+from steadyrun.runtime.meter import extend
 from steadyrun.runtime.standing import require_home, require_role
 
 # What begins so is an id.
 _IDS = ("agt_", "run_", "itm_", "prc_", "hld_")
 _CLEARED = {
     "role": "role", "model": "model", "fallback": "fallback", "timeout": "wall_seconds",
-    "system": "system",
+    "system": "system", "budget": "budget",
 }  # fmt: skip
 
 Name = Annotated[str, said("the agent's name", metavar="NAME")]
@@ -53,6 +57,10 @@ Fallback = Annotated[
 ]
 Timeout = Annotated[
     float | None, said("how long a run may take: 500ms, 6s, 10m, 2h", metavar="DURATION")
+]
+BudgetWords = Annotated[
+    tuple[str, ...],
+    said("how much it may spend: run, agent, day, month in USD, run_tokens, …", metavar="day=5,…"),
 ]
 System = Annotated[str | None, said("what it is always told", metavar="TEXT")]
 
@@ -78,6 +86,7 @@ class AddAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_limited: Annotated[
         OnLimited, said("whether it goes on by itself after a rate limit (wait)")
     ] = "wait"
+    budget: BudgetWords = ()
     timeout: Timeout = None
     system: System = None
 
@@ -109,6 +118,7 @@ class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_limited: Annotated[
         OnLimited | None, said("whether it goes on by itself after a rate limit")
     ] = None
+    budget: BudgetWords = ()
     timeout: Timeout = None
     system: System = None
     clear: Annotated[
@@ -136,7 +146,7 @@ async def add(desk: Desk, given: AddAgent) -> AgentDocument:
         (given.provider, *given.fallback),
         given.home,
         given.model,
-        Policy(given.mode),
+        Policy(given.mode, budget=_budget(given.budget)),
         given.system,
         role=given.role,
         followup=given.followup,
@@ -202,13 +212,18 @@ async def pause(desk: Desk, given: ChooseAgents) -> AgentsDocument:
     return AgentsDocument(await agent_documents(desk, chosen))
 
 
-async def resume(desk: Desk, given: ChooseAgents) -> AgentsDocument:
+async def resume(desk: Desk, given: ChooseAgents) -> ResumedDocument:
+    """End a pause; what was paused because of its budget may spend as much once more."""
     chosen = await _chosen(desk, given)
     if given.provider is not None:
         await open_by_hand(desk, OpenGate(given.provider))
+    extended: list[ExtendedDocument] = []
     for agent in chosen if given.provider is None else ():
+        # First: who is killed in between has allowed it, and says it again.
+        found = await extend(desk.store, agent, desk.budgets, desk.clock.now())
+        extended += [ExtendedDocument(agent.name, *astuple(each)) for each in found]
         await desk.store.resume(agent.id)
-    return AgentsDocument(await agent_documents(desk, chosen))
+    return ResumedDocument(await agent_documents(desk, chosen), tuple(extended))
 
 
 async def _chosen(desk: Desk, given: ChooseAgents) -> list[Agent]:
@@ -261,13 +276,34 @@ def _changed(was: Agent, given: SetAgent) -> Agent:
         "on_lost": given.on_lost,
         "on_limited": given.on_limited,
         "wall_seconds": given.timeout,
-        "policy": None if given.mode is None else replace(was.policy, mode=given.mode),
+        "policy": _policy(was.policy, given),
     }
     said_ = {name: value for name, value in new.items() if value is not None}
-    none = {_CLEARED[name]: None for name in given.clear if name != "fallback"}
+    none = {_CLEARED[name]: None for name in given.clear if name not in {"fallback", "budget"}}
     if not said_ and not given.clear and not given.fallback and given.provider is None:
         raise Usage("there is nothing to set", hint="`steadyrun agent set --help` lists it.")
     return replace(was, providers=(given.provider or was.provider, *fallback), **said_, **none)
+
+
+def _policy(was: Policy, given: SetAgent) -> Policy | None:
+    """None: it stays as it is. Of a budget what is named is set, and the rest stays."""
+    budget = Budget() if "budget" in given.clear else was.budget
+    if given.budget:
+        named = _budget(given.budget)
+        budget = replace(budget, **{
+            name: value for name, value in asdict(named).items() if value is not None
+        })  # fmt: skip
+    is_said = given.mode is not None or given.budget or "budget" in given.clear
+    return replace(was, mode=given.mode or was.mode, budget=budget) if is_said else None
+
+
+def _budget(words: tuple[str, ...]) -> Budget:
+    try:
+        return parsed(words)
+    except ValueError as error:
+        raise Usage(
+            f"--budget: {error}", hint="Say it like --budget day=5,run_tokens=200000."
+        ) from error
 
 
 async def _check(desk: Desk, agent: Agent) -> None:
@@ -279,6 +315,8 @@ async def _check(desk: Desk, agent: Agent) -> None:
         raise AbilityMissing(agent.provider, "modes", asked="--mode")
     if agent.model is not None and "model" not in abilities:
         raise AbilityMissing(agent.provider, "model", asked="--model")
+    if agent.policy.budget != Budget() and "usage" not in abilities:
+        raise AbilityMissing(agent.provider, "usage", asked="--budget")
     await anyio.to_thread.run_sync(_check_files, desk.home, agent)
 
 

@@ -1,11 +1,12 @@
 """What may an operation use? The store, the clock, and the daemon if it runs in one."""
 
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from steadyrun.clock import Clock
+from steadyrun.model.budget import BudgetRules
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, Ids, RunId
 from steadyrun.model.item import Message
@@ -57,6 +58,7 @@ class Desk:
     # What a provider can do, as it is configured; None where there is none of that name.
     abilities: Callable[[str], frozenset[Ability] | None]
     daemon: DaemonView | None = None
+    budgets: BudgetRules = field(default_factory=BudgetRules)
 
     async def take_in(self, message: Message) -> Accepted:
         return await (self.daemon or self.store).accept(message)

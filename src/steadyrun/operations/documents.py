@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from steadyrun.model.agent import OnLimited
 from steadyrun.model.approval import ApprovalStatus
+from steadyrun.model.budget import Budget, Limit, Unit
 from steadyrun.model.event import Diagnostic, ErrorFact
 from steadyrun.model.gate import Gate, GateState, dispatchable, gate_state, opens_at
 from steadyrun.model.item import SETTLED, Delivery, Followup, ItemKind, ItemStatus, OnLost
@@ -16,7 +17,7 @@ from steadyrun.model.usage import Cost, CostKind, Usage, UsageSum
 
 AgentState = Literal["idle", "running", "waiting", "paused", "gated"]
 # What a queued item waits for.
-Waiting = Literal["turn", "paused", "gate", "slot", "daemon"]
+Waiting = Literal["turn", "paused", "budget", "gate", "slot", "daemon"]
 
 
 class CostSum(Struct, frozen=True):
@@ -45,6 +46,9 @@ class AgentDocument(Struct, frozen=True, kw_only=True):
     state: AgentState
     # When its gate opens, if that is why nothing runs.
     until: datetime | None
+    # Why it is paused, if its budget is the reason.
+    reason: str | None
+    budget: Budget
     # Known to the daemon only.
     process: Literal["idle", "busy", "background"] | None
     item: str | None
@@ -77,6 +81,22 @@ class AgentPage(AgentDocument, frozen=True, kw_only=True):
 
 class AgentsDocument(Struct, frozen=True):
     agents: tuple[AgentDocument, ...]
+
+
+class ExtendedDocument(Struct, frozen=True):
+    """A limit of an agent's budget that was spent, and how much may be spent now."""
+
+    agent: str
+    limit: Limit
+    unit: Unit
+    allowed: float
+
+
+class ResumedDocument(Struct, frozen=True):
+    """Who goes on, and what they may spend for it."""
+
+    agents: tuple[AgentDocument, ...]
+    extended: tuple[ExtendedDocument, ...]
 
 
 class RemovedDocument(Struct, frozen=True):

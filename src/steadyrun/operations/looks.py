@@ -5,6 +5,7 @@ from datetime import datetime
 
 from steadyrun.errors import NotFound, Usage
 from steadyrun.model.agent import Agent
+from steadyrun.model.budget import begin_of
 from steadyrun.model.gate import Gate, awaited_gate, opens_at
 from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Item
@@ -17,6 +18,7 @@ from steadyrun.operations.documents import (
     Waiting,
     cost_sum,
 )
+from steadyrun.runtime.meter import spent_of
 from steadyrun.store import Lane, Look, Store
 
 _GIST_CHARS = 80
@@ -63,23 +65,27 @@ async def agent_documents(
     gates, looks = await desk.store.gates(), await desk.store.looks(_midnight(desk))
     chosen = None if agents is None else {agent.id for agent in agents}
     return tuple(
-        _agent_document(desk, look, gates)
-        for look in looks
-        if chosen is None or look.agent.id in chosen
+        [
+            await _agent_document(desk, look, gates)
+            for look in looks
+            if chosen is None or look.agent.id in chosen
+        ]
     )
 
 
 async def agent_document(desk: Desk, agent: Agent) -> AgentDocument:
     for look in await desk.store.looks(_midnight(desk), agent=agent.id):
-        return _agent_document(desk, look, await desk.store.gates())
+        return await _agent_document(desk, look, await desk.store.gates())
     raise NotFound("agent", agent.name)
 
 
 def _midnight(desk: Desk) -> datetime:
-    return desk.clock.now().replace(hour=0, minute=0, second=0, microsecond=0)
+    begin = begin_of("day", desk.clock.now(), desk.budgets.zone)
+    assert begin
+    return begin
 
 
-def _agent_document(desk: Desk, look: Look, gates: Sequence[Gate]) -> AgentDocument:
+async def _agent_document(desk: Desk, look: Look, gates: Sequence[Gate]) -> AgentDocument:
     agent, lane, session, item = look.agent, look.lane, look.session, look.item
     now = desk.clock.now()
     gate = awaited_gate(gates, agent.providers, now)
@@ -99,6 +105,8 @@ def _agent_document(desk: Desk, look: Look, gates: Sequence[Gate]) -> AgentDocum
         origin=agent.origin,
         state=state,
         until=opens_at(gate, now) if gate and state == "gated" else None,
+        reason=await _reason(desk, lane),
+        budget=agent.policy.budget,
         process=desk.daemon.process_state(agent.id) if desk.daemon else None,
         item=item.id if item else None,
         run=look.run,
@@ -127,6 +135,12 @@ def _state(desk: Desk, lane: Lane, *, is_gated: bool) -> AgentState:
         is_waiting = desk.daemon is not None and desk.daemon.is_waiting(lane.agent)
         return "waiting" if is_waiting else "running"
     return "gated" if is_gated else "idle"
+
+
+async def _reason(desk: Desk, lane: Lane) -> str | None:
+    """Why it is paused, if it is not because somebody wanted it."""
+    spent = await spent_of(desk.store, lane.agent) if lane.is_paused else ()
+    return spent[0].why if spent else None
 
 
 def _gist(text: str) -> str:
@@ -167,7 +181,7 @@ async def _item_document(
 async def _waiting(desk: Desk, item: Item, *, is_gated: bool) -> Waiting:
     lane = await desk.store.lane(item.agent)
     if lane.is_paused:
-        return "paused"
+        return "budget" if await _reason(desk, lane) else "paused"
     if is_gated:
         return "gate"
     if desk.daemon is None:

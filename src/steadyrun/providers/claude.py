@@ -65,7 +65,7 @@ from steadyrun.providers.claude_state import Asked, ClaudeState, OpenAsk, OpenTu
 
 # What one turn can be asked for; a process for many turns can do all of it.
 _ONCE: frozenset[Ability] = frozenset(
-    {"resume", "model", "modes", "tools", "system", "images", "schema", "max_turns", "max_cost"}
+    {"resume", "model", "modes", "tools", "system", "images", "schema", "max_turns"}
 )
 _ALWAYS: frozenset[Ability] = _ONCE | {
     "steer", "recall", "interrupt", "multi_turn", "approvals", "change_input",
@@ -83,7 +83,8 @@ class Claude:
     def __init__(self, options: ClaudeOptions | None = None) -> None:
         self._options = options or ClaudeOptions()
         is_one_shot = self._options.one_shot
-        self.abilities: frozenset[Ability] = _ONCE if is_one_shot else _ALWAYS
+        tells = frozenset[Ability]({"usage"} if self._options.include_partial_messages else ())
+        self.abilities: frozenset[Ability] = (_ONCE if is_one_shot else _ALWAYS) | tells
         self.state = ClaudeState()
         if is_one_shot:
             self.state.begin(OpenTurn("once"))

@@ -65,7 +65,7 @@ from steadyrun.wire.jsonrpc import Failure, Notification, Request, Response, Rpc
 
 # What one turn can be asked for; a process for many turns can do all of it.
 _ONCE: frozenset[Ability] = frozenset({"resume", "model", "modes", "system", "images", "schema"})
-_ALWAYS: frozenset[Ability] = _ONCE | {"steer", "interrupt", "multi_turn", "approvals"}
+_ALWAYS: frozenset[Ability] = _ONCE | {"steer", "interrupt", "multi_turn", "approvals", "usage"}
 _THREADS = frozenset({"thread/start", "thread/resume"})
 # A message that begins a turn later; nothing that we say.
 _QUEUE = "thread/queue/add"

@@ -106,7 +106,7 @@ class Scripted:
     abilities: frozenset[Ability] = frozenset(
         {
             "resume", "steer", "recall", "interrupt", "multi_turn", "approvals", "model", "modes",
-            "tools", "system", "images", "schema", "max_turns", "max_cost",
+            "tools", "system", "images", "schema", "max_turns", "usage",
         }
     )  # fmt: skip
     options_type: ClassVar[type[Struct]] = ScriptedOptions

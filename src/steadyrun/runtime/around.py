@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from steadyrun.clock import Clock
 from steadyrun.model.agent import Agent
+from steadyrun.model.budget import BudgetRules
 from steadyrun.model.event import JsonObject
 from steadyrun.model.ids import HolderId, Ids
 from steadyrun.model.run import Metadata
@@ -50,6 +51,7 @@ class Surroundings:
     home: Path
     # The providers that are configured to be told a text of their own in their system prompt.
     appended: Set[str] = frozenset()
+    budgets: BudgetRules = field(default_factory=BudgetRules)
     # Where everything that happens here is told.
     hub: Hub = field(default_factory=Hub)
 

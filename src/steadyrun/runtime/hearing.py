@@ -8,9 +8,11 @@ from msgspec.structs import replace
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import BY_PROVIDER, approval_id
+from steadyrun.model.budget import Mark
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
+    BudgetReached,
     Emitted,
     FollowupAbsorbed,
     FollowupReturned,
@@ -22,15 +24,23 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.gate import Answered, Suspected
 from steadyrun.model.ids import RunId
-from steadyrun.model.run import Finished, Touched
+from steadyrun.model.run import Finished, StopReason, Touched
 from steadyrun.provider import RESUME_NOT_FOUND, Began, Driver, Ended, Heard, Stretch, Turn
+from steadyrun.runtime.meter import note_spent, told_by
 from steadyrun.runtime.process import LiveProcess
 from steadyrun.runtime.runner import Runner
 from steadyrun.store import Known
 
 # The events that ask something of us.
 _ASKING = frozenset(
-    {FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved, ProviderRetrying}
+    {
+        FollowupAbsorbed,
+        FollowupReturned,
+        ApprovalRequested,
+        ApprovalResolved,
+        ProviderRetrying,
+        UsageUpdated,
+    }
 )
 _PLAIN = frozenset({Emitted})
 # Nothing of this comes before the model has answered.
@@ -57,6 +67,8 @@ class Turning(Protocol):
 
     def waits(self) -> None: ...
 
+    def end_run(self, reason: StopReason, why: str) -> None: ...
+
 
 async def reached(seat: Turning, live: LiveProcess, driver: Driver) -> None:
     """A process can be heard: go on where its record ends."""
@@ -75,7 +87,7 @@ async def reached(seat: Turning, live: LiveProcess, driver: Driver) -> None:
         await recorder.begin(run.id, (), recorder.offset)
     await live.offers.take_up(known)
     asked = ApprovalRequested | ApprovalResolved
-    runner.recall([each for each in known.events if isinstance(each.event, asked)])
+    runner.recall([each for each in known.events if isinstance(each.event, asked | BudgetReached)])
     seat.waits()
     if live.offers.is_due:
         seat.offer(live)
@@ -204,9 +216,31 @@ async def _end(
 ) -> None:
     if begun:
         await live.recorder.begin(begun, (), live.recorder.offset)
+    if seat.runner:
+        # First: a run that has ended has nothing more to say.
+        await _tell_budget(seat, live, await seat.runner.has_spent(change))
     await live.recorder.end(change, events, stretch)
     if isinstance(change, Finished):
         seat.over()
+
+
+async def _tell_budget(seat: Turning, live: LiveProcess, reached: list[Mark]) -> None:
+    """Record which limits were reached; why the agent will be paused is remembered before."""
+    meter = seat.runner.meter if seat.runner else None
+    if meter and reached:
+        if meter.spent:
+            await note_spent(live.store, seat.agent.id, meter.spent)
+        await live.recorder.note(*map(told_by, reached))
+
+
+async def _spend(seat: Turning, live: LiveProcess, heard: UsageUpdated) -> None:
+    """Something was used: a run whose budget is spent is stopped."""
+    runner = seat.runner
+    if runner is None or runner.is_over:
+        return
+    await _tell_budget(seat, live, await runner.spends(heard))
+    if runner.meter and runner.meter.spent:
+        seat.end_run("budget", runner.meter.spent[0].why)
 
 
 async def _report(probe: Runner, live: LiveProcess, stretch: Stretch) -> None:
@@ -219,6 +253,9 @@ async def _report(probe: Runner, live: LiveProcess, stretch: Stretch) -> None:
 
 async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
     event = heard.event
+    if isinstance(event, UsageUpdated):
+        await _spend(seat, live, event)
+        return
     if isinstance(event, FollowupAbsorbed | FollowupReturned):
         await live.recorder.flush()
         await live.offers.note(event)

@@ -11,14 +11,18 @@ from msgspec.structs import replace
 from steadyrun.errors import StoreFailed
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import BY_TIMEOUT, Answer, Approval, approval_id
+from steadyrun.model.budget import Budget, Mark
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
+    BudgetReached,
     Emitted,
+    ErrorFact,
     Event,
     Foreign,
     ProviderRetrying,
     StallWarned,
+    UsageUpdated,
 )
 from steadyrun.model.ids import ApprovalId, RunId
 from steadyrun.model.item import Claim, cancel_fact
@@ -27,6 +31,7 @@ from steadyrun.model.usage import Cost, Usage, both, cost_of_both
 from steadyrun.provider import Driver, Ended, Turn, Verdict
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.clocks import Signs, asked_seconds, next_alarm
+from steadyrun.runtime.meter import Meter, load_meter
 from steadyrun.runtime.process import LiveProcess
 
 # Where a run keeps how long it may take.
@@ -61,7 +66,7 @@ class Runner:
         # Why the turn before this one was to be stopped.
         self.missed: StopReason | None = None
         self._store, self._clock = around.store, around.clock
-        self._limits = around.limits
+        self._limits, self._budgets = around.limits, around.budgets
         self._agent = agent
         self._live: LiveProcess | None = None
         self.stopped: StopReason | None = None
@@ -70,6 +75,11 @@ class Runner:
         self._started_at = self._clock.monotonic()
         # What the provider has used in this run before its own turn.
         self._spent: tuple[Usage, Cost] | None = None
+        # What its own turn has used and cost so far, as far as it was told.
+        self._heard: UsageUpdated | None = None
+        # Which limits it had reached when we came.
+        self._reached: list[BudgetReached] = []
+        self.meter: Meter | None = None
         self._told_at: float | None = None
         # The provider has said that it will try again at this time.
         self._patient_until = 0.0
@@ -91,6 +101,8 @@ class Runner:
         since so much does not count. By our own clock we know better: the time of day may be
         set."""
         self.is_over = run.is_terminal
+        # What it has reached is read from the record again.
+        self.meter, self._reached = None, []
         if (run.usage, run.cost) != (Usage(), Cost()):
             self._spent = (run.usage, run.cost)
         wall = run.metadata.get(WALL)
@@ -147,7 +159,7 @@ class Runner:
         status, reason, error = ended.status, ended.stop_reason, ended.error
         if self.stopped and status != "completed":
             status, reason = STOPPED[self.stopped], self.stopped
-            error = cancel_fact(self._why) or error
+            error = _fact(self.stopped, self._why) or error
         elif status == "cancelled":
             # What was meant for the turn before may have come too late, and hit this one.
             reason = reason or self.missed
@@ -168,14 +180,42 @@ class Runner:
     def early(self, ended: Ended) -> Touched:
         """A turn of the provider's own has ended before the run's: what it used is the run's."""
         usage, cost = self._with_spent(ended)
-        self._spent = (usage or Usage(), cost or Cost())
+        self._spent, self._heard = (usage or Usage(), cost or Cost()), None
         return Touched(self._clock.now(), usage, cost)
 
     def _with_spent(self, ended: Ended) -> tuple[Usage | None, Cost | None]:
+        """Of a turn that was cut off nobody says what it has used in all: what was told before."""
+        heard = self._heard
+        if ended.usage is None and heard:
+            return self._in_all(heard.usage, heard.cost)
         if self._spent is None:
             return ended.usage, ended.cost
-        usage, cost = self._spent
-        return both(usage, ended.usage or Usage()), cost_of_both(cost, ended.cost or Cost())
+        return self._in_all(ended.usage or Usage(), ended.cost or Cost())
+
+    def _in_all(self, usage: Usage, cost: Cost) -> tuple[Usage, Cost]:
+        if self._spent is None:
+            return usage, cost
+        before, paid = self._spent
+        return both(before, usage), cost_of_both(paid, cost)
+
+    # -- what it spends
+
+    async def spends(self, heard: UsageUpdated) -> list[Mark]:
+        """Its turn has used so much so far: what is to be told of its budget."""
+        self._heard = heard
+        return await self._metered(*self._in_all(heard.usage, heard.cost))
+
+    async def has_spent(self, change: Finished | Touched) -> list[Mark]:
+        """As `spends`, of a turn that has ended; its change has what was used in all."""
+        return await self._metered(change.usage or Usage(), change.cost or Cost())
+
+    async def _metered(self, usage: Usage, cost: Cost) -> list[Mark]:
+        if self._agent.policy.budget == Budget():
+            return []
+        if self.meter is None:
+            store, agent, rules = self._store, self._agent, self._budgets
+            self.meter = await load_meter(store, agent, self.id, rules, self._reached)
+        return self.meter.hear(usage, cost)
 
     def note(self, event: Event | Foreign) -> None:
         """Remember what an event says of the time it may take."""
@@ -184,6 +224,8 @@ class Runner:
                 self._ask(event.approval)
             case ApprovalResolved():
                 self._answer(event.approval)
+            case BudgetReached():
+                self._reached.append(event)
             case ProviderRetrying():
                 self._patient_until = self._clock.monotonic() + (event.delay_ms or 0) / 1000
             case _:
@@ -311,3 +353,9 @@ class Runner:
         is_patient = self._clock.monotonic() < self._patient_until
         has_offers = self._live is not None and bool(self._live.offers.open)
         return driver.has_open_tools or bool(self.approvals) or has_offers or is_patient
+
+
+def _fact(stopped: StopReason, why: str | None) -> ErrorFact | None:
+    if stopped == "budget":
+        return ErrorFact("max_cost", why or "its budget is spent", "Allow more: docs/budgets.md")
+    return cancel_fact(why)

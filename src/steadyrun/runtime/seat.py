@@ -7,6 +7,7 @@ that, and whoever was about to leave stays.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -431,6 +432,16 @@ class Seat:
         self._stopping = reason
         if self.runner:
             await self.runner.stop(reason)
+
+    def end_run(self, reason: StopReason, why: str) -> None:
+        """End what runs, by whoever hears it: that goes on hearing meanwhile."""
+        if self.runner and not self.runner.stopped:
+            self._tasks.start_soon(self._end_run, self.runner, reason, why)
+
+    async def _end_run(self, runner: Runner, reason: StopReason, why: str) -> None:
+        # It is not ours any more: its record tells what becomes of it.
+        with suppress(LeaseLost, KeeperGone):
+            await runner.stop(reason, why)
 
     def offer(self, live: LiveProcess) -> None:
         """A turn is open, or there is something to offer: it may be told what waits for it."""

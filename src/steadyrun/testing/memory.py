@@ -140,11 +140,11 @@ class MemoryStore(MemoryReads):
 
     async def pause(self, agent: AgentId) -> None:
         with self._transaction([agent]) as t:
-            t.lanes[agent] = rows.altered(rows.lane_of(t, agent), is_paused=True)
+            rows.set_paused(t, agent, is_paused=True)
 
     async def resume(self, agent: AgentId) -> None:
         with self._transaction([agent]) as t:
-            t.lanes[agent] = rows.altered(rows.lane_of(t, agent), is_paused=False)
+            rows.set_paused(t, agent, is_paused=False)
 
     async def join(self, kind: str) -> Holder:
         now = self._clock.now()
@@ -410,6 +410,8 @@ class MemoryStore(MemoryReads):
                 self._gates.begun(t, after)
             elif after.is_terminal:
                 approvals.withdraw(t, after.id)
+                if after.stop_reason == "budget":
+                    rows.set_paused(t, after.agent, is_paused=True)
                 self._gates.ended(t, after)
         return after
 

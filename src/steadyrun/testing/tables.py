@@ -27,7 +27,7 @@ from steadyrun.model.item import (
 from steadyrun.model.process import Marks, Process, SavedState
 from steadyrun.model.run import Created, Run
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.model.usage import UsageSum
+from steadyrun.model.usage import UsageSum, tokens_of
 from steadyrun.store import (
     DEDUP_RETENTION,
     KNOWN_KINDS,
@@ -432,6 +432,10 @@ def bind_token(t: Tables, agent: AgentId, provider: str, token: ResumeToken) -> 
     t.sessions[agent, provider] = known.bound(token) if known else Session(provider, token)
 
 
+def set_paused(t: Tables, agent: AgentId, *, is_paused: bool) -> None:
+    t.lanes[agent] = altered(lane_of(t, agent), is_paused=is_paused)
+
+
 def added(total: UsageSum, run: Run) -> UsageSum:
     usage, cost = run.usage, run.cost
     return UsageSum(
@@ -443,4 +447,5 @@ def added(total: UsageSum, run: Run) -> UsageSum:
         known_usd=total.known_usd + (cost.usd or 0.0 if cost.kind == "known" else 0.0),
         estimated_usd=total.estimated_usd + (cost.usd or 0.0 if cost.kind == "estimated" else 0.0),
         unknown_cost_runs=total.unknown_cost_runs + (cost.kind == "unknown"),
+        unknown_tokens=total.unknown_tokens + (tokens_of(usage) if cost.kind == "unknown" else 0),
     )

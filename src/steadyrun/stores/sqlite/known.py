@@ -48,10 +48,10 @@ _STEERABLE = """
 _TELLING = """
     SELECT run_id, body FROM event_batches
     WHERE run_id IN (SELECT value FROM json_each(:runs))
-      AND (instr(body, :followup) OR instr(body, :approval))
+      AND (instr(body, :followup) OR instr(body, :approval) OR instr(body, :budget))
     ORDER BY id
 """
-_MARKS = {"followup": b"followup.", "approval": b"approval."}
+_MARKS = {"followup": b"followup.", "approval": b"approval.", "budget": b"budget."}
 
 
 def known(connection: Connection, lanes: Mapping[AgentId, RunId | None]) -> dict[AgentId, Known]:

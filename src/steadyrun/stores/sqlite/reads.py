@@ -208,7 +208,11 @@ USAGE_COLUMNS = """
     coalesce(sum(cache_write_tokens), 0),
     total(cost_usd) FILTER (WHERE cost_kind = 'known'),
     total(cost_usd) FILTER (WHERE cost_kind = 'estimated'),
-    count(*) FILTER (WHERE cost_kind = 'unknown')
+    count(*) FILTER (WHERE cost_kind = 'unknown'),
+    coalesce(sum(
+        coalesce(input_tokens, 0) + coalesce(output_tokens, 0)
+        + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0)
+    ) FILTER (WHERE cost_kind = 'unknown'), 0)
 """
 _USAGE = f"""
     SELECT {USAGE_COLUMNS} FROM runs

@@ -283,6 +283,8 @@ def _change(
         gates.begun(connection, after, terms)
     elif after.is_terminal:
         approvals.withdraw(connection, after.id)
+        if after.stop_reason == "budget":
+            lanes.set_paused(connection, after.agent, True)
         if gates.ended(connection, after, terms):
             ledger.look_again()
     return after

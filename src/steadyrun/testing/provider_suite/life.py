@@ -34,7 +34,7 @@ WISHES: dict[Ability, dict[str, object]] = {
     "system": {"system": "be brief"},
     "resume": {"resume": "token"},
     "max_turns": {"max_turns": 1},
-    "max_cost": {"max_cost_usd": 1.0},
+    "usage": {"max_cost_usd": 1.0},
     "schema": {"schema": {"type": "object"}},
     "images": {"images": [Image("image/png", b"png")]},
 }

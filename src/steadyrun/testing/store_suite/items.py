@@ -6,10 +6,11 @@ import anyio
 
 from steadyrun.errors import NameTaken, NotFound
 from steadyrun.model.agent import Agent
+from steadyrun.model.budget import Budget
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Attachment, Message, Payload
-from steadyrun.model.policy import Budget, Policy
+from steadyrun.model.policy import Policy
 from steadyrun.model.run import EndStatus
 from steadyrun.store import DEDUP_RETENTION
 from steadyrun.testing.store_suite.harness import StoreHarness

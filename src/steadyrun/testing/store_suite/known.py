@@ -4,6 +4,7 @@ from steadyrun.errors import NotFound
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
+    BudgetReached,
     Event,
     FollowupAbsorbed,
     FollowupOffered,
@@ -58,6 +59,7 @@ async def check_what_tells_of_followups_and_questions_is_known(harness: StoreHar
         FollowupAbsorbed("itm_1", "and this"),
         ApprovalResolved("apr_1", "allowed", "ada"),
         FollowupReturned("itm_2", "later", "too late"),
+        BudgetReached("day", "usd", 5.0, 4.5, 80, 0),
     ]
     others: list[Event] = [Note("followup.offered, approval.requested")] * len(told)
     for n, (event, other) in enumerate(zip(told, others, strict=True)):

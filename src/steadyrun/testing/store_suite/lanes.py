@@ -9,7 +9,7 @@ from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.gate import Closed, Gate, Opened
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import Claim, Message
-from steadyrun.model.run import Cancelled
+from steadyrun.model.run import Cancelled, Finished
 from steadyrun.store import Store
 from steadyrun.testing.store_suite.harness import StoreHarness
 from steadyrun.testing.store_suite.scene import (
@@ -347,3 +347,22 @@ async def check_claiming_nothing_changes_nothing(harness: StoreHarness) -> None:
     assert await scene.store.reap(scene.holder) == []
 
     assert await everything(scene.store) == before
+
+
+async def check_a_run_that_ends_because_of_a_budget_pauses_its_lane(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    first = await scene.send("spend")
+    await scene.send("and more")
+    claim = await scene.claim()
+    run = await scene.begin(claim)
+    ended = Finished(harness.clock.now(), "failed", "budget")
+
+    settled = await scene.store.settle(claim, ended)
+
+    lane = await scene.store.lane(scene.agent)
+    assert (settled.id, settled.status, settled.error) == (first.id, "queued", None)
+    assert (lane.is_paused, lane.queued, lane.status) == (True, 2, "ready")
+    assert await scene.store.claim(claim.holder) == []
+    await scene.store.resume(scene.agent)
+    [again] = await scene.store.claim(claim.holder)
+    assert (again.item.id, again.item.before) == (first.id, run)

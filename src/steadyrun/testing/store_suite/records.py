@@ -234,7 +234,7 @@ async def check_usage_keeps_known_estimated_and_unknown_apart(harness: StoreHarn
 
     total = await scene.store.usage()
 
-    assert total == UsageSum(5, 40, 20, 0, 4, 0.75, 2.0, 2)
+    assert total == UsageSum(5, 40, 20, 0, 4, 0.75, 2.0, 2, 16)
     assert await scene.store.usage(agent=scene.agent, provider="claude") == total
     assert await scene.store.usage(provider="codex") == UsageSum()
     assert await scene.store.usage(agent=harness.ids.agent()) == UsageSum()

@@ -1,0 +1,223 @@
+"""How far may it go? Limits in money and in tokens: of a run, an agent, a day and a month.
+
+Pure. What is not known is never taken for nothing: `BudgetRules.unknown` says how it counts. A run
+belongs to the day and the month in which it was created, and a day is a day of the calendar in
+`BudgetRules.zone`: 23 to 25 hours long where clocks are changed.
+"""
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime, tzinfo
+from typing import Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import asdict, astuple
+
+from steadyrun.model.usage import Cost, Usage, UsageSum, tokens_of
+
+Limit = Literal["run", "agent", "day", "month"]
+Unit = Literal["usd", "tokens"]
+# Money that is not known counts by its tokens, ends the run, or does not count.
+Unknown = Literal["tokens", "refuse", "allow"]
+
+LIMITS: tuple[Limit, ...] = get_args(Limit)
+UNITS: tuple[Unit, ...] = get_args(Unit)
+WARNED, SPENT = 80, 100
+
+
+class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Limits in US dollars and in tokens; None is no limit. `agent` is for all of its life."""
+
+    run: float | None = None
+    agent: float | None = None
+    day: float | None = None
+    month: float | None = None
+    run_tokens: int | None = None
+    agent_tokens: int | None = None
+    day_tokens: int | None = None
+    month_tokens: int | None = None
+
+    def of(self, limit: Limit, unit: Unit) -> float | None:
+        found: float | None = getattr(self, limit if unit == "usd" else f"{limit}_tokens")
+        return found
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """Those that are set, in either unit."""
+        return tuple(
+            limit for limit in LIMITS if any(self.of(limit, unit) is not None for unit in UNITS)
+        )
+
+
+class BudgetRules(Struct, frozen=True):
+    """When a day begins, and what is made of money that is not known."""
+
+    zone: tzinfo = UTC
+    unknown: Unknown = "tokens"
+    usd_per_million: float = 25.0
+
+
+class Spent(Struct, frozen=True):
+    """What was spent: `usd` as far as it is known or estimated, the rest in tokens and in runs."""
+
+    usd: float = 0.0
+    tokens: int = 0
+    unknown_tokens: int = 0
+    unknown_runs: int = 0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: "Spent") -> "Spent":
+        """Never below nothing: sums of fractions are not exact."""
+        return Spent(*(max(0, a - b) for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+class Window(Struct, frozen=True):
+    """A limit's time: since when (None: from the beginning), what others have spent in it, and how
+    much may be spent where somebody has allowed more than the limit."""
+
+    since: datetime | None = None
+    before: Spent = Spent()
+    extended: Mapping[Unit, float] = {}
+
+
+class Mark(Struct, frozen=True):
+    """A limit that is spent to `percent`: 80 or 100."""
+
+    limit: Limit
+    unit: Unit
+    allowed: float
+    spent: float
+    percent: int
+    unknown_runs: int
+    since: datetime | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.limit}.{self.unit}"
+
+    @property
+    def why(self) -> str:
+        """For whoever asks why nothing goes on."""
+        if self.percent == SPENT and self.spent < self.allowed:
+            return f"what it costs is not known, and the budget of its {self.limit} must not be"
+        money = self.unit == "usd"
+        spent, allowed = (
+            f"{each:.2f}" if money else f"{each:.0f}" for each in (self.spent, self.allowed)
+        )
+        unit = "USD" if money else "tokens"
+        return f"the budget of its {self.limit} is spent: {spent} of {allowed} {unit}"
+
+
+def spent_by(usage: Usage, cost: Cost) -> Spent:
+    """What one run has spent."""
+    tokens = tokens_of(usage)
+    if cost.usd is None:
+        return Spent(0.0, tokens, tokens, 1)
+    return Spent(cost.usd, tokens)
+
+
+def spent_in(total: UsageSum) -> Spent:
+    """What several runs have spent."""
+    tokens = (
+        total.input_tokens
+        + total.output_tokens
+        + total.cache_read_tokens
+        + total.cache_write_tokens
+    )
+    usd = total.known_usd + total.estimated_usd
+    return Spent(usd, tokens, total.unknown_tokens, total.unknown_cost_runs)
+
+
+def counted(spent: Spent, unit: Unit, rules: BudgetRules) -> float:
+    """How much of a limit that is."""
+    if unit == "tokens":
+        return float(spent.tokens)
+    by_tokens = spent.unknown_tokens * rules.usd_per_million / 1_000_000
+    return spent.usd + (by_tokens if rules.unknown == "tokens" else 0.0)
+
+
+def begin_of(limit: Limit, at: datetime, zone: tzinfo) -> datetime | None:
+    """When the day or the month of this moment has begun; None: there is no such time."""
+    here = at.astimezone(zone)
+    match limit:
+        case "day":
+            begin = datetime(here.year, here.month, here.day, tzinfo=zone)
+        case "month":
+            begin = datetime(here.year, here.month, 1, tzinfo=zone)
+        case _:
+            return None
+    return begin.astimezone(UTC)
+
+
+def marks(
+    budget: Budget, windows: Mapping[Limit, Window], own: Spent, rules: BudgetRules
+) -> list[Mark]:
+    """The limits that are spent to 80 % or more, with what a run has spent itself."""
+    found = []
+    for limit in budget.limits:
+        window = windows.get(limit, Window())
+        for unit in UNITS:
+            most = budget.of(limit, unit)
+            if most is not None:
+                found.append(_mark(limit, unit, max(most, window.extended.get(unit, 0.0)),
+                                   window, own, rules))  # fmt: skip
+    return [mark for mark in found if mark.percent]
+
+
+def _mark(
+    limit: Limit, unit: Unit, allowed: float, window: Window, own: Spent, rules: BudgetRules
+) -> Mark:
+    total = window.before + own
+    spent = counted(total, unit, rules)
+    is_refused = unit == "usd" and rules.unknown == "refuse" and own.unknown_runs > 0
+    percent = 0
+    if spent >= allowed or is_refused:
+        percent = SPENT
+    elif spent >= allowed * WARNED / 100:
+        percent = WARNED
+    return Mark(limit, unit, allowed, spent, percent, total.unknown_runs, window.since)
+
+
+def extended_by(mark: Mark, budget: Budget) -> float | None:
+    """How much may be spent when a limit that was spent is allowed once more. Said again it is the
+    same. None: there is nothing to extend: the next run has all of its own limit, and what is not
+    known is not known then, either."""
+    most = budget.of(mark.limit, mark.unit)
+    if mark.limit == "run" or most is None or mark.spent < mark.allowed:
+        return None
+    return mark.spent + most
+
+
+def parsed(words: tuple[str, ...]) -> Budget:
+    """A budget as it is typed: `day=5`, `run_tokens=200000`. `ValueError` says what is wrong."""
+    found: dict[str, float] = {}
+    for word in words:
+        name, _, amount = word.partition("=")
+        if name not in Budget.__struct_fields__:
+            raise ValueError(
+                f"expected one of {', '.join(Budget.__struct_fields__)}, found {name!r}"
+            )
+        found[name] = _amount(name, amount)
+    return Budget(**found)  # type: ignore[arg-type]
+
+
+def _amount(name: str, text: str) -> float:
+    is_tokens = name.endswith("_tokens")
+    try:
+        value = int(text) if is_tokens else float(text)
+    except ValueError:
+        value = 0
+    if value > 0 and math.isfinite(value):
+        return value
+    what = "a whole number of tokens" if is_tokens else "a number of dollars"
+    raise ValueError(f"{name}: expected {what} above 0, found {text!r}")
+
+
+def said(budget: Budget) -> tuple[str, ...]:
+    """As it is typed."""
+    amounts = asdict(budget).items()
+    return tuple(
+        f"{name}={str(amount).removesuffix('.0')}" for name, amount in amounts if amount is not None
+    )

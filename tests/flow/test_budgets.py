@@ -1,0 +1,251 @@
+"""Does a budget stop who has spent it? The item waits, and somebody is told why."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from steadyrun.clock import SystemClock
+from steadyrun.model import event as ev
+from steadyrun.model.budget import Budget, BudgetRules
+from steadyrun.model.ids import AgentId
+from steadyrun.model.policy import Policy
+from steadyrun.runtime.meter import Extended, extend, spent_of
+from tests.commands import steadyrun
+from tests.homes import a_home
+from tests.team import Home, says, script, victim, working
+
+
+def costs(usd: float | None, tokens: int = 100) -> dict[str, object]:
+    return {"usage": {"input_tokens": tokens, "output_tokens": 0, "cost_usd": usd}}
+
+
+def limited(**limits: float) -> dict[str, Any]:
+    return {"policy": Policy(budget=Budget(**limits))}  # type: ignore[arg-type]
+
+
+async def until_stopped(team: Home, agent: AgentId) -> None:
+    """A run was stopped, and its item is back in its place."""
+
+    async def is_it() -> bool:
+        lane = await team.store.lane(agent)
+        return lane.is_paused and lane.queued > 0 and lane.status != "held"
+
+    await team.until(agent, is_it)
+
+
+async def resumed(team: Home, agent: AgentId) -> list[Extended]:
+    """What `steadyrun resume` does."""
+    found = await team.store.agent(agent)
+    extended = await extend(team.store, found, BudgetRules(), SystemClock().now())
+    await team.store.resume(agent)
+    return extended
+
+
+def marks(told: list[ev.BudgetReached]) -> list[tuple[str, str, int]]:
+    return [(each.limit, each.unit, each.percent) for each in told]
+
+
+def test_a_run_that_spends_the_day_is_stopped_and_its_item_waits(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path) as team:
+            ada = await team.hire("ada", **limited(day=1.0))
+            first = await team.done(ada, script(costs(0.5), {"text": "half"}))
+            loop = script(costs(0.35), costs(0.2), team.gates.until("never"), {"text": "no"})
+            item = await team.send(ada, loop)
+            await until_stopped(team, ada)
+
+            told = await team.of(ada, ev.BudgetReached)
+            run = (await team.runs(ada))[-1]
+            waiting = await team.store.item(item)
+            assert first.status == "completed"
+            assert marks(told) == [("day", "usd", 80), ("day", "usd", 100)]
+            assert [round(each.spent, 2) for each in told] == [0.85, 1.05]
+            assert (run.status, run.stop_reason) == ("failed", "budget")
+            assert run.error
+            assert run.error.message == "the budget of its day is spent: 1.05 of 1.00 USD"
+            # What it had told before it was stopped counts.
+            assert run.cost.usd == 0.55
+            assert (waiting.status, waiting.attempt, waiting.settled_at) == ("queued", 1, None)
+            assert len(await team.runs(ada)) == 2
+
+    anyio.run(main)
+
+
+def test_resuming_allows_as_much_once_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path) as team:
+            ada = await team.hire("ada", **limited(day=1.0, agent=50.0))
+            await team.done(ada, script(costs(0.5), {"text": "half"}))
+            item = await team.send(
+                ada, script(costs(0.6), team.gates.until("go"), {"text": "done"})
+            )
+            await until_stopped(team, ada)
+            team.gates.open("go")
+            extended = await resumed(team, ada)
+            again = await resumed(team, ada)
+            done = await team.settled(item)
+
+            assert [(each.limit, each.unit, round(each.allowed, 6)) for each in extended] == [
+                ("day", "usd", 2.1)
+            ]
+            assert again == []
+            assert (done.status, done.reply, done.attempt) == ("completed", "done", 2)
+            told = await team.of(ada, ev.BudgetReached)
+            assert marks(told) == [("day", "usd", 100), ("day", "usd", 80)]
+            assert await spent_of(team.store, ada) == ()
+
+    anyio.run(main)
+
+
+def test_what_was_done_with_the_last_of_it_is_done_and_the_next_one_waits(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path) as team:
+            ada = await team.hire("ada", **limited(month_tokens=1000))
+            last = {"usage": {"input_tokens": 1000}}
+            done = await team.done(ada, script({"text": "done"}, last))
+            item = await team.send(ada, says("more"))
+
+            assert done.status == "completed"
+            assert (await team.store.lane(ada)).is_paused
+            assert (await team.store.item(item)).status == "queued"
+            assert (await spent_of(team.store, ada))[0].name == "month.tokens"
+
+    anyio.run(main)
+
+
+def test_each_run_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path) as team:
+            ada = await team.hire("ada", **limited(run_tokens=1000))
+            for _ in range(3):
+                done = await team.done(ada, script(costs(None, 700), {"text": "done"}))
+                assert done.status == "completed"
+            item = await team.send(ada, script(costs(None, 1200), team.gates.until("go")))
+            await until_stopped(team, ada)
+            assert len({run.process for run in await team.runs(ada)}) == 1
+
+            extended = await resumed(team, ada)
+            await until_stopped(team, ada)
+
+            # It had the whole limit again, and spent it again.
+            assert extended == []
+            assert (await team.store.item(item)).attempt == 2
+            assert [run.stop_reason for run in await team.runs(ada)] == [None] * 3 + ["budget"] * 2
+
+    anyio.run(main)
+
+
+def test_what_is_not_known_counts_as_it_was_decided(tmp_path: Path) -> None:
+    async def stopped(policy: str, place: Path) -> list[ev.BudgetReached]:
+        config = f'[budgets]\nunknown = "{policy}"\nunknown_usd_per_million = 10.0'
+        async with working(place, config=config) as team:
+            ada = await team.hire("ada", **limited(day=1.0))
+            await team.send(ada, script(costs(None, 90_000), team.gates.until("a"), {"text": "a"}))
+            await team.until_told(ada, ev.UsageUpdated)
+            if policy == "refuse":
+                await until_stopped(team, ada)
+            else:
+                team.gates.open("a")
+                await team.until_said(ada, "a")
+                await team.until_idle(ada)
+            return await team.of(ada, ev.BudgetReached)
+
+    for policy in ("tokens", "refuse", "allow"):
+        (tmp_path / policy).mkdir()
+
+    async def main() -> None:
+        [warned] = await stopped("tokens", tmp_path / "tokens")
+        [refused] = await stopped("refuse", tmp_path / "refuse")
+        allowed = await stopped("allow", tmp_path / "allow")
+
+        assert (warned.percent, round(warned.spent, 6), warned.unknown_runs) == (80, 0.9, 1)
+        assert (refused.percent, refused.unknown_runs) == (100, 1)
+        assert allowed == []
+
+    anyio.run(main)
+
+
+def test_the_next_daemon_tells_nothing_again_and_stops_at_the_same_limit(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with victim(tmp_path) as (home, daemon):
+            ada = await home.hire("ada", **limited(day=1.0))
+            item = await home.send(
+                ada,
+                script(
+                    costs(0.85), home.gates.until("more"), costs(0.05), costs(0.2),
+                    home.gates.until("never"),
+                ),
+            )  # fmt: skip
+            await daemon.up()
+            await home.until_told(ada, ev.BudgetReached)
+            daemon.kill()
+            home.gates.open("more")
+        async with working(tmp_path) as team:
+            await until_stopped(team, ada)
+
+            told = await team.of(ada, ev.BudgetReached)
+            [run] = await team.runs(ada)
+            assert marks(told) == [("day", "usd", 80), ("day", "usd", 100)]
+            assert (run.stop_reason, round(run.cost.usd or 0, 2)) == ("budget", 1.1)
+            assert (await team.store.item(item)).status == "queued"
+
+    anyio.run(main)
+
+
+def test_a_person_sees_why_and_lets_it_go_on(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada", budget="day=1,run_tokens=5000")
+        home.up()
+        home.send("ada", costs(0.5), {"text": "half"})
+        item = home.send("ada", costs(0.6), {"until": str(tmp_path / "go")}, {"text": "done"})
+        assert home.run("send", "ada", "and more", "--wait", "--timeout", "3s").returncode == 7
+        status = json.loads(home.run("status", "--json").stdout)
+        items = json.loads(home.run("inbox", "--json").stdout)["items"]
+        listed, page = home.run("agents").stdout, home.run("agent", "show", "ada").stdout
+        (tmp_path / "go").touch()
+        resumed = home.run("resume", "ada")
+        again = home.run("send", "ada", "say hello", "--wait")
+
+        [agent] = status["agents"]
+        why = "the budget of its day is spent: 1.10 of 1.00 USD"
+        assert (agent["state"], agent["reason"]) == ("paused", why)
+        assert {each["waiting"] for each in items} == {"budget"}
+        assert why in listed
+        assert why in page
+        assert "day=1, run_tokens=5000" in page
+        assert resumed.stdout == (
+            "resumed ada\nada may spend $2.10 now: the limit of its day, once more\n"
+        )
+        assert again.returncode == 0
+        assert home.item(item).status == "completed"
+
+
+def test_a_run_of_nobodys_is_stopped_and_has_failed(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    loop = "script:" + json.dumps([costs(0.4), costs(0.6), {"until": str(tmp_path / "never")}])
+    stopped = steadyrun(home, "run", "--provider", "scripted", "--max-cost", "1", "--json", loop)
+    shell = steadyrun(home, "run", "--provider", "shell", "--max-cost", "1", "--json", "true")
+
+    run = json.loads(stopped.stdout)
+    assert stopped.returncode == 1
+    assert (run["status"], run["stop_reason"], run["cost"]["usd"]) == ("failed", "budget", 1.0)
+    assert run["error"]["code"] == "max_cost"
+    assert json.loads(shell.stdout)["error"]["code"] == "ability_missing"
+
+
+def test_what_cannot_be_a_budget_is_refused_by_name(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (tmp_path / "ada").mkdir()
+    add = ("agent", "add", "ada", "--home", str(tmp_path / "ada"), "--provider")
+    for words, problem in (
+        (("scripted", "--budget", "day=-1"), "day: expected a number of dollars above 0"),
+        (("scripted", "--budget", "day=nan"), "day: expected a number of dollars above 0"),
+        (("scripted", "--budget", "run_tokens=1.5"), "expected a whole number of tokens above 0"),
+        (("scripted", "--budget", "week=1"), "found 'week'"),
+        (("shell", "--budget", "day=1"), "shell cannot"),
+    ):
+        refused = steadyrun(home, *add, *words)
+        assert refused.returncode == 2, refused.stderr
+        assert problem in refused.stderr

@@ -1,0 +1,190 @@
+"""Is a limit reached once, at its time, and never by what nobody knows taken for nothing?"""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo, available_timezones
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadyrun.model.budget import (
+    LIMITS,
+    Budget,
+    BudgetRules,
+    Limit,
+    Mark,
+    Spent,
+    Unknown,
+    Window,
+    begin_of,
+    counted,
+    extended_by,
+    marks,
+    parsed,
+    said,
+    spent_by,
+)
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.runtime.meter import Meter, told_by
+
+ZONES = sorted(available_timezones() - {"localtime"})
+MOMENTS = st.datetimes(datetime(1970, 1, 3), datetime(2037, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
+DOLLARS = st.floats(0.01, 1e6)
+TOKENS = st.integers(1, 10**9)
+BUDGETS = st.builds(
+    Budget,
+    **{limit: st.none() | DOLLARS for limit in LIMITS},
+    **{f"{limit}_tokens": st.none() | TOKENS for limit in LIMITS},
+)
+COSTS = st.just(Cost()) | st.builds(
+    Cost, st.floats(0, 1e6), st.sampled_from(["known", "estimated"])
+)
+USAGES = st.builds(Usage, *[st.none() | st.integers(0, 10**8)] * 4)
+SPENT = st.builds(Spent, st.floats(0, 1e6), *[st.integers(0, 10**8)] * 2, st.integers(0, 9))
+WINDOWS = st.dictionaries(
+    st.sampled_from(LIMITS[1:]), st.builds(Window, st.none(), SPENT, st.just({}))
+)
+RULES = st.builds(
+    BudgetRules,
+    st.just(UTC),
+    st.sampled_from(["tokens", "refuse", "allow"]),
+    st.floats(0.01, 1000),
+)
+
+
+@given(st.sampled_from(ZONES), MOMENTS)
+def test_a_day_begins_with_its_date_wherever_it_is(zone: str, at: datetime) -> None:
+    here = ZoneInfo(zone)
+    begin = begin_of("day", at, here)
+    assert begin is not None
+    date = at.astimezone(here).date()
+
+    assert at - timedelta(hours=48) < begin <= at
+    assert begin.astimezone(here).date() == date
+    assert (begin - timedelta(microseconds=1)).astimezone(here).date() < date
+
+
+@given(st.sampled_from(ZONES), MOMENTS)
+def test_a_month_begins_with_its_first_day(zone: str, at: datetime) -> None:
+    here = ZoneInfo(zone)
+    begin = begin_of("month", at, here)
+    assert begin is not None
+    local = at.astimezone(here)
+
+    assert begin <= at
+    assert (begin.astimezone(here).year, begin.astimezone(here).month) == (local.year, local.month)
+    before = (begin - timedelta(microseconds=1)).astimezone(here)
+    assert (before.year, before.month) < (local.year, local.month)
+
+
+def test_a_day_is_as_long_as_the_clocks_make_it() -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+
+    def hours(day: datetime) -> float:
+        begin = begin_of("day", day, berlin)
+        following = begin_of("day", day + timedelta(hours=26), berlin)
+        assert begin
+        assert following
+        return (following - begin).total_seconds() / 3600
+
+    assert hours(datetime(2026, 3, 29, 0, tzinfo=UTC)) == 23
+    assert hours(datetime(2026, 10, 25, 0, tzinfo=UTC)) == 25
+    assert hours(datetime(2026, 7, 1, 0, tzinfo=UTC)) == 24
+    # 23:30 in London is half past midnight of the next day in Berlin.
+    late = datetime(2026, 1, 31, 23, 30, tzinfo=UTC)
+    assert begin_of("month", late, berlin) == datetime(2026, 1, 31, 23, tzinfo=UTC)
+    assert begin_of("month", late, UTC) == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_what_has_no_end_has_no_beginning() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert (begin_of("run", now, UTC), begin_of("agent", now, UTC)) == (None, None)
+
+
+@given(BUDGETS, WINDOWS, RULES, st.lists(st.tuples(USAGES, COSTS), max_size=12))
+def test_each_mark_is_told_once_and_in_order(
+    budget: Budget,
+    windows: dict[Limit, Window],
+    rules: BudgetRules,
+    heard: list[tuple[Usage, Cost]],
+) -> None:
+    meter = Meter(budget, windows, rules)
+    told: list[Mark] = []
+    for usage, cost in heard:
+        told += meter.hear(usage, cost)
+        # Whoever comes later and reads the record tells none of it again.
+        again = Meter(budget, windows, rules, map(told_by, told))
+        assert again.hear(usage, cost) == []
+        assert again.spent == meter.spent
+
+    for _, group in itertools.groupby(sorted(told, key=lambda m: m.name), key=lambda m: m.name):
+        percents = [mark.percent for mark in group]
+        assert percents in ([80], [100], [80, 100])
+
+
+@given(BUDGETS, WINDOWS, RULES, SPENT, SPENT)
+def test_whoever_spends_more_has_reached_no_less(
+    budget: Budget, windows: dict[Limit, Window], rules: BudgetRules, own: Spent, more: Spent
+) -> None:
+    before = {mark.name: mark.percent for mark in marks(budget, windows, own, rules)}
+    after = {mark.name: mark.percent for mark in marks(budget, windows, own + more, rules)}
+
+    assert all(after.get(name, 0) >= percent for name, percent in before.items())
+
+
+@given(BUDGETS, WINDOWS, RULES, SPENT)
+def test_a_mark_says_what_is_so(
+    budget: Budget, windows: dict[Limit, Window], rules: BudgetRules, own: Spent
+) -> None:
+    found = {mark.name: mark for mark in marks(budget, windows, own, rules)}
+    for limit in budget.limits:
+        total = windows.get(limit, Window()).before + own
+        for unit in ("usd", "tokens"):
+            allowed, mark = budget.of(limit, unit), found.get(f"{limit}.{unit}")
+            is_refused = unit == "usd" and rules.unknown == "refuse" and own.unknown_runs > 0
+            spent = counted(total, unit, rules)
+            if allowed is None:
+                assert mark is None
+            elif spent >= allowed or is_refused:
+                assert mark is not None
+                assert mark.percent == 100
+            elif mark is not None:
+                assert mark.percent == 80
+                assert spent >= allowed * 0.8
+
+
+@given(USAGES, st.sampled_from(["tokens", "refuse", "allow"]), st.floats(0.01, 1000))
+def test_what_is_not_known_is_not_nothing(usage: Usage, unknown: Unknown, rate: float) -> None:
+    rules = BudgetRules(UTC, unknown, rate)
+    spent = spent_by(usage, Cost())
+    [*reached] = marks(Budget(run=1e-12), {}, spent, rules)
+
+    assert spent.unknown_runs == 1
+    if unknown == "tokens":
+        assert (counted(spent, "usd", rules) > 0) == (spent.tokens > 0)
+    elif unknown == "refuse":
+        assert [mark.percent for mark in reached] == [100]
+    else:
+        assert counted(spent, "usd", rules) == 0
+
+
+@given(BUDGETS, WINDOWS, SPENT)
+def test_an_extended_limit_takes_as_much_once_more(
+    budget: Budget, windows: dict[Limit, Window], own: Spent
+) -> None:
+    rules = BudgetRules()
+    for mark in marks(budget, windows, own, rules):
+        allowed = extended_by(mark, budget)
+        if mark.percent < 100 or mark.limit == "run":
+            continue
+        assert allowed is not None
+        assert allowed > mark.spent
+        window = windows.get(mark.limit, Window())
+        wider = Window(window.since, window.before, {mark.unit: allowed})
+        again = marks(budget, {**windows, mark.limit: wider}, own, rules)
+        assert mark.name not in {each.name for each in again if each.percent == 100}
+
+
+@given(BUDGETS)
+def test_a_budget_is_read_as_it_is_said(budget: Budget) -> None:
+    assert parsed(said(budget)) == budget
