@@ -13,6 +13,7 @@ from steadyrun.model.usage import Cost, Usage
 from steadyrun.provider import Ended
 from steadyrun.providers.claude_frames import SILENT_TYPES
 from steadyrun.providers.claude_state import ClaudeState
+from steadyrun.providers.prices import estimated
 from tests.claude_lines import (
     T1,
     Line,
@@ -211,6 +212,24 @@ def test_usage_is_told_after_every_call() -> None:
         ev.UsageUpdated(Usage(10, 5, 0, 0)),
         ev.UsageUpdated(Usage(22, 11, 0, 0)),
     ]
+
+
+def test_a_call_is_priced_by_its_own_model_until_the_price_is_named() -> None:
+    talk = working()
+
+    def called(model: str) -> list[Any]:
+        message = {"id": "x", "model": model, "usage": {"input_tokens": 1_000_000}}
+        ended = stream("message_delta", usage={"output_tokens": 0})
+        return talk.hear(stream("message_start", message=message), ended)
+
+    first, second, third = (
+        called("claude-haiku-4-5")[0], called("claude-haiku-4-5")[0], called("no-such-model")[0]
+    )  # fmt: skip
+
+    assert first.cost == estimated("claude-haiku-4-5", first.usage, is_one_call=True)
+    assert second.cost == Cost(2 * first.cost.usd, "estimated")
+    # What is not known of a call is not known of the turn.
+    assert (third.usage.input_tokens, third.cost) == (3_000_000, Cost())
 
 
 # -- news

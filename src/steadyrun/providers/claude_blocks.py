@@ -8,6 +8,7 @@ from typing import Any
 
 from steadyrun.model import event as ev
 from steadyrun.model.event import Event
+from steadyrun.model.usage import Usage
 from steadyrun.provider import Said
 from steadyrun.providers import claude_counters, claude_followups, produced
 from steadyrun.providers.claude_frames import (
@@ -47,9 +48,10 @@ def _called(state: ClaudeState, event: StreamEvent) -> list[Said]:
     if event.message is not None:
         state.streaming = event.message.id
         if state.turn:
-            claude_counters.call_begun(state.turn, event.message.usage)
+            claude_counters.call_begun(state.turn, event.message, state.model)
     elif event.type == "message_delta" and event.usage is not None and state.turn:
-        return [ev.UsageUpdated(claude_counters.call_ended(state.turn, event.usage))]
+        spent = claude_counters.call_ended(state.turn, event.usage)
+        return [ev.UsageUpdated(spent.usage or Usage(), spent.cost)]
     return []
 
 

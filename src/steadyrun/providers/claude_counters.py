@@ -10,8 +10,9 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from steadyrun.model.usage import Cost, Usage
+from steadyrun.providers import prices
 from steadyrun.providers.claude_errors import is_aborted
-from steadyrun.providers.claude_frames import CallUsage, ModelUsage, ResultLine
+from steadyrun.providers.claude_frames import CallUsage, ModelUsage, ResultLine, StreamMessage
 from steadyrun.providers.claude_state import ClaudeState, OpenTurn, Totals
 
 # More is no sum of money, and a difference of such numbers none either.
@@ -37,21 +38,30 @@ def spent(state: ClaudeState, result: ResultLine) -> Spent:
     return Spent(usage, Cost() if usd is None else Cost(usd, "known"))
 
 
-def call_begun(turn: OpenTurn, usage: CallUsage) -> None:
+def call_begun(turn: OpenTurn, message: StreamMessage, model: str | None) -> None:
     """The model was called: only what it was given is known so far."""
-    turn.opening = usage
+    turn.opening, turn.called_model = message.usage, message.model or model
 
 
-def call_ended(turn: OpenTurn, usage: CallUsage) -> Usage:
-    """What the turn has used with this call."""
-    used, opening = turn.used, turn.opening
-    used.input_tokens += usage.input_tokens or opening.input_tokens or 0
-    used.output_tokens += usage.output_tokens or 0
-    used.cache_read_tokens += usage.cache_read_input_tokens or opening.cache_read_input_tokens or 0
-    used.cache_write_tokens += (
-        usage.cache_creation_input_tokens or opening.cache_creation_input_tokens or 0
+def call_ended(turn: OpenTurn, usage: CallUsage) -> Spent:
+    """What the turn has used with this call. Claude Code names no price before the turn ends: until
+    then it is the list price."""
+    opening = turn.opening
+    call = Totals(
+        usage.input_tokens or opening.input_tokens or 0,
+        usage.output_tokens or 0,
+        usage.cache_read_input_tokens or opening.cache_read_input_tokens or 0,
+        usage.cache_creation_input_tokens or opening.cache_creation_input_tokens or 0,
     )
-    return Usage(*astuple(used))
+    turn.used = Totals(*map(sum, zip(astuple(turn.used), astuple(call), strict=True)))
+    more = prices.estimated(turn.called_model, Usage(*astuple(call)), is_one_call=True).usd
+    known = turn.estimated_usd
+    turn.estimated_usd = None if known is None or more is None else round(known + more, _DIGITS)
+    return Spent(Usage(*astuple(turn.used)), _estimate(turn.estimated_usd))
+
+
+def _estimate(usd: float | None) -> Cost:
+    return Cost() if usd is None else Cost(usd, "estimated")
 
 
 def _usage(state: ClaudeState, result: ResultLine) -> Usage:

@@ -93,6 +93,7 @@ class CallUsage(Struct, frozen=True, gc=False):
 
 class StreamMessage(Struct, frozen=True, gc=False):
     id: str = ""
+    model: str | None = None
     usage: CallUsage = CallUsage()
 
 

@@ -86,6 +86,9 @@ class OpenTurn(Struct):
     # What the calls of the model have used; the call that is open only tells its input.
     used: Totals = field(default_factory=Totals)
     opening: CallUsage = CallUsage()
+    # The model of that call, and what all calls would cost; None: of one of them nobody knows.
+    called_model: str | None = None
+    estimated_usd: float | None = 0.0
 
 
 class ClaudeState(Struct):

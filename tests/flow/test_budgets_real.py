@@ -1,0 +1,102 @@
+"""Does a budget end a real CLI that goes round in circles? Within one tool call of the limit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from steadyrun.model import event as ev
+from steadyrun.model.budget import Budget
+from steadyrun.model.ids import AgentId
+from steadyrun.model.policy import Policy
+from steadyrun.model.usage import tokens_of
+from steadyrun.runtime.meter import spent_of
+from steadyrun.testing.simulated.blocks import Answer, Tokens
+from steadyrun.testing.simulated.messages import Ask, answer
+from tests.flow.test_teammates_real import shell, working
+from tests.stage import CLAUDE, CODEX, Cli, staged
+from tests.team import Team
+
+# So much is used by each answer of a model that never stops.
+EACH = 1000
+LIMIT = 3500
+
+
+@pytest.fixture(params=[CLAUDE, CODEX], ids=lambda cli: cli.name)
+def cli(request: pytest.FixtureRequest) -> Cli:
+    found: Cli = request.param
+    return found
+
+
+def looping(cli: Cli) -> Callable[[Ask], Answer]:
+    """A model that wants the same command again and again."""
+
+    def answered(_: Ask) -> Answer:
+        return answer(shell(cli, "echo x >> calls"), tokens=Tokens(input=EACH - 10, output=10))
+
+    return answered
+
+
+def is_spent(event: object) -> bool:
+    return isinstance(event, ev.BudgetReached) and event.percent == 100
+
+
+async def until_stopped(team: Team, agent: AgentId) -> None:
+    async def is_it() -> bool:
+        lane = await team.store.lane(agent)
+        return lane.is_paused and lane.queued == 1 and lane.status != "held"
+
+    await team.until(agent, is_it)
+
+
+@pytest.mark.parametrize(
+    "budget", [Budget(day_tokens=LIMIT), Budget(month=0.01)], ids=["tokens", "usd"]
+)
+def test_an_agent_that_goes_round_in_circles_is_stopped_within_one_tool_call(
+    tmp_path: Path, cli: Cli, budget: Budget
+) -> None:
+    with staged(tmp_path, looping(cli), cli=cli) as stage:
+
+        async def main() -> None:
+            async with working(stage) as (team, ada):
+                was = await team.store.agent(ada)
+                policy = Policy(cli.mode, budget=budget)
+                await team.store.set_agent(replace(was, policy=policy), was=was)
+                item = await team.send(ada, "work for ever")
+                await until_stopped(team, ada)
+
+                [run] = await team.runs(ada)
+                seen = [each.event for each in await team.events(ada)]
+                told = next(n for n, event in enumerate(seen) if is_spent(event))
+                assert (run.status, run.stop_reason) == ("failed", "budget")
+                assert sum(isinstance(event, ev.ToolStarted) for event in seen[told:]) <= 1
+                assert (await team.store.item(item)).status == "queued"
+                assert len(await spent_of(team.store, ada)) == 1
+                if budget.day_tokens:
+                    # Three are within the limit; the fourth answer is beyond it.
+                    assert 3 <= _calls(stage.cwd) <= 4
+                    assert run.usage.input_tokens is not None
+                    assert tokens_of(run.usage) >= LIMIT
+
+        anyio.run(main)
+        # Whoever is stopped asks for no more.
+        if budget.day_tokens:
+            assert 4 <= len(stage.server.main_asks) <= 5
+
+
+def _calls(place: Path) -> int:
+    return len((place / "calls").read_text().splitlines())
+
+
+def test_a_run_of_nobodys_ends_at_its_cost_whatever_its_cli_can_do(
+    tmp_path: Path, cli: Cli
+) -> None:
+    with staged(tmp_path, looping(cli), cli=cli) as stage:
+        played = stage.played("work for ever", max_cost_usd=0.01)
+
+    run = played.run
+    assert (run.status, run.stop_reason) == ("failed", "budget")
+    assert run.error
+    assert run.error.code == "max_cost"
