@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 
+from steadyrun.assemble.runtime import make_dialect
 from steadyrun.clock import Clock, SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
@@ -19,12 +20,13 @@ from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, ErrorFact, Event, EventId, LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, Ids, RunId
 from steadyrun.model.item import Item, Message
+from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.operations.desk import Desk, ProcessState
 from steadyrun.operations.documents import DaemonDocument, Live, Stopped
 from steadyrun.operations.socket import serving
-from steadyrun.provider import Ability
+from steadyrun.provider import Ability, Enforced, Refused
 from steadyrun.runtime.feed import Listener, Look, News
 from steadyrun.store import Accepted, Started, Store
 from steadyrun.stores.sqlite import SqliteStore
@@ -205,6 +207,10 @@ class Play:
                 await watch.wait()
 
 
+def enforced(provider: str, rights: Rights) -> Enforced | Refused:
+    return make_dialect(provider, {}).enforce(rights)
+
+
 def desk_of(
     store: Store,
     home: Path,
@@ -214,7 +220,7 @@ def desk_of(
     daemon: SmallDaemon | None = None,
 ) -> Desk:
     clock = clock or SystemClock()
-    return Desk(store, clock, ids or Ids(clock.now), home, ABILITIES.get, daemon)
+    return Desk(store, clock, ids or Ids(clock.now), home, ABILITIES.get, enforced, daemon)
 
 
 @asynccontextmanager

@@ -129,9 +129,9 @@ class AbilityMissing(Usage):
 
     code = "ability_missing"
 
-    def __init__(self, provider: str, ability: str, *, asked: str) -> None:
+    def __init__(self, provider: str, ability: str, *, asked: str, why: str = "") -> None:
         super().__init__(
-            f"the provider {provider} cannot do this: {ability}",
+            f"the provider {provider} cannot do this: {ability}{why and f' ({why})'}",
             hint=f"Leave out {asked}, or use another provider: steadyrun providers",
         )
         self.provider, self.ability = provider, ability

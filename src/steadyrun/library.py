@@ -39,7 +39,7 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Message
-from steadyrun.model.policy import Mode, Policy
+from steadyrun.model.policy import Mode, Policy, rights, tools_flaw
 from steadyrun.model.run import Metadata, Run
 from steadyrun.model.text import utf8
 from steadyrun.model.usage import Cost
@@ -48,6 +48,7 @@ from steadyrun.runtime.around import Ask
 from steadyrun.runtime.feed import LAST, events_of
 from steadyrun.runtime.holding import Holding
 from steadyrun.runtime.inbox import check_metadata
+from steadyrun.runtime.permitted import require_kept
 from steadyrun.store import PAGE, follow
 from steadyrun.tasks import task_group
 from steadyrun.wire.paths import directory
@@ -76,7 +77,7 @@ class Wishes(TypedDict, total=False):
 
 
 _NEEDS: dict[str, Ability] = {
-    "mode": "modes", "model": "model", "tools": "tools", "system": "system", "resume": "resume",
+    "mode": "modes", "model": "model", "system": "system", "resume": "resume",
     "max_turns": "max_turns", "max_cost_usd": "usage", "schema": "schema", "images": "images",
 }  # fmt: skip
 
@@ -145,6 +146,7 @@ class Steadyrun:
             wishes.setdefault("model", model)
         self._check(provider, wishes)
         agent = _agent(self._around.ids.agent(), run, provider, home, wishes)
+        self._check_tools(agent)
         if role is not None:
             agent = replace(agent, role=role)
             await self._check_role(agent)
@@ -189,6 +191,14 @@ class Steadyrun:
         if "system" not in self._around.drivers.abilities(agent.provider):
             raise AbilityMissing(agent.provider, "system", asked="role")
         await self._around.standing(agent)
+
+    def _check_tools(self, agent: Agent) -> None:
+        """They are tools, and its provider can do without the others."""
+        flaw = tools_flaw(None, agent.policy.allowed_tools)
+        if flaw:
+            raise Usage(flaw.problem, hint=flaw.hint)
+        found = self._around.drivers.enforce(agent.provider, rights(agent.policy))
+        require_kept(agent.provider, found, asked="tools")
 
     def _check(self, provider: str, wishes: Wishes) -> None:
         abilities = self._around.drivers.abilities(provider)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from steadyrun.model.event import Diagnostic, Emitted, ErrorFact, Event, JsonObject
 from steadyrun.model.frame import Frame
 from steadyrun.model.ids import HolderId, ProcessId
-from steadyrun.model.policy import Mode
+from steadyrun.model.policy import DENIED, Mode, Rights
 from steadyrun.model.process import Process
 from steadyrun.model.run import EndStatus, StopReason
 from steadyrun.model.usage import Cost, Usage
@@ -84,6 +84,7 @@ class LaunchRequest(Struct, frozen=True):
     model: str | None = None
     mode: Mode = "default"
     tools: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = DENIED
     system: str | None = None
     adds_system: bool = False
     max_turns: int | None = None
@@ -137,6 +138,23 @@ class Refused(Struct, frozen=True):
     """Not possible, and why."""
 
     reason: str
+
+
+class Enforced(Struct, frozen=True):
+    """Rights can be kept: in this `mode`, which may be a stricter one than was asked for.
+
+    `notes` say what is kept otherwise than by its word.
+    """
+
+    mode: Mode
+    notes: tuple[str, ...] = ()
+
+
+def all_or_nothing(rights: Rights) -> Enforced | Refused:
+    """`Dialect.enforce` of a CLI whose tools cannot be taken away."""
+    if rights.tools is not None or set(rights.deny) - set(DENIED):
+        return Refused("none of its tools can be taken away")
+    return Enforced(rights.mode)
 
 
 class Verdict(Struct, frozen=True):
@@ -241,6 +259,10 @@ class Dialect(Protocol):
     def has_background(self) -> bool:
         """Whether something that a turn has started goes on without one, so that another turn may
         follow by itself."""
+
+    def enforce(self, rights: Rights) -> Enforced | Refused:
+        """Whether its CLI, started with these rights, will keep to them. It looks at nothing but
+        them and the options; names that are no tool's do not come here."""
 
     def launch(self, request: LaunchRequest) -> Launch: ...
 
@@ -366,6 +388,11 @@ class Drivers(Protocol):
     def abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
         """What a provider can do, if need be started for a single turn; `NotFound` if there is none
         of that name."""
+
+    def enforce(
+        self, provider: str, rights: Rights, *, one_shot: bool = False
+    ) -> Enforced | Refused:
+        """See `Dialect.enforce`."""
 
     def wall_seconds(self, provider: str) -> float | None: ...
 

@@ -22,9 +22,9 @@ from steadyrun.stores.sqlite import SqliteStore
 from tests.commands import COMMAND, ROOT, environment, steadyrun
 
 AGENT_KEYS = [
-    "id", "name", "provider", "fallback", "home", "role", "model", "mode", "followup", "on_lost",
-    "on_limited", "origin", "state", "until", "reason", "budget", "process", "item", "run", "now",
-    "queued", "resume_token", "cost_today",
+    "id", "name", "provider", "fallback", "home", "role", "model", "mode", "tier", "tools", "deny",
+    "followup", "on_lost", "on_limited", "origin", "state", "until", "reason", "budget", "process",
+    "item", "run", "now", "queued", "resume_token", "cost_today",
 ]  # fmt: skip
 ITEM_KEYS = [
     "id", "agent", "status", "delivery", "run", "text", "reply", "kind", "followup", "attempt",
@@ -288,8 +288,8 @@ def test_with_a_daemon_a_message_is_run_and_its_answer_awaited(home: Path) -> No
     assert item["result"]["text"] == "You said: again"
     assert [agent["name"] for agent in status["agents"]] == ["ada"]
     assert status["gates"] == [
-        {"provider": "scripted", "state": "open", "until": None, "level": 0, "dispatchable": True,
-         "reason": None, "run": None},
+        {"provider": "scripted", "account": "", "state": "open", "until": None, "level": 0,
+         "dispatchable": True, "reason": None, "probe": None, "run": None, "hit_at": None},
     ]  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from steadyrun.model.usage import tokens_of
 from steadyrun.runtime.meter import spent_of
 from steadyrun.testing.simulated.blocks import Answer, Tokens
 from steadyrun.testing.simulated.messages import Ask, answer
-from tests.flow.test_teammates_real import shell, working
+from tests.flow.test_teammates_real import shell
+from tests.real_team import working
 from tests.stage import CLAUDE, CODEX, Cli, staged
 from tests.team import Team
 

@@ -147,7 +147,7 @@ def test_without_a_daemon_only_what_it_knows_is_missing(tmp_path: Path) -> None:
             given = AddAgent(name="ada", provider="scripted", home=str(tmp_path))
             added = await BY_NAME["agent.add"].do(desk, given)
             daemon.processes[added.id] = "background"
-            alone = Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities)
+            alone = Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce)
             show = BY_NAME["agent.show"].do
             return await show(desk, ShowAgent("ada")), await show(alone, ShowAgent("ada"))
 
@@ -161,7 +161,7 @@ def test_without_a_daemon_only_what_it_knows_is_missing(tmp_path: Path) -> None:
 def test_what_only_a_daemon_can_do_is_refused_elsewhere(tmp_path: Path, name: str) -> None:
     async def ask() -> None:
         async with opened(tmp_path / "home") as (desk, _):
-            alone = Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities)
+            alone = Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce)
             operation = BY_NAME[name]
             await operation.do(alone, operation.given())
 

@@ -226,14 +226,12 @@ def test_what_was_found_wrong_at_a_launch_is_noted(tmp_path: Path) -> None:
     async def main() -> None:
         async with working(tmp_path) as team:
             ada = await team.hire("ada")
-            (tmp_path / "ada" / "PERMISSIONS.json").write_text("[]")
+            (tmp_path / "ada" / "PERMISSIONS.json").write_text(f'{{"note": "{"x" * 501}"}}')
             await team.done(ada, says("one"))
             await team.done(ada, says("two"))
 
             notes = await team.notes(ada)
-            assert notes == [
-                "PERMISSIONS.json: expected a JSON object, found something else; it is ignored"
-            ]
+            assert notes == ["PERMISSIONS.json: note has more than 500 characters; it is cut"]
 
     anyio.run(main)
 

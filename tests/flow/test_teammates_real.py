@@ -1,29 +1,22 @@
 """Are real CLIs good teammates? One conversation over many items, limits and a broken session."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
 import pytest
 
-from steadyrun.assemble.runtime import open_runtime
 from steadyrun.model import event as ev
-from steadyrun.model.agent import Agent
 from steadyrun.model.gate import Opened, dispatchable
-from steadyrun.model.ids import AgentId, ItemId
-from steadyrun.model.policy import Policy
-from steadyrun.runtime.daemon import Daemon
-from steadyrun.tasks import task_group
+from steadyrun.model.ids import ItemId
 from steadyrun.testing.simulated.blocks import Call
 from steadyrun.testing.simulated.faults import Refusal, rate_limited
 from steadyrun.testing.simulated.messages import answer, call
 from steadyrun.testing.simulated.wire import Steps
+from tests.real_team import working
 from tests.stage import CLAUDE, CODEX, Cli, Stage, staged
-from tests.team import KEY, USUAL, Team, facts
+from tests.team import Team
 
-PATIENCE_SECONDS = 90.0
 # How often each asks before it gives up.
 TRIES = {"claude": 3, "codex": 3}
 UNTIL_GO = "until test -e go; do sleep 0.01; done"
@@ -33,31 +26,6 @@ UNTIL_GO = "until test -e go; do sleep 0.01; done"
 def cli(request: pytest.FixtureRequest) -> Cli:
     found: Cli = request.param
     return found
-
-
-@asynccontextmanager
-async def working(stage: Stage) -> AsyncIterator[tuple[Team, AgentId]]:
-    """A daemon with one agent, whose provider is the stage's CLI."""
-    with anyio.fail_after(PATIENCE_SECONDS), facts() as told:
-        async with (
-            open_runtime(stage.config, kind="daemon", machine="here") as around,
-            task_group() as tasks,
-        ):
-            daemon = Daemon(around, tasks, room=USUAL, key=KEY)
-            await daemon.recover()
-            tasks.start_soon(daemon.serve)
-            team = Team(stage.cwd.parent, around.store, daemon, told)
-            agent = Agent(
-                around.ids.agent(),
-                "ada",
-                (stage.cli.name,),
-                str(stage.cwd),
-                policy=Policy(stage.cli.mode),
-            )
-            await around.store.add_agent(agent)
-            yield team, agent.id
-            await daemon.stop(drain_seconds=10, keep=False)
-            tasks.cancel_scope.cancel()
 
 
 def shell(cli: Cli, command: str) -> Call:

@@ -16,11 +16,9 @@ from msgspec.structs import replace
 
 from steadyrun.errors import Usage
 from steadyrun.model.media import LARGEST_IMAGE_BYTES
-from steadyrun.model.policy import Mode
+from steadyrun.model.policy import DENIED, Mode
 from steadyrun.provider import Image, Launch, LaunchRequest, Turn
-from steadyrun.providers import claude_launch
 from steadyrun.providers.claude_launch import (
-    DISALLOWED,
     MODES,
     PROGRAM,
     ClaudeOptions,
@@ -84,7 +82,7 @@ def test_a_process_for_many_turns_speaks_json_both_ways_and_echoes() -> None:
         "--include-partial-messages": [],
         "--permission-mode": ["default"],
         "--permission-prompt-tool": ["stdio"],
-        "--disallowedTools": [",".join(DISALLOWED)],
+        "--disallowedTools": [",".join(DENIED)],
         "--session-id": [uuid_of("prc_1")],
     }
     assert started.stdin == "pipe"
@@ -104,7 +102,7 @@ def test_everything_that_can_be_asked_for_has_its_flag() -> None:
         "--input-format": ["stream-json"],
         "--permission-mode": ["plan"],
         "--permission-prompt-tool": ["stdio"],
-        "--disallowedTools": ["X,Bash(git push:*)"],
+        "--disallowedTools": [",".join((*DENIED, "X", "Bash(git push:*)"))],
         "--tools": ["Read,Grep"],
         "--model": ["opus"],
         "--fallback-model": ["haiku"],
@@ -375,4 +373,4 @@ def test_the_page_has_every_option_with_its_default() -> None:
     for name, default in defaults.items():
         if isinstance(default, bool | int):
             assert shown[name] == json.dumps(default), name
-    assert all(name in section for name in claude_launch.DISALLOWED)
+    assert all(name in section for name in DENIED)

@@ -238,6 +238,39 @@ def test_what_its_provider_cannot_do_is_refused(desk: Desk, setting: str, abilit
     assert f"agents.ada.{setting.split(' ', maxsplit=1)[0].split('.', maxsplit=1)[0]}" in error.hint
 
 
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ('provider = "codex"\ntier = "standard"', "one tool to write and to edit"),
+        ('provider = "codex"\ndeny = ["Bash"]', "Bash cannot be denied"),
+        ('provider = "claude"\nfallback = ["codex"]\ntools = ["Edit"]', "one tool to write"),
+        ('provider = "shell"\ntier = "readonly"', "allow Bash"),
+    ],
+)
+def test_what_one_of_its_providers_cannot_keep_to_is_refused(
+    desk: Desk, settings: str, why: str
+) -> None:
+    text = ADA.replace('provider = "claude"', settings)
+
+    error = desk.refused(text, AbilityMissing)
+
+    assert "cannot do this: tools (" in error.message
+    assert why in error.message
+    assert "tier, tools and deny of agents.ada" in error.hint
+
+
+def test_its_tier_its_tools_and_what_is_denied_are_kept(desk: Desk) -> None:
+    text = ADA + 'tools = ["Read", "Bash"]\ntier = "custom"\ndeny = ["mcp__a__b"]\n'
+
+    async def act(store: Store) -> Policy:
+        await desk.sync(store, text)
+        return (await store.agent("ada")).policy
+
+    policy = desk.with_store(act)
+
+    assert policy == Policy("default", ("Read", "Bash"), tier="custom", deny=("mcp__a__b",))
+
+
 def test_a_home_may_be_reached_by_a_link(desk: Desk) -> None:
     (desk.home / "link").symlink_to(desk.home / "ada")
 

@@ -92,11 +92,12 @@ def test_all_that_was_asked_for_is_handed_over() -> None:
         "model": "m",
         "mode": "plan",
         "tools": ["Read"],
+        "deny": ["Bash"],
         "system": "be kind",
         "max_turns": 3,
         "max_cost_usd": 0.5,
     }
-    request = msgspec.structs.replace(REQUEST, **{**asked, "tools": ("Read",)})
+    request = msgspec.structs.replace(REQUEST, **{**asked, "tools": ("Read",), "deny": ("Bash",)})
 
     [content] = Scripted(ScriptedOptions("s.toml")).launch(request).files.values()
 

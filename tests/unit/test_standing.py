@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from steadyrun.errors import AgentHomeMissing, FileUnusable, PathRefused, RoleMissing, Usage
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
+from steadyrun.model.policy import Permissions
 from steadyrun.runtime.standing import (
     LARGEST_FILE_BYTES,
     OWN_FILES,
@@ -78,6 +79,7 @@ class TestOrder:
                 ]
             ),
             is_added=True,
+            permissions=Permissions(note="Do not push."),
         )
 
     def test_what_is_not_there_or_empty_is_left_out(self, desk: Desk) -> None:
@@ -259,24 +261,51 @@ class TestHostileFiles:
 
 class TestPermissions:
     @pytest.mark.parametrize("text", ["", "no JSON", "[1]", '"text"', "null", "[" * 5000])
-    def test_what_is_no_object_is_noted(self, desk: Desk, text: str) -> None:
+    def test_what_is_no_object_is_refused(self, desk: Desk, text: str) -> None:
         (desk.own / "PERMISSIONS.json").write_text(text)
 
-        standing = desk.read()
+        refused = desk.refused()
 
-        assert standing.system == desk.rules
-        [note] = standing.notes
-        assert "PERMISSIONS.json: expected a JSON object" in note
+        assert refused.file == str(desk.own / "PERMISSIONS.json")
+        assert refused.problem == "expected a JSON object, found something else"
 
-    def test_what_is_not_enforced_is_noted(self, desk: Desk) -> None:
+    @pytest.mark.parametrize(
+        ("text", "problem", "hint"),
+        [
+            ('{"tier": "readonyl"}', "unknown tier 'readonyl'", "Did you mean 'readonly'?"),
+            ('{"tools": ["Raed"]}', "unknown tool 'Raed'", "Did you mean 'Read'?"),
+            ('{"tools": [""]}', "unknown tool ''", "Valid here: "),
+            ('{"tier": "custom"}', "the tier custom needs a list of tools", "Name some of: "),
+            ('{"tier": "full", "tools": []}', "the tier full has tools of its own", "Leave out"),
+            ('{"tools": ["CronList"]}', "the tool 'CronList' is denied to everybody", "Leave"),
+            ('{"tier": 1}', "cannot be understood: Expected `str | null`, got `int`", "It may"),
+            ('{"tools": "Read"}', "cannot be understood: Expected `array | null`", "It may"),
+            ('{"note": 1}', "cannot be understood: Expected `str`, got `int`", "It may"),
+            ('{"teir": "full"}', "cannot be understood: Object contains unknown", "It may have"),
+        ],
+    )
+    def test_what_allows_nothing_that_is_known_is_refused(
+        self, desk: Desk, text: str, problem: str, hint: str
+    ) -> None:
+        (desk.own / "PERMISSIONS.json").write_text(text)
+
+        refused = desk.refused()
+
+        assert refused.file == str(desk.own / "PERMISSIONS.json")
+        assert refused.problem.startswith(problem)
+        assert refused.hint.startswith(hint)
+
+    def test_it_is_read_with_its_note(self, desk: Desk) -> None:
         (desk.own / "PERMISSIONS.json").write_text('{"tier": "readonly", "note": "Only look."}')
 
         standing = desk.read()
 
         assert (standing.system or "").endswith("# Permissions\nOnly look.")
-        assert standing.notes == (
-            "PERMISSIONS.json: tier and tools are not enforced by this version",
-        )
+        assert standing.permissions == Permissions("readonly", note="Only look.")
+        assert standing.notes == ()
+
+    def test_without_one_nothing_is_taken_away(self, desk: Desk) -> None:
+        assert desk.read().permissions is None
 
     def test_a_long_note_is_cut_and_noted(self, desk: Desk) -> None:
         (desk.own / "PERMISSIONS.json").write_text(f'{{"note": "{"x" * 501}"}}')
@@ -285,13 +314,6 @@ class TestPermissions:
 
         assert (standing.system or "").endswith("# Permissions\n" + "x" * 500)
         assert [note.rpartition(";")[2] for note in standing.notes] == [" it is cut"]
-
-    def test_a_note_that_is_no_text_is_noted(self, desk: Desk) -> None:
-        (desk.own / "PERMISSIONS.json").write_text('{"note": 1}')
-
-        assert desk.read() == Standing(
-            desk.rules, ("PERMISSIONS.json: expected note to be a text; it is ignored",), True
-        )
 
 
 def test_a_process_knows_its_agent_and_nothing_that_changes(desk: Desk) -> None:

@@ -11,14 +11,16 @@ import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
+from steadyrun.assemble.desk import enforce_of
 from steadyrun.assemble.runtime import DIALECTS, make_dialect
 from steadyrun.config import AgentSettings, Config, ProviderSettings
 from steadyrun.errors import AbilityMissing, NameTaken, NotFound
 from steadyrun.model.agent import RETIRED, Agent
 from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId, Ids
-from steadyrun.model.policy import Policy
+from steadyrun.model.policy import Policy, rights
 from steadyrun.provider import Ability
+from steadyrun.runtime.permitted import require_kept
 from steadyrun.runtime.standing import require_home, require_role
 from steadyrun.store import Store
 
@@ -72,7 +74,9 @@ def _agent(config: Config, name: str, settings: AgentSettings) -> Agent:
         (settings.provider, *settings.fallback),
         os.path.realpath(config.agent_home(name)),
         settings.model,
-        Policy(settings.mode, budget=settings.budget),
+        Policy(
+            settings.mode, settings.tools, settings.budget, tier=settings.tier, deny=settings.deny
+        ),
         settings.system,
         role=settings.role,
         followup=settings.followup,
@@ -83,6 +87,7 @@ def _agent(config: Config, name: str, settings: AgentSettings) -> Agent:
     )
     for provider in agent.providers:
         _check_provider(config, provider, name, settings)
+        _check_rights(config, provider, agent)
     require_home(agent)
     if agent.role is not None:
         require_role(agent.role, config.places.home)
@@ -104,6 +109,13 @@ def _check_provider(config: Config, provider: str, name: str, settings: AgentSet
     for ability, (setting, is_asked) in needs.items():
         if is_asked and ability not in abilities:
             raise AbilityMissing(provider, ability, asked=f"agents.{name}.{setting}")
+
+
+def _check_rights(config: Config, provider: str, agent: Agent) -> None:
+    """It can keep to what the agent may do."""
+    found = enforce_of(config)(provider, rights(agent.policy))
+    asked = f"tier, tools and deny of agents.{agent.name}"
+    require_kept(provider, found, asked=asked)
 
 
 async def _set(store: Store, agent: Agent, known: Agent) -> bool:

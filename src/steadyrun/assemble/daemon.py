@@ -20,7 +20,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from steadyrun.assemble.agents import sync
-from steadyrun.assemble.desk import abilities_of
+from steadyrun.assemble.desk import abilities_of, enforce_of
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.config import Config
 from steadyrun.config import Daemon as DaemonSettings
@@ -139,8 +139,16 @@ async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
             await _sync(config, around)
             daemon = Daemon(around, tasks, room=_room(config), key=key)
             running = RunningDaemon(daemon, around, config.settings.daemon, tasks)
-            abilities, rules = abilities_of(config), around.budgets
-            desk = Desk(around.store, around.clock, around.ids, home, abilities, running, rules)
+            desk = Desk(
+                around.store,
+                around.clock,
+                around.ids,
+                home,
+                abilities_of(config),
+                enforce_of(config),
+                running,
+                around.budgets,
+            )
             await _drain_letters(desk)
             running.recovered = await daemon.recover()
             tasks.start_soon(daemon.serve)

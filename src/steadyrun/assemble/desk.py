@@ -7,8 +7,9 @@ from steadyrun.assemble.store import budget_rules, open_store
 from steadyrun.clock import SystemClock
 from steadyrun.config import Config, ProviderSettings
 from steadyrun.model.ids import Ids
+from steadyrun.model.policy import Rights
 from steadyrun.operations.desk import Desk
-from steadyrun.provider import Ability
+from steadyrun.provider import Ability, Enforced, Refused
 
 
 @asynccontextmanager
@@ -16,7 +17,13 @@ async def open_desk(config: Config) -> AsyncIterator[Desk]:
     clock, rules = SystemClock(), budget_rules(config.settings.budgets)
     async with open_store(config) as store:
         yield Desk(
-            store, clock, Ids(clock.now), config.places.home, abilities_of(config), budgets=rules
+            store,
+            clock,
+            Ids(clock.now),
+            config.places.home,
+            abilities_of(config),
+            enforce_of(config),
+            budgets=rules,
         )
 
 
@@ -31,3 +38,15 @@ def abilities_of(config: Config) -> Callable[[str], frozenset[Ability] | None]:
         return make_dialect(name, settings.options).abilities if name in DIALECTS else None
 
     return abilities
+
+
+def enforce_of(config: Config) -> Callable[[str, Rights], Enforced | Refused]:
+    """How each provider keeps to rights as it is configured."""
+
+    def enforce(name: str, rights: Rights) -> Enforced | Refused:
+        from steadyrun.assemble.runtime import make_dialect  # noqa: PLC0415
+
+        settings = config.settings.providers.get(name, ProviderSettings())
+        return make_dialect(name, settings.options).enforce(rights)
+
+    return enforce

@@ -7,13 +7,14 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, tzinfo
-from typing import Any, NamedTuple
+from typing import Any
 
 from steadyrun.config.source import shorten
 from steadyrun.config.template import is_malformed
 from steadyrun.model.agent import NAME_RULE, ROLE_RULE, is_agent_name, is_role_name
 from steadyrun.model.budget import LIMITS
-from steadyrun.model.text import suggest
+from steadyrun.model.policy import names_flaw
+from steadyrun.model.text import Flaw, suggest
 
 # The registry of providers will take its place.
 PROVIDERS = (
@@ -35,13 +36,6 @@ _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)"
 _LISTEN = re.compile(_HOST + r":([0-9]{1,5})")
 # No user, which would be a secret in an address, and no query.
 _ENDPOINT = re.compile(rf"https?://{_HOST}(?::([0-9]{{1,5}}))?(?:/[!-\"$->@-~]*)?")
-
-
-class Flaw(NamedTuple):
-    """What is wrong with a name or a value, and what would be right."""
-
-    problem: str
-    hint: str = ""
 
 
 def unknown(what: str, word: str, valid: Iterable[str]) -> Flaw:
@@ -229,6 +223,7 @@ CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
     "agents.*.fallback": _check_fallback,
     "agents.*.home": _check_home,
     "agents.*.model": _check_text,
+    "agents.*.deny": names_flaw,
     "agents.*.role": _check_role,
     "agents.*.system": _check_text,
     "agents.*.wall_seconds": _check_limit,

@@ -11,13 +11,13 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from steadyrun.config.checks import CHECKS, NAMES, Flaw, check_seconds, unknown
+from steadyrun.config.checks import CHECKS, NAMES, check_seconds, unknown
 from steadyrun.config.source import KeyPath, Source, Table, dotted
 from steadyrun.model.agent import OnLimited
 from steadyrun.model.budget import Budget, Unknown
 from steadyrun.model.item import Followup, OnLost
-from steadyrun.model.policy import Mode
-from steadyrun.model.text import suggest
+from steadyrun.model.policy import Mode, Tier, tools_flaw
+from steadyrun.model.text import Flaw, suggest
 
 # What a project's file may set before anybody has trusted it: nothing that could start a command
 # or send data elsewhere.
@@ -87,6 +87,9 @@ class AgentSettings(Struct, frozen=True):
     fallback: tuple[str, ...] = ()
     model: str | None = None
     mode: Mode = "default"
+    tier: Tier | None = None
+    tools: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = ()
     budget: Budget = Budget()
     role: str | None = None
     system: str | None = None
@@ -221,8 +224,9 @@ def _flawed(source: Source, path: KeyPath, flaw: Flaw) -> Exception:
 
 
 def _wrong_type(name: str, kind: Any, value: object) -> Flaw:
-    if get_origin(kind) is Literal and isinstance(value, str):
-        return unknown(name, value, get_args(kind))
+    words = next((part for part in (kind, *get_args(kind)) if get_origin(part) is Literal), None)
+    if words is not None and isinstance(value, str):
+        return unknown(name, value, get_args(words))
     expected = _EXPECTED.get(kind, "a string")
     found = "something else in it" if isinstance(value, list) else _name_type(value)
     return Flaw(f"expected {expected}, found {found}")
@@ -242,6 +246,10 @@ def _check_agent(path: KeyPath, agent: Table, sources: dict[KeyPath, Source]) ->
         here = (*path, "fallback")
         problem = f"{dotted(here)}: names {agent['provider']!r}, which is the provider already"
         raise sources[here].invalid(here, problem)
+    flaw = tools_flaw(agent.get("tier"), agent.get("tools"))
+    if flaw:
+        here = next(found for key in ("tools", "tier") if (found := (*path, key)) in sources)
+        raise sources[here].invalid(here, f"{dotted(here)}: {flaw.problem}", hint=flaw.hint)
 
 
 def _check_gate(gate: GateSettings, sources: dict[KeyPath, Source]) -> None:

@@ -2,8 +2,16 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from steadyrun.errors import Usage
+
+
+class Flaw(NamedTuple):
+    """What is wrong with a name or a value, and what would be right."""
+
+    problem: str
+    hint: str = ""
 
 
 def utf8(text: str) -> bytes:

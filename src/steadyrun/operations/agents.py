@@ -1,7 +1,7 @@
 """How do agents come, change, pause and go?"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio.to_thread
 from msgspec import Struct
@@ -17,7 +17,7 @@ from steadyrun.errors import (
 from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, OnLimited, is_agent_name
 from steadyrun.model.budget import Budget, parsed
 from steadyrun.model.item import Followup, OnLost
-from steadyrun.model.policy import Mode, Policy
+from steadyrun.model.policy import Mode, Policy, Tier, names_flaw, rights, tools_flaw
 from steadyrun.model.session import Session
 from steadyrun.operations.desk import Desk
 from steadyrun.operations.documents import (
@@ -40,14 +40,16 @@ from steadyrun.operations.looks import agent_document, agent_documents, find_age
 from steadyrun.operations.words import said
 from steadyrun.provider import Ability
 from steadyrun.runtime.meter import extend
+from steadyrun.runtime.permitted import require_kept
 from steadyrun.runtime.standing import require_home, require_role
 
 # What begins so is an id.
 _IDS = ("agt_", "run_", "itm_", "prc_", "hld_")
 _CLEARED = {
     "role": "role", "model": "model", "fallback": "fallback", "timeout": "wall_seconds",
-    "system": "system", "budget": "budget",
+    "system": "system", "budget": "policy", "tier": "policy", "tools": "policy", "deny": "policy",
 }  # fmt: skip
+_CLEARED_OTHERWISE = ("fallback", "policy")
 
 Name = Annotated[str, said("the agent's name", metavar="NAME")]
 Role = Annotated[str | None, said("the file in roles/ that says its work", metavar="ROLE")]
@@ -62,6 +64,11 @@ BudgetWords = Annotated[
     tuple[str, ...],
     said("how much it may spend: run, agent, day, month in USD, run_tokens, …", metavar="day=5,…"),
 ]
+ItsTier = Annotated[
+    Tier | None, said("the tools it may use; custom goes with --tools", metavar="TIER")
+]
+Tools = Annotated[tuple[str, ...], said("the only tools it may use", metavar="A,B")]
+Deny = Annotated[tuple[str, ...], said("tools it may not use", metavar="A,B")]
 System = Annotated[str | None, said("what it is always told", metavar="TEXT")]
 
 
@@ -76,6 +83,9 @@ class AddAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Role = None
     model: Model = None
     mode: Annotated[Mode, said("what it may do unasked", metavar="MODE")] = "default"
+    tier: ItsTier = None
+    tools: Tools = ()
+    deny: Deny = ()
     fallback: Fallback = ()
     followup: Annotated[
         Followup, said("whether a message may enter a run that is going on (steer)")
@@ -108,6 +118,9 @@ class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Role = None
     model: Model = None
     mode: Annotated[Mode | None, said("what it may do unasked", metavar="MODE")] = None
+    tier: ItsTier = None
+    tools: Tools = ()
+    deny: Deny = ()
     fallback: Fallback = ()
     followup: Annotated[
         Followup | None, said("whether a message may enter a run that is going on")
@@ -146,7 +159,9 @@ async def add(desk: Desk, given: AddAgent) -> AgentDocument:
         (given.provider, *given.fallback),
         given.home,
         given.model,
-        Policy(given.mode, budget=_budget(given.budget)),
+        Policy(
+            given.mode, given.tools or None, _budget(given.budget), tier=given.tier, deny=given.deny
+        ),
         given.system,
         role=given.role,
         followup=given.followup,
@@ -279,22 +294,31 @@ def _changed(was: Agent, given: SetAgent) -> Agent:
         "policy": _policy(was.policy, given),
     }
     said_ = {name: value for name, value in new.items() if value is not None}
-    none = {_CLEARED[name]: None for name in given.clear if name not in {"fallback", "budget"}}
+    none = {
+        field: None for name in given.clear if (field := _CLEARED[name]) not in _CLEARED_OTHERWISE
+    }
     if not said_ and not given.clear and not given.fallback and given.provider is None:
         raise Usage("there is nothing to set", hint="`steadyrun agent set --help` lists it.")
     return replace(was, providers=(given.provider or was.provider, *fallback), **said_, **none)
 
 
 def _policy(was: Policy, given: SetAgent) -> Policy | None:
-    """None: it stays as it is. Of a budget what is named is set, and the rest stays."""
-    budget = Budget() if "budget" in given.clear else was.budget
-    if given.budget:
-        named = _budget(given.budget)
-        budget = replace(budget, **{
-            name: value for name, value in asdict(named).items() if value is not None
-        })  # fmt: skip
-    is_said = given.mode is not None or given.budget or "budget" in given.clear
-    return replace(was, mode=given.mode or was.mode, budget=budget) if is_said else None
+    """The policy with what was said of it; None if nothing was."""
+    new: dict[str, Any] = {}
+    if given.mode is not None:
+        new["mode"] = given.mode
+    if given.tier or given.tools or {"tier", "tools"} & set(given.clear):
+        # One is said by the other: what is left would contradict it.
+        new |= {"tier": given.tier, "allowed_tools": given.tools or None}
+    if given.deny or "deny" in given.clear:
+        new["deny"] = given.deny
+    if given.budget or "budget" in given.clear:
+        # What is named is set, and the rest stays.
+        named = asdict(_budget(given.budget))
+        budget = Budget() if "budget" in given.clear else was.budget
+        said_ = {name: value for name, value in named.items() if value is not None}
+        new["budget"] = replace(budget, **said_)
+    return replace(was, **new) if new else None
 
 
 def _budget(words: tuple[str, ...]) -> Budget:
@@ -317,7 +341,19 @@ async def _check(desk: Desk, agent: Agent) -> None:
         raise AbilityMissing(agent.provider, "model", asked="--model")
     if agent.policy.budget != Budget() and "usage" not in abilities:
         raise AbilityMissing(agent.provider, "usage", asked="--budget")
+    _check_rights(desk, agent)
     await anyio.to_thread.run_sync(_check_files, desk.home, agent)
+
+
+def _check_rights(desk: Desk, agent: Agent) -> None:
+    """Each provider that may come to work for it keeps to what it may do."""
+    policy = agent.policy
+    flaw = tools_flaw(policy.tier, policy.allowed_tools) or names_flaw(policy.deny)
+    if flaw:
+        raise Usage(flaw.problem, hint=flaw.hint)
+    for provider in agent.providers:
+        found = desk.enforce(provider, rights(policy))
+        require_kept(provider, found, asked="--tier, --tools and --deny")
 
 
 def _abilities(desk: Desk, provider: str) -> frozenset[Ability]:

@@ -10,8 +10,9 @@ from steadyrun.model.budget import BudgetRules
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, Ids, RunId
 from steadyrun.model.item import Message
+from steadyrun.model.policy import Rights
 from steadyrun.operations.documents import DaemonDocument, Stopped
-from steadyrun.provider import Ability
+from steadyrun.provider import Ability, Enforced, Refused
 from steadyrun.store import Accepted, Store
 
 # What the process of an agent does; one with background tasks is not closed.
@@ -57,6 +58,8 @@ class Desk:
     home: Path
     # What a provider can do, as it is configured; None where there is none of that name.
     abilities: Callable[[str], frozenset[Ability] | None]
+    # Whether one that is there keeps to rights.
+    enforce: Callable[[str, Rights], Enforced | Refused]
     daemon: DaemonView | None = None
     budgets: BudgetRules = field(default_factory=BudgetRules)
 

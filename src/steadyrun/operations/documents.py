@@ -11,7 +11,7 @@ from steadyrun.model.budget import Budget, Limit, Unit
 from steadyrun.model.event import Diagnostic, ErrorFact
 from steadyrun.model.gate import Gate, GateState, dispatchable, gate_state, opens_at
 from steadyrun.model.item import SETTLED, Delivery, Followup, ItemKind, ItemStatus, OnLost
-from steadyrun.model.policy import Mode
+from steadyrun.model.policy import Mode, Tier
 from steadyrun.model.run import TERMINAL, Metadata, Run, RunStatus, StopReason
 from steadyrun.model.usage import Cost, CostKind, Usage, UsageSum
 
@@ -39,6 +39,9 @@ class AgentDocument(Struct, frozen=True, kw_only=True):
     role: str | None
     model: str | None
     mode: Mode
+    tier: Tier | None
+    tools: tuple[str, ...] | None
+    deny: tuple[str, ...]
     followup: Followup
     on_lost: OnLost
     on_limited: OnLimited

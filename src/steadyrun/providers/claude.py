@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from steadyrun.model import event as ev
 from steadyrun.model.frame import Frame
+from steadyrun.model.policy import Rights
 from steadyrun.provider import (
     Ability,
     Began,
     Ended,
+    Enforced,
     Exit,
     Launch,
     LaunchRequest,
@@ -102,6 +104,9 @@ class Claude:
         """A tool that takes long is a task, too, and nothing of its own while it is open."""
         state = self.state
         return any(tool not in state.tools for tool in state.tasks.values())
+
+    def enforce(self, rights: Rights) -> Enforced:
+        return claude_launch.enforce(rights, self._options)
 
     def launch(self, request: LaunchRequest) -> Launch:
         return claude_launch.launch(request, self._options)

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from steadyrun.errors import Usage
 from steadyrun.model.event import JsonObject
-from steadyrun.model.policy import Mode
-from steadyrun.provider import Image, Launch, LaunchRequest, Program, Rung, Turn
+from steadyrun.model.policy import TOOLS, Mode, Rights
+from steadyrun.provider import Enforced, Image, Launch, LaunchRequest, Program, Rung, Turn
 from steadyrun.providers.checks import (
     LONGEST_ARGUMENT_BYTES,
     check_images,
@@ -44,16 +44,6 @@ MODES: Mapping[Mode, str] = {
     "full_auto": _BYPASS,
     "dangerously_skip_permissions": _BYPASS,
 }
-# They wait for somebody who is not there, or start work that nobody has asked for.
-DISALLOWED = (
-    "AskUserQuestion",
-    "CronCreate",
-    "CronDelete",
-    "CronList",
-    "ScheduleWakeup",
-    "RemoteTrigger",
-    "PushNotification",
-)
 # Where nothing is asked for, entering would go unasked, too, and only leaving would be asked for.
 PLANNING = ("EnterPlanMode", "ExitPlanMode")
 LONGEST_APPENDED = 4000
@@ -90,7 +80,7 @@ class ClaudeOptions(Struct, frozen=True, forbid_unknown_fields=True):
     fallback_model: str | None = None
     append_system_prompt: str | None = None
     add_dirs: tuple[str, ...] = ()
-    disallowed_tools: tuple[str, ...] = DISALLOWED
+    disallowed_tools: tuple[str, ...] = ()
     mcp_config: JsonObject | str | None = None
     strict_mcp_config: bool = False
     settings: JsonObject | str | None = None
@@ -130,6 +120,18 @@ class ClaudeOptions(Struct, frozen=True, forbid_unknown_fields=True):
             refuse("append_system_prompt", f"at most {LONGEST_APPENDED} characters", len(text))
         if "\0" in text:
             refuse("append_system_prompt", "a text", "a zero byte in it")
+
+
+def enforce(rights: Rights, options: ClaudeOptions) -> Enforced:
+    """Its tools are taken away by name, those of MCP servers only one by one."""
+    notes = []
+    if rights.tools is not None and options.mcp_config is not None:
+        notes.append("the list of tools does not hold for those of mcp_config: deny them by name")
+    by_command = [name for name in TOOLS if name in rights.deny and name != "WebSearch"]
+    if by_command and "Bash" in rights.allowed:
+        denied = ", ".join(by_command)
+        notes.append(f"commands can do what is denied ({denied}): deny Bash, too")
+    return Enforced(rights.mode, tuple(notes))
 
 
 def launch(request: LaunchRequest, options: ClaudeOptions) -> Launch:
@@ -190,9 +192,10 @@ def _rights(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
     # be answered, and refuses by itself.
     if not options.one_shot:
         yield from ("--permission-prompt-tool", "stdio")
-    denied = (*options.disallowed_tools, *(PLANNING if mode == _BYPASS else ()))
+    planning = PLANNING if mode == _BYPASS else ()
+    denied = dict.fromkeys((*request.deny, *options.disallowed_tools, *planning))
     if denied:
-        yield from ("--disallowedTools", ",".join(denied))
+        yield from ("--disallowedTools", ",".join(word("deny", each) for each in denied))
     if request.tools is not None:
         yield from ("--tools", ",".join(word("tools", each) for each in request.tools))
 

@@ -13,9 +13,11 @@ from msgspec.structs import replace
 
 from steadyrun.model import event as ev
 from steadyrun.model.frame import Frame
+from steadyrun.model.policy import Rights
 from steadyrun.provider import (
     Ability,
     Began,
+    Enforced,
     Exit,
     Launch,
     LaunchRequest,
@@ -96,6 +98,9 @@ class Codex:
         state = self.state
         is_there = state.thread is not None or state.refused is not None
         return is_there and state.turn is None and not state.offers
+
+    def enforce(self, rights: Rights) -> Enforced | Refused:
+        return codex_launch.enforce(rights, self._options)
 
     def launch(self, request: LaunchRequest) -> Launch:
         return codex_launch.launch(request, self._options)

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from steadyrun.errors import Usage
 from steadyrun.model.event import JsonObject
-from steadyrun.model.policy import Mode
-from steadyrun.provider import Image, Launch, LaunchRequest, Program, Rung, Turn
+from steadyrun.model.policy import MCP, Mode, Rights
+from steadyrun.provider import Enforced, Image, Launch, LaunchRequest, Program, Refused, Rung, Turn
 from steadyrun.providers.checks import (
     LONGEST_ARGUMENT_BYTES,
     check_images,
@@ -59,6 +59,7 @@ _QUIET: JsonObject = {"analytics": {"enabled": False}, "check_for_update_on_star
 # Settings of the process: a thread that has another provider than its process is refused a turn.
 _OF_PROCESS = (*_QUIET, "model_provider", "model_providers")
 _ENV = {"RUST_LOG": "error"}
+_READING, _WRITING = frozenset({"Read", "Glob", "Grep"}), frozenset({"Write", "Edit"})
 _WORKSPACE = "sandbox_workspace_write"
 _BASE, _SCHEMA, _PROMPT, _SAID_FIRST = "base.md", "schema.json", "prompt", "prompt.first"
 # Become their arguments, with the file that comes first as standard input.
@@ -125,6 +126,37 @@ class CodexOptions(Struct, frozen=True, forbid_unknown_fields=True):
             refuse(f"config.{_WORKSPACE}.writable_roots", "a list of paths", repr(roots)[:80])
 
 
+def enforce(rights: Rights, options: CodexOptions) -> Enforced | Refused:
+    """It runs commands, and its sandbox says what they may touch: there is no other switch, but for
+    the search of the web."""
+    problem = next((why for is_so, why in _unkept(rights) if is_so), None)
+    if problem:
+        return Refused(problem)
+    notes = []
+    writes = bool(rights.allowed & _WRITING)
+    if not writes:
+        notes.append("Codex has commands all the same, in a sandbox where they cannot write")
+    has_servers = bool(options.mcp_servers) or "mcp_servers" in options.config
+    is_asked = any(name.startswith(MCP) for name in rights.deny)
+    if is_asked or (has_servers and rights.tools is not None):
+        notes.append("Codex has all tools of its MCP servers: none can be taken away here")
+    return Enforced(rights.mode if writes else "plan", tuple(notes))
+
+
+def _unkept(rights: Rights) -> Iterator[tuple[bool, str]]:
+    """What it cannot keep to, and whether that is asked for."""
+    allowed, denied = rights.allowed, set(rights.deny)
+    yield "Bash" in denied, "it does everything by commands, so Bash cannot be denied"
+    problem = "its commands read, so Read, Glob and Grep cannot be denied"
+    yield bool(_READING & denied), problem
+    problem = "it has one tool to write and to edit: allow both, or none"
+    yield len(allowed & _WRITING) == 1, problem
+    problem = "who may write has commands, too: allow Bash, or neither Write nor Edit"
+    yield bool(allowed & _WRITING) and "Bash" not in allowed, problem
+    problem = "it always has commands, which read: allow one of Read, Glob, Grep, Bash"
+    yield not allowed & (_READING | {"Bash"}), problem
+
+
 def launch(request: LaunchRequest, options: CodexOptions) -> Launch:
     """How to start it for this request, or a named error that says why not."""
     _check(request)
@@ -161,7 +193,7 @@ def thread_params(request: LaunchRequest, options: CodexOptions) -> JsonObject:
         params["developerInstructions"] = request.system
     if options.base_instructions is not None:
         params["baseInstructions"] = options.base_instructions
-    settings = _settings(options)
+    settings = _settings(request, options)
     told = {key: value for key, value in settings.items() if key not in _OF_PROCESS}
     if told:
         params["config"] = told
@@ -207,7 +239,7 @@ def _model(request: LaunchRequest) -> str | None:
     return request.turn.model or request.model
 
 
-def _settings(options: CodexOptions) -> JsonObject:
+def _settings(request: LaunchRequest, options: CodexOptions) -> JsonObject:
     """What is laid over Codex's own config for a thread."""
     named: JsonObject = {}
     if options.effort is not None:
@@ -219,6 +251,8 @@ def _settings(options: CodexOptions) -> JsonObject:
         named["mcp_servers"] = options.mcp_servers
     if options.add_dirs:
         named[_WORKSPACE] = {"writable_roots": _writable(options)}
+    if not Rights(tools=request.tools, deny=request.deny).allowed & {"WebSearch"}:
+        named["web_search"] = "disabled"
     return laid_over(options.config, named)
 
 
@@ -299,7 +333,7 @@ def _exec_settings(request: LaunchRequest, options: CodexOptions) -> JsonObject:
         asked["developer_instructions"] = request.system
     if options.base_instructions is not None:
         asked["model_instructions_file"] = str(Path(request.directory) / _BASE)
-    return {**_settings(options), **_process(options), **asked}
+    return {**_settings(request, options), **_process(options), **asked}
 
 
 def _settled(settings: JsonObject) -> Iterator[str]:

@@ -14,8 +14,18 @@ from steadyrun import keeper
 from steadyrun.clock import Clock
 from steadyrun.errors import KeeperGone, LaunchFailed, NotFound
 from steadyrun.model.ids import HolderId, ProcessId
+from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
-from steadyrun.provider import Ability, Dialect, Launch, LaunchRequest, Sink, Turn
+from steadyrun.provider import (
+    Ability,
+    Dialect,
+    Enforced,
+    Launch,
+    LaunchRequest,
+    Refused,
+    Sink,
+    Turn,
+)
 from steadyrun.providers import installed, keeping
 from steadyrun.providers.driver import ProcessDriver
 from steadyrun.providers.keeping import Kept, Limits, Link, Spec
@@ -58,6 +68,11 @@ class KeeperDrivers:
 
     def abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
         return _dialect(self._setup(provider), one_shot=one_shot).abilities
+
+    def enforce(
+        self, provider: str, rights: Rights, *, one_shot: bool = False
+    ) -> Enforced | Refused:
+        return _dialect(self._setup(provider), one_shot=one_shot).enforce(rights)
 
     def wall_seconds(self, provider: str) -> float | None:
         return self._setup(provider).dialect().wall_seconds

@@ -15,11 +15,13 @@ from msgspec import Struct
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact, JsonObject
 from steadyrun.model.frame import Frame
+from steadyrun.model.policy import Rights
 from steadyrun.model.usage import Cost
 from steadyrun.provider import (
     Ability,
     Began,
     Ended,
+    Enforced,
     Exit,
     Launch,
     LaunchRequest,
@@ -125,6 +127,9 @@ class Scripted:
     def has_background(self) -> bool:
         return self.state.background > 0
 
+    def enforce(self, rights: Rights) -> Enforced:
+        return Enforced(rights.mode)
+
     def launch(self, request: LaunchRequest) -> Launch:
         directory = Path(request.directory)
         command = request.command or (sys.executable, "-I", "-S", _ENTRY)
@@ -142,6 +147,7 @@ class Scripted:
             "model": request.model,
             "mode": request.mode,
             "tools": request.tools,
+            "deny": request.deny,
             "system": request.system,
             "max_turns": request.max_turns,
             "max_cost_usd": request.max_cost_usd,

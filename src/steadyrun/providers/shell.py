@@ -24,9 +24,11 @@ from steadyrun.model.event import (
     ToolStarted,
 )
 from steadyrun.model.frame import Frame
+from steadyrun.model.policy import TOOLS, Rights
 from steadyrun.provider import (
     Ability,
     Ended,
+    Enforced,
     Exit,
     Launch,
     LaunchRequest,
@@ -108,6 +110,13 @@ class Shell:
         self.state = ShellState()
         self._options = options or ShellOptions()
         self.wall_seconds = self._options.timeout_seconds or None
+
+    def enforce(self, rights: Rights) -> Enforced | Refused:
+        if "Bash" not in rights.allowed:
+            return Refused("all it does is to run a command: allow Bash")
+        if set(TOOLS) & set(rights.deny):
+            return Refused("a command may do anything, so nothing but Bash can be denied")
+        return Enforced(rights.mode)
 
     def launch(self, request: LaunchRequest) -> Launch:
         """The command that will run, or why it may not."""

@@ -78,6 +78,9 @@ class Parrot:
     def is_ready(self) -> bool:
         return self.state.is_idle
 
+    # Who cannot take a tool away must say so: an agent that may only read is then never started.
+    enforce = staticmethod(p.all_or_nothing)
+
     def launch(self, request: p.LaunchRequest) -> p.Launch:
         resume = ("--resume", request.resume) if request.resume else ()
         argv = (*(request.command or ("parrot",)), "--jsonl", *resume)

@@ -23,6 +23,7 @@ from steadyrun.runtime.attachments import kept_at
 from steadyrun.runtime.briefing import briefing
 from steadyrun.runtime.context import recovery_context, retry_notice, with_files
 from steadyrun.runtime.handover import look_back
+from steadyrun.runtime.permitted import permitted
 from steadyrun.runtime.runner import Runner
 from steadyrun.runtime.standing import Standing, agent_environment, read_standing
 from steadyrun.wire.files import open_regular
@@ -75,15 +76,17 @@ class Bridge:
             # there, and may be at work.
             turn = place.taken_up
             if turn.key != runner.id:
-                turn = await self._turn(agent, item, runner.id)
+                turn = replace(await self._turn(agent, item, runner.id), mode=None)
             return Order(turn, launch_request(agent, turn, None, Standing(None)), or_fresh=True)
         is_appended = agent.provider in self._around.appended
         standing = read_standing(agent, home=self._home, appended=is_appended)
+        drivers, file = self._around.drivers, standing.permissions
+        agent, notes = permitted(drivers, agent, file, one_shot=one_shot)
         env = agent_environment(agent, self._home)
         turn = await self._turn(agent, item, runner.id, one_shot=one_shot)
         request = replace(launch_request(agent, turn, None, standing), one_shot=one_shot)
         seal = self._sealed(agent.provider, request, env)
-        order = Order(turn, request, env, seal, notes=standing.notes)
+        order = Order(turn, request, env, seal, notes=(*standing.notes, *notes))
         if again is not None and again.is_fresh:
             await self._retire(runner, agent.provider)
         elif place.serves(seal):
@@ -184,9 +187,10 @@ async def direct_order(
     """What was asked of a provider itself: it is told that, and what its role is if it has one."""
     turn = Turn(run, item.text, ask.images, ask.schema)
     standing = await around.standing(agent)
+    agent, notes = permitted(around.drivers, agent, standing.permissions)
     request = launch_request(agent, turn, ask.resume, standing)
     env = agent_environment(agent, around.home)
-    return Order(turn, request, env, or_fresh=ask.or_fresh, notes=standing.notes)
+    return Order(turn, request, env, or_fresh=ask.or_fresh, notes=(*standing.notes, *notes))
 
 
 def launch_request(
@@ -199,8 +203,10 @@ def launch_request(
         model=agent.model,
         mode=agent.policy.mode,
         tools=agent.policy.allowed_tools,
+        deny=agent.policy.deny,
         system=standing.system,
         adds_system=standing.is_added,
         max_turns=agent.max_turns,
-        max_cost_usd=agent.policy.budget.run,
+        # A CLI counts what its process has cost; that is a run's where it has no other.
+        max_cost_usd=agent.policy.budget.run if agent.is_direct else None,
     )

@@ -12,6 +12,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.gate import opens_at, shut_gate
 from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.policy import rights
 from steadyrun.model.run import Created, Orphaned, Run
 from steadyrun.provider import Turn
 from steadyrun.runtime.again import Again
@@ -48,7 +49,7 @@ class Holding:
         metadata = {**ask.metadata, **({WALL: wall} if wall else {})}
 
         def opened(agent: Agent, item: Item) -> Created:
-            tools, now = agent.policy.allowed_tools, around.clock.now()
+            tools, now = rights(agent.policy).tools, around.clock.now()
             return Created(
                 run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata
             )

@@ -9,11 +9,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from steadyrun.errors import AgentHomeMissing, FileUnusable, PathRefused, RoleMissing, Usage
 from steadyrun.model.agent import ROLE_RULE, Agent, is_role_name
+from steadyrun.model.policy import Permissions, read_permissions
+from steadyrun.model.text import Flaw
 from steadyrun.wire.files import open_regular, unreadable
 from steadyrun.wire.paths import Scope, shown
 
@@ -36,11 +38,13 @@ class Standing(Struct, frozen=True):
     """What a provider is told before everything else, and what whoever runs it should know.
 
     `is_added`: it comes after the provider's own system prompt, and not in its place.
+    `permissions`: what the file in its home allows it, if there is one.
     """
 
     system: str | None
     notes: tuple[str, ...] = ()
     is_added: bool = False
+    permissions: Permissions | None = None
 
 
 def read_standing(agent: Agent, *, home: Path, appended: bool = False) -> Standing:
@@ -53,16 +57,16 @@ def read_standing(agent: Agent, *, home: Path, appended: bool = False) -> Standi
         return Standing(agent.system)
     require_home(agent)
     own = Scope.of(agent.home)
-    permitted, notes = _permissions(own)
+    permissions, notes = _permissions(own)
     parts = [
         ("steadyrun", RULES.format(name=_who(agent), home=agent.home)),
         *_role(agent, home),
         *(() if appended else _own(own)),
-        ("Permissions", permitted),
+        ("Permissions", permissions.note if permissions else ""),
         ("Instructions", agent.system or ""),
     ]
     told = [f"# {heading}\n{text.strip()}" for heading, text in parts if text.strip()]
-    return Standing("\n\n".join(told), notes, is_added=True)
+    return Standing("\n\n".join(told), notes, is_added=True, permissions=permissions)
 
 
 def require_home(agent: Agent) -> None:
@@ -105,25 +109,20 @@ def _own(scope: Scope) -> Iterator[tuple[str, str]]:
         yield name, _own_text(name, scope) or ""
 
 
-def _permissions(scope: Scope) -> tuple[str, tuple[str, ...]]:
-    """What PERMISSIONS.json wants the agent to be told, and what is wrong with it."""
+def _permissions(scope: Scope) -> tuple[Permissions | None, tuple[str, ...]]:
+    """What PERMISSIONS.json allows, and what is left out of it; one that cannot be understood is
+    refused: it may have been meant to allow less."""
     text = _own_text(PERMISSIONS, scope)
     if text is None:
-        return "", ()
-    try:
-        given = msgspec.json.decode(text, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
-        return "", (f"{PERMISSIONS}: expected a JSON object, found something else; it is ignored",)
-    notes = []
-    if given.keys() & {"tier", "tools"}:
-        notes.append(f"{PERMISSIONS}: tier and tools are not enforced by this version")
-    note = given.get("note", "")
-    if not isinstance(note, str):
-        notes.append(f"{PERMISSIONS}: expected note to be a text; it is ignored")
-        return "", tuple(notes)
-    if len(note) > LONGEST_NOTE:
-        notes.append(f"{PERMISSIONS}: note has more than {LONGEST_NOTE} characters; it is cut")
-    return note[:LONGEST_NOTE], tuple(notes)
+        return None, ()
+    found = read_permissions(text)
+    if isinstance(found, Flaw):
+        file = shown(scope.roots[0] / PERMISSIONS)
+        raise FileUnusable(file, found.problem, hint=found.hint)
+    if len(found.note) <= LONGEST_NOTE:
+        return found, ()
+    note = f"{PERMISSIONS}: note has more than {LONGEST_NOTE} characters; it is cut"
+    return replace(found, note=found.note[:LONGEST_NOTE]), (note,)
 
 
 def _own_text(name: str, scope: Scope) -> str | None:

@@ -22,6 +22,7 @@ from steadyrun.model.event import ErrorFact, Event
 from steadyrun.model.gate import next_change, shut_gate, shut_providers
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
+from steadyrun.model.policy import rights
 from steadyrun.model.run import Created, Finished, Run
 from steadyrun.runtime.again import Again, carried, is_refused, verdict, with_corruption
 from steadyrun.runtime.around import Surroundings
@@ -142,7 +143,7 @@ class Worker:
     def _created(self, run: RunId, agent: Agent, item: Item, now: datetime) -> Created:
         wall = agent.wall_seconds or self._around.drivers.wall_seconds(agent.provider)
         metadata = {**item.payload.metadata, **({WALL: wall} if wall else {})}
-        tools = agent.policy.allowed_tools
+        tools = rights(agent.policy).tools
         return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
 
     def _begin(self, started: Started) -> None:

@@ -103,6 +103,12 @@ def test_a_bad_name_is_refused(desk: Desk, name: str) -> None:
         ({"fallback": ("shell", "shell")}, Usage),
         ({"provider": "shell", "mode": "plan"}, AbilityMissing),
         ({"provider": "shell", "model": "m"}, AbilityMissing),
+        ({"provider": "shell", "tier": "readonly"}, AbilityMissing),
+        ({"fallback": ("shell",), "deny": ("Bash",)}, AbilityMissing),
+        ({"tier": "custom"}, Usage),
+        ({"tier": "readonly", "tools": ("Read",)}, Usage),
+        ({"tools": ("Raed",)}, Usage),
+        ({"deny": ("",)}, Usage),
         ({"home": "here"}, Usage),
         ({"home": "/no/such/directory"}, AgentHomeMissing),
         ({"role": "tester"}, RoleMissing),
@@ -139,7 +145,7 @@ def test_a_provider_whose_options_are_wrong_is_named(desk: Desk) -> None:
     def abilities(name: str) -> None:
         raise ConfigInvalid(f"providers.{name}.options: no", file=None)
 
-    broken = Desk(desk.store, desk.clock, desk.ids, desk.home, abilities)
+    broken = Desk(desk.store, desk.clock, desk.ids, desk.home, abilities, desk.enforce)
 
     with pytest.raises(ConfigInvalid):
         do(add, broken, ada(desk))
@@ -163,6 +169,30 @@ def test_only_what_is_said_is_changed(desk: Desk) -> None:
     assert changed == replace(was, on_lost="fail", mode="plan")
     assert cleared == replace(changed, model=None, fallback=())
     assert (page.system, page.timeout_seconds) == ("be kind", None)
+
+
+def test_a_tier_takes_the_place_of_tools_and_the_other_way_round(desk: Desk) -> None:
+    def changed(**fields: Any) -> tuple[Any, ...]:
+        now = do(change, desk, SetAgent(name="ada", **fields))
+        return now.tier, now.tools, now.deny
+
+    do(add, desk, ada(desk, tools=("Read",), deny=("Bash",)))
+
+    assert changed(mode="plan") == (None, ("Read",), ("Bash",))
+    assert changed(tier="standard") == ("standard", None, ("Bash",))
+    assert changed(tools=("Grep",), deny=("Edit",)) == (None, ("Grep",), ("Edit",))
+    assert changed(tier="custom", tools=("Glob",)) == ("custom", ("Glob",), ("Edit",))
+    assert changed(clear=("tools", "deny")) == (None, None, ())
+
+
+def test_a_tool_that_does_not_exist_is_told_with_the_nearest(desk: Desk) -> None:
+    with pytest.raises(Usage) as found:
+        do(add, desk, ada(desk, tools=("Read", "Gerp")))
+
+    assert (found.value.message, found.value.hint) == (
+        "unknown tool 'Gerp'",
+        "Did you mean 'Grep'?",
+    )
 
 
 def test_a_new_provider_keeps_the_fallback(desk: Desk) -> None:

@@ -32,7 +32,7 @@ def desk(tmp_path: Path) -> Desk:
     plain = desk_of(store, tmp_path, clock=clock)
     daemon = SmallDaemon(store, tmp_path, clock, plain.ids)
     anyio.run(store.add_agent, Agent(ADA, "ada", ("scripted",), "/", followup="queue"))
-    return Desk(store, clock, plain.ids, tmp_path, plain.abilities, daemon)
+    return Desk(store, clock, plain.ids, tmp_path, plain.abilities, plain.enforce, daemon)
 
 
 @pytest.mark.parametrize("text", ["", " \n\t"])
@@ -85,7 +85,9 @@ def test_a_queued_item_says_what_it_waits_for(desk: Desk) -> None:
 
         await look()
         await look(which=later.id)
-        await look(at=Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities))
+        await look(
+            at=Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce)
+        )
         await desk.store.tell_gate("scripted", Closed(FAR, "limit"))
         await look()
         await desk.store.pause(ADA)

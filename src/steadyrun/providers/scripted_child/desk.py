@@ -20,6 +20,7 @@ class Settings(NamedTuple):
     model: str | None = None
     mode: str = "default"
     tools: list[str] | None = None
+    deny: list[str] | tuple[str, ...] = ()
     system: str | None = None
     max_turns: int | None = None
     max_cost_usd: float | None = None

@@ -160,8 +160,9 @@ class Performance:
         self._look_up()
 
     def _refusal(self, name: str) -> str | None:
-        tools = self.desk.settings.tools
-        return None if tools is None or name in tools else f"the tool {name} is not allowed"
+        tools, deny = self.desk.settings.tools, self.desk.settings.deny
+        is_allowed = (tools is None or name in tools) and name not in deny
+        return None if is_allowed else f"the tool {name} is not allowed"
 
     def _ask(self, call: str, args: Args) -> Args:
         """The answer. Who can no longer answer has not allowed it."""

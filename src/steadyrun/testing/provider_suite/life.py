@@ -30,7 +30,7 @@ MANY = 10
 WISHES: dict[Ability, dict[str, object]] = {
     "modes": {"mode": "full_auto"},
     "model": {"model": "some"},
-    "tools": {"tools": ["Read"]},
+    "tools": {"tools": ["Edit"]},
     "system": {"system": "be brief"},
     "resume": {"resume": "token"},
     "max_turns": {"max_turns": 1},

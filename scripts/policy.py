@@ -1,0 +1,76 @@
+"""How does each provider keep to what an agent may do? Writes the tables of docs/policy.md anew."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from steadyrun.assemble.runtime import DIALECTS, make_dialect
+from steadyrun.model.policy import TIERS, TOOLS, Mode, Policy, Rights, rights
+from steadyrun.provider import Enforced
+
+PAGE = Path(__file__).parents[1] / "docs" / "policy.md"
+START = "<!-- made by scripts/policy.py: -->\n"
+END = "<!-- end of what was made -->\n"
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+def renewed(page: str) -> str:
+    """The page with the tables as they should be; all else as it was."""
+    before, rest = page.split(START)
+    _, after = rest.split(END)
+    return f"{before}{START}{tables()}{END}{after}"
+
+
+def tables() -> str:
+    """Which tools a tier has, and what becomes of each tier with each provider."""
+    names = ["", *(f"`{tool}`" for tool in TOOLS)]
+    tools = [
+        [f"`{tier}`", *("yes" if tool in has else "" for tool in TOOLS)]
+        for tier, has in TIERS.items()
+    ]
+    head = ["", "", *(f"`{mode}`" for mode in get_args(Mode)), "because"]
+    return f"{_table(names, tools)}\n{_table(head, list(_kept()))}"
+
+
+def policies() -> dict[str, Policy]:
+    """What is looked at: every tier, and every tool of its own denied."""
+    tiers = {f"tier `{tier}`": Policy(tier=tier) for tier in TIERS}
+    denied = {f"deny `{tool}`": Policy(deny=(tool,)) for tool in TOOLS}
+    return {"nothing said": Policy(), **tiers, **denied}
+
+
+def _kept() -> Iterator[list[str]]:
+    for provider in sorted(DIALECTS):
+        for words, policy in policies().items():
+            found = [_outcome(provider, Rights(mode, *_rest(policy))) for mode in get_args(Mode)]
+            reasons = dict.fromkeys(reason for _, reason in found if reason)
+            yield [provider, words, *(cell for cell, _ in found), "; ".join(reasons)]
+
+
+def _rest(policy: Policy) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    wanted = rights(policy)
+    return wanted.tools, wanted.deny
+
+
+def _outcome(provider: str, wanted: Rights) -> tuple[str, str]:
+    found = make_dialect(provider, {}).enforce(wanted)
+    if not isinstance(found, Enforced):
+        return "**refused**", found.reason
+    return "kept" if found.mode == wanted.mode else f"kept, as `{found.mode}`", "; ".join(
+        found.notes
+    )
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

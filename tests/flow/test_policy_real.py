@@ -1,0 +1,198 @@
+"""Do real CLIs keep to what an agent may do? Seen in what their model is offered, and in files."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import anyio
+import pytest
+
+from steadyrun.errors import AbilityMissing, FileUnusable
+from steadyrun.model.budget import Budget
+from steadyrun.model.policy import DENIED, TIERS, TOOLS, Mode, Policy, Tier
+from steadyrun.testing.simulated.messages import answer
+from tests.codex_stage import on_stage, runs
+from tests.real_cli import real_claude
+from tests.real_team import working
+from tests.stage import CLAUDE, CODEX, Stage, staged
+
+
+def offered(folder: Path, policy: Policy, permissions: str = "") -> set[str]:
+    """The tools that the model of Claude Code is offered."""
+    with staged(folder, [answer("Yes.")]) as stage:
+        if permissions:
+            (stage.cwd / "PERMISSIONS.json").write_text(permissions)
+
+        async def main() -> None:
+            async with working(stage, policy) as (team, ada):
+                assert (await team.done(ada, "Are you?")).status == "completed"
+
+        anyio.run(main)
+        return set(stage.server.main_asks[0].tools)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_claude_is_offered_the_tools_of_its_tier(tmp_path: Path, tier: Tier) -> None:
+    assert offered(tmp_path, Policy("full_auto", tier=tier)) == set(TIERS[tier])
+
+
+def test_claude_is_not_offered_what_is_denied(tmp_path: Path) -> None:
+    found = offered(tmp_path, Policy("full_auto", deny=("Bash", "Agent", "WebSearch")))
+
+    assert {"Read", "Edit", "Write", "WebFetch"} <= found
+    assert not found & {"Bash", "Agent", "WebSearch", *DENIED}
+
+
+def test_the_file_in_its_home_takes_away_and_gives_nothing(tmp_path: Path) -> None:
+    policy = Policy("full_auto", ("Read", "Edit", "Bash"))
+
+    found = offered(tmp_path, policy, '{"tools": ["Read", "Bash", "Write"], "note": "Look."}')
+
+    assert found == {"Read", "Bash"}
+
+
+def test_a_file_that_changes_takes_away_from_the_next_turn_on(tmp_path: Path) -> None:
+    with staged(tmp_path, [answer("One."), answer("Two.")]) as stage:
+
+        async def main() -> None:
+            async with working(stage, Policy("full_auto", tier="full")) as (team, ada):
+                await team.done(ada, "one")
+                (stage.cwd / "PERMISSIONS.json").write_text('{"tier": "readonly"}')
+                await team.done(ada, "two")
+
+                # Another process, the same conversation.
+                first, second = await team.runs(ada)
+                assert first.process != second.process
+                assert first.resume_token == second.resume_token
+
+        anyio.run(main)
+        first, second = [set(ask.tools) for ask in stage.server.main_asks]
+    assert first == set(TOOLS)
+    assert second == set(TIERS["readonly"])
+
+
+@pytest.mark.parametrize("text", ["[]", '{"tier": "readonyl"}', '{"tools": ["Raed"]}'])
+def test_a_file_that_cannot_be_understood_starts_nothing(tmp_path: Path, text: str) -> None:
+    with staged(tmp_path, [answer("Never.")]) as stage:
+        file = stage.cwd / "PERMISSIONS.json"
+        file.write_text(text)
+
+        async def main() -> None:
+            async with working(stage) as (team, ada):
+                assert (await team.done(ada, "work")).status == "failed"
+
+                [run] = await team.runs(ada)
+                assert run.error
+                assert run.error.code == FileUnusable.code
+                assert str(file) in run.error.message
+
+        anyio.run(main)
+        assert not stage.server.main_asks
+
+
+def test_no_process_for_many_turns_has_the_budget_of_a_run(tmp_path: Path) -> None:
+    program = tmp_path / "claude"
+    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/argv\nexec {real_claude()} "$@"\n')
+    program.chmod(0o755)
+    cli = replace(CLAUDE, program=lambda: program)
+
+    with staged(tmp_path, [answer("One."), answer("Two.")], cli=cli) as stage:
+
+        async def main() -> None:
+            policy = Policy("full_auto", budget=Budget(run=0.01))
+            async with working(stage, policy) as (team, ada):
+                assert (await team.done(ada, "one")).status == "completed"
+                assert (await team.done(ada, "two")).status == "completed"
+
+        anyio.run(main)
+
+    [argv] = (tmp_path / "argv").read_text().splitlines()
+    assert "--permission-mode" in argv
+    assert "--max-budget-usd" not in argv
+
+
+# -- Codex
+
+PATCH = """apply_patch <<'EOF'
+*** Begin Patch
+*** Add File: patched
++x
+*** End Patch
+EOF"""
+
+
+def tried(folder: Path, policy: Policy, permissions: str = "") -> tuple[Stage, list[str]]:
+    """A Codex whose model wants to read and to write; what was noted of it."""
+    with on_stage(folder, [runs("cat there; touch made"), runs(PATCH), answer("Done.")]) as stage:
+        (stage.cwd / "there").write_text("what is there")
+        if permissions:
+            (stage.cwd / "PERMISSIONS.json").write_text(permissions)
+
+        async def main() -> list[str]:
+            async with working(stage, policy) as (team, ada):
+                assert (await team.done(ada, "work")).status == "completed"
+                return await team.notes(ada)
+
+        return stage, anyio.run(main)
+
+
+UNWRITING = "Codex has commands all the same, in a sandbox where they cannot write"
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_codex_that_may_only_read_writes_nothing_in_any_mode(tmp_path: Path, mode: Mode) -> None:
+    stage, notes = tried(tmp_path, Policy(mode, tier="readonly"))
+
+    assert sorted(file.name for file in stage.cwd.iterdir()) == ["there"]
+    assert "what is there" in str(stage.server.main_asks[1].messages)
+    assert notes.count(UNWRITING) == 1
+
+
+def test_the_file_in_its_home_makes_codex_read_only(tmp_path: Path) -> None:
+    everything = Policy("dangerously_skip_permissions")
+
+    stage, notes = tried(tmp_path, everything, '{"tier": "readonly"}')
+
+    assert not (stage.cwd / "made").exists()
+    assert not (stage.cwd / "patched").exists()
+    assert notes.count(UNWRITING) == 1
+
+
+def test_codex_with_all_tools_writes_as_its_mode_says(tmp_path: Path) -> None:
+    stage, notes = tried(tmp_path, Policy("dangerously_skip_permissions", tier="full"))
+
+    assert (stage.cwd / "made").exists()
+    assert (stage.cwd / "patched").exists()
+    assert UNWRITING not in notes
+
+
+@pytest.mark.parametrize("is_denied", [False, True])
+def test_codex_searches_the_web_unless_that_is_denied(tmp_path: Path, is_denied: bool) -> None:
+    policy = Policy(CODEX.mode, deny=("WebSearch",) if is_denied else ())
+    live = {"config": {"web_search": "live"}}
+    with on_stage(tmp_path, [answer("Done.")], options=live) as stage:
+
+        async def main() -> None:
+            async with working(stage, policy) as (team, ada):
+                assert (await team.done(ada, "work")).status == "completed"
+
+        anyio.run(main)
+        assert ("web_search" in stage.server.main_asks[0].tools) == (not is_denied)
+
+
+@pytest.mark.parametrize("permissions", ['{"tier": "standard"}', '{"tools": ["WebSearch"]}'])
+def test_what_codex_cannot_keep_to_starts_nothing(tmp_path: Path, permissions: str) -> None:
+    with on_stage(tmp_path, [answer("Never.")]) as stage:
+        (stage.cwd / "PERMISSIONS.json").write_text(permissions)
+
+        async def main() -> None:
+            async with working(stage) as (team, ada):
+                assert (await team.done(ada, "work")).status == "failed"
+
+                [run] = await team.runs(ada)
+                assert run.error
+                assert run.error.code == AbilityMissing.code
+                assert run.error.message.startswith("the provider codex cannot do this: tools (")
+
+        anyio.run(main)
+        assert not stage.server.main_asks
