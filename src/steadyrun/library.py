@@ -48,7 +48,7 @@ from steadyrun.runtime.around import Ask
 from steadyrun.runtime.feed import LAST, events_of
 from steadyrun.runtime.holding import Holding
 from steadyrun.runtime.inbox import check_metadata
-from steadyrun.runtime.permitted import require_kept
+from steadyrun.runtime.permitted import permitted, require_kept
 from steadyrun.store import PAGE, follow
 from steadyrun.tasks import task_group
 from steadyrun.wire.paths import directory
@@ -190,7 +190,8 @@ class Steadyrun:
         """Its files can be read, and somebody will be told: before there is a run of it."""
         if "system" not in self._around.drivers.abilities(agent.provider):
             raise AbilityMissing(agent.provider, "system", asked="role")
-        await self._around.standing(agent)
+        standing = await self._around.standing(agent)
+        permitted(self._around.drivers, agent, standing.permissions)
 
     def _check_tools(self, agent: Agent) -> None:
         """They are tools, and its provider can do without the others."""

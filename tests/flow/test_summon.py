@@ -10,6 +10,7 @@ import pytest
 import steadyrun
 from steadyrun.config import Config, load
 from steadyrun.errors import AbilityMissing, FileUnusable, RoleMissing, SteadyrunError, Usage
+from steadyrun.model.event import ToolFailed
 from steadyrun.model.run import Run
 from steadyrun.runtime.standing import OWN_FILES
 from steadyrun.stores.sqlite import SqliteStore
@@ -62,6 +63,30 @@ def summoned(config: Config, work: Path, prompt: str = RECALL, **asked: Any) -> 
             return await run.result()
 
     return anyio.run(main)
+
+
+def test_what_the_file_beside_it_allows_is_kept_to_or_nothing_begins(
+    tmp_path: Path, work: Path
+) -> None:
+    furnish(tmp_path / "home", work)
+    config, call = config_of(tmp_path), '{"tool": {"name": "%s"}}'
+    (work / "PERMISSIONS.json").write_text('{"tier": "standard"}')
+
+    run = summoned(config, work, f"script:[{call % 'Edit'}, {call % 'Write'}]")
+    with pytest.raises(AbilityMissing, match="one tool to write and to edit"):
+        summoned(config, work, "hello", provider="codex")
+
+    async def failed() -> list[str | None]:
+        store = await SqliteStore.open(tmp_path / "home")
+        try:
+            assert len(await store.runs()) == 1
+            seen = await store.last_events(agent=run.agent)
+        finally:
+            await store.close()
+        return [each.event.error for each in seen if isinstance(each.event, ToolFailed)]
+
+    assert run.status == "completed"
+    assert anyio.run(failed) == ["the tool Write is not allowed"]
 
 
 def recalled(run: Run) -> Any:

@@ -295,6 +295,24 @@ class TestPermissions:
         assert refused.problem.startswith(problem)
         assert refused.hint.startswith(hint)
 
+    def test_nothing_but_a_small_file_of_its_own_is_read(self, desk: Desk) -> None:
+        file, outside = desk.own / "PERMISSIONS.json", desk.own.parent / "mine.json"
+        outside.write_text('{"tier": "full"}')
+        found = []
+        for put in (
+            lambda: file.symlink_to(outside),
+            lambda: file.symlink_to("../mine.json"),
+            lambda: file.symlink_to(file),
+            lambda: os.mkfifo(file),
+            lambda: file.write_bytes(b" " * (LARGEST_FILE_BYTES + 1)),
+            lambda: file.write_bytes(b"\xff{}"),
+        ):
+            put()
+            found.append(desk.refused().file)
+            file.unlink()
+
+        assert found == [str(file)] * 6
+
     def test_it_is_read_with_its_note(self, desk: Desk) -> None:
         (desk.own / "PERMISSIONS.json").write_text('{"tier": "readonly", "note": "Only look."}')
 
