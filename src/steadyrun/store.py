@@ -47,19 +47,13 @@ PAGE = 500
 # What a CLI is given at once, at most.
 MOST_TAKEN_BYTES = 64 * 1024
 
-# What tells which follow-ups and which questions of a run are open, and which limits it has
-# reached.
-KNOWN_KINDS = frozenset(
-    {
-        FollowupOffered,
-        FollowupAbsorbed,
-        FollowupReturned,
-        ApprovalRequested,
-        ApprovalResolved,
-        BudgetReached,
-    }
-)
+# What tells which follow-ups and questions of a run are open, and which limits it has reached.
+KNOWN_KINDS = frozenset({
+    FollowupOffered, FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved,
+    BudgetReached,
+})  # fmt: skip
 
+Grouping = Literal["agent", "provider", "model"]
 # Nothing to do, something to do, something being done; or nothing runs, and a process is kept.
 LaneStatus = Literal["idle", "ready", "held", "warm"]
 
@@ -434,6 +428,11 @@ class Store(Protocol):
         until: datetime | None = None,
     ) -> UsageSum:
         """Totals over the runs created in [since, until)."""
+
+    async def usage_by(
+        self, by: Grouping, *, agent: AgentId | None = None, since: datetime | None = None
+    ) -> dict[str, UsageSum]:
+        """The same for each name there is; empty: the runs of no agent, or of no named model."""
 
     # -- approvals: `append` makes and settles them, and the end of a run withdraws its own
 

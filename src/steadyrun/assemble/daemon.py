@@ -20,7 +20,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from steadyrun.assemble.agents import sync
-from steadyrun.assemble.desk import abilities_of, enforce_of
+from steadyrun.assemble.desk import abilities_of, enforce_of, price_source
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.config import Config
 from steadyrun.config import Daemon as DaemonSettings
@@ -148,6 +148,7 @@ async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
                 enforce_of(config),
                 running,
                 around.budgets,
+                price_source,
             )
             await _drain_letters(desk)
             running.recovered = await daemon.recover()

@@ -9,6 +9,7 @@ from steadyrun.config import Config, ProviderSettings
 from steadyrun.model.ids import Ids
 from steadyrun.model.policy import Rights
 from steadyrun.operations.desk import Desk
+from steadyrun.operations.documents import PriceSource
 from steadyrun.provider import Ability, Enforced, Refused
 
 
@@ -24,6 +25,7 @@ async def open_desk(config: Config) -> AsyncIterator[Desk]:
             abilities_of(config),
             enforce_of(config),
             budgets=rules,
+            prices=price_source,
         )
 
 
@@ -50,3 +52,12 @@ def enforce_of(config: Config) -> Callable[[str, Rights], Enforced | Refused]:
         return make_dialect(name, settings.options).enforce(rights)
 
     return enforce
+
+
+def price_source() -> PriceSource:
+    """The list of prices that estimates are made with."""
+    # Only who asks for costs wants to know.
+    from steadyrun.providers.prices import price_list  # noqa: PLC0415
+
+    prices = price_list()
+    return PriceSource(prices.source, prices.published)

@@ -16,6 +16,8 @@ from steadyrun.operations.documents import (
     ApprovalDocument,
     ApprovalsDocument,
     CancelledDocument,
+    CostDocument,
+    CostRow,
     CostSum,
     GateDocument,
     GatesDocument,
@@ -224,6 +226,23 @@ def _gates(_: Any, found: GatesDocument) -> Sequence[str]:
     return _table(heading, rows) if rows else ["No provider is in use yet."]
 
 
+def _cost(_: Any, found: CostDocument) -> Iterator[str]:
+    heading = (found.by.upper(), "RUNS", "TOKENS", "KNOWN", "ESTIMATED", "UNKNOWN")
+    rows = [_cost_row(row, row.key or "-") for row in found.rows]
+    yield from _table(heading, [*rows, _cost_row(found.total, "total")])
+    since = f"since {render.moment(found.since)}, " if found.since else ""
+    prices = found.prices
+    listed = f"; estimates by {prices.source} of {prices.published}" if prices else ""
+    yield f"({since}days of {found.timezone}{listed})"
+
+
+def _cost_row(row: CostRow, name: str) -> tuple[str, ...]:
+    tokens = row.input_tokens + row.output_tokens + row.cache_read_tokens + row.cache_write_tokens
+    unknown = f"{row.unknown_runs} runs, {row.unknown_tokens} tokens" if row.unknown_runs else "-"
+    money = (f"${row.known_usd:.2f}", f"~${row.estimated_usd:.2f}")
+    return (render.plain(name, _LONGEST_TEXT), str(row.runs), str(tokens), *money, unknown)
+
+
 def _stopped(_: Any, found: Stopped) -> Iterator[str]:
     told = [
         f"{count} {what}"
@@ -265,6 +284,7 @@ TEXTS: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     "approval.list": _approvals,
     "approval.approve": _answered,
     "approval.deny": _answered,
+    "cost.show": _cost,
     "status": _status,
     "daemon.stop": _stopped,
 }

@@ -115,6 +115,11 @@ TABLE: "tuple[Row, ...]" = (
         ("id", "text", (), "ID", "a question's id, or how it begins or ends: `steadyrun approvals`", (), True),
         ("reason", "text", ("--reason",), "TEXT", "why, for the agent and the record", (), True),
     )),
+    ("cost", "show what was spent", "cost.show", (
+        ("agent", "text", (), "AGENT", "only of this agent", (), False),
+        ("by", "choice", ("--by",), "agent|day|model|provider", "what the rows are (agent)", ("agent", "day", "model", "provider"), False),
+        ("since", "text", ("--since",), "WHEN", "today, month, a date such as 2026-01-31, or how long ago: 24h, 7d (all; by day: 30d)", (), False),
+    )),
     ("status", "show the daemon, its agents and gates", "status", ()),
     ("down", "end the daemon", "daemon.stop", (
         ("drain", "wait", ("--drain",), "DURATION", "how long to wait for what runs (60s); 0s: not at all", (), False),

@@ -11,7 +11,7 @@ from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, Ids, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.policy import Rights
-from steadyrun.operations.documents import DaemonDocument, Stopped
+from steadyrun.operations.documents import DaemonDocument, PriceSource, Stopped
 from steadyrun.provider import Ability, Enforced, Refused
 from steadyrun.store import Accepted, Store
 
@@ -62,6 +62,8 @@ class Desk:
     enforce: Callable[[str, Rights], Enforced | Refused]
     daemon: DaemonView | None = None
     budgets: BudgetRules = field(default_factory=BudgetRules)
+    # Where estimates come from; None: nobody has said.
+    prices: Callable[[], PriceSource] | None = None
 
     async def take_in(self, message: Message) -> Accepted:
         return await (self.daemon or self.store).accept(message)

@@ -1,6 +1,6 @@
 """How do things look as JSON? Every key is always there; what is not known is null."""
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -146,6 +146,40 @@ class CancelledDocument(Struct, frozen=True):
     @property
     def is_over(self) -> bool:
         return self.status in SETTLED or self.status in TERMINAL
+
+
+class CostRow(Struct, frozen=True):
+    """What the runs of `key` have used and cost; null: of no agent, of no model that was named, or
+    all together. `unknown_tokens` are those of the runs whose cost is unknown."""
+
+    key: str | None
+    runs: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    known_usd: float
+    estimated_usd: float
+    unknown_runs: int
+    unknown_tokens: int
+
+
+class PriceSource(Struct, frozen=True):
+    """Where estimates come from, and the day that list is of."""
+
+    source: str
+    published: date
+
+
+class CostDocument(Struct, frozen=True):
+    """What was spent since a moment, or ever; days are those of the time zone."""
+
+    by: Literal["agent", "provider", "model", "day"]
+    rows: tuple[CostRow, ...]
+    total: CostRow
+    since: datetime | None
+    timezone: str
+    prices: PriceSource | None
 
 
 class GateDocument(Struct, frozen=True):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from steadyrun.operations import agents, approvals, daemon, events, gates, items, runs
+from steadyrun.operations import agents, approvals, costs, daemon, events, gates, items, runs
 from steadyrun.operations import documents as doc
 from steadyrun.operations.desk import Desk
 
@@ -108,6 +108,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="approval.deny", words=("deny",), summary="deny what an agent asks for",
         given=approvals.Deny, answer=doc.ApprovalDocument, do=approvals.deny, scope="operator",
+    ),
+    Operation(
+        name="cost.show", words=("cost",), summary="show what was spent",
+        given=costs.ShowCost, answer=doc.CostDocument, do=costs.show, scope="read",
     ),
     Operation(
         name="status", words=("status",), summary="show the daemon, its agents and gates",

@@ -14,7 +14,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import PAGE, Call, Holder, Known, Lane, Look
+from steadyrun.store import PAGE, Call, Grouping, Holder, Known, Lane, Look
 from steadyrun.testing import tables as rows
 from steadyrun.testing.tables import Tables
 
@@ -179,6 +179,22 @@ class MemoryReads:
     def _newest_approvals(self) -> list[Approval]:
         found = self._tables.approvals.values()
         return sorted(found, key=lambda a: (a.asked_at, a.id), reverse=True)
+
+    async def usage_by(
+        self, by: Grouping, *, agent: AgentId | None = None, since: datetime | None = None
+    ) -> dict[str, UsageSum]:
+        totals: dict[str, UsageSum] = {}
+        for run in self._tables.runs.values():
+            owner = self._tables.agents[run.agent]
+            names: dict[Grouping, str] = {
+                "agent": "" if owner.is_direct else owner.name,
+                "provider": run.provider,
+                "model": run.model or "",
+            }
+            if agent in {None, run.agent} and (since is None or run.created_at >= since):
+                name = names[by]
+                totals[name] = rows.added(totals.get(name, UsageSum()), run)
+        return totals
 
     async def recall(self, key: str) -> bytes | None:
         return self._tables.kv.get(key)

@@ -20,7 +20,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import PAGE, Call, Holder, Known, Lane, Look
+from steadyrun.store import PAGE, Call, Grouping, Holder, Known, Lane, Look
 from steadyrun.stores.sqlite import approvals, gates, known, kv, looks, reads, rows, schema
 from steadyrun.stores.sqlite.faults import translated
 from steadyrun.stores.sqlite.rows import Connection
@@ -130,6 +130,11 @@ class SqliteReads:
 
     async def approvals_like(self, part: str, limit: int = 2) -> list[Approval]:
         return await self._read(lambda c: approvals.like(c, part, limit))
+
+    async def usage_by(
+        self, by: Grouping, *, agent: AgentId | None = None, since: datetime | None = None
+    ) -> dict[str, UsageSum]:
+        return await self._read(lambda c: reads.usage_by(c, by, agent, since))
 
     async def recall(self, key: str) -> bytes | None:
         return await self._read(lambda c: kv.recall(c, key))

@@ -14,7 +14,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import Call, Holder
+from steadyrun.store import Call, Grouping, Holder
 from steadyrun.stores.sqlite import approvals, rows
 from steadyrun.stores.sqlite.rows import (
     ITEM_COLUMNS,
@@ -237,6 +237,28 @@ def usage(
         "until": maybe_micros(until),
     }
     return UsageSum(*connection.execute(_USAGE, values).fetchone())
+
+
+# The runs of no agent belong to one of their own, which nobody has named.
+_GROUPS: dict[Grouping, str] = {
+    "agent": "CASE WHEN agents.is_direct THEN '' ELSE agents.name END",
+    "provider": "runs.provider",
+    "model": "coalesce(json_extract(CAST(runs.body AS TEXT), '$.model'), '')",
+}
+
+
+def usage_by(
+    connection: Connection, by: Grouping, agent: AgentId | None, since: datetime | None
+) -> dict[str, UsageSum]:
+    sql = f"""
+        SELECT {_GROUPS[by]}, {USAGE_COLUMNS} FROM runs
+        JOIN agents USING (agent_id)
+        WHERE (:agent IS NULL OR agent_id = :agent)
+          AND runs.created_at >= coalesce(:since, runs.created_at)
+        GROUP BY 1
+    """  # noqa: S608
+    found = connection.execute(sql, {"agent": agent, "since": maybe_micros(since)})
+    return {key: UsageSum(*row) for key, *row in found}
 
 
 def _page(columns: str, table: str, conditions: list[str], order: str) -> str:

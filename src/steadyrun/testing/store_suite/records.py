@@ -224,6 +224,23 @@ async def check_a_token_seen_again_changes_nothing(harness: StoreHarness) -> Non
     assert await store.session(agent, "claude") == before
 
 
+async def check_usage_is_told_apart_by_agent_provider_and_model(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    name = (await scene.store.agent(scene.agent)).name
+    await _finished_run(scene, usage=Usage(10, 5), cost=Cost(0.5, "known"))
+    harness.clock.advance(timedelta(hours=1))
+    since = harness.clock.now()
+    await _finished_run(scene, usage=Usage(1), cost=Cost())
+    second = UsageSum(1, 1, unknown_cost_runs=1, unknown_tokens=1)
+    both = UsageSum(2, 11, 5, known_usd=0.5, unknown_cost_runs=1, unknown_tokens=1)
+
+    assert await scene.store.usage_by("agent") == {name: both}
+    assert await scene.store.usage_by("agent", since=since) == {name: second}
+    assert await scene.store.usage_by("provider", agent=scene.agent) == {"claude": both}
+    assert await scene.store.usage_by("model") == {"": both}
+    assert await scene.store.usage_by("model", agent=harness.ids.agent()) == {}
+
+
 async def check_usage_keeps_known_estimated_and_unknown_apart(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     start = harness.clock.now()

@@ -1,0 +1,86 @@
+"""What was spent? By agent, provider, model or day; what is known, estimated and unknown apart."""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from steadyrun.errors import Usage
+from steadyrun.model.budget import begin_of, next_day
+from steadyrun.model.usage import UsageSum
+from steadyrun.operations.desk import Desk
+from steadyrun.operations.documents import CostDocument, CostRow
+from steadyrun.operations.looks import find_agent
+from steadyrun.operations.words import said
+
+By = Literal["agent", "provider", "model", "day"]
+_DAYS = 30
+_AGO = re.compile(r"([0-9]{1,4})([hd])", re.ASCII)
+_HOURS = {"h": 1, "d": 24}
+_FORMS = "today, month, a date such as 2026-01-31, or how long ago: 24h, 7d"
+
+
+class ShowCost(Struct, frozen=True, forbid_unknown_fields=True):
+    agent: Annotated[str | None, said("only of this agent", metavar="AGENT", is_word=True)] = None
+    by: Annotated[By, said("what the rows are (agent)")] = "agent"
+    since: Annotated[
+        str | None, said(f"{_FORMS} (all; by day: {_DAYS}d)", metavar="WHEN")
+    ] = None  # fmt: skip
+
+
+async def show(desk: Desk, given: ShowCost) -> CostDocument:
+    agent = (await find_agent(desk, given.agent)).id if given.agent is not None else None
+    now, zone = desk.clock.now(), desk.budgets.zone
+    since = None if given.since is None else moment_of(given.since, now, zone)
+    if given.by == "day":
+        since = begin_of("day", since or now - timedelta(days=_DAYS - 1), zone)
+        assert since
+        found = {
+            day: await desk.store.usage(agent=agent, since=begin, until=end)
+            for day, begin, end in _days(since, now, zone)
+        }
+        found = {day: total for day, total in found.items() if total.runs}
+    else:
+        found = await desk.store.usage_by(given.by, agent=agent, since=since)
+    total = await desk.store.usage(agent=agent, since=since)
+    rows = tuple(_row(key or None, each) for key, each in sorted(found.items()))
+    prices = desk.prices() if desk.prices else None
+    return CostDocument(given.by, rows, _row(None, total), since, str(zone), prices)
+
+
+def moment_of(text: str, now: datetime, zone: tzinfo) -> datetime:
+    """Since when `text` means, with days that begin in the zone; never a time to come."""
+    found = _AGO.fullmatch(text)
+    begin: datetime | None = None
+    if text in {"today", "month"}:
+        begin = begin_of("day" if text == "today" else "month", now, zone)
+    elif found:
+        begin = now - timedelta(hours=int(found[1]) * _HOURS[found[2]])
+    else:
+        begin = _begin_of_date(text, zone)
+    if begin is None or begin > now:
+        raise Usage(f"expected {_FORMS}; found {text[:40]!r}")
+    return begin
+
+
+def _begin_of_date(text: str, zone: tzinfo) -> datetime | None:
+    try:
+        day = date.fromisoformat(text)
+        return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _days(since: datetime, now: datetime, zone: tzinfo) -> Iterator[tuple[str, datetime, datetime]]:
+    """Every day from the one that begins then: its date, its beginning and its end."""
+    begin = since
+    while begin <= now:
+        end = next_day(begin, zone)
+        yield begin.astimezone(zone).date().isoformat(), begin, end
+        begin = end
+
+
+def _row(key: str | None, total: UsageSum) -> CostRow:
+    return CostRow(key, *(getattr(total, name) for name in UsageSum.__struct_fields__))

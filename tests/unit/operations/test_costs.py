@@ -1,0 +1,60 @@
+"""Is today the day of the configured time zone? Also where it begins between two runs."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import anyio
+
+from steadyrun.model.agent import Agent
+from steadyrun.model.budget import BudgetRules
+from steadyrun.model.item import Message
+from steadyrun.model.run import Created, Finished
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.operations.agents import ListAgents, list_all
+from steadyrun.operations.costs import ShowCost, show
+from steadyrun.operations.desk import Desk
+from steadyrun.testing.clock import FakeClock
+from steadyrun.testing.memory import MemoryStore
+from tests.small_daemon import desk_of
+
+
+def midnight_at(moment: datetime) -> timezone:
+    """A zone in which a day begins then."""
+    since = timedelta(hours=moment.hour, minutes=moment.minute, seconds=moment.second)
+    return timezone(-since if since <= timedelta(hours=12) else timedelta(hours=24) - since)
+
+
+async def spend(desk: Desk, agent: Agent, usd: float) -> None:
+    store, now = desk.store, desk.clock.now()
+    await store.accept(Message(agent.id, "work"))
+    holder = await store.join("test")
+    [claim] = await store.claim(holder.id)
+    run = desk.ids.run()
+    await store.change(claim, run, Created(run, agent.id, claim.item.id, agent.provider, now))
+    ended = Finished(now, "completed", usage=Usage(1), cost=Cost(usd, "known"))
+    await store.settle(claim, ended)
+
+
+def test_a_day_begins_at_midnight_of_the_zone(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        plain = desk_of(MemoryStore(clock), tmp_path, clock=clock)
+        zone = midnight_at(clock.now() + timedelta(minutes=30))
+        desk = replace(plain, budgets=BudgetRules(zone))
+        ada = Agent(desk.ids.agent(), "ada", ("scripted",), str(tmp_path))
+        await desk.store.add_agent(ada)
+        await spend(desk, ada, 1.0)
+        clock.advance(timedelta(hours=1))
+        await spend(desk, ada, 0.25)
+
+        [agent] = (await list_all(desk, ListAgents())).agents
+        days = await show(desk, ShowCost(by="day"))
+        today = await show(desk, ShowCost(since="today"))
+
+        assert agent.cost_today.usd == 0.25
+        assert [row.known_usd for row in days.rows] == [1.0, 0.25]
+        assert days.rows[1].key == clock.now().astimezone(zone).date().isoformat()
+        assert (today.total.known_usd, days.total.known_usd) == (0.25, 1.25)
+
+    anyio.run(main)
