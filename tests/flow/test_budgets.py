@@ -245,6 +245,7 @@ def test_what_cannot_be_a_budget_is_refused_by_name(tmp_path: Path) -> None:
         (("scripted", "--budget", "run_tokens=1.5"), "expected a whole number of tokens above 0"),
         (("scripted", "--budget", "week=1"), "found 'week'"),
         (("shell", "--budget", "day=1"), "shell cannot"),
+        (("scripted", "--fallback", "shell", "--budget", "day=1"), "shell cannot"),
     ):
         refused = steadyrun(home, *add, *words)
         assert refused.returncode == 2, refused.stderr

@@ -20,6 +20,7 @@ from steadyrun.operations.agents import (
     ShowAgent,
 )
 from steadyrun.operations.approvals import Approve, Deny, ListApprovals
+from steadyrun.operations.costs import ShowCost
 from steadyrun.operations.daemon import Ask, Stop
 from steadyrun.operations.desk import Desk
 from steadyrun.operations.gates import CloseGate, ListGates, OpenGate
@@ -69,6 +70,8 @@ def script(work: Path) -> list[tuple[str, Struct]]:
         ("approval.deny", Deny("prc_", "eve", "no")),
         ("item.send", Send(agent="ada", text="second", followup="queue")),
         ("agent.list", ListAgents()),
+        ("cost.show", ShowCost()),
+        ("cost.show", ShowCost("ada", by="day", since="7d")),
         ("daemon.stop", Stop(drain=2.0, keep=True)),
         ("status", Ask()),
     ]

@@ -339,8 +339,10 @@ async def _check(desk: Desk, agent: Agent) -> None:
         raise AbilityMissing(agent.provider, "modes", asked="--mode")
     if agent.model is not None and "model" not in abilities:
         raise AbilityMissing(agent.provider, "model", asked="--model")
-    if agent.policy.budget != Budget() and "usage" not in abilities:
-        raise AbilityMissing(agent.provider, "usage", asked="--budget")
+    for provider in agent.providers if agent.policy.budget != Budget() else ():
+        # Whoever takes over is to be stopped as well.
+        if "usage" not in _abilities(desk, provider):
+            raise AbilityMissing(provider, "usage", asked="--budget")
     _check_rights(desk, agent)
     await anyio.to_thread.run_sync(_check_files, desk.home, agent)
 
