@@ -10,11 +10,12 @@ import pytest
 
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import BudgetRules
-from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Emitted, Event
+from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Emitted, Event, UsageUpdated
 from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.run import Created, Run, step
-from steadyrun.provider import Driver
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.provider import Driver, Ended
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.clocks import ClockLimits
 from steadyrun.runtime.process import LiveProcess
@@ -227,3 +228,26 @@ def test_neither_is_a_person() -> None:
     assert scene.stopped() is None
     scene.pass_by(1)
     assert scene.stopped() == "wall_timeout"
+
+
+def test_what_was_cut_off_has_used_what_it_told_before() -> None:
+    runner = Scene().runner
+    told = UsageUpdated(Usage(100, 5), Cost(0.25, "estimated"))
+    anyio.run(runner.spends, told)
+
+    cut = runner.judged(Ended("cancelled"), None)
+    said = runner.judged(Ended("completed", usage=Usage(120, 6), cost=Cost(0.3, "known")), None)
+
+    assert (cut.usage, cut.cost) == (told.usage, told.cost)
+    assert (said.usage, said.cost) == (Usage(120, 6), Cost(0.3, "known"))
+
+
+def test_whoever_is_stopped_by_a_budget_says_so() -> None:
+    runner = Scene().runner
+    runner.stopped = "budget"
+
+    cut = runner.judged(Ended("cancelled"), None)
+
+    assert (cut.status, cut.stop_reason) == ("failed", "budget")
+    assert cut.error
+    assert cut.error.code == "max_cost"
