@@ -176,6 +176,24 @@ class Team(Home):
     facts: "Facts"
 
 
+@asynccontextmanager
+async def most_processes(home: Home) -> AsyncIterator[list[int]]:
+    """How many processes were open at most, all agents together: looked at whenever anything
+    happens."""
+    most = [0]
+
+    async def look() -> None:
+        with home.store.hints.watch(None) as watch:
+            while True:
+                most[0] = max(most[0], len(await home.store.open_processes()))
+                await watch.wait(0.05)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        yield most
+        tasks.cancel_scope.cancel()
+
+
 def begun(place: Path) -> list[tuple[str, str]]:
     """Every turn that any process of this home was told: the run and the text, in order."""
     found = []

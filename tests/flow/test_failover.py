@@ -2,8 +2,7 @@
 the first again, as soon as it can be."""
 
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -16,7 +15,7 @@ from steadyrun.model.item import Item
 from steadyrun.model.run import Created
 from steadyrun.providers.keeping import read_sent
 from tests.children import fake_claude
-from tests.team import Home, Team, says, script, victim, working
+from tests.team import Home, Team, most_processes, says, script, victim, working
 
 COMMAND = msgspec.json.encode([sys.executable, "-I", "-S", fake_claude.__file__]).decode()
 CONFIG = f"[providers.claude]\ncommand = {COMMAND}\n"
@@ -27,7 +26,7 @@ TOOL = {"name": "Bash", "input": {"command": "make test"}, "output": "3 passed"}
 
 def test_a_limit_moves_the_item_and_the_next_one_comes_back(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, config=CONFIG) as team, watched(team) as most:
+        async with working(tmp_path, config=CONFIG) as team, most_processes(team) as most:
             ada = await team.hire("ada", providers=CHAIN)
             await team.done(ada, says("the first"))
             tools = {"text": "I will test it."}, {"tool": TOOL}
@@ -145,23 +144,6 @@ async def _begun_and_left(home: Home) -> None:
     assert started.process
     assert started.process.provider == "scripted"
     await home.store.leave(holder)
-
-
-@asynccontextmanager
-async def watched(team: Team) -> AsyncIterator[list[int]]:
-    """How many open processes an agent has had at most, looked at whenever anything happens."""
-    most = [0]
-
-    async def look() -> None:
-        with team.store.hints.watch(None) as watch:
-            while True:
-                most[0] = max(most[0], len(await team.store.open_processes()))
-                await watch.wait(0.05)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(look)
-        yield most
-        tasks.cancel_scope.cancel()
 
 
 def told_to(place: Path, provider: str) -> list[str]:

@@ -1,0 +1,118 @@
+"""Does one real CLI go on where the other takes no more? With a briefing, and back again."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from steadyrun.assemble.runtime import open_runtime
+from steadyrun.config import Config, ProviderSettings
+from steadyrun.model.agent import Agent
+from steadyrun.model.gate import Opened
+from steadyrun.model.ids import AgentId
+from steadyrun.model.policy import Policy
+from steadyrun.runtime.daemon import Daemon
+from steadyrun.tasks import task_group
+from steadyrun.testing.simulated.faults import rate_limited
+from steadyrun.testing.simulated.messages import answer, call
+from steadyrun.testing.simulated.model import ModelServer
+from steadyrun.testing.simulated.wire import Steps
+from tests.stage import CLAUDE, CODEX, Cli, Stage, staged
+from tests.team import KEY, USUAL, Team, facts, most_processes
+
+PATIENCE_SECONDS = 90.0
+# How often each asks before it gives up.
+TRIES = 3
+TOOLS = {
+    "claude": call("Bash", command="echo evidence-4711"),
+    "codex": call("exec_command", cmd="echo evidence-4711"),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "other"), [(CLAUDE, CODEX), (CODEX, CLAUDE)], ids=lambda cli: cli.name
+)
+def test_a_limit_moves_the_item_and_the_next_one_comes_back(
+    tmp_path: Path, first: Cli, other: Cli
+) -> None:
+    limits = [rate_limited(retry_after=0)] * TRIES
+    script: Steps = [answer("First done."), answer(TOOLS[first.name]), *limits, answer("Back.")]
+    with on_two(tmp_path, first, script, other) as (stage, config, beside):
+
+        async def main() -> None:
+            async with working(config, stage, other) as (team, ada), most_processes(team) as most:
+                await team.done(ada, "the first request")
+                moved = await team.done(ada, "the second request")
+                assert (moved.status, moved.reply) == ("completed", "Second done.")
+                asks = len(stage.server.main_asks)
+                await team.store.tell_gate(first.name, Opened())
+                back = await team.done(ada, "the third request")
+
+                assert (back.status, back.reply) == ("completed", "Back.")
+                assert len(stage.server.main_asks) == asks + 1
+                runs = await team.runs(ada)
+                assert [(run.provider, run.status) for run in runs] == [
+                    (first.name, "completed"),
+                    (first.name, "rate_limited"),
+                    (other.name, "completed"),
+                    (first.name, "completed"),
+                ]
+                assert runs[3].resume_token == runs[0].resume_token
+                notes = [n for n in await team.notes(ada) if f" {first.name}" in n]
+                assert notes[0].startswith(f"{other.name} does this: {first.name} takes no more")
+                assert notes[1:] == [f"back with {first.name}"]
+                assert most == [1], "never two providers at once"
+
+        anyio.run(main)
+        [moved], back = beside.main_asks, stage.server.main_asks[-1]
+        assert "[From the record." in moved.said
+        assert "> the first request" in moved.said
+        assert "> First done." in moved.said
+        assert "> Running echo evidence-4711 (ok): " in moved.said
+        assert moved.said.endswith("the second request")
+        assert f"{other.name} worked in your place" in back.said
+        assert "> Second done." in back.said
+        assert back.said.endswith("the third request")
+        assert "the first request" in str(back.messages), "it is the conversation that it was"
+
+
+@contextmanager
+def on_two(
+    folder: Path, first: Cli, script: Steps, other: Cli
+) -> Iterator[tuple[Stage, Config, ModelServer]]:
+    """A stage with a second CLI, and a model for that alone."""
+    with (
+        other.server([answer("Second done.")]) as beside,
+        staged(folder, script, cli=first) as stage,
+    ):
+        given = other.environment(stage.user, beside.url)
+        env = {name: given[name] for name in given.keys() - {"PATH", "HOME", "LANG"}}
+        settings = ProviderSettings(command=(str(other.program()),), env=env)
+        config = stage.config
+        providers = {**config.settings.providers, other.name: settings}
+        both = msgspec.structs.replace(config.settings, providers=providers)
+        yield stage, replace(config, settings=both), beside
+
+
+@asynccontextmanager
+async def working(config: Config, stage: Stage, other: Cli) -> AsyncIterator[tuple[Team, AgentId]]:
+    """A daemon with one agent, who has both."""
+    with anyio.fail_after(PATIENCE_SECONDS), facts() as told:
+        async with (
+            open_runtime(config, kind="daemon", machine="here") as around,
+            task_group() as tasks,
+        ):
+            daemon = Daemon(around, tasks, room=USUAL, key=KEY)
+            await daemon.recover()
+            tasks.start_soon(daemon.serve)
+            team = Team(stage.cwd.parent, around.store, daemon, told)
+            chain, policy = (stage.cli.name, other.name), Policy(stage.cli.mode)
+            agent = Agent(around.ids.agent(), "ada", chain, str(stage.cwd), policy=policy)
+            await around.store.add_agent(agent)
+            yield team, agent.id
+            await daemon.stop(drain_seconds=10, keep=False)
+            tasks.cancel_scope.cancel()
