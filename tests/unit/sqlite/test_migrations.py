@@ -8,9 +8,11 @@ import anyio
 
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Emitted, Note
-from steadyrun.model.ids import AgentId, HolderId, ItemId
-from steadyrun.model.item import Item
+from steadyrun.model.gate import Closed
+from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
+from steadyrun.model.item import Item, Message
 from steadyrun.model.packed import encode_events
+from steadyrun.model.run import Created
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.store import Lane
@@ -32,12 +34,18 @@ _FIRST = """
 """
 
 
+_SECOND = """
+    INSERT INTO agents VALUES ('agt_ada', 'ada', 'claude', 0, NULL, CAST('
+        {"id":"agt_ada","name":"ada","providers":["claude","codex"],"home":"/"}
+    ' AS BLOB));
+    INSERT INTO lanes VALUES ('agt_ada', 'idle', 0, NULL, NULL, 0, 0, 0);
+"""
 _EVENTS = "INSERT INTO event_batches VALUES (1, 'agt_held', NULL, 'prc_1', 1, 2, 0, :body)"
 SAID = [Emitted(n, 0, moment(1000000), Note(text)) for n, text in ((1, "one"), (2, "two"))]
 
 
 def test_what_the_first_version_wrote_is_kept(tmp_path: Path) -> None:
-    _make_first(tmp_path)
+    _make_early(tmp_path)
 
     async def look() -> None:
         store = await SqliteStore.open(tmp_path)
@@ -66,12 +74,34 @@ def test_what_the_first_version_wrote_is_kept(tmp_path: Path) -> None:
     anyio.run(look)
 
 
-def _make_first(home: Path) -> None:
-    """The file as the first version made it: its one step, and some rows."""
+def test_a_chain_of_an_earlier_version_is_gone_along(tmp_path: Path) -> None:
+    _make_early(tmp_path, 2, _SECOND)
+
+    async def look() -> None:
+        store = await SqliteStore.open(tmp_path)
+        try:
+            await store.tell_gate("claude", Closed(None, "by hand"))
+            holder = (await store.join("worker")).id
+            await store.accept(Message(AgentId("agt_ada"), "work"))
+            [started] = await store.start(holder, _opened)
+            assert started.agent.providers == ("codex", "claude")
+        finally:
+            await store.close()
+
+    anyio.run(look)
+
+
+def _opened(agent: Agent, item: Item) -> Created:
+    return Created(RunId("run_1"), agent.id, item.id, agent.provider, item.created_at)
+
+
+def _make_early(home: Path, steps: int = 1, rows: str = _FIRST) -> None:
+    """The file as an early version made it: its steps, and some rows."""
     with closing(sqlite3.connect(home / DATABASE)) as connection:
-        connection.executescript(schema.steps()[0])
-        connection.executescript(_FIRST)
+        for step in schema.steps()[:steps]:
+            connection.executescript(step)
+        connection.executescript(rows)
         connection.execute(_EVENTS, {"body": encode_events(SAID, Scrubber())})
         connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-        connection.execute("PRAGMA user_version = 1")
+        connection.execute(f"PRAGMA user_version = {steps}")
         connection.commit()
