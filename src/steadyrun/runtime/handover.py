@@ -31,7 +31,8 @@ async def look_back(
     """`agent` as it works now. What it did with its present provider is known there if that
     `resumes` its conversation."""
     before = [each for each in await store.runs(agent.id, before=run, limit=_RUNS) if _began(each)]
-    chain = (await store.agent(agent.id)).providers
+    is_alone = len(agent.providers) == 1
+    chain = agent.providers if is_alone else (await store.agent(agent.id)).providers
     missed = _missed(before, agent.provider, resumes=resumes)
     others = sorted({each.provider for each in missed} - {agent.provider})
     why, notes = f"{', '.join(others)} worked in your place", list[str]()

@@ -15,14 +15,16 @@ from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Attachment, Message, Payload
 from steadyrun.model.run import Created, Finished
 from steadyrun.operations.desk import Desk
+from steadyrun.operations.documents import AgentDocument
 from steadyrun.operations.items import ChooseItem, ListItems, Send, list_items, retry, send, show
+from steadyrun.operations.looks import agent_document
 from steadyrun.operations.runs import Cancel, cancel
 from steadyrun.testing.clock import START, FakeClock
 from steadyrun.testing.memory import MemoryStore
 from tests.small_daemon import SmallDaemon, desk_of
 
 ADA = AgentId("agt_1")
-FAR = START.replace(year=2027)
+FAR, NEAR = START.replace(year=2027), START.replace(month=12)
 
 
 @pytest.fixture
@@ -109,6 +111,33 @@ def test_a_queued_item_says_what_it_waits_for(desk: Desk) -> None:
         (None, None),
         ("turn", None),
     ]
+
+
+def test_who_has_a_fallback_waits_only_if_that_is_closed_as_well(desk: Desk) -> None:
+    async def reasons() -> list[Any]:
+        found: list[Any] = []
+        was = await desk.store.agent("ada")
+        await desk.store.set_agent(replace(was, providers=("scripted", "shell")), was=was)
+        item = await send(desk, Send(agent="ada", text="one"))
+
+        async def look() -> None:
+            document, agent = await show(desk, ChooseItem(item.id)), await _shown(desk)
+            found.append((document.waiting, document.until, agent.state, agent.until))
+
+        await desk.store.tell_gate("scripted", Closed(FAR, "limit"))
+        await look()
+        await desk.store.tell_gate("shell", Closed(NEAR, "limit"))
+        await look()
+        return found
+
+    assert anyio.run(reasons) == [
+        ("slot", None, "idle", None),
+        ("gate", NEAR, "gated", NEAR),
+    ]
+
+
+async def _shown(desk: Desk) -> AgentDocument:
+    return await agent_document(desk, await desk.store.agent("ada"))
 
 
 def test_the_inbox_has_what_is_open_newest_first(desk: Desk) -> None:
