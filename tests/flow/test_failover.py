@@ -3,13 +3,15 @@ the first again, as soon as it can be."""
 
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import anyio
 import msgspec
 
+from steadyrun.clock import SystemClock
 from steadyrun.model.agent import Agent
-from steadyrun.model.gate import Closed, Opened
+from steadyrun.model.gate import Closed, Opened, gate_state
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created
@@ -74,6 +76,30 @@ def test_an_agent_that_would_stop_goes_on_as_long_as_anybody_can(tmp_path: Path)
             await team.store.tell_gate("scripted", Opened())
             await team.send(bob, script(LIMIT))
             await team.until(bob, lambda: _is_paused(team, bob))
+
+    anyio.run(main)
+
+
+def test_one_tries_the_first_provider_and_the_others_stay_until_it_is_answered(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with working(tmp_path, config=CONFIG) as team:
+            ada, bob = [await team.hire(name, providers=CHAIN) for name in ("ada", "bob")]
+            soon = SystemClock().now() + timedelta(seconds=0.2)
+            await team.store.tell_gate("scripted", Closed(soon, "limit"))
+            await team.until(None, lambda: _is(team, "ready"))
+            silent = script(team.gates.until("go"), {"text": "I have tried"})
+            probe = await team.send(ada, silent)
+            await team.until(None, lambda: _is(team, "probing"))
+
+            assert (await team.done(bob, 'play:[{"text":"elsewhere"}]')).reply == "elsewhere"
+            assert await _is(team, "probing")
+            team.gates.open("go")
+            assert (await team.settled(probe)).reply == "I have tried"
+            assert (await team.done(bob, says("here again"))).reply == "here again"
+            assert [run.provider for run in await team.runs(ada)] == ["scripted"]
+            assert [run.provider for run in await team.runs(bob)] == ["claude", "scripted"]
 
     anyio.run(main)
 
@@ -159,6 +185,11 @@ def told_to(place: Path, provider: str) -> list[str]:
             if frame.key.startswith("begin:") and ("message" in told) == (provider == "claude"):
                 found.append((frame.key, str(texts[provider](told))))
     return [text for _, text in sorted(found)]
+
+
+async def _is(team: Team, state: str) -> bool:
+    [gate] = await team.store.gates()
+    return gate_state(gate, SystemClock().now()) == state
 
 
 async def _is_paused(team: Team, agent: AgentId) -> bool:
