@@ -83,7 +83,7 @@ def _retryable(name: str, step: Step, code: str, told: str, **more: Any) -> Refu
 
 
 def _limited(name: str, step: Step) -> Refused:
-    return _retryable(name, step, "rate_limited", "rate_limit", status="rate_limited")
+    return _retryable(name, step, "rate_limited", "rate_limited", status="rate_limited")
 
 
 def _broken(name: str, step: Step, code: str) -> Refused:
@@ -98,7 +98,7 @@ REFUSED = [
     _broken("overload in mid-stream", answer(text("Hel", Break("overloaded"))), "overloaded"),
     _retryable("broken server", server_error(), "server_error", "server_error"),
     _broken("error in mid-stream", answer(text("Hel", Break("server"))), "server_error"),
-    Refused("wrong key", unauthorized(), "auth", ("authentication_failed",), has_hint=True),
+    Refused("wrong key", unauthorized(), "auth", ("auth",), has_hint=True),
     Refused("prompt too long", too_long(), "prompt_too_long", asked=1, has_hint=True),
     Refused("request that is wrong", Refusal("invalid"), "invalid_request", asked=1),
 ]
