@@ -1,6 +1,5 @@
 """How is an operation asked for? Of the daemon, if one answers; else it is done here, if it can."""
 
-import sys
 from argparse import Namespace
 from typing import Any
 
@@ -10,7 +9,7 @@ from msgspec import Struct
 
 from steadyrun.assemble.desk import open_desk
 from steadyrun.cli import render
-from steadyrun.cli.show import notes, text
+from steadyrun.cli.show import text
 from steadyrun.config import Config, load
 from steadyrun.errors import DaemonUnreachable, RpcClosed, Usage
 from steadyrun.operations import calling
@@ -66,5 +65,3 @@ def show(operation: Operation, given: Struct, answer: Struct, *, as_json: bool) 
     else:
         for line in text(operation.name, given, answer):
             print(line)
-    for line in notes(given):
-        print(line, file=sys.stderr)

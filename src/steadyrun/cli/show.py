@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from steadyrun.cli import render
 from steadyrun.model.budget import said
-from steadyrun.operations.agents import AddAgent, SetAgent
 from steadyrun.operations.documents import (
     AgentDocument,
     AgentPage,
@@ -30,18 +29,11 @@ from steadyrun.operations.documents import (
 )
 
 _LONGEST_TEXT = 60
-_FALLBACK = "fallback providers are kept, but not used yet: a later version will"
 
 
 def text(name: str, given: Struct, answer: Struct) -> list[str]:
     """The lines for standard output."""
     return list(TEXTS[name](given, answer))
-
-
-def notes(given: Struct) -> list[str]:
-    """What should be known besides, for standard error."""
-    is_named = isinstance(given, AddAgent | SetAgent) and given.fallback
-    return [_FALLBACK] if is_named else []
 
 
 def agent_table(agents: Iterable[AgentDocument]) -> list[str]:
