@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.config import Config, load
-from steadyrun.errors import AbilityMissing, ChangeRefused, MessageTooLong, NotFound, Usage
+from steadyrun.errors import AbilityMissing, Conflict, MessageTooLong, NotFound, Usage
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, approval_id
 from steadyrun.model.budget import Budget
@@ -43,6 +43,8 @@ from steadyrun.model.policy import Mode, Policy, rights, tools_flaw
 from steadyrun.model.run import Metadata, Run
 from steadyrun.model.text import utf8
 from steadyrun.model.usage import Cost
+from steadyrun.operations.approvals import answer_to, approval_documents, find_approval
+from steadyrun.operations.documents import ApprovalDocument
 from steadyrun.provider import Ability, Image, Refused, Verdict
 from steadyrun.runtime.around import Ask
 from steadyrun.runtime.feed import LAST, events_of
@@ -172,6 +174,27 @@ class Steadyrun:
                 continue
         return found
 
+    async def approvals(
+        self, *, include_settled: bool = False, limit: int = PAGE
+    ) -> tuple[ApprovalDocument, ...]:
+        """What agents and runs ask, newest first."""
+        store = self._around.store
+        found = await store.approvals(include_settled=include_settled, limit=limit)
+        return await approval_documents(store, found)
+
+    async def answer(
+        self, approval: str, *, allow: bool, reason: str = "", by: str = BY_LIBRARY
+    ) -> ApprovalDocument:
+        """Answer what any run of this home asks, by its id or how that begins or ends.
+
+        `Conflict` if somebody else has, or nobody waits any more; `NotAllowed` if others have to.
+        """
+        store = self._around.store
+        answer = Answer(allow, by, self._around.clock.now(), reason)
+        answered = await answer_to(store, await find_approval(store, approval), answer)
+        [document] = await approval_documents(store, [answered])
+        return document
+
     async def _go_on(self, provider: str, home: str, wishes: Wishes) -> None:
         """A conversation goes on where it began, and with its model unless another is named."""
         resume = wishes.get("resume")
@@ -255,8 +278,9 @@ class RunHandle:
             input=verdict.input,
             ends_turn=verdict.ends_turn,
         )
-        with contextlib.suppress(NotFound, ChangeRefused):
-            await self._store.answer(approval_id(run.process, approval), answer)
+        with contextlib.suppress(NotFound, Conflict):
+            known = await self._store.approval(approval_id(run.process, approval))
+            await answer_to(self._store, known, answer)
 
     async def cancel(self, reason: str | None = None) -> Run:
         """Ask for the end of the run. It may take a moment; an ended run stays as it is."""

@@ -23,8 +23,8 @@ from tests.commands import COMMAND, ROOT, environment, steadyrun
 
 AGENT_KEYS = [
     "id", "name", "provider", "fallback", "home", "role", "model", "mode", "tier", "tools", "deny",
-    "followup", "on_lost", "on_limited", "origin", "state", "until", "reason", "budget", "process",
-    "item", "run", "now", "queued", "resume_token", "cost_today",
+    "followup", "on_lost", "on_limited", "approvers", "origin", "state", "until", "reason",
+    "budget", "process", "item", "run", "now", "queued", "resume_token", "cost_today",
 ]  # fmt: skip
 ITEM_KEYS = [
     "id", "agent", "status", "delivery", "run", "text", "reply", "kind", "followup", "attempt",

@@ -8,8 +8,12 @@ from typing import Any
 
 import anyio
 import msgspec
+import pytest
 
+import steadyrun
 from steadyrun.clock import SystemClock
+from steadyrun.config import load
+from steadyrun.errors import Conflict, NotAllowed, NotFound
 from steadyrun.model import event as ev
 from steadyrun.model.approval import Answer
 from steadyrun.model.ids import AgentId
@@ -304,5 +308,82 @@ def test_a_second_question_of_the_same_run_is_another(tmp_path: Path) -> None:
             found = await team.store.approvals(include_settled=True)
             assert [each.tool_name for each in found] == ["Write", "Bash"]
             assert [each.by for each in await team.of(ada, ev.ApprovalResolved)] == ["eve", "bo"]
+
+    anyio.run(main)
+
+
+# -- who may answer
+
+
+def test_only_those_who_are_named_may_answer(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada", approvers="cli:nobody-here,library")
+        home.up()
+        item = home.send("ada", *ASKS)
+        [question] = asked(home)
+        refused = home.run("approve", question["id"])
+        denied = home.run("deny", question["id"], "--reason", "no")
+        shown = home.run("agent", "show", "ada").stdout
+        still_open = approvals(home)
+
+        async def main() -> None:
+            environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+            async with steadyrun.open(load(home=home.path, environ=environ)) as sr:
+                with pytest.raises(NotAllowed):
+                    await sr.answer(question["id"], allow=True, by="cli:eve")
+                await sr.answer(question["id"], allow=True)
+
+        anyio.run(main)
+
+        assert (refused.returncode, denied.returncode) == (4, 4)
+        assert "may not answer for ada" in refused.stderr
+        assert "They may: cli:nobody-here, library" in refused.stderr
+        assert "cli:nobody-here, library" in shown
+        assert [each["status"] for each in still_open] == ["open"]
+        assert settled(home, item) == "completed"
+        assert resolved(home) == [("allow", "library")]
+
+
+def test_who_may_answer_is_set_and_cleared(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+
+        def approvers(*words: str) -> list[str]:
+            done = home.run("agent", "set", "ada", *words, "--json")
+            assert done.returncode == 0, done.stderr
+            found: list[str] = json.loads(done.stdout)["approvers"]
+            return found
+
+        assert approvers("--approvers", "cli:eve") == ["cli:eve"]
+        assert approvers("--model", "m") == ["cli:eve"]
+        assert approvers("--clear", "approvers") == []
+
+
+# -- the library
+
+
+def test_a_program_answers_what_another_one_s_run_asks(tmp_path: Path) -> None:
+    async def main() -> None:
+        environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        config = load(home=tmp_path / "home", cwd=tmp_path, environ=environ)
+        async with steadyrun.open(config) as driving, steadyrun.open(config) as other:
+            run = await driving.start(script(*ASKS), provider="scripted", cwd=tmp_path)
+            async for seen in run.events():
+                if isinstance(seen.event, ev.ApprovalRequested):
+                    break
+            [question] = await other.approvals()
+            answered = await other.answer(question.id, allow=False, reason="no", by="eve")
+            with pytest.raises(Conflict):
+                await driving.answer(question.id, allow=True)
+            with pytest.raises(NotFound):
+                await driving.answer("nonsense", allow=True)
+            result = await run.result()
+
+            assert (question.run, question.status) == (run.id, "open")
+            assert (answered.verdict, answered.by) == ("deny", "eve")
+            assert result.text == "so"
+            assert await other.approvals() == ()
+            [after] = await other.approvals(include_settled=True)
+            assert (after.status, after.reason) == ("resolved", "no")
 
     anyio.run(main)

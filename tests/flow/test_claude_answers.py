@@ -63,7 +63,7 @@ def test_a_tool_is_allowed_changed_or_denied(tmp_path: Path) -> None:
         ]
         tools = [tool.tool_call_id for tool in played.of(ev.ToolStarted)]
         assert [each.tool_call_id for each in requests] == tools
-        assert resolved(played) == [("allow", "user"), ("allow", "user"), ("deny", "user")]
+        assert resolved(played) == [("allow", "library"), ("allow", "library"), ("deny", "library")]
         assert sorted(path.name for path in stage.cwd.iterdir()) == ["one", "other"]
         assert [tool.tool_input["command"] for tool in played.of(ev.ToolCompleted)] == [
             "touch one",
@@ -80,7 +80,7 @@ def test_a_denial_may_end_the_turn(tmp_path: Path) -> None:
         played = asked(stage, [Verdict(False, "enough", ends_turn=True)])
 
         assert (played.run.status, played.run.text) == ("cancelled", None)
-        assert resolved(played) == [("deny", "user")]
+        assert resolved(played) == [("deny", "library")]
         assert len(played.of(ev.ToolFailed)) == 1
         assert len(stage.server.main_asks) == 1
         assert list(stage.cwd.iterdir()) == []
@@ -181,7 +181,7 @@ def test_an_answer_in_a_form_may_have_to_be_asked_for(tmp_path: Path) -> None:
         played = asked(stage, verdicts, schema=SCHEMA)
 
         assert (played.run.status, played.run.text) == ("completed", '{"answer":42}')
-        assert resolved(played) == [("deny", "user"), ("allow", "user")]
+        assert resolved(played) == [("deny", "library"), ("allow", "library")]
         assert final_texts(played) == ['{"answer":41}', '{"answer":42}']
         assert [note.text.endswith(": think again") for note in played.of(ev.Note)] == [True]
         assert tool_events(played) == []

@@ -109,7 +109,7 @@ def test_drivers_may_be_killed_before_and_after_an_approval_is_answered(tmp_path
         ]  # fmt: skip
         assert [run.status for run in home.runs] == ["completed"]
         assert [(each.verdict, each.by) for each in home.of(ev.ApprovalResolved)] == [
-            ("allow", "user")
+            ("allow", "library")
         ]
         assert tool.done.read_text() == "once\n"
 

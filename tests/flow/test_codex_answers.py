@@ -85,7 +85,7 @@ def test_a_command_is_allowed_or_denied(tmp_path: Path) -> None:
         }
         tools = [tool.tool_call_id for tool in played.of(ev.ToolStarted)]
         assert [each.tool_call_id for each in requests] == tools
-        assert resolved(played) == [("allow", "user"), ("deny", "user")]
+        assert resolved(played) == [("allow", "library"), ("deny", "library")]
         assert names_in(stage.cwd) == ["one"]
         [done], [denied] = played.of(ev.ToolCompleted), played.of(ev.ToolFailed)
         assert [done.tool_call_id, denied.tool_call_id] == tools
@@ -107,7 +107,7 @@ def test_nothing_else_is_done_than_what_was_asked_for(tmp_path: Path) -> None:
         played = anyio.run(main, stage)
 
         assert (played.run.status, played.run.text) == ("completed", "So be it.")
-        assert resolved(played) == [("deny", "user")]
+        assert resolved(played) == [("deny", "library")]
         assert names_in(stage.cwd) == []
 
 
@@ -116,7 +116,7 @@ def test_a_denial_may_end_the_turn(tmp_path: Path) -> None:
         played = asked(stage, [Verdict(False, "enough", ends_turn=True)])
 
         assert (played.run.status, played.run.text) == ("cancelled", None)
-        assert resolved(played) == [("deny", "user")]
+        assert resolved(played) == [("deny", "library")]
         assert len(played.of(ev.ToolFailed)) == 1
         assert len(stage.server.main_asks) == 1
         assert names_in(stage.cwd) == []
@@ -183,7 +183,7 @@ def test_a_change_of_files_is_allowed_or_denied(tmp_path: Path) -> None:
             str(outside / "one"),
             str(outside / "two"),
         ]
-        assert resolved(played) == [("allow", "user"), ("deny", "user")]
+        assert resolved(played) == [("allow", "library"), ("deny", "library")]
         assert names_in(outside) == ["one"]
         [denied] = played.of(ev.ToolFailed)
         assert (denied.tool_name, denied.error) == ("fileChange", "declined")
@@ -205,7 +205,7 @@ def test_more_permissions_are_granted_or_not(tmp_path: Path, is_allowed: bool) -
         assert request.tool_name == "permissions"
         assert request.tool_input["permissions"]["network"] == {"enabled": True}
         assert request.tool_input["reason"] == "I need it"
-        assert resolved(played) == [("allow" if is_allowed else "deny", "user")]
+        assert resolved(played) == [("allow" if is_allowed else "deny", "library")]
         granted = json.loads(stage.server.main_asks[1].outputs[0])["permissions"]
         assert bool(granted.get("network")) is is_allowed
 
@@ -249,7 +249,7 @@ def test_the_tool_of_a_server_is_asked_for(tmp_path: Path, is_allowed: bool) -> 
         assert (played.run.status, played.run.text) == ("completed", "Done.")
         [request] = played.of(ev.ApprovalRequested)
         assert (request.tool_name, request.tool_input) == ("mcp__sim__echo", {"text": "yes"})
-        assert resolved(played) == [("allow" if is_allowed else "deny", "user")]
+        assert resolved(played) == [("allow" if is_allowed else "deny", "library")]
         done = [tool.tool_output for tool in played.of(ev.ToolCompleted)]
         assert done == (["said yes"] if is_allowed else [])
         assert ("said yes" in str(stage.server.main_asks[1].results)) is is_allowed

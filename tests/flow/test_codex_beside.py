@@ -88,7 +88,7 @@ def test_what_another_agent_asks_for_is_asked(tmp_path: Path) -> None:
         assert (played.run.status, played.run.text) == ("completed", "All done.")
         [request] = played.of(ev.ApprovalRequested)
         assert "touch made" in request.tool_input["command"]
-        assert resolved(played) == [("allow", "user")]
+        assert resolved(played) == [("allow", "library")]
         assert (stage.cwd / "made").exists()
 
 

@@ -78,6 +78,17 @@ async def wait_for_item(stage: Stage, is_it: Callable[[Item], bool]) -> None:
         await store.close()
 
 
+async def wait_for_answer(stage: Stage) -> None:
+    """Wait until the record has the answer to the only question."""
+    store = await SqliteStore.open(stage.home)
+    try:
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while [each.status for each in await store.approvals()] != ["answered"]:
+                await anyio.lowlevel.checkpoint()
+    finally:
+        await store.close()
+
+
 @pytest.mark.parametrize("ends", ENDS)
 def test_an_answer_that_is_read_after_the_kill_counts_once(tmp_path: Path, ends: str) -> None:
     done = tmp_path / "done"
@@ -85,9 +96,13 @@ def test_an_answer_that_is_read_after_the_kill_counts_once(tmp_path: Path, ends:
 
         async def before(driver: Driver) -> None:
             asked = await driver.hear("approval.requested")
-            os.kill(cli_of(stage), signal.SIGSTOP)
+            cli = cli_of(stage)
+            os.kill(cli, signal.SIGSTOP)
+            os.kill(parent(cli), signal.SIGSTOP)
+            await driver.wish(allow=asked["approval"])
+            await wait_for_answer(stage)
             with locked(stage):
-                await driver.wish(allow=asked["approval"])
+                os.kill(parent(cli), signal.SIGCONT)
                 await wait_for_words(stage, b"decide:", "sent")
                 await driver.kill()
 
@@ -99,7 +114,7 @@ def test_an_answer_that_is_read_after_the_kill_counts_once(tmp_path: Path, ends:
             "tool.completed", *DONE,
         ]  # fmt: skip
         assert [(each.verdict, each.by) for each in home.of(ev.ApprovalResolved)] == [
-            ("allow", "user")
+            ("allow", "library")
         ]
         assert done.read_text() == "once\n"
 

@@ -575,6 +575,7 @@ class TestDescription:
             ("agents.ada.followup", '"steer"', "default"),
             ("agents.ada.on_lost", '"resume"', "default"),
             ("agents.ada.on_limited", '"wait"', "default"),
+            ("agents.ada.approvers", "[]", "default"),
             ("telemetry.endpoint", '""', "default"),
             ("telemetry.content", "false", "default"),
         ]

@@ -82,6 +82,7 @@ def _agent(config: Config, name: str, settings: AgentSettings) -> Agent:
         followup=settings.followup,
         on_lost=settings.on_lost,
         on_limited=settings.on_limited,
+        approvers=settings.approvers,
         wall_seconds=settings.wall_seconds,
         origin="config",
     )

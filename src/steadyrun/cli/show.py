@@ -110,6 +110,7 @@ def _agent(_: Any, agent: AgentPage) -> Iterator[str]:
         "followup": agent.followup,
         "on lost": agent.on_lost,
         "on limit": agent.on_limited,
+        "approvers": ", ".join(agent.approvers),
         "timeout": f"{agent.timeout_seconds:g}s" if agent.timeout_seconds else None,
         "system": agent.system,
         "origin": agent.origin,

@@ -134,6 +134,10 @@ def _check_fallback(value: tuple[str, ...]) -> Flaw | None:
     return next(filter(None, map(_check_provider, value)), None)
 
 
+def _check_names(value: tuple[str, ...]) -> Flaw | None:
+    return next(filter(None, map(_check_text, value)), None)
+
+
 def _check_home(value: str) -> Flaw | None:
     if value.startswith("~") and not value.startswith("~/"):
         return Flaw(f"expected a path from /, from ~/ or from here, found {shorten(repr(value))}")
@@ -220,6 +224,7 @@ CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
     "providers.*.env.*": _check_env,
     "providers.*.runs": _from_to(1, MOST),
     "agents.*.provider": _check_provider,
+    "agents.*.approvers": _check_names,
     "agents.*.fallback": _check_fallback,
     "agents.*.home": _check_home,
     "agents.*.model": _check_text,

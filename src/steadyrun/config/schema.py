@@ -96,6 +96,7 @@ class AgentSettings(Struct, frozen=True):
     followup: Followup = "steer"
     on_lost: OnLost = "resume"
     on_limited: OnLimited = "wait"
+    approvers: tuple[str, ...] = ()
     wall_seconds: float | None = None
 
 

@@ -54,6 +54,8 @@ class Agent(Struct, frozen=True):
     wall_seconds: float | None = None
     # Whether it goes on by itself when its provider takes more again.
     on_limited: OnLimited = "wait"
+    # Who may answer what it asks; nobody is named: whoever can.
+    approvers: tuple[str, ...] = ()
     # Those of the configuration are changed there only.
     origin: Literal["store", "config"] = "store"
     # Made for one run that no agent was asked for, and listed nowhere.

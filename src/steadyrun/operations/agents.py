@@ -48,6 +48,7 @@ _IDS = ("agt_", "run_", "itm_", "prc_", "hld_")
 _CLEARED = {
     "role": "role", "model": "model", "fallback": "fallback", "timeout": "wall_seconds",
     "system": "system", "budget": "policy", "tier": "policy", "tools": "policy", "deny": "policy",
+    "approvers": "approvers",
 }  # fmt: skip
 _CLEARED_OTHERWISE = ("fallback", "policy")
 
@@ -69,6 +70,9 @@ ItsTier = Annotated[
 ]
 Tools = Annotated[tuple[str, ...], said("the only tools it may use", metavar="A,B")]
 Deny = Annotated[tuple[str, ...], said("tools it may not use", metavar="A,B")]
+Approvers = Annotated[
+    tuple[str, ...], said("who may answer what it asks: cli:USER,… (whoever can)", metavar="WHO,…")
+]
 System = Annotated[str | None, said("what it is always told", metavar="TEXT")]
 
 
@@ -97,6 +101,7 @@ class AddAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         OnLimited, said("whether it goes on by itself after a rate limit (wait)")
     ] = "wait"
     budget: BudgetWords = ()
+    approvers: Approvers = ()
     timeout: Timeout = None
     system: System = None
 
@@ -132,6 +137,7 @@ class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         OnLimited | None, said("whether it goes on by itself after a rate limit")
     ] = None
     budget: BudgetWords = ()
+    approvers: Approvers = ()
     timeout: Timeout = None
     system: System = None
     clear: Annotated[
@@ -167,6 +173,7 @@ async def add(desk: Desk, given: AddAgent) -> AgentDocument:
         followup=given.followup,
         on_lost=given.on_lost,
         on_limited=given.on_limited,
+        approvers=given.approvers,
         wall_seconds=given.timeout,
     )
     await _check(desk, agent)
@@ -291,11 +298,14 @@ def _changed(was: Agent, given: SetAgent) -> Agent:
         "on_lost": given.on_lost,
         "on_limited": given.on_limited,
         "wall_seconds": given.timeout,
+        "approvers": given.approvers or None,
         "policy": _policy(was.policy, given),
     }
     said_ = {name: value for name, value in new.items() if value is not None}
     none = {
-        field: None for name in given.clear if (field := _CLEARED[name]) not in _CLEARED_OTHERWISE
+        field: () if field == "approvers" else None
+        for name in given.clear
+        if (field := _CLEARED[name]) not in _CLEARED_OTHERWISE
     }
     if not said_ and not given.clear and not given.fallback and given.provider is None:
         raise Usage("there is nothing to set", hint="`steadyrun agent set --help` lists it.")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from steadyrun.errors import ChangeRefused, Conflict, NotFound, Usage
+from steadyrun.errors import ChangeRefused, Conflict, NotAllowed, NotFound, Usage
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.ids import ApprovalId
 from steadyrun.operations.desk import Desk
@@ -46,7 +46,7 @@ async def list_all(desk: Desk, given: ListApprovals) -> ApprovalsDocument:
         raise Usage(f"expected a number from 1 on, found {given.limit}")
     agent = None if given.agent is None else (await find_agent(desk, given.agent)).id
     found = await desk.store.approvals(agent, include_settled=given.all, limit=given.limit)
-    return ApprovalsDocument(await _documents(desk.store, found))
+    return ApprovalsDocument(await approval_documents(desk.store, found))
 
 
 async def approve(desk: Desk, given: Approve) -> ApprovalDocument:
@@ -73,7 +73,11 @@ async def find_approval(store: Store, text: str) -> Approval:
 
 
 async def answer_to(store: Store, approval: Approval, answer: Answer) -> Approval:
-    """Answer it, unless somebody else has, or it is settled."""
+    """Answer it, unless somebody else has, it is settled, or others have to."""
+    agent = await store.agent(approval.agent)
+    if agent.approvers and answer.by not in agent.approvers:
+        hint = f"They may: {', '.join(agent.approvers)}"
+        raise NotAllowed(f"{answer.by} may not answer for {agent.name}", hint=hint)
     try:
         return await store.answer(approval.id, answer)
     except ChangeRefused as error:
@@ -83,7 +87,7 @@ async def answer_to(store: Store, approval: Approval, answer: Answer) -> Approva
 async def _answer(desk: Desk, text: str, answer: Answer) -> ApprovalDocument:
     approval = await find_approval(desk.store, text)
     answered = await answer_to(desk.store, approval, answer)
-    [document] = await _documents(desk.store, [answered])
+    [document] = await approval_documents(desk.store, [answered])
     return document
 
 
@@ -95,7 +99,9 @@ async def _why_not(store: Store, name: ApprovalId) -> str:
     return f"{found.id} was {word} already, by {found.answer.by}"
 
 
-async def _documents(store: Store, found: Sequence[Approval]) -> tuple[ApprovalDocument, ...]:
+async def approval_documents(
+    store: Store, found: Sequence[Approval]
+) -> tuple[ApprovalDocument, ...]:
     names = {agent: (await store.agent(agent)).name for agent in {each.agent for each in found}}
     return tuple(_document(each, names[each.agent]) for each in found)
 

@@ -45,6 +45,7 @@ class AgentDocument(Struct, frozen=True, kw_only=True):
     followup: Followup
     on_lost: OnLost
     on_limited: OnLimited
+    approvers: tuple[str, ...]
     origin: Literal["store", "config"]
     state: AgentState
     # When its gate opens, if that is why nothing runs.

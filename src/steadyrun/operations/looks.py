@@ -105,6 +105,7 @@ async def _agent_document(desk: Desk, look: Look, gates: Sequence[Gate]) -> Agen
         followup=agent.followup,
         on_lost=agent.on_lost,
         on_limited=agent.on_limited,
+        approvers=agent.approvers,
         origin=agent.origin,
         state=state,
         until=opens_at(gate, now) if gate and state == "gated" else None,

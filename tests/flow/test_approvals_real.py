@@ -1,0 +1,143 @@
+"""Does an answer reach a real CLI? Given by a command, also if its daemon was killed meanwhile."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steadyrun.model import event as ev
+from steadyrun.providers.keeping import read_sent
+from steadyrun.testing.simulated.blocks import Answer, answer
+from steadyrun.testing.simulated.messages import call
+from steadyrun.testing.simulated.wire import Steps
+from tests.children.keeper_driver import eventually
+from tests.codex_stage import asks_for
+from tests.homes import Home, a_home, end
+from tests.stage import CLAUDE, CODEX, Cli, Stage, staged
+
+
+@pytest.fixture(params=[CLAUDE, CODEX], ids=lambda cli: cli.name)
+def cli(request: pytest.FixtureRequest) -> Cli:
+    found: Cli = request.param
+    return found
+
+
+def touches(cli: Cli, name: str) -> Answer:
+    """The model wants something that has to be asked for."""
+    command = f"touch {name}"
+    return answer(call("Bash", command=command)) if cli is CLAUDE else asks_for(command)
+
+
+@contextmanager
+def asking(place: Path, cli: Cli, script: Steps) -> Iterator[tuple[Home, Stage]]:
+    """A home whose agent is a real CLI that asks, as `steadyrun up` would run it."""
+    with staged(place, script, cli=cli) as stage, a_home(place) as home:
+        settings = stage.config.settings.providers[cli.name]
+        env = {**settings.env, "HOME": str(stage.user)}
+        lines = [
+            f"[providers.{cli.name}]",
+            f"command = {json.dumps(settings.command)}",
+            f"[providers.{cli.name}.env]",
+            *(f"{name} = {json.dumps(value)}" for name, value in env.items()),
+        ]
+        home.path.mkdir()
+        (home.path / "config.toml").write_text("\n".join(lines))
+        added = home.run("agent", "add", "ada", "--provider", cli.name, "--home", str(stage.cwd))
+        assert added.returncode == 0, added.stderr
+        yield home, stage
+
+
+def question(home: Home) -> dict[str, Any]:
+    """The one that is open, as soon as there is one."""
+
+    def found() -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = json.loads(home.run("approvals", "--json").stdout)[
+            "approvals"
+        ]
+        return listed
+
+    eventually(lambda: len(found()) == 1, "a question")
+    return found()[0]
+
+
+def send(home: Home) -> str:
+    return str(json.loads(home.run("send", "ada", "work", "--json").stdout)["id"])
+
+
+def settled(home: Home, item: str) -> str | None:
+    eventually(lambda: home.item(item).is_settled, "the end of the item")
+    return home.item(item).reply
+
+
+def resolved(home: Home) -> list[tuple[str, str]]:
+    told = [each.event for each in home.events()]
+    return [(each.verdict, each.by) for each in told if isinstance(each, ev.ApprovalResolved)]
+
+
+def decisions(home: Home) -> int:
+    """How many answers any CLI was told."""
+    frames = [
+        frame
+        for directory in (home.path / "processes").glob("*")
+        for frame in read_sent(directory, 0)
+    ]
+    return sum(frame.key.startswith("decide:") for frame in frames)
+
+
+def test_what_is_asked_is_allowed_or_denied_by_a_command(tmp_path: Path, cli: Cli) -> None:
+    script = [touches(cli, "one"), touches(cli, "two"), answer("So be it.")]
+    with asking(tmp_path, cli, script) as (home, stage):
+        home.up()
+        item = send(home)
+        first = question(home)
+        approved = home.run("approve", first["id"], "--json")
+        eventually(lambda: question(home)["id"] != first["id"], "the next question")
+        second = question(home)
+        home.run("deny", second["id"], "--reason", "not on a Monday")
+
+        assert settled(home, item) == "So be it."
+        by = json.loads(approved.stdout)["by"]
+        assert resolved(home) == [("allow", by), ("deny", by)]
+        assert "touch one" in json.dumps(first["tool_input"])
+        assert sorted(path.name for path in stage.cwd.iterdir()) == ["one"]
+
+
+@pytest.mark.parametrize("is_up_again", [False, True], ids=["before", "after"])
+def test_an_answer_outlives_the_daemon(tmp_path: Path, cli: Cli, is_up_again: bool) -> None:
+    """Given before or after the next daemon is there, it reaches the CLI that waits, once."""
+    with asking(tmp_path, cli, [touches(cli, "one"), answer("Done.")]) as (home, stage):
+        daemon = home.up()
+        item = send(home)
+        asked = question(home)
+        end(daemon, signal.SIGKILL)
+        if is_up_again:
+            home.up()
+            assert question(home)["id"] == asked["id"]
+        done = home.run("approve", asked["id"], "--json")
+        if not is_up_again:
+            home.up()
+
+        assert settled(home, item) == "Done."
+        assert resolved(home) == [("allow", json.loads(done.stdout)["by"])]
+        assert decisions(home) == 1
+        assert [path.name for path in stage.cwd.iterdir()] == ["one"]
+        assert len(stage.server.main_asks) == 2
+        assert len({run.process for run in home.runs()}) == 1
+
+
+def test_what_the_cli_takes_back_is_withdrawn(tmp_path: Path, cli: Cli) -> None:
+    with asking(tmp_path, cli, [touches(cli, "one"), answer("Never said.")]) as (home, stage):
+        home.up()
+        item = send(home)
+        asked = question(home)
+        home.run("cancel", item)
+        too_late = home.run("approve", asked["id"])
+        [after] = json.loads(home.run("approvals", "--all", "--json").stdout)["approvals"]
+
+        assert (too_late.returncode, after["status"]) == (5, "withdrawn")
+        assert resolved(home) == [("cancelled", "provider")]
+        assert list(stage.cwd.iterdir()) == []
