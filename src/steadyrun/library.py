@@ -183,14 +183,20 @@ class Steadyrun:
         return await approval_documents(store, found)
 
     async def answer(
-        self, approval: str, *, allow: bool, reason: str = "", by: str = BY_LIBRARY
+        self,
+        approval: str,
+        *,
+        allow: bool,
+        reason: str = "",
+        always: bool = False,
+        by: str = BY_LIBRARY,
     ) -> ApprovalDocument:
         """Answer what any run of this home asks, by its id or how that begins or ends.
 
         `Conflict` if somebody else has, or nobody waits any more; `NotAllowed` if others have to.
         """
         store = self._around.store
-        answer = Answer(allow, by, self._around.clock.now(), reason)
+        answer = Answer(allow, by, self._around.clock.now(), reason, always and allow)
         answered = await answer_to(store, await find_approval(store, approval), answer)
         [document] = await approval_documents(store, [answered])
         return document
@@ -275,6 +281,7 @@ class RunHandle:
             by,
             self._holding.around.clock.now(),
             verdict.message,
+            verdict.always and verdict.is_allowed,
             input=verdict.input,
             ends_turn=verdict.ends_turn,
         )

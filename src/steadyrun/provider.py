@@ -161,12 +161,14 @@ class Verdict(Struct, frozen=True):
     """The answer to an approval. `message` tells the agent why not.
 
     `input` is what the tool is to be called with instead; a denial that `ends_turn` interrupts it.
+    What is allowed `always` is not asked again in this conversation, where that was offered.
     """
 
     is_allowed: bool
     message: str = ""
     input: JsonObject | None = None
     ends_turn: bool = False
+    always: bool = False
 
 
 class Began(Struct, frozen=True):

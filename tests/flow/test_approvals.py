@@ -387,3 +387,24 @@ def test_a_program_answers_what_another_one_s_run_asks(tmp_path: Path) -> None:
             assert (after.status, after.reason) == ("resolved", "no")
 
     anyio.run(main)
+
+
+# -- for good
+
+
+def test_a_tool_that_is_always_allowed_is_not_asked_for_again(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+        home.up()
+        item = home.send("ada", *ASKS, *ASKS, {"approval": "Write"})
+        [question] = asked(home)
+        home.run("approve", question["id"], "--always")
+        eventually(lambda: len(approvals(home, "--all")) == 2, "the other question")
+        [other] = asked(home)
+        home.run("approve", other["id"])
+
+        assert settled(home, item) == "completed"
+        found = approvals(home, "--all")
+        assert [(each["tool_name"], each["always"]) for each in found] == [
+            ("Write", False), ("Bash", True),
+        ]  # fmt: skip

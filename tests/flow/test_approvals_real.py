@@ -141,3 +141,18 @@ def test_what_the_cli_takes_back_is_withdrawn(tmp_path: Path, cli: Cli) -> None:
         assert (too_late.returncode, after["status"]) == (5, "withdrawn")
         assert resolved(home) == [("cancelled", "provider")]
         assert list(stage.cwd.iterdir()) == []
+
+
+def test_what_is_always_allowed_is_not_asked_again(tmp_path: Path, cli: Cli) -> None:
+    script = [touches(cli, "one"), touches(cli, "one"), answer("Done.")]
+    with asking(tmp_path, cli, script) as (home, stage):
+        home.up()
+        item = send(home)
+        first = question(home)
+        home.run("approve", first["id"], "--always")
+
+        assert settled(home, item) == "Done."
+        assert first["offers_always"]
+        assert len(resolved(home)) == 1
+        assert len(stage.server.main_asks) == 3
+        assert not list(stage.cwd.rglob("settings*.json")), "it is for this conversation only"

@@ -138,6 +138,7 @@ def test_every_line_has_a_key_that_names_it() -> None:
             "allow": False,
             "message": "no",
             "ends_turn": False,
+            "always": False,
         },
     }
 
@@ -292,7 +293,7 @@ def test_an_approval_is_named_by_its_place_and_answered_once() -> None:
     answer = dialect.decide("10", Verdict(True))
     resolved = tell(dialect, *answer)
 
-    assert asked == [ev.ApprovalRequested("10", "call-1", "Bash", {"c": 1})]
+    assert asked == [ev.ApprovalRequested("10", "call-1", "Bash", {"c": 1}, True)]
     assert resolved == [ev.ApprovalResolved("10", "allow", "user")]
     assert dialect.decide("10", Verdict(True)) == []
 

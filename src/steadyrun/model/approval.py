@@ -48,6 +48,8 @@ class Approval(Struct, frozen=True):
     tool_name: str
     tool_input: Any = None
     tool_call_id: str | None = None
+    # It may be allowed for good.
+    offers_always: bool = False
     status: ApprovalStatus = "open"
     answer: Answer | None = None
 
@@ -78,6 +80,7 @@ def asked(emitted: Emitted, process: ProcessId, agent: AgentId, run: RunId) -> A
         event.tool_name,
         event.tool_input,
         event.tool_call_id,
+        event.offers_always,
     )
 
 

@@ -244,6 +244,8 @@ class ApprovalRequested(_Tagged, frozen=True, tag="approval.requested"):
     tool_call_id: str | None
     tool_name: str
     tool_input: Any = None
+    # It can be told not to ask again for the same in this conversation.
+    offers_always: bool = False
 
 
 class ApprovalResolved(_Tagged, frozen=True, tag="approval.resolved"):

@@ -31,6 +31,7 @@ class ListApprovals(Struct, frozen=True, forbid_unknown_fields=True):
 class Approve(Struct, frozen=True, forbid_unknown_fields=True):
     id: Id
     by: By
+    always: Annotated[bool, said("nor need it ask again for the same in this conversation")] = False
 
 
 class Deny(Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +51,8 @@ async def list_all(desk: Desk, given: ListApprovals) -> ApprovalsDocument:
 
 
 async def approve(desk: Desk, given: Approve) -> ApprovalDocument:
-    return await _answer(desk, given.id, Answer(True, given.by, desk.clock.now()))
+    answer = Answer(True, given.by, desk.clock.now(), always=given.always)
+    return await _answer(desk, given.id, answer)
 
 
 async def deny(desk: Desk, given: Deny) -> ApprovalDocument:
@@ -78,6 +80,9 @@ async def answer_to(store: Store, approval: Approval, answer: Answer) -> Approva
     if agent.approvers and answer.by not in agent.approvers:
         hint = f"They may: {', '.join(agent.approvers)}"
         raise NotAllowed(f"{answer.by} may not answer for {agent.name}", hint=hint)
+    if answer.always and not approval.offers_always:
+        hint = "Approve it without: it will ask again."
+        raise Usage(f"{approval.id} cannot be allowed for good", hint=hint)
     try:
         return await store.answer(approval.id, answer)
     except ChangeRefused as error:
@@ -116,9 +121,11 @@ def _document(approval: Approval, agent: str) -> ApprovalDocument:
         tool_name=approval.tool_name,
         tool_input=approval.tool_input,
         tool_call_id=approval.tool_call_id,
+        offers_always=approval.offers_always,
         asked_at=approval.asked_at,
         verdict=None if answer is None else "allow" if answer.is_allowed else "deny",
         by=answer.by if answer else None,
         reason=answer.reason or None if answer else None,
+        always=answer.always if answer else None,
         answered_at=answer.at if answer else None,
     )

@@ -214,10 +214,12 @@ class ApprovalDocument(Struct, frozen=True, kw_only=True):
     tool_name: str
     tool_input: Any
     tool_call_id: str | None
+    offers_always: bool
     asked_at: datetime
     verdict: Literal["allow", "deny"] | None
     by: str | None
     reason: str | None
+    always: bool | None
     answered_at: datetime | None
 
 

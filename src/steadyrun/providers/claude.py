@@ -283,9 +283,10 @@ class Claude:
             given,
             tool=request.tool_use_id,
             is_sub_agent=request.agent_id is not None,
+            rules=(rules := claude_lines.rules_of(request.permission_suggestions)),
         )
         asked = ev.ApprovalRequested(
-            approval, request.tool_use_id, request.tool_name, value_of(given)
+            approval, request.tool_use_id, request.tool_name, value_of(given), rules is not None
         )
         return [asked]
 

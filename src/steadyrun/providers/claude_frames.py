@@ -58,6 +58,7 @@ class Decision(Struct, frozen=True, omit_defaults=True):
     updated_input: Raw | UnsetType = field(default=UNSET, name="updatedInput")
     message: str | None = None
     interrupt: bool = False
+    updated_permissions: Raw | UnsetType = field(default=UNSET, name="updatedPermissions")
 
 
 class Answer(Struct, frozen=True, omit_defaults=True):
@@ -198,6 +199,8 @@ class ToolRequest(Struct, frozen=True):
     # Who asks, if it is not the main agent.
     agent_id: str | None = None
     input: Raw = Raw(b"{}")
+    # What could be allowed for good, in place of this once.
+    permission_suggestions: Any = None
 
 
 class AskLine(_Line, frozen=True, tag="control_request"):

@@ -1,7 +1,9 @@
 """What is said to Claude Code? Lines that it can read: any other would end its process."""
 
+from typing import Any
+
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from steadyrun.provider import Offer, Send, Turn, Verdict
 from steadyrun.providers.claude_frames import (
@@ -65,12 +67,27 @@ def decision_line(approval: str, ask: OpenAsk, verdict: Verdict) -> Send:
     """Allowed without a word about its input, a tool would be called with none."""
     if verdict.is_allowed:
         given = ask.input if verdict.input is None else msgspec.json.encode(verdict.input)
-        decision = Decision("allow", Raw(given))
+        is_lasting = verdict.always and ask.rules is not None
+        rules = Raw(ask.rules or b"") if is_lasting else UNSET
+        decision = Decision("allow", Raw(given), updated_permissions=rules)
     else:
         message = verdict.message or "this was not allowed"
         decision = Decision("deny", message=message, interrupt=verdict.ends_turn)
     answer = Answer("success", ask.request, decision)
     return _send(f"decide:{approval}", AnswerLine(answer))
+
+
+def rules_of(suggested: Any) -> bytes | None:
+    """What allows a tool for good: for this conversation only, whatever was suggested. A mode or a
+    directory would allow more than what was asked for."""
+    found = suggested if isinstance(suggested, list) else []
+    rules = [
+        {**each, "destination": "session"}
+        for each in found
+        if isinstance(each, dict)
+        and (each.get("type"), each.get("behavior")) == ("addRules", "allow")
+    ]
+    return msgspec.json.encode(rules) if rules else None
 
 
 def decline_line(place: int, request: str) -> Send:

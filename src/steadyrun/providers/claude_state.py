@@ -38,6 +38,8 @@ class OpenAsk(Struct):
     # The tool that is to be used.
     tool: str | None = None
     is_sub_agent: bool = False
+    # The rules that would allow it for good, as JSON.
+    rules: bytes | None = None
 
 
 class Asked(Struct):

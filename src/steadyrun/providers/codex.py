@@ -414,7 +414,8 @@ class Codex:
         self.state.asks[approval] = OpenAsk(ask.id, ask.method, asked_for)
         if ask.method == codex_lines.ELICITATION:
             return [self._remote_call(approval, tool, params)]
-        return [ev.ApprovalRequested(approval, params.item_id, tool, self._asked_for(params))]
+        given, is_lasting = self._asked_for(params), ask.method in codex_lines.LASTING
+        return [ev.ApprovalRequested(approval, params.item_id, tool, given, is_lasting)]
 
     def _remote_call(self, approval: str, server: str, params: Asking) -> ev.ApprovalRequested:
         """Which of the server's tools is meant is told by its step, if there is one with the same

@@ -28,6 +28,8 @@ COMMAND, CHANGES, PERMISSIONS = (
 ELICITATION = "mcpServer/elicitation/request"
 # The tool that each of these questions is about.
 TOOLS = {COMMAND: "commandExecution", CHANGES: "fileChange", PERMISSIONS: "permissions"}
+# Of these it need not ask again in the same conversation.
+LASTING = frozenset({COMMAND, CHANGES})
 # The others are answered by ourselves: with no, in the words that each has for it.
 _NO: dict[str, JsonObject] = {
     ELICITATION: {"action": "decline", "content": None},
@@ -99,7 +101,7 @@ def decision_line(approval: str, ask: OpenAsk, verdict: Verdict) -> Send:
     elif ask.method == ELICITATION:
         answer = {"action": "accept" if is_allowed else "decline", "content": {}}
     elif is_allowed:
-        answer = {"decision": "accept"}
+        answer = {"decision": "acceptForSession" if verdict.always else "accept"}
     else:
         answer = {"decision": "cancel" if verdict.ends_turn else "decline"}
     return Send(f"decide:{approval}", _answer(ask.request, answer))

@@ -177,7 +177,8 @@ class Scripted:
         if ask is None:
             return []
         ends_turn = verdict.ends_turn and not verdict.is_allowed
-        decision = Decide(ask, verdict.is_allowed, verdict.message, ends_turn)
+        always = verdict.always and verdict.is_allowed
+        decision = Decide(ask, verdict.is_allowed, verdict.message, ends_turn, always)
         return [_send(f"decide:{approval}", decision)]
 
     def sent(self, frame: Frame) -> list[Said]:
@@ -291,7 +292,7 @@ class Scripted:
             case Ask():
                 approval = str(frame.end)
                 self._remember(asks={**self.state.asks, approval: said.id})
-                return ev.ApprovalRequested(approval, said.call, said.name, said.input)
+                return ev.ApprovalRequested(approval, said.call, said.name, said.input, True)
             case other:
                 assert_never(other)
 

@@ -43,6 +43,7 @@ class Decide(_Told, frozen=True):
     allow: bool
     message: str = ""
     ends_turn: bool = False
+    always: bool = False
 
 
 class _Printed(Struct, frozen=True, tag_field="type", tag=str.lower):

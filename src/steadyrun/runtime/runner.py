@@ -258,7 +258,9 @@ class Runner:
         live, answer = self._live, approval.answer
         if live is None or answer is None or live.process.id != approval.process:
             return
-        verdict = Verdict(answer.is_allowed, answer.reason, answer.input, answer.ends_turn)
+        verdict = Verdict(
+            answer.is_allowed, answer.reason, answer.input, answer.ends_turn, answer.always
+        )
         await live.say(lambda driver: driver.decide(approval.name, verdict))
 
     async def _deny(self, approval: ApprovalId) -> None:

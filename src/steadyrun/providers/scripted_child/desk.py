@@ -33,6 +33,8 @@ class Desk:
         self.wire, self.settings, self.memory = wire, settings, memory
         self.offers: dict[str, str] = {}
         self.answers: dict[str, Args] = {}
+        # The tools that need not be asked for any more.
+        self.always: set[str] = set()
         self.self_turns: list[tuple[float, list[Step]]] = []
         self._interrupted: set[str] = set()
         self._queue: list[Turn] = []

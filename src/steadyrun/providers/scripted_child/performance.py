@@ -137,8 +137,11 @@ class Performance:
     def do_approval(self, args: Args) -> None:
         call = self._start_tool(args)
         error, ends_turn = self._refusal(args["name"]), False
-        if error is None and self.desk.settings.mode == "default":
+        is_asked = self.desk.settings.mode == "default" and args["name"] not in self.desk.always
+        if error is None and is_asked:
             answer = self._ask(call, args)
+            if answer.get("always"):
+                self.desk.always.add(args["name"])
             error = None if answer["allow"] else f"denied: {answer.get('message', '')}"
             ends_turn = answer.get("ends_turn", False)
         self._end_tool(call, args, error)

@@ -1,0 +1,29 @@
+"""Is an answer that cannot be given refused, before anything is written?"""
+
+import anyio
+import pytest
+
+from steadyrun.errors import Usage
+from steadyrun.model.agent import Agent
+from steadyrun.model.approval import Answer, Approval
+from steadyrun.model.ids import AgentId, ApprovalId, RunId
+from steadyrun.operations.approvals import answer_to
+from steadyrun.testing.clock import START, FakeClock
+from steadyrun.testing.memory import MemoryStore
+from steadyrun.testing.tables import Tables
+
+ADA = Agent(AgentId("agt_1"), "ada", ("scripted",), "/home/ada")
+ALWAYS = Answer(True, "eve", START, always=True)
+
+
+def test_what_cannot_be_allowed_for_good_is_refused_by_name() -> None:
+    asked = Approval(ApprovalId("prc_1:1"), ADA.id, RunId("run_1"), START, "Bash")
+    tables = Tables(agents={ADA.id: ADA}, approvals={asked.id: asked})
+
+    async def main() -> None:
+        store = MemoryStore(FakeClock(), tables=tables)
+        with pytest.raises(Usage, match="prc_1:1 cannot be allowed for good"):
+            await answer_to(store, asked, ALWAYS)
+        assert await store.approval(asked.id) == asked
+
+    anyio.run(main)
