@@ -1,0 +1,57 @@
+"""Does a real CLI's own limit hold work back, and let it go on? Until the time that it states."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import pytest
+
+from steadyrun.clock import SystemClock
+from steadyrun.model import event as ev
+from steadyrun.model.gate import gate_state
+from steadyrun.testing.simulated.faults import Refusal, rate_limited, usage_limited
+from steadyrun.testing.simulated.messages import answer, unified_limit
+from steadyrun.testing.simulated.openai import codex_limit
+from tests.real_team import working
+from tests.stage import CLAUDE, CODEX, Cli, staged
+
+# Longer than it takes to start the CLI and to be refused.
+AHEAD_SECONDS = 12
+# What makes a subscription's limits count for Claude Code.
+SUBSCRIPTION = {"ANTHROPIC_API_KEY": "", "CLAUDE_CODE_OAUTH_TOKEN": "sk-ant-oat01-dummy"}
+
+
+def _refused(cli: Cli, resets_at: int) -> Refusal:
+    if cli is CLAUDE:
+        return rate_limited(headers=unified_limit("rejected", resets_at))
+    return usage_limited(codex_limit(100, resets_at))
+
+
+@pytest.mark.parametrize("cli", [CLAUDE, CODEX], ids=lambda cli: cli.name)
+def test_a_stated_time_is_waited_for_and_the_item_goes_on_by_itself(
+    tmp_path: Path, cli: Cli
+) -> None:
+    resets_at = int(SystemClock().now().timestamp()) + AHEAD_SECONDS
+    stated = datetime.fromtimestamp(resets_at, UTC)
+    env = SUBSCRIPTION if cli is CLAUDE else {}
+    with staged(tmp_path, [_refused(cli, resets_at), answer("Done.")], cli=cli, env=env) as stage:
+
+        async def main() -> None:
+            async with working(stage) as (team, ada):
+                item = await team.send(ada, "work")
+                await team.until_told(ada, ev.RunRateLimited)
+                [gate] = await team.store.gates()
+                assert (gate.until, gate.is_stated) == (stated, True)
+                assert gate_state(gate, datetime.now(UTC)) == "closed"
+                asks = len(stage.server.main_asks)
+                done = await team.settled(item)
+
+                assert (done.status, done.reply, done.tries) == ("completed", "Done.", 0)
+                first, second = await team.runs(ada)
+                assert [first.status, second.status] == ["rate_limited", "completed"]
+                assert second.created_at >= stated, "nothing was started before"
+                assert len(stage.server.main_asks) == asks + 1
+                [gate] = await team.store.gates()
+                assert (gate.is_closed, gate.run) == (False, first.id)
+
+        anyio.run(main)
