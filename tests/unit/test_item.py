@@ -68,13 +68,14 @@ def test_an_absorbed_item_shares_success_but_not_bad_luck(
 
 
 @pytest.mark.parametrize(("status", "stop_reason"), EVERY_END)
-def test_what_was_asked_to_stop_is_never_queued_again(
+def test_what_was_asked_to_stop_is_cancelled_unless_it_was_done(
     status: RunStatus, stop_reason: StopReason | None
 ) -> None:
     run = ended(status, stop_reason)
+    expected = "completed" if status == "completed" else "cancelled"
 
-    assert status_after(run, ASKED) != "queued"
-    assert status_of_absorbed(run, ASKED) != "queued"
+    assert status_after(run, ASKED) == expected
+    assert status_of_absorbed(run, ASKED) == expected
 
 
 @pytest.mark.parametrize(("status", "stop_reason"), EVERY_END)

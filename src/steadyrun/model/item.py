@@ -116,7 +116,9 @@ def status_after(run: Run, item: Item) -> ItemStatus:
         # What its provider began by itself cannot be asked for again.
         is_over = item.cancel_requested or item.kind == "self"
         return "cancelled" if is_over else "queued"
-    return "cancelled" if run.status == "cancelled" else "failed"
+    # Who was asked to stop and broke off did what was wanted, and is not run again.
+    is_unwanted = run.status == "cancelled" or item.cancel_requested
+    return "cancelled" if is_unwanted else "failed"
 
 
 def status_of_absorbed(run: Run, item: Item) -> ItemStatus:

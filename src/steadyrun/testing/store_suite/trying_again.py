@@ -95,7 +95,7 @@ async def check_only_what_has_ended_is_run_again(harness: StoreHarness) -> None:
 
     await refused_whole(store, ChangeRefused, store.again(claim, spends=True))
 
-    assert (await store.settle(claim)).status == "failed"
+    assert (await store.settle(claim)).status == "cancelled"
 
 
 async def check_an_item_that_failed_says_why(harness: StoreHarness) -> None:
