@@ -167,7 +167,6 @@ class Call(Struct, frozen=True):
     cancelled: tuple[ItemId, ...]
     # There is something to take.
     has_steerable: bool
-    is_paused: bool
     # Answers that whoever asked does not have yet, oldest question first.
     answers: tuple[Approval, ...] = ()
 

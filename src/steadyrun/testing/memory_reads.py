@@ -86,11 +86,7 @@ class MemoryReads:
     async def calls(self, holder: HolderId) -> list[Call]:
         lanes = [lane for lane in self._tables.lanes.values() if lane.status == "held"]
         calls = [rows.call_on(self._tables, lane) for lane in lanes if lane.holder == holder]
-        wanted = [
-            each
-            for each in calls
-            if each.cancelled or each.has_steerable or each.is_paused or each.answers
-        ]
+        wanted = [each for each in calls if each.cancelled or each.has_steerable or each.answers]
         return sorted(wanted, key=lambda call: call.agent)
 
     async def run(self, run: RunId) -> Run:

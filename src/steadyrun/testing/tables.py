@@ -168,7 +168,7 @@ def call_on(t: Tables, lane: Lane) -> Call:
     answers = [a for a in answered if a.status == "answered"]
     answers.sort(key=lambda a: (a.asked_at, a.id))
     is_steered = bool(steerable(t, lane.agent))
-    return Call(lane.agent, cancelled, is_steered, lane.is_paused, tuple(answers))
+    return Call(lane.agent, cancelled, is_steered, tuple(answers))
 
 
 def is_main(item: Item) -> bool:

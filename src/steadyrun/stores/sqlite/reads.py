@@ -57,7 +57,7 @@ def holders(connection: Connection) -> list[Holder]:
 
 
 _CALLS = """
-    SELECT lanes.agent_id, lanes.is_paused,
+    SELECT lanes.agent_id,
            EXISTS (
                SELECT 1 FROM items
                WHERE items.agent_id = lanes.agent_id
@@ -86,11 +86,10 @@ def calls(connection: Connection, holder: HolderId) -> list[Call]:
             agent,
             _item_ids.decode(cancelled),
             bool(has_steerable),
-            bool(is_paused),
             answers.get(agent, ()),
         )
-        for agent, is_paused, has_steerable, cancelled in found
-        if is_paused or has_steerable or cancelled != "[]" or agent in answers
+        for agent, has_steerable, cancelled in found
+        if has_steerable or cancelled != "[]" or agent in answers
     ]
 
 

@@ -19,7 +19,7 @@ async def check_a_call_tells_what_can_be_taken(harness: StoreHarness) -> None:
     store, scene = working.store, working.scene
     item = await scene.send("more")
 
-    assert await store.calls(scene.holder) == [Call(scene.agent, (), True, False)]
+    assert await store.calls(scene.holder) == [Call(scene.agent, (), True)]
     await store.take(working.claim)
     assert await store.calls(scene.holder) == []
     await store.give_back(working.claim, item.id)
@@ -40,16 +40,6 @@ async def check_a_call_tells_what_shall_stop(harness: StoreHarness) -> None:
 
     assert sorted(call.cancelled) == [working.claim.item.id, offered.id, absorbed.id]
     assert (call.agent, call.has_steerable) == (scene.agent, False)
-
-
-async def check_a_call_tells_of_a_pause(harness: StoreHarness) -> None:
-    working = await set_working(harness)
-    store, scene = working.store, working.scene
-    await (await harness.open()).pause(scene.agent)
-
-    assert await store.calls(scene.holder) == [Call(scene.agent, (), False, True)]
-    await store.resume(scene.agent)
-    assert await store.calls(scene.holder) == []
 
 
 async def check_calls_are_for_running_lanes_of_the_holder(harness: StoreHarness) -> None:
