@@ -49,7 +49,8 @@ def crashes(mark: str) -> Steps:
 
 
 def is_limited(mark: str) -> Steps:
-    return [{"text": f"{mark}-1"}, {"rate_limit": {"resets_in": 0.3}}]
+    announced = {"retrying": {"reason": "rate_limited", "attempt": 1, "delay_ms": 20}}
+    return [{"text": f"{mark}-1"}, announced, {"rate_limit": {"resets_in": 0.3}}]
 
 
 def goes_on(mark: str) -> Steps:

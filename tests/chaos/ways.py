@@ -173,6 +173,7 @@ WAYS: dict[str, Way] = {
     "send interrupt": steer_and_cancel,
     "link stop": cancel_deaf,
     "append approval": ask,
+    "answer": ask,
     "send decide": ask,
     "again": crash,
     "change created": crash,
