@@ -100,6 +100,11 @@ class Home:
     def texts(self) -> list[str]:
         return [text for each in self.events() if (text := getattr(each.event, "text", None))]
 
+    def asked(self) -> list[Any]:
+        """What persons are asked now."""
+        found: list[Any] = json.loads(self.run("approvals", "--json").stdout)["approvals"]
+        return found
+
     def living(self) -> list[int]:
         """Every process that any keeper of this home has started."""
         names = [each.name for each in (self.path / "processes").glob("*")]

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from steadyrun.assemble.desk import desk_among
 from steadyrun.assemble.runtime import open_runtime
 from steadyrun.config import Config, load
 from steadyrun.errors import AbilityMissing, Conflict, MessageTooLong, NotFound, Usage
@@ -189,15 +190,18 @@ class Steadyrun:
         allow: bool,
         reason: str = "",
         always: bool = False,
+        provider: str | None = None,
         by: str = BY_LIBRARY,
     ) -> ApprovalDocument:
         """Answer what any run of this home asks, by its id or how that begins or ends.
 
-        `Conflict` if somebody else has, or nobody waits any more; `NotAllowed` if others have to.
+        `provider` is who goes on where an agent has spent its budget. `Conflict` if somebody else
+        has answered, or nobody waits any more; `NotAllowed` if others have to.
         """
-        store = self._around.store
-        answer = Answer(allow, by, self._around.clock.now(), reason, always and allow)
-        answered = await answer_to(store, await find_approval(store, approval), answer)
+        store, now = self._around.store, self._around.clock.now()
+        answer = Answer(allow, by, now, reason, always and allow, provider=provider)
+        known = await find_approval(store, approval)
+        answered = await answer_to(desk_among(self._around), known, answer)
         [document] = await approval_documents(store, [answered])
         return document
 
@@ -287,7 +291,7 @@ class RunHandle:
         )
         with contextlib.suppress(NotFound, Conflict):
             known = await self._store.approval(approval_id(run.process, approval))
-            await answer_to(self._store, known, answer)
+            await answer_to(desk_among(self._holding.around), known, answer)
 
     async def cancel(self, reason: str | None = None) -> Run:
         """Ask for the end of the run. It may take a moment; an ended run stays as it is."""

@@ -251,7 +251,7 @@ class Store(Protocol):
 
     async def pause(self, agent: AgentId) -> None:
         """No claim is given for this lane until `resume`; what runs goes on. A run that ends
-        because of a budget pauses its lane by itself, in its own transaction."""
+        because of a budget, and a question about one, pause the lane in their own transaction."""
 
     async def resume(self, agent: AgentId) -> None: ...
 
@@ -433,11 +433,16 @@ class Store(Protocol):
     ) -> dict[str, UsageSum]:
         """The same for each name there is; empty: the runs of no agent, or of no named model."""
 
-    # -- approvals: `append` makes and settles them, and the end of a run withdraws its own
+    # -- approvals: `append` makes and settles them; the end of a run withdraws what it has asked
+    # about tools, and that of an agent the rest
 
     async def answer(self, approval: ApprovalId, answer: Answer) -> Approval:
         """Answer a question that is open. The same answer again changes nothing; any other, or one
-        to a question that is settled, is `ChangeRefused`: whoever is first decides."""
+        to a question that is settled, is `ChangeRefused`: whoever is first decides.
+
+        An answer about a budget settles the question, and is an event of the agent; its lane may be
+        claimed again if that is allowed.
+        """
 
     async def approval(self, approval: ApprovalId) -> Approval:
         """The question, else `NotFound`."""

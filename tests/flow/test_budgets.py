@@ -6,12 +6,16 @@ from typing import Any
 
 import anyio
 
+from steadyrun.assemble.desk import open_desk
 from steadyrun.clock import SystemClock
+from steadyrun.config import load
 from steadyrun.model import event as ev
-from steadyrun.model.budget import Budget, BudgetRules
+from steadyrun.model.approval import Answer, Approval
+from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
-from steadyrun.runtime.meter import Extended, extend, spent_of
+from steadyrun.operations.approvals import answer_to
+from tests.children.keeper_driver import eventually
 from tests.commands import steadyrun
 from tests.homes import a_home
 from tests.team import Home, says, script, victim, working
@@ -35,12 +39,20 @@ async def until_stopped(team: Home, agent: AgentId) -> None:
     await team.until(agent, is_it)
 
 
-async def resumed(team: Home, agent: AgentId) -> list[Extended]:
-    """What `steadyrun resume` does."""
-    found = await team.store.agent(agent)
-    extended = await extend(team.store, found, BudgetRules(), SystemClock().now())
-    await team.store.resume(agent)
-    return extended
+async def question(team: Home, agent: AgentId) -> Approval:
+    """The one thing that is asked about an agent."""
+    [asked] = await team.store.approvals(agent)
+    assert asked.about == "budget"
+    return asked
+
+
+async def allowed(team: Home, agent: AgentId, **fields: Any) -> list[tuple[str, str, float]]:
+    """What may be spent once somebody has allowed more."""
+    answer = Answer(True, "eve", SystemClock().now(), **fields)
+    async with open_desk(load(team.place / "home")) as desk:
+        answered = await answer_to(desk, await question(team, agent), answer)
+    assert answered.answer
+    return [(each.limit, each.unit, round(each.allowed, 6)) for each in answered.answer.extended]
 
 
 def marks(told: list[ev.BudgetReached]) -> list[tuple[str, str, int]]:
@@ -73,7 +85,7 @@ def test_a_run_that_spends_the_day_is_stopped_and_its_item_waits(tmp_path: Path)
     anyio.run(main)
 
 
-def test_resuming_allows_as_much_once_more(tmp_path: Path) -> None:
+def test_an_answer_allows_as_much_once_more(tmp_path: Path) -> None:
     async def main() -> None:
         async with working(tmp_path) as team:
             ada = await team.hire("ada", **limited(day=1.0, agent=50.0))
@@ -83,18 +95,16 @@ def test_resuming_allows_as_much_once_more(tmp_path: Path) -> None:
             )
             await until_stopped(team, ada)
             team.gates.open("go")
-            extended = await resumed(team, ada)
-            again = await resumed(team, ada)
+            extended = await allowed(team, ada)
             done = await team.settled(item)
 
-            assert [(each.limit, each.unit, round(each.allowed, 6)) for each in extended] == [
-                ("day", "usd", 2.1)
-            ]
-            assert again == []
+            assert extended == [("day", "usd", 2.1)]
             assert (done.status, done.reply, done.attempt) == ("completed", "done", 2)
             told = await team.of(ada, ev.BudgetReached)
             assert marks(told) == [("day", "usd", 100), ("day", "usd", 80)]
-            assert await spent_of(team.store, ada) == ()
+            assert await team.store.approvals(ada) == []
+            [resolved] = await team.of(ada, ev.ApprovalResolved)
+            assert (resolved.verdict, resolved.by) == ("allow", "eve")
 
     anyio.run(main)
 
@@ -103,14 +113,21 @@ def test_what_was_done_with_the_last_of_it_is_done_and_the_next_one_waits(tmp_pa
     async def main() -> None:
         async with working(tmp_path) as team:
             ada = await team.hire("ada", **limited(month_tokens=1000))
-            last = {"usage": {"input_tokens": 1000}}
-            done = await team.done(ada, script({"text": "done"}, last))
+            all_of_it = {"usage": {"input_tokens": 1000}}
+            done = await team.done(ada, script({"text": "done"}, all_of_it))
             item = await team.send(ada, says("more"))
 
             assert done.status == "completed"
             assert (await team.store.lane(ada)).is_paused
             assert (await team.store.item(item)).status == "queued"
-            assert (await spent_of(team.store, ada))[0].name == "month.tokens"
+            asked = await question(team, ada)
+            assert asked.tool_input["limits"] == [
+                {"limit": "month", "unit": "tokens", "spent": 1000, "allowed": 1000}
+            ]
+            # Its last word but one: its run had ended with it.
+            *_, before_last, last = [each.event for each in await team.events(ada)]
+            assert isinstance(before_last, ev.ApprovalRequested)
+            assert isinstance(last, ev.RunCompleted)
 
     anyio.run(main)
 
@@ -126,7 +143,8 @@ def test_each_run_has_a_limit_of_its_own(tmp_path: Path) -> None:
             await until_stopped(team, ada)
             assert len({run.process for run in await team.runs(ada)}) == 1
 
-            extended = await resumed(team, ada)
+            extended = await allowed(team, ada)
+            await team.until_told(ada, ev.ApprovalRequested, 2)
             await until_stopped(team, ada)
 
             # It had the whole limit again, and spent it again.
@@ -194,6 +212,94 @@ def test_the_next_daemon_tells_nothing_again_and_stops_at_the_same_limit(tmp_pat
     anyio.run(main)
 
 
+def test_the_next_daemon_ends_what_was_to_be_ended_and_asks_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with victim(tmp_path) as (home, daemon):
+            ada = await home.hire("ada", **limited(day=1.0))
+            deaf = {"hang": {"ignore_interrupt": True}}
+            item = await home.send(ada, script(costs(1.5), deaf))
+            await daemon.up()
+            await home.until_told(ada, ev.BudgetReached)
+            daemon.kill()
+            assert await home.store.approvals(ada) == []
+        async with working(tmp_path, interrupt=0.2) as team:
+            await until_stopped(team, ada)
+
+            [run] = await team.runs(ada)
+            asked = await question(team, ada)
+            assert (run.status, run.stop_reason) == ("failed", "budget")
+            assert (asked.run, (await team.store.item(item)).status) == (run.id, "queued")
+            assert len(await team.of(ada, ev.ApprovalRequested)) == 1
+
+    anyio.run(main)
+
+
+def test_an_answer_that_is_given_while_nobody_works_is_good_for_the_next_daemon(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with victim(tmp_path) as (home, daemon):
+            ada = await home.hire("ada", **limited(day_tokens=1500))
+            await home.send(ada, script(costs(0.1, 1000), {"text": "first"}))
+            loop = script(costs(0.1, 600), home.gates.until("go"), {"text": "done"})
+            item = await home.send(ada, loop)
+            await daemon.up()
+            await until_stopped(home, ada)
+            daemon.kill()
+            home.gates.open("go")
+            assert await allowed(home, ada) == [("day", "tokens", 3100.0)]
+        async with working(tmp_path) as team:
+            done = await team.settled(item)
+            assert (done.status, done.attempt) == ("completed", 2)
+
+    anyio.run(main)
+
+
+def test_a_no_cancels_what_was_asked_and_the_agent_stays_paused(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada", budget="run=1")
+        home.up()
+        item = home.send("ada", costs(2.0), {"until": str(tmp_path / "never")})
+        other = home.send("ada", {"text": "later"})
+        [asked] = eventually(home.asked, "a question")
+        denied = home.run("deny", asked["id"], "--reason", "too dear")
+        again = home.run("approve", asked["id"])
+
+        assert denied.returncode == 0, denied.stderr
+        assert again.returncode == 5
+        assert home.item(item).status == "cancelled"
+        error = home.item(item).error
+        assert error
+        assert error.message == "too dear"
+        assert home.item(other).status == "queued"
+        assert home.asked() == []
+        # Now it is a pause like any other.
+        assert home.run("resume", "ada").stdout == "resumed ada\n"
+        eventually(lambda: home.item(other).status == "completed", "the other one")
+
+
+def test_another_provider_goes_on_if_its_owner_says_so(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada", budget="day=1")
+        home.up()
+        home.send("ada", costs(2.0), {"until": str(tmp_path / "never")})
+        [asked] = eventually(home.asked, "a question")
+        home.run("down")
+        unable = home.run("approve", asked["id"], "--provider", "shell")
+        unknown = home.run("approve", asked["id"], "--provider", "nobody")
+        still = home.asked()
+        switched = home.run("approve", asked["id"], "--provider", "codex", "--json")
+        ada = json.loads(home.run("agent", "show", "ada", "--json").stdout)
+
+        assert (unable.returncode, "shell cannot" in unable.stderr) == (2, True)
+        assert (unknown.returncode, "nobody" in unknown.stderr) == (2, True)
+        assert still == [asked]
+        answered = json.loads(switched.stdout)
+        assert (answered["status"], answered["provider"]) == ("resolved", "codex")
+        assert answered["extended"] == [{"limit": "day", "unit": "usd", "allowed": 3.0}]
+        assert (ada["provider"], ada["fallback"], ada["state"]) == ("codex", ["scripted"], "idle")
+
+
 def test_a_person_sees_why_and_lets_it_go_on(tmp_path: Path) -> None:
     with a_home(tmp_path) as home:
         home.hire("ada", budget="day=1,run_tokens=5000")
@@ -205,7 +311,10 @@ def test_a_person_sees_why_and_lets_it_go_on(tmp_path: Path) -> None:
         items = json.loads(home.run("inbox", "--json").stdout)["items"]
         listed, page = home.run("agents").stdout, home.run("agent", "show", "ada").stdout
         (tmp_path / "go").touch()
-        resumed = home.run("resume", "ada")
+        [asked] = home.asked()
+        shown, refused = home.run("approvals").stdout, home.run("resume", "ada")
+        all_of_them = home.run("resume", "--all")
+        approved = home.run("approve", asked["id"])
         again = home.run("send", "ada", "say hello", "--wait")
 
         [agent] = status["agents"]
@@ -215,8 +324,16 @@ def test_a_person_sees_why_and_lets_it_go_on(tmp_path: Path) -> None:
         assert why in listed
         assert why in page
         assert "day=1, run_tokens=5000" in page
-        assert resumed.stdout == (
-            "resumed ada\nada may spend $2.10 now: the limit of its day, once more\n"
+        assert (asked["about"], asked["tool_input"]["why"]) == ("budget", why)
+        assert f"{why}: shall it go on?" in shown
+        assert (refused.returncode, f"steadyrun approve {asked['id']}" in refused.stderr) == (
+            5,
+            True,
+        )
+        assert all_of_them.stdout == f"ada is paused: {why}\n"
+        assert approved.stdout == (
+            f"allowed: budget for ada ({asked['id']})\n"
+            "ada may spend $2.10 now: the limit of its day, once more\n"
         )
         assert again.returncode == 0
         assert home.item(item).status == "completed"

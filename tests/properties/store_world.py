@@ -85,7 +85,13 @@ events: st.SearchStrategy[Event | Foreign] = st.one_of(
     st.builds(TextFinal, texts),
     st.builds(ToolStarted, st.just("t"), st.just("Bash"), st.just({"x": [1, None]})),
     st.builds(
-        ApprovalRequested, st.sampled_from(["1", "2"]), st.none(), texts, st.just({"x": [1]})
+        ApprovalRequested,
+        st.sampled_from(["1", "2"]),
+        st.none(),
+        texts,
+        st.just({"x": [1]}),
+        st.booleans(),
+        st.sampled_from(["tool", "budget"]),
     ),
     st.builds(
         ApprovalResolved, st.sampled_from(["1", "2"]), st.just("allow"), st.sampled_from(ANSWERERS)

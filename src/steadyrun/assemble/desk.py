@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 from steadyrun.assemble.store import budget_rules, open_store
 from steadyrun.clock import SystemClock
 from steadyrun.config import Config, ProviderSettings
+from steadyrun.errors import NotFound
 from steadyrun.model.ids import Ids
 from steadyrun.model.policy import Rights
 from steadyrun.operations.desk import Desk
 from steadyrun.operations.documents import PriceSource
 from steadyrun.provider import Ability, Enforced, Refused
+from steadyrun.runtime.around import Surroundings
 
 
 @asynccontextmanager
@@ -27,6 +29,26 @@ async def open_desk(config: Config) -> AsyncIterator[Desk]:
             budgets=rules,
             prices=price_source,
         )
+
+
+def desk_among(around: Surroundings) -> Desk:
+    """In a program that drives runs itself."""
+
+    def abilities(name: str) -> frozenset[Ability] | None:
+        try:
+            return around.drivers.abilities(name)
+        except NotFound:
+            return None
+
+    return Desk(
+        around.store,
+        around.clock,
+        around.ids,
+        around.home,
+        abilities,
+        around.drivers.enforce,
+        budgets=around.budgets,
+    )
 
 
 def abilities_of(config: Config) -> Callable[[str], frozenset[Ability] | None]:

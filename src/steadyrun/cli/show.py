@@ -23,7 +23,6 @@ from steadyrun.operations.documents import (
     ItemDocument,
     ItemsDocument,
     RemovedDocument,
-    ResumedDocument,
     StatusDocument,
     Stopped,
 )
@@ -128,11 +127,12 @@ def _paused(_: Any, found: AgentsDocument) -> Iterator[str]:
         yield f"{what} {agent.name}" + ("; 1 run goes on" if agent.run else "")
 
 
-def _resumed(_: Any, found: ResumedDocument) -> Iterator[str]:
-    yield from (f"resumed {agent.name}" for agent in found.agents)
-    for each in found.extended:
-        amount = f"${each.allowed:.2f}" if each.unit == "usd" else f"{each.allowed:.0f} tokens"
-        yield f"{each.agent} may spend {amount} now: the limit of its {each.limit}, once more"
+def _resumed(_: Any, found: AgentsDocument) -> Iterator[str]:
+    for agent in found.agents:
+        if agent.state == "paused":
+            yield render.plain(f"{agent.name} is paused: {agent.reason or 'again'}")
+        else:
+            yield f"resumed {agent.name}"
 
 
 def _sent(_: Any, item: ItemDocument) -> Iterator[str]:
@@ -173,6 +173,9 @@ def _approvals(given: Any, found: ApprovalsDocument) -> Iterator[str]:
         yield render.plain(
             f"{each.id}  {each.agent}  {each.status}{said}  {age(each.asked_at, now)}"
         )
+        if each.about == "budget":
+            yield render.plain(f"  {each.tool_input['why']}: shall it go on?")
+            continue
         asked = "" if each.tool_input is None else render.to_json(each.tool_input)
         yield render.plain(f"  {each.tool_name} {asked}".rstrip())
 
@@ -180,6 +183,11 @@ def _approvals(given: Any, found: ApprovalsDocument) -> Iterator[str]:
 def _answered(_: Any, found: ApprovalDocument) -> Iterator[str]:
     word = "allowed" if found.verdict == "allow" else "denied"
     yield render.plain(f"{word}: {found.tool_name} for {found.agent} ({found.id})")
+    if found.provider:
+        yield render.plain(f"{found.provider} goes on")
+    for each in found.extended:
+        amount = f"${each.allowed:.2f}" if each.unit == "usd" else f"{each.allowed:.0f} tokens"
+        yield f"{found.agent} may spend {amount} now: the limit of its {each.limit}, once more"
 
 
 def _cancelled(_: Any, found: CancelledDocument) -> Iterator[str]:

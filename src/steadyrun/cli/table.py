@@ -113,6 +113,7 @@ TABLE: "tuple[Row, ...]" = (
     ("approve", "allow what an agent asks for", "approval.approve", (
         ("id", "text", (), "ID", "a question's id, or how it begins or ends: `steadyrun approvals`", (), True),
         ("always", "flag", ("--always",), "ALWAYS", "nor need it ask again for the same in this conversation", (), False),
+        ("provider", "text", ("--provider",), "P", "of a budget: who is to go on instead", (), False),
     )),
     ("deny", "deny what an agent asks for", "approval.deny", (
         ("id", "text", (), "ID", "a question's id, or how it begins or ends: `steadyrun approvals`", (), True),

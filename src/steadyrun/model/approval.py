@@ -1,11 +1,17 @@
-"""What was a person asked, and what did they say? One row for each question of a run."""
+"""What was a person asked, and what did they say? One row for each question of a run.
+
+A run waits for the answer about a tool, and withdraws its question when it ends. A question about
+a budget is the last thing a run does: its agent is paused until it is answered.
+"""
 
 from datetime import datetime
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from steadyrun.model.event import ApprovalRequested, Emitted, JsonObject
+from steadyrun.model.budget import Extended
+from steadyrun.model.event import About, ApprovalRequested, ApprovalResolved, Emitted, JsonObject
 from steadyrun.model.ids import AgentId, ApprovalId, ProcessId, RunId
 
 # An answer that was given is on its way until the one who asked has it. One that nobody waits for
@@ -21,7 +27,9 @@ BY_TIMEOUT = "timeout"
 
 class Answer(Struct, frozen=True):
     """Whether it may, and who says so. `input` is what the tool is to be called with instead, and a
-    denial that `ends_turn` interrupts it; `always`: nor need it ask again for the same."""
+    denial that `ends_turn` interrupts it; `always`: nor need it ask again for the same.
+
+    Of a budget: `extended` is what may be spent now, and `provider` who is to go on."""
 
     is_allowed: bool
     by: str
@@ -30,16 +38,23 @@ class Answer(Struct, frozen=True):
     always: bool = False
     input: JsonObject | None = None
     ends_turn: bool = False
+    provider: str | None = None
+    extended: tuple[Extended, ...] = ()
 
     def says(self) -> tuple[object, ...]:
-        """All but the time: the same said again is the same answer."""
+        """What was meant, not when or what it led to: the same said again is the same answer."""
         return (
             self.is_allowed, self.by, self.reason, self.always, self.input, self.ends_turn,
+            self.provider,
         )  # fmt: skip
+
+    @property
+    def verdict(self) -> Literal["allow", "deny"]:
+        return "allow" if self.is_allowed else "deny"
 
 
 class Approval(Struct, frozen=True):
-    """A question of a run: may it use this tool?"""
+    """A question of a run: may it use this tool, may its agent go on?"""
 
     id: ApprovalId
     agent: AgentId
@@ -52,6 +67,13 @@ class Approval(Struct, frozen=True):
     offers_always: bool = False
     status: ApprovalStatus = "open"
     answer: Answer | None = None
+    about: About = "tool"
+
+    def answered(self, answer: Answer) -> "Approval":
+        """With an answer, which is on its way if anybody waits for it."""
+        return replace(
+            self, status="answered" if self.about == "tool" else "resolved", answer=answer
+        )
 
     @property
     def name(self) -> str:
@@ -81,7 +103,16 @@ def asked(emitted: Emitted, process: ProcessId, agent: AgentId, run: RunId) -> A
         event.tool_input,
         event.tool_call_id,
         event.offers_always,
+        about=event.about,
     )
+
+
+def told_of(approval: Approval) -> Emitted:
+    """What the record says of a question whose run is over, and that was answered."""
+    answer = approval.answer
+    assert answer
+    event = ApprovalResolved(approval.name, answer.verdict, answer.by)
+    return Emitted(f"{approval.id}:resolved", 0, answer.at, event)
 
 
 def status_by(by: str) -> ApprovalStatus:

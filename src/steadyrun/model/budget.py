@@ -97,17 +97,23 @@ class Mark(Struct, frozen=True):
     def name(self) -> str:
         return f"{self.limit}.{self.unit}"
 
-    @property
-    def why(self) -> str:
-        """For whoever asks why nothing goes on."""
-        if self.percent == SPENT and self.spent < self.allowed:
-            return f"what it costs is not known, and the budget of its {self.limit} must not be"
-        money = self.unit == "usd"
-        spent, allowed = (
-            f"{each:.2f}" if money else f"{each:.0f}" for each in (self.spent, self.allowed)
-        )
-        unit = "USD" if money else "tokens"
-        return f"the budget of its {self.limit} is spent: {spent} of {allowed} {unit}"
+
+class Extended(Struct, frozen=True):
+    """So much may be spent now."""
+
+    limit: Limit
+    unit: Unit
+    allowed: float
+
+
+def why_spent(limit: Limit, unit: Unit, *, spent: float, allowed: float) -> str:
+    """For whoever asks why nothing goes on."""
+    if spent < allowed:
+        return f"what it costs is not known, and the budget of its {limit} must not be"
+    money = unit == "usd"
+    amounts = [f"{each:.2f}" if money else f"{each:.0f}" for each in (spent, allowed)]
+    unit_name = "USD" if money else "tokens"
+    return f"the budget of its {limit} is spent: {amounts[0]} of {amounts[1]} {unit_name}"
 
 
 def spent_by(usage: Usage, cost: Cost) -> Spent:

@@ -20,6 +20,8 @@ EventId = NewType("EventId", str)
 
 # What was being done when the store could not be written.
 RecordPhase = Literal["start", "append", "settle"]
+# What a person may be asked about: a tool that an agent wants to use, or the budget it has spent.
+About = Literal["tool", "budget"]
 # Who made an event that no journal line caused: a frame we sent, the exit, the runtime itself.
 OurSource = Literal["s", "x", "r"]
 JsonObject = dict[str, Any]
@@ -238,7 +240,8 @@ class FollowupReturned(_Followup, frozen=True, tag="followup.returned"):
 
 
 class ApprovalRequested(_Tagged, frozen=True, tag="approval.requested"):
-    """The agent asks whether it may use a tool, and waits."""
+    """The agent asks whether it may use a tool, and waits. Or it has spent its `budget`, is paused,
+    and its owner is asked how to go on."""
 
     approval: str
     tool_call_id: str | None
@@ -246,6 +249,7 @@ class ApprovalRequested(_Tagged, frozen=True, tag="approval.requested"):
     tool_input: Any = None
     # It can be told not to ask again for the same in this conversation.
     offers_always: bool = False
+    about: About = "tool"
 
 
 class ApprovalResolved(_Tagged, frozen=True, tag="approval.resolved"):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import anyio.to_thread
 from msgspec import Struct
-from msgspec.structs import asdict, astuple, replace
+from msgspec.structs import asdict, replace
 
 from steadyrun.errors import (
     AbilityMissing,
@@ -24,9 +24,7 @@ from steadyrun.operations.documents import (
     AgentDocument,
     AgentPage,
     AgentsDocument,
-    ExtendedDocument,
     RemovedDocument,
-    ResumedDocument,
     TokenDocument,
 )
 from steadyrun.operations.gates import (
@@ -36,10 +34,15 @@ from steadyrun.operations.gates import (
     open_by_hand,
     require_provider,
 )
-from steadyrun.operations.looks import agent_document, agent_documents, find_agent
+from steadyrun.operations.looks import (
+    agent_document,
+    agent_documents,
+    budget_question,
+    find_agent,
+    why_asked,
+)
 from steadyrun.operations.words import said
 from steadyrun.provider import Ability
-from steadyrun.runtime.meter import extend
 from steadyrun.runtime.permitted import require_kept
 from steadyrun.runtime.standing import require_home, require_role
 
@@ -234,18 +237,31 @@ async def pause(desk: Desk, given: ChooseAgents) -> AgentsDocument:
     return AgentsDocument(await agent_documents(desk, chosen))
 
 
-async def resume(desk: Desk, given: ChooseAgents) -> ResumedDocument:
-    """End a pause; what was paused because of its budget may spend as much once more."""
+async def resume(desk: Desk, given: ChooseAgents) -> AgentsDocument:
+    """End a pause. Who has spent a budget goes on when its owner has said how."""
     chosen = await _chosen(desk, given)
     if given.provider is not None:
         await open_by_hand(desk, OpenGate(given.provider))
-    extended: list[ExtendedDocument] = []
     for agent in chosen if given.provider is None else ():
-        # First: who is killed in between has allowed it, and says it again.
-        found = await extend(desk.store, agent, desk.budgets, desk.clock.now())
-        extended += [ExtendedDocument(agent.name, *astuple(each)) for each in found]
-        await desk.store.resume(agent.id)
-    return ResumedDocument(await agent_documents(desk, chosen), tuple(extended))
+        asked = await budget_question(desk.store, agent.id)
+        if asked is None:
+            await desk.store.resume(agent.id)
+        elif given.name is not None:
+            hint = f"steadyrun approve {asked.id}, or deny it: docs/budgets.md"
+            raise Conflict(f"{agent.name} waits for its owner: {why_asked(asked)}", hint=hint)
+    return AgentsDocument(await agent_documents(desk, chosen))
+
+
+async def switch(desk: Desk, agent: Agent, provider: str) -> Agent:
+    """Let another provider do the agent's work; the one it had is the next in line."""
+    if provider == agent.provider:
+        return agent
+    if agent.origin == "config":
+        raise ReadOnly(agent.name)
+    switched = agent.on(provider)
+    await _check(desk, switched)
+    await desk.store.set_agent(switched, was=agent)
+    return switched
 
 
 async def _chosen(desk: Desk, given: ChooseAgents) -> list[Agent]:

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, Conflict, NotAllowed, NotFound, Usage
+from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.ids import ApprovalId
+from steadyrun.operations.agents import switch
 from steadyrun.operations.desk import Desk
 from steadyrun.operations.documents import ApprovalDocument, ApprovalsDocument
 from steadyrun.operations.looks import find_agent
 from steadyrun.operations.words import said, unsaid
+from steadyrun.runtime.meter import extend
 from steadyrun.store import Store
 
 _LIST = "`steadyrun approvals` lists them."
@@ -32,6 +36,9 @@ class Approve(Struct, frozen=True, forbid_unknown_fields=True):
     id: Id
     by: By
     always: Annotated[bool, said("nor need it ask again for the same in this conversation")] = False
+    provider: Annotated[
+        str | None, said("of a budget: who is to go on instead", metavar="P", flag="--provider")
+    ] = None
 
 
 class Deny(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +58,8 @@ async def list_all(desk: Desk, given: ListApprovals) -> ApprovalsDocument:
 
 
 async def approve(desk: Desk, given: Approve) -> ApprovalDocument:
-    answer = Answer(True, given.by, desk.clock.now(), always=given.always)
+    now = desk.clock.now()
+    answer = Answer(True, given.by, now, always=given.always, provider=given.provider)
     return await _answer(desk, given.id, answer)
 
 
@@ -74,15 +82,48 @@ async def find_approval(store: Store, text: str) -> Approval:
     return found[0]
 
 
-async def answer_to(store: Store, approval: Approval, answer: Answer) -> Approval:
+async def answer_to(desk: Desk, approval: Approval, answer: Answer) -> Approval:
     """Answer it, unless somebody else has, it is settled, or others have to."""
-    agent = await store.agent(approval.agent)
+    agent = await desk.store.agent(approval.agent)
+    _check(agent, approval, answer)
+    if approval.about == "budget":
+        return await _answer_about_budget(desk, agent, approval, answer)
+    return await _give(desk.store, approval, answer)
+
+
+def _check(agent: Agent, approval: Approval, answer: Answer) -> None:
     if agent.approvers and answer.by not in agent.approvers:
         hint = f"They may: {', '.join(agent.approvers)}"
         raise NotAllowed(f"{answer.by} may not answer for {agent.name}", hint=hint)
     if answer.always and not approval.offers_always:
         hint = "Approve it without: it will ask again."
         raise Usage(f"{approval.id} cannot be allowed for good", hint=hint)
+    if answer.provider is not None and approval.about != "budget":
+        hint = "Only who has spent a budget is asked who shall go on."
+        raise Usage(f"{approval.id} is about a tool: it takes no --provider", hint=hint)
+
+
+async def _answer_about_budget(
+    desk: Desk, agent: Agent, approval: Approval, answer: Answer
+) -> Approval:
+    """Let it go on, maybe with another provider, or let it be: what it was asked is cancelled.
+
+    Each step may be said twice: whoever is killed in between says it again.
+    """
+    store = desk.store
+    if answer.is_allowed and approval.status == "open":
+        if answer.provider is not None:
+            agent = await switch(desk, agent, answer.provider)
+        extended = await extend(store, agent, desk.budgets, desk.clock.now())
+        answer = replace(answer, extended=extended)
+    answered = await _give(store, approval, answer)
+    item = (await store.run(approval.run)).item
+    if not answer.is_allowed and item is not None:
+        await store.cancel(item, answer.reason)
+    return answered
+
+
+async def _give(store: Store, approval: Approval, answer: Answer) -> Approval:
     try:
         return await store.answer(approval.id, answer)
     except ChangeRefused as error:
@@ -91,7 +132,7 @@ async def answer_to(store: Store, approval: Approval, answer: Answer) -> Approva
 
 async def _answer(desk: Desk, text: str, answer: Answer) -> ApprovalDocument:
     approval = await find_approval(desk.store, text)
-    answered = await answer_to(desk.store, approval, answer)
+    answered = await answer_to(desk, approval, answer)
     [document] = await approval_documents(desk.store, [answered])
     return document
 
@@ -123,9 +164,12 @@ def _document(approval: Approval, agent: str) -> ApprovalDocument:
         tool_call_id=approval.tool_call_id,
         offers_always=approval.offers_always,
         asked_at=approval.asked_at,
-        verdict=None if answer is None else "allow" if answer.is_allowed else "deny",
+        verdict=answer.verdict if answer else None,
         by=answer.by if answer else None,
         reason=answer.reason or None if answer else None,
         always=answer.always if answer else None,
         answered_at=answer.at if answer else None,
+        about=approval.about,
+        provider=answer.provider if answer else None,
+        extended=answer.extended if answer else (),
     )

@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from steadyrun.model.agent import OnLimited
 from steadyrun.model.approval import ApprovalStatus
-from steadyrun.model.budget import Budget, Limit, Unit
-from steadyrun.model.event import Diagnostic, ErrorFact
+from steadyrun.model.budget import Budget, Extended
+from steadyrun.model.event import About, Diagnostic, ErrorFact
 from steadyrun.model.gate import Gate, GateState, dispatchable, gate_state, opens_at
 from steadyrun.model.item import SETTLED, Delivery, Followup, ItemKind, ItemStatus, OnLost
 from steadyrun.model.policy import Mode, Tier
@@ -85,22 +85,6 @@ class AgentPage(AgentDocument, frozen=True, kw_only=True):
 
 class AgentsDocument(Struct, frozen=True):
     agents: tuple[AgentDocument, ...]
-
-
-class ExtendedDocument(Struct, frozen=True):
-    """A limit of an agent's budget that was spent, and how much may be spent now."""
-
-    agent: str
-    limit: Limit
-    unit: Unit
-    allowed: float
-
-
-class ResumedDocument(Struct, frozen=True):
-    """Who goes on, and what they may spend for it."""
-
-    agents: tuple[AgentDocument, ...]
-    extended: tuple[ExtendedDocument, ...]
 
 
 class RemovedDocument(Struct, frozen=True):
@@ -205,7 +189,10 @@ class GatesDocument(Struct, frozen=True):
 
 
 class ApprovalDocument(Struct, frozen=True, kw_only=True):
-    """What a person was asked, and what they said: an answer is on its way until it is resolved."""
+    """What a person was asked, and what they said: an answer is on its way until it is resolved.
+
+    Of a budget: who goes on instead, and how much may be spent now (`extended`).
+    """
 
     id: str
     agent: str
@@ -221,6 +208,9 @@ class ApprovalDocument(Struct, frozen=True, kw_only=True):
     reason: str | None
     always: bool | None
     answered_at: datetime | None
+    about: About
+    provider: str | None
+    extended: tuple[Extended, ...]
 
 
 class ApprovalsDocument(Struct, frozen=True):

@@ -5,9 +5,10 @@ from datetime import datetime
 
 from steadyrun.errors import NotFound, Usage
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import Approval
 from steadyrun.model.budget import begin_of
 from steadyrun.model.gate import Gate, awaited_gate, opens_at
-from steadyrun.model.ids import ItemId
+from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
 from steadyrun.operations.desk import Desk
@@ -18,7 +19,6 @@ from steadyrun.operations.documents import (
     Waiting,
     cost_sum,
 )
-from steadyrun.runtime.meter import spent_of
 from steadyrun.store import Lane, Look, Store
 
 _GIST_CHARS = 80
@@ -143,8 +143,18 @@ def _state(desk: Desk, lane: Lane, *, is_gated: bool) -> AgentState:
 
 async def _reason(desk: Desk, lane: Lane) -> str | None:
     """Why it is paused, if it is not because somebody wanted it."""
-    spent = await spent_of(desk.store, lane.agent) if lane.is_paused else ()
-    return spent[0].why if spent else None
+    asked = await budget_question(desk.store, lane.agent) if lane.is_paused else None
+    return why_asked(asked) if asked else None
+
+
+async def budget_question(store: Store, agent: AgentId) -> Approval | None:
+    """What is open about the budget of an agent."""
+    found = await store.approvals(agent)
+    return next((each for each in found if each.about == "budget"), None)
+
+
+def why_asked(question: Approval) -> str:
+    return str(question.tool_input["why"])
 
 
 def _gist(text: str) -> str:

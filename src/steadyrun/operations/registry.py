@@ -60,7 +60,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="agent.resume", words=("resume", "agent resume"), summary="end a pause",
-        given=agents.ChooseAgents, answer=doc.ResumedDocument, do=agents.resume, scope="operator",
+        given=agents.ChooseAgents, answer=doc.AgentsDocument, do=agents.resume, scope="operator",
     ),
     Operation(
         name="gate.list", words=("gate",), summary="show which providers may be used now",

@@ -86,7 +86,7 @@ def asked_seconds(seen: Iterable[Emitted], now: datetime) -> float:
     open_ = set[str]()
     for each in seen:
         match each.event:
-            case ApprovalRequested(approval=name):
+            case ApprovalRequested(approval=name, about="tool"):
                 since = since if open_ else each.at
                 open_.add(name)
             case ApprovalResolved(approval=name) if name in open_:

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import BY_PROVIDER, approval_id
-from steadyrun.model.budget import Mark
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
@@ -26,7 +25,6 @@ from steadyrun.model.gate import Answered, Suspected
 from steadyrun.model.ids import RunId
 from steadyrun.model.run import Finished, StopReason, Touched
 from steadyrun.provider import RESUME_NOT_FOUND, Began, Driver, Ended, Heard, Stretch, Turn
-from steadyrun.runtime.meter import note_spent, told_by
 from steadyrun.runtime.process import LiveProcess
 from steadyrun.runtime.runner import Runner
 from steadyrun.store import Known
@@ -88,6 +86,7 @@ async def reached(seat: Turning, live: LiveProcess, driver: Driver) -> None:
     await live.offers.take_up(known)
     asked = ApprovalRequested | ApprovalResolved
     runner.recall([each for each in known.events if isinstance(each.event, asked | BudgetReached)])
+    _stop_overspent(seat)
     seat.waits()
     if live.offers.is_due:
         seat.offer(live)
@@ -216,21 +215,19 @@ async def _end(
 ) -> None:
     if begun:
         await live.recorder.begin(begun, (), live.recorder.offset)
+    asks: tuple[ApprovalRequested, ...] = ()
     if seat.runner:
         # First: a run that has ended has nothing more to say.
-        await _tell_budget(seat, live, await seat.runner.has_spent(change))
-    await live.recorder.end(change, events, stretch)
+        await _tell_budget(live, await seat.runner.has_spent(change))
+        asks = seat.runner.question(change)
+    await live.recorder.end(change, events, stretch, asks)
     if isinstance(change, Finished):
         seat.over()
 
 
-async def _tell_budget(seat: Turning, live: LiveProcess, reached: list[Mark]) -> None:
-    """Record which limits were reached; why the agent will be paused is remembered before."""
-    meter = seat.runner.meter if seat.runner else None
-    if meter and reached:
-        if meter.spent:
-            await note_spent(live.store, seat.agent.id, meter.spent)
-        await live.recorder.note(*map(told_by, reached))
+async def _tell_budget(live: LiveProcess, reached: list[BudgetReached]) -> None:
+    if reached:
+        await live.recorder.note(*reached)
 
 
 async def _spend(seat: Turning, live: LiveProcess, heard: UsageUpdated) -> None:
@@ -238,9 +235,13 @@ async def _spend(seat: Turning, live: LiveProcess, heard: UsageUpdated) -> None:
     runner = seat.runner
     if runner is None or runner.is_over:
         return
-    await _tell_budget(seat, live, await runner.spends(heard))
-    if runner.meter and runner.meter.spent:
-        seat.end_run("budget", runner.meter.spent[0].why)
+    await _tell_budget(live, await runner.spends(heard))
+    _stop_overspent(seat)
+
+
+def _stop_overspent(seat: Turning) -> None:
+    if seat.runner and seat.runner.overspent and not seat.runner.is_over:
+        seat.end_run("budget", seat.runner.overspent)
 
 
 async def _report(probe: Runner, live: LiveProcess, stretch: Stretch) -> None:

@@ -4,11 +4,10 @@ Nothing of this has a table: what was spent is read from the runs, and what a pe
 beyond a limit is a value of that limit's window.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
-from msgspec import Struct
 
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import (
@@ -17,6 +16,7 @@ from steadyrun.model.budget import (
     WARNED,
     Budget,
     BudgetRules,
+    Extended,
     Limit,
     Mark,
     Spent,
@@ -27,13 +27,15 @@ from steadyrun.model.budget import (
     marks,
     spent_by,
     spent_in,
+    why_spent,
 )
-from steadyrun.model.event import BudgetReached
+from steadyrun.model.event import ApprovalRequested, BudgetReached
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.usage import Cost, Usage
 from steadyrun.store import Store
 
-_paused = msgspec.json.Decoder(tuple[Mark, ...])
+# The name of the question, where others have a tool's.
+BUDGET = "budget"
 
 
 class Meter:
@@ -52,22 +54,38 @@ class Meter:
         before = marks(budget, windows, Spent(), rules)
         self._told = {mark.name: min(mark.percent, WARNED) for mark in before}
         self._told |= {f"{each.limit}.{each.unit}": each.percent for each in told}
-        # The limits that are spent.
-        self.spent: tuple[Mark, ...] = ()
 
-    def hear(self, usage: Usage, cost: Cost) -> list[Mark]:
+    def hear(self, usage: Usage, cost: Cost) -> list[BudgetReached]:
         """The run has used so much so far: what is to be told of it."""
         found = marks(self._budget, self._windows, spent_by(usage, cost), self._rules)
-        self.spent = tuple(mark for mark in found if mark.percent == SPENT)
         news = [mark for mark in found if mark.percent > self._told.get(mark.name, 0)]
         self._told |= {mark.name: mark.percent for mark in news}
-        return news
+        return [_told_by(mark) for mark in news]
 
-    @property
-    def pauses(self) -> bool:
-        """Whether the agent shall do nothing more. A run that was done in spite of its own limit
-        does not keep the next one from work."""
-        return any(mark.limit != "run" for mark in self.spent)
+
+def _told_by(mark: Mark) -> BudgetReached:
+    return BudgetReached(
+        mark.limit, mark.unit, mark.allowed, mark.spent, mark.percent, mark.unknown_runs
+    )
+
+
+def spent_of(reached: Iterable[BudgetReached]) -> list[BudgetReached]:
+    """The limits of which nothing is left."""
+    return [each for each in reached if each.percent == SPENT]
+
+
+def why_reached(reached: BudgetReached) -> str:
+    return why_spent(reached.limit, reached.unit, spent=reached.spent, allowed=reached.allowed)
+
+
+def budget_question(run: RunId, reached: Sequence[BudgetReached]) -> ApprovalRequested:
+    """How shall an agent go on whose run has reached these limits?"""
+    limits = [
+        {"limit": each.limit, "unit": each.unit, "spent": each.spent, "allowed": each.allowed}
+        for each in reached
+    ]
+    asked = {"why": why_reached(reached[0]), "limits": limits}
+    return ApprovalRequested(f"{BUDGET}-{run}", None, BUDGET, asked, about="budget")
 
 
 async def load_meter(
@@ -76,55 +94,35 @@ async def load_meter(
     """What the agent has spent before, in the windows that the run belongs to."""
     found = await store.run(run)
     own = spent_by(found.usage, found.cost)
-    windows: dict[Limit, Window] = {}
-    for limit in agent.policy.budget.limits:
-        if limit != "run":
-            since = begin_of(limit, found.created_at, rules.zone)
-            total = spent_in(await store.usage(agent=agent.id, since=since))
-            extended = await _extended(store, agent, limit, since)
-            windows[limit] = Window(since, total - own, extended)
+    windows = await _windows(store, agent, found.created_at, rules, own)
     return Meter(agent.policy.budget, windows, rules, told)
 
 
-def told_by(mark: Mark) -> BudgetReached:
-    return BudgetReached(
-        mark.limit, mark.unit, mark.allowed, mark.spent, mark.percent, mark.unknown_runs
-    )
-
-
-# -- what a person knows and allows
-
-
-async def note_spent(store: Store, agent: AgentId, spent: tuple[Mark, ...]) -> None:
-    """Remember why the agent is about to be paused."""
-    await store.remember(_pause_key(agent), msgspec.json.encode(spent))
-
-
-async def spent_of(store: Store, agent: AgentId) -> tuple[Mark, ...]:
-    """The limits because of which a paused agent is paused."""
-    return _paused.decode(await store.recall(_pause_key(agent)) or b"[]")
-
-
-class Extended(Struct, frozen=True):
-    """So much may be spent now."""
-
-    limit: Limit
-    unit: Unit
-    allowed: float
-
-
-async def extend(store: Store, agent: Agent, rules: BudgetRules, now: datetime) -> list[Extended]:
-    """Allow every limit once more that has paused the agent, if its window is not over; said again
-    it is once. The agent is not paused because of them any more."""
-    extended = []
-    for mark in await spent_of(store, agent.id):
-        allowed = extended_by(mark, agent.policy.budget)
-        if allowed is not None and mark.since == begin_of(mark.limit, now, rules.zone):
+async def extend(
+    store: Store, agent: Agent, rules: BudgetRules, now: datetime
+) -> tuple[Extended, ...]:
+    """Allow every limit once more that is spent; said again it is once."""
+    extended, budget = [], agent.policy.budget
+    for mark in marks(budget, await _windows(store, agent, now, rules, Spent()), Spent(), rules):
+        allowed = extended_by(mark, budget)
+        if allowed is not None:
             key = _key(agent.id, mark.limit, mark.unit, mark.since)
             await store.remember(key, msgspec.json.encode(allowed))
             extended.append(Extended(mark.limit, mark.unit, allowed))
-    await note_spent(store, agent.id, ())
-    return extended
+    return tuple(extended)
+
+
+async def _windows(
+    store: Store, agent: Agent, at: datetime, rules: BudgetRules, but: Spent
+) -> dict[Limit, Window]:
+    """What the agent has spent in the windows of a moment, without `but`."""
+    windows: dict[Limit, Window] = {}
+    for limit in agent.policy.budget.limits:
+        if limit != "run":
+            since = begin_of(limit, at, rules.zone)
+            total = spent_in(await store.usage(agent=agent.id, since=since))
+            windows[limit] = Window(since, total - but, await _extended(store, agent, limit, since))
+    return windows
 
 
 async def _extended(
@@ -141,7 +139,3 @@ async def _extended(
 
 def _key(agent: AgentId, limit: Limit, unit: Unit, since: datetime | None) -> str:
     return f"budget/{agent}/{limit}.{unit}/{since.isoformat() if since else 'ever'}"
-
-
-def _pause_key(agent: AgentId) -> str:
-    return f"budget/{agent}/spent"

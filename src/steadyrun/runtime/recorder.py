@@ -105,13 +105,18 @@ class Recorder:
             await self._append(events, offset, launched, None)
 
     async def end(
-        self, finished: Finished | Touched, events: Sequence[Emitted], stretch: Stretch
+        self,
+        finished: Finished | Touched,
+        events: Sequence[Emitted],
+        stretch: Stretch,
+        ours: Sequence[Event] = (),
     ) -> None:
         """A turn ended, with its run or before the run's own. It is remembered in the same commit
-        how to go on from here."""
+        how to go on from here, and what we have to say at its end: `ours`."""
         saved = None if stretch.memory is None else Checkpoint(stretch.memory, stretch.sent)
         async with self._lock:
             await self._flush()
+            events = [*events, *map(self._ours, ours)]
             await self._append(events, stretch.offset, finished, saved)
             self.run = None
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from steadyrun.errors import StoreFailed
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import BY_TIMEOUT, Answer, Approval, approval_id
-from steadyrun.model.budget import Budget, Mark
+from steadyrun.model.budget import Budget
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
@@ -31,7 +31,7 @@ from steadyrun.model.usage import Cost, Usage, both, cost_of_both
 from steadyrun.provider import Driver, Ended, Turn, Verdict
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.clocks import Signs, asked_seconds, next_alarm
-from steadyrun.runtime.meter import Meter, load_meter
+from steadyrun.runtime.meter import Meter, budget_question, load_meter, spent_of, why_reached
 from steadyrun.runtime.process import LiveProcess
 
 # Where a run keeps how long it may take.
@@ -77,9 +77,9 @@ class Runner:
         self._spent: tuple[Usage, Cost] | None = None
         # What its own turn has used and cost so far, as far as it was told.
         self._heard: UsageUpdated | None = None
-        # Which limits it had reached when we came.
+        # Which limits it has reached.
         self._reached: list[BudgetReached] = []
-        self.meter: Meter | None = None
+        self._meter: Meter | None = None
         self._told_at: float | None = None
         # The provider has said that it will try again at this time.
         self._patient_until = 0.0
@@ -102,7 +102,7 @@ class Runner:
         set."""
         self.is_over = run.is_terminal
         # What it has reached is read from the record again.
-        self.meter, self._reached = None, []
+        self._meter, self._reached = None, []
         if (run.usage, run.cost) != (Usage(), Cost()):
             self._spent = (run.usage, run.cost)
         wall = run.metadata.get(WALL)
@@ -157,9 +157,11 @@ class Runner:
     def judged(self, ended: Ended, token: str | None) -> Finished:
         """A turn that was stopped and did not complete ended because it was stopped."""
         status, reason, error = ended.status, ended.stop_reason, ended.error
-        if self.stopped and status != "completed":
-            status, reason = STOPPED[self.stopped], self.stopped
-            error = _fact(self.stopped, self._why) or error
+        # Who was here before us may have stopped it for that.
+        stopped = self.stopped or ("budget" if self.overspent else None)
+        if stopped and status != "completed":
+            status, reason = STOPPED[stopped], stopped
+            error = self._fact(stopped) or error
         elif status == "cancelled":
             # What was meant for the turn before may have come too late, and hit this one.
             reason = reason or self.missed
@@ -176,6 +178,15 @@ class Runner:
             error=error,
             diagnostic=ended.diagnostic,
         )
+
+    def _fact(self, stopped: StopReason) -> ErrorFact | None:
+        """Why it was stopped, in words."""
+        if stopped != "budget":
+            return cancel_fact(self._why)
+        why = self._why or self.overspent or "its budget is spent"
+        is_direct = self._agent.is_direct
+        hint = "Allow more: --max-cost" if is_direct else "Its owner is asked: steadyrun approvals"
+        return ErrorFact("max_cost", why, hint)
 
     def early(self, ended: Ended) -> Touched:
         """A turn of the provider's own has ended before the run's: what it used is the run's."""
@@ -200,27 +211,44 @@ class Runner:
 
     # -- what it spends
 
-    async def spends(self, heard: UsageUpdated) -> list[Mark]:
+    async def spends(self, heard: UsageUpdated) -> list[BudgetReached]:
         """Its turn has used so much so far: what is to be told of its budget."""
         self._heard = heard
         return await self._metered(*self._in_all(heard.usage, heard.cost))
 
-    async def has_spent(self, change: Finished | Touched) -> list[Mark]:
+    async def has_spent(self, change: Finished | Touched) -> list[BudgetReached]:
         """As `spends`, of a turn that has ended; its change has what was used in all."""
         return await self._metered(change.usage or Usage(), change.cost or Cost())
 
-    async def _metered(self, usage: Usage, cost: Cost) -> list[Mark]:
+    async def _metered(self, usage: Usage, cost: Cost) -> list[BudgetReached]:
         if self._agent.policy.budget == Budget():
             return []
-        if self.meter is None:
+        if self._meter is None:
             store, agent, rules = self._store, self._agent, self._budgets
-            self.meter = await load_meter(store, agent, self.id, rules, self._reached)
-        return self.meter.hear(usage, cost)
+            self._meter = await load_meter(store, agent, self.id, rules, self._reached)
+        reached = self._meter.hear(usage, cost)
+        self._reached += reached
+        return reached
+
+    @property
+    def overspent(self) -> str | None:
+        """Why it may not go on, if it has spent all it may."""
+        spent = spent_of(self._reached)
+        return why_reached(spent[0]) if spent else None
+
+    def question(self, change: Finished | Touched) -> tuple[ApprovalRequested, ...]:
+        """What the owner of its agent is asked at its end. A run that was done in spite of its own
+        limit does not keep the next one from work."""
+        spent = spent_of(self._reached)
+        if self._agent.is_direct or not isinstance(change, Finished) or not spent:
+            return ()
+        is_paused = change.stop_reason == "budget" or any(each.limit != "run" for each in spent)
+        return (budget_question(self.id, spent),) if is_paused else ()
 
     def note(self, event: Event | Foreign) -> None:
         """Remember what an event says of the time it may take."""
         match event:
-            case ApprovalRequested():
+            case ApprovalRequested(about="tool"):
                 self._ask(event.approval)
             case ApprovalResolved():
                 self._answer(event.approval)
@@ -355,9 +383,3 @@ class Runner:
         is_patient = self._clock.monotonic() < self._patient_until
         has_offers = self._live is not None and bool(self._live.offers.open)
         return driver.has_open_tools or bool(self.approvals) or has_offers or is_patient
-
-
-def _fact(stopped: StopReason, why: str | None) -> ErrorFact | None:
-    if stopped == "budget":
-        return ErrorFact("max_cost", why or "its budget is spent", "Allow more: docs/budgets.md")
-    return cancel_fact(why)

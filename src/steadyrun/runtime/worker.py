@@ -273,9 +273,6 @@ class Worker:
         assert runner
         if run.status == "rate_limited":
             await self._limited(seat, run)
-        if runner.meter and runner.meter.pauses:
-            # Also one that was done with the last that there was.
-            await seat.write(lambda: self._store.pause(seat.agent.id), "settle")
         item = await self._store.item(runner.claim.item.id)
         found = verdict(await self._suspected(run), item, was_told=was_told)
         if found:

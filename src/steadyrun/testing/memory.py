@@ -12,7 +12,7 @@ from steadyrun.clock import Clock
 from steadyrun.errors import ChangeRefused
 from steadyrun.hints import Hint, Hints
 from steadyrun.model.agent import Agent
-from steadyrun.model.approval import Answer, Approval
+from steadyrun.model.approval import Answer, Approval, told_of
 from steadyrun.model.batch import Appended, Batch, StoredRow, fresh_part
 from steadyrun.model.event import (
     Emitted,
@@ -100,6 +100,7 @@ class MemoryStore(MemoryReads):
             if lane.status != "idle":
                 found = f"the lane of {known.name} is {lane.status}"
                 raise ChangeRefused("remove_agent", found=found)
+            approvals.forget(t, agent)
             t.agents[agent] = rows.altered(known, removed_at=self._clock.now())
             del t.lanes[agent]
 
@@ -364,7 +365,10 @@ class MemoryStore(MemoryReads):
     async def answer(self, approval: ApprovalId, answer: Answer) -> Approval:
         clean = rows.altered(answer, reason=self._scrubber.clean(answer.reason))
         with self._transaction([]) as t:
+            was = t.approvals.get(approval)
             answered = approvals.answer(t, approval, clean)
+            if answered.about == "budget" and answered is not was:
+                self._place(t, answered.agent, None, None, [told_of(answered)])
         self.hints.ring([answered.agent])
         return answered
 

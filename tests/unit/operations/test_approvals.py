@@ -1,19 +1,36 @@
 """Is an answer that cannot be given refused, before anything is written?"""
 
+from pathlib import Path
+
 import anyio
 import pytest
 
 from steadyrun.errors import Usage
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
-from steadyrun.model.ids import AgentId, ApprovalId, RunId
+from steadyrun.model.ids import AgentId, ApprovalId, Ids, RunId
 from steadyrun.operations.approvals import answer_to
+from steadyrun.operations.desk import Desk
+from steadyrun.provider import Enforced
 from steadyrun.testing.clock import START, FakeClock
 from steadyrun.testing.memory import MemoryStore
 from steadyrun.testing.tables import Tables
 
 ADA = Agent(AgentId("agt_1"), "ada", ("scripted",), "/home/ada")
 ALWAYS = Answer(True, "eve", START, always=True)
+ELSEWHERE = Answer(True, "eve", START, provider="codex")
+
+
+def a_desk(store: MemoryStore) -> Desk:
+    clock = FakeClock()
+    return Desk(
+        store,
+        clock,
+        Ids(clock.now),
+        Path("/home"),
+        lambda _: None,
+        lambda _, __: Enforced("default"),
+    )
 
 
 def test_what_cannot_be_allowed_for_good_is_refused_by_name() -> None:
@@ -21,9 +38,11 @@ def test_what_cannot_be_allowed_for_good_is_refused_by_name() -> None:
     tables = Tables(agents={ADA.id: ADA}, approvals={asked.id: asked})
 
     async def main() -> None:
-        store = MemoryStore(FakeClock(), tables=tables)
+        desk = a_desk(MemoryStore(FakeClock(), tables=tables))
         with pytest.raises(Usage, match="prc_1:1 cannot be allowed for good"):
-            await answer_to(store, asked, ALWAYS)
-        assert await store.approval(asked.id) == asked
+            await answer_to(desk, asked, ALWAYS)
+        with pytest.raises(Usage, match="prc_1:1 is about a tool: it takes no --provider"):
+            await answer_to(desk, asked, ELSEWHERE)
+        assert await desk.store.approval(asked.id) == asked
 
     anyio.run(main)

@@ -8,7 +8,7 @@ from steadyrun.errors import ChangeRefused, NameTaken, NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Message
-from steadyrun.stores.sqlite import lanes, rows
+from steadyrun.stores.sqlite import approvals, lanes, rows
 from steadyrun.stores.sqlite.rows import Connection, maybe_micros
 
 _NAME_IN_USE = """
@@ -56,6 +56,7 @@ def remove(connection: Connection, agent: AgentId, now: datetime) -> None:
     known, lane = _present(connection, agent), rows.lane(connection, agent)
     if lane.status != "idle":
         raise ChangeRefused("remove_agent", found=f"the lane of {known.name} is {lane.status}")
+    approvals.forget(connection, agent)
     _put(connection, replace(known, removed_at=now))
     connection.execute(_REMOVE_LANE, {"agent": agent})
 

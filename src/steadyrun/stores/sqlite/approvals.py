@@ -7,17 +7,19 @@ import msgspec
 from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, NotFound
-from steadyrun.model.approval import Answer, Approval, approval_id, asked, status_by
+from steadyrun.model.approval import Answer, Approval, approval_id, asked, status_by, told_of
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, RunId
-from steadyrun.model.packed import decode_events
-from steadyrun.stores.sqlite import rows
+from steadyrun.model.packed import decode_events, encode_events
+from steadyrun.stores.sqlite import lanes, rows
+from steadyrun.stores.sqlite.ledger import Ledger
 from steadyrun.stores.sqlite.rows import Connection, micros
+from steadyrun.stores.sqlite.terms import Terms
 
 _ADD = """
     INSERT INTO approvals
-    VALUES (:approval, :agent, :run, 'open', :asked_at, :body)
+    VALUES (:approval, :agent, :run, :about, 'open', :asked_at, :body)
     ON CONFLICT DO NOTHING
 """
 _SETTLE = """
@@ -26,10 +28,14 @@ _SETTLE = """
 """
 _WITHDRAW = """
     UPDATE approvals SET status = 'withdrawn'
-    WHERE run_id = :run AND status IN ('open', 'answered')
+    WHERE run_id = :run AND about = 'tool' AND status IN ('open', 'answered')
+"""
+_FORGET = """
+    UPDATE approvals SET status = 'withdrawn'
+    WHERE agent_id = :agent AND status IN ('open', 'answered')
 """
 _ANSWER = """
-    UPDATE approvals SET status = 'answered', body = :body
+    UPDATE approvals SET status = :status, body = :body
     WHERE approval_id = :approval
 """
 _SELECT = "SELECT body, status FROM approvals WHERE approval_id = :approval"
@@ -70,6 +76,8 @@ def heard(connection: Connection, agent: AgentId, batch: Batch, body: bytes) -> 
         match each.event:
             case ApprovalRequested() if batch.run is not None:
                 _add(connection, asked(each, batch.process, agent, batch.run))
+                if each.event.about == "budget":
+                    lanes.set_paused(connection, agent, True)
             case ApprovalResolved(name, _, by):
                 settled = {"approval": approval_id(batch.process, name), "status": status_by(by)}
                 connection.execute(_SETTLE, settled)
@@ -82,15 +90,33 @@ def withdraw(connection: Connection, run: RunId) -> None:
     connection.execute(_WITHDRAW, {"run": run})
 
 
-def answer(connection: Connection, name: ApprovalId, given: Answer) -> Approval:
+def forget(connection: Connection, agent: AgentId) -> None:
+    """Nobody needs to know any more how an agent shall go on."""
+    connection.execute(_FORGET, {"agent": agent})
+
+
+def answer(connection: Connection, name: ApprovalId, given: Answer, terms: Terms) -> Approval:
     known = approval(connection, name)
     if known.answer and known.answer.says() == given.says():
         return known
     if known.status != "open":
         raise ChangeRefused("answer", found=f"{known.id} is {known.status}")
-    answered = replace(known, status="answered", answer=given)
-    connection.execute(_ANSWER, {"approval": known.id, "body": rows.encode(answered)})
+    answered = known.answered(given)
+    values = {"approval": known.id, "status": answered.status, "body": rows.encode(answered)}
+    connection.execute(_ANSWER, values)
+    if known.about == "budget":
+        _go_on(connection, answered, terms)
     return answered
+
+
+def _go_on(connection: Connection, answered: Approval, terms: Terms) -> None:
+    """Nobody waits who would tell the record; the agent may work again, if it may."""
+    assert answered.answer
+    ledger = Ledger(connection, answered.agent, rows.lane(connection, answered.agent).event_seq)
+    ledger.add(None, 1, encode_events([told_of(answered)], terms.scrubber))
+    ledger.close()
+    if answered.answer.is_allowed:
+        lanes.set_paused(connection, answered.agent, False)
 
 
 def approval(connection: Connection, name: ApprovalId) -> Approval:
@@ -118,9 +144,15 @@ def answers(connection: Connection, holder: HolderId) -> dict[AgentId, tuple[App
 
 
 def _add(connection: Connection, approval: Approval) -> None:
-    values = {"approval": approval.id, "agent": approval.agent, "run": approval.run}
-    at, body = micros(approval.asked_at), rows.encode(approval)
-    connection.execute(_ADD, {**values, "asked_at": at, "body": body})
+    values = {
+        "approval": approval.id,
+        "agent": approval.agent,
+        "run": approval.run,
+        "about": approval.about,
+        "asked_at": micros(approval.asked_at),
+        "body": rows.encode(approval),
+    }
+    connection.execute(_ADD, values)
 
 
 def _from(row: tuple[Any, ...]) -> Approval:

@@ -325,7 +325,7 @@ class SqliteStore(SqliteReads):
 
     async def answer(self, approval: ApprovalId, answer: Answer) -> Approval:
         clean = replace(answer, reason=self._terms.scrubber.clean(answer.reason))
-        answered = await self._accept(lambda c: approvals.answer(c, approval, clean))
+        answered = await self._accept(lambda c: approvals.answer(c, approval, clean, self._terms))
         self.hints.ring([answered.agent])
         return answered
 

@@ -174,6 +174,65 @@ async def check_what_has_ended_stays_as_it_was(harness: StoreHarness) -> None:
     assert (await store.approval(approval)).status == "resolved"
 
 
+async def check_a_question_about_a_budget_pauses_and_outlives_its_run(
+    harness: StoreHarness,
+) -> None:
+    working = await set_working(harness)
+    store, agent = working.store, working.scene.agent
+    asked = await _ask_about_budget(working)
+    assert (await store.lane(agent)).is_paused
+
+    await working.scene.finish(working.claim)
+
+    assert (await store.approval(asked)).status == "open"
+    assert (await store.approval(asked)).about == "budget"
+    assert [each.id for each in await store.approvals()] == [asked]
+
+
+async def check_a_yes_about_a_budget_lets_the_lane_go_on(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, agent = working.store, working.scene.agent
+    asked = await _ask_about_budget(working)
+    await working.scene.finish(working.claim)
+    last = (await store.last_events(agent=agent, limit=1))[0]
+
+    first = await store.answer(asked, _yes(harness))
+    again = await store.answer(asked, _yes(harness))
+
+    assert (first, first.status) == (again, "resolved")
+    assert not (await store.lane(agent)).is_paused
+    [told] = await store.events(last.cursor, agent=agent)
+    assert (told.event, told.run) == (ApprovalResolved("b", "allow", "ada"), None)
+    assert told.seq is not None
+    assert last.seq is not None
+    assert told.seq == last.seq + 1
+    assert await store.calls(working.scene.holder) == []
+
+
+async def check_a_no_about_a_budget_leaves_it_paused(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store = working.store
+    asked = await _ask_about_budget(working)
+    await working.scene.finish(working.claim)
+
+    await store.answer(asked, _no(harness))
+
+    assert (await store.lane(working.scene.agent)).is_paused
+    assert (await store.approval(asked)).status == "resolved"
+    await refused_whole(store, ChangeRefused, store.answer(asked, _yes(harness)))
+
+
+async def check_nobody_is_asked_about_an_agent_that_is_gone(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, asked = working.store, await _ask_about_budget(working)
+    await working.scene.finish(working.claim)
+
+    await store.remove_agent(working.scene.agent)
+
+    assert (await store.approval(asked)).status == "withdrawn"
+    await refused_whole(store, ChangeRefused, store.answer(asked, _yes(harness)))
+
+
 async def check_questions_are_listed_newest_first(harness: StoreHarness) -> None:
     working = await set_working(harness)
     other = await set_working(harness, "bo", store=working.store)
@@ -210,6 +269,12 @@ async def _ask(working: Working, n: int, *, tool_input: object = None) -> Approv
     name = str(n + 1)
     await _tell(working, n, ApprovalRequested(name, f"call_{name}", "Bash", tool_input))
     return approval_id(working.process, name)
+
+
+async def _ask_about_budget(working: Working) -> ApprovalId:
+    question = ApprovalRequested("b", None, "budget", {"why": "it is spent"}, about="budget")
+    await _tell(working, 0, question)
+    return approval_id(working.process, "b")
 
 
 async def _tell(working: Working, offset: int, event: Event) -> None:

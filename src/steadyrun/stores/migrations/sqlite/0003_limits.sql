@@ -25,11 +25,13 @@ WHERE closed_until IS NOT NULL;
 
 DROP TABLE gates_before;
 
--- What persons were asked. Open until somebody answers, answered until whoever asked has it.
+-- What persons were asked. Open until somebody answers, answered until whoever asked has it. A run
+-- that ends withdraws what it has asked about tools.
 CREATE TABLE approvals (
     approval_id TEXT PRIMARY KEY,
     agent_id    TEXT NOT NULL,
     run_id      TEXT NOT NULL,
+    about       TEXT NOT NULL CHECK (about IN ('tool', 'budget')),
     status      TEXT NOT NULL CHECK (status IN ('open', 'answered', 'resolved', 'withdrawn')),
     asked_at    INTEGER NOT NULL,
     body        BLOB NOT NULL
