@@ -1,5 +1,6 @@
 """Does a run end whose process says nothing? Real processes, with the clocks set short."""
 
+import re
 from pathlib import Path
 
 import anyio
@@ -13,7 +14,7 @@ from tests.children.keeper_driver import eventually, is_locked
 PATIENCE_SECONDS = 30.0
 
 
-def ended(place: Path, config: str, prompt: str) -> Run:
+def ended(place: Path, config: str, prompt: str, provider: str = "scripted") -> Run:
     """How a run ends under this configuration."""
     home = place / "home"
     home.mkdir()
@@ -23,7 +24,7 @@ def ended(place: Path, config: str, prompt: str) -> Run:
     async def main() -> Run:
         with anyio.fail_after(PATIENCE_SECONDS):
             async with steadyrun.open(load(home=home, cwd=place, environ=environ)) as library:
-                run = await library.start(prompt, provider="scripted", cwd=place)
+                run = await library.start(prompt, provider=provider, cwd=place)
                 return await run.result()
 
     run = anyio.run(main)
@@ -49,6 +50,20 @@ def test_a_turn_without_a_word_is_ended(tmp_path: Path) -> None:
     run = ended(tmp_path, config, 'script:[{"text":"one"},"hang"]')
 
     assert (run.status, run.stop_reason) == ("timed_out", "idle_timeout")
+    assert run.error
+    assert run.error.code == "idle_timeout"
+    assert re.fullmatch(r"nothing was heard of it for \d+ms", run.error.message)
+
+
+def test_a_one_shot_that_prints_nothing_is_a_stall(tmp_path: Path) -> None:
+    program = '[providers.claude]\ncommand = ["/bin/sh", "-c", "exec sleep 600"]\n'
+    config = f"[clocks]\nstall_seconds = 0.5\n{program}options = {{ one_shot = true }}\n"
+
+    run = ended(tmp_path, config, "hello", provider="claude")
+
+    assert (run.status, run.stop_reason) == ("failed", "stall")
+    assert run.error
+    assert re.fullmatch(r"stream stall: no output for \d+ms", run.error.message)
 
 
 def test_a_clock_that_is_set_to_nothing_never_rings(tmp_path: Path) -> None:

@@ -122,6 +122,24 @@ def test_down_stops_what_takes_too_long_and_the_next_one_does_it(home: Home) -> 
     assert [run.stop_reason for run in home.runs()] == [None, "shutdown"]
 
 
+def test_down_also_ends_what_it_has_taken_up_of_nobody_s(home: Home) -> None:
+    prompt = "script:" + json.dumps(waits(home.place / "never"))
+    direct = home.start("run", "--provider", "scripted", prompt)
+    until_said(home, "one")
+    direct.kill()
+    direct.wait()
+    home.up()
+    eventually(lambda: json.loads(home.run("status", "--json").stdout), "it")
+
+    down = home.run("down", "--drain", "0s", "--json")
+
+    assert down.returncode == 0, down.stderr
+    assert json.loads(down.stdout)["stopped"] == 1
+    [run] = home.runs()
+    assert (run.status, run.stop_reason) == ("cancelled", "shutdown")
+    assert home.living() == []
+
+
 def test_down_may_leave_what_runs_to_its_keepers(home: Home) -> None:
     gate = home.place / "gate"
     home.hire("ada")

@@ -39,6 +39,29 @@ def test_a_message_is_absorbed_by_the_turn_that_runs(tmp_path: Path) -> None:
     anyio.run(main)
 
 
+def test_a_turn_of_its_own_may_take_longer_than_offers_stay_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path, offer=0.2, interrupt=0.2) as team:
+            ada = await team.hire("ada", on_lost="fail")
+            # What is offered in its last step is kept for later.
+            first = await team.send(ada, script({"text": "busy"}, team.gates.until("go")))
+            await team.until_said(ada, "busy")
+            # Several times what an offer may take without a turn.
+            second = await team.send(ada, script({"text": "own"}, {"wait": 1.5}, {"text": "done"}))
+            await team.until_told(ada, ev.FollowupOffered)
+            team.gates.open("go")
+            await team.until_said(ada, "own")
+            third = await team.send(ada, "and this")
+            await team.until_told(ada, ev.FollowupOffered, 2)
+            items = [await team.settled(each) for each in (first, second, third)]
+
+            assert [item.status for item in items] == ["completed"] * 3
+            assert [item.delivery for item in items] == ["none", "own_turn", "absorbed"]
+            assert [run.status for run in await team.runs(ada)] == ["completed"] * 2
+
+    anyio.run(main)
+
+
 def test_what_is_offered_names_the_files_that_came_with_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with working(tmp_path) as team:

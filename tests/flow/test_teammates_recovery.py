@@ -283,6 +283,23 @@ def test_what_was_cancelled_while_nobody_was_there_is_stopped(tmp_path: Path) ->
     anyio.run(second, *anyio.run(first))
 
 
+def test_what_a_clock_has_begun_to_end_ends_for_that_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with victim(tmp_path, "after send interrupt") as (home, daemon):
+            ada = await home.hire("ada", wall_seconds=0.5)
+            item = await home.send(ada, script({"text": "one"}, "hang"))
+            await daemon.until_dead()
+        async with working(tmp_path) as team:
+            found = await team.settled(item)
+
+            [run] = await team.runs(ada)
+            assert (run.status, run.stop_reason) == ("timed_out", "wall_timeout")
+            assert found.error
+            assert (found.status, found.error.code) == ("failed", "wall_timeout")
+
+    anyio.run(main)
+
+
 def test_what_was_sent_while_nobody_was_there_is_told_to_the_turn_that_runs(tmp_path: Path) -> None:
     async def first() -> tuple[AgentId, ItemId]:
         async with victim(tmp_path) as (home, daemon):

@@ -14,6 +14,7 @@ import pytest
 from steadyrun.model import event as ev
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Attachment, Item, Payload
+from steadyrun.model.policy import Policy
 from tests.children.keeper_driver import parent
 from tests.team import Team, begun, cli_of, says, script, times_told, wait_for, working
 
@@ -66,6 +67,40 @@ def test_only_who_goes_on_is_told_that_something_was_begun(
             assert len(texts) == 4
             assert [("cut off" in text) for text in texts] == [False, *[is_noticed] * 3]
             assert all('"crash"' in text for text in texts)
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("how", ["again", "own_turn", "self"])
+def test_every_run_of_an_agent_has_its_time_and_its_tools(tmp_path: Path, how: str) -> None:
+    """Also those that nobody has claimed an item for."""
+
+    async def main() -> None:
+        async with working(tmp_path, interrupt=1.0) as team:
+            policy = Policy(allowed_tools=("Read",))
+            ada = await team.hire("ada", wall_seconds=1.5, policy=policy)
+            if how == "again":
+                await team.send(ada, script({"text": "one"}, "hang"))
+                await team.until_said(ada, "one")
+                os.kill(cli_of(await team.process_of(ada)), signal.SIGKILL)
+            elif how == "self":
+                own = {"self_turn": {"after": 0.0, "steps": [{"text": "own"}, "hang"]}}
+                await team.send(ada, script(own, {"text": "one"}))
+            else:
+                await team.send(ada, script({"text": "one"}, team.gates.until("go")))
+                await team.until_said(ada, "one")
+                await team.send(ada, script({"text": "own"}, "hang"))
+                await team.until_told(ada, ev.FollowupOffered)
+                team.gates.open("go")
+            await team.until_told(ada, ev.RunTimedOut)
+
+            *_, last = await team.runs(ada)
+            assert (last.status, last.stop_reason) == ("timed_out", "wall_timeout")
+            assert last.error
+            assert (last.error.code, last.error.message) == (
+                "wall_timeout", "it was not done after 1.5 s",
+            )  # fmt: skip
+            assert [run.allowed_tools for run in await team.runs(ada)] == [("Read",)] * 2
 
     anyio.run(main)
 

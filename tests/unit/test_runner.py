@@ -59,6 +59,16 @@ class Quiet:
         """It is gone already."""
 
 
+class Book:
+    """A store that takes what is written of the run."""
+
+    def __init__(self) -> None:
+        self.written: list[Created] = []
+
+    async def change(self, _: Claim, __: RunId, change: Created) -> None:
+        self.written.append(change)
+
+
 class Scene:
     """A run with little time, that has just begun."""
 
@@ -69,9 +79,11 @@ class Scene:
         approval: float | None = None,
         is_adopted: bool = False,
     ) -> None:
-        self.clock, self.process = Jumping(), Quiet()
+        self.clock, self.process, self.book = Jumping(), Quiet(), Book()
         limits = ClockLimits(idle=idle, stall=None, hang=None, warning=None, approval=approval)
-        around = SimpleNamespace(store=None, clock=self.clock, limits=limits, budgets=BudgetRules())
+        around = SimpleNamespace(
+            store=self.book, clock=self.clock, limits=limits, budgets=BudgetRules()
+        )
         claim = Claim(AGENT.id, HolderId("hld_1"), 1, ITEM)
         known = cast("Surroundings", around)
         self.runner = Runner(known, claim, AGENT, RUN, is_adopted=is_adopted)
@@ -117,6 +129,19 @@ def scene() -> Scene:
     scene = Scene()
     scene.runner.know(scene.run())
     return scene
+
+
+def test_why_it_is_stopped_is_known_to_whoever_takes_over(scene: Scene) -> None:
+    scene.pass_by(WALL_SECONDS + 1)
+    assert scene.stopped() == "wall_timeout"
+
+    [wish] = scene.book.written
+    adopted = Scene(is_adopted=True)
+    adopted.runner.know(step(scene.run(), wish))
+    ended = adopted.runner.judged(Ended("cancelled"), None)
+    assert (adopted.runner.stopped, ended.status) == ("wall_timeout", "timed_out")
+    assert ended.error
+    assert ended.error.message == "it was not done after 100 s"
 
 
 def test_the_time_of_a_person_is_not_the_run_s(scene: Scene) -> None:

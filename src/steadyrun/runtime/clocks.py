@@ -80,6 +80,22 @@ def _silence(limits: ClockLimits, signs: Signs) -> list[Alarm]:
     return alarms
 
 
+def why_stopped(reason: StopReason, limits: ClockLimits, silent_seconds: float) -> str | None:
+    """What a clock that has rung has to say."""
+    silent = f"{round(silent_seconds * 1000)}ms"
+    match reason:
+        case "wall_timeout":
+            return f"it was not done after {limits.wall:g} s"
+        case "idle_timeout":
+            return f"nothing was heard of it for {silent}"
+        case "stall":
+            return f"stream stall: no output for {silent}"
+        case "hang":
+            return f"nothing came back for {silent} after it was told"
+        case _:
+            return None
+
+
 def asked_seconds(seen: Iterable[Emitted], now: datetime) -> float:
     """How long, by the record of a run, at least one question to a person was open."""
     seconds, since = 0.0, now

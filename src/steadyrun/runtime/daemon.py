@@ -7,7 +7,7 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from steadyrun.errors import HolderGone, NotFound, SteadyrunError
+from steadyrun.errors import HolderGone, NotFound, SteadyrunError, StoreFailed
 from steadyrun.model.gate import Booted
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Claim
@@ -73,6 +73,9 @@ class Daemon:
             except HolderGone:
                 # Somebody else has all that we had, and works.
                 raise
+            except StoreFailed as error:
+                # It may be busy, or the disk be full: what is due is done the next time.
+                fact("store.failed", phase="reap", code=error.code)
             except SteadyrunError as error:
                 bug(error)
             await anyio.sleep(HEARTBEAT_SECONDS)

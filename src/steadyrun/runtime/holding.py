@@ -112,9 +112,17 @@ class Holding:
 
     async def _run_of(self, claim: Claim, agent: Agent) -> Run:
         """Its holder was killed before there was one."""
-        around, run, now = self.around, self.around.ids.run(), self.around.clock.now()
-        created = Created(run, agent.id, claim.item.id, agent.provider, now, agent.model)
-        return await around.store.change(claim, run, created)
+        run = self.around.ids.run()
+        created = await self.created(agent, run, claim.item)
+        return await self.around.store.change(claim, run, created)
+
+    async def created(self, agent: Agent, run: RunId, item: Item) -> Created:
+        """A run that goes on where another has ended: it may take as long."""
+        store, now, tools = self.around.store, self.around.clock.now(), rights(agent.policy).tools
+        [before, *_] = await store.runs(agent.id, limit=1)
+        wall = before.metadata.get(WALL)
+        metadata = {WALL: wall} if wall else {}
+        return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
 
     def _run(self, seat: Seat, run: RunId) -> None:
         self._seats.add(seat)
@@ -156,6 +164,9 @@ class _Once:
             return Order(asked, launch_request(agent, asked, None, Standing(None)))
         ask = replace(asked, resume=None) if again and again.is_fresh else asked
         return await direct_order(self._holding.around, agent, item, runner.id, ask)
+
+    async def created(self, seat: Seat, run: RunId, item: Item) -> Created:
+        return await self._holding.created(seat.agent, run, item)
 
     async def make_room(self, seat: Seat) -> None:
         """There always is."""

@@ -2,8 +2,9 @@
 
 from typing import Protocol, TypeVar
 
+from steadyrun.model.ids import RunId
 from steadyrun.model.item import Item
-from steadyrun.model.run import Run
+from steadyrun.model.run import Created, Run
 from steadyrun.runtime.again import Again
 from steadyrun.runtime.bridge import Order
 from steadyrun.runtime.runner import Runner
@@ -21,6 +22,9 @@ class Manner(Protocol[Sits]):
 
     async def order(self, seat: Sits, runner: Runner, *, again: Again | None) -> Order:
         """What is to be told, and to which process; `again`: how, if not for the first time."""
+
+    async def created(self, seat: Sits, run: RunId, item: Item) -> Created:
+        """The run of an item that is tried again, or that the process has begun by itself."""
 
     async def make_room(self, seat: Sits) -> None:
         """A process is about to be launched."""

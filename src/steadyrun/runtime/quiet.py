@@ -16,22 +16,32 @@ class Running(Protocol):
 
 
 async def until_quiet(seat: Running, live: LiveProcess, limits: ClockLimits) -> None:
-    """Wait for the end of the turn and of what was offered to it; what stays open too long is
-    called back."""
+    """Wait for the end of what runs, and until nothing is offered that could begin a turn: what
+    stays open too long is called back. A turn has the clocks of its run, and no other."""
     # What an earlier holder had offered is known only then.
     await live.until_reached()
+    while not live.is_gone:
+        await _until_over(seat, live)
+        if await _begins(seat, live, limits.offer):
+            continue
+        if live.offers.open and not live.is_gone:
+            await live.offers.recall()
+            if await _begins(seat, live, limits.interrupt):
+                continue
+        return
+
+
+async def _until_over(seat: Running, live: LiveProcess) -> None:
     while not _is_over(seat) and not live.is_gone:
         await live.changed()
-    await _wait_for_offers(seat, live, limits.offer)
-    if live.offers.open and not live.is_gone:
-        await live.offers.recall()
-        await _wait_for_offers(seat, live, limits.interrupt)
 
 
-async def _wait_for_offers(seat: Running, live: LiveProcess, limit: float | None) -> None:
+async def _begins(seat: Running, live: LiveProcess, limit: float | None) -> bool:
+    """Whether what was offered begins a turn, before the limit and before all is settled."""
     with anyio.move_on_after(limit or None):
-        while (live.offers.open or not _is_over(seat)) and not live.is_gone:
+        while live.offers.open and _is_over(seat) and not live.is_gone:
             await live.changed()
+    return not _is_over(seat) and not live.is_gone
 
 
 def _is_over(seat: Running) -> bool:

@@ -26,16 +26,17 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import ApprovalId, RunId
 from steadyrun.model.item import Claim, cancel_fact
-from steadyrun.model.run import STOPPED, Finished, Orphaned, Run, StopReason, Touched
+from steadyrun.model.run import STOPPED, Created, Finished, Orphaned, Run, StopReason, Touched
 from steadyrun.model.usage import Cost, Usage, both, cost_of_both
 from steadyrun.provider import Driver, Ended, Turn, Verdict
 from steadyrun.runtime.around import Surroundings
-from steadyrun.runtime.clocks import Signs, asked_seconds, next_alarm
+from steadyrun.runtime.clocks import Signs, asked_seconds, next_alarm, why_stopped
+from steadyrun.runtime.facts import fact
 from steadyrun.runtime.meter import Meter, budget_question, load_meter, spent_of, why_reached
 from steadyrun.runtime.process import LiveProcess
 
-# Where a run keeps how long it may take.
-WALL = "wall_seconds"
+# Where a run keeps how long it may take, and why it is being stopped.
+WALL, STOP = "wall_seconds", "stop"
 
 Deed = Callable[[], Awaitable[None]]
 
@@ -105,11 +106,20 @@ class Runner:
         self._meter, self._reached = None, []
         if (run.usage, run.cost) != (Usage(), Cost()):
             self._spent = (run.usage, run.cost)
+        self._know_stop(run.metadata.get(STOP))
         wall = run.metadata.get(WALL)
         self._limits = replace(self._limits, wall=wall)
         if credit is not None:
             passed = (self._clock.now() - run.created_at - credit).total_seconds()
             self._started_at = self._clock.monotonic() - max(0.0, passed)
+
+    def _know_stop(self, wish: object) -> None:
+        """Who was here before us may have begun to end it."""
+        match wish:
+            case {"reason": str(reason), "why": why} if reason in STOPPED and not self.stopped:
+                self.stopped, self._why = reason, why if isinstance(why, str) else None
+            case _:
+                pass
 
     # -- seeing it through
 
@@ -181,8 +191,11 @@ class Runner:
 
     def _fact(self, stopped: StopReason) -> ErrorFact | None:
         """Why it was stopped, in words."""
-        if stopped != "budget":
+        if stopped in {"user_stop", "shutdown"}:
             return cancel_fact(self._why)
+        if stopped != "budget":
+            is_retryable = stopped != "policy"
+            return ErrorFact(stopped, self._why, retryable=is_retryable) if self._why else None
         why = self._why or self.overspent or "its budget is spent"
         is_direct = self._agent.is_direct
         hint = "Allow more: --max-cost" if is_direct else "Its owner is asked: steadyrun approvals"
@@ -321,6 +334,7 @@ class Runner:
         if self._is_ending:
             return
         self._is_ending = True
+        await self._write_down(reason)
         await live.offers.recall()
         if await live.say(lambda driver: driver.interrupt()):
             with anyio.move_on_after(self._limits.interrupt or None):
@@ -328,6 +342,21 @@ class Runner:
                     await live.changed()
         if not self.is_over:
             await live.say(lambda driver: driver.stop(reason))
+
+    async def _write_down(self, reason: StopReason) -> None:
+        """The wish outlives us: a turn that ends half-way ends for this reason, whoever hears it.
+        That somebody wants it is written down already."""
+        if reason == "user_stop":
+            return
+        item, now = self.claim.item.id, self._clock.now()
+        wish = {STOP: {"reason": reason, "why": self._why}}
+        agent = self._agent
+        created = Created(self.id, agent.id, item, agent.provider, now, metadata=wish)
+        try:
+            await self._store.change(self.claim, self.id, created)
+        except StoreFailed as error:
+            # It ends all the same.
+            fact("store.failed", phase="stop", code=error.code)
 
     # -- clocks
 
@@ -353,7 +382,8 @@ class Runner:
             self._look_at = 0.0 if self._is_waiting(driver) else alarm.at
         elif alarm.reason:
             reason = alarm.reason
-            yield lambda: self.stop(reason)
+            why = why_stopped(reason, self._limits, now - driver.heard_at)
+            yield lambda: self.stop(reason, why)
         else:
             self._warned_of = driver.heard_at
             silence = StallWarned(round((now - driver.heard_at) * 1000))

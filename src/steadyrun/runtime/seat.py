@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec.structs import replace
 
 from steadyrun.bell import Bell
 from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, SteadyrunError, StoreFailed
@@ -20,7 +21,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact, Note, RecordPhase
 from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message
-from steadyrun.model.run import Created, Finished, Metadata, Orphaned, Run, StopReason
+from steadyrun.model.run import Finished, Metadata, Orphaned, Run, StopReason
 from steadyrun.provider import Driver, Ended, Stretch, Turn
 from steadyrun.runtime.again import Again, begins_anew, metadata_of
 from steadyrun.runtime.around import Surroundings
@@ -258,8 +259,9 @@ class Seat:
         except ChangeRefused:
             return False
         self._again = again
-        metadata = metadata_of(again, claim.item.attempt)
-        self._sit(claim, self._runner(claim, await self._create(claim, metadata)))
+        run = await self._create(claim, metadata_of(again, claim.item.attempt))
+        self._sit(claim, self._runner(claim, run.id))
+        self._running().know(run)
         return True
 
     async def _rest(self, runner: Runner) -> bool:
@@ -374,7 +376,9 @@ class Seat:
             self._unseated = self._unseated or await self._claim_for(live, took)
             claim = self._unseated
             if claim is not None:
-                runner = self._runner(claim, await self._create(claim, {}))
+                run = await self._create(claim, {})
+                runner = self._runner(claim, run.id)
+                runner.know(run)
                 runner.go_on_from(live, before)
                 self._again, self._unseated = None, None
                 self._sit(claim, runner)
@@ -399,14 +403,11 @@ class Seat:
         except ChangeRefused:
             return None
 
-    async def _create(self, claim: Claim, metadata: Metadata) -> RunId:
-        agent, run = self.agent, self._around.ids.run()
-        created = Created(
-            run, agent.id, claim.item.id, agent.provider, self._clock.now(), agent.model,
-            metadata=metadata,
-        )  # fmt: skip
-        await self.write(lambda: self._store.change(claim, run, created), "start")
-        return run
+    async def _create(self, claim: Claim, metadata: Metadata) -> Run:
+        run = self._around.ids.run()
+        created = await self._manner.created(self, run, claim.item)
+        created = replace(created, metadata={**created.metadata, **metadata})
+        return await self.write(lambda: self._store.change(claim, run, created), "start")
 
     # -- what others want
 

@@ -3,7 +3,7 @@
 One task looks at all clocks, and one hears what others want: a run costs nothing for them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import anyio
@@ -33,6 +33,8 @@ class Seats:
         # Who could not see to all that was wanted; None: nobody has looked, as nobody was there.
         self._missed: set[AgentId] | None = None
         self._bell: Watch | None = None
+        # Called when somebody has left.
+        self.on_leave: Callable[[], None] = lambda: None
         # Runs that others have left and that a gate waits for.
         self.probes: set[RunId] = set()
 
@@ -57,6 +59,7 @@ class Seats:
     def remove(self, seat: Seat) -> None:
         if self._seats.get(seat.agent.id) is seat:
             del self._seats[seat.agent.id]
+            self.on_leave()
 
     def of(self, agent: AgentId) -> Seat | None:
         return self._seats.get(agent)

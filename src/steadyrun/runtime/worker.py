@@ -69,6 +69,8 @@ class Worker:
         self._around, self._store, self._clock = around, around.store, around.clock
         self._tasks = tasks
         self._seats = seats
+        # Also who drives no lasting agent is waited for.
+        seats.on_leave = self.ring
         self._bridge = bridge
         self._bell: Watch | None = None
         self._quiet = anyio.Event()
@@ -248,6 +250,9 @@ class Worker:
     async def order(self, seat: Seat, runner: Runner, *, again: Again | None) -> Order:
         return await self._bridge.order(seat, runner, again=again)
 
+    async def created(self, seat: Seat, run: RunId, item: Item) -> Created:
+        return self._created(run, seat.agent, item, self._clock.now())
+
     async def make_room(self, seat: Seat) -> None:
         """Close whoever has waited longest, as long as there are too many."""
         while len(self._alive(but=seat)) >= self.room.processes:
@@ -316,7 +321,6 @@ class Worker:
         self._seats.remove(seat)
         if seat.trouble.notes:
             self._untold[seat.agent.id], seat.trouble.notes = seat.trouble.notes, []
-        self.ring()
 
     async def _stop_unwanted(self, seat: Seat) -> None:
         """A turn that nobody asked for is not for an agent that shall do nothing."""
