@@ -100,6 +100,10 @@ class Home:
     def texts(self) -> list[str]:
         return [text for each in self.events() if (text := getattr(each.event, "text", None))]
 
+    def log(self) -> list[str]:
+        """What the daemons have told."""
+        return (self.place / "log").read_text().splitlines()
+
     def asked(self) -> list[Any]:
         """What persons are asked now."""
         found: list[Any] = json.loads(self.run("approvals", "--json").stdout)["approvals"]

@@ -8,9 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from steadyrun import keeper
+from steadyrun.clock import SystemClock
+from steadyrun.model.ids import Ids
+from steadyrun.operations.letters import put
 from tests.children.keeper_driver import eventually
 from tests.commands import ROOT, environment
 from tests.homes import PATIENCE_SECONDS, Home, a_home, end, until_said, waits
@@ -66,6 +70,35 @@ def test_what_runs_goes_on_after_the_daemon_was_killed(home: Home) -> None:
     assert len(home.runs()) == 1
     assert home.texts().count("one") == 1
     assert [each.seq for each in home.events()] == list(range(1, len(home.events()) + 1))
+
+
+def test_a_daemon_begins_in_its_order(home: Home) -> None:
+    """Who may be sent to, then what was left to deliver, then what was left running."""
+    home.hire("ada")
+    home.hire("bo")
+    daemon = home.up()
+    item = home.send("ada", *waits(home.place / "gate"))
+    until_said(home, "one")
+    daemon.kill()
+    daemon.wait()
+    closed = home.run("gate", "close", "scripted", "--for", "1h", "--reason", "we said so")
+    ids = Ids(SystemClock().now)
+    letter = {"agent": "bo", "text": "hello"}
+    anyio.run(lambda: put(home.path, ids, "item.send", letter, key="letter"))
+    before = len(home.log())
+    home.up()
+    facts = [json.loads(line)["fact"] for line in home.log()[before:] if line.startswith("{")]
+
+    assert closed.returncode == 0, closed.stderr
+    begun = ["letters.drained", "downtime.credited", "lane.reaped", "daemon.started"]
+    assert [fact for fact in facts if fact in begun] == begun
+    # What a letter says waits for its gate like everything else; what ran goes on.
+    items = json.loads(home.run("inbox", "--json").stdout)["items"]
+    assert {(each["agent"], each["status"]) for each in items} == {
+        ("ada", "running"), ("bo", "queued"),
+    }  # fmt: skip
+    (home.place / "gate").touch()
+    eventually(lambda: home.item(item).status == "completed", "its end")
 
 
 def test_an_agent_s_idle_process_is_kept_over_a_kill(home: Home) -> None:

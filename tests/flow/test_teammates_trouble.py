@@ -11,16 +11,18 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from steadyrun.errors import StoreBusy
 from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent
 from steadyrun.model.gate import Opened
 from steadyrun.model.ids import AgentId
 from steadyrun.runtime.worker import Room
+from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.tasks import task_group
 from tests.children.adoption_steps import WatchedStore
 from tests.children.keeper_driver import eventually
-from tests.team import Team, says, script, working
+from tests.team import Team, says, script, wait_for, working
 
 Answer = TypeVar("Answer")
 
@@ -86,7 +88,7 @@ async def trapped(place: Path, step: str, room: Room) -> AsyncIterator[Team]:
         await impatient.close()
 
 
-def _watched(store: SqliteStore, trap: Trap) -> Any:
+def _watched(store: Store, trap: "Trap | Busy") -> Any:
     return WatchedStore(store, trap)  # type: ignore[arg-type]
 
 
@@ -195,6 +197,38 @@ def test_a_store_that_is_busy_for_a_while_delays_and_nothing_else(
             assert [each.phase for each in failed] == ([phase] if phase else [])
             events = await team.events(ada)
             assert [seen.seq for seen in events] == [*range(1, len(events) + 1)]
+
+    anyio.run(main)
+
+
+@dataclass
+class Busy:
+    """A store that is busy the second time somebody asks for the lanes of the dead."""
+
+    reaps: int = 0
+
+    async def take(self, names: Sequence[str], doing: Awaitable[Answer]) -> Answer:
+        self.reaps += "reap" in names
+        answer = await doing
+        if "reap" in names and self.reaps == 2:
+            raise StoreBusy("somebody else writes", path=Path("steadyrun.db"))
+        return answer
+
+
+def test_a_store_that_is_busy_when_the_lanes_of_the_dead_are_looked_at_is_no_bug(
+    tmp_path: Path,
+) -> None:
+    busy = Busy()
+
+    async def main() -> None:
+        # Whoever works here asserts that there is no bug.
+        async with working(tmp_path, watched=lambda store: _watched(store, busy)) as team:
+            ada = await team.hire("ada")
+            await wait_for(lambda: team.facts.of("store.failed"), "the trouble")
+            assert (await team.done(ada, says("one"))).reply == "one"
+
+            assert busy.reaps == 2
+            assert team.facts.of("store.failed") == [{"phase": "reap", "code": "store_busy"}]
 
     anyio.run(main)
 

@@ -12,6 +12,7 @@ import platform
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -150,8 +151,9 @@ async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
                 around.budgets,
                 price_source,
             )
-            await _drain_letters(desk)
-            running.recovered = await daemon.recover()
+            # They are begun like everything else, once it is known what was left.
+            alone = replace(desk, daemon=None)
+            running.recovered = await daemon.recover(partial(_drain_letters, alone))
             tasks.start_soon(daemon.serve)
             fact("daemon.started", pid=os.getpid(), version=__version__)
             async with serving(desk, lambda method, error: bug(error, method=method)):

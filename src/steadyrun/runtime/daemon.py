@@ -1,5 +1,6 @@
 """What does a daemon do? Takes up what was left, works, looks after the lanes of the dead."""
 
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -23,6 +24,10 @@ ALIVE_AT = "alive_at"
 HEARTBEAT_SECONDS = 30.0
 
 
+async def _nothing() -> None:
+    """Nobody has left a letter."""
+
+
 class Recovered(Struct, frozen=True):
     """What was found at the start."""
 
@@ -41,11 +46,13 @@ class Daemon:
         self._around, self._store = around, around.store
         self._tasks = tasks
 
-    async def recover(self) -> Recovered:
-        """Take up what an earlier daemon has left; whatever took time meanwhile is not blamed."""
+    async def recover(self, drain: Callable[[], Awaitable[None]] = _nothing) -> Recovered:
+        """Take up what an earlier daemon has left; whatever took time meanwhile is not blamed. What
+        was waiting to be delivered is taken in by `drain`, when it is known who may be sent to."""
+        await self._reconcile_gates()
+        await drain()
         downtime = await self._downtime()
         fact("downtime.credited", seconds=round(downtime.total_seconds(), 1))
-        await self._reconcile_gates()
         self._tasks.start_soon(self.seats.serve)
         lanes, processes = await self._reap(downtime)
         return Recovered(lanes, processes, downtime)
