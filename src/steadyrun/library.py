@@ -167,13 +167,8 @@ class Steadyrun:
 
     async def costs(self, runs: Iterable[str]) -> dict[str, Cost]:
         """What runs have cost; ids that are not known are left out."""
-        found = {}
-        for run in runs:
-            try:
-                found[run] = (await self._around.store.run(RunId(run))).cost
-            except NotFound:
-                continue
-        return found
+        found = await self._around.store.costs([RunId(run) for run in runs])
+        return {**found}
 
     async def approvals(
         self, *, include_settled: bool = False, limit: int = PAGE

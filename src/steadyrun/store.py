@@ -39,7 +39,7 @@ from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.model.usage import UsageSum
+from steadyrun.model.usage import Cost, UsageSum
 
 # How long a key is remembered after its item was accepted.
 DEDUP_RETENTION = timedelta(days=14)
@@ -381,6 +381,9 @@ class Store(Protocol):
 
     async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
         """Runs whose id begins so: for ids typed by hand."""
+
+    async def costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
+        """What runs have cost, in one question; those that are not there are left out."""
 
     async def open_process(self, hold: Hold, process: Process) -> None: ...
 

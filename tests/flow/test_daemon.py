@@ -251,9 +251,13 @@ def test_facts_tell_no_prompt_and_no_reply(home: Home) -> None:
 
 
 def test_make_up_has_a_demo_agent(home: Home) -> None:
+    program, environ = home.place / "claude", environment(home.path)
+    program.write_text("#!/bin/sh\necho '2.1.197 (Claude Code)'\n")
+    program.chmod(0o755)
+    environ["PATH"] = f"{home.place}:{environ['PATH']}"
     demo = subprocess.Popen(
         [sys.executable, ROOT / "scripts/demo.py"],
-        env=environment(home.path),
+        env=environ,
         cwd=home.place,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -266,6 +270,7 @@ def test_make_up_has_a_demo_agent(home: Home) -> None:
     answer = home.run("send", "demo", "say hello", "--wait")
 
     assert len([line for line in said if "steadyrun" in line and line.startswith("  ")]) == 3
+    assert f"  claude   2.1.197    {program}\n" in said
     assert "You said: say hello" in answer.stdout
     assert end(demo, signal.SIGINT) == 0
 

@@ -1,6 +1,6 @@
 """What does the reference answer to those who only read?"""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 
 from steadyrun.errors import NotFound
@@ -13,7 +13,7 @@ from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.model.usage import UsageSum
+from steadyrun.model.usage import Cost, UsageSum
 from steadyrun.store import PAGE, Call, Grouping, Holder, Known, Lane, Look
 from steadyrun.testing import tables as rows
 from steadyrun.testing.tables import Tables
@@ -107,6 +107,10 @@ class MemoryReads:
     async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
         found = [run for run in self._tables.runs.values() if run.id.startswith(prefix)]
         return sorted(found, key=lambda r: r.id)[:limit]
+
+    async def costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
+        known = self._tables.runs
+        return {run: known[run].cost for run in runs if run in known}
 
     async def process(self, process: ProcessId) -> Process:
         if process not in self._tables.processes:

@@ -1,7 +1,7 @@
 """Who reads from the database? A few connections in worker threads, never the event loop."""
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,7 @@ from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.model.usage import UsageSum
+from steadyrun.model.usage import Cost, UsageSum
 from steadyrun.store import PAGE, Call, Grouping, Holder, Known, Lane, Look
 from steadyrun.stores.sqlite import approvals, gates, known, kv, looks, reads, rows, schema
 from steadyrun.stores.sqlite.faults import translated
@@ -85,6 +85,9 @@ class SqliteReads:
 
     async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
         return await self._read(lambda c: reads.runs_like(c, prefix, limit))
+
+    async def costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
+        return await self._read(lambda c: reads.costs(c, runs)) if runs else {}
 
     async def process(self, process: ProcessId) -> Process:
         return await self._read(lambda c: rows.process(c, process))

@@ -1,5 +1,6 @@
 """What do the reading verbs ask of the database? Keyset pages only: no OFFSET, no count(*)."""
 
+from collections.abc import Collection
 from datetime import datetime
 
 import msgspec
@@ -13,7 +14,7 @@ from steadyrun.model.packed import Row, stored_events
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken
-from steadyrun.model.usage import UsageSum
+from steadyrun.model.usage import Cost, UsageSum
 from steadyrun.store import Call, Grouping, Holder
 from steadyrun.stores.sqlite import approvals, rows
 from steadyrun.stores.sqlite.rows import (
@@ -145,6 +146,17 @@ def runs_like(connection: Connection, prefix: str, limit: int) -> list[Run]:
     values = {"prefix": prefix, "beyond": prefix + "\U0010ffff", "limit": limit}
     found = connection.execute(_RUNS_LIKE, values).fetchall()
     return [rows.run_from(connection, row) for row in found]
+
+
+_COSTS = """
+    SELECT run_id, cost_usd, cost_kind FROM runs
+    WHERE run_id IN (SELECT value FROM json_each(:runs))
+"""
+
+
+def costs(connection: Connection, runs: Collection[RunId]) -> dict[RunId, Cost]:
+    found = connection.execute(_COSTS, {"runs": msgspec.json.encode(list(runs)).decode()})
+    return {run: Cost(usd, kind) for run, usd, kind in found}
 
 
 def open_processes(connection: Connection, agent: AgentId | None) -> list[Process]:

@@ -6,6 +6,7 @@ import msgspec
 
 from steadyrun.errors import ChangeRefused, NotFound
 from steadyrun.model.event import Diagnostic, ErrorFact, TextFinal, ToolCompleted
+from steadyrun.model.ids import RunId
 from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import Adopted, Created, Finished, Launched, Run, Touched
 from steadyrun.model.secret import REDACTED
@@ -123,6 +124,17 @@ async def check_runs_are_paged_newest_first(harness: StoreHarness) -> None:
             page = await scene.store.runs(scene.agent, before=page[-1].id, limit=limit)
             paged = paged + page
         assert paged == whole
+
+
+async def check_what_runs_have_cost_is_one_question(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    costs = [Cost(1.5, "known"), Cost(0.25, "estimated"), Cost()]
+    runs = [await _finished_run(scene, cost=cost) for cost in costs]
+
+    found = await scene.store.costs([*(run.id for run in runs[1:]), RunId("run_none")])
+
+    assert found == {run.id: cost for run, cost in zip(runs[1:], costs[1:], strict=True)}
+    assert await scene.store.costs([]) == {}
 
 
 async def check_runs_are_found_by_the_beginning_of_their_id(harness: StoreHarness) -> None:
