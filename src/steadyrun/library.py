@@ -168,7 +168,7 @@ class Steadyrun:
     async def costs(self, runs: Iterable[str]) -> dict[str, Cost]:
         """What runs have cost; ids that are not known are left out."""
         found = await self._around.store.costs([RunId(run) for run in runs])
-        return {**found}
+        return {str(run): cost for run, cost in found.items()}
 
     async def approvals(
         self, *, include_settled: bool = False, limit: int = PAGE

@@ -242,8 +242,7 @@ class Store(Protocol):
         """Cancel it at once if queued, ask its holder to if running; settled stays as it is.
 
         The item has the reason of whoever was the first, as its error; one that completes or fails
-        all the same has it no more.
-        """
+        all the same has it no more."""
 
     # -- lanes
 
@@ -444,8 +443,7 @@ class Store(Protocol):
         to a question that is settled, is `ChangeRefused`: whoever is first decides.
 
         An answer about a budget settles the question, and is an event of the agent; its lane may be
-        claimed again if that is allowed.
-        """
+        claimed again if that is allowed."""
 
     async def approval(self, approval: ApprovalId) -> Approval:
         """The question, else `NotFound`."""

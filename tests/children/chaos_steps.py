@@ -29,7 +29,8 @@ _READS = frozenset(
     {
         "agent", "agents", "looks", "token", "session", "item", "items", "lane", "holders", "calls",
         "run", "runs", "runs_like", "process", "open_processes", "events", "last_events", "usage",
-        "usage_by", "costs", "gates", "known", "approval", "approvals", "approvals_like", "recall", "close",
+        "usage_by", "costs", "gates", "known", "approval", "approvals", "approvals_like", "recall",
+        "close",
     }
 )  # fmt: skip
 # The verbs that nobody calls who drives runs: the suite of the engines has them.
