@@ -1,5 +1,6 @@
 """What do runs need? The store, the providers as configured, and a place among the holders."""
 
+import ctypes
 import gc
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -33,11 +34,15 @@ DIALECTS: dict[str, type[Any]] = {each.name: each for each in (Claude, Codex, Sc
 _INHERITED = ("PATH", "HOME", "LANG", "TERM", "TMPDIR")
 # So many new objects make it worth looking for garbage, in a daemon.
 _COLLECTED_AT = 20_000
+# malloc.h of glibc: how many heaps there may be.
+_M_ARENA_MAX = -8
 
 
 @asynccontextmanager
 async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncIterator[Surroundings]:
     """Everything that runs need, with this process as a holder of lanes."""
+    if kind == "daemon":
+        _share_heap()
     clock, scrubber = SystemClock(), Scrubber(config.secrets())
     async with open_store(config, scrubber) as store:
         home = config.places.home
@@ -62,6 +67,14 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
                 )
             finally:
                 await store.leave(holder.id)
+
+
+def _share_heap() -> None:
+    """Let all threads take memory from one heap. What one of them has given back is of no use to
+    the others else, and a daemon's threads come and go with what its agents do."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 1)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from steadyrun.wire.journal import FileWatches
 PROCESSES = "processes"
 _REQUEST = "request"
 _PAUSE_SECONDS = 0.02
+_LAUNCHED_AT_ONCE = 8
 _decode_request = msgspec.msgpack.Decoder(LaunchRequest).decode
 
 
@@ -65,6 +66,8 @@ class KeeperDrivers:
         self._clock = clock
         self._watches = watches
         self._limits = limits or Limits()
+        # More at a time take as long, and all of them memory that nobody needs afterwards.
+        self._launching = anyio.CapacityLimiter(_LAUNCHED_AT_ONCE)
 
     def abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
         return _dialect(self._setup(provider), one_shot=one_shot).abilities
@@ -90,12 +93,18 @@ class KeeperDrivers:
     async def launch(
         self, process: Process, request: LaunchRequest, *, env: Mapping[str, str] | None = None
     ) -> None:
+        async with self._launching:
+            await self._launch(process, request, env or {})
+
+    async def _launch(
+        self, process: Process, request: LaunchRequest, env: Mapping[str, str]
+    ) -> None:
         setup, directory = self._setup(process.provider), self._directory(process)
         request = msgspec.structs.replace(request, directory=str(directory), command=setup.command)
         dialect = _dialect(setup, one_shot=request.one_shot)
         launch = dialect.launch(request)
         # What a user has configured is stronger than what the Dialect thinks good.
-        given = {**launch.env, **setup.env(), **(env or {})}
+        given = {**launch.env, **setup.env(), **env}
         if dialect.program is not None:
             command, cwd = request.command, request.cwd
             await anyio.to_thread.run_sync(installed.require, dialect.program, command, given, cwd)
