@@ -100,6 +100,10 @@ class Home:
     def texts(self) -> list[str]:
         return [text for each in self.events() if (text := getattr(each.event, "text", None))]
 
+    def folders(self) -> list[str]:
+        """The processes that have files."""
+        return [each.name for each in (self.path / "processes").iterdir()]
+
     def log(self) -> list[str]:
         """What the daemons have told."""
         return (self.place / "log").read_text().splitlines()

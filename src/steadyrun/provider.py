@@ -8,6 +8,7 @@ after a crash by playing both again, in their recorded order.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from typing import Any, ClassVar, Literal, Protocol
 
 from msgspec import Struct
@@ -424,3 +425,9 @@ class Drivers(Protocol):
 
     async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
         """End a process that nobody can drive, and all it has started: what it says is lost."""
+
+    async def remains(self) -> dict[ProcessId, datetime]:
+        """The processes that have left files here, and when those were last written to."""
+
+    async def clear(self, process: ProcessId) -> bool:
+        """Delete what a process has left, and whether that was done: one that lives keeps it."""

@@ -40,6 +40,30 @@ def test_a_message_waits_for_the_daemon_and_is_done_by_it(home: Home) -> None:
     assert home.processes() == []
 
 
+def test_what_ended_long_ago_leaves_no_files_and_the_record_stays(home: Home) -> None:
+    home.path.mkdir(exist_ok=True)
+    # A tenth of a second, nearly.
+    (home.path / "config.toml").write_text("[daemon]\nkeep_days = 0.000001\nprocesses = 1\n")
+    home.hire("ada")
+    home.hire("bo")
+    daemon = home.up()
+    old = home.send("ada", {"text": "old"})
+    eventually(lambda: home.item(old).is_settled, "its end")
+    kept = home.send("bo", {"text": "kept"})
+    eventually(lambda: home.item(kept).is_settled, "its end")
+    [waiting] = home.processes()
+    daemon.kill()
+    daemon.wait()
+    [run] = [each for each in home.runs() if each.item == old]
+    home.up()
+    eventually(lambda: len(home.folders()) == 1, "what is deleted")
+
+    replayed = home.run("replay", run.id)
+    assert home.folders() == [waiting.id]
+    assert (replayed.returncode, "kept for a time only" in replayed.stderr) == (3, True)
+    assert "old" in home.texts()
+
+
 def test_a_home_has_one_daemon(home: Home) -> None:
     first = home.up()
 

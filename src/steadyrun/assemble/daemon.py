@@ -199,7 +199,8 @@ def _room(config: Config) -> Room:
     settings = config.settings
     runs_of = {name: each.runs for name, each in settings.providers.items() if each.runs}
     idle = settings.daemon.idle_seconds or math.inf
-    return Room(settings.daemon.runs, runs_of, settings.daemon.processes, idle)
+    keep = settings.daemon.keep_days * 86400
+    return Room(settings.daemon.runs, runs_of, settings.daemon.processes, idle, keep_seconds=keep)
 
 
 @asynccontextmanager

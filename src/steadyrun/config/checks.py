@@ -25,6 +25,7 @@ PROVIDERS = (
 MOST = 100
 # The longest windows of accounts are a week.
 MOST_GATE_SECONDS = 7 * 24 * 3600
+MOST_DAYS = 36500
 
 # Those that tell a process of its agent are ours.
 _OURS = "STEADYRUN_"
@@ -196,6 +197,12 @@ def check_seconds(value: float) -> Flaw | None:
     return Flaw(f"expected a number of seconds, 0 or more, found {value}")
 
 
+def _check_days(value: float) -> Flaw | None:
+    if 0 <= value <= MOST_DAYS:
+        return None
+    return Flaw(f"expected a number of days from 0 to {MOST_DAYS}, found {value}")
+
+
 def _check_factor(value: float) -> Flaw | None:
     if value > 1 and math.isfinite(value):
         return None
@@ -215,6 +222,7 @@ CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
     "daemon.processes": _from_to(0, MOST),
     "daemon.idle_seconds": check_seconds,
     "daemon.drain_seconds": check_seconds,
+    "daemon.keep_days": _check_days,
     "gate.initial_seconds": _from_to(1, MOST_GATE_SECONDS),
     "gate.max_seconds": _from_to(1, MOST_GATE_SECONDS),
     "gate.factor": _check_factor,

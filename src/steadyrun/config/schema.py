@@ -27,7 +27,8 @@ HARMLESS = frozenset({"providers.*.model", "agents.*.model"})
 class Daemon(Struct, frozen=True):
     """Where the daemon answers, and how much it does at once.
 
-    `processes` and `idle_seconds` are for those that wait for their agent's next message.
+    `processes` and `idle_seconds` are for those that wait for their agent's next message. What a
+    process has printed is kept for `keep_days` after its end.
     """
 
     listen: str = "127.0.0.1:7717"
@@ -35,6 +36,7 @@ class Daemon(Struct, frozen=True):
     processes: int = 5
     idle_seconds: float = 300.0
     drain_seconds: float = 60.0
+    keep_days: float = 7.0
 
 
 class Clocks(Struct, frozen=True):

@@ -1,9 +1,11 @@
 """How is a process started or taken over, for any provider? Each has a directory of its own."""
 
 import contextlib
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,12 @@ class KeeperDrivers:
         await keeping.wait_until_gone(directory)
         await anyio.to_thread.run_sync(keeper.sweep, [process.id])
 
+    async def remains(self) -> dict[ProcessId, datetime]:
+        return await anyio.to_thread.run_sync(_remains, self._home / PROCESSES)
+
+    async def clear(self, process: ProcessId) -> bool:
+        return await anyio.to_thread.run_sync(_clear, self._home / self.place(process))
+
     def _request(self, process: Process) -> LaunchRequest:
         file = self._directory(process) / _REQUEST
         try:
@@ -230,3 +238,18 @@ def _prepare(directory: Path, request: LaunchRequest, launch: Launch) -> None:
         path = directory / name
         path.touch(mode=0o600)
         path.write_bytes(content)
+
+
+def _remains(folder: Path) -> dict[ProcessId, datetime]:
+    found = {}
+    for directory in folder.iterdir() if folder.is_dir() else ():
+        times = [file.stat().st_mtime for file in (directory, *directory.iterdir())]
+        found[ProcessId(directory.name)] = datetime.fromtimestamp(max(times), UTC)
+    return found
+
+
+def _clear(directory: Path) -> bool:
+    if keeping.is_alive(directory):
+        return False
+    shutil.rmtree(directory)
+    return True

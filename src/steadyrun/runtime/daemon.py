@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from steadyrun.errors import HolderGone, NotFound, SteadyrunError, StoreFailed
 from steadyrun.model.gate import Booted
-from steadyrun.model.ids import AgentId, RunId
+from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.bridge import Bridge
@@ -22,6 +22,7 @@ from steadyrun.runtime.worker import Room, Worker
 
 ALIVE_AT = "alive_at"
 HEARTBEAT_SECONDS = 30.0
+CLEAR_SECONDS = 3600.0
 
 
 async def _nothing() -> None:
@@ -45,6 +46,9 @@ class Daemon:
         self.worker = Worker(around, tasks, self.seats, room, Bridge(around, key))
         self._around, self._store = around, around.store
         self._tasks = tasks
+        self._keep_seconds = room.keep_seconds
+        # When to look again at what processes have left.
+        self._clear_at = 0.0
 
     async def recover(self, drain: Callable[[], Awaitable[None]] = _nothing) -> Recovered:
         """Take up what an earlier daemon has left; whatever took time meanwhile is not blamed. What
@@ -77,6 +81,7 @@ class Daemon:
             try:
                 await self._store.remember(ALIVE_AT, self._around.clock.now().isoformat().encode())
                 await self._reap(timedelta())
+                await self._clear_up()
             except HolderGone:
                 # Somebody else has all that we had, and works.
                 raise
@@ -86,6 +91,27 @@ class Daemon:
             except SteadyrunError as error:
                 bug(error)
             await anyio.sleep(HEARTBEAT_SECONDS)
+
+    async def _clear_up(self) -> None:
+        """Delete what processes have left that ended long ago: once an hour is soon enough."""
+        clock, drivers = self._around.clock, self._around.drivers
+        if not self._keep_seconds or clock.monotonic() < self._clear_at:
+            return
+        self._clear_at = clock.monotonic() + CLEAR_SECONDS
+        cleared, before = 0, clock.now() - timedelta(seconds=self._keep_seconds)
+        for process, written_at in (await drivers.remains()).items():
+            ended_at = await self._ended_at(process, written_at)
+            if ended_at is not None and ended_at < before:
+                cleared += await drivers.clear(process)
+        if cleared:
+            fact("processes.cleared", count=cleared)
+
+    async def _ended_at(self, process: ProcessId, written_at: datetime) -> datetime | None:
+        """None: it has not. Of one that the record does not know its files tell."""
+        try:
+            return (await self._store.process(process)).closed_at
+        except NotFound:
+            return written_at
 
     async def _reap(self, credit: timedelta) -> tuple[int, int]:
         lost = await self._store.reap(self._around.holder)

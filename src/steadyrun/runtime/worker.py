@@ -45,7 +45,7 @@ class Room(Struct, frozen=True):
     """How much may there be at a time, and how long may it wait?
 
     `idle_seconds` of 0 is for ever. A process that has printed `journal_bytes` is not kept: whoever
-    takes over would have to read them.
+    takes over would have to read them. What one has left is deleted after `keep_seconds`; 0: never.
     """
 
     runs: int = 5
@@ -53,6 +53,7 @@ class Room(Struct, frozen=True):
     processes: int = 5
     idle_seconds: float = 300.0
     journal_bytes: int = 64 * 1024 * 1024
+    keep_seconds: float = 7 * 86400.0
 
 
 class Worker:
