@@ -20,7 +20,8 @@ from steadyrun.model.ids import HolderId, ItemId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.run import Finished
 from steadyrun.model.secret import Scrubber
-from steadyrun.stores.sqlite import DATABASE, SqliteStore, lanes, runs, schema
+from steadyrun.stores.sqlite import DATABASE, SqliteStore, gates, lanes, runs, schema
+from steadyrun.stores.sqlite.lanes import Chosen
 from steadyrun.stores.sqlite.rows import Connection
 from steadyrun.stores.sqlite.terms import Terms
 
@@ -29,7 +30,7 @@ AGENTS = 200
 CLAIMERS = 32
 
 T = TypeVar("T")
-_TERMS = Terms(Scrubber(SECRETS), GateRules())
+_TERMS = Terms(Scrubber(SECRETS), GateRules(), {})
 
 
 def rows() -> list[Row]:
@@ -98,11 +99,16 @@ async def _inline() -> float:
 
 def _settle_inline(connection: Connection, holder: HolderId) -> list[ItemId]:
     settled = []
-    while chosen := _transact(connection, lambda: lanes.claim(connection, holder, 1, None, _now())):
+    while chosen := _transact(connection, lambda: _claim_inline(connection, holder)):
         for claim, _ in chosen:
             _run_inline(connection, claim)
             settled.append(claim.item.id)
     return settled
+
+
+def _claim_inline(connection: Connection, holder: HolderId) -> list[Chosen]:
+    now = _now()
+    return lanes.claim(connection, holder, 1, None, now, gates.shut(connection, now, _TERMS))
 
 
 def _run_inline(connection: Connection, claim: Claim) -> None:

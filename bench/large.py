@@ -32,7 +32,7 @@ from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Finished, Launched
 from steadyrun.model.secret import Scrubber
-from steadyrun.stores.sqlite import DATABASE, SqliteStore, lanes, runs, schema
+from steadyrun.stores.sqlite import DATABASE, SqliteStore, gates, lanes, runs, schema
 from steadyrun.stores.sqlite.rows import Connection
 from steadyrun.stores.sqlite.terms import Terms
 
@@ -45,7 +45,7 @@ _CALLS_PER_ROUND = 300
 _PAGE, _LAST = 50, 20
 _CHECKED = 200
 
-_TERMS = Terms(Scrubber(SECRETS), GateRules())
+_TERMS = Terms(Scrubber(SECRETS), GateRules(), {})
 _WORDS = ("looked", "at", "the", "next", "failing", "test", "and", "found", "why", "it", "fails")
 
 Call = Callable[[SqliteStore, "_Filled", random.Random], Awaitable[None]]
@@ -165,7 +165,9 @@ async def _fill(filled: _Filled, count: int) -> None:
     for some in _commits(count):
         connection.execute("BEGIN IMMEDIATE")
         for _ in range(some):
-            [chosen] = lanes.claim(connection, holder.id, 1, None, _now())
+            now = _now()
+            shut = gates.shut(connection, now, _TERMS)
+            [chosen] = lanes.claim(connection, holder.id, 1, None, now, shut)
             _fill_run(connection, chosen.claim, filled)
         connection.execute("COMMIT")
     connection.close()

@@ -33,7 +33,7 @@ from steadyrun.model.event import (
     FollowupReturned,
     StoredEvent,
 )
-from steadyrun.model.gate import Gate, GateNews
+from steadyrun.model.gate import Accounts, Gate, GateNews
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message
 from steadyrun.model.process import Process
@@ -175,6 +175,8 @@ class Store(Protocol):
     """The system of record."""
 
     hints: Hints
+    # As this process is configured: who is sent to a provider comes to the gate of that account.
+    accounts: Accounts
 
     # -- agents and sessions
 
@@ -458,14 +460,13 @@ class Store(Protocol):
 
     # -- gates
 
-    async def tell_gate(
-        self, provider: str, news: GateNews, *, account: str | None = None
-    ) -> list[Gate]:
-        """Tell the gate of an account, or of every account that is known, what has happened;
-        `gate_step` says what becomes of it. What changes is an event of no agent, in the same
-        transaction. A run that begins or ends tells its gate by itself, in its own transaction."""
+    async def tell_gate(self, provider: str, news: GateNews, *, account: str | None = None) -> Gate:
+        """Tell the gate of an account, or of the present one, what has happened; `gate_step` says
+        what becomes of it. What changes is an event of no agent, in the same transaction. A run
+        that begins or ends tells the gate of its own account, in its own transaction."""
 
-    async def gates(self) -> list[Gate]: ...
+    async def gates(self, *, include_others: bool = False) -> list[Gate]:
+        """Those of the present accounts that were ever told anything, or of all accounts."""
 
     # -- what else is to be remembered
 

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from steadyrun.hints import Hints
+from steadyrun.model.gate import Accounts
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
 from steadyrun.model.secret import Scrubber, Secret
@@ -42,10 +43,14 @@ class MemoryHarness:
         self._tables = Tables()
         self._hints = Hints()
 
-    async def open(self, hints: Hints | None = None) -> Store:
-        scrubber = Scrubber([self.secret])
-        heard = hints or self._hints
-        return MemoryStore(self.clock, tables=self._tables, hints=heard, scrubber=scrubber)
+    async def open(self, hints: Hints | None = None, *, accounts: Accounts | None = None) -> Store:
+        return MemoryStore(
+            self.clock,
+            tables=self._tables,
+            hints=hints or self._hints,
+            scrubber=Scrubber([self.secret]),
+            accounts=accounts,
+        )
 
     async def claim_and_die(self, agent: AgentId | None = None) -> Claim:
         store = await self.open()
@@ -72,9 +77,14 @@ class SqliteHarness:
         self._home = home
         self._opened: list[SqliteStore] = []
 
-    async def open(self, hints: Hints | None = None) -> Store:
-        scrubber = Scrubber([self.secret])
-        store = await SqliteStore.open(self._home, clock=self.clock, hints=hints, scrubber=scrubber)
+    async def open(self, hints: Hints | None = None, *, accounts: Accounts | None = None) -> Store:
+        store = await SqliteStore.open(
+            self._home,
+            clock=self.clock,
+            hints=hints,
+            scrubber=Scrubber([self.secret]),
+            accounts=accounts,
+        )
         self._opened.append(store)
         return store
 

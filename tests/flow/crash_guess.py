@@ -108,7 +108,7 @@ def _guess(model: Model, seen: Seen, op: Op) -> Guess:  # noqa: C901 (one case f
             return _of_hire(model, seen, op)
         case CloseGate():
             gate = seen.gates.get("codex")
-            return Done([gate]) if gate and gate.until == op.until else Absent()
+            return Done(gate) if gate and gate.until == op.until else Absent()
         case Remember():
             return Done(None) if seen.kv.get(op.key) == op.value else Absent()
         case Cancel():

@@ -73,7 +73,7 @@ RESULTS: dict[type, Any] = {
     Wake: Claim | None,
     LetGo: bool | None,
     Hire: Started,
-    CloseGate: list[Gate],
+    CloseGate: Gate,
     Remember: None,
 }
 
@@ -120,9 +120,8 @@ class Model:
             case Hire():
                 self._hire(op, result)
             case CloseGate():
-                [gate] = result
-                assert (gate.is_closed, gate.until) == (True, op.until)
-                self.gates[gate.provider] = gate
+                assert (result.is_closed, result.until) == (True, op.until)
+                self.gates[result.provider] = result
                 self.log.append((EventId(f"gate:{len(self.log) + 1}"), None))
             case Remember():
                 self.kv[op.key] = op.value

@@ -285,7 +285,8 @@ def test_with_a_daemon_a_message_is_run_and_its_answer_awaited(home: Path) -> No
     assert [agent["name"] for agent in status["agents"]] == ["ada"]
     assert status["gates"] == [
         {"provider": "scripted", "account": "", "state": "open", "until": None, "level": 0,
-         "dispatchable": True, "reason": None, "probe": None, "run": None, "hit_at": None},
+         "dispatchable": True, "reason": None, "probe": None, "run": None, "hit_at": None,
+         "is_present": True},
     ]  # fmt: skip
 
 

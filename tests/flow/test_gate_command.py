@@ -1,6 +1,7 @@
 """Is a provider left alone that has said no? A run of nobody's closes the gate for all."""
 
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from tests.commands import steadyrun
@@ -69,6 +70,17 @@ def test_a_gate_is_closed_and_opened_by_hand(tmp_path: Path) -> None:
     assert "the bill" in shown
     assert (held["state"], held["until"]) == ("held", None)
     assert (opened["state"], opened["dispatchable"]) == ("open", True)
+
+
+def test_who_closes_a_gate_last_says_for_how_long(tmp_path: Path) -> None:
+    home, until = tmp_path / "home", []
+
+    for duration in ("1h", "1m"):
+        closed = steadyrun(home, "gate", "close", "scripted", "--for", duration, "--json")
+        [gate] = json.loads(closed.stdout)["gates"]
+        until.append(datetime.fromisoformat(gate["until"]))
+
+    assert until[1] < until[0] - timedelta(minutes=50)
 
 
 def test_what_cannot_be_a_gate_is_refused_by_name(tmp_path: Path) -> None:

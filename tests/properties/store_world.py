@@ -55,6 +55,7 @@ from steadyrun.testing.store_suite.scene import ALL, everything
 T = TypeVar("T")
 CANARY = "canary-7f3a"
 PROVIDERS = ("claude", "codex")
+ACCOUNTS = ("", "x")
 
 small = st.integers(0, 3)
 providers = st.sampled_from(PROVIDERS)
@@ -135,6 +136,8 @@ class World(RuleBasedStateMachine):
         self.appends: list[tuple[Claim, Batch]] = []
         self.settled: dict[ItemId, Item] = {}
         self.steps = 0
+        # What both are configured with: it changes as if they were opened anew.
+        self.accounts: dict[str, str] = {}
         self._going = {
             "go_on": self._go_on,
             "rest": self._rest,
@@ -192,10 +195,18 @@ class World(RuleBasedStateMachine):
     async def _open(self) -> tuple[Store, Store]:
         scrubber = Scrubber([Secret(CANARY)])
         engine = await SqliteStore.open(
-            self.home, clock=self.clock, ids=seeded_ids(self.clock, 2), scrubber=scrubber
+            self.home,
+            clock=self.clock,
+            ids=seeded_ids(self.clock, 2),
+            scrubber=scrubber,
+            accounts=self.accounts,
         )
         reference = MemoryStore(
-            self.clock, ids=seeded_ids(self.clock, 2), scrubber=scrubber, machine=platform.node()
+            self.clock,
+            ids=seeded_ids(self.clock, 2),
+            scrubber=scrubber,
+            accounts=self.accounts,
+            machine=platform.node(),
         )
         return engine, reference
 
@@ -239,8 +250,10 @@ class World(RuleBasedStateMachine):
         return works
 
     def _create(self, work: Work) -> None:
-        run, claim = self.names.run(), work.claim
-        created = Created(run, claim.agent, claim.item.id, "claude", self.clock.now())
+        run, claim, account = self.names.run(), work.claim, [None, None, "y"][len(work.runs) % 3]
+        created = Created(
+            run, claim.agent, claim.item.id, "claude", self.clock.now(), account=account
+        )
         if self._both(lambda store: store.change(claim, run, created)):
             work.runs.append(run)
 
@@ -327,7 +340,10 @@ class World(RuleBasedStateMachine):
     def _open_process(self, work: Work) -> None:
         claim, now = work.claim, self.clock.now()
         provider = PROVIDERS[len(work.processes) % 2]
-        process = Process(self.names.process(), claim.agent, provider, "here", "/k", now)
+        account = self.accounts.get(provider, "")
+        process = Process(
+            self.names.process(), claim.agent, provider, "here", "/k", now, account=account
+        )
         work.processes.append(process.id)
         self._both(lambda store: store.open_process(claim, process))
         if self._lane_of(claim) in {"held", "warm"}:

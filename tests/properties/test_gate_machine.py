@@ -125,7 +125,7 @@ def _suspect(at: At) -> Gate:
 
 def _open(at: At) -> Gate:
     gate = at.gate
-    return Gate("p", suspect_until=gate.suspect_until, hit_at=gate.hit_at, run=gate.run)
+    return Gate("p", "mine", suspect_until=gate.suspect_until, hit_at=gate.hit_at, run=gate.run)
 
 
 TABLE: tuple[Row, ...] = (
@@ -170,7 +170,7 @@ class GateMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.now = Gate("p"), START
+        self.gate, self.now = Gate("p", "mine"), START
         self.began = dict.fromkeys(range(4), START)
 
     @rule(seconds=moments)
@@ -240,6 +240,10 @@ class GateMachine(RuleBasedStateMachine):
         is_over = gate.until is not None and gate.until <= now
         may = not gate.is_closed or (is_over and gate.probe is None)
         assert dispatchable(gate, now) == (may and not is_suspect)
+
+    @invariant()
+    def it_is_always_the_gate_of_the_same_account(self) -> None:
+        assert (self.gate.provider, self.gate.account) == ("p", "mine")
 
     @invariant()
     def an_open_gate_has_nothing_left_over(self) -> None:

@@ -22,6 +22,7 @@ from steadyrun.model.usage import Cost, Usage
 from steadyrun.store import DEDUP_RETENTION, Store
 from steadyrun.testing.store_suite.scene import ALL
 from tests.properties.store_world import (
+    ACCOUNTS,
     CANARY,
     DEEDS,
     MAIN,
@@ -101,6 +102,12 @@ class Lockstep(World):
             "gate": lambda store: store.tell_gate(provider, news, account=account),
         }
         self._both(verbs[verb])
+
+    @rule(provider=providers, account=st.sampled_from(ACCOUNTS))
+    def change_account(self, provider: str, account: str) -> None:
+        """Somebody has written another key into the configuration, or the one from before."""
+        self.accounts[provider] = account
+        self._both(lambda store: store.gates())
 
     @rule(by=st.sampled_from([*[timedelta(minutes=1)] * 3, DEDUP_RETENTION, timedelta(0, 0, 1)]))
     def advance(self, by: timedelta) -> None:

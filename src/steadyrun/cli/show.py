@@ -203,7 +203,8 @@ def _status(_: Any, found: StatusDocument) -> Iterator[str]:
         f"{daemon.processes.live} of {daemon.processes.most} processes{draining}"
     )
     yield from agent_table(found.agents) if found.agents else ["No agents yet."]
-    yield from (_gate(gate) for gate in found.gates if not gate.dispatchable)
+    shut = [gate for gate in found.gates if gate.is_present and not gate.dispatchable]
+    yield from map(_gate, shut)
 
 
 def _gate(gate: GateDocument) -> str:
@@ -215,6 +216,7 @@ def _gates(_: Any, found: GatesDocument) -> Sequence[str]:
     rows = [
         (
             gate.provider,
+            (gate.account or "-") + ("" if gate.is_present else " (not in use)"),
             gate.state,
             render.moment(gate.until) if gate.until else "-",
             str(gate.level),
@@ -223,7 +225,7 @@ def _gates(_: Any, found: GatesDocument) -> Sequence[str]:
         )
         for gate in found.gates
     ]
-    heading = ("PROVIDER", "STATE", "UNTIL", "LEVEL", "LAST REFUSAL", "WHY")
+    heading = ("PROVIDER", "ACCOUNT", "STATE", "UNTIL", "LEVEL", "LAST REFUSAL", "WHY")
     return _table(heading, rows) if rows else ["No provider is in use yet."]
 
 

@@ -287,6 +287,7 @@ class GateSuspect(_Tagged, frozen=True, tag="gate.suspect"):
     provider: str
     until: datetime | None
     reason: str
+    account: str = ""
 
 
 class GateClosed(_Tagged, frozen=True, tag="gate.closed"):
@@ -296,12 +297,14 @@ class GateClosed(_Tagged, frozen=True, tag="gate.closed"):
     until: datetime | None
     reason: str
     level: int
+    account: str = ""
 
 
 class GateOpened(_Tagged, frozen=True, tag="gate.opened"):
     """A provider is used again. Of no agent; that a time has passed is not told."""
 
     provider: str
+    account: str = ""
 
 
 class StallWarned(_Tagged, frozen=True, tag="stall.warned"):

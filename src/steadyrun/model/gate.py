@@ -8,7 +8,7 @@ What a run says of its provider counts by when the run began: one that began bef
 closed is a straggler, and proves nothing about what was let through since.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -18,8 +18,12 @@ from msgspec.structs import replace
 from steadyrun.model.agent import choose
 from steadyrun.model.event import Event, GateClosed, GateOpened, GateSuspect
 from steadyrun.model.ids import RunId
-from steadyrun.model.run import Run
+from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.usage import Usage
+
+# The present account of each provider; one that is not named has that of the machine's own login.
+Accounts = Mapping[str, str]
+OWN_LOGIN = ""
 
 # What a gate is at a time. Suspect is told only of one that would be open.
 GateState = Literal["open", "suspect", "closed", "held", "ready", "probing"]
@@ -54,10 +58,10 @@ class GateRules(Struct, frozen=True):
 
 
 class Gate(Struct, frozen=True, omit_defaults=True):
-    """One provider and account."""
+    """One provider and account: what is said to whoever has one key holds for no other."""
 
     provider: str
-    account: str = ""
+    account: str = OWN_LOGIN
     is_closed: bool = False
     # Until when; None: until a person opens it.
     until: datetime | None = None
@@ -148,6 +152,22 @@ def dispatchable(gate: Gate, now: datetime) -> bool:
     return gate_state(gate, now) in {"open", "ready"} and not _is_suspect(gate, now)
 
 
+def account_of(provider: str, accounts: Accounts) -> str:
+    return accounts.get(provider, OWN_LOGIN)
+
+
+def is_present(provider: str, account: str, accounts: Accounts) -> bool:
+    """Whether who is sent to the provider now comes to the gate of this account."""
+    return account == account_of(provider, accounts)
+
+
+def on_account(change: Change, accounts: Accounts) -> Change:
+    """What begins a run says on which account: on the present one, unless it is said already."""
+    if not isinstance(change, Created) or change.account is not None:
+        return change
+    return replace(change, account=account_of(change.provider, accounts))
+
+
 def shut_gate(gates: Iterable[Gate], provider: str, now: datetime) -> Gate | None:
     """The one that lets nobody through to the provider, if there is one."""
     of_it = (gate for gate in gates if gate.provider == provider)
@@ -213,11 +233,13 @@ def gate_told(before: Gate, after: Gate, now: datetime) -> Event | None:
     if after.is_closed:
         if (before.is_closed, before.until) == (after.is_closed, after.until):
             return None
-        return GateClosed(after.provider, after.until, after.reason or "", after.level)
+        return GateClosed(
+            after.provider, after.until, after.reason or "", after.level, after.account
+        )
     if before.is_closed:
-        return GateOpened(after.provider)
+        return GateOpened(after.provider, after.account)
     if _is_suspect(after, now) and not _is_suspect(before, now):
-        return GateSuspect(after.provider, after.suspect_until, after.reason or "")
+        return GateSuspect(after.provider, after.suspect_until, after.reason or "", after.account)
     return None
 
 

@@ -45,3 +45,5 @@ class Process(Struct, frozen=True):
     closed_at: datetime | None = None
     # The seal of what it was launched with: one with another seal serves no turn of today.
     seal: str = ""
+    # Whose limits hold for what it does; see `Gate`.
+    account: str = ""

@@ -84,6 +84,8 @@ class Run(Struct, frozen=True):
     ended_at: datetime | None = None
     events: int = 0
     tools: int = 0
+    # Whose limits hold for it; see `Gate`.
+    account: str = ""
 
     @property
     def is_terminal(self) -> bool:
@@ -108,6 +110,8 @@ class Created(Struct, frozen=True, tag="created"):
     model: str | None = None
     allowed_tools: tuple[str, ...] | None = None
     metadata: Metadata = {}
+    # None: the one that its provider has now.
+    account: str | None = None
 
 
 class Launched(Struct, frozen=True, tag="launched"):
@@ -225,6 +229,7 @@ def _first(change: Change) -> Run:
         model=change.model,
         allowed_tools=change.allowed_tools,
         metadata=change.metadata,
+        account=change.account or "",
     )
 
 

@@ -169,7 +169,11 @@ class CostDocument(Struct, frozen=True):
 
 class GateDocument(Struct, frozen=True):
     """May this provider be dispatched to now? `run` was the last that it refused, at `hit_at`;
-    `level` is how many it has refused since that were let through, one after the other."""
+    `level` is how many it has refused since that were let through, one after the other.
+
+    `account` is a fingerprint of credentials and base URL, empty for the machine's own login; only
+    the gate of the one that `is_present` is in anybody's way.
+    """
 
     provider: str
     account: str
@@ -182,6 +186,7 @@ class GateDocument(Struct, frozen=True):
     probe: str | None
     run: str | None
     hit_at: datetime | None
+    is_present: bool
 
 
 class GatesDocument(Struct, frozen=True):
@@ -288,7 +293,7 @@ def run_document(run: Run, agent_name: str) -> RunDocument:
     return RunDocument(run=run.id, agent=agent_name, **same)
 
 
-def gate_document(gate: Gate, now: datetime) -> GateDocument:
+def gate_document(gate: Gate, now: datetime, *, is_present: bool) -> GateDocument:
     is_open = dispatchable(gate, now)
     return GateDocument(
         gate.provider,
@@ -301,6 +306,7 @@ def gate_document(gate: Gate, now: datetime) -> GateDocument:
         gate.probe,
         gate.run,
         gate.hit_at,
+        is_present,
     )
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from steadyrun.errors import Usage
 from steadyrun.model.agent import Agent
-from steadyrun.model.gate import LONGEST, Closed, Gate, Opened
+from steadyrun.model.gate import LONGEST, Closed, Gate, Opened, account_of, is_present
 from steadyrun.operations.desk import Desk
 from steadyrun.operations.documents import GateDocument, GatesDocument, gate_document
 from steadyrun.operations.words import said
@@ -40,8 +40,8 @@ async def list_all(desk: Desk, _: ListGates) -> GatesDocument:
 
 async def open_by_hand(desk: Desk, given: OpenGate) -> GatesDocument:
     require_provider(desk, given.provider)
-    gates = await desk.store.tell_gate(given.provider, Opened())
-    return _documents(desk, gates)
+    gate = await desk.store.tell_gate(given.provider, Opened())
+    return GatesDocument((_document(desk, gate),))
 
 
 async def close_by_hand(desk: Desk, given: CloseGate) -> GatesDocument:
@@ -54,16 +54,19 @@ async def close_by_hand(desk: Desk, given: CloseGate) -> GatesDocument:
             raise Usage(found, hint="Without --for it stays closed until it is opened.")
         until = desk.clock.now() + timedelta(seconds=given.duration)
     news = Closed(until, given.reason or _BY_HAND)
-    return _documents(desk, await desk.store.tell_gate(given.provider, news))
+    gate = await desk.store.tell_gate(given.provider, news)
+    return GatesDocument((_document(desk, gate),))
 
 
 async def gate_documents(desk: Desk, agents: Iterable[Agent]) -> tuple[GateDocument, ...]:
-    """Of every provider that was ever closed or is used by an agent."""
-    known = await desk.store.gates()
+    """Of every account that was ever closed, and of those that agents use now."""
+    known = await desk.store.gates(include_others=True)
     used = {provider for agent in agents for provider in agent.providers}
-    unknown = used - {gate.provider for gate in known}
-    gates = sorted([*known, *map(Gate, unknown)], key=lambda gate: (gate.provider, gate.account))
-    return tuple(gate_document(gate, desk.clock.now()) for gate in gates)
+    present = {(provider, account_of(provider, desk.store.accounts)) for provider in used}
+    unknown = present - {(gate.provider, gate.account) for gate in known}
+    gates = [*known, *(Gate(*each) for each in unknown)]
+    gates.sort(key=lambda gate: (gate.provider, gate.account))
+    return tuple(_document(desk, gate) for gate in gates)
 
 
 def require_provider(desk: Desk, provider: str) -> None:
@@ -71,5 +74,6 @@ def require_provider(desk: Desk, provider: str) -> None:
         raise Usage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
 
 
-def _documents(desk: Desk, gates: Iterable[Gate]) -> GatesDocument:
-    return GatesDocument(tuple(gate_document(gate, desk.clock.now()) for gate in gates))
+def _document(desk: Desk, gate: Gate) -> GateDocument:
+    used = is_present(gate.provider, gate.account, desk.store.accounts)
+    return gate_document(gate, desk.clock.now(), is_present=used)

@@ -125,7 +125,7 @@ class Daemon:
 
     async def _reconcile_gates(self) -> None:
         """Before anything is let through: clocks may have been wrong, and probes are over."""
-        for gate in await self._store.gates():
+        for gate in await self._store.gates(include_others=True):
             is_over = gate.probe is None or await self._is_over(gate.probe)
             if gate.probe and not is_over:
                 self.seats.probes.add(gate.probe)

@@ -248,8 +248,9 @@ async def _report(probe: Runner, live: LiveProcess, stretch: Stretch) -> None:
     """Whoever is answered is not refused: others need not wait for the end of it."""
     if any(type(each) is Emitted and type(each.event) in _ANSWERS for each in stretch.heard):
         probe.is_probe = False
-        created = (await live.store.run(probe.id)).created_at
-        await live.store.tell_gate(live.process.provider, Answered(probe.id, created))
+        run = await live.store.run(probe.id)
+        news = Answered(run.id, run.created_at)
+        await live.store.tell_gate(run.provider, news, account=run.account)
 
 
 async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
@@ -268,7 +269,8 @@ async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
     if isinstance(event, ProviderRetrying) and event.reason == RATE_LIMITED:
         delay = None if event.delay_ms is None else timedelta(milliseconds=event.delay_ms)
         news = Suspected(delay, "it was asked to wait")
-        await live.store.tell_gate(live.process.provider, news)
+        process = live.process
+        await live.store.tell_gate(process.provider, news, account=process.account)
 
 
 def _is_asking(heard: Heard) -> TypeGuard[Emitted]:

@@ -10,6 +10,7 @@ from anyio.abc import TaskGroup
 from steadyrun.errors import SteadyrunError
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import RecordPhase
+from steadyrun.model.gate import account_of
 from steadyrun.model.item import Hold
 from steadyrun.model.process import Process
 from steadyrun.provider import Turn
@@ -73,9 +74,11 @@ class OwnProcess:
         around, agent, sitter = self._around, self._sitter.agent, self._sitter
         name, now = around.ids.process(), around.clock.now()
         place = around.drivers.place(name)
+        account = account_of(agent.provider, around.store.accounts)
         process = Process(
-            name, agent.id, agent.provider, around.machine, place, now, seal=order.seal
-        )
+            name, agent.id, agent.provider, around.machine, place, now,
+            seal=order.seal, account=account,
+        )  # fmt: skip
         hold = sitter.hold
         await sitter.write(lambda: around.store.open_process(hold, process), "start")
         try:

@@ -376,7 +376,7 @@ class Seat:
             self._unseated = self._unseated or await self._claim_for(live, took)
             claim = self._unseated
             if claim is not None:
-                run = await self._create(claim, {})
+                run = await self._create(claim, {}, live)
                 runner = self._runner(claim, run.id)
                 runner.know(run)
                 runner.go_on_from(live, before)
@@ -403,10 +403,14 @@ class Seat:
         except ChangeRefused:
             return None
 
-    async def _create(self, claim: Claim, metadata: Metadata) -> Run:
-        run = self._around.ids.run()
+    async def _create(
+        self, claim: Claim, metadata: Metadata, live: LiveProcess | None = None
+    ) -> Run:
+        """What a process has begun by itself is on the account that it was launched with."""
+        run, account = self._around.ids.run(), live.process.account if live else None
         created = await self._manner.created(self, run, claim.item)
-        created = replace(created, metadata={**created.metadata, **metadata})
+        metadata = {**created.metadata, **metadata}
+        created = replace(created, metadata=metadata, account=account)
         return await self.write(lambda: self._store.change(claim, run, created), "start")
 
     # -- what others want

@@ -338,7 +338,10 @@ class Worker:
     async def _unwanted(self, agent: Agent, run: RunId) -> str | None:
         if (await self._store.lane(agent.id)).is_paused:
             return "the agent is paused"
-        gate = shut_gate(await self._store.gates(), agent.provider, self._clock.now())
+        account = (await self._store.run(run)).account
+        gates = await self._store.gates(include_others=True)
+        gates = [gate for gate in gates if gate.account == account]
+        gate = shut_gate(gates, agent.provider, self._clock.now())
         is_closed = gate is not None and gate.is_closed and gate.probe != run
         return "its provider is closed" if is_closed else None
 

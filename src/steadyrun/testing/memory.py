@@ -20,7 +20,7 @@ from steadyrun.model.event import (
     event_id,
     kinds_of,
 )
-from steadyrun.model.gate import Gate, GateNews, GateRules
+from steadyrun.model.gate import Accounts, Gate, GateNews, GateRules, on_account
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message, cancel_fact
 from steadyrun.model.packed import decode_events, encode_events
@@ -48,14 +48,15 @@ class MemoryStore(MemoryReads):
         hints: Hints | None = None,
         scrubber: Scrubber | None = None,
         rules: GateRules | None = None,
+        accounts: Accounts | None = None,
         machine: str = "here",
     ) -> None:
-        super().__init__(tables or Tables())
+        super().__init__(tables or Tables(), {} if accounts is None else accounts)
         self.hints = hints or Hints()
         self._clock = clock
         self._ids = ids or Ids(clock.now)
         self._scrubber = scrubber or Scrubber()
-        self._gates = GateKeeper(self._scrubber, rules or GateRules())
+        self._gates = GateKeeper(self._scrubber, rules or GateRules(), self.accounts)
         self._machine = machine
 
     # -- agents and sessions
@@ -78,7 +79,7 @@ class MemoryStore(MemoryReads):
                 raise ChangeRefused("hire", found=f"the message is for {message.agent}")
             rows.add_agent(t, agent)
             rows.accept(t, new, message, now)
-            ready = rows.claimable(t, holder, agent.id, (), now)
+            ready = rows.claimable(t, holder, agent.id, self._gates.shut(t, now))
             if not ready:
                 raise ChangeRefused("hire", found=f"the gate of {agent.provider} is closed")
             [(lane, provider)] = ready
@@ -162,7 +163,7 @@ class MemoryStore(MemoryReads):
         now = self._clock.now()
         with self._transaction([]) as t:
             rows.require_holder(t, holder)
-            ready = rows.claimable(t, holder, agent, (), now)
+            ready = rows.claimable(t, holder, agent, self._gates.shut(t, now))
             claims = [rows.claim(t, lane, holder, now) for lane, _ in ready[:limit]]
         self.hints.ring(claim.agent for claim in claims)
         return claims
@@ -187,10 +188,12 @@ class MemoryStore(MemoryReads):
     ) -> list[Started]:
         rows.require_holder(t, start.holder)
         started: list[Started] = []
-        while len(started) < limit and (
-            ready := rows.claimable(t, start.holder, agent, start.but_not, now)
-        ):
+        while len(started) < limit:
             # One at a time: a gate may take one and no more.
+            shut = self._gates.shut(t, now, start.but_not)
+            ready = rows.claimable(t, start.holder, agent, shut)
+            if not ready:
+                break
             lane, provider = ready[0]
             claim = rows.claim(t, lane, start.holder, now)
             started.append(self._start(t, claim, provider, start.opened))
@@ -374,9 +377,7 @@ class MemoryStore(MemoryReads):
 
     # -- gates
 
-    async def tell_gate(
-        self, provider: str, news: GateNews, *, account: str | None = None
-    ) -> list[Gate]:
+    async def tell_gate(self, provider: str, news: GateNews, *, account: str | None = None) -> Gate:
         with self._transaction([]) as t:
             told = self._gates.tell(t, provider, account, news, self._clock.now())
         self.hints.ring_all()
@@ -404,7 +405,7 @@ class MemoryStore(MemoryReads):
 
     def _change(self, t: Tables, run: RunId, change: Change) -> Run:
         before = t.runs.get(run)
-        after = step(before, change)
+        after = step(before, on_account(change, self.accounts))
         events = told(before, after)
         if after is not before:
             after = scrubbed(counted(after, len(events), 0), self._scrubber)

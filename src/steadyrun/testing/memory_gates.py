@@ -1,5 +1,6 @@
 """How do gates change in the reference store? In the same step as the run that is the reason."""
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
 
@@ -7,14 +8,19 @@ from msgspec.structs import replace
 
 from steadyrun.model.event import Emitted, event_id
 from steadyrun.model.gate import (
+    Accounts,
     Dispatched,
     Gate,
     GateNews,
     GateRules,
     Limited,
+    Shut,
+    account_of,
     gate_step,
     gate_told,
+    is_present,
     news_of,
+    shut_providers,
 )
 from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.run import Run
@@ -27,24 +33,34 @@ class GateKeeper(NamedTuple):
 
     scrubber: Scrubber
     rules: GateRules
+    accounts: Accounts
+
+    def present(self, t: Tables) -> list[Gate]:
+        known = sorted(t.gates.items())
+        return [gate for key, gate in known if is_present(*key, self.accounts)]
+
+    def shut(self, t: Tables, now: datetime, but_not: Collection[str] = ()) -> Shut:
+        closed, suspect = shut_providers(self.present(t), now)
+        return Shut(closed, suspect.union(but_not))
 
     def tell(
         self, t: Tables, provider: str, account: str | None, news: GateNews, now: datetime
-    ) -> list[Gate]:
-        known = [gate for gate in _of(t, provider) if account in {None, gate.account}]
-        return [self._step(t, gate, news, now) for gate in known or [Gate(provider, account or "")]]
+    ) -> Gate:
+        account = account_of(provider, self.accounts) if account is None else account
+        gate = t.gates.get((provider, account), Gate(provider, account))
+        return self._step(t, gate, news, now)
 
     def begun(self, t: Tables, run: Run) -> None:
-        for gate in _of(t, run.provider):
-            if gate.is_closed:
-                self._step(t, gate, Dispatched(run.id), run.created_at)
+        gate = t.gates.get((run.provider, run.account))
+        if gate and gate.is_closed:
+            self._step(t, gate, Dispatched(run.id), run.created_at)
 
     def ended(self, t: Tables, run: Run) -> None:
         assert run.ended_at
-        news, known = news_of(run), _of(t, run.provider)
-        if not known and isinstance(news, Limited):
-            known = [Gate(run.provider)]
-        for gate in known:
+        news, gate = news_of(run), t.gates.get((run.provider, run.account))
+        if gate is None and isinstance(news, Limited):
+            gate = Gate(run.provider, run.account)
+        if gate:
             self._step(t, gate, news, run.ended_at)
 
     def _step(self, t: Tables, before: Gate, news: GateNews, now: datetime) -> Gate:
@@ -60,7 +76,3 @@ class GateKeeper(NamedTuple):
             name = event_id(None, emitted.place, emitted.n)
             t.events.append(Placed(cursor, None, None, None, name, emitted))
         return after
-
-
-def _of(t: Tables, provider: str) -> list[Gate]:
-    return [gate for _, gate in sorted(t.gates.items()) if gate.provider == provider]

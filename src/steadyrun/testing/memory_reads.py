@@ -7,7 +7,7 @@ from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import UNSETTLED, Approval
 from steadyrun.model.event import StoredEvent
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Accounts, Gate, is_present
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
@@ -22,7 +22,8 @@ from steadyrun.testing.tables import Tables
 class MemoryReads:
     """The verbs that only read."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, accounts: Accounts) -> None:
+        self.accounts = accounts
         self._tables = tables
 
     async def agent(self, name: str) -> Agent:
@@ -199,8 +200,9 @@ class MemoryReads:
     async def recall(self, key: str) -> bytes | None:
         return self._tables.kv.get(key)
 
-    async def gates(self) -> list[Gate]:
-        return [gate for _, gate in sorted(self._tables.gates.items())]
+    async def gates(self, *, include_others: bool = False) -> list[Gate]:
+        found = sorted(self._tables.gates.items())
+        return [g for key, g in found if include_others or is_present(*key, self.accounts)]
 
     def _placed(self, agent: AgentId | None, run: RunId | None) -> list[rows.Placed]:
         return [e for e in self._tables.events if agent in {None, e.agent} and run in {None, e.run}]

@@ -1,7 +1,7 @@
 """How does the reference keep its rows? Dictionaries, and the steps that the verbs share."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,7 @@ from steadyrun.model.agent import Agent, choose
 from steadyrun.model.approval import Approval
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, EventId
-from steadyrun.model.gate import Gate, shut_providers
+from steadyrun.model.gate import Gate, Shut
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import (
     Claim,
@@ -225,10 +225,9 @@ def in_lane(t: Tables, agent: AgentId, status: str) -> list[Item]:
 
 
 def claimable(
-    t: Tables, holder: HolderId, agent: AgentId | None, but_not: Collection[str], now: datetime
+    t: Tables, holder: HolderId, agent: AgentId | None, shut: Shut
 ) -> list[tuple[Lane, str]]:
     """The lanes that this holder may claim, the longest ready first, and the provider of each."""
-    closed, suspect = shut_providers(t.gates.values(), now)
     found = [
         (lane, chosen)
         for lane in t.lanes.values()
@@ -236,8 +235,8 @@ def claimable(
         and lane.holder in {None, holder}
         and not lane.is_paused
         and (lane.agent == agent or (agent is None and not t.agents[lane.agent].is_direct))
-        and (chosen := choose(t.agents[lane.agent].providers, closed))
-        and chosen not in suspect.union(but_not)
+        and (chosen := choose(t.agents[lane.agent].providers, shut.closed))
+        and chosen not in shut.suspect
     ]
     return sorted(found, key=lambda each: (each[0].ready_at, each[0].agent))
 

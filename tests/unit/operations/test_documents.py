@@ -31,8 +31,8 @@ def test_money_that_is_not_known_is_never_taken_for_nothing(usage: UsageSum, cos
 def test_a_gate_is_ready_from_the_moment_it_was_closed_until() -> None:
     gate = Gate("claude", is_closed=True, until=NOW, reason="limit")
 
-    before = gate_document(gate, NOW - timedelta(seconds=1))
-    then = gate_document(gate, NOW)
+    before = gate_document(gate, NOW - timedelta(seconds=1), is_present=True)
+    then = gate_document(gate, NOW, is_present=True)
 
     assert (before.state, before.until, before.dispatchable, before.reason) == (
         "closed", NOW, False, "limit",

@@ -1,6 +1,6 @@
 """How do items pass through a lane? Each function is one step inside a transaction."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ import msgspec
 
 from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.event import ErrorFact
+from steadyrun.model.gate import Shut
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import (
     Claim,
@@ -21,7 +22,7 @@ from steadyrun.model.item import (
 )
 from steadyrun.model.run import Run
 from steadyrun.store import DEDUP_RETENTION, Accepted, Lane
-from steadyrun.stores.sqlite import gates, rows
+from steadyrun.stores.sqlite import rows
 from steadyrun.stores.sqlite.rows import ITEM_COLUMNS, Connection, micros
 
 _FORGET_KEYS = "DELETE FROM dedup WHERE expires_at <= :now"
@@ -160,17 +161,16 @@ def claim(
     limit: int,
     agent: AgentId | None,
     now: datetime,
-    but_not: Collection[str] = (),
+    shut: Shut,
 ) -> list[Chosen]:
-    closed, suspect = gates.shut(connection, now)
     values = {
         "holder": holder,
         "limit": limit,
         "agent": agent,
-        "closed": rows.listed(closed),
-        "but_not": rows.listed(suspect.union(but_not)),
+        "closed": rows.listed(shut.closed),
+        "but_not": rows.listed(shut.suspect),
     }
-    found = connection.execute(_READY_CHOSEN if closed else _READY_FIRST, values).fetchall()
+    found = connection.execute(_READY_CHOSEN if shut.closed else _READY_FIRST, values).fetchall()
     return [
         Chosen(_claim(connection, ready, holder, fence, now), provider)
         for ready, fence, provider in found

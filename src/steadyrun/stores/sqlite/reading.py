@@ -13,7 +13,7 @@ from steadyrun.errors import StoreFailed
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Approval
 from steadyrun.model.event import StoredEvent
-from steadyrun.model.gate import Gate
+from steadyrun.model.gate import Accounts, Gate
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
@@ -32,7 +32,8 @@ _MOST_READERS = 4
 class SqliteReads:
     """The verbs that only read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, accounts: Accounts) -> None:
+        self.accounts = accounts
         self._path = path
         self._is_open = False
         self._readers: list[sqlite3.Connection] = []
@@ -142,8 +143,9 @@ class SqliteReads:
     async def recall(self, key: str) -> bytes | None:
         return await self._read(lambda c: kv.recall(c, key))
 
-    async def gates(self) -> list[Gate]:
-        return await self._read(gates.gates)
+    async def gates(self, *, include_others: bool = False) -> list[Gate]:
+        accounts = None if include_others else self.accounts
+        return await self._read(lambda c: gates.gates(c, accounts))
 
     async def check(self) -> list[str]:
         """What SQLite finds wrong with its file; nothing is wrong when the list is empty."""

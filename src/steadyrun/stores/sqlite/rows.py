@@ -50,7 +50,7 @@ LANE_COLUMNS = f"""
 """
 PROCESS_COLUMNS = """
     process_id, agent_id, provider, machine, keeper, opened_at, "offset",
-    mark_s, mark_x, mark_r, state, state_sent, state_offset, closed_at, seal
+    mark_s, mark_x, mark_r, state, state_sent, state_offset, closed_at, seal, account
 """
 
 
@@ -96,9 +96,9 @@ def lane_from(row: Row) -> Lane:
 def process_from(row: Row) -> Process:
     identity, (opened_at, offset), marks, saved = row[:5], row[5:7], row[7:10], row[10:13]
     state = None if saved[0] is None else SavedState(*saved)
-    closed_at, seal = maybe_moment(row[13]), row[14]
-    known = (*identity, moment(opened_at), offset, Marks(*marks), state, closed_at, seal)
-    return Process(*known)
+    closed_at = maybe_moment(row[13])
+    known = (*identity, moment(opened_at), offset, Marks(*marks), state, closed_at)
+    return Process(*known, *row[14:16])
 
 
 def agent_from(row: Row) -> Agent:

@@ -15,6 +15,7 @@ from steadyrun.model.event import (
     ToolStarted,
     kinds_of,
 )
+from steadyrun.model.gate import on_account
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item
 from steadyrun.model.packed import encode_events
@@ -62,7 +63,7 @@ _BIND_RUN = "UPDATE items SET run_id = :run WHERE item_id = :item"
 _ADD_PROCESS = """
     INSERT INTO processes
     VALUES (:process, :agent, :provider, :machine, :keeper, :opened_at, :offset,
-            :s, :x, :r, :state, :sent, :state_offset, :closed_at, :seal)
+            :s, :x, :r, :state, :sent, :state_offset, :closed_at, :seal, :account)
 """
 _ADVANCE = """
     UPDATE processes
@@ -147,7 +148,7 @@ def create(connection: Connection, claim: Claim, created: Created, terms: Terms)
     if rows.maybe_run(connection, created.id):
         raise ChangeRefused("created", found=f"there is a run {created.id} already")
     _check_created(claim, created.id, created)
-    run = scrubbed(step(None, created), terms.scrubber)
+    run = scrubbed(step(None, on_account(created, terms.accounts)), terms.scrubber)
     connection.execute(_PUT_RUN, _run_values(run))
     connection.execute(_BIND_RUN, {"run": run.id, "item": claim.item.id})
     gates.begun(connection, run, terms)
@@ -265,7 +266,7 @@ def _change(
     connection: Connection, ledger: Ledger, before: Run | None, change_: Change, terms: Terms
 ) -> Run:
     """Take one step of the reducer and write row and event."""
-    after = step(before, change_)
+    after = step(before, on_account(change_, terms.accounts))
     if after is before:
         return after
     events = told(before, after)
@@ -386,4 +387,5 @@ def _process_values(process: Process) -> dict[str, object]:
         "state_offset": saved.offset if saved else None,
         "closed_at": maybe_micros(process.closed_at),
         "seal": process.seal,
+        "account": process.account,
     }

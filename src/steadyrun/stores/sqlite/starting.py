@@ -34,10 +34,11 @@ def start(
 ) -> list[Started]:
     """Several at once, unless some gate takes one and no more: then each is let through by itself,
     and the next one finds the gate as that has left it."""
-    at_once = 1 if gates.awaiting_probe(connection, now) else limit
+    at_once = 1 if gates.awaiting_probe(connection, now, terms) else limit
     started: list[Started] = []
     while len(started) < limit:
-        chosen = lanes.claim(connection, start.holder, at_once, agent, now, start.but_not)
+        shut = gates.shut(connection, now, terms, start.but_not)
+        chosen = lanes.claim(connection, start.holder, at_once, agent, now, shut)
         started += [_start(connection, each, start.opened, terms) for each in chosen]
         if len(chosen) < at_once or at_once == limit:
             break
@@ -60,7 +61,7 @@ def _start(
         rows.maybe_session(connection, agent.id, run.provider),
         _process(connection, agent.id),
         rows.run(connection, claim.item.before) if claim.item.before else None,
-        any(gate.probe == run.id for gate in gates.gates(connection)),
+        gates.is_probe(connection, run),
     )
 
 

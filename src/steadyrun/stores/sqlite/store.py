@@ -24,7 +24,7 @@ from steadyrun.hints import Hint, Hints
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.batch import Appended, Batch
-from steadyrun.model.gate import Gate, GateNews, GateRules
+from steadyrun.model.gate import Accounts, Gate, GateNews, GateRules
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, Ids, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message, cancel_fact
 from steadyrun.model.process import Process
@@ -64,7 +64,7 @@ class SqliteStore(SqliteReads):
     """One process's view of the record in `home`. Open it on the event loop that uses it."""
 
     def __init__(self, home: Path, clock: Clock, ids: Ids, hints: Hints, terms: Terms) -> None:
-        super().__init__(home / DATABASE)
+        super().__init__(home / DATABASE, terms.accounts)
         self.hints = hints
         self._clock = clock
         self._ids = ids
@@ -83,6 +83,7 @@ class SqliteStore(SqliteReads):
         hints: Hints | None = None,
         scrubber: Scrubber | None = None,
         rules: GateRules | None = None,
+        accounts: Accounts | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> Self:
         """Open the store of a home directory, making both if need be.
@@ -91,7 +92,8 @@ class SqliteStore(SqliteReads):
         """
         clock = clock or SystemClock()
         ids, hints = ids or Ids(clock.now), hints or Hints()
-        terms = Terms(scrubber or Scrubber(), rules or GateRules())
+        accounts = {} if accounts is None else accounts
+        terms = Terms(scrubber or Scrubber(), rules or GateRules(), accounts)
         store = cls(home, clock, ids, hints, terms)
         loop = asyncio.get_running_loop()
         await anyio.to_thread.run_sync(store._open, loop, patience_seconds)
@@ -206,7 +208,9 @@ class SqliteStore(SqliteReads):
 
         def claim(connection: Connection) -> list[Claim]:
             holders.require(connection, holder)
-            return [each.claim for each in lanes.claim(connection, holder, limit, agent, now)]
+            shut = gates.shut(connection, now, self._terms)
+            chosen = lanes.claim(connection, holder, limit, agent, now, shut)
+            return [each.claim for each in chosen]
 
         claims = await self._accept(claim)
         self.hints.ring((claim.agent for claim in claims), Hint.STATE)
@@ -331,9 +335,7 @@ class SqliteStore(SqliteReads):
 
     # -- gates
 
-    async def tell_gate(
-        self, provider: str, news: GateNews, *, account: str | None = None
-    ) -> list[Gate]:
+    async def tell_gate(self, provider: str, news: GateNews, *, account: str | None = None) -> Gate:
         now = self._clock.now()
         told = await self._accept(
             lambda c: gates.tell(c, provider, account, news, now, self._terms)

@@ -7,6 +7,7 @@ record to outlive its stores is in `DURABLE_PROMISES`; the memory reference make
 from types import ModuleType
 
 from steadyrun.testing.store_suite import (
+    accounts,
     agents,
     approvals,
     calls,
@@ -38,7 +39,7 @@ def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
 
 PROMISES = _promises(
     agents, items, lanes, starting, followups, calls, going_on, trying_again, warm, takeover,
-    known, events, approvals, gates, failover, reading, records, life,
+    known, events, approvals, gates, accounts, failover, reading, records, life,
 )  # fmt: skip
 DURABLE_PROMISES = _promises(durable)
 

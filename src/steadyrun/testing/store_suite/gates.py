@@ -16,7 +16,7 @@ from steadyrun.model.event import (
     GateSuspect,
     StoredEvent,
 )
-from steadyrun.model.gate import Booted, Closed, Gate, Opened, Suspected, gate_state
+from steadyrun.model.gate import Booted, Closed, Gate, Opened, Suspected
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created, Finished
 from steadyrun.store import Started, Store, follow
@@ -30,12 +30,12 @@ async def check_a_gate_that_closes_and_opens_is_told(harness: StoreHarness) -> N
     store, now = await harness.open(), harness.clock.now()
     until = now + MINUTE
 
-    [closed] = await store.tell_gate("claude", Closed(until, "rate limit"), account="work")
+    closed = await store.tell_gate("claude", Closed(until, "rate limit"))
     assert await store.gates() == [closed]
-    assert (closed.account, closed.until, closed.reason) == ("work", until, "rate limit")
-    [opened] = await store.tell_gate("claude", Opened())
+    assert (closed.account, closed.until, closed.reason) == ("", until, "rate limit")
+    opened = await store.tell_gate("claude", Opened())
 
-    assert await store.gates() == [opened] == [Gate("claude", "work")]
+    assert await store.gates() == [opened] == [Gate("claude")]
     events = await store.events()
     assert _told(events) == [
         GateClosed("claude", until, "rate limit", 0),
@@ -47,18 +47,6 @@ async def check_a_gate_that_closes_and_opens_is_told(harness: StoreHarness) -> N
     ]
     assert len({event.id for event in events}) == 2
     assert await store.last_events() == events
-
-
-async def check_every_account_of_a_provider_is_told(harness: StoreHarness) -> None:
-    store, until = await harness.open(), harness.clock.now() + MINUTE
-    for account in ("home", "work"):
-        await store.tell_gate("claude", Closed(until, "limit"), account=account)
-    await store.tell_gate("codex", Closed(until, "limit"))
-
-    await store.tell_gate("claude", Opened())
-
-    states = [gate_state(gate, harness.clock.now()) for gate in await store.gates()]
-    assert states == ["open", "open", "closed"]
 
 
 async def check_what_changes_nothing_about_a_gate_is_not_told(harness: StoreHarness) -> None:

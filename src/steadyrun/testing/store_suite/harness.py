@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from steadyrun.hints import Hints
+from steadyrun.model.gate import Accounts
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
 from steadyrun.model.secret import Secret
@@ -16,14 +17,14 @@ class StoreHarness(Protocol):
     """One empty record, seen by as many processes as a check opens.
 
     Every store is opened with `clock` and with a Scrubber that knows `secret`; `ids` is for what
-    the check itself names.
+    the check itself names. `accounts` are those that this process is configured with.
     """
 
     clock: FakeClock
     ids: Ids
     secret: Secret
 
-    async def open(self, hints: Hints | None = None) -> Store:
+    async def open(self, hints: Hints | None = None, *, accounts: Accounts | None = None) -> Store:
         """Another process's view of the same record. The harness closes all at the end."""
 
     async def claim_and_die(self, agent: AgentId | None = None) -> Claim:

@@ -202,8 +202,7 @@ async def check_a_closed_gate_skips_the_lane_until_its_time(harness: StoreHarnes
     await scene.send()
     await send(harness, scene.store, codex, "work")
     until = harness.clock.now() + timedelta(minutes=15)
-    await scene.store.tell_gate("claude", Closed(until, "rate limit"), account="work")
-    await scene.store.tell_gate("claude", Opened(), account="home")
+    await scene.store.tell_gate("claude", Closed(until, "rate limit"))
 
     [claim] = await scene.store.claim(scene.holder, limit=5)
     assert claim.agent == codex
@@ -219,7 +218,7 @@ async def check_a_gate_can_be_opened_by_hand(harness: StoreHarness) -> None:
     other = await harness.open()
     await scene.send()
     closed = await other.tell_gate("claude", Closed(None, "by hand"))
-    assert await scene.store.gates() == closed
+    assert await scene.store.gates() == [closed]
     assert await scene.store.claim(scene.holder) == []
 
     await other.tell_gate("claude", Opened())

@@ -160,6 +160,7 @@ async def check_a_process_is_open_until_closed(harness: StoreHarness) -> None:
         "/keepers/1",
         opened.opened_at,
         seal="seal-1",
+        account="work",
     )
     assert await store.open_processes() == [opened]
     harness.clock.advance(timedelta(seconds=1))

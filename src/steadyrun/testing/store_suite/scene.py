@@ -209,7 +209,10 @@ async def open_process(
 ) -> ProcessId:
     process, now = harness.ids.process(), harness.clock.now()
     await store.open_process(
-        claim, Process(process, claim.agent, provider, "here", "/keepers/1", now, seal="seal-1")
+        claim,
+        Process(
+            process, claim.agent, provider, "here", "/keepers/1", now, seal="seal-1", account="work"
+        ),
     )
     return process
 
@@ -275,6 +278,7 @@ async def everything(store: Store) -> dict[str, object]:
         ],
         "usage": [await store.usage(), *[await store.usage(agent=a.id) for a in agents]],
         "gates": await store.gates(),
+        "all gates": await store.gates(include_others=True),
         "approvals": await store.approvals(include_settled=True, limit=ALL),
         "unsettled approvals": await store.approvals(limit=ALL),
     }

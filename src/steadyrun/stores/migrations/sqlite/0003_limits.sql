@@ -25,6 +25,11 @@ WHERE closed_until IS NOT NULL;
 
 DROP TABLE gates_before;
 
+-- The limits of which account hold for what a process does; empty: of the machine's own login, and of
+-- all that was launched before accounts were told apart.
+
+ALTER TABLE processes ADD COLUMN account TEXT NOT NULL DEFAULT '';
+
 -- What persons were asked. Open until somebody answers, answered until whoever asked has it. A run
 -- that ends withdraws what it has asked about tools.
 CREATE TABLE approvals (
