@@ -9,7 +9,6 @@ import fcntl
 import math
 import os
 import platform
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from anyio.abc import TaskGroup
 from steadyrun.assemble.agents import sync
 from steadyrun.assemble.desk import abilities_of, enforce_of, price_source
 from steadyrun.assemble.runtime import open_runtime
+from steadyrun.assemble.seal import seal_key
 from steadyrun.config import Config
 from steadyrun.config import Daemon as DaemonSettings
 from steadyrun.errors import ConfigInvalid, DaemonRunning, StoreUnusable
@@ -43,8 +43,6 @@ from steadyrun.tasks import task_group
 from steadyrun.version import __version__
 
 LOCK = "lock"
-_SEAL = "seal"
-_SEAL_BYTES = 32
 # Whoever only looks whether it is taken has it for a moment.
 _LOCK_SECONDS = 1.0
 _LOOK_SECONDS = 0.02
@@ -131,7 +129,7 @@ async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
     home = config.places.home
     exporting = _exporting(config)
     async with locked(home):
-        key = await anyio.to_thread.run_sync(_seal_key, home)
+        key = await anyio.to_thread.run_sync(seal_key, home)
         async with (
             open_runtime(config, kind="daemon", machine=platform.node()) as around,
             exporting(around),
@@ -234,18 +232,3 @@ async def _lock(descriptor: int, home: Path) -> None:
             await anyio.sleep(_LOOK_SECONDS)
         else:
             return
-
-
-def _seal_key(home: Path) -> bytes:
-    """What processes' settings are sealed with: made once, and never told."""
-    file = home / _SEAL
-    with contextlib.suppress(FileNotFoundError):
-        found = file.read_bytes()
-        if len(found) == _SEAL_BYTES:
-            return found
-    key = secrets.token_bytes(_SEAL_BYTES)
-    part = file.with_suffix(".part")
-    part.touch(mode=0o600)
-    part.write_bytes(key)
-    part.replace(file)
-    return key

@@ -4,6 +4,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+import anyio.to_thread
+
+from steadyrun.assemble.accounts import accounts_of
 from steadyrun.config import BudgetSettings, Config, GateSettings
 from steadyrun.config.checks import find_zone
 from steadyrun.model.budget import BudgetRules
@@ -30,10 +33,14 @@ def budget_rules(settings: BudgetSettings) -> BudgetRules:
 
 @asynccontextmanager
 async def open_store(config: Config, scrubber: Scrubber | None = None) -> AsyncIterator[Store]:
-    """The store the configuration names, scrubbing the secrets the configuration knows."""
+    """The store the configuration names, scrubbing the secrets the configuration knows; its gates
+    are those of the accounts that are configured."""
     scrubber = scrubber or Scrubber(config.secrets())
     rules = gate_rules(config.settings.gate)
-    store = await SqliteStore.open(config.places.home, scrubber=scrubber, rules=rules)
+    accounts = await anyio.to_thread.run_sync(accounts_of, config)
+    store = await SqliteStore.open(
+        config.places.home, scrubber=scrubber, rules=rules, accounts=accounts
+    )
     try:
         yield store
     finally:

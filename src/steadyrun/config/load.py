@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from steadyrun.config.accounts import account_values
 from steadyrun.config.checks import check_header_value
 from steadyrun.config.places import Places, locate, process_environ, user_home
 from steadyrun.config.schema import (
@@ -45,6 +46,12 @@ class Config:
             )
             for key, value in provider.env.items()
         }
+
+    def provider_account(self, name: str) -> dict[str, Secret | None]:
+        """What says on whose account a provider works; None: what is not set now."""
+        provider = self.settings.providers.get(name, ProviderSettings())
+        found = account_values(provider.env, provider.options, self.environ)
+        return {where: None if value is None else Secret(value) for where, value in found}
 
     def telemetry_headers(self) -> dict[str, Secret]:
         """Fill in what `telemetry.headers` says, for an export that begins now."""

@@ -1,0 +1,204 @@
+"""Does another key wait for what was said to the one before? Real daemons, one after the other."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from steadyrun.model.ids import AgentId
+from tests.children.keeper_driver import eventually
+from tests.commands import steadyrun
+from tests.homes import Home, a_home, end, until_said, waits
+from tests.team import script, victim, working
+
+LIMITED = 'script:[{"rate_limit": {"resets_in": 600}}]'
+KEY_A, KEY_B = "7f3a-ziegelrot-5be1", "91c2-grasgruen-08ad"
+
+
+def config(key: str, more: str = "") -> str:
+    return f'[providers.scripted.env]\nSCRIPTED_API_KEY = "{key}"\n{more}'
+
+
+def test_a_new_key_goes_on_at_once_and_the_old_one_stays_closed(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        write(home, config(KEY_A))
+        home.hire("ada")
+        daemon = home.up()
+        limited = home.run("run", "--provider", "scripted", LIMITED)
+        first = home.send("ada", {"text": "with another key"})
+        [closed] = gates(home)
+        waiting = waiting_for(home, first)
+        daemon = restarted(home, daemon, config(KEY_B))
+        until_said(home, "with another key")
+        done = home.run("send", "ada", "--wait", "--json", "hello")
+        both = gates(home)
+        shown, status = home.run("gate").stdout, home.run("status").stdout
+        daemon = restarted(home, daemon, config(KEY_A, 'EDITOR = "vi"'))
+        second = home.send("ada", {"text": "with the first key"})
+        again = gates(home)
+        still = waiting_for(home, second)
+        home.run("gate", "open", "scripted")
+        until_said(home, "with the first key")
+        end(daemon, signal.SIGTERM)
+        has_key = files_with(home, KEY_A, KEY_B)
+
+    assert limited.returncode == 6
+    assert (closed["state"], closed["is_present"]) == ("closed", True)
+    assert waiting == ("queued", "gate", closed["until"])
+    assert json.loads(done.stdout)["status"] == "completed"
+    old, new = sorted(both, key=lambda gate: gate["is_present"])
+    assert (old["account"], old["until"]) == (closed["account"], closed["until"])
+    assert (old["state"], old["is_present"]) == ("closed", False)
+    assert (new["state"], new["dispatchable"], new["level"]) == ("open", True, 0)
+    assert f"{closed['account']} (not in use)" in shown
+    assert "gate scripted" not in status
+    assert [gate for gate in again if gate["is_present"]] == [closed]
+    assert still == ("queued", "gate", closed["until"])
+    assert has_key == [home.path / "config.toml"]
+
+
+def test_a_run_that_is_taken_over_tells_the_gate_of_its_own_key(tmp_path: Path) -> None:
+    """It is refused with the old key, so the item goes on at once with the new one."""
+    with a_home(tmp_path) as home:
+        write(home, config(KEY_A))
+        home.hire("ada")
+        daemon = home.up()
+        home.send("ada", *waits(tmp_path / "go"), {"rate_limit": {"resets_in": 600}})
+        until_said(home, "one")
+        end(daemon, signal.SIGKILL)
+        write(home, config(KEY_B))
+        home.up()
+        (tmp_path / "go").touch()
+        home.run("send", "ada", "hello", "--wait", "--timeout", "5s")
+        listed = gates(home)
+        runs = sorted(home.runs(), key=lambda run: run.id)
+
+    assert [run.status for run in runs] == ["rate_limited", "rate_limited"]
+    assert runs[0].account != runs[1].account
+    known = {gate["account"]: (gate["run"], gate["is_present"]) for gate in listed}
+    assert known == {
+        runs[0].account: (runs[0].id, False),
+        runs[1].account: (runs[1].id, True),
+    }
+    assert {gate["state"] for gate in listed} == {"closed"}
+
+
+def test_a_turn_of_its_own_is_on_the_account_of_its_process(tmp_path: Path) -> None:
+    """The daemon with the new key has found a process that was launched with the old one."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "config.toml").write_text(config(KEY_A))
+
+    async def first() -> AgentId:
+        async with victim(tmp_path, "before wake") as (home, daemon):
+            ada = await home.hire("ada")
+            steps = [{"text": "by itself"}, {"rate_limit": {"resets_in": 600}}]
+            later = {"self_turn": {"after": 1.0, "steps": steps}}
+            await home.send(ada, script(later, {"text": "one"}))
+            await daemon.until_dead()
+            return ada
+
+    async def second(ada: AgentId) -> None:
+        async with working(tmp_path, config=config(KEY_B)) as team:
+            await team.until_said(ada, "by itself")
+
+            async def has_ended() -> bool:
+                return [run.status for run in await team.runs(ada)][1:] == ["rate_limited"]
+
+            await team.until(ada, has_ended)
+            [asked, own] = await team.runs(ada)
+            assert own.account == asked.account != team.store.accounts["scripted"]
+            assert await team.store.gates() == []
+            [gate] = await team.store.gates(include_others=True)
+            assert (gate.account, gate.is_closed, gate.run) == (own.account, True, own.id)
+
+    anyio.run(second, anyio.run(first))
+
+
+def test_an_announced_retry_holds_back_the_account_of_its_process(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        write(home, config(KEY_A))
+        home.hire("ada")
+        daemon = home.up()
+        retry = {"retrying": {"reason": "rate_limited", "delay_ms": 60_000}}
+        home.send("ada", *waits(tmp_path / "go"), retry, {"text": "went on"})
+        until_said(home, "one")
+        end(daemon, signal.SIGKILL)
+        write(home, config(KEY_B))
+        home.up()
+        (tmp_path / "go").touch()
+        listed = eventually(lambda: suspected(home), "that it was asked to wait")
+        [old, new] = sorted(listed, key=lambda gate: gate["is_present"])
+
+    assert (old["is_present"], old["state"]) == (False, "suspect")
+    assert (new["is_present"], new["state"]) == (True, "open")
+
+
+def test_a_variable_that_is_not_set_keeps_no_daemon_from_its_work(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        write(home, config("${NOT_SET_AT_ALL}"))
+        home.hire("ada")
+        home.up()
+        closed = home.run("gate", "close", "scripted", "--for", "1h")
+        opened = home.run("gate", "open", "scripted")
+        done = home.run("send", "ada", "hello", "--wait", "--json")
+        listed = gates(home)
+
+    assert (closed.returncode, opened.returncode) == (0, 0)
+    item = json.loads(done.stdout)
+    assert item["status"] == "failed"
+    assert "NOT_SET_AT_ALL" in item["error"]["message"]
+    assert [(each["state"], each["is_present"]) for each in listed] == [("open", True)]
+
+
+def test_every_process_of_a_home_knows_the_account_by_the_same_name(tmp_path: Path) -> None:
+    """Also before there was any daemon."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(config(KEY_A))
+
+    limited = steadyrun(home, "run", "--provider", "scripted", LIMITED)
+    refused = steadyrun(home, "run", "--provider", "scripted", "say hello")
+    (home / "config.toml").write_text(config(KEY_B))
+    other = steadyrun(home, "run", "--provider", "scripted", "say hello")
+
+    assert [each.returncode for each in (limited, refused, other)] == [6, 6, 0]
+
+
+def write(home: Home, text: str) -> None:
+    home.path.mkdir(exist_ok=True)
+    (home.path / "config.toml").write_text(text)
+
+
+def restarted(home: Home, daemon: Any, text: str) -> Any:
+    """Another daemon with another configuration."""
+    assert end(daemon, signal.SIGTERM) == 0
+    write(home, text)
+    return home.up()
+
+
+def gates(home: Home) -> list[dict[str, Any]]:
+    """As `gate` lists them, which is as `status` does."""
+    listed: list[dict[str, Any]] = json.loads(home.run("gate", "--json").stdout)["gates"]
+    assert json.loads(home.run("status", "--json").stdout)["gates"] == listed
+    return listed
+
+
+def suspected(home: Home) -> list[dict[str, Any]]:
+    """All gates, as soon as one of them is suspect."""
+    listed = gates(home)
+    return listed if any(gate["state"] == "suspect" for gate in listed) else []
+
+
+def waiting_for(home: Home, item: str) -> tuple[str, str, str]:
+    items = json.loads(home.run("inbox", "--json").stdout)["items"]
+    [found] = [each for each in items if each["id"] == item]
+    return found["status"], found["waiting"], found["until"]
+
+
+def files_with(home: Home, *keys: str) -> list[Path]:
+    """Files of the home with any part of a key, as it is or in writing for others."""
+    parts = [part.encode() for key in keys for part in key.split("-")]
+    files = [file for file in home.path.rglob("*") if file.is_file()]
+    return [file for file in files if any(part in file.read_bytes() for part in parts)]

@@ -1,0 +1,173 @@
+"""On whose account does a provider work? That is told by what it logs in with, by nothing else."""
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from steadyrun.assemble.accounts import accounts_of
+from steadyrun.assemble.seal import seal_key
+from steadyrun.config import Config, load
+from steadyrun.config.accounts import tells_account
+from steadyrun.errors import StoreUnusable
+
+KEY = "sk-4711-ziegelrot-und-grasgruen"
+OTHER = "sk-4712-ziegelrot-und-grasgruen"
+
+
+def account(place: Path, text: str, provider: str = "claude", **environ: str) -> str:
+    return accounts_of(configured(place, text, **environ)).get(provider, "")
+
+
+def configured(place: Path, text: str, **environ: str) -> Config:
+    place.mkdir(exist_ok=True)
+    (place / "config.toml").write_text(text)
+    return load(place, place, environ)
+
+
+def env(provider: str = "claude", **entries: str) -> str:
+    lines = [f'{name} = "{value}"' for name, value in entries.items()]
+    return "\n".join([f"[providers.{provider}.env]", *lines])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN", "OPENAI_BASE_URL",
+        "AZURE_OPENAI_ENDPOINT", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "HOME", "XDG_CONFIG_HOME",
+        "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_REGION", "GOOGLE_APPLICATION_CREDENTIALS",
+        "CLAUDE_CODE_USE_BEDROCK", "ANTHROPIC_CUSTOM_HEADERS", "OPENAI_ORG_ID", "apiKeyHelper",
+        "base_url", "env_key", "http-headers", "model_provider",
+    ],
+)  # fmt: skip
+def test_a_name_says_that_it_is_about_an_account(name: str) -> None:
+    assert tells_account(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PATH", "EDITOR", "MAX_THINKING_TOKENS", "CLAUDE_CODE_MAX_OUTPUT_TOKENS", "JAVA_HOME",
+        "DATABASE_URL", "HOMEBREW_PREFIX", "HTTPS_PROXY", "API_TIMEOUT_MS", "KEYBOARD", "AUTHOR",
+        "effort", "add_dirs", "autoCompactWindow",
+    ],
+)  # fmt: skip
+def test_a_name_says_nothing_about_an_account(name: str) -> None:
+    assert not tells_account(name)
+
+
+def test_who_is_given_nothing_has_the_login_of_the_machine(tmp_path: Path) -> None:
+    for text in ("", env(EDITOR="vi"), env(ANTHROPIC_API_KEY=""), "[providers.claude]\nruns = 2"):
+        assert accounts_of(configured(tmp_path, text)) == {}
+    assert account(tmp_path, env(ANTHROPIC_API_KEY="${EMPTY}"), EMPTY="") == ""
+
+    assert not (tmp_path / "seal").exists()
+
+
+def test_an_account_is_its_credentials_and_where_it_is(tmp_path: Path) -> None:
+    url, at = "https://a.example", "https://b.example"
+    found = [
+        account(tmp_path, text)
+        for text in (
+            env(ANTHROPIC_API_KEY=KEY),
+            env(ANTHROPIC_API_KEY=OTHER),
+            env(ANTHROPIC_AUTH_TOKEN=KEY),
+            env(ANTHROPIC_API_KEY=KEY, ANTHROPIC_BASE_URL=url),
+            env(ANTHROPIC_API_KEY=KEY, ANTHROPIC_BASE_URL=at),
+            env(CLAUDE_CONFIG_DIR="/one"),
+            env(CLAUDE_CONFIG_DIR="/two"),
+        )
+    ]
+
+    assert len(set(found)) == len(found)
+    assert all(len(each) == 12 and int(each, 16) >= 0 for each in found)
+
+
+def test_what_is_unrelated_makes_no_other_account(tmp_path: Path) -> None:
+    plain = account(tmp_path, env(ANTHROPIC_API_KEY=KEY, ANTHROPIC_BASE_URL="https://a"))
+
+    more = env(EDITOR="vi", ANTHROPIC_BASE_URL="https://a", ANTHROPIC_API_KEY="${MINE}")
+    more += "\n[providers.claude.options]\neffort = 'high'\nauto_compact_window = 300000"
+    more += "\nmcp_config = { mcpServers = { x = { url = 'http://x', api_key = 'k' } } }"
+
+    assert account(tmp_path, more, MINE=KEY, OTHERS="x") == plain
+
+
+def test_a_variable_that_is_not_set_is_no_error_before_a_launch(tmp_path: Path) -> None:
+    text = env(ANTHROPIC_API_KEY="${MINE}")
+
+    unset, given = account(tmp_path, text), account(tmp_path, text, MINE=KEY)
+
+    assert unset
+    assert unset != given
+    assert given == account(tmp_path, env(ANTHROPIC_API_KEY=KEY))
+
+
+def test_options_count_where_they_name_an_address_or_a_variable(tmp_path: Path) -> None:
+    def codex(url: str, key: str) -> str:
+        own = f"base_url = '{url}', env_key = 'MINE'"
+        options = f"config = {{ model_providers = {{ own = {{ {own} }} }} }}"
+        return f"[providers.codex.options]\n{options}\n{env('codex', MINE=key)}"
+
+    found = [
+        account(tmp_path, codex(*each), "codex")
+        for each in (("https://a", KEY), ("https://b", KEY), ("https://a", OTHER))
+    ]
+
+    assert len(set(found)) == 3
+    assert found[0] == account(tmp_path, codex("https://a", KEY), "codex")
+
+
+def test_accounts_of_two_providers_and_of_two_homes_are_not_alike(tmp_path: Path) -> None:
+    both = f"{env(API_KEY=KEY)}\n{env('codex', API_KEY=KEY)}"
+
+    here = accounts_of(configured(tmp_path / "here", both))
+    there = accounts_of(configured(tmp_path / "there", both))
+
+    assert len({*here.values(), *there.values()}) == 4
+    assert accounts_of(configured(tmp_path / "here", both)) == here
+
+
+def test_a_key_that_is_no_text_is_an_account_as_well(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"key-\xff\xfe")
+
+    found = account(tmp_path, env(API_KEY="${ODD}"), ODD=odd)
+
+    assert found
+    assert found != account(tmp_path, env(API_KEY="${ODD}"), ODD="key-")
+
+
+def test_all_who_come_at_once_get_the_same_key(tmp_path: Path) -> None:
+    for n in range(20):
+        home = tmp_path / str(n)
+        with ThreadPoolExecutor(8) as pool:
+            keys = set(pool.map(seal_key, [home] * 8))
+
+        assert keys == {(home / "seal").read_bytes()}
+        assert len(keys.pop()) == 32
+
+
+def test_a_key_is_for_nobody_else_and_stays(tmp_path: Path) -> None:
+    key = seal_key(tmp_path)
+
+    assert stat.S_IMODE((tmp_path / "seal").stat().st_mode) == 0o600
+    assert seal_key(tmp_path) == key
+
+
+@pytest.mark.parametrize("size", [0, 7, 33])
+def test_a_key_that_was_cut_off_is_made_anew(tmp_path: Path, size: int) -> None:
+    (tmp_path / "seal").write_bytes(b"x" * size)
+
+    key = seal_key(tmp_path)
+
+    assert len(key) == 32
+    assert (tmp_path / "seal").read_bytes() == key
+
+
+def test_where_no_key_can_be_kept_is_named(tmp_path: Path) -> None:
+    (tmp_path / "seal").mkdir()
+
+    with pytest.raises(StoreUnusable, match="seal"):
+        seal_key(tmp_path)
