@@ -84,6 +84,12 @@ def error(info: Any = None, *, will_retry: bool = True, turn: str = "turn1") -> 
     return news("error", error=said, willRetry=will_retry, turnId=turn)
 
 
+def hook(status: str, *words: str, event: str = "userPromptSubmit", turn: str = "turn1") -> Line:
+    entries = [{"kind": "feedback", "text": each} for each in words]
+    run = {"id": "h1", "eventName": event, "status": status, "entries": entries}
+    return news("hook/completed", run=run, turnId=turn)
+
+
 # -- its steps
 
 

@@ -8,7 +8,20 @@ import pytest
 from steadyrun.model import event as ev
 from steadyrun.provider import RESUME_NOT_FOUND, Exit
 from steadyrun.providers.codex_errors import code_of, exit_end, explained, fact_of, status_of
-from tests.codex_lines import completed, error, failed, interrupted, ready, reply, working
+from tests.codex_lines import (
+    completed,
+    error,
+    failed,
+    hook,
+    interrupted,
+    news,
+    ready,
+    reply,
+    text,
+    tokens,
+    usage,
+    working,
+)
 from tests.talk import the_end
 
 
@@ -191,3 +204,54 @@ def test_what_was_said_when_a_stream_broke_explains_its_end_and_when_a_limit_end
     assert found == ev.ErrorFact("rate_limited", "the stream broke", "Wait.", True, retry_at=ends)
     assert explained(found, fact_of(None)) == found
     assert explained(found, None) == found
+
+
+# -- hooks of Codex's own settings
+
+
+@pytest.mark.parametrize("event", ["sessionStart", "userPromptSubmit", "preModelRequest"])
+@pytest.mark.parametrize("status", ["blocked", "stopped"])
+def test_a_prompt_that_a_hook_is_against_has_failed(event: str, status: str) -> None:
+    heard = working().hear(hook(status, "not today", "sorry", event=event), completed())
+
+    assert heard[0] == ev.Note(f"a hook of Codex ({event}) {status}: not today; sorry")
+    end = the_end(heard)
+    assert (end.status, end.text) == ("failed", None)
+    assert end.error
+    assert (end.error.code, end.error.retryable) == ("hook_blocked", False)
+    assert "not today; sorry" in end.error.message
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [hook("failed", "broken"), completed()],
+        [hook("blocked", event="stop"), completed()],
+        [hook("blocked", event="postToolUse"), completed()],
+        [hook("blocked", turn="turn0"), completed()],
+        [hook("blocked"), text("hi"), completed("hi")],
+        [hook("blocked"), usage(tokens(1, 1)), completed()],
+    ],
+    ids=["broken", "at the end", "after a tool", "of another turn", "answered", "asked"],
+)
+def test_a_hook_that_does_not_keep_the_model_from_being_asked_is_noted(lines: Any) -> None:
+    heard = working().hear(*lines)
+
+    assert isinstance(heard[0], ev.Note)
+    assert the_end(heard).status == "completed"
+
+
+def test_a_blocked_turn_that_was_interrupted_was_cancelled() -> None:
+    assert the_end(working().hear(hook("blocked"), interrupted())).status == "cancelled"
+
+
+def test_a_hook_that_has_nothing_to_say_says_nothing() -> None:
+    odd = news("hook/completed", run={"entries": 7})
+
+    assert working().hear(hook("completed", "fine"), hook("running"), odd) == []
+
+
+def test_a_hook_without_a_turn_is_noted() -> None:
+    [note] = ready().hear(hook("stopped", event="sessionEnd"))
+
+    assert note == ev.Note("a hook of Codex (sessionEnd) stopped: it did not say why")

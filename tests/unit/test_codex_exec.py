@@ -150,6 +150,20 @@ def test_what_failed_says_so_in_words_only() -> None:
     assert talk.dialect.ended(Exit(1)) == []
 
 
+def test_a_turn_for_which_nobody_was_asked_is_no_success() -> None:
+    """What a hook has kept from the model ends so: nothing else is said."""
+    end = the_end(once().hear(completed(0, 0, 0)))
+
+    assert (end.status, end.text) == ("failed", None)
+    assert end.error
+    assert end.error.code == "no_answer"
+
+
+def test_a_model_that_says_nothing_or_counts_nothing_has_answered() -> None:
+    assert the_end(once().hear(completed(1, 0, 0))).status == "completed"
+    assert the_end(once().hear(said("hi"), completed(0, 0, 0))).status == "completed"
+
+
 @pytest.mark.parametrize("error", [None, 7, "x", [], {}, {"message": 7}])
 def test_what_fails_in_an_odd_way_has_failed_too(error: Any) -> None:
     end = the_end(once().hear({"type": "turn.failed", "error": error}))

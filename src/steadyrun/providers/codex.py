@@ -45,6 +45,7 @@ from steadyrun.providers.codex_frames import (
     Answered,
     Asking,
     ErrorNews,
+    HookNews,
     ItemNews,
     LimitNews,
     PartNews,
@@ -330,6 +331,9 @@ class Codex:
             return []
         return [ev.Note(f"the MCP server {said.name} did not start: {said.error}")]
 
+    def _hook(self, said: HookNews, _: str, __: Frame) -> list[Said]:
+        return codex_turn.hooked(self.state, said)
+
     def _withdrawn(self, said: Answered, _: str, __: Frame) -> list[Said]:
         return codex_turn.withdrawn(self.state, said.request_id)
 
@@ -344,6 +348,7 @@ class Codex:
         Warned: _warned,
         Rerouted: _rerouted,
         ServerStatus: _server,
+        HookNews: _hook,
         Answered: _withdrawn,
     }
 

@@ -19,6 +19,7 @@ from steadyrun.wire.jsonrpc import INVALID_REQUEST, RpcError
 
 RATE_LIMITED = "rate_limited"
 _OTHER, _SERVER = "provider_error", "server_error"
+_BLOCKED = "hook_blocked"
 _FULL_PERCENT = 100
 
 _BY_STATUS = {
@@ -63,6 +64,7 @@ _HINTS = {
     "prompt_too_long": "Say less at once, or begin a new conversation.",
     "sandbox_error": "Its sandbox does not work here: see docs/providers.md, or take another mode.",
     RESUME_NOT_FOUND: _ANEW,
+    _BLOCKED: "Say it otherwise, or look at the hooks in the settings of Codex.",
     _OTHER: "Is somebody logged in, and are the settings of Codex right? `steadyrun doctor` tells.",
 }
 # What it says on stderr when it does not even start.
@@ -145,6 +147,17 @@ def turned_down(error: RpcError) -> ErrorFact:
             return ErrorFact("prompt_too_long", error.message, _HINTS["prompt_too_long"])
         case _:
             return ErrorFact(_OTHER, error.message, _HINTS[_OTHER])
+
+
+def hook_blocked(words: str) -> ErrorFact:
+    """Why the model was never asked."""
+    return ErrorFact(_BLOCKED, f"a hook of Codex was against it: {words}", _HINTS[_BLOCKED])
+
+
+def not_asked() -> ErrorFact:
+    """Why there is no answer, where nothing tells why."""
+    why = "Codex ended the turn without asking the model"
+    return ErrorFact("no_answer", why, "A hook in the settings of Codex may be against it.")
 
 
 def said(message: str | None) -> ErrorFact:

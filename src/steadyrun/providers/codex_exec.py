@@ -9,7 +9,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.provider import Began, Ended, Said
 from steadyrun.providers import codex_errors, codex_items, codex_turn, codex_usage
-from steadyrun.providers.codex_frames import ExecLine, exec_item_of
+from steadyrun.providers.codex_frames import ExecLine, Tokens, exec_item_of
 from steadyrun.providers.codex_launch import RESUMED
 from steadyrun.providers.codex_state import CodexState, OpenTurn
 
@@ -62,7 +62,14 @@ def _completed(state: CodexState, line: ExecLine) -> list[Said]:
             note = [ev.Note("what the turn has used is not known: Codex tells the sum of all")]
         else:
             codex_usage.add(state, turn, used, is_one_call=False)
-    return [*note, *codex_turn.close(state, _end(state))]
+    return [*note, *codex_turn.close(state, _end(state, _unasked(state)))]
+
+
+def _unasked(state: CodexState) -> ErrorFact | None:
+    """What used nothing and says nothing was never asked; of hooks `exec` does not tell."""
+    turn = state.turn
+    is_empty = turn and turn.used == Tokens() and codex_turn.text_of(turn) is None
+    return codex_errors.not_asked() if is_empty else None
 
 
 def _failed(state: CodexState, line: ExecLine) -> list[Said]:

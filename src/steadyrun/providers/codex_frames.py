@@ -164,6 +164,20 @@ class ServerStatus(Struct, frozen=True):
     error: str | None = None
 
 
+class HookRun(Struct, frozen=True, rename="camel"):
+    event_name: Any = None
+    status: Any = None
+    entries: Any = None
+
+
+class HookNews(Struct, frozen=True, rename="camel"):
+    """A hook of Codex's own settings has ended."""
+
+    run: HookRun
+    thread_id: str | None = None
+    turn_id: str | None = None
+
+
 class Answered(Struct, frozen=True, rename="camel"):
     """What it has asked is not asked any more."""
 
@@ -228,6 +242,7 @@ NEWS: dict[str, type[Struct]] = {
     "deprecationNotice": Warned,
     "model/rerouted": Rerouted,
     "mcpServer/startupStatus/updated": ServerStatus,
+    "hook/completed": HookNews,
     "serverRequest/resolved": Answered,
 }
 # They say nothing that is not said elsewhere, or nothing that matters here.
@@ -235,7 +250,7 @@ _SILENT = """
     account/gatewayOAuth/changed account/login/completed account/updated app/list/updated
     autoApprovalReview/strictReviewRequired command/exec/outputDelta
     externalAgentConfig/import/completed externalAgentConfig/import/progress fs/changed
-    fuzzyFileSearch/sessionCompleted fuzzyFileSearch/sessionUpdated hook/completed hook/started
+    fuzzyFileSearch/sessionCompleted fuzzyFileSearch/sessionUpdated hook/started
     item/autoApprovalReview/completed item/autoApprovalReview/started
     item/commandExecution/outputDelta item/commandExecution/terminalInteraction
     item/fileChange/outputDelta item/fileChange/patchUpdated item/mcpToolCall/progress

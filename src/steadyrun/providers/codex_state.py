@@ -65,6 +65,8 @@ class OpenTurn(Struct):
     used: Tokens | None = None
     cost: Cost = Cost()
     error: ErrorFact | None = None
+    # A hook was against it before the model was asked.
+    blocked: ErrorFact | None = None
     # Why the model was asked again, if it has not answered since.
     retry: ErrorFact | None = None
     retries: int = 0
@@ -76,6 +78,11 @@ class OpenTurn(Struct):
     # The names of the images so far by what tells them apart.
     images: dict[str, str] = {}
     has_left_out_images: bool = False
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the model was asked, and has said anything."""
+        return self.used is not None or bool(self.text or self.answer or self.aside)
 
 
 class CodexState(Struct):

@@ -9,13 +9,18 @@ from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.provider import Began, Ended, Exit, Said
 from steadyrun.providers import codex_errors, codex_followups, codex_usage
-from steadyrun.providers.codex_frames import TurnBody
+from steadyrun.providers.codex_frames import HookNews, TurnBody, texts_in
 from steadyrun.providers.codex_lines import again_line, is_allowing, terminate_line
 from steadyrun.providers.codex_state import CodexState, OpenTurn
 from steadyrun.wire.jsonrpc import Id
 
 _INTERRUPTED, _COMPLETED = "interrupted", "completed"
 STATUSES = (_COMPLETED, _INTERRUPTED, "failed")
+# How a hook ends that somebody should know of, and the two that keep something from being done.
+_HOOK_STATUSES = frozenset({"failed", "blocked", "stopped"})
+_AGAINST = frozenset({"blocked", "stopped"})
+# The hooks that come before the model is asked.
+_FIRST_HOOKS = frozenset({"sessionStart", "userPromptSubmit", "preModelRequest"})
 
 
 def started(state: CodexState, turn: TurnBody, place: int) -> list[Said]:
@@ -62,6 +67,9 @@ def completed(state: CodexState, ended: TurnBody) -> list[Said]:
         end = replace(end, status="cancelled")
     elif ended.status != _COMPLETED:
         end = _failed(state, end, ended.error)
+    elif turn.blocked and not turn.has_answer:
+        # Codex calls it completed; nobody has answered.
+        end = replace(end, status="failed", error=turn.blocked)
     asked = _unasked(state)
     left = _cut_off(state) if ended.status == _INTERRUPTED else []
     reason = ended.status if isinstance(ended.status, str) else None
@@ -85,6 +93,18 @@ def _failed(state: CodexState, end: Ended, error: Any) -> Ended:
     fact = codex_errors.explained(fact, turn.retry if turn else None)
     status, reason = codex_errors.status_of(fact)
     return replace(end, status=status, error=fact, stop_reason=reason)
+
+
+def hooked(state: CodexState, news: HookNews) -> list[Said]:
+    """A hook of Codex's own settings has ended."""
+    run, turn = news.run, state.turn
+    if run.status not in _HOOK_STATUSES:
+        return []
+    words = "; ".join(texts_in(run.entries)) or "it did not say why"
+    is_mine = turn is not None and not state.is_other(None, news.turn_id)
+    if turn and is_mine and run.status in _AGAINST and run.event_name in _FIRST_HOOKS:
+        turn.blocked = codex_errors.hook_blocked(words)
+    return [ev.Note(f"a hook of Codex ({run.event_name}) {run.status}: {words}")]
 
 
 def refused(state: CodexState, why: ErrorFact) -> list[Said]:

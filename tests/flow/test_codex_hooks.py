@@ -1,0 +1,78 @@
+"""What becomes of a run where a hook of Codex's own settings is against it? The real Codex."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from steadyrun.model import event as ev
+from steadyrun.testing.simulated.messages import answer
+from tests.real_codex import StartedAppServer, codex_environment, codex_home
+from tests.stage import CODEX, Cli, staged
+
+# It lets pass what has no "secret" in it.
+GUARD = "if grep -q secret; then echo not today >&2; exit 2; fi"
+NOWHERE = "http://127.0.0.1:9"
+
+
+def guarded(folder: Path) -> Cli:
+    """A Codex with this hook, which its user has looked at and trusts."""
+    trusted = trust(folder / "before")
+
+    def environment(folder: Path, url: str) -> dict[str, str]:
+        home = with_hook(codex_home(folder, url))
+        with (home / "config.toml").open("a") as config:
+            key = f"{home}/hooks.json:user_prompt_submit:0:0"
+            config.write(f'[hooks.state."{key}"]\ntrusted_hash = "{trusted}"\n')
+        return codex_environment(folder)
+
+    return replace(CODEX, environment=environment)
+
+
+def trust(folder: Path) -> str:
+    """What Codex knows the hook by, wherever it stands."""
+    folder.mkdir()
+    with_hook(codex_home(folder, NOWHERE))
+    with StartedAppServer(folder, NOWHERE) as codex:
+        [listed] = codex.hear_answer("hooks/list", cwds=[str(codex.cwd)])["data"]
+    [hook] = listed["hooks"]
+    return str(hook["currentHash"])
+
+
+def with_hook(home: Path) -> Path:
+    hook = {"hooks": [{"type": "command", "command": GUARD}]}
+    (home / "hooks.json").write_text(json.dumps({"hooks": {"UserPromptSubmit": [hook]}}))
+    return home
+
+
+def test_a_prompt_that_a_hook_blocks_has_failed_and_says_why(tmp_path: Path) -> None:
+    with staged(tmp_path, [], cli=guarded(tmp_path)) as stage:
+        played = stage.played("tell me the secret")
+
+        assert (played.run.status, played.run.text) == ("failed", None)
+        assert played.run.error
+        assert played.run.error.code == "hook_blocked"
+        assert "not today" in played.run.error.message
+        assert any("not today" in note.text for note in played.of(ev.Note))
+        assert stage.server.main_asks == ()
+
+
+def test_the_model_is_not_asked_for_one_shot_either(tmp_path: Path) -> None:
+    options = {"one_shot": True}
+    with staged(tmp_path, [], cli=guarded(tmp_path), options=options) as stage:
+        played = stage.played("tell me the secret")
+
+        assert (played.run.status, played.run.text) == ("failed", None)
+        assert played.run.error
+        assert played.run.error.code == "no_answer"
+        assert stage.server.main_asks == ()
+
+
+@pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
+def test_what_a_hook_lets_pass_is_answered(tmp_path: Path, is_one_shot: bool) -> None:
+    options = {"one_shot": is_one_shot}
+    with staged(tmp_path, [answer("42")], cli=guarded(tmp_path), options=options) as stage:
+        played = stage.played("tell me the answer")
+
+        assert (played.run.status, played.run.text) == ("completed", "42")
