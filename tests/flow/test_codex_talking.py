@@ -327,7 +327,7 @@ def test_a_command_is_interrupted_with_its_own_children(tmp_path: Path, command:
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
         assert played.run.text == "I do."
         [failed] = played.of(ev.ToolFailed)
-        assert (failed.tool_name, failed.error) == ("commandExecution", "interrupted")
+        assert (failed.tool_name, failed.error) == ("commandExecution", "still_running")
         assert len(stage.server.main_asks) == 1
         assert not Path(f"/proc/{int(child.read_text())}").exists()
 

@@ -253,8 +253,8 @@ def _known(seen: Seen) -> ev.Event:
 
 
 def _was_given_up(tool: ev.ToolCompleted | ev.ToolFailed) -> bool:
-    """Nobody has said that it ended: it ended with its turn, or was left to itself."""
-    return isinstance(tool, ev.ToolFailed) and tool.error in (STILL_RUNNING, "interrupted")
+    """Nobody has said that it ended: it was open at the end of its turn."""
+    return isinstance(tool, ev.ToolFailed) and tool.error == STILL_RUNNING
 
 
 def _tokens(usage: Usage) -> Tokens | None:

@@ -78,6 +78,11 @@ def test_commands_that_an_interrupted_turn_has_left_are_ended() -> None:
 
     said = talk.hear(interrupted())
 
+    closed = [each for each in said if isinstance(each, ev.ToolFailed)]
+    assert [(each.tool_call_id, each.error) for each in closed] == [
+        ("c1", "still_running"),
+        ("c2", "still_running"),
+    ]
     [send] = [each for each in said if isinstance(each, Send)]
     assert told(send) == {
         "id": "terminate:c1",

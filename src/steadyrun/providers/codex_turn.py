@@ -12,6 +12,7 @@ from steadyrun.providers import codex_errors, codex_followups, codex_usage
 from steadyrun.providers.codex_frames import HookNews, TurnBody, texts_in
 from steadyrun.providers.codex_lines import again_line, is_allowing, terminate_line
 from steadyrun.providers.codex_state import CodexState, OpenTurn
+from steadyrun.providers.turns import STILL_RUNNING
 from steadyrun.wire.jsonrpc import Id
 
 _INTERRUPTED, _COMPLETED = "interrupted", "completed"
@@ -184,7 +185,7 @@ def _cut_off(state: CodexState) -> list[Said]:
         if tool.is_late:
             continue
         given = msgspec.json.decode(tool.input)
-        said.append(ev.ToolFailed(item, tool.name, given, error=_INTERRUPTED))
+        said.append(ev.ToolFailed(item, tool.name, given, error=STILL_RUNNING))
         if tool.process is not None:
             said.append(terminate_line(item, tool.process, state.thread or ""))
         tool.is_cut_off = True
