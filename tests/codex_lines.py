@@ -63,11 +63,12 @@ def started(turn: str = "turn1", **more: Any) -> Line:
     return news("turn/started", turn={"id": turn, "status": "inProgress"}, **more)
 
 
-def completed(words: str | None = None, *, turn: str = "turn1", **fields: Any) -> Line:
+def completed(
+    words: str | None = None, *, turn: str = "turn1", thread: str = "th1", **fields: Any
+) -> Line:
     items = [] if words is None else [{"type": "agentMessage", "id": "m0", "text": words}]
-    return news(
-        "turn/completed", turn={"id": turn, "status": "completed", "items": items, **fields}
-    )
+    body = {"id": turn, "status": "completed", "items": items, **fields}
+    return news("turn/completed", turn=body, threadId=thread)
 
 
 def interrupted(turn: str = "turn1") -> Line:

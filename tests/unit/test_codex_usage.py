@@ -14,6 +14,7 @@ from steadyrun.model.event import LimitWindow
 from steadyrun.model.usage import Usage
 from steadyrun.provider import Said
 from steadyrun.providers.codex_state import CodexState
+from steadyrun.providers.codex_usage import MOST_THREADS
 from tests.codex_lines import (
     AGAIN,
     Talk,
@@ -22,6 +23,7 @@ from tests.codex_lines import (
     failed,
     interrupted,
     limits,
+    news,
     ready,
     reply,
     started,
@@ -137,7 +139,66 @@ def test_what_another_conversation_uses_is_not_ours() -> None:
     talk = working()
 
     assert used(usage(tokens(9, 9), threadId="th2"), talk=talk) is None
-    assert talk.dialect.state.total is None
+
+
+def told_turn(
+    talk: Talk, thread: str, total: dict[str, int], last: dict[str, int] | None = None
+) -> Usage | None:
+    """What a turn of a conversation has used, at the end of which these sums are told."""
+    number = len(talk.log)
+    turn = f"turn{number}"
+    talk.write({"id": number, "method": "turn/start", "params": {"threadId": thread}})
+    talk.hear({"id": number, "result": {"turn": {"id": turn}}}, started(turn, threadId=thread))
+    sums = usage(total, last, turn, threadId=thread)
+    return the_end(talk.hear(sums, completed(turn=turn, thread=thread))).usage
+
+
+def test_a_conversation_that_is_come_back_to_has_used_what_its_sum_grew_by() -> None:
+    talk = ready()
+
+    assert told_turn(talk, "th1", tokens(100, 10)) == Usage(100, 10, 0, 0)
+    assert told_turn(talk, "th2", tokens(50, 5)) == Usage(50, 5, 0, 0)
+    assert told_turn(talk, "th1", tokens(120, 12), tokens(20, 2)) == Usage(20, 2, 0, 0)
+    assert told_turn(talk, "th2", tokens(50, 5), tokens(50, 5)) is None
+
+
+def test_what_a_forked_conversation_begins_with_is_not_used_again() -> None:
+    """It is told before a turn of it is."""
+    talk = ready()
+    told_turn(talk, "th1", tokens(100, 10))
+    talk.hear(usage(tokens(100, 10), threadId="fork"))
+
+    assert told_turn(talk, "fork", tokens(150, 15), tokens(50, 5)) == Usage(50, 5, 0, 0)
+
+
+def test_of_too_many_conversations_the_last_call_counts() -> None:
+    talk = ready()
+    for number in range(MOST_THREADS + 1):
+        talk.hear(usage(tokens(100, 10), threadId=f"other{number}"))
+
+    found = told_turn(talk, "other0", tokens(120, 12), tokens(20, 2))
+
+    assert found == Usage(20, 2, 0, 0)
+    assert len(talk.dialect.state.totals) == MOST_THREADS
+
+
+def of_subagent(root: str = "turn1", turn: str = "sub1") -> Any:
+    return news("turn/started", threadId="sub", turn={"id": turn, "rootTurnId": root})
+
+
+def test_what_a_sub_agent_uses_is_used_by_the_turn() -> None:
+    """Its conversation may begin with one that was paid for: of the first sum the last call counts,
+    of others what they have grown by."""
+    first = usage(tokens(1000, 100), tokens(10, 1), "sub1", threadId="sub")
+    second = usage(tokens(1030, 103), tokens(7, 7), "sub1", threadId="sub")
+
+    assert used(usage(tokens(5, 5)), of_subagent(), first) == Usage(15, 6, 0, 0)
+    assert used(usage(tokens(5, 5)), of_subagent(), first, first, second) == Usage(45, 9, 0, 0)
+
+
+@pytest.mark.parametrize("line", [of_subagent(root="turn0"), of_subagent(root="")])
+def test_what_the_sub_agent_of_another_turn_uses_is_not_counted(line: Any) -> None:
+    assert used(line, usage(tokens(9, 9), turn="sub1", threadId="sub")) is None
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 1000)] * 4, st.booleans()), max_size=12))

@@ -204,7 +204,7 @@ class Codex:
         state.model = params.model or state.model
         if thread is not None and state.thread is not None and thread != state.thread:
             # Another conversation of the same process.
-            state.thread, state.total, state.context_tokens = thread, None, None
+            state.thread, state.context_tokens = thread, None
         return [*codex_followups.heeded(state), Began(name)]
 
     def _opening(self, mode: str, thread: str | None) -> list[Said]:

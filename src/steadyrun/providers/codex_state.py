@@ -102,11 +102,12 @@ class CodexState(Struct):
     # The mode that the process was started in, until a turn was told of it.
     untold_mode: Mode | None = None
     context_window: int | None = None
-    # The size of the conversation, and what it has used so far.
+    # The size of the conversation.
     context_tokens: int | None = None
-    total: Tokens | None = None
-    # What sub-agents have used, by their conversations.
-    others: dict[str, Tokens] = {}
+    # What each conversation has used so far; the one that was told of last is the last.
+    totals: dict[str, Tokens] = {}
+    # The conversations of sub-agents.
+    subagents: set[str] = set()
     turn: OpenTurn | None = None
     has_begun: bool = False
     # The id of the turn before.

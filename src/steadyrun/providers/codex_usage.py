@@ -15,16 +15,21 @@ from steadyrun.providers import codex_followups, prices
 from steadyrun.providers.codex_frames import Tokens, TokenUsage, TurnNews, UsageNews
 from steadyrun.providers.codex_state import CodexState, OpenTurn
 
+# A process may serve conversation after conversation.
+MOST_THREADS = 100
+
 
 def counted(state: CodexState, news: UsageNews) -> list[Said]:
     """The sum has been told."""
     found, turn = news.token_usage, state.turn
-    before, state.total = state.total, found.total
+    before = _remembered(state, news.thread_id or state.thread or "", found.total)
     state.context_window = found.model_context_window or state.context_window
     state.context_tokens = found.last.total_tokens
     if turn is None or turn.id != news.turn_id:
         return []
-    new = _growth(before, found, is_resumed=state.is_resumed)
+    # Of so many, this one may have been forgotten.
+    is_full = len(state.totals) >= MOST_THREADS
+    new = _growth(before, found, is_resumed=state.is_resumed or is_full)
     if new == Tokens():
         return []
     add(state, turn, new, is_one_call=True)
@@ -36,17 +41,17 @@ def counted(state: CodexState, news: UsageNews) -> list[Said]:
 def delegated(state: CodexState, news: Any) -> list[Said]:
     """Something of another conversation: what a sub-agent of this turn uses is used by the turn."""
     turn, thread = state.turn, getattr(news, "thread_id", None)
-    if turn is None or turn.id is None or thread is None:
+    if thread is None:
         return []
-    if isinstance(news, TurnNews) and news.turn.root_turn_id == turn.id:
-        state.others.setdefault(thread, Tokens())
-    if not isinstance(news, UsageNews) or thread not in state.others:
+    if turn and turn.id and isinstance(news, TurnNews) and news.turn.root_turn_id == turn.id:
+        state.subagents.add(thread)
+    if not isinstance(news, UsageNews):
         return []
-    before, found = state.others[thread], news.token_usage
-    state.others[thread] = found.total
+    found = news.token_usage
+    before = _remembered(state, thread, found.total)
     # It may begin with a conversation that was paid for before.
-    new = _growth(None if before == Tokens() else before, found, is_resumed=True)
-    if new == Tokens():
+    new = _growth(before, found, is_resumed=True)
+    if turn is None or thread not in state.subagents or new == Tokens():
         return []
     add(state, turn, new, is_one_call=True)
     return [ev.UsageUpdated(usage_of(turn.used) or Usage(), turn.cost)]
@@ -65,6 +70,17 @@ def usage_of(used: Tokens | None) -> Usage | None:
         return None
     cached, written = used.cached_input_tokens, used.cache_write_input_tokens
     return Usage(max(0, used.input_tokens - cached - written), used.output_tokens, cached, written)
+
+
+def _remembered(state: CodexState, thread: str, total: Tokens) -> Tokens | None:
+    """What a conversation had used when its sum was told before; from now on it is this."""
+    before = state.totals.pop(thread, None)
+    state.totals[thread] = total
+    if len(state.totals) > MOST_THREADS:
+        oldest = next(iter(state.totals))
+        del state.totals[oldest]
+        state.subagents.discard(oldest)
+    return before
 
 
 def _growth(before: Tokens | None, found: TokenUsage, *, is_resumed: bool) -> Tokens:
