@@ -72,6 +72,7 @@ _ALWAYS: frozenset[Ability] = _ONCE | {"steer", "interrupt", "multi_turn", "appr
 _THREADS = frozenset({"thread/start", "thread/resume"})
 # A message that begins a turn later; nothing that we say.
 _QUEUE = "thread/queue/add"
+_MESSAGES = frozenset({"turn/start", "turn/steer", _QUEUE})
 _SILENT_ROOMS = ("thread/realtime/", "windows")
 
 
@@ -177,7 +178,6 @@ class Codex:
             return []  # a recording may have what we would not say
 
     def _told(self, told: Request, frame: Frame) -> list[Said]:
-        """A recording has no keys: what is told while something is open is a follow-up."""
         state, params = self.state, told.params_as(ToldParams)
         name = frame.key.partition(":")[2] or f"line{frame.number}"
         asked = Asked(told.method, name)
@@ -185,26 +185,33 @@ class Codex:
         if frame.key.startswith(codex_lines.AGAIN):
             state.begin(OpenTurn(name))
             return codex_followups.own_turn(state, name)
-        if told.method == "turn/start" and not self._is_busy:
-            return self._begun(name, params)
-        if told.method in {"turn/start", "turn/steer", _QUEUE}:
-            asked.method = "turn/steer"
-            is_queued = told.method == _QUEUE
-            return codex_followups.offered(state, name, params, is_queued=is_queued)
+        if told.method in _MESSAGES:
+            return self._message(asked, params)
         if told.method in _THREADS:
             return self._opening(name, params.thread_id)
         if told.method == "thread/compact/start":
             state.wants_compaction = True
         return []
 
+    def _message(self, asked: Asked, params: ToldParams) -> list[Said]:
+        """A recording has no keys: what is told while something is open is a follow-up."""
+        state, is_elsewhere = self.state, self.state.is_other(params.thread_id)
+        if is_elsewhere and state.turn:
+            return codex_turn.begun_beside(state, params.thread_id or "")
+        if asked.method == "turn/start" and (is_elsewhere or not self._is_busy):
+            return self._begun(asked.name, params)
+        is_queued, asked.method = asked.method == _QUEUE, "turn/steer"
+        return codex_followups.offered(state, asked.name, params, is_queued=is_queued)
+
     def _begun(self, name: str, params: ToldParams) -> list[Said]:
         state, thread = self.state, params.thread_id
         state.begin(OpenTurn(name))
         state.untold_mode = None
         state.model = params.model or state.model
-        if thread is not None and state.thread is not None and thread != state.thread:
+        if thread is not None and state.is_other(thread):
             # Another conversation of the same process.
             state.thread, state.context_tokens = thread, None
+            state.beside.discard(thread)
         return [*codex_followups.heeded(state), Began(name)]
 
     def _opening(self, mode: str, thread: str | None) -> list[Said]:
@@ -260,7 +267,8 @@ class Codex:
             return [] if method.startswith(_SILENT_ROOMS) else [ev.Unknown.of(frame.raw)]
         said: Any = news.params_as(kind)
         if self.state.is_other(getattr(said, "thread_id", None)):
-            return codex_usage.delegated(self.state, said)
+            kept = codex_turn.heard_beside(self.state, said, frame)
+            return [*kept, *codex_usage.delegated(self.state, said)]
         return _known(self._HEARD[kind](self, said, method, frame), frame)
 
     def _turn(self, said: TurnNews, method: str, frame: Frame) -> list[Said]:

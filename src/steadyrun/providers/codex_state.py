@@ -106,8 +106,9 @@ class CodexState(Struct):
     context_tokens: int | None = None
     # What each conversation has used so far; the one that was told of last is the last.
     totals: dict[str, Tokens] = {}
-    # The conversations of sub-agents.
+    # The conversations of sub-agents, and those that somebody goes on with beside the open turn.
     subagents: set[str] = set()
+    beside: set[str] = set()
     turn: OpenTurn | None = None
     has_begun: bool = False
     # The id of the turn before.

@@ -3,13 +3,22 @@
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
+from steadyrun.model.frame import Frame
 from steadyrun.provider import Began, Ended, Exit, Said
 from steadyrun.providers import codex_errors, codex_followups, codex_usage
-from steadyrun.providers.codex_frames import HookNews, TurnBody, texts_in
+from steadyrun.providers.codex_frames import (
+    HookNews,
+    PartNews,
+    Piece,
+    TurnBody,
+    TurnNews,
+    texts_in,
+)
 from steadyrun.providers.codex_lines import again_line, is_allowing, terminate_line
 from steadyrun.providers.codex_state import CodexState, OpenTurn
 from steadyrun.providers.turns import STILL_RUNNING
@@ -54,6 +63,23 @@ def _own(state: CodexState, turn: str, place: int) -> list[Said]:
     is_wanted, state.wants_compaction = state.wants_compaction, False
     state.begin(OpenTurn(f"self{place}", turn, is_compaction=is_wanted))
     return [Began(None), *bound(state)]
+
+
+def begun_beside(state: CodexState, thread: str) -> list[Said]:
+    """Somebody begins a turn of another conversation before this one has ended. A process has one
+    run at a time: there is none for it, and it is no follow-up."""
+    state.beside.add(thread)
+    return [ev.Note(f"a turn of {thread} was begun beside this one: it is kept as it is printed")]
+
+
+def heard_beside(state: CodexState, news: Struct, frame: Frame) -> list[Said]:
+    """A line of another conversation. Pieces are not kept: they come whole."""
+    thread = getattr(news, "thread_id", None)
+    if thread not in state.beside or isinstance(news, Piece | PartNews):
+        return []
+    if isinstance(news, TurnNews) and news.turn.status in STATUSES:
+        state.beside.discard(thread)
+    return [ev.Unknown.of(frame.raw)]
 
 
 def completed(state: CodexState, ended: TurnBody) -> list[Said]:
