@@ -12,6 +12,7 @@ from tests.codex_lines import (
     completed,
     delta,
     news,
+    ready,
     refusal,
     reply,
     started,
@@ -114,3 +115,52 @@ def test_one_that_goes_on_may_become_the_open_one() -> None:
 
     assert the_end(said).text == "x"
     assert talk.dialect.state.beside == set()
+
+
+# -- a turn with two names
+
+
+def review(root: Any = "root") -> Line:
+    """The beginning of a review: its steps and its end have another name."""
+    return news("turn/started", turn={"id": "inner", "rootTurnId": root, "status": "inProgress"})
+
+
+@pytest.mark.parametrize("end", ["root", "inner"])
+def test_a_review_ends_with_what_it_has_found(end: str) -> None:
+    talk = ready()
+    talk.write({"id": "x", "method": "review/start", "params": {"threadId": "th1"}})
+    talk.hear(reply("x", turn={"id": "root"}))
+
+    said = talk.hear(review(), text("All good", turn="root"), completed("All good", turn=end))
+
+    assert [each for each in said if isinstance(each, Began)] == [Began(None)]
+    assert ev.TextFinal("All good") in said
+    assert not [each for each in said if isinstance(each, ev.Note)]
+    assert (the_end(said).status, the_end(said).text) == ("completed", "All good")
+    assert talk.dialect.is_ready
+
+
+def test_a_part_of_the_open_turn_is_no_other_turn() -> None:
+    talk = working()
+
+    assert talk.hear(review("turn1")) == []
+    assert the_end(talk.hear(text("x"), completed("x"))).text == "x"
+
+
+def test_a_turn_whose_answer_comes_late_may_have_two_names() -> None:
+    talk = ready()
+    talk.turn()
+    talk.hear(review("turn1"), reply("begin:t1", turn={"id": "turn1"}))
+
+    assert the_end(talk.hear(text("x"), completed("x"))).text == "x"
+
+
+@pytest.mark.parametrize("root", [None, 7, [], "inner"])
+def test_a_turn_without_a_root_has_one_name(root: Any) -> None:
+    talk = ready()
+    talk.hear(review(root))
+
+    said = talk.hear(completed("no", turn="other"), completed("x", turn="inner"))
+
+    assert isinstance(said[0], ev.Note)
+    assert the_end(said).text == "x"

@@ -196,6 +196,16 @@ def test_what_a_sub_agent_uses_is_used_by_the_turn() -> None:
     assert used(usage(tokens(5, 5)), of_subagent(), first, first, second) == Usage(45, 9, 0, 0)
 
 
+@pytest.mark.parametrize("turn", ["root", "inner"])
+def test_a_turn_with_two_names_has_used_what_either_is_told_of(turn: str) -> None:
+    talk = ready()
+    talk.hear(news("turn/started", turn={"id": "inner", "rootTurnId": "root"}))
+
+    said = talk.hear(usage(tokens(9, 9), turn=turn), completed(turn="root"))
+
+    assert the_end(said).usage == Usage(9, 9, 0, 0)
+
+
 @pytest.mark.parametrize("line", [of_subagent(root="turn0"), of_subagent(root="")])
 def test_what_the_sub_agent_of_another_turn_uses_is_not_counted(line: Any) -> None:
     assert used(line, usage(tokens(9, 9), turn="sub1", threadId="sub")) is None

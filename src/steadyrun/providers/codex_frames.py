@@ -20,6 +20,11 @@ class TurnBody(Struct, frozen=True, rename="camel"):
     error: Any = None
     items: Any = None
 
+    @property
+    def root_id(self) -> str:
+        """What its steps and its end call it: a review begins under another name."""
+        return self.root_turn_id if isinstance(self.root_turn_id, str) else self.id
+
 
 class TurnNews(Struct, frozen=True, rename="camel"):
     """A turn has begun or ended."""

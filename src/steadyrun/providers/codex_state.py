@@ -54,10 +54,12 @@ class Asked(Struct):
 
 
 class OpenTurn(Struct):
-    """The turn that is open. `name` is our key or made of the place it began, `id` is Codex's."""
+    """The turn that is open. `name` is our key or made of the place it began, `id` is Codex's, and
+    `other_id` what its beginning calls it."""
 
     name: str
     id: str | None = None
+    other_id: str | None = None
     # What was said last, what was said to be the answer, and what is none.
     text: str | None = None
     answer: str | None = None
@@ -78,6 +80,9 @@ class OpenTurn(Struct):
     # The names of the images so far by what tells them apart.
     images: dict[str, str] = {}
     has_left_out_images: bool = False
+
+    def is_called(self, turn: str | None) -> bool:
+        return turn is not None and turn in {self.id, self.other_id}
 
     @property
     def has_answer(self) -> bool:
@@ -138,5 +143,6 @@ class CodexState(Struct):
             return True
         if turn is None or self.turn is None:
             return False
-        mine = self.turn.id
-        return turn == self.last_turn if mine is None else turn != mine
+        if self.turn.id is None:
+            return turn == self.last_turn
+        return not self.turn.is_called(turn)

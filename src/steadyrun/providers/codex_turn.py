@@ -37,9 +37,10 @@ def started(state: CodexState, turn: TurnBody, place: int) -> list[Said]:
     """A turn has begun. One that was told is open already."""
     mine = state.turn
     if mine is None:
-        return _own(state, turn.id, place)
-    if mine.id in {None, turn.id}:
-        mine.id = turn.id
+        return _own(state, turn, place)
+    if mine.id is None:
+        mine.id, mine.other_id = turn.root_id, turn.id
+    if mine.id in {turn.id, turn.root_id}:
         return bound(state)
     return [ev.Note(f"another turn began before this one had ended: {turn.id}")]
 
@@ -54,14 +55,15 @@ def bound(state: CodexState) -> list[Said]:
     return [token, *model]
 
 
-def _own(state: CodexState, turn: str, place: int) -> list[Said]:
+def _own(state: CodexState, turn: TurnBody, place: int) -> list[Said]:
     """Nobody has begun it, or it was queued."""
     queued = codex_followups.next_queued(state)
     if queued is not None:
-        state.begin(OpenTurn(queued, turn))
+        state.begin(OpenTurn(queued, turn.root_id, turn.id))
         return codex_followups.own_turn(state, queued)
     is_wanted, state.wants_compaction = state.wants_compaction, False
-    state.begin(OpenTurn(f"self{place}", turn, is_compaction=is_wanted))
+    name = f"self{place}"
+    state.begin(OpenTurn(name, turn.root_id, turn.id, is_compaction=is_wanted))
     return [Began(None), *bound(state)]
 
 

@@ -25,7 +25,7 @@ def counted(state: CodexState, news: UsageNews) -> list[Said]:
     before = _remembered(state, news.thread_id or state.thread or "", found.total)
     state.context_window = found.model_context_window or state.context_window
     state.context_tokens = found.last.total_tokens
-    if turn is None or turn.id != news.turn_id:
+    if turn is None or not turn.is_called(news.turn_id):
         return []
     # Of so many, this one may have been forgotten.
     is_full = len(state.totals) >= MOST_THREADS
