@@ -1,0 +1,117 @@
+"""What becomes of traffic that we would not make: many conversations in one Codex, and a review?
+
+Somebody else drives the real Codex here, and what passed is replayed.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from steadyrun.model import event as ev
+from steadyrun.model.usage import Usage
+from steadyrun.providers.codex import Codex
+from steadyrun.providers.replay import Line, Seen, replay
+from steadyrun.testing.simulated.blocks import Answer, Tokens, answer, text
+from steadyrun.testing.simulated.faults import Gate
+from steadyrun.testing.simulated.responses import ResponsesServer
+from steadyrun.testing.simulated.wire import Ask
+from tests.real_cli import LIMIT_SECONDS, Frame
+from tests.real_codex import StartedAppServer, is_turn_end
+
+
+class Recorded(StartedAppServer):
+    """An app server of which all that passes is written down."""
+
+    def __init__(self, folder: Path, base_url: str) -> None:
+        self.lines: list[Line] = []
+        super().__init__(folder, base_url)
+
+    def tell(self, *frames: Frame) -> None:
+        self.lines += [Line("in", frame) for frame in frames]
+        super().tell(*frames)
+
+    def hear_until(
+        self, is_last: Callable[[Frame], bool], seconds: float = LIMIT_SECONDS
+    ) -> list[Frame]:
+        frames = super().hear_until(is_last, seconds)
+        self.lines += [Line("out", frame) for frame in frames]
+        return frames
+
+    def turn(self, thread: str, words: str) -> None:
+        """A turn, from its beginning to its end."""
+        self.start_turn(thread, words)
+        self.hear_until(is_turn_end)
+
+    def events(self) -> list[Any]:
+        return [known(seen) for seen in replay(Codex(), self.lines)]
+
+
+def known(seen: Seen) -> ev.Event:
+    assert not isinstance(seen.event, ev.Foreign)
+    return seen.event
+
+
+def ends(events: list[Any]) -> list[ev.RunEnded]:
+    return [each for each in events if isinstance(each, ev.RunEnded)]
+
+
+def test_a_conversation_that_is_come_back_to_is_not_paid_for_twice(tmp_path: Path) -> None:
+    script = [answer("a", tokens=Tokens(100 * 2**n, 2**n)) for n in range(4)]
+    with ResponsesServer(script) as server, Recorded(tmp_path, server.url) as codex:
+        one, other = codex.start_thread(), codex.start_thread()
+        for thread in (one, other, one):
+            codex.turn(thread, "go on")
+        fork = codex.hear_answer("thread/fork", threadId=one)["thread"]["id"]
+        codex.turn(fork, "go on")
+
+        used = [each.usage for each in ends(codex.events())]
+
+    assert used == [Usage(100 * 2**n, 2**n, 0, 0) for n in range(4)]
+
+
+def test_a_turn_beside_another_is_neither_lost_nor_a_follow_up(tmp_path: Path) -> None:
+    gates = {"first": Gate(), "second": Gate()}
+
+    def model(ask: Ask) -> Answer:
+        word = "first" if "first" in ask.said else "second"
+        return answer(text(word[:3], gates[word], word[3:]), tokens=Tokens(10, 1))
+
+    with ResponsesServer(model) as server, Recorded(tmp_path, server.url) as codex:
+        one, other = codex.start_thread(), codex.start_thread()
+        for thread, word in ((one, "first"), (other, "second")):
+            codex.start_turn(thread, word)
+            gates[word].wait_until_reached()
+        for gate in gates.values():
+            gate.open()
+            codex.hear_until(is_turn_end)
+        events = codex.events()
+
+    [end] = ends(events)
+    assert (end.text, end.usage) == ("first", Usage(10, 1, 0, 0))
+    assert not [each for each in events if isinstance(each, ev.FollowupOffered)]
+    kept = [json.loads(each.text or "") for each in events if isinstance(each, ev.Unknown)]
+    assert {line["params"]["threadId"] for line in kept} == {other}
+    items = [line["params"]["item"] for line in kept if line["method"] == "item/completed"]
+    assert [item["text"] for item in items if item["type"] == "agentMessage"] == ["second"]
+    assert "thread/tokenUsage/updated" in [line["method"] for line in kept]
+    assert kept[-1]["method"] == "turn/completed"
+
+
+def test_a_review_is_a_run_with_what_it_has_found(tmp_path: Path) -> None:
+    found = {"findings": [], "overall_correctness": "patch is correct",
+             "overall_explanation": "All good", "overall_confidence_score": 0.9}  # fmt: skip
+    script = [answer(json.dumps(found)), answer("And on.")]
+    with ResponsesServer(script) as server, Recorded(tmp_path, server.url) as codex:
+        thread = codex.start_thread()
+        what = {"type": "custom", "instructions": "look"}
+        codex.hear_answer("review/start", threadId=thread, target=what)
+        codex.hear_until(is_turn_end)
+        codex.turn(thread, "go on")
+        events = codex.events()
+
+    assert [(each.status, each.text) for each in ends(events)] == [
+        ("completed", "All good"),
+        ("completed", "And on."),
+    ]
+    assert ev.TextFinal("All good") in events
