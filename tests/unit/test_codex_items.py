@@ -220,6 +220,57 @@ def test_pictures_are_told_once() -> None:
     ]  # fmt: skip
 
 
+PNG = "iVBORw0KGgo="
+
+
+@pytest.mark.parametrize("status", ["completed", "generating", "failed", "news"])
+def test_a_picture_that_is_there_was_drawn(status: str) -> None:
+    fields = {"status": status, "revisedPrompt": "a cat", "result": PNG}
+
+    start, picture, end = working().hear(done("imageGeneration", **fields))
+
+    given = {"revised_prompt": "a cat"}
+    assert start == ev.ToolStarted("i1", "imageGeneration", given)
+    assert picture == Picture("image-1.png", "image/png", b"\x89PNG\r\n\x1a\n")
+    assert end == ev.ToolCompleted("i1", "imageGeneration", given, "image-1.png")
+
+
+@pytest.mark.parametrize(
+    ("fields", "output"),
+    [
+        ({"result": "", "savedPath": "/a.png"}, {"saved_path": "/a.png"}),
+        ({"fileId": "f1", "savedPath": "/a.png"}, {"saved_path": "/a.png", "file_id": "f1"}),
+        ({"fileId": "f1", "status": "failed"}, {"file_id": "f1"}),
+        ({"result": ""}, None),
+        ({"result": "!"}, None),
+        ({"result": "!", "savedPath": "/a.png"}, {"saved_path": "/a.png"}),
+        ({"status": "generating"}, None),
+    ],
+)
+def test_a_picture_that_is_elsewhere_is_no_empty_one(fields: Any, output: Any) -> None:
+    _, end = working().hear(done("imageGeneration", **{"status": "completed", **fields}))
+
+    assert end == ev.ToolCompleted("i1", "imageGeneration", {}, output)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"status": "failed", "result": ""}, "failed"),
+        ({"status": "incomplete"}, "incomplete"),
+        ({"failure": {"type": "usageLimitExceeded", "limitId": "x"}}, "usageLimitExceeded"),
+        ({"failure": {"type": "usageLimitExceeded"}, "result": PNG}, "usageLimitExceeded"),
+        ({"failure": {}, "status": "failed"}, "failed"),
+        ({"failure": 7}, "failed"),
+    ],
+)
+def test_a_picture_that_was_not_drawn_has_failed(fields: Any, why: str) -> None:
+    *_, end = working().hear(done("imageGeneration", **{"status": "completed", **fields}))
+
+    assert isinstance(end, ev.ToolFailed)
+    assert end.error == why
+
+
 def test_a_tool_that_begins_without_a_turn_is_not_told() -> None:
     talk = working()
     talk.hear(completed())

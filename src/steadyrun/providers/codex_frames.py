@@ -68,6 +68,11 @@ class Item(Struct, frozen=True, rename="camel"):
     error: Any = None
     success: bool | None = None
     content_items: Any = None
+    # Of a picture: what was drawn in the end, where it is, and why it is not.
+    revised_prompt: Any = None
+    saved_path: Any = None
+    file_id: Any = None
+    failure: Any = None
 
 
 class ItemNews(Struct, frozen=True, rename="camel"):

@@ -13,6 +13,7 @@ from steadyrun.providers.codex_state import CodexState, OpenTool, OpenTurn
 from steadyrun.providers.produced import Drawn
 
 _ANSWER, _ASIDE = "final_answer", "commentary"
+_UNDRAWN = frozenset({"failed", "incomplete", "cancelled"})
 # They are told elsewhere, or are nobody's business but Codex's.
 _SILENT = frozenset(
     {
@@ -136,6 +137,8 @@ def _tool_end(state: CodexState, item: Item) -> list[Said]:
 
 def _failure(item: Item) -> str | None:
     """Why it failed; None if it did not."""
+    if item.type == "imageGeneration":
+        return _undrawn(item)
     if (
         item.status in {None, "completed", "inProgress", "in_progress"}
         and item.success is not False
@@ -145,6 +148,16 @@ def _failure(item: Item) -> str | None:
         return f"exit code {item.exit_code}"
     message = item.error.get("message") if isinstance(item.error, dict) else None
     return message if isinstance(message, str) and message else str(item.status or "failed")
+
+
+def _undrawn(item: Item) -> str | None:
+    """Why there is no picture. Its status may be any word: only those that are known say no, and
+    where there is a picture none does."""
+    if item.failure:
+        word = item.failure.get("type") if isinstance(item.failure, dict) else None
+        return word if isinstance(word, str) and word else "failed"
+    is_there = item.result or item.saved_path or item.file_id
+    return item.status if item.status in _UNDRAWN and not is_there else None
 
 
 def _output(turn: OpenTurn | None, item: Item) -> tuple[Any, list[Said]]:
@@ -157,11 +170,19 @@ def _output(turn: OpenTurn | None, item: Item) -> tuple[Any, list[Said]]:
             return _joined(*produced.seen(turn, content))
         case "dynamicToolCall":
             return _joined(*produced.seen(turn, item.content_items))
-        case "imageGeneration" if turn and isinstance(item.result, str):
-            said: list[Said] = []
-            return produced.produced(turn, Drawn("image/png", item.result), said), said
+        case "imageGeneration":
+            return _drawn(turn, item)
         case _:
             return None, []
+
+
+def _drawn(turn: OpenTurn | None, item: Item) -> tuple[Any, list[Said]]:
+    """The name of a picture, or else where Codex has put it."""
+    said: list[Said] = []
+    name = None
+    if turn and isinstance(item.result, str):
+        name = produced.produced(turn, Drawn("image/png", item.result), said)
+    return name or _given("saved_path", "file_id")(item) or None, said
 
 
 def _joined(content: Any, said: list[Said]) -> tuple[Any, list[Said]]:
@@ -202,7 +223,7 @@ _TOOLS: dict[str, tuple[str, Callable[[Item], Any]]] = {
     "collabAgentToolCall": ("agent", _given("tool", "prompt", "receiver_thread_ids")),
     "webSearch": ("webSearch", _given("query", "action")),
     "imageView": ("viewImage", _given("path")),
-    "imageGeneration": ("imageGeneration", _given("prompt")),
+    "imageGeneration": ("imageGeneration", _given("revised_prompt")),
     "sleep": ("sleep", _given("duration_ms")),
 }
 

@@ -48,7 +48,8 @@ def seen(turn: Drawing | None, content: Any) -> tuple[Any, list[Said]]:
 
 
 def produced(turn: Drawing, drawn: Drawn, said: list[Said]) -> str | None:
-    """The name of a picture; a new one is told. None if there are too many, or it is too large."""
+    """The name of a picture; a new one is told. None if there are too many, it is too large, or it
+    is none."""
     if name := turn.images.get(drawn.key):
         return name
     if len(turn.images) >= MOST_IMAGES or len(drawn.data) > LARGEST_IMAGE_CHARS:
@@ -56,11 +57,14 @@ def produced(turn: Drawing, drawn: Drawn, said: list[Said]) -> str | None:
             turn.has_left_out_images = True
             said.append(ev.Note("there are more images, or larger ones, than are told of"))
         return None
+    content = drawn.content
+    if not content:
+        return None
     kind = drawn.media_type
     ending = _ENDINGS.get(kind, kind.removeprefix("image/"))
     name = f"image-{len(turn.images) + 1}.{ending}"
     turn.images[drawn.key] = name
-    said.append(Picture(name, kind, drawn.content))
+    said.append(Picture(name, kind, content))
     return name
 
 
