@@ -196,6 +196,30 @@ def test_what_the_api_refuses_has_a_name(
 _REFUSED_TEST = test_what_the_api_refuses_has_a_name.__name__
 
 
+@pytest.mark.parametrize(
+    ("step", "status", "code"),
+    [
+        (rate_limited(), "rate_limited", "rate_limited"),
+        (unauthorized(), "failed", "auth"),
+        (_status(402), "failed", "billing"),
+        (too_long(), "failed", "prompt_too_long"),
+        (usage_limited(resets_at=RESETS_AT), "failed", "provider_error"),
+        (overloaded(), "failed", "provider_error"),
+    ],
+    ids=["rate limit", "wrong key", "to be paid", "prompt too long", "usage limit", "overload"],
+)
+def test_one_shot_has_the_names_of_what_it_has_a_number_for(
+    tmp_path: Path, step: Step, status: str, code: str
+) -> None:
+    """Of the last two it tells in words only."""
+    options = {"one_shot": True}
+    with staged(tmp_path, [step] * 9, cli=ONCE_MORE, options=options) as stage:
+        played = stage.played("go")
+
+        assert (played.run.status, error_of(played.run).code) == (status, code)
+        assert error_of(played.run).message
+
+
 def test_one_process_goes_on_after_all_that_is_refused(tmp_path: Path) -> None:
     """After each fault the next turn of the same process works, and knows what was said before."""
     faults = {case.name: case for case in REFUSED if case.cli is ONCE_MORE}

@@ -117,8 +117,10 @@ class _Exec(_Reader):
                 self.turn.tokens = _exec_tokens(message["usage"])
                 self.end("completed")
             case "turn.failed":
-                self.turn.code = "provider_error"
-                self.end("failed", message["error"])
+                # The number of the API's answer has no place of its own.
+                is_limit = "last status: 429 " in message["error"]["message"]
+                self.turn.code = "rate_limited" if is_limit else "provider_error"
+                self.end("rate_limited" if is_limit else "failed", message["error"])
             case _:
                 pass
 

@@ -61,10 +61,12 @@ def _emptied(message: Json) -> Json:
 
 
 def _reworded(message: Json, words: Callable[[str], str]) -> Json:
+    # What fails under `exec` has no other place for the status of the API's answer.
+    is_failure = message.get("type") == "turn.failed"
     for path in _WORDS:
         said = get(message, path)
         # What an API has answered is passed on as it is: that is no prose.
-        if isinstance(said, str) and not said.startswith('{"error":'):
+        if isinstance(said, str) and not said.startswith('{"error":') and not is_failure:
             message = put(message, path, words(said))
     items = get(message, ("params", "turn", "items"))
     if items:

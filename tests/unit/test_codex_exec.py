@@ -1,5 +1,6 @@
 """Is the one turn of `codex exec --json` read as it is meant?"""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -150,6 +151,59 @@ def test_what_failed_says_so_in_words_only() -> None:
     assert talk.dialect.ended(Exit(1)) == []
 
 
+LIMIT = {"type": "usage_limit_reached", "message": "no more", "resets_at": 1_900_000_000}
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "code"),
+    [
+        ("exceeded retry limit, last status: 429 Too Many Requests, request id: x",
+         "rate_limited", "rate_limited"),
+        ("unexpected status 429 Too Many Requests: x, url: y", "rate_limited", "rate_limited"),
+        ("unexpected status 401 Unauthorized: x, url: y", "failed", "auth"),
+        ("unexpected status 402 Payment Required: x", "failed", "billing"),
+        ("unexpected status 503 Service Unavailable: x", "failed", "overloaded"),
+        ("exceeded retry limit, last status: 500 Internal Server Error", "failed", "server_error"),
+        ('{"error": {"code": "context_length_exceeded"}}', "failed", "prompt_too_long"),
+        ('{"error": {"code": "rate_limit_exceeded"}}', "rate_limited", "rate_limited"),
+        ('{"error": {"type": "insufficient_quota"}}', "rate_limited", "rate_limited"),
+        ("You\u2019ve hit your usage limit. Try again at Mar 17th, 2030 5:46 PM.",
+         "failed", "provider_error"),
+        ("Quota exceeded. Check your plan and billing details.", "failed", "provider_error"),
+        ("it said: unexpected status 429 Too Many Requests", "failed", "provider_error"),
+        ("unexpected status 4290", "failed", "provider_error"),
+        ("429", "failed", "provider_error"),
+        ("rate_limit_exceeded", "failed", "provider_error"),
+    ],
+)  # fmt: skip
+def test_the_number_of_a_status_counts_and_words_do_not(
+    message: str, status: str, code: str
+) -> None:
+    end = the_end(once().hear(failed(message)))
+
+    assert end.status == status
+    assert end.error
+    assert (end.error.code, end.error.retry_at) == (code, None)
+
+
+def test_the_end_of_a_limit_is_told_where_it_is_stated() -> None:
+    end = the_end(once().hear(failed(msgspec.json.encode({"error": LIMIT}).decode())))
+
+    assert end.error
+    assert (end.status, end.error.message) == ("rate_limited", "no more")
+    assert end.error.retry_at == datetime.fromtimestamp(1_900_000_000, UTC)
+
+
+@pytest.mark.parametrize("ends", [None, "soon", [], True, 1e300, -1e300])
+def test_an_end_that_is_no_time_is_not_told(ends: Any) -> None:
+    odd = msgspec.json.encode({"error": {**LIMIT, "resets_at": ends}}).decode()
+
+    end = the_end(once().hear(failed(odd)))
+
+    assert end.error
+    assert (end.status, end.error.retry_at) == ("rate_limited", None)
+
+
 def test_a_turn_for_which_nobody_was_asked_is_no_success() -> None:
     """What a hook has kept from the model ends so: nothing else is said."""
     end = the_end(once().hear(completed(0, 0, 0)))
@@ -166,8 +220,10 @@ def test_a_model_that_says_nothing_or_counts_nothing_has_answered() -> None:
 
 @pytest.mark.parametrize("error", [None, 7, "x", [], {}, {"message": 7}])
 def test_what_fails_in_an_odd_way_has_failed_too(error: Any) -> None:
-    end = the_end(once().hear({"type": "turn.failed", "error": error}))
+    heard = once().hear({"type": "turn.failed", "error": error})
 
+    end = the_end(heard)
+    assert [type(each) for each in heard] == [ev.Unknown, Ended]
     assert end.status == "failed"
     assert end.error
     assert end.error.message

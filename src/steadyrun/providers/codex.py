@@ -256,7 +256,7 @@ class Codex:
         if said is None:
             return [ev.Unknown.of(frame.raw)]
         self.state.has_spoken |= line.type != codex_launch.RESUMED
-        return said
+        return [ev.Unknown.of(frame.raw), *said] if codex_exec.is_odd(line) else said
 
     def _news(self, news: Notification, frame: Frame) -> list[Said]:
         method = news.method

@@ -53,7 +53,14 @@ _BY_WORD = {
     "unauthorized": "auth",
     "usageLimitExceeded": RATE_LIMITED,
 }
-_BY_API = {"context_length_exceeded": "prompt_too_long"}
+_BY_API = {
+    "context_length_exceeded": "prompt_too_long",
+    "insufficient_quota": RATE_LIMITED,
+    "rate_limit_exceeded": RATE_LIMITED,
+    "usage_limit_reached": RATE_LIMITED,
+}
+# How `exec` begins what it says of an answer's status, which is a number.
+_STATED = re.compile(r"(?:exceeded retry limit, last status:|unexpected status) (\d{3})\b")
 _RETRYABLE = frozenset({RATE_LIMITED, "overloaded", _SERVER})
 _STOPPED: dict[str, StopReason] = {"max_cost": "budget"}
 _ANEW = "Go on with another conversation, or allow a new one with --or-fresh."
@@ -94,15 +101,15 @@ def code_of(error: Any) -> str:
             return _SERVER
         if status >= 400:
             return "invalid_request"
-    return _BY_WORD.get(word) or _BY_API.get(str(_body(error).get("code")), _OTHER)
+    return _BY_WORD.get(word) or _api_code(_body(error))
 
 
 def fact_of(error: Any, windows: Iterable[LimitNow] = ()) -> ErrorFact:
     """The error of a turn. A limit ends when all that are used up begin anew."""
-    code = code_of(error)
-    message = _body(error).get("message") or _message(error)
+    code, body = code_of(error), _body(error)
+    message = body.get("message") or _message(error)
     full = [each.resets_at for each in windows if each.used_percent >= _FULL_PERCENT]
-    ends = [time for time in map(time_of, full) if time is not None]
+    ends = [time for time in map(time_of, [*full, _stated_end(body)]) if time is not None]
     return ErrorFact(
         code,
         message if isinstance(message, str) and message else "Codex did not say why",
@@ -161,8 +168,12 @@ def not_asked() -> ErrorFact:
 
 
 def said(message: str | None) -> ErrorFact:
-    """The error of one that says no more than words."""
-    return ErrorFact(_OTHER, message or "Codex did not say why", retryable=True)
+    """The error of `exec`, which has a message alone: there may be the number of a status in it, or
+    it is the API's own error. Words decide nothing."""
+    stated = _STATED.match(message or "")
+    info = {"": {"httpStatusCode": int(stated[1])}} if stated else None
+    fact = fact_of({"message": message, "codexErrorInfo": info})
+    return ErrorFact(_OTHER, fact.message, retryable=True) if fact.code == _OTHER else fact
 
 
 def exit_end(last: Exit) -> Ended | None:
@@ -231,6 +242,18 @@ def _body(error: Any) -> Mapping[str, Any]:
         return {}
     found = body.get("error") if isinstance(body, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def _api_code(body: Mapping[str, Any]) -> str:
+    """By the word of the API's own error, which has two places for it."""
+    found = (_BY_API.get(str(body.get(place))) for place in ("code", "type"))
+    return next((code for code in found if code), _OTHER)
+
+
+def _stated_end(body: Mapping[str, Any]) -> float | None:
+    ends = body.get("resets_at")
+    is_number = isinstance(ends, int | float) and not isinstance(ends, bool)
+    return ends if is_number else None
 
 
 def _exit_end(last: Exit, error: ErrorFact) -> Ended:

@@ -1,9 +1,12 @@
 """What do the lines of `codex exec --json` say? The same steps in another shape, for one turn.
 
-It says nothing about limits, and what a turn has used is the sum of its whole conversation.
+It says nothing about the windows of limits, and what a turn has used is the sum of its whole
+conversation.
 """
 
 from collections.abc import Callable
+
+from msgspec.structs import replace
 
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
@@ -27,6 +30,11 @@ def heard(state: CodexState, line: ExecLine, place: int) -> list[Said] | None:
         return []
     said = _HEARD[line.type](state, line)
     return None if said is None else [*first, *said]
+
+
+def is_odd(line: ExecLine) -> bool:
+    """Whether it is known, and not to be understood."""
+    return line.type == "turn.failed" and line.why is None
 
 
 def _resumed(state: CodexState, line: ExecLine) -> list[Said]:
@@ -73,16 +81,17 @@ def _unasked(state: CodexState) -> ErrorFact | None:
 
 
 def _failed(state: CodexState, line: ExecLine) -> list[Said]:
-    message = line.error.get("message") if isinstance(line.error, dict) else None
-    why = codex_errors.said(message if isinstance(message, str) else None)
-    return codex_turn.close(state, _end(state, why))
+    return codex_turn.close(state, _end(state, codex_errors.said(line.why)))
 
 
 def _end(state: CodexState, why: ErrorFact | None = None) -> Ended:
     turn = state.turn or OpenTurn("")
     usage = codex_usage.usage_of(turn.used)
-    text = codex_turn.text_of(turn)
-    return Ended("failed" if why else "completed", text, usage, turn.cost, why)
+    end = Ended("completed", codex_turn.text_of(turn), usage, turn.cost)
+    if why is None:
+        return end
+    status, reason = codex_errors.status_of(why)
+    return replace(end, status=status, error=why, stop_reason=reason)
 
 
 _FIRST = frozenset({"thread.started", "turn.started"})

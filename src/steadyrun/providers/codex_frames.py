@@ -309,6 +309,12 @@ class ExecLine(Struct, frozen=True):
     message: str | None = None
 
     @property
+    def why(self) -> str | None:
+        """Why it failed; None if that cannot be read."""
+        message = self.error.get("message") if isinstance(self.error, dict) else None
+        return message if isinstance(message, str) else None
+
+    @property
     def used(self) -> Tokens | None:
         """What was used; None if it cannot be read."""
         try:
