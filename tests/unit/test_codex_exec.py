@@ -204,6 +204,44 @@ def test_an_end_that_is_no_time_is_not_told(ends: Any) -> None:
     assert (end.status, end.error.retry_at) == ("rate_limited", None)
 
 
+def error(message: Any) -> Any:
+    return {"type": "error", "message": message}
+
+
+def test_an_error_that_it_ends_with_is_the_runs() -> None:
+    lines = [error("Reconnecting... 1/5"), error("fatal: something"), item("error", message="hm")]
+    talk = once(*lines)
+
+    end = the_end(talk.dialect.ended(Exit(1, stderr="so be it")))
+
+    assert (end.status, end.exit_code) == ("failed", 1)
+    assert end.error
+    assert (end.error.code, end.error.message) == ("provider_error", "fatal: something")
+    assert end.diagnostic == ev.Diagnostic(1, "so be it")
+
+
+def test_a_limit_that_it_ends_with_is_a_limit() -> None:
+    talk = once(error("exceeded retry limit, last status: 429 Too Many Requests"))
+
+    assert the_end(talk.dialect.ended(Exit(1))).status == "rate_limited"
+
+
+@pytest.mark.parametrize(
+    ("lines", "last"),
+    [
+        ([error("Reconnecting... 1/5"), said("hi")], Exit(1)),
+        ([error("Reconnecting... 1/5")], Exit(None, 9)),
+        ([error("Reconnecting... 1/5")], Exit(0)),
+        ([error("Reconnecting... 1/5")], Exit(1, reason="wall_timeout")),
+        ([error(None)], Exit(1)),
+        ([error("")], Exit(1)),
+    ],
+    ids=["got over", "killed", "well ended", "stopped", "silent", "empty"],
+)
+def test_an_error_that_is_not_why_it_ends_explains_nothing(lines: Any, last: Exit) -> None:
+    assert once(*lines).dialect.ended(last) == []
+
+
 def test_a_turn_for_which_nobody_was_asked_is_no_success() -> None:
     """What a hook has kept from the model ends so: nothing else is said."""
     end = the_end(once().hear(completed(0, 0, 0)))
@@ -261,6 +299,8 @@ def test_what_has_ended_does_not_end_again(line: Any) -> None:
     [
         {"type": "news"},
         item("new_item"),
+        item("new_item", "updated"),
+        {"type": "item.updated"},
         {"type": "item.completed"},
         {"type": "item.completed", "item": {}},
         {"type": "item.completed", "item": {"type": 7}},

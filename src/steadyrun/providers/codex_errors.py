@@ -198,12 +198,15 @@ def exit_end(last: Exit) -> Ended | None:
     return _exit_end(last, ErrorFact(_INCOMPATIBLE, why, hint))
 
 
-def cut_off_end(last: Exit) -> Ended | None:
-    """The end of one that goes in mid-turn and says why; None if it does not."""
-    if last.reason is not None or _TOO_LONG not in last.stderr:
+def cut_off_end(last: Exit, error: ErrorFact | None) -> Ended | None:
+    """The end of one that goes in mid-turn and says why, or has said it; None if it does not."""
+    if last.reason is not None:
         return None
-    code = "prompt_too_long"
-    return _exit_end(last, ErrorFact(code, _line_with(_TOO_LONG, last.stderr), _HINTS[code]))
+    if _TOO_LONG in last.stderr:
+        code = "prompt_too_long"
+        return _exit_end(last, ErrorFact(code, _line_with(_TOO_LONG, last.stderr), _HINTS[code]))
+    # One that was killed did not end because of what was wrong before.
+    return _exit_end(last, error) if error and last.code else None
 
 
 def windows_of(windows: Mapping[str, LimitNow]) -> tuple[LimitWindow, ...]:
@@ -258,7 +261,10 @@ def _stated_end(body: Mapping[str, Any]) -> float | None:
 
 def _exit_end(last: Exit, error: ErrorFact) -> Ended:
     diagnostic = Diagnostic(last.code, last.stderr)
-    return Ended("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
+    status, reason = status_of(error)
+    return Ended(
+        status, error=error, diagnostic=diagnostic, exit_code=last.code, stop_reason=reason
+    )
 
 
 def _line_with(words: str, text: str) -> str:

@@ -53,12 +53,25 @@ def _opened(state: CodexState, line: ExecLine) -> list[Said]:
 
 
 def _step(state: CodexState, line: ExecLine) -> list[Said] | None:
+    if not line.item:
+        return None
+    item = exec_item_of(line.item)
+    if state.turn and item.type != "error":
+        # It has got over what was wrong.
+        state.turn.error = None
     step = codex_items.started if line.type == "item.started" else codex_items.completed
-    return step(state, exec_item_of(line.item)) if line.item else None
+    return step(state, item)
 
 
-def _warned(_: CodexState, line: ExecLine) -> list[Said]:
-    """It may try again: that is said in words only."""
+def _updated(_: CodexState, line: ExecLine) -> list[Said] | None:
+    """It will be told whole."""
+    return [] if line.item and codex_items.is_known(exec_item_of(line.item)) else None
+
+
+def _warned(state: CodexState, line: ExecLine) -> list[Said]:
+    """It may try again, which is said in words only, or end without another line."""
+    if state.turn and line.message:
+        state.turn.error = codex_errors.said(line.message)
     return [ev.Note(line.message)] if line.message else []
 
 
@@ -100,7 +113,7 @@ _HEARD: dict[str, Callable[[CodexState, ExecLine], list[Said] | None]] = {
     "thread.started": _opened,
     "turn.started": lambda _, __: [],
     "item.started": _step,
-    "item.updated": lambda _, __: [],
+    "item.updated": _updated,
     "item.completed": _step,
     "turn.completed": _completed,
     "turn.failed": _failed,

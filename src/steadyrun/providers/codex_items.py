@@ -47,6 +47,11 @@ def completed(state: CodexState, item: Item) -> list[Said] | None:
     return [] if item.type in _SILENT or item.type in _STARTED else None
 
 
+def is_known(item: Item) -> bool:
+    """Whether a step is told of, or silent on purpose."""
+    return any(item.type in kinds for kinds in (_TOOLS, _STARTED, _COMPLETED, _SILENT))
+
+
 def thought(state: CodexState, piece: Piece) -> list[Said]:
     state.thoughts.add(piece.item_id)
     return [ev.ThinkingDelta(piece.delta)]

@@ -186,7 +186,7 @@ def gone(state: CodexState, last: Exit) -> Ended | None:
     """How the turn ended that is open or never began; None where others have to say it."""
     if not state.has_spoken:
         return codex_errors.exit_end(last)
-    return codex_errors.cut_off_end(last) if state.turn else None
+    return codex_errors.cut_off_end(last, state.turn.error) if state.turn else None
 
 
 def _stated_answer(items: Any) -> str | None:
