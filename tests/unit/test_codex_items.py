@@ -220,6 +220,62 @@ def test_pictures_are_told_once() -> None:
     ]  # fmt: skip
 
 
+TEXT = [{"type": "text", "text": '{"a": 1}'}]
+FOUND = [{"title": "cats", "url": "http://cats"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "output"),
+    [
+        ("webSearch", {"query": "cats", "results": FOUND}, FOUND),
+        ("webSearch", {"query": "cats", "results": None}, None),
+        ("mcpToolCall", {"result": {"content": [], "structuredContent": {"a": 1}}}, {"a": 1}),
+        ("mcpToolCall", {"result": {"content": [], "structured_content": {"a": 1}}}, {"a": 1}),
+        ("mcpToolCall", {"result": {"content": TEXT, "structuredContent": {"a": 1}}}, '{"a": 1}'),
+        ("mcpToolCall", {"result": {"content": TEXT, "structuredContent": {"a": 2}}},
+         {"content": '{"a": 1}', "structured_content": {"a": 2}}),
+        ("mcpToolCall", {"result": {"content": TEXT, "structuredContent": None}}, '{"a": 1}'),
+        ("mcpToolCall", {"result": {"content": []}}, []),
+        ("mcpToolCall", {"result": None}, None),
+        ("dynamicToolCall", {"tool": "t", "contentItems": [
+            {"type": "inputText", "text": "a"}, {"type": "inputText", "text": "b"}]}, "a\nb"),
+        ("dynamicToolCall", {"tool": "t", "contentItems": None}, None),
+        ("dynamicToolCall", {"tool": "t", "contentItems": [
+            {"type": "inputImage", "imageUrl": "http://cats"}]},
+         [{"type": "inputImage", "imageUrl": "http://cats"}]),
+    ],
+)  # fmt: skip
+def test_what_comes_of_a_tool_is_told(kind: str, fields: Any, output: Any) -> None:
+    _, end = tools(working().hear(done(kind, "c1", status="completed", **fields)))
+
+    assert isinstance(end, ev.ToolCompleted)
+    assert end.tool_output == output
+
+
+def test_a_picture_of_a_tool_of_a_client_is_one_of_ours() -> None:
+    items = [{"type": "inputText", "text": "see"},
+             {"type": "inputImage", "imageUrl": "data:image/jpeg;base64,AAAA"}]  # fmt: skip
+
+    said = working().hear(done("dynamicToolCall", "c1", tool="t", contentItems=items))
+
+    assert Picture("image-1.jpg", "image/jpeg", b"\0\0\0") in said
+    named = {"type": "image", "media_type": "image/jpeg", "name": "image-1.jpg"}
+    end = said[-1]
+    assert isinstance(end, ev.ToolCompleted)
+    assert end.tool_output == [items[0], named]
+
+
+@pytest.mark.parametrize(("status", "why"), [("completed", "failed"), (None, "failed"), ("x", "x")])
+def test_a_tool_of_a_client_that_does_not_succeed_has_failed(status: Any, why: str) -> None:
+    words = [{"type": "inputText", "text": "boo"}]
+    fields = {"status": status, "success": False, "contentItems": words}
+
+    _, end = tools(working().hear(done("dynamicToolCall", "c1", tool="t", **fields)))
+
+    assert isinstance(end, ev.ToolFailed)
+    assert (end.error, end.tool_output) == (why, "boo")
+
+
 PNG = "iVBORw0KGgo="
 
 

@@ -62,6 +62,7 @@ class Item(Struct, frozen=True, rename="camel"):
     receiver_thread_ids: Any = None
     query: Any = None
     action: Any = None
+    results: Any = None
     path: Any = None
     duration_ms: Any = None
     result: Any = None

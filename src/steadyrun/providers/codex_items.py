@@ -152,7 +152,9 @@ def _failure(item: Item) -> str | None:
     if item.exit_code:
         return f"exit code {item.exit_code}"
     message = item.error.get("message") if isinstance(item.error, dict) else None
-    return message if isinstance(message, str) and message else str(item.status or "failed")
+    if isinstance(message, str) and message:
+        return message
+    return "failed" if item.status in {None, "completed"} else str(item.status)
 
 
 def _undrawn(item: Item) -> str | None:
@@ -171,14 +173,30 @@ def _output(turn: OpenTurn | None, item: Item) -> tuple[Any, list[Said]]:
         case "commandExecution":
             return item.aggregated_output, []
         case "mcpToolCall":
-            content = item.result.get("content") if isinstance(item.result, dict) else None
-            return _joined(*produced.seen(turn, content))
+            return _answered(turn, item.result if isinstance(item.result, dict) else {})
         case "dynamicToolCall":
             return _joined(*produced.seen(turn, item.content_items))
         case "imageGeneration":
             return _drawn(turn, item)
         case _:
-            return None, []
+            # Of a web search; the others have none.
+            return item.results, []
+
+
+def _answered(turn: OpenTurn | None, result: dict[str, Any]) -> tuple[Any, list[Said]]:
+    """What an MCP server has answered: for people, and for programs if that is something else."""
+    output, said = _joined(*produced.seen(turn, result.get("content")))
+    data = result.get("structuredContent", result.get("structured_content"))
+    if data is None or _is_same(output, data):
+        return output, said
+    return ({"content": output, "structured_content": data} if output else data), said
+
+
+def _is_same(text: Any, data: Any) -> bool:
+    try:
+        return isinstance(text, str) and bool(msgspec.json.decode(text) == data)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _drawn(turn: OpenTurn | None, item: Item) -> tuple[Any, list[Said]]:

@@ -1,6 +1,7 @@
 """Which pictures has a tool produced? Each is told once, and named in the place where it stood."""
 
 import base64
+import re
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -10,6 +11,7 @@ from steadyrun.provider import Picture, Said
 
 MOST_IMAGES = 10
 LARGEST_IMAGE_CHARS = 25 * 1024 * 1024
+_DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,")
 _ENDINGS = {"image/jpeg": "jpg", "image/svg+xml": "svg"}
 
 
@@ -78,7 +80,7 @@ def _named(turn: Drawing | None, part: Any, said: list[Said]) -> Any:
 
 def _drawn(part: Any) -> Drawn | None:
     """A picture is known by the shape of its block, whichever tool it comes from: the first is
-    Anthropic's, the second is that of MCP."""
+    Anthropic's, the second is that of MCP, the third is OpenAI's."""
     match part:
         case {
             "type": "image",
@@ -89,5 +91,8 @@ def _drawn(part: Any) -> Drawn | None:
             "image/"
         ):
             return Drawn(kind, data)
+        case {"type": "inputImage", "imageUrl": str(url)}:
+            found = _DATA_URL.match(url)
+            return Drawn(found[1], url[found.end() :]) if found else None
         case _:
             return None
