@@ -136,6 +136,26 @@ def test_an_interrupt_is_no_error() -> None:
     assert (end.status, end.error) == ("cancelled", None)
 
 
+@pytest.mark.parametrize(
+    ("info", "status", "reason", "code"),
+    [
+        ("sessionBudgetExceeded", "failed", "budget", "max_cost"),
+        ("serverOverloaded", "cancelled", None, "overloaded"),
+        ("usageLimitExceeded", "cancelled", None, "rate_limited"),
+    ],
+)
+def test_what_codex_has_interrupted_by_itself_says_why(
+    info: str, status: str, reason: str | None, code: str
+) -> None:
+    said = {"message": "enough", "codexErrorInfo": info}
+
+    end = the_end(working().hear(completed(status="interrupted", error=said)))
+
+    assert (end.status, end.stop_reason) == (status, reason)
+    assert end.error
+    assert (end.error.code, end.error.message) == (code, "enough")
+
+
 def test_tries_are_counted_for_each_turn() -> None:
     talk = working()
     said = talk.hear(error(http("x")), error(http("x", 429)), completed())

@@ -385,6 +385,13 @@ def test_a_plan_is_a_note() -> None:
     ]
 
 
+def test_a_plan_is_the_answer_where_nothing_else_is_said() -> None:
+    plan = done("plan", text="first this")
+
+    assert the_end(working().hear(plan, completed())).text == "first this"
+    assert the_end(working().hear(text("hm", "commentary"), plan, completed())).text == "hm"
+
+
 @pytest.mark.parametrize(
     "method",
     ["turn/diff/updated", "item/commandExecution/outputDelta", "thread/queue/changed",

@@ -83,6 +83,12 @@ def _thoughts(state: CodexState, item: Item) -> list[Said]:
     return [ev.ThinkingDelta(text)] if text else []
 
 
+def _planned(state: CodexState, item: Item) -> list[Said]:
+    if state.turn and item.text:
+        state.turn.plan = item.text
+    return _noted(state, item)
+
+
 def _noted(_: CodexState, item: Item) -> list[Said]:
     """A plan, or what `exec` calls an error and is a warning."""
     words = item.message or item.text
@@ -259,6 +265,6 @@ _COMPLETED: dict[str, _Step] = {
     "agentMessage": _text,
     "reasoning": _thoughts,
     "contextCompaction": _compacted,
-    "plan": _noted,
+    "plan": _planned,
     "error": _noted,
 }

@@ -64,6 +64,8 @@ class OpenTurn(Struct):
     text: str | None = None
     answer: str | None = None
     aside: str | None = None
+    # What is to be done: the answer of a turn that says nothing else.
+    plan: str | None = None
     used: Tokens | None = None
     cost: Cost = Cost()
     error: ErrorFact | None = None
@@ -87,7 +89,7 @@ class OpenTurn(Struct):
     @property
     def has_answer(self) -> bool:
         """Whether the model was asked, and has said anything."""
-        return self.used is not None or bool(self.text or self.answer or self.aside)
+        return self.used is not None or bool(self.text or self.answer or self.aside or self.plan)
 
 
 class CodexState(Struct):

@@ -93,7 +93,7 @@ def completed(state: CodexState, ended: TurnBody) -> list[Said]:
     text = _stated_answer(ended.items) or text_of(turn)
     end = Ended("completed", text, codex_usage.usage_of(turn.used), turn.cost)
     if ended.status == _INTERRUPTED:
-        end = replace(end, status="cancelled")
+        end = _interrupted(state, end, ended.error)
     elif ended.status != _COMPLETED:
         end = _failed(state, end, ended.error)
     elif turn.blocked and not turn.has_answer:
@@ -113,6 +113,15 @@ def _again(state: CodexState, end: Ended) -> list[Said]:
     if end.status != "completed" or unheeded is None:
         return []
     return [again_line(unheeded, state.thread or "")]
+
+
+def _interrupted(state: CodexState, end: Ended, error: Any) -> Ended:
+    """By us, or by Codex, which then says why."""
+    if not error:
+        return replace(end, status="cancelled")
+    fact = codex_errors.fact_of(error, state.windows.values())
+    status, reason = codex_errors.status_of(fact)
+    return replace(end, status=status if reason else "cancelled", error=fact, stop_reason=reason)
 
 
 def _failed(state: CodexState, end: Ended, error: Any) -> Ended:
@@ -155,8 +164,8 @@ def close(state: CodexState, end: Ended) -> list[Said]:
 
 
 def text_of(turn: OpenTurn) -> str | None:
-    """What a turn has answered: what was said aside only where nothing else was said."""
-    return turn.answer or turn.text or turn.aside
+    """What a turn has answered: what was said aside, or a plan, only where nothing else was."""
+    return turn.answer or turn.text or turn.aside or turn.plan
 
 
 def _unasked(state: CodexState) -> list[Said]:
