@@ -348,6 +348,25 @@ def test_what_is_not_for_us_to_answer_is_declined(method: str, answer: Any) -> N
     assert talk.tell(send) == []
 
 
+@pytest.mark.parametrize(
+    ("questions", "words"),
+    [
+        ([{"id": "q", "question": "Which?"}, {"question": "Why?"}], "Which? Why?"),
+        ([{"question": 7}, 7], "it did not say what"),
+        (7, "it did not say what"),
+        (None, "it did not say what"),
+    ],
+)
+def test_what_a_person_should_have_answered_is_noted(questions: Any, words: str) -> None:
+    asking = question("item/tool/requestUserInput", 3, questions=questions)
+
+    said = working().hear(asking)
+
+    [send] = sends(said)
+    assert told(send)["result"] == {"answers": {}}
+    assert said[1] == ev.Note(f"Codex wanted to ask a person, and nobody was asked: {words}")
+
+
 def test_a_tool_of_ours_there_is_none() -> None:
     [send] = sends(working().hear(question("item/tool/call", 3, tool="x", arguments={})))
 
@@ -385,6 +404,21 @@ def test_a_tool_of_an_mcp_server_needs_leave_as_any_other() -> None:
     assert isinstance(question_, ev.ApprovalRequested)
     assert question_.tool_input == {"text": "hi"}
     assert "sim" in question_.tool_name
+
+
+def test_of_two_calls_that_are_the_same_each_is_asked_for_once() -> None:
+    talk = working()
+    call: dict[str, Any] = {"server": "sim", "tool": "echo", "arguments": {"text": "hi"}}
+    talk.hear(*(begun("mcpToolCall", f"c{number}", **call) for number in (1, 2)))
+
+    said = talk.hear(*[elicitation(_meta=MCP)] * 3)
+
+    asking = [each for each in said if isinstance(each, ev.ApprovalRequested)]
+    assert [(each.tool_call_id, each.tool_name) for each in asking] == [
+        ("c1", "mcp__sim__echo"),
+        ("c2", "mcp__sim__echo"),
+        (None, "mcp__sim"),
+    ]
 
 
 @pytest.mark.parametrize(

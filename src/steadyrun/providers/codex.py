@@ -1,7 +1,8 @@
 """How does Codex speak? The Dialect of its app server for many turns, and of `exec` for one.
 
 `codex_launch` starts it, `codex_lines` is what is said to it and `codex_frames` what it prints;
-what that means is in `codex_turn`, `codex_items`, `codex_followups`, `codex_usage`, `codex_exec`.
+what that means is in `codex_turn`, `codex_items`, `codex_asks`, `codex_followups`, `codex_usage`
+and `codex_exec`.
 """
 
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from steadyrun.provider import (
     Verdict,
 )
 from steadyrun.providers import (
+    codex_asks,
     codex_errors,
     codex_exec,
     codex_followups,
@@ -43,7 +45,6 @@ from steadyrun.providers.codex_frames import (
     NEWS,
     SILENT,
     Answered,
-    Asking,
     ErrorNews,
     HookNews,
     ItemNews,
@@ -62,7 +63,7 @@ from steadyrun.providers.codex_frames import (
     odd_failure_of,
 )
 from steadyrun.providers.codex_launch import PROGRAM, CodexOptions
-from steadyrun.providers.codex_state import Asked, CodexState, OpenAsk, OpenTurn
+from steadyrun.providers.codex_state import Asked, CodexState, OpenTurn
 from steadyrun.wire import jsonrpc
 from steadyrun.wire.jsonrpc import Failure, Notification, Request, Response, RpcError
 
@@ -243,7 +244,7 @@ class Codex:
             case Failure():
                 return self._turned_down(heard, frame)
             case Request():
-                return self._ask(heard, frame)
+                return codex_asks.asked(self.state, heard, frame)
 
     def _other(self, frame: Frame) -> list[Said]:
         """It is no JSON-RPC: a line of `exec`, or an answer that is as good as none."""
@@ -411,49 +412,6 @@ class Codex:
             return codex_followups.returned(state, asked.name, why)
         return [ev.Note(f"{asked.method} was turned down: {why}")]
 
-    # -- its questions
-
-    def _ask(self, ask: Request, frame: Frame) -> list[Said]:
-        decline = codex_lines.decline_line(frame.end, ask.id, ask.method)
-        try:
-            params = ask.params_as(Asking)
-        except msgspec.DecodeError:
-            return [decline, ev.Unknown.of(frame.raw)]
-        tool = codex_lines.TOOLS.get(ask.method) or _remote(ask.method, params)
-        if tool is None:
-            return [decline, ev.Unknown.of(frame.raw)]
-        approval = str(frame.end)
-        asked_for = msgspec.json.encode(params.permissions or {})
-        self.state.asks[approval] = OpenAsk(ask.id, ask.method, asked_for)
-        if ask.method == codex_lines.ELICITATION:
-            return [self._remote_call(approval, tool, params)]
-        given, is_lasting = self._asked_for(params), ask.method in codex_lines.LASTING
-        return [ev.ApprovalRequested(approval, params.item_id, tool, given, is_lasting)]
-
-    def _remote_call(self, approval: str, server: str, params: Asking) -> ev.ApprovalRequested:
-        """Which of the server's tools is meant is told by its step, if there is one with the same
-        input."""
-        given = params.meta.get("tool_params")
-        for call, tool in self.state.tools.items():
-            is_its = tool.name.startswith(f"{server}__") and not tool.is_asked_for
-            if is_its and msgspec.json.decode(tool.input) == given:
-                tool.is_asked_for = True
-                return ev.ApprovalRequested(approval, call, tool.name, given)
-        return ev.ApprovalRequested(approval, None, server, given)
-
-    def _asked_for(self, params: Asking) -> Any:
-        """What a question is about; of a change of files it is told by its step alone."""
-        tool = self.state.tools.get(params.item_id or "")
-        named = {
-            "command": params.command,
-            "cwd": params.cwd,
-            "permissions": params.permissions,
-            "reason": params.reason,
-        }
-        given = {name: value for name, value in named.items() if value is not None}
-        before = msgspec.json.decode(tool.input) if tool else {}
-        return {**before, **given} if isinstance(before, dict) else given
-
     def ended(self, last: Exit) -> list[Said]:
         """What was not taken in was lost with the process; most of the rest is the driver's."""
         state = self.state
@@ -462,15 +420,6 @@ class Codex:
         state.turn, state.asks, state.tools = None, {}, {}
         state.thread = state.refused = None
         return [*lost, end] if end else lost
-
-
-def _remote(method: str, params: Asking) -> str | None:
-    """The MCP server of which a tool is to be called; None if that is not the question."""
-    match params.meta:
-        case {"codex_approval_kind": "mcp_tool_call"} if method == codex_lines.ELICITATION:
-            return f"mcp__{params.server_name}"
-        case _:
-            return None
 
 
 def _known(said: list[Said] | None, frame: Frame) -> list[Said]:

@@ -221,6 +221,7 @@ class Asking(Struct, frozen=True, rename="camel"):
     command: Any = None
     cwd: Any = None
     permissions: Any = None
+    questions: Any = None
     # Of an MCP server: what it is called, and what is asked for.
     server_name: str | None = None
     meta: Any = field(default=None, name="_meta")

@@ -26,6 +26,7 @@ COMMAND, CHANGES, PERMISSIONS = (
     "item/permissions/requestApproval",
 )
 ELICITATION = "mcpServer/elicitation/request"
+USER_INPUT = "item/tool/requestUserInput"
 # The tool that each of these questions is about.
 TOOLS = {COMMAND: "commandExecution", CHANGES: "fileChange", PERMISSIONS: "permissions"}
 # Of these it need not ask again in the same conversation.
@@ -33,7 +34,7 @@ LASTING = frozenset({COMMAND, CHANGES})
 # The others are answered by ourselves: with no, in the words that each has for it.
 _NO: dict[str, JsonObject] = {
     ELICITATION: {"action": "decline", "content": None},
-    "item/tool/requestUserInput": {"answers": {}},
+    USER_INPUT: {"answers": {}},
     "item/tool/call": {
         "contentItems": [{"type": "inputText", "text": "this is not supported"}],
         "success": False,
