@@ -233,3 +233,28 @@ def test_a_broken_stream_is_asked_again_and_limits_are_told(tmp_path: Path) -> N
         }
         assert ended["params"]["turn"]["items"][-1]["text"] == "Hello."
         assert server.script.unused == 0
+
+
+@pytest.mark.parametrize(
+    ("picture", "is_taken"),
+    [
+        ({"type": "image", "url": "https://example.com/cat.png"}, False),
+        ({"type": "image", "url": "data:image/png;base64,iVBORw0KGgo="}, True),
+        ({"type": "localImage", "path": "/nonexistent/cat.png"}, True),
+    ],
+    ids=["an address", "inline", "a file that is not there"],
+)
+def test_the_address_of_a_picture_is_refused(
+    tmp_path: Path, picture: dict[str, str], is_taken: bool
+) -> None:
+    """So ours are always inline, and read by ourselves: a file that is not there is no error."""
+    with ResponsesServer([answer("Fine.")]) as server, StartedAppServer(tmp_path, server.url) as cx:
+        thread = cx.start_thread()
+        told = [{"type": "text", "text": "look"}, picture]
+        asked = cx.ask("turn/start", threadId=thread, input=told)
+        *_, reply = cx.hear_until(lambda frame: frame.get("id") == asked)
+
+        assert ("result" in reply) is is_taken
+        if is_taken:
+            cx.hear_until(is_turn_end)
+        assert len(server.main_asks) == is_taken
