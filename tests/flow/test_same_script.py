@@ -1,7 +1,8 @@
 """Do the same things happen with Claude Code and with Codex? One script of user actions for both.
 
 What each CLI is like stays its own: when it counts tokens, and what it finds worth a note. All else
-is told by the same events in the same order.
+is told by the same events in the same order, and tokens are counted as often: once for each answer
+of the model.
 """
 
 import base64
@@ -52,6 +53,11 @@ def told(played: Played) -> list[str]:
     return [each for each in types if each not in THEIR_OWN]
 
 
+def counted(played: Played) -> int:
+    """How often tokens were counted."""
+    return len(played.of(ev.UsageUpdated))
+
+
 def acted(stage: Stage, act: Callable[[RunHandle], Awaitable[object]]) -> Played:
     """Do something as soon as a tool runs."""
 
@@ -89,7 +95,10 @@ def script(cli: Cli, action: str) -> Steps:
 
 def test_a_turn(tmp_path: Path, cli: Cli) -> None:
     with staged(tmp_path, script(cli, "turn"), cli=cli) as stage:
-        assert told(stage.played("do it")) == [*BEGUN, "text.final", *ENDED]
+        played = stage.played("do it")
+
+    assert told(played) == [*BEGUN, "text.final", *ENDED]
+    assert counted(played) == 1
 
 
 def test_a_tool(tmp_path: Path, cli: Cli) -> None:
@@ -97,6 +106,7 @@ def test_a_tool(tmp_path: Path, cli: Cli) -> None:
         played = stage.played("do it")
 
     assert told(played) == [*BEGUN, "text.final", *TOOL, "text.final", *ENDED]
+    assert counted(played) == 2
     assert played.run.text == "Done."
     assert [tool.tool_output.strip() for tool in played.of(ev.ToolCompleted)] == ["hi"]
 
@@ -111,6 +121,7 @@ def test_a_follow_up(tmp_path: Path, cli: Cli) -> None:
 
     steered = ["tool.started", "followup.offered", "tool.completed", "followup.absorbed"]
     assert told(played) == [*BEGUN, *steered, "text.final", *ENDED]
+    assert counted(played) == 2
 
 
 def test_a_stop(tmp_path: Path, cli: Cli) -> None:
@@ -119,6 +130,7 @@ def test_a_stop(tmp_path: Path, cli: Cli) -> None:
 
     stopped = ["tool.started", "tool.failed", "stats.updated", "run.cancelled"]
     assert told(played) == [*BEGUN, *stopped]
+    assert counted(played) == 1
     assert played.run.stop_reason == "user_stop"
 
 
@@ -128,6 +140,7 @@ def test_a_conversation_that_is_gone_on_with(tmp_path: Path, cli: Cli) -> None:
         second = stage.played("and again", resume=first.run.resume_token)
 
     assert told(second) == [*BEGUN, "text.final", *ENDED]
+    assert [counted(first), counted(second)] == [1, 1]
     assert second.run.text == "Again."
     assert second.run.resume_token == first.run.resume_token
 
@@ -137,6 +150,7 @@ def test_an_answer_in_a_form(tmp_path: Path, cli: Cli) -> None:
         played = stage.played("do it", schema=SCHEMA)
 
     assert told(played) == [*BEGUN, "text.final", *ENDED]
+    assert counted(played) == 1
     assert [text.text for text in played.of(ev.TextFinal)] == [played.run.text] == ['{"n":42}']
 
 
@@ -145,6 +159,7 @@ def test_a_picture(tmp_path: Path, cli: Cli) -> None:
         played = stage.played("what is it?", images=[Image("image/png", DOT)])
 
         assert told(played) == [*BEGUN, "text.final", *ENDED]
+        assert counted(played) == 1
         [ask] = stage.server.main_asks
         assert base64.b64encode(DOT).decode() in str(ask.messages)
 
@@ -155,5 +170,6 @@ def test_a_limit(tmp_path: Path, cli: Cli) -> None:
 
     limited = [*["provider.retrying"] * RETRIES, "stats.updated", "run.rate_limited"]
     assert told(played) == [*BEGUN, *limited]
+    assert counted(played) == 0
     assert played.run.error is not None
     assert (played.run.error.code, played.run.error.retryable) == ("rate_limited", True)
