@@ -404,3 +404,16 @@ def test_what_was_queued_has_a_turn_of_its_own() -> None:
     said = talk.hear({"id": 5, "result": {}}, completed(), started("turn2"))
 
     assert fates(said) == [ev.FollowupOwnTurn(offered.item, "more"), Began(offered.item)]
+
+
+def test_what_is_queued_is_not_what_is_said_in_the_same_words_before() -> None:
+    talk = working()
+    words = {"threadId": "th1", "input": [{"type": "text", "text": "more"}]}
+    [offered] = talk.write({"id": 5, "method": "thread/queue/add", "params": words})
+    assert isinstance(offered, ev.FollowupOffered)
+
+    said = talk.hear({"id": 5, "result": {}}, user(None, "more"), MODEL)
+    later = talk.hear(completed(), started("turn2"))
+
+    assert fates(said) == []
+    assert fates(later) == [ev.FollowupOwnTurn(offered.item, "more"), Began(offered.item)]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from steadyrun.model import event as ev
 from steadyrun.model.event import LimitWindow
-from steadyrun.model.usage import Usage
+from steadyrun.model.usage import Cost, Usage
 from steadyrun.provider import Said
+from steadyrun.providers import prices
 from steadyrun.providers.codex_state import CodexState
 from steadyrun.providers.codex_usage import MOST_THREADS
 from tests.codex_lines import (
@@ -196,6 +197,16 @@ def test_what_a_sub_agent_uses_is_used_by_the_turn() -> None:
     assert used(usage(tokens(5, 5)), of_subagent(), first, first, second) == Usage(45, 9, 0, 0)
 
 
+def test_sub_agents_that_are_long_over_are_forgotten() -> None:
+    talk = working()
+    talk.hear(of_subagent(), usage(tokens(9, 9), turn="sub1", threadId="sub"))
+
+    for number in range(MOST_THREADS):
+        talk.hear(usage(tokens(9, 9), threadId=f"other{number}"))
+
+    assert talk.dialect.state.subagents == set()
+
+
 @pytest.mark.parametrize("turn", ["root", "inner"])
 def test_a_turn_with_two_names_has_used_what_either_is_told_of(turn: str) -> None:
     talk = ready()
@@ -262,6 +273,31 @@ def test_less_than_nothing_is_not_used(counted: int) -> None:
     end = the_end(talk.hear(completed()))
 
     assert end.usage is None or min(msgspec.structs.astuple(end.usage)) >= 0
+
+
+# -- prices
+
+
+def test_tokens_have_the_price_of_the_model_that_has_answered() -> None:
+    """From the turn on in which another one took its place."""
+    talk = working()
+    rerouted = news("model/rerouted", fromModel="m1", toModel="gpt-5", turnId="turn1")
+
+    first = the_end(talk.hear(rerouted, usage(tokens(1000, 100)), completed()))
+    next_turn(talk)
+    line = usage(tokens(3000, 300), tokens(2000, 200), "turn2")
+    second = the_end(talk.hear(line, completed(turn="turn2")))
+
+    assert [first.cost, second.cost] == [
+        prices.estimated("gpt-5", Usage(number * 1000, number * 100, 0, 0), is_one_call=True)
+        for number in (1, 2)
+    ]
+    assert first.cost
+    assert first.cost.kind == "estimated"
+
+
+def test_tokens_of_a_model_that_nobody_knows_have_no_price() -> None:
+    assert the_end(working().hear(usage(tokens(1000, 100)), completed())).cost == Cost()
 
 
 # -- stats
