@@ -12,10 +12,10 @@ command that opens the same home.
 
 import contextlib
 import platform
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import anyio
 import anyio.to_thread
@@ -40,18 +40,18 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Message
-from steadyrun.model.policy import Mode, Policy, rights, tools_flaw
-from steadyrun.model.run import Metadata, Run
+from steadyrun.model.policy import Policy, rights
+from steadyrun.model.run import Run
 from steadyrun.model.text import utf8
 from steadyrun.model.usage import Cost
 from steadyrun.operations.approvals import answer_to, approval_documents, find_approval
 from steadyrun.operations.documents import ApprovalDocument
-from steadyrun.provider import Ability, Image, Refused, Verdict
+from steadyrun.provider import Refused, Verdict
 from steadyrun.runtime.around import Ask
 from steadyrun.runtime.feed import LAST, events_of
 from steadyrun.runtime.holding import Holding
-from steadyrun.runtime.inbox import check_metadata
 from steadyrun.runtime.permitted import permitted, require_kept
+from steadyrun.runtime.wishes import NEEDS, Wishes, check_wishes
 from steadyrun.store import PAGE, follow
 from steadyrun.tasks import task_group
 from steadyrun.wire.paths import directory
@@ -60,29 +60,6 @@ from steadyrun.wire.paths import directory
 ANSWER_SECONDS = 30.0
 # Who answers for a program that does not say.
 BY_LIBRARY = "library"
-
-
-class Wishes(TypedDict, total=False):
-    """What may be asked of a run beyond its prompt. What its provider cannot do is refused."""
-
-    mode: Mode
-    model: str
-    tools: Sequence[str]
-    system: str
-    resume: str
-    or_fresh: bool
-    max_turns: int
-    max_cost_usd: float
-    schema: dict[str, Any]
-    images: Sequence[Image]
-    timeout_seconds: float
-    metadata: Metadata
-
-
-_NEEDS: dict[str, Ability] = {
-    "mode": "modes", "model": "model", "system": "system", "resume": "resume",
-    "max_turns": "max_turns", "max_cost_usd": "usage", "schema": "schema", "images": "images",
-}  # fmt: skip
 
 
 # As JSON: a keeper takes frames of 64 MB, and a message is told with more around it.
@@ -126,6 +103,7 @@ class Steadyrun:
     ) -> "RunHandle":
         """Begin a run in a role: what `roles/ROLE.md` of the home says, and the files of an agent
         in `cwd`, are told before the prompt."""
+        check_wishes(wishes)
         given = wishes.get("metadata", {})
         wishes["metadata"] = {**given, "trigger": "summon", "role": role}
         return await self._begin(prompt, provider, cwd, wishes, role)
@@ -139,8 +117,7 @@ class Steadyrun:
         role: str | None = None,
     ) -> "RunHandle":
         _check_text(prompt)
-        metadata = wishes.get("metadata", {})
-        check_metadata(metadata)
+        check_wishes(wishes)
         home = str(await anyio.to_thread.run_sync(directory, cwd))
         run = self._around.ids.run()
         await self._go_on(provider, home, wishes)
@@ -157,7 +134,7 @@ class Steadyrun:
         wall = wishes.get("timeout_seconds")
         is_fresh_allowed = wishes.get("or_fresh", False)
         resume, schema = wishes.get("resume"), wishes.get("schema")
-        ask = Ask(resume, is_fresh_allowed, images, schema, wall, metadata)
+        ask = Ask(resume, is_fresh_allowed, images, schema, wall, wishes.get("metadata", {}))
         await self._holding.start(agent, run, prompt, ask)
         return RunHandle(self._holding, run)
 
@@ -222,19 +199,14 @@ class Steadyrun:
         permitted(self._around.drivers, agent, standing.permissions)
 
     def _check_tools(self, agent: Agent) -> None:
-        """They are tools, and its provider can do without the others."""
-        flaw = tools_flaw(None, agent.policy.allowed_tools)
-        if flaw:
-            raise Usage(flaw.problem, hint=flaw.hint)
+        """Its provider can do without the others."""
         found = self._around.drivers.enforce(agent.provider, rights(agent.policy))
         require_kept(agent.provider, found, asked="tools")
 
     def _check(self, provider: str, wishes: Wishes) -> None:
         abilities = self._around.drivers.abilities(provider)
-        if wishes.get("or_fresh") and not wishes.get("resume"):
-            raise Usage("or_fresh is for a conversation to resume", hint="Name one, or leave it.")
         for wish in wishes:
-            need = _NEEDS.get(wish)
+            need = NEEDS.get(wish)
             is_usual = wish == "mode" and wishes["mode"] == "default"
             if need and not is_usual and need not in abilities:
                 raise AbilityMissing(provider, need, asked=wish)

@@ -15,7 +15,9 @@ from steadyrun.model.run import Run
 MISSING = "scr_0123456789abcdef"
 
 
-def resumed(place: Path, **wishes: Any) -> tuple[Run, list[StoredEvent]]:
+def resumed(
+    place: Path, resume: str | None = MISSING, **wishes: Any
+) -> tuple[Run, list[StoredEvent]]:
     """A run that was to go on with a conversation that nobody knows."""
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
     config = load(home=place / "home", cwd=place, environ=environ)
@@ -23,7 +25,7 @@ def resumed(place: Path, **wishes: Any) -> tuple[Run, list[StoredEvent]]:
     async def main() -> tuple[Run, list[StoredEvent]]:
         async with steadyrun.open(config) as library:
             prompt = 'script:[{"text":"one"}]'
-            asked = {"resume": MISSING, "cwd": place, **wishes}
+            asked = {"cwd": place, **({"resume": resume} if resume else {}), **wishes}
             run = await library.start(prompt, provider="scripted", **asked)
             ended = await run.result()
             return ended, [seen async for seen in run.events() if isinstance(seen, StoredEvent)]
@@ -53,13 +55,13 @@ def test_a_new_one_begins_where_that_will_do(tmp_path: Path) -> None:
 
 def test_it_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(Usage, match="or_fresh"):
-        resumed(tmp_path, resume="", or_fresh=True)
+        resumed(tmp_path, resume=None, or_fresh=True)
 
 
 def test_it_goes_on_where_it_began_and_with_its_model(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    first, _ = resumed(tmp_path, resume="", model="m-1")
+    first, _ = resumed(tmp_path, resume=None, model="m-1")
 
     second, _ = resumed(tmp_path, resume=first.resume_token)
     third, _ = resumed(tmp_path, resume=first.resume_token, model="m-2")

@@ -8,9 +8,9 @@ import msgspec
 
 from steadyrun.cli.stdin import read_input
 from steadyrun.errors import Usage
-from steadyrun.library import Wishes
 from steadyrun.model.media import image_type
 from steadyrun.provider import Image
+from steadyrun.runtime.wishes import Wishes
 
 LARGEST_IMAGE_BYTES = 20 * 1024 * 1024
 _SAME_NAME = ("model", "mode", "system", "resume", "or_fresh", "max_turns")

@@ -20,9 +20,10 @@ from steadyrun.cli.lost import start_holder
 from steadyrun.cli.main import EXIT_INTERRUPTED
 from steadyrun.cli.opened import open_home
 from steadyrun.cli.prompt import read_prompt, read_wishes
-from steadyrun.library import RunHandle, Steadyrun, Wishes
+from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.event import RunStarted
 from steadyrun.model.run import Run, RunStatus
+from steadyrun.runtime.wishes import Wishes
 from steadyrun.tasks import task_group
 
 EXIT_CODES: dict[RunStatus, int] = {

@@ -12,6 +12,7 @@ from typing import Any
 from steadyrun.config.source import shorten
 from steadyrun.config.template import is_malformed
 from steadyrun.model.agent import NAME_RULE, ROLE_RULE, is_agent_name, is_role_name
+from steadyrun.model.amounts import count_flaw, dollars_flaw, seconds_flaw
 from steadyrun.model.budget import LIMITS
 from steadyrun.model.policy import names_flaw
 from steadyrun.model.text import Flaw, suggest
@@ -153,14 +154,8 @@ def _from_to(least: int, most: int) -> Callable[[int], Flaw | None]:
     return check
 
 
-def _check_amount(value: float) -> Flaw | None:
-    if value > 0 and math.isfinite(value):
-        return None
-    return Flaw(f"expected a number of dollars above 0, found {value}")
-
-
 def _check_tokens(value: int) -> Flaw | None:
-    return None if value > 0 else Flaw(f"expected a number of tokens above 0, found {value}")
+    return count_flaw(value, "tokens")
 
 
 def _check_zone(value: str) -> Flaw | None:
@@ -183,12 +178,6 @@ def find_zone(name: str) -> tzinfo | None:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         return None
-
-
-def _check_limit(value: float) -> Flaw | None:
-    if value > 0 and math.isfinite(value):
-        return None
-    return Flaw(f"expected a number of seconds above 0, found {value}")
 
 
 def check_seconds(value: float) -> Flaw | None:
@@ -239,11 +228,11 @@ CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
     "agents.*.deny": names_flaw,
     "agents.*.role": _check_role,
     "agents.*.system": _check_text,
-    "agents.*.wall_seconds": _check_limit,
-    **{f"agents.*.budget.{limit}": _check_amount for limit in LIMITS},
+    "agents.*.wall_seconds": seconds_flaw,
+    **{f"agents.*.budget.{limit}": dollars_flaw for limit in LIMITS},
     **{f"agents.*.budget.{limit}_tokens": _check_tokens for limit in LIMITS},
     "budgets.timezone": _check_zone,
-    "budgets.unknown_usd_per_million": _check_amount,
+    "budgets.unknown_usd_per_million": dollars_flaw,
     "telemetry.endpoint": _check_endpoint,
     "telemetry.headers.*": _check_header_template,
 }

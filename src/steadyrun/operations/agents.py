@@ -15,6 +15,7 @@ from steadyrun.errors import (
     Usage,
 )
 from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, OnLimited, is_agent_name
+from steadyrun.model.amounts import seconds_flaw
 from steadyrun.model.budget import Budget, parsed
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Policy, Tier, names_flaw, rights, tools_flaw
@@ -360,6 +361,8 @@ async def _check(desk: Desk, agent: Agent) -> None:
     """Whatever is wrong with it, before anything is written."""
     if len(set(agent.providers)) < len(agent.providers):
         raise Usage("a provider is named twice", hint="Name each in --fallback once.")
+    if agent.wall_seconds is not None and (flaw := seconds_flaw(agent.wall_seconds)):
+        raise Usage(f"--timeout: {flaw.problem}", hint=flaw.hint)
     abilities, *_ = [_abilities(desk, provider) for provider in agent.providers]
     if agent.policy.mode != "default" and "modes" not in abilities:
         raise AbilityMissing(agent.provider, "modes", asked="--mode")

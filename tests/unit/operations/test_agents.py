@@ -109,6 +109,8 @@ def test_a_bad_name_is_refused(desk: Desk, name: str) -> None:
         ({"tier": "readonly", "tools": ("Read",)}, Usage),
         ({"tools": ("Raed",)}, Usage),
         ({"deny": ("",)}, Usage),
+        ({"timeout": -1.0}, Usage),
+        ({"timeout": 0.0}, Usage),
         ({"home": "here"}, Usage),
         ({"home": "/no/such/directory"}, AgentHomeMissing),
         ({"role": "tester"}, RoleMissing),

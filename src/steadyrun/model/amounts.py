@@ -1,0 +1,32 @@
+"""How much may be asked for? Amounts from whoever sets them: a file, a command, a program."""
+
+from steadyrun.model.text import Flaw
+
+# More than anybody means, and less than any store or clock minds.
+MOST = 10**12
+
+
+def dollars_flaw(value: object) -> Flaw | None:
+    return None if _is_above_none(value) else _expected("a number of dollars above 0", value)
+
+
+def seconds_flaw(value: object) -> Flaw | None:
+    return None if _is_above_none(value) else _expected("a number of seconds above 0", value)
+
+
+def count_flaw(value: object, what: str) -> Flaw | None:
+    """It is no whole number from 1 on."""
+    is_count = isinstance(value, int) and _is_above_none(value)
+    return None if is_count else _expected(f"a number of {what} above 0", value)
+
+
+def _is_above_none(value: object) -> bool:
+    """What is endless, or no number at all, is a mistake: no limit is said by leaving it out."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value <= MOST
+
+
+def _expected(what: str, found: object) -> Flaw:
+    hint = f"It may be up to {MOST}; leave it out for no limit."
+    return Flaw(f"expected {what}, found {repr(found)[:80]}", hint)
