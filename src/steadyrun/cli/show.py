@@ -74,9 +74,9 @@ def _added(_: Any, agent: AgentDocument) -> Iterator[str]:
 
 
 def _changed(given: Any, agent: AgentDocument) -> Iterator[str]:
-    set_ = [field for field in given.__struct_fields__ if getattr(given, field)]
+    set_ = [field for field in given.__struct_fields__ if getattr(given, field) is not None]
     named = [field.replace("_", "-") for field in set_ if field not in {"name", "clear"}]
-    yield f"set {agent.name}: {', '.join([*named, *given.clear])}"
+    yield f"set {agent.name}: {', '.join([*named, *(given.clear or ())])}"
 
 
 def _removed(_: Any, agent: RemovedDocument) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _agent(_: Any, agent: AgentPage) -> Iterator[str]:
         "role": agent.role,
         "mode": agent.mode,
         "tier": agent.tier,
-        "tools": ", ".join(agent.tools or ()),
+        "tools": "none" if agent.tools == () else ", ".join(agent.tools or ()),
         "deny": ", ".join(agent.deny),
         "followup": agent.followup,
         "on lost": agent.on_lost,

@@ -55,27 +55,32 @@ _CLEARED = {
     "approvers": "approvers",
 }  # fmt: skip
 _CLEARED_OTHERWISE = ("fallback", "policy")
+# Lists that say nothing if they are empty. One of tools says that there are none.
+_NAME_SOMETHING = ("deny", "fallback", "budget", "approvers", "clear")
 
 Name = Annotated[str, said("the agent's name", metavar="NAME")]
 Role = Annotated[str | None, said("the file in roles/ that says its work", metavar="ROLE")]
 Model = Annotated[str | None, said("the provider's model", metavar="MODEL")]
 Fallback = Annotated[
-    tuple[str, ...], said("who takes over where its provider cannot", metavar="P,…")
+    tuple[str, ...] | None, said("who takes over where its provider cannot", metavar="P,…")
 ]
 Timeout = Annotated[
     float | None, said("how long a run may take: 500ms, 6s, 10m, 2h", metavar="DURATION")
 ]
 BudgetWords = Annotated[
-    tuple[str, ...],
+    tuple[str, ...] | None,
     said("how much it may spend: run, agent, day, month in USD, run_tokens, …", metavar="day=5,…"),
 ]
 ItsTier = Annotated[
     Tier | None, said("the tools it may use; custom goes with --tools", metavar="TIER")
 ]
-Tools = Annotated[tuple[str, ...], said("the only tools it may use", metavar="A,B")]
-Deny = Annotated[tuple[str, ...], said("tools it may not use", metavar="A,B")]
+Tools = Annotated[
+    tuple[str, ...] | None, said("the only tools it may use; '' is none", metavar="A,B")
+]
+Deny = Annotated[tuple[str, ...] | None, said("tools it may not use", metavar="A,B")]
 Approvers = Annotated[
-    tuple[str, ...], said("who may answer what it asks: cli:USER,… (whoever can)", metavar="WHO,…")
+    tuple[str, ...] | None,
+    said("who may answer what it asks: cli:USER,… (whoever can)", metavar="WHO,…"),
 ]
 System = Annotated[str | None, said("what it is always told", metavar="TEXT")]
 
@@ -92,9 +97,9 @@ class AddAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Model = None
     mode: Annotated[Mode, said("what it may do unasked", metavar="MODE")] = "default"
     tier: ItsTier = None
-    tools: Tools = ()
-    deny: Deny = ()
-    fallback: Fallback = ()
+    tools: Tools = None
+    deny: Deny = None
+    fallback: Fallback = None
     followup: Annotated[
         Followup, said("whether a message may enter a run that is going on (steer)")
     ] = "steer"
@@ -104,8 +109,8 @@ class AddAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_limited: Annotated[
         OnLimited, said("whether it goes on by itself after a rate limit (wait)")
     ] = "wait"
-    budget: BudgetWords = ()
-    approvers: Approvers = ()
+    budget: BudgetWords = None
+    approvers: Approvers = None
     timeout: Timeout = None
     system: System = None
 
@@ -128,9 +133,9 @@ class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Model = None
     mode: Annotated[Mode | None, said("what it may do unasked", metavar="MODE")] = None
     tier: ItsTier = None
-    tools: Tools = ()
-    deny: Deny = ()
-    fallback: Fallback = ()
+    tools: Tools = None
+    deny: Deny = None
+    fallback: Fallback = None
     followup: Annotated[
         Followup | None, said("whether a message may enter a run that is going on")
     ] = None
@@ -140,13 +145,14 @@ class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_limited: Annotated[
         OnLimited | None, said("whether it goes on by itself after a rate limit")
     ] = None
-    budget: BudgetWords = ()
-    approvers: Approvers = ()
+    budget: BudgetWords = None
+    approvers: Approvers = None
     timeout: Timeout = None
     system: System = None
     clear: Annotated[
-        tuple[str, ...], said(f"what it shall have no more: {', '.join(_CLEARED)}", metavar="A,B")
-    ] = ()
+        tuple[str, ...] | None,
+        said(f"what it shall have no more: {', '.join(_CLEARED)}", metavar="A,B"),
+    ] = None
 
 
 class ListAgents(Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,21 +169,26 @@ class ChooseAgents(Struct, frozen=True, forbid_unknown_fields=True):
 
 async def add(desk: Desk, given: AddAgent) -> AgentDocument:
     _check_name(given.name)
+    _check_lists(given, hint="Leave it out.")
     agent = Agent(
         desk.ids.agent(),
         given.name,
-        (given.provider, *given.fallback),
+        (given.provider, *(given.fallback or ())),
         given.home,
         given.model,
         Policy(
-            given.mode, given.tools or None, _budget(given.budget), tier=given.tier, deny=given.deny
+            given.mode,
+            given.tools,
+            _budget(given.budget or ()),
+            tier=given.tier,
+            deny=given.deny or (),
         ),
         given.system,
         role=given.role,
         followup=given.followup,
         on_lost=given.on_lost,
         on_limited=given.on_limited,
-        approvers=given.approvers,
+        approvers=given.approvers or (),
         wall_seconds=given.timeout,
     )
     await _check(desk, agent)
@@ -297,15 +308,24 @@ def _check_name(name: str) -> None:
         raise Usage(f"{name!r} looks like an id", hint=hint)
 
 
+def _check_lists(given: AddAgent | SetAgent, *, hint: str) -> None:
+    """An empty list may be a variable that nobody has set: nothing is taken away by that."""
+    for name in _NAME_SOMETHING:
+        if getattr(given, name, None) == ():
+            raise Usage(f"--{name} names nothing", hint=hint)
+
+
 def _changed(was: Agent, given: SetAgent) -> Agent:
-    unknown = [name for name in given.clear if name not in _CLEARED]
+    _check_lists(given, hint="Leave it out, or take away what it has with --clear.")
+    clear = given.clear or ()
+    unknown = [name for name in clear if name not in _CLEARED]
     if unknown:
         hint = f"It may be: {', '.join(_CLEARED)}"
         raise Usage(f"--clear cannot take {unknown[0]!r}", hint=hint)
-    twice = [name for name in given.clear if getattr(given, name)]
+    twice = [name for name in clear if getattr(given, name) is not None]
     if twice:
         raise Usage(f"{twice[0]} is set and cleared at once", hint="Leave one of both out.")
-    fallback = () if "fallback" in given.clear else given.fallback or was.providers[1:]
+    fallback = () if "fallback" in clear else given.fallback or was.providers[1:]
     new = {
         "home": given.home,
         "role": given.role,
@@ -315,16 +335,16 @@ def _changed(was: Agent, given: SetAgent) -> Agent:
         "on_lost": given.on_lost,
         "on_limited": given.on_limited,
         "wall_seconds": given.timeout,
-        "approvers": given.approvers or None,
+        "approvers": given.approvers,
         "policy": _policy(was.policy, given),
     }
     said_ = {name: value for name, value in new.items() if value is not None}
     none = {
         field: () if field == "approvers" else None
-        for name in given.clear
+        for name in clear
         if (field := _CLEARED[name]) not in _CLEARED_OTHERWISE
     }
-    if not said_ and not given.clear and not given.fallback and given.provider is None:
+    if not said_ and not clear and not given.fallback and given.provider is None:
         raise Usage("there is nothing to set", hint="`steadyrun agent set --help` lists it.")
     return replace(was, providers=(given.provider or was.provider, *fallback), **said_, **none)
 
@@ -332,17 +352,18 @@ def _changed(was: Agent, given: SetAgent) -> Agent:
 def _policy(was: Policy, given: SetAgent) -> Policy | None:
     """The policy with what was said of it; None if nothing was."""
     new: dict[str, Any] = {}
+    clear = given.clear or ()
     if given.mode is not None:
         new["mode"] = given.mode
-    if given.tier or given.tools or {"tier", "tools"} & set(given.clear):
+    if given.tier or given.tools is not None or {"tier", "tools"} & set(clear):
         # One is said by the other: what is left would contradict it.
-        new |= {"tier": given.tier, "allowed_tools": given.tools or None}
-    if given.deny or "deny" in given.clear:
-        new["deny"] = given.deny
-    if given.budget or "budget" in given.clear:
+        new |= {"tier": given.tier, "allowed_tools": given.tools}
+    if given.deny or "deny" in clear:
+        new["deny"] = given.deny or ()
+    if given.budget or "budget" in clear:
         # What is named is set, and the rest stays.
-        named = asdict(_budget(given.budget))
-        budget = Budget() if "budget" in given.clear else was.budget
+        named = asdict(_budget(given.budget or ()))
+        budget = Budget() if "budget" in clear else was.budget
         said_ = {name: value for name, value in named.items() if value is not None}
         new["budget"] = replace(budget, **said_)
     return replace(was, **new) if new else None
@@ -359,10 +380,9 @@ def _budget(words: tuple[str, ...]) -> Budget:
 
 async def _check(desk: Desk, agent: Agent) -> None:
     """Whatever is wrong with it, before anything is written."""
+    _check_words(agent)
     if len(set(agent.providers)) < len(agent.providers):
         raise Usage("a provider is named twice", hint="Name each in --fallback once.")
-    if agent.wall_seconds is not None and (flaw := seconds_flaw(agent.wall_seconds)):
-        raise Usage(f"--timeout: {flaw.problem}", hint=flaw.hint)
     abilities, *_ = [_abilities(desk, provider) for provider in agent.providers]
     if agent.policy.mode != "default" and "modes" not in abilities:
         raise AbilityMissing(agent.provider, "modes", asked="--mode")
@@ -374,6 +394,18 @@ async def _check(desk: Desk, agent: Agent) -> None:
             raise AbilityMissing(provider, "usage", asked="--budget")
     _check_rights(desk, agent)
     await anyio.to_thread.run_sync(_check_files, desk.home, agent)
+
+
+def _check_words(agent: Agent) -> None:
+    """What the types of its fields leave open."""
+    for name in ("model", "system"):
+        text = getattr(agent, name)
+        if text is not None and (not text or "\0" in text):
+            raise Usage(f"--{name}: expected a text, found {text[:80]!r}", hint="Leave it out.")
+    if not all(agent.approvers):
+        raise Usage("--approvers: expected names, found ''", hint="Leave it out.")
+    if agent.wall_seconds is not None and (flaw := seconds_flaw(agent.wall_seconds)):
+        raise Usage(f"--timeout: {flaw.problem}", hint=flaw.hint)
 
 
 def _check_rights(desk: Desk, agent: Agent) -> None:

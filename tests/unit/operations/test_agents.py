@@ -111,6 +111,9 @@ def test_a_bad_name_is_refused(desk: Desk, name: str) -> None:
         ({"deny": ("",)}, Usage),
         ({"timeout": -1.0}, Usage),
         ({"timeout": 0.0}, Usage),
+        ({"model": ""}, Usage),
+        ({"system": "a\0b"}, Usage),
+        ({"approvers": ("",)}, Usage),
         ({"home": "here"}, Usage),
         ({"home": "/no/such/directory"}, AgentHomeMissing),
         ({"role": "tester"}, RoleMissing),
@@ -187,6 +190,32 @@ def test_a_tier_takes_the_place_of_tools_and_the_other_way_round(desk: Desk) -> 
     assert changed(clear=("tools", "deny")) == (None, None, ())
 
 
+def test_an_empty_list_of_tools_is_none_as_in_the_configuration(desk: Desk) -> None:
+    def changed(**fields: Any) -> tuple[Any, ...]:
+        now = do(change, desk, SetAgent(name="ada", **fields))
+        return now.tier, now.tools, now.model
+
+    assert do(add, desk, ada(desk, tools=())).tools == ()
+    assert changed(tools=("Read",)) == (None, ("Read",), None)
+    assert changed(tools=(), model="m") == (None, (), "m")
+    assert changed(tier="custom", tools=()) == ("custom", (), "m")
+    assert changed(clear=("tools",)) == (None, None, "m")
+
+
+@pytest.mark.parametrize("field", ["deny", "fallback", "budget", "approvers", "clear"])
+def test_another_list_that_names_nothing_changes_nothing(desk: Desk, field: str) -> None:
+    before = do(add, desk, ada(desk, deny=("Bash",), approvers=("cli:a",)))
+    changed, empty = SetAgent(name="ada", model="m"), {field: ()}
+
+    with pytest.raises(Usage, match=f"--{field} names nothing"):
+        do(change, desk, replace(changed, **empty))
+    if field != "clear":
+        with pytest.raises(Usage, match=f"--{field} names nothing"):
+            do(add, desk, ada(desk, name="bob", **empty))
+
+    assert do(list_all, desk, ListAgents()).agents == (before,)
+
+
 def test_a_tool_that_does_not_exist_is_told_with_the_nearest(desk: Desk) -> None:
     with pytest.raises(Usage) as found:
         do(add, desk, ada(desk, tools=("Read", "Gerp")))
@@ -213,6 +242,7 @@ def test_a_new_provider_keeps_the_fallback(desk: Desk) -> None:
         (SetAgent(name="ada"), "nothing to set"),
         (SetAgent(name="ada", clear=("home",)), "cannot take 'home'"),
         (SetAgent(name="ada", model="m", clear=("model",)), "set and cleared"),
+        (SetAgent(name="ada", tools=(), clear=("tools",)), "set and cleared"),
         (SetAgent(name="ada", home="/no/such"), "no directory"),
     ],
 )
