@@ -10,7 +10,9 @@ import anyio
 import msgspec
 
 from steadyrun.clock import SystemClock
+from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
+from steadyrun.model.approval import Answer
 from steadyrun.model.gate import Closed, Opened, gate_state
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
@@ -61,6 +63,36 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(tmp_path: Path) -> N
             await team.done(ada, says("and again"))
             assert "From the record" not in told_to(tmp_path, "scripted")[-1]
             assert most == [1], "never two providers at once"
+
+    anyio.run(main)
+
+
+def test_what_came_in_between_and_what_was_not_allowed_is_told(tmp_path: Path) -> None:
+    """However much the run did afterwards."""
+    question = {"approval": {"name": "Bash", "input": {"command": "rm -r data"}, "output": "ok"}}
+    much = [{"text": f"step {number} of many, many more"} for number in range(210)]
+
+    async def main() -> None:
+        async with working(tmp_path, config=CONFIG) as team:
+            ada = await team.hire("ada", providers=CHAIN)
+            first = await team.send(ada, script(question, team.gates.until("go"), *much))
+            await team.until_told(ada, ev.ApprovalRequested)
+            [asked] = await team.store.approvals(ada)
+            denied = Answer(False, "cli:eve", asked.asked_at, "it is all we have")
+            await team.store.answer(asked.id, denied)
+            await team.until_told(ada, ev.ApprovalResolved)
+            second = await team.send(ada, "NEVER touch schema.sql")
+            await team.until_told(ada, ev.FollowupOffered)
+            team.gates.open("go")
+            assert (await team.settled(first)).status == "completed"
+            assert (await team.settled(second)).delivery == "absorbed"
+            await team.store.tell_gate("scripted", Closed(None, "by hand"))
+            await team.done(ada, 'play:[{"text":"elsewhere"}]')
+
+            [told] = told_to(tmp_path, "claude")
+            assert "\n> NEVER touch schema.sql\n" in told
+            assert told.index("Asked:") < told.index("NEVER") < told.index("Done, and")
+            assert "Denied by cli:eve: Running rm -r data: it is all we have" in told
 
     anyio.run(main)
 

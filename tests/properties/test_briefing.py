@@ -6,7 +6,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.model.event import TextFinal, ToolCompleted, ToolFailed, ToolStarted
+from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
+    FollowupAbsorbed,
+    TextFinal,
+    ToolCompleted,
+    ToolFailed,
+    ToolStarted,
+)
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
@@ -26,6 +34,9 @@ events: st.SearchStrategy[Any] = st.one_of(
     st.builds(ToolStarted, calls, names, given_to),
     st.builds(ToolCompleted, calls, names, given_to, outputs),
     st.builds(ToolFailed, calls, names, given_to, outputs),
+    st.builds(FollowupAbsorbed, texts, texts),
+    st.builds(ApprovalRequested, calls, calls, names, given_to),
+    st.builds(ApprovalResolved, calls, st.sampled_from(["allow", "deny"]), texts),
 )
 
 
@@ -34,7 +45,8 @@ def _told(n: int, text: str, said: list[Any]) -> Told:
     asked = Item(
         id=item, agent=agent, seq=n, kind="message", text=text, on_lost="resume", created_at=NOW
     )
-    return Told(asked, Run(RunId("run"), agent, item, "claude", NOW), tuple(said))
+    run = Run(RunId("run"), agent, item, "claude", NOW)
+    return Told(asked, run, tuple(said), {"a": text})
 
 
 @given(

@@ -3,7 +3,19 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from steadyrun.model.event import Event, TextFinal, ToolCompleted, ToolFailed, ToolStarted
+from msgspec.structs import replace
+
+from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
+    Event,
+    FollowupAbsorbed,
+    FollowupReturned,
+    TextFinal,
+    ToolCompleted,
+    ToolFailed,
+    ToolStarted,
+)
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
@@ -61,6 +73,36 @@ def test_everything_has_its_section() -> None:
         "Files, the last one touched last:\n> /w/spec.md (read)\n> /w/a.py (changed)",
         "What to do next: go on with the request below. What is listed as done is done: look "
         "before you repeat it.\n[End of the record.]",
+    ]
+
+
+def test_what_a_run_took_in_was_asked_too() -> None:
+    first = told(1, "Refactor it.", FollowupAbsorbed("itm_2", "NEVER touch schema.sql"))
+    again = told(2, "NEVER touch schema.sql", FollowupAbsorbed("itm_9", "the present one"))
+    other = told(3, "Test it.", FollowupReturned("itm_4", "too late"))
+
+    asked = brief(first, again, other).split("\n\n")[1]
+
+    assert asked == "Asked:\n> Refactor it.\n> NEVER touch schema.sql\n> Test it."
+
+
+def test_what_was_not_allowed_was_decided() -> None:
+    question = ApprovalRequested("1", "a", "Bash", {"command": "rm -r data"})
+    other = ApprovalRequested("2", "b", "Write", {"file_path": "/w/a.py"})
+    said = (
+        question, ApprovalResolved("1", "deny", "cli:eve"), TextFinal("Well."),
+        other, ApprovalResolved("2", "allow", "cli:eve"), ApprovalResolved("3", "deny", "timeout"),
+    )  # fmt: skip
+    asked = replace(told(1, "Clean up.", *said), reasons={"1": "it is\nall we have"})
+
+    decided = brief(asked).split("\n\n")[3]
+
+    assert decided.splitlines() == [
+        "Said and decided:",
+        "> Well.",
+        "> Denied by cli:eve: Running rm -r data: it is",
+        "> all we have",
+        "> Denied by timeout: what it asked for",
     ]
 
 

@@ -1,20 +1,24 @@
 """What has the conversation with a provider missed? Read from the record, where others worked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from msgspec import Struct
 
 from steadyrun.model.agent import Agent
-from steadyrun.model.ids import RunId
+from steadyrun.model.event import ApprovalRequested, ApprovalResolved, FollowupAbsorbed
+from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
 from steadyrun.runtime.briefing import Handover, Told, reason_to_change
 from steadyrun.store import Store
 
-# How many runs are told of, and how many events of each, at most.
+# How many runs are told of, and how many events of each, at most. What was asked and not allowed is
+# looked for further back: it counts however much came after it.
 _RUNS = 20
 _EVENTS = 200
+_LOOKED_AT = 1000
+_LASTING = (FollowupAbsorbed, ApprovalRequested, ApprovalResolved)
 
 
 class Change(Struct, frozen=True):
@@ -41,7 +45,8 @@ async def look_back(
         notes.append(f"{agent.provider} does this: {why}")
     elif before and before[0].provider != agent.provider:
         notes.append(f"back with {agent.provider}")
-    told = tuple([await _told(store, each) for each in reversed(missed)])
+    reasons = await _reasons(store, agent.id) if missed else {}
+    told = tuple([await _told(store, each, reasons) for each in reversed(missed)])
     handover = Handover(f"{why}; you go on.", item.id, told) if told else None
     return Change(handover, tuple(notes))
 
@@ -62,7 +67,17 @@ def _began(run: Run) -> bool:
     return run.started_at is not None
 
 
-async def _told(store: Store, run: Run) -> Told:
+async def _told(store: Store, run: Run, reasons: Mapping[RunId, Mapping[str, str]]) -> Told:
     item = await store.item(run.item) if run.item else None
-    events = await store.last_events(run=run.id, limit=_EVENTS)
-    return Told(item, run, tuple(each.event for each in events))
+    seen = [each.event for each in await store.last_events(run=run.id, limit=_LOOKED_AT)]
+    lasting = [event for event in seen[:-_EVENTS] if isinstance(event, _LASTING)]
+    return Told(item, run, (*lasting, *seen[-_EVENTS:]), reasons.get(run.id, {}))
+
+
+async def _reasons(store: Store, agent: AgentId) -> dict[RunId, dict[str, str]]:
+    """What was said with answers, for each run by the name of its question."""
+    found: dict[RunId, dict[str, str]] = {}
+    for each in await store.approvals(agent, include_settled=True):
+        if each.answer and each.answer.reason:
+            found.setdefault(each.run, {})[each.name] = each.answer.reason
+    return found
