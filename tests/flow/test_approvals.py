@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from steadyrun.errors import Conflict, NotAllowed, NotFound
 from steadyrun.model import event as ev
 from steadyrun.model.approval import Answer
 from steadyrun.model.ids import AgentId
+from steadyrun.providers import scripted_child
 from steadyrun.providers.keeping import read_sent
 from steadyrun.runtime.worker import Room
 from tests.children.keeper_driver import eventually
@@ -259,6 +261,47 @@ def test_a_waiting_run_has_no_slot_and_trips_no_clock(tmp_path: Path) -> None:
             assert stopped.status == "failed"
             assert (await team.runs(bob))[0].stop_reason == "wall_timeout"
             assert (await team.settled(waiting)).reply == "so"
+
+    anyio.run(main)
+
+
+def unannounced() -> str:
+    """A CLI that says nothing of a tool before it asks for it: no tool is open then."""
+    child = f"{sys.executable} -I -S {Path(scripted_child.__file__).with_name('__main__.py')}"
+    command = ["/bin/sh", "-c", f'{child} "$@" | grep --line-buffered -v tool_start', "cli"]
+    return f"[providers.scripted]\ncommand = {json.dumps(command)}\n"
+
+
+def test_a_question_that_stays_open_is_no_silence(tmp_path: Path) -> None:
+    """Whoever else says nothing in that hour is warned, and stopped."""
+
+    async def main() -> None:
+        clock = Shifted()
+        limits: dict[str, Any] = {
+            "idle": 600.0,
+            "hang": 600.0,
+            "stall": 600.0,
+            "warning": 300.0,
+            "approval": None,
+        }
+        async with working(tmp_path, config=unannounced(), clock=clock, **limits) as team:
+            ada, bob = await team.hire("ada"), await team.hire("bob")
+            waiting = await team.send(ada, script(*ASKS))
+            await team.until_told(ada, ev.ApprovalRequested)
+            silent = await team.send(bob, script({"text": "one"}, team.gates.until("never")))
+            await team.until_said(bob, "one")
+            # All are looked at together, and she before him.
+            clock.by = timedelta(hours=1)
+            await team.settled(silent)
+            clock.by = timedelta()
+            assert await team.of(ada, ev.ToolStarted) == []
+            await answer(team, ada)
+
+            assert (await team.settled(waiting)).reply == "so"
+            assert [run.stop_reason for run in await team.runs(bob)] == ["idle_timeout"]
+            assert len(await team.of(bob, ev.StallWarned)) == 1
+            assert [run.stop_reason for run in await team.runs(ada)] == [None]
+            assert await team.of(ada, ev.StallWarned) == []
 
     anyio.run(main)
 

@@ -15,7 +15,7 @@ from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.run import Created, Run, step
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.provider import Driver, Ended
+from steadyrun.provider import Ability, Driver, Ended
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.clocks import ClockLimits
 from steadyrun.runtime.process import LiveProcess
@@ -40,7 +40,7 @@ class Quiet:
     """A process that is told all and says what a test wants it to."""
 
     has_open_tools = False
-    abilities = frozenset({"multi_turn"})
+    abilities: frozenset[Ability] = frozenset({"multi_turn"})
     said_at = 0.0
 
     def __init__(self) -> None:
@@ -76,11 +76,12 @@ class Scene:
         self,
         *,
         idle: float | None = None,
+        stall: float | None = None,
         approval: float | None = None,
         is_adopted: bool = False,
     ) -> None:
         self.clock, self.process, self.book = Jumping(), Quiet(), Book()
-        limits = ClockLimits(idle=idle, stall=None, hang=None, warning=None, approval=approval)
+        limits = ClockLimits(idle=idle, stall=stall, hang=None, warning=None, approval=approval)
         around = SimpleNamespace(
             store=self.book, clock=self.clock, limits=limits, budgets=BudgetRules()
         )
@@ -253,6 +254,21 @@ def test_neither_is_a_person() -> None:
     assert scene.stopped() is None
     scene.pass_by(1)
     assert scene.stopped() == "wall_timeout"
+
+
+def test_a_process_of_one_turn_does_not_stall_while_it_asks() -> None:
+    scene = Scene(stall=30.0)
+    scene.process.abilities = frozenset()
+    scene.runner.note(_asked("a"))
+    scene.pass_by(1000)
+    assert scene.stopped() is None
+    scene.runner.note(_answered("a"))
+    scene.process.heard_at = scene.clock.monotonic()
+
+    scene.pass_by(29)
+    assert scene.stopped() is None
+    scene.pass_by(2)
+    assert scene.stopped() == "stall"
 
 
 def test_what_was_cut_off_has_used_what_it_told_before() -> None:
