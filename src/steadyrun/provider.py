@@ -92,6 +92,10 @@ class LaunchRequest(Struct, frozen=True):
     max_cost_usd: float | None = None
     one_shot: bool = False
 
+    @property
+    def rights(self) -> Rights:
+        return Rights(self.mode, self.tools, self.deny)
+
 
 class Rung(Struct, frozen=True):
     """One step of asking a process to end; after the last one everything is killed.
@@ -420,8 +424,8 @@ class Drivers(Protocol):
     ) -> AbstractAsyncContextManager[Driver]:
         """Claim the process and drive it; leaving the block lets go of it, not end it."""
 
-    async def told(self, processes: Sequence[Process]) -> dict[ProcessId, Turn]:
-        """The turn that each of them was launched for; one that never was is left out."""
+    async def launched(self, processes: Sequence[Process]) -> dict[ProcessId, LaunchRequest]:
+        """What each of them was launched with; one that never was is left out."""
 
     async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
         """End a process that nobody can drive, and all it has started: what it says is lost."""

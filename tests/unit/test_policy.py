@@ -5,15 +5,25 @@ import pytest
 
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import Budget
+from steadyrun.model.event import (
+    Emitted,
+    Note,
+    PolicyViolated,
+    TextFinal,
+    ToolCompleted,
+    ToolFailed,
+)
 from steadyrun.model.ids import AgentId
-from steadyrun.model.policy import DENIED, Permissions, Policy, Rights, rights
-from steadyrun.provider import Enforced, LaunchRequest, Refused, Turn, all_or_nothing
+from steadyrun.model.policy import DENIED, Permissions, Policy, Rights, breach, rights
+from steadyrun.provider import Began, Enforced, Heard, LaunchRequest, Refused, Turn, all_or_nothing
 from steadyrun.providers.claude import Claude
 from steadyrun.providers.claude_launch import ClaudeOptions
 from steadyrun.providers.codex import Codex
 from steadyrun.providers.codex_launch import CodexOptions
 from steadyrun.runtime.bridge import launch_request
+from steadyrun.runtime.permitted import with_breaches
 from steadyrun.runtime.standing import Standing
+from steadyrun.testing.clock import START
 
 
 def test_a_policy_that_says_nothing_leaves_the_provider_its_tools() -> None:
@@ -72,3 +82,60 @@ class TestNotes:
 def test_who_cannot_take_a_tool_away_takes_none(limited: Rights) -> None:
     assert isinstance(all_or_nothing(limited), Refused)
     assert all_or_nothing(Rights("plan")) == Enforced("plan")
+
+
+READS = Rights(tools=("Read",), deny=(*DENIED, "Edit", "mcp__a"))
+WRITES = Rights(tools=("Read", "Write"))
+SEARCHES_NOT = Rights(deny=("WebSearch",))
+
+
+@pytest.mark.parametrize(
+    ("held", "tool", "rule"),
+    [
+        (Rights(), "Bash", None),
+        (Rights(), "AskUserQuestion", "deny"),
+        (READS, "Read", None),
+        (READS, "Bash", "tools"),
+        (READS, "Edit", "deny"),
+        (READS, "Agent", "tools"),
+        # Nobody could have allowed it, and a list does not hold for servers.
+        (READS, "TodoWrite", None),
+        (READS, "mcp__b__x", None),
+        (READS, "mcp__a__x", "deny"),
+        (READS, "mcp__a", "deny"),
+        (READS, "mcp__ab__x", None),
+        # Of Codex: one tool for two of ours, and commands that a sandbox holds.
+        (READS, "fileChange", "tools"),
+        (WRITES, "fileChange", None),
+        (Rights(deny=("Edit", "Write")), "fileChange", "deny"),
+        (SEARCHES_NOT, "webSearch", "deny"),
+        (Rights(tools=("Read",)), "webSearch", "tools"),
+        (READS, "commandExecution", None),
+    ],
+)
+def test_a_use_goes_against_a_rule_or_none(held: Rights, tool: str, rule: str | None) -> None:
+    assert breach(held, tool) == rule
+
+
+def test_a_breach_is_told_behind_the_use_and_what_follows_moves_on() -> None:
+    used, failed = ToolCompleted("a", "Bash"), ToolFailed("b", "Bash")
+    heard: list[Heard] = [
+        Emitted(10, 0, START, used),
+        Emitted(20, 0, START, Note("n")),
+        Emitted(20, 1, START, used),
+        Began(None),
+        Emitted(20, 2, START, failed),
+        Emitted(20, 3, START, used),
+        Emitted(30, 0, START, TextFinal("t")),
+    ]
+
+    found = with_breaches(heard, READS)
+
+    told = [(each.place, each.n, type(each.event)) for each in found if isinstance(each, Emitted)]
+    assert told == [
+        (10, 0, ToolCompleted), (10, 1, PolicyViolated),
+        (20, 0, Note), (20, 1, ToolCompleted), (20, 2, PolicyViolated),
+        (20, 3, ToolFailed), (20, 4, ToolCompleted), (20, 5, PolicyViolated),
+        (30, 0, TextFinal),
+    ]  # fmt: skip
+    assert with_breaches(heard, Rights()) == heard

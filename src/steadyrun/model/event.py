@@ -261,7 +261,8 @@ class ApprovalResolved(_Tagged, frozen=True, tag="approval.resolved"):
 
 
 class PolicyViolated(_Tagged, frozen=True, tag="policy.violated"):
-    """The agent has done what its policy forbids. This version does not tell it."""
+    """The agent has used a tool that it may not use, and its provider let it: `rule` is what
+    forbids it, `deny` or `tools`. It comes right after the `tool.completed`."""
 
     rule: str
     tool_name: str | None = None

@@ -42,6 +42,12 @@ MORE_TOOLS = (
     "ReportFindings", "SendMessage", "Skill", "TaskCreate", "TaskGet", "TaskList", "TaskOutput",
     "TaskStop", "TaskUpdate", "Workflow",
 )  # fmt: skip
+# Tools of other names that do what these do: such a tool is allowed if one of them is. Commands are
+# not among them: where those cannot be taken away, a sandbox stands for the list.
+_BY_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "fileChange": ("Edit", "Write"),
+    "webSearch": ("WebSearch",),
+}
 # What begins so belongs to a server of the user's own.
 MCP = "mcp__"
 _SERVERS_TOOL = re.compile(MCP + r"[A-Za-z0-9_-]+")
@@ -91,6 +97,19 @@ def rights(policy: Policy, permissions: Permissions | None = None) -> Rights:
     return Rights(policy.mode, kept, deny)
 
 
+def breach(rights: Rights, tool: str) -> Literal["deny", "tools"] | None:
+    """The rule that the use of a tool goes against, by the name that its provider has for it.
+
+    A list says nothing of names that cannot stand in one, nor of the tools of servers."""
+    names = _BY_OTHER_NAMES.get(tool, (tool,))
+    if all(_is_denied(name, rights.deny) for name in names):
+        return "deny"
+    known = (*TOOLS, *MORE_TOOLS)
+    if rights.tools is not None and all(n in known and n not in rights.tools for n in names):
+        return "tools"
+    return None
+
+
 def read_permissions(text: str) -> Permissions | Flaw:
     """What a file in an agent's home says."""
     try:
@@ -131,6 +150,13 @@ def tier_flaw(name: str) -> Flaw | None:
     """What is wrong with the name of a tier."""
     known = get_args(Tier)
     return None if name in known else Flaw(f"unknown tier {name[:80]!r}", suggest(name, known))
+
+
+def _is_denied(name: str, deny: Sequence[str]) -> bool:
+    """By its name, or by that of its server."""
+    return name in deny or any(
+        name.startswith(f"{each}__") for each in deny if each.startswith(MCP)
+    )
 
 
 def _tools(tier: Tier | None, tools: tuple[str, ...] | None) -> tuple[str, ...] | None:

@@ -26,7 +26,6 @@ from steadyrun.provider import (
     LaunchRequest,
     Refused,
     Sink,
-    Turn,
 )
 from steadyrun.providers import installed, keeping
 from steadyrun.providers.driver import ProcessDriver
@@ -146,8 +145,8 @@ class KeeperDrivers:
             if link:
                 link.close()
 
-    async def told(self, processes: Sequence[Process]) -> dict[ProcessId, Turn]:
-        found: dict[ProcessId, Turn] = {}
+    async def launched(self, processes: Sequence[Process]) -> dict[ProcessId, LaunchRequest]:
+        found: dict[ProcessId, LaunchRequest] = {}
         while processes:
             processes = await anyio.to_thread.run_sync(self._look_for, processes, found)
             if processes:
@@ -155,16 +154,16 @@ class KeeperDrivers:
         return found
 
     def _look_for(
-        self, processes: Sequence[Process], found: dict[ProcessId, Turn]
+        self, processes: Sequence[Process], found: dict[ProcessId, LaunchRequest]
     ) -> list[Process]:
-        """Find what they were launched for; those that are just being launched come back."""
+        """Find what they were launched with; those that are just being launched come back."""
         starting = []
         for process in processes:
             with contextlib.suppress(NotFound):
                 request = self._request(process)
                 was_started = keeping.was_started(self._directory(process))
                 if was_started:
-                    found[process.id] = request.turn
+                    found[process.id] = request
                 elif was_started is None:
                     starting.append(process)
         return starting

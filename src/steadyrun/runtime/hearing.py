@@ -18,6 +18,7 @@ from steadyrun.model.event import (
     Note,
     ProviderRetrying,
     TextFinal,
+    ToolCompleted,
     ToolStarted,
     UsageUpdated,
 )
@@ -25,6 +26,7 @@ from steadyrun.model.gate import Answered, Suspected
 from steadyrun.model.ids import RunId
 from steadyrun.model.run import Finished, StopReason, Touched
 from steadyrun.provider import RESUME_NOT_FOUND, Began, Driver, Ended, Heard, Stretch, Turn
+from steadyrun.runtime.permitted import with_breaches
 from steadyrun.runtime.process import LiveProcess
 from steadyrun.runtime.runner import Runner
 from steadyrun.store import Known
@@ -129,6 +131,8 @@ def _judged(
 
 async def hear(seat: Turning, live: LiveProcess, stretch: Stretch) -> None:
     """Record it, then do what it asks of us."""
+    if any(map(_is_used, stretch.heard)):
+        stretch = replace(stretch, heard=with_breaches(stretch.heard, live.rights))
     asking = [each for each in stretch.heard if _is_asking(each)]
     if any(type(each.event) is ApprovalResolved for each in asking):
         stretch = await _signed(live, stretch)
@@ -271,6 +275,10 @@ async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
         news = Suspected(delay, "it was asked to wait")
         process = live.process
         await live.store.tell_gate(process.provider, news, account=process.account)
+
+
+def _is_used(heard: Heard) -> bool:
+    return type(heard) is Emitted and type(heard.event) is ToolCompleted
 
 
 def _is_asking(heard: Heard) -> TypeGuard[Emitted]:

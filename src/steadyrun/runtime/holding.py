@@ -81,7 +81,7 @@ class Holding:
         process = lost.processes[-1] if lost.processes else None
         found = left.get(process.id) if process else None
         if found:
-            seat = Seat(self.around, agent, _Once(self, found.told), self._tasks)
+            seat = Seat(self.around, agent, _Once(self, found.request.turn), self._tasks)
             seat.take_up(claim, run, found)
             self._seats.know_probe(seat)
             self._run(seat, run.id)

@@ -7,17 +7,17 @@ from msgspec import Struct
 from steadyrun.errors import StoreFailed
 from steadyrun.model.ids import AgentId, ProcessId
 from steadyrun.model.process import Process
-from steadyrun.provider import Turn
+from steadyrun.provider import LaunchRequest
 from steadyrun.runtime.around import Surroundings
 from steadyrun.runtime.facts import fact
 from steadyrun.store import Known, Lost, Store
 
 
 class Left(Struct, frozen=True):
-    """A process that was left, and what it was launched for."""
+    """A process that was left, and what it was launched with."""
 
     process: Process
-    told: Turn
+    request: LaunchRequest
     # None: it could not be read. Whoever hears the process asks again.
     known: Known | None
 
@@ -27,12 +27,12 @@ async def look_for(around: Surroundings, lost: Sequence[Lost]) -> dict[ProcessId
     processes = [process for each in lost for process in each.processes]
     if not processes:
         return {}
-    told = await around.drivers.told(processes)
+    launched = await around.drivers.launched(processes)
     known = await _known(around.store, lost)
     return {
-        each.id: Left(each, told[each.id], known.get(each.agent))
+        each.id: Left(each, launched[each.id], known.get(each.agent))
         for each in processes
-        if each.id in told
+        if each.id in launched
     }
 
 

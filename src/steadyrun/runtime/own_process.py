@@ -12,6 +12,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.event import RecordPhase
 from steadyrun.model.gate import account_of
 from steadyrun.model.item import Hold
+from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 from steadyrun.provider import Turn
 from steadyrun.runtime.around import Surroundings
@@ -87,16 +88,17 @@ class OwnProcess:
             await sitter.write(lambda: around.store.close_process(hold, process.id), "start")
             raise
         fact("process.launched", agent=agent.name, process=process.id)
-        self._launched = self.hear(process)
+        self._launched = self.hear(process, order.request.rights)
         return self._launched
 
-    def hear(self, process: Process, known: Known | None = None) -> LiveProcess:
-        """Hear it from now on, to its end; `known`: what the record says of what it does."""
+    def hear(self, process: Process, rights: Rights, known: Known | None = None) -> LiveProcess:
+        """Hear it from now on, to its end. It was launched with these rights; `known`: what the
+        record says of what it does."""
         sitter = self._sitter
         live = LiveProcess(
             self._around, sitter.hold, sitter.agent, process, ear=sitter, feed=sitter.feed
         )
-        self.live, live.known = live, known
+        self.live, live.rights, live.known = live, rights, known
         self._tasks.start_soon(self._serve, live)
         return live
 

@@ -16,6 +16,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.event import Event
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Claim, Hold
+from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 from steadyrun.provider import Ability, Driver, Stretch, Turn
 from steadyrun.runtime.around import Surroundings
@@ -57,6 +58,8 @@ class LiveProcess:
         self.process = process
         # What the record said when it was taken up, until that was used.
         self.known: Known | None = None
+        # What it was launched with.
+        self.rights = Rights()
         # The run that has begun with it by the record, as long as that was not heard.
         self.begun: RunId | None = None
         # It has ended, and everything it said is in the record.

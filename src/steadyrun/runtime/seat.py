@@ -123,9 +123,9 @@ class Seat:
             runner.is_begun = hold.item.kind == "self" or hold.item.delivery == "own_turn"
             self._sit(hold, runner)
         if left:
-            live = self._own.hear(left.process, left.known)
+            live = self._own.hear(left.process, left.request.rights, left.known)
             is_of_it = left.process.provider == self.agent.provider
-            self._own.taken_up = left.told if self.is_held and is_of_it else None
+            self._own.taken_up = left.request.turn if self.is_held and is_of_it else None
             if self.runner:
                 self.runner.sit_at(live)
 

@@ -1,0 +1,88 @@
+"""Does the record tell of a tool that a provider should not have let an agent use?"""
+
+import sys
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from steadyrun.model import event as ev
+from steadyrun.model.ids import AgentId
+from steadyrun.model.policy import Policy
+from tests.children import fake_claude
+from tests.team import Home, script, victim, working
+
+# It reads over what it is started with, and uses any tool.
+COMMAND = msgspec.json.encode([sys.executable, "-I", "-S", fake_claude.__file__]).decode()
+CONFIG = f"[providers.claude]\ncommand = {COMMAND}\n"
+
+
+def uses(*tools: str) -> str:
+    steps = [{"tool": {"name": name, "output": "ok"}} for name in tools]
+    return "play:" + msgspec.json.encode([*steps, {"text": "so"}]).decode()
+
+
+async def told(team: Home, agent: AgentId) -> list[tuple[str, str | None]]:
+    """The tools that were used, each with the rule that this was against."""
+    events = [seen.event for seen in await team.events(agent)]
+    return [
+        (event.tool_name, after.rule if isinstance(after, ev.PolicyViolated) else None)
+        for event, after in zip(events, [*events[1:], None], strict=True)
+        if isinstance(event, ev.ToolCompleted)
+    ]
+
+
+def test_what_a_cli_lets_through_is_told_once_for_each_use(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path, config=CONFIG) as team:
+            policy = Policy(tier="standard", deny=("WebFetch", "mcp__mail"))
+            ada = await team.hire("ada", "claude", policy=policy)
+            (tmp_path / "ada" / "PERMISSIONS.json").write_text('{"tier": "readonly"}')
+            names = ("Read", "Edit", "WebFetch", "mcp__mail__send", "mcp__a__b", "Other", "Edit")
+            assert (await team.done(ada, uses(*names))).status == "completed"
+
+            rules = [None, "tools", "deny", "deny", None, None, "tools"]
+            assert await told(team, ada) == [*zip(names, rules, strict=True)]
+            violated = await team.of(ada, ev.PolicyViolated)
+            assert [each.tool_name for each in violated] == [
+                "Edit", "WebFetch", "mcp__mail__send", "Edit",
+            ]  # fmt: skip
+
+    anyio.run(main)
+
+
+def test_what_was_refused_is_no_violation(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with working(tmp_path) as team:
+            ada = await team.hire("ada", policy=Policy(tier="readonly"))
+            await team.done(ada, script({"tool": {"name": "Bash"}}, {"tool": {"name": "Read"}}))
+
+            assert [each.tool_name for each in await team.of(ada, ev.ToolFailed)] == ["Bash"]
+            assert await told(team, ada) == [("Read", None)]
+            assert await team.of(ada, ev.PolicyViolated) == []
+
+    anyio.run(main)
+
+
+def test_whoever_takes_a_process_over_knows_what_it_may(tmp_path: Path) -> None:
+    """Also if its agent may do more now: that counts from the next process on."""
+
+    async def main() -> None:
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / "config.toml").write_text(CONFIG)
+        async with victim(tmp_path) as (home, daemon):
+            await daemon.up()
+            ada = await home.hire("ada", "claude", policy=Policy(tier="readonly"))
+            held = [{"text": "on it"}, {"until": "go"}, {"tool": {"name": "Bash", "output": "ok"}}]
+            item = await home.send(ada, "play:" + msgspec.json.encode(held).decode())
+            await home.until_said(ada, "on it")
+            daemon.kill()
+            await home.change(ada, policy=Policy())
+        async with working(tmp_path, config=CONFIG) as team:
+            (team.place / "ada" / "go").touch()
+            await team.settled(item)
+            await team.done(ada, uses("Bash"))
+
+            assert await told(team, ada) == [("Bash", "tools"), ("Bash", None)]
+
+    anyio.run(main)
