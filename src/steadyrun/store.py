@@ -14,7 +14,7 @@ The promises stand here once; `steadyrun.testing` checks every engine against th
 """
 
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -53,7 +53,7 @@ KNOWN_KINDS = frozenset({
     BudgetReached,
 })  # fmt: skip
 
-Grouping = Literal["agent", "provider", "model"]
+Grouping = Literal["agent", "provider", "model", "day"]
 # Nothing to do, something to do, something being done; or nothing runs, and a process is kept.
 LaneStatus = Literal["idle", "ready", "held", "warm"]
 
@@ -423,19 +423,20 @@ class Store(Protocol):
         not there is `NotFound`."""
 
     async def usage(
-        self,
-        *,
-        agent: AgentId | None = None,
-        provider: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        self, *, agent: AgentId | None = None, since: datetime | None = None
     ) -> UsageSum:
-        """Totals over the runs created in [since, until)."""
+        """Totals over the runs created since then."""
 
     async def usage_by(
-        self, by: Grouping, *, agent: AgentId | None = None, since: datetime | None = None
+        self,
+        by: Grouping,
+        *,
+        agent: AgentId | None = None,
+        since: datetime | None = None,
+        zone: tzinfo = UTC,
     ) -> dict[str, UsageSum]:
-        """The same for each name there is; empty: the runs of no agent, or of no named model."""
+        """The same for each name there is; empty: the runs of no agent, or of no named model. A day
+        is a date of the zone."""
 
     # -- approvals: `append` makes and settles them; the end of a run withdraws what it has asked
     # about tools, and that of an agent the rest

@@ -19,7 +19,6 @@ from steadyrun.model.budget import (
     counted,
     extended_by,
     marks,
-    next_day,
     parsed,
     said,
     spent_by,
@@ -95,20 +94,6 @@ def test_a_day_is_as_long_as_the_clocks_make_it() -> None:
     late = datetime(2026, 1, 31, 23, 30, tzinfo=UTC)
     assert begin_of("month", late, berlin) == datetime(2026, 1, 31, 23, tzinfo=UTC)
     assert begin_of("month", late, UTC) == datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@given(st.sampled_from(ZONES), MOMENTS)
-def test_a_day_ends_where_the_next_one_begins(zone: str, at: datetime) -> None:
-    here = ZoneInfo(zone)
-    begin = begin_of("day", at, here)
-    assert begin is not None
-    end = next_day(begin, here)
-
-    assert begin < end <= begin + timedelta(hours=49)
-    assert (end - timedelta(microseconds=1)).astimezone(here).date() == begin.astimezone(
-        here
-    ).date()
-    assert end.astimezone(here).date() > begin.astimezone(here).date()
 
 
 def test_what_has_no_end_has_no_beginning() -> None:

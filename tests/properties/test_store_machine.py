@@ -1,7 +1,7 @@
 """SQLite and the reference, told the same things, answer the same."""
 
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import timedelta, timezone
 from functools import partial
 
 from hypothesis import settings
@@ -334,15 +334,16 @@ class Lockstep(World):
         runs = [run for work in self.works for run in work.runs]
         run = data.draw(st.none() | st.sampled_from(runs) if runs else st.none())
         item, now, holder = self._item(n), self.clock.now(), self._holder(n)
-        since, until = now - timedelta(minutes=n), now - timedelta(minutes=limit)
+        since, zone = now - timedelta(minutes=n), timezone(timedelta(hours=after - 10))
         for verb in (
             lambda store: store.events(after, agent=agent, run=run, limit=limit),
             lambda store: store.last_events(agent=agent, run=run, limit=limit),
             lambda store: store.runs(agent, before=run, limit=limit),
             lambda store: store.runs_like((run or "run_")[: 3 + limit], limit),
             lambda store: store.items(agent, include_settled=n > 1, before=item, limit=limit),
-            lambda store: store.usage(agent=agent, since=since, until=until),
-            lambda store: store.usage(provider=PROVIDERS[n % 2], until=since),
+            lambda store: store.usage(agent=agent, since=since),
+            lambda store: store.usage_by("provider", agent=agent, since=since),
+            lambda store: store.usage_by("day", agent=agent, since=since, zone=zone),
             lambda store: store.open_processes(agent),
             lambda store: store.calls(holder),
             lambda store: store.approvals(agent, limit=limit),

@@ -7,7 +7,7 @@ belongs to the day and the month in which it was created, and a day is a day of 
 
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Literal, get_args
 
 from msgspec import Struct
@@ -155,19 +155,6 @@ def begin_of(limit: Limit, at: datetime, zone: tzinfo) -> datetime | None:
         case _:
             return None
     return begin.astimezone(UTC)
-
-
-def next_day(begin: datetime, zone: tzinfo) -> datetime:
-    """When the day after the one that has begun then begins. Few days have 24 hours everywhere, and
-    some dates were left out: the next midnight that is later."""
-    here = begin.astimezone(zone)
-    following = here.date()
-    found = begin
-    while found <= begin:
-        following += timedelta(days=1)
-        midnight = datetime(following.year, following.month, following.day, tzinfo=zone)
-        found = midnight.astimezone(UTC)
-    return found
 
 
 def marks(

@@ -1,14 +1,13 @@
 """What was spent? By agent, provider, model or day; what is known, estimated and unknown apart."""
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Annotated, Literal
 
 from msgspec import Struct
 
 from steadyrun.errors import Usage
-from steadyrun.model.budget import begin_of, next_day
+from steadyrun.model.budget import begin_of
 from steadyrun.model.usage import UsageSum
 from steadyrun.operations.desk import Desk
 from steadyrun.operations.documents import CostDocument, CostRow
@@ -36,14 +35,7 @@ async def show(desk: Desk, given: ShowCost) -> CostDocument:
     since = None if given.since is None else moment_of(given.since, now, zone)
     if given.by == "day":
         since = begin_of("day", since or now - timedelta(days=_DAYS - 1), zone)
-        assert since
-        found = {
-            day: await desk.store.usage(agent=agent, since=begin, until=end)
-            for day, begin, end in _days(since, now, zone)
-        }
-        found = {day: total for day, total in found.items() if total.runs}
-    else:
-        found = await desk.store.usage_by(given.by, agent=agent, since=since)
+    found = await desk.store.usage_by(given.by, agent=agent, since=since, zone=zone)
     total = await desk.store.usage(agent=agent, since=since)
     rows = tuple(_row(key or None, each) for key, each in sorted(found.items()))
     prices = desk.prices() if desk.prices else None
@@ -71,15 +63,6 @@ def _begin_of_date(text: str, zone: tzinfo) -> datetime | None:
         return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-
-
-def _days(since: datetime, now: datetime, zone: tzinfo) -> Iterator[tuple[str, datetime, datetime]]:
-    """Every day from the one that begins then: its date, its beginning and its end."""
-    begin = since
-    while begin <= now:
-        end = next_day(begin, zone)
-        yield begin.astimezone(zone).date().isoformat(), begin, end
-        begin = end
 
 
 def _row(key: str | None, total: UsageSum) -> CostRow:

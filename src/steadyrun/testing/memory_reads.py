@@ -1,7 +1,7 @@
 """What does the reference answer to those who only read?"""
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
@@ -142,19 +142,11 @@ class MemoryReads:
         return {agent: rows.known(self._tables, agent, run) for agent, run in lanes.items()}
 
     async def usage(
-        self,
-        *,
-        agent: AgentId | None = None,
-        provider: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        self, *, agent: AgentId | None = None, since: datetime | None = None
     ) -> UsageSum:
         total = UsageSum()
         for run in self._tables.runs.values():
-            is_in = (since is None or run.created_at >= since) and (
-                until is None or run.created_at < until
-            )
-            if is_in and agent in {None, run.agent} and provider in {None, run.provider}:
+            if agent in {None, run.agent} and (since is None or run.created_at >= since):
                 total = rows.added(total, run)
         return total
 
@@ -182,7 +174,12 @@ class MemoryReads:
         return sorted(found, key=lambda a: (a.asked_at, a.id), reverse=True)
 
     async def usage_by(
-        self, by: Grouping, *, agent: AgentId | None = None, since: datetime | None = None
+        self,
+        by: Grouping,
+        *,
+        agent: AgentId | None = None,
+        since: datetime | None = None,
+        zone: tzinfo = UTC,
     ) -> dict[str, UsageSum]:
         totals: dict[str, UsageSum] = {}
         for run in self._tables.runs.values():
@@ -191,6 +188,7 @@ class MemoryReads:
                 "agent": "" if owner.is_direct else owner.name,
                 "provider": run.provider,
                 "model": run.model or "",
+                "day": run.created_at.astimezone(zone).date().isoformat(),
             }
             if agent in {None, run.agent} and (since is None or run.created_at >= since):
                 name = names[by]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -10,10 +11,11 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.budget import BudgetRules
 from steadyrun.model.item import Message
 from steadyrun.model.run import Created, Finished
-from steadyrun.model.usage import Cost, Usage
+from steadyrun.model.usage import Cost, Usage, UsageSum
 from steadyrun.operations.agents import ListAgents, list_all
 from steadyrun.operations.costs import ShowCost, show
 from steadyrun.operations.desk import Desk
+from steadyrun.store import Grouping
 from steadyrun.testing.clock import FakeClock
 from steadyrun.testing.memory import MemoryStore
 from tests.small_daemon import desk_of
@@ -34,6 +36,38 @@ async def spend(desk: Desk, agent: Agent, usd: float) -> None:
     await store.change(claim, run, Created(run, agent.id, claim.item.id, agent.provider, now))
     ended = Finished(now, "completed", usage=Usage(1), cost=Cost(usd, "known"))
     await store.settle(claim, ended)
+
+
+class Counting(MemoryStore):
+    """Counts how often it is asked what was used."""
+
+    asked = 0
+
+    async def usage(self, **given: Any) -> UsageSum:
+        self.asked += 1
+        return await super().usage(**given)
+
+    async def usage_by(self, by: Grouping, **given: Any) -> dict[str, UsageSum]:
+        self.asked += 1
+        return await super().usage_by(by, **given)
+
+
+def test_two_thousand_years_are_no_more_questions_than_a_day(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        store = Counting(clock)
+        desk = desk_of(store, tmp_path, clock=clock)
+        ada = Agent(desk.ids.agent(), "ada", ("scripted",), str(tmp_path))
+        await store.add_agent(ada)
+        await spend(desk, ada, 1.0)
+
+        found = await show(desk, ShowCost(by="day", since="0001-01-02"))
+
+        assert store.asked == 2
+        assert [row.key for row in found.rows] == [clock.now().date().isoformat()]
+        assert found.total.known_usd == 1.0
+
+    anyio.run(main)
 
 
 def test_a_day_begins_at_midnight_of_the_zone(tmp_path: Path) -> None:

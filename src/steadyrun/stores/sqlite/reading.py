@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Collection, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import TypeVar
 
@@ -115,14 +115,9 @@ class SqliteReads:
         return await self._read(lambda c: known.known(c, lanes))
 
     async def usage(
-        self,
-        *,
-        agent: AgentId | None = None,
-        provider: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        self, *, agent: AgentId | None = None, since: datetime | None = None
     ) -> UsageSum:
-        return await self._read(lambda c: reads.usage(c, agent, provider, since, until))
+        return await self._read(lambda c: reads.usage(c, agent, since))
 
     async def approval(self, approval: ApprovalId) -> Approval:
         return await self._read(lambda c: approvals.approval(c, approval))
@@ -136,9 +131,14 @@ class SqliteReads:
         return await self._read(lambda c: approvals.like(c, part, limit))
 
     async def usage_by(
-        self, by: Grouping, *, agent: AgentId | None = None, since: datetime | None = None
+        self,
+        by: Grouping,
+        *,
+        agent: AgentId | None = None,
+        since: datetime | None = None,
+        zone: tzinfo = UTC,
     ) -> dict[str, UsageSum]:
-        return await self._read(lambda c: reads.usage_by(c, by, agent, since))
+        return await self._read(lambda c: reads.usage_by(c, by, agent, since, zone))
 
     async def recall(self, key: str) -> bytes | None:
         return await self._read(lambda c: kv.recall(c, key))

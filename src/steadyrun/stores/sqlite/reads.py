@@ -1,7 +1,7 @@
 """What do the reading verbs ask of the database? Keyset pages only: no OFFSET, no count(*)."""
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import datetime, tzinfo
 
 import msgspec
 
@@ -228,25 +228,12 @@ USAGE_COLUMNS = """
 _USAGE = f"""
     SELECT {USAGE_COLUMNS} FROM runs
     WHERE (:agent IS NULL OR agent_id = :agent)
-      AND (:provider IS NULL OR provider = :provider)
       AND created_at >= coalesce(:since, created_at)
-      AND (:until IS NULL OR created_at < :until)
 """  # noqa: S608
 
 
-def usage(
-    connection: Connection,
-    agent: AgentId | None,
-    provider: str | None,
-    since: datetime | None,
-    until: datetime | None,
-) -> UsageSum:
-    values = {
-        "agent": agent,
-        "provider": provider,
-        "since": maybe_micros(since),
-        "until": maybe_micros(until),
-    }
+def usage(connection: Connection, agent: AgentId | None, since: datetime | None) -> UsageSum:
+    values = {"agent": agent, "since": maybe_micros(since)}
     return UsageSum(*connection.execute(_USAGE, values).fetchone())
 
 
@@ -255,12 +242,22 @@ _GROUPS: dict[Grouping, str] = {
     "agent": "CASE WHEN agents.is_direct THEN '' ELSE agents.name END",
     "provider": "runs.provider",
     "model": "coalesce(json_extract(CAST(runs.body AS TEXT), '$.model'), '')",
+    "day": "date_here(runs.created_at)",
 }
 
 
 def usage_by(
-    connection: Connection, by: Grouping, agent: AgentId | None, since: datetime | None
+    connection: Connection,
+    by: Grouping,
+    agent: AgentId | None,
+    since: datetime | None,
+    zone: tzinfo,
 ) -> dict[str, UsageSum]:
+    def date_here(at: int) -> str:
+        return moment(at).astimezone(zone).date().isoformat()
+
+    # SQLite knows no time zones. What is made anew takes the place of the one before.
+    connection.create_function("date_here", 1, date_here)
     sql = f"""
         SELECT {_GROUPS[by]}, {USAGE_COLUMNS} FROM runs
         JOIN agents USING (agent_id)
