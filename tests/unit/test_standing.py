@@ -187,6 +187,14 @@ class TestHostileFiles:
 
         assert "leads out of" in desk.refused().problem
 
+    def test_a_link_to_nothing_is_refused(self, desk: Desk) -> None:
+        (desk.own / "USER.md").symlink_to("not-here")
+
+        error = desk.refused()
+
+        assert error.file == str(desk.own / "USER.md")
+        assert error.problem == "is a link to nothing"
+
     def test_a_link_to_itself_is_refused(self, desk: Desk) -> None:
         (desk.own / "SOUL.md").symlink_to("SOUL.md")
 
@@ -281,6 +289,8 @@ class TestPermissions:
             ('{"tier": 1}', "cannot be understood: Expected `str | null`, got `int`", "It may"),
             ('{"tools": "Read"}', "cannot be understood: Expected `array | null`", "It may"),
             ('{"note": 1}', "cannot be understood: Expected `str`, got `int`", "It may"),
+            ('{"tier": "readonly", "tier": "full"}', "has 'tier' twice", "Leave one"),
+            ('{"tools": [], "note": "", "tools": ["Bash"]}', "has 'tools' twice", "Leave one"),
             ('{"teir": "full"}', "cannot be understood: Object contains unknown", "It may have"),
         ],
     )
@@ -303,6 +313,7 @@ class TestPermissions:
             lambda: file.symlink_to(outside),
             lambda: file.symlink_to("../mine.json"),
             lambda: file.symlink_to(file),
+            lambda: file.symlink_to("nothing-here.json"),
             lambda: os.mkfifo(file),
             lambda: file.write_bytes(b" " * (LARGEST_FILE_BYTES + 1)),
             lambda: file.write_bytes(b"\xff{}"),
@@ -311,7 +322,7 @@ class TestPermissions:
             found.append(desk.refused().file)
             file.unlink()
 
-        assert found == [str(file)] * 6
+        assert found == [str(file)] * 7
 
     def test_it_is_read_with_its_note(self, desk: Desk) -> None:
         (desk.own / "PERMISSIONS.json").write_text('{"tier": "readonly", "note": "Only look."}')

@@ -4,8 +4,10 @@ Its rights are what its policy and the file in its home both allow: the file can
 provider keeps them with what it has (`Dialect.enforce`), or refuses.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal, get_args
 
 import msgspec
@@ -116,6 +118,8 @@ def read_permissions(text: str) -> Permissions | Flaw:
         given = msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
         return Flaw("expected a JSON object, found something else")
+    if twice := _said_twice(text):
+        return Flaw(f"has {twice[:80]!r} twice", "Leave one of both out.")
     if isinstance(tier := given.get("tier"), str) and (flaw := tier_flaw(tier)):
         return flaw
     try:
@@ -150,6 +154,21 @@ def tier_flaw(name: str) -> Flaw | None:
     """What is wrong with the name of a tier."""
     known = get_args(Tier)
     return None if name in known else Flaw(f"unknown tier {name[:80]!r}", suggest(name, known))
+
+
+def _said_twice(text: str) -> str | None:
+    """The first key that an object has twice: whoever reads it would take one or the other."""
+    found: list[str] = []
+
+    def look(pairs: list[tuple[str, object]]) -> None:
+        keys = [key for key, _ in pairs]
+        found.extend(key for key in keys if keys.count(key) > 1)
+
+    # Any other reader drops all but the last of them. What is too long or too deep for this one is
+    # nothing that a file may have.
+    with suppress(ValueError, RecursionError):
+        json.loads(text, object_pairs_hook=look)
+    return found[0] if found else None
 
 
 def _is_denied(name: str, deny: Sequence[str]) -> bool:

@@ -136,16 +136,22 @@ def _own_text(name: str, scope: Scope) -> str | None:
 
 
 def _text(file: Path, scope: Scope | None = None) -> str | None:
-    """What stands in a file, None if there is none."""
+    """What stands in a file, None if there is none. A link that leads to nothing was meant to."""
     try:
         found = file.lstat()
-        if stat.S_ISLNK(found.st_mode):
-            file = file if scope is None else scope.resolve(str(file))
-            found = file.stat()
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise unreadable(file, error) from error
+    if stat.S_ISLNK(found.st_mode):
+        link, file = file, file if scope is None else scope.resolve(str(file))
+        try:
+            found = file.stat()
+        except FileNotFoundError as error:
+            hint = "Put a file in its place, or remove it."
+            raise FileUnusable(shown(link), "is a link to nothing", hint=hint) from error
+        except (OSError, ValueError) as error:
+            raise unreadable(file, error) from error
     if stat.S_ISREG(found.st_mode):
         _check_size(file, found.st_size)
     # The time of its last change, too: that of its content can be set to anything.
