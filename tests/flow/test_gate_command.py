@@ -1,11 +1,13 @@
 """Is a provider left alone that has said no? A run of nobody's closes the gate for all."""
 
 import json
+import subprocess
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from tests.children.keeper_driver import eventually
 from tests.commands import steadyrun
-from tests.homes import a_home
+from tests.homes import PATIENCE_SECONDS, a_home
 
 LIMITED = 'script:[{"rate_limit": {"resets_in": 600}}]'
 
@@ -30,6 +32,8 @@ def test_status_tells_how_long_and_an_item_waits(tmp_path: Path) -> None:
         home.up()
         first = home.send("ada", {"rate_limit": {"resets_in": 600}})
         waiting = home.run("send", "ada", "hello", "--wait", "--timeout", "2s")
+        sent = home.run("send", "ada", "and this")
+        shown = home.run("inbox")
 
         status = json.loads(home.run("status", "--json").stdout)
         [gate] = status["gates"]
@@ -43,6 +47,36 @@ def test_status_tells_how_long_and_an_item_waits(tmp_path: Path) -> None:
         assert {item["id"] for item in items} >= {first}
         assert {(item["status"], item["waiting"]) for item in items} == {("queued", "gate")}
         assert {item["until"] for item in items} == {gate["until"]}
+        until = datetime.fromisoformat(gate["until"]).strftime("%Y-%m-%d %H:%M:%SZ")
+        assert waiting.stderr.count(f"queued (gate until {until})") == 1
+        assert f"queued (gate until {until}) for ada" in sent.stdout
+        assert shown.stdout.count(f"queued (gate until {until})") == 3
+
+
+def test_whoever_waits_is_told_once_why_nothing_happens(tmp_path: Path) -> None:
+    """Also if that comes later, by a limit of the item's own run."""
+    with a_home(tmp_path) as home:
+        home.hire("ada")
+        home.hire("bob")
+        home.up()
+        home.run("pause", "ada")
+
+        def waits(*words: str, why: str) -> "subprocess.Popen[str]":
+            watch = home.start("send", *words, "--wait")
+            eventually(lambda: f"queued ({why}" in said(), f"that {why} is told")
+            return watch
+
+        def said() -> str:
+            return (tmp_path / "log").read_text()
+
+        paused = waits("ada", "hello", why="paused")
+        home.run("resume", "ada")
+        assert paused.wait(PATIENCE_SECONDS) == 0
+        limited = waits("bob", LIMITED, why="gate until 20")
+        [item] = json.loads(home.run("inbox", "bob", "--json").stdout)["items"]
+        home.run("cancel", item["id"])
+        assert limited.wait(PATIENCE_SECONDS) == 8
+        assert (said().count("queued (paused)"), said().count("queued (gate until ")) == (1, 1)
 
 
 def test_a_gate_is_closed_and_opened_by_hand(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from steadyrun.cli import call, render
 from steadyrun.cli.following import Hearing, Seen, Subject
 from steadyrun.cli.live import LiveText
 from steadyrun.cli.main import EXIT_INTERRUPTED
+from steadyrun.cli.show import HELD_BACK, held_back
 from steadyrun.cli.stdin import read_input
 from steadyrun.config import Config, load
 from steadyrun.errors import Usage
@@ -83,9 +84,11 @@ class _Watch:
         self._heard = after
         self._bell = anyio.Event()
         self._exit: int | None = None
+        # Whether it was said why nothing happens.
+        self._has_said_why = item.waiting in HELD_BACK
 
     async def see_through(self, seconds: float | None) -> int:
-        self._note(f"* {self._item.id} {self._item.status} for {self._item.agent}")
+        self._note(f"* {self._item.id} {held_back(self._item)} for {self._item.agent}")
         agent = (await self._desk.store.item(ItemId(self._item.id))).agent
         hearing = Hearing(
             self._desk.home, self._desk.store, Subject(agent=agent), self._after
@@ -135,8 +138,18 @@ class _Watch:
         store = self._desk.store
         with store.hints.watch(agent) as watch:
             while not (item := await store.item(ItemId(self._item.id))).is_settled:
+                await self._say_why(item)
                 await watch.wait()
         return item
+
+    async def _say_why(self, item: Item) -> None:
+        """It may be held back later, too: by a limit that its own run has come to."""
+        if item.status != "queued" or self._has_said_why:
+            return
+        found = await item_document(self._desk, item)
+        if found.waiting in HELD_BACK:
+            self._has_said_why = True
+            self._note(f"* {found.id} {held_back(found)}")
 
     async def _hear_last(self, item: Item) -> None:
         """One that was cancelled while it waited has no run, one that a key has named may have been

@@ -28,6 +28,8 @@ from steadyrun.operations.documents import (
 )
 
 _LONGEST_TEXT = 60
+# What an item may wait for that does not end by itself, or not soon.
+HELD_BACK = frozenset({"paused", "budget", "gate"})
 
 
 def text(name: str, given: Struct, answer: Struct) -> list[str]:
@@ -135,8 +137,19 @@ def _resumed(_: Any, found: AgentsDocument) -> Iterator[str]:
             yield f"resumed {agent.name}"
 
 
+def stands(item: ItemDocument) -> str:
+    """Its status, and what it waits for; until when, where that is known."""
+    until = f" until {render.moment(item.until)}" if item.until else ""
+    return item.status + (f" ({item.waiting}{until})" if item.waiting else "")
+
+
+def held_back(item: ItemDocument) -> str:
+    """As `stands`, where more than its turn or a daemon is missing."""
+    return stands(item) if item.waiting in HELD_BACK else item.status
+
+
 def _sent(_: Any, item: ItemDocument) -> Iterator[str]:
-    yield f"* {item.id} {item.status} for {item.agent}"
+    yield f"* {item.id} {held_back(item)} for {item.agent}"
 
 
 def _retried(given: Any, item: ItemDocument) -> Iterator[str]:
@@ -153,7 +166,7 @@ def _inbox(given: Any, found: ItemsDocument) -> Sequence[str]:
             (
                 item.id,
                 item.agent,
-                item.status + (f" ({item.waiting})" if item.waiting else ""),
+                stands(item),
                 "-" if item.delivery == "none" else item.delivery,
                 age(item.created_at, now),
                 render.plain(item.text, _LONGEST_TEXT),
