@@ -272,10 +272,9 @@ class Store(Protocol):
         work: a lane is given if there is one, and it is not suspect (`shut_providers`).
 
         The lane of a direct agent is given to whoever asks for it by name. A held, paused or empty
-        lane is never given, a warm one to its own holder only, under the
-        fence it has. Two holders never get the same lane. Who is no holder any more, because it was
-        taken for gone, gets none: `HolderGone`, here and in `start` and `reap`.
-        """
+        lane is never given, a warm one to its own holder only, under the fence it has. Two holders
+        never get the same lane. Who is no holder any more, because it was taken for gone, gets
+        none: `HolderGone`, here and in `start` and `reap`."""
 
     async def start(
         self,
