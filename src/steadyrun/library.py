@@ -134,7 +134,8 @@ class Steadyrun:
         wall = wishes.get("timeout_seconds")
         is_fresh_allowed = wishes.get("or_fresh", False)
         resume, schema = wishes.get("resume"), wishes.get("schema")
-        ask = Ask(resume, is_fresh_allowed, images, schema, wall, wishes.get("metadata", {}))
+        metadata, env = wishes.get("metadata", {}), wishes.get("env", {})
+        ask = Ask(resume, is_fresh_allowed, images, schema, wall, metadata, env)
         await self._holding.start(agent, run, prompt, ask)
         return RunHandle(self._holding, run)
 

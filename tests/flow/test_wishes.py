@@ -1,5 +1,6 @@
 """Is a wish that nobody could grant refused by name before anything is written?"""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import steadyrun
 from steadyrun.config import load
 from steadyrun.errors import Usage
 from steadyrun.stores.sqlite import SqliteStore
+from tests.commands import steadyrun as steadyrun_command
 
 DOLLARS = "max_cost_usd: expected a number of dollars above 0, found "
 SECONDS = "timeout_seconds: expected a number of seconds above 0, found "
@@ -49,6 +51,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"metadata": ["a"]}, "metadata: expected an object, found ['a']"),
     ({"metadata": {"wall_seconds": 1}}, "the metadata may not have 'wall_seconds'"),
     ({"max_cost": 5}, "unknown wish 'max_cost'"),
+    ({"env": "LANG=C"}, "env: expected texts by name"),
+    ({"env": {"LANG": 7}}, "env: expected texts by name"),
+    ({"env": {"A=B": "x"}}, "env: 'A=B' cannot be the name of a variable"),
+    ({"env": {"A": "x\0"}}, "env: 'A' must not contain a NUL character"),
+    ({"env": {"STEADYRUN_HOME": "/"}}, "env: 'STEADYRUN_HOME' may not be set"),
+    ({"metadata": {"stopping": 1}}, "the metadata may not have 'stopping'"),
 ]
 
 
@@ -91,3 +99,41 @@ def test_the_nearest_word_is_told(tmp_path: Path) -> None:
 
     near = ["plan", "max_cost_usd", "Read"]
     assert anyio.run(main) == [f"Did you mean {word!r}?" for word in near]
+
+
+def test_what_a_run_is_given_is_stronger_than_what_is_configured_and_kept_nowhere(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        '[providers.shell]\nenv = { WHO = "configured", WHERE = "here" }\n'
+    )
+    given = {"WHO": "only-for-this-run", "STEADY": "1"}
+
+    async def main() -> str | None:
+        config = load(home=home, cwd=tmp_path, environ={"PATH": "/usr/bin:/bin"})
+        async with steadyrun.open(config) as library:
+            run = await library.start(
+                "sh -c 'echo $WHERE $STEADY ${#WHO}'", provider="shell", cwd=tmp_path, env=given
+            )
+            return (await run.result()).text
+
+    assert (anyio.run(main) or "").strip() == "here 1 17"
+    kept = [each for each in home.rglob("*") if each.is_file()]
+    assert kept
+    assert not any(b"only-for-this-run" in each.read_bytes() for each in kept)
+
+
+def test_a_variable_may_be_taken_from_where_the_command_is_typed(tmp_path: Path) -> None:
+    said = steadyrun_command(
+        tmp_path / "home", "run", "--provider", "shell", "--json",
+        "--env", "WHERE", "--env", "WHO=me", "sh -c 'echo $WHERE $WHO $WHAT'",
+        wrapper=("env", "WHERE=here", "WHAT=nothing"),
+    )  # fmt: skip
+    unset = steadyrun_command(
+        tmp_path / "home", "run", "--provider", "shell", "--env", "NOT_SET_HERE", "true"
+    )
+
+    assert json.loads(said.stdout)["text"].split() == ["here", "me"]
+    assert (unset.returncode, "'NOT_SET_HERE' is not set here" in unset.stderr) == (2, True)

@@ -172,7 +172,7 @@ class TestPlaces:
 REFUSED = [
     ("stroe = 1\n", 1, "unknown setting stroe", "Did you mean 'store'?"),
     ("\n[deamon]\n", 2, "unknown setting deamon", "Did you mean 'daemon'?"),
-    ("[daemon]\nzzz = 1\n", 2, "unknown setting daemon.zzz", "idle_seconds, listen, processes"),
+    ("[daemon]\nzzz = 1\n", 2, "unknown setting daemon.zzz", "idle_seconds, keep_days, listen"),
     ("[providers.cluade]\n", 1, "unknown provider 'cluade'", "Did you mean 'claude'?"),
     ("[providers.xyzzy]\n", 1, "unknown provider 'xyzzy'", "Valid here: acp, amp, claude"),
     ("[providers.amp]\nmodle = 1\n", 2, "providers.amp.modle", "Did you mean 'model'?"),
@@ -567,6 +567,7 @@ class TestDescription:
             ("daemon.processes", "5", "default"),
             ("daemon.idle_seconds", "300.0", "default"),
             ("daemon.drain_seconds", "60.0", "default"),
+            ("daemon.keep_days", "7.0", "default"),
             ("agents.ada.provider", '"claude"', str(desk.user_file)),
             ("agents.ada.home", '"~/ada"', str(desk.user_file)),
             ("agents.ada.fallback", "[]", "default"),

@@ -90,6 +90,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--schema", metavar="FILE|JSON", help="a JSON Schema that the answer must fit")
     add("--image", action="append", metavar="FILE", help="png, jpeg, gif or webp; may be repeated")
     add("--metadata", metavar="JSON", help="an object that is kept with the run")
+    add("--env", action="append", metavar="NAME[=VALUE]", help="a variable that it has, too")
     add("--detach", action="store_true", help="return as soon as it has begun")
     _output_flags(parser)
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from steadyrun.cli.stdin import read_input
+from steadyrun.config.places import process_environ
 from steadyrun.errors import Usage
 from steadyrun.model.media import image_type
 from steadyrun.provider import Image
@@ -34,6 +35,7 @@ def read_wishes(args: Namespace) -> Wishes:
     wishes["tools"] = None if args.tools is None else _split(args.tools)
     wishes["schema"] = None if args.schema is None else read_schema(args.schema)
     wishes["metadata"] = None if args.metadata is None else read_metadata(args.metadata)
+    wishes["env"] = dict(map(read_variable, args.env)) if args.env else None
     wishes["images"] = tuple(map(read_image, args.image)) if args.image else None
     asked: Any = {name: wish for name, wish in wishes.items() if wish is not None}
     return asked  # type: ignore[no-any-return]
@@ -58,6 +60,18 @@ def read_metadata(given: str) -> dict[str, Any]:
         hint = "Like this: --metadata '{\"ticket\": 7}'"
         found = f"the metadata: expected a JSON object, found: {error}"
         raise Usage(found, hint=hint) from error
+
+
+def read_variable(given: str) -> tuple[str, str]:
+    """A variable with its value, or the name of one of our own."""
+    name, is_set, value = given.partition("=")
+    if is_set:
+        return name, value
+    found = process_environ().get(name)
+    if found is None:
+        hint = "Like this: --env NAME=VALUE; NAME alone takes its value from here."
+        raise Usage(f"--env: {name[:80]!r} is not set here", hint=hint)
+    return name, found
 
 
 def read_image(given: str) -> Image:

@@ -16,6 +16,7 @@ from steadyrun.model.amounts import count_flaw, dollars_flaw, seconds_flaw
 from steadyrun.model.budget import LIMITS
 from steadyrun.model.policy import names_flaw
 from steadyrun.model.text import Flaw, suggest
+from steadyrun.model.variables import variable_flaw
 
 # The registry of providers will take its place.
 PROVIDERS = (
@@ -29,8 +30,6 @@ MOST_GATE_SECONDS = 7 * 24 * 3600
 MOST_DAYS = 36500
 
 # Those that tell a process of its agent are ours.
-_OURS = "STEADYRUN_"
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What a header may be called, and what it may not hold (RFC 9110, 5.1 and 5.5).
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _NO_HEADER_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
@@ -54,15 +53,6 @@ def _check_agent_name(name: str) -> Flaw | None:
 
 def _check_role(name: str) -> Flaw | None:
     return None if is_role_name(name) else Flaw("cannot be the name of a role", hint=ROLE_RULE)
-
-
-def _check_variable(name: str) -> Flaw | None:
-    if name.startswith(_OURS):
-        hint = "Choose another name: these tell a process of its agent."
-        return Flaw(f"may not be set: names that begin with {_OURS} are ours", hint=hint)
-    if _VARIABLE.fullmatch(name):
-        return None
-    return Flaw("cannot be the name of a variable", hint="Use letters, digits and _.")
 
 
 def _check_store(value: str) -> Flaw | None:
@@ -201,7 +191,7 @@ def _check_factor(value: float) -> Flaw | None:
 NAMES: dict[str, Callable[[str], Flaw | None]] = {
     "providers.*": _check_provider,
     "agents.*": _check_agent_name,
-    "providers.*.env.*": _check_variable,
+    "providers.*.env.*": variable_flaw,
     "telemetry.headers.*": _check_header,
 }
 CHECKS: dict[str, Callable[[Any], Flaw | None]] = {

@@ -1,6 +1,6 @@
 """What does a runner get? What is asked of it, and what all runners of a process share."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,8 @@ class Ask(Struct, frozen=True):
     wall_seconds: float | None = None
     # Kept with the run, for whoever asked.
     metadata: Metadata = {}
+    # Given to its process, and kept nowhere.
+    env: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ async def direct_order(
     standing = await around.standing(agent)
     agent, notes = permitted(around.drivers, agent, standing.permissions)
     request = launch_request(agent, turn, ask.resume, standing)
-    env = agent_environment(agent, around.home)
+    env = {**ask.env, **agent_environment(agent, around.home)}
     return Order(turn, request, env, or_fresh=ask.or_fresh, notes=(*standing.notes, *notes))
 
 

@@ -19,7 +19,7 @@ LONGEST_TEXT_BYTES = 1024 * 1024
 LONGEST_KEY = 500
 LARGEST_METADATA_BYTES = 64 * 1024
 # Names in a run's metadata that are ours.
-RESERVED = frozenset({"wall_seconds"})
+RESERVED = frozenset({"wall_seconds", "stopping"})
 
 _NOTHING_ELSE = Payload()
 

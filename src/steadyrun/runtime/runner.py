@@ -36,7 +36,7 @@ from steadyrun.runtime.meter import Meter, budget_question, load_meter, spent_of
 from steadyrun.runtime.process import LiveProcess
 
 # Where a run keeps how long it may take, and why it is being stopped.
-WALL, STOP = "wall_seconds", "stop"
+WALL, STOP = "wall_seconds", "stopping"
 
 Deed = Callable[[], Awaitable[None]]
 

@@ -13,6 +13,7 @@ from steadyrun.model.amounts import count_flaw, dollars_flaw, seconds_flaw
 from steadyrun.model.policy import Mode, tools_flaw
 from steadyrun.model.run import Metadata
 from steadyrun.model.text import Flaw, suggest, utf8
+from steadyrun.model.variables import variable_flaw
 from steadyrun.provider import Ability, Image
 from steadyrun.runtime.inbox import check_metadata
 
@@ -32,6 +33,8 @@ class Wishes(TypedDict, total=False):
     images: Sequence[Image]
     timeout_seconds: float
     metadata: Metadata
+    # Variables that it has besides those that are configured, or in their place.
+    env: Mapping[str, str]
 
 
 NEEDS: Mapping[str, Ability] = {
@@ -88,6 +91,19 @@ def _object_flaw(wish: object) -> Flaw | None:
     return None
 
 
+def _env_flaw(wish: object) -> Flaw | None:
+    # A value is never repeated: it may be a secret.
+    if not isinstance(wish, Mapping) or not all(isinstance(each, str) for each in wish.values()):
+        return Flaw("expected texts by name", 'Like this: env={"LANG": "C"}')
+    for name, value in wish.items():
+        flaw = variable_flaw(name) if isinstance(name, str) else Flaw("is no text")
+        if flaw is None and "\0" in value:
+            flaw = Flaw("must not contain a NUL character")
+        if flaw:
+            return Flaw(f"{repr(name)[:80]} {flaw.problem}", flaw.hint)
+    return None
+
+
 def _switch_flaw(wish: object) -> Flaw | None:
     return None if isinstance(wish, bool) else _expected("True or False", wish)
 
@@ -119,4 +135,5 @@ _FLAWS: Mapping[str, Callable[[object], Flaw | None]] = {
     "images": _images_flaw,
     "timeout_seconds": seconds_flaw,
     "metadata": _object_flaw,
+    "env": _env_flaw,
 }
