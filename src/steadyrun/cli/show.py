@@ -123,13 +123,19 @@ def _agent(_: Any, agent: AgentPage) -> Iterator[str]:
         yield f"{'token':<9} {render.plain(line)}"
 
 
-def _paused(_: Any, found: AgentsDocument) -> Iterator[str]:
+def _paused(given: Any, found: AgentsDocument) -> Iterator[str]:
+    if given.provider:
+        yield f"closed the gate of {given.provider}: steadyrun resume --provider {given.provider}"
     for agent in found.agents:
         what = "paused" if agent.state == "paused" else "waits for its gate:"
+        if given.provider and agent.fallback and agent.state not in {"paused", "gated"}:
+            what = "goes on with a fallback:"
         yield f"{what} {agent.name}" + ("; 1 run goes on" if agent.run else "")
 
 
-def _resumed(_: Any, found: AgentsDocument) -> Iterator[str]:
+def _resumed(given: Any, found: AgentsDocument) -> Iterator[str]:
+    if given.provider:
+        yield f"opened the gate of {given.provider}"
     for agent in found.agents:
         if agent.state == "paused":
             yield render.plain(f"{agent.name} is paused: {agent.reason or 'again'}")
