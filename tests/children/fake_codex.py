@@ -371,6 +371,8 @@ class Exec(Codex):
         names = {"input_tokens": "inputTokens", "cached_input_tokens": "cachedInputTokens",
                  "output_tokens": "outputTokens"}  # fmt: skip
         usage = {ours: self.total[theirs] for ours, theirs in names.items()}
+        # Whoever asks a model uses something; nothing at all is the sign that nobody has asked.
+        usage["input_tokens"] = usage["input_tokens"] or 1
         say(type="turn.completed", usage=usage)
         return 0
 

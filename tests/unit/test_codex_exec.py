@@ -254,6 +254,8 @@ def test_a_turn_for_which_nobody_was_asked_is_no_success() -> None:
 def test_a_model_that_says_nothing_or_counts_nothing_has_answered() -> None:
     assert the_end(once().hear(completed(1, 0, 0))).status == "completed"
     assert the_end(once().hear(said("hi"), completed(0, 0, 0))).status == "completed"
+    thought = {"type": "item.completed", "item": {"id": "1", "type": "reasoning", "text": "hm"}}
+    assert the_end(once().hear(thought, completed(0, 0, 0))).status == "completed"
 
 
 @pytest.mark.parametrize("error", [None, 7, "x", [], {}, {"message": 7}])

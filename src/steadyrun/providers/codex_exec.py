@@ -59,6 +59,7 @@ def _step(state: CodexState, line: ExecLine) -> list[Said] | None:
     if state.turn and item.type != "error":
         # It has got over what was wrong.
         state.turn.error = None
+        state.turn.has_steps = True
     step = codex_items.started if line.type == "item.started" else codex_items.completed
     return step(state, item)
 
@@ -83,13 +84,13 @@ def _completed(state: CodexState, line: ExecLine) -> list[Said]:
             note = [ev.Note("what the turn has used is not known: Codex tells the sum of all")]
         else:
             codex_usage.add(state, turn, used, is_one_call=False)
-    return [*note, *codex_turn.close(state, _end(state, _unasked(state)))]
+    return [*note, *codex_turn.close(state, _end(state, _unasked(state, used)))]
 
 
-def _unasked(state: CodexState) -> ErrorFact | None:
-    """What used nothing and says nothing was never asked; of hooks `exec` does not tell."""
-    turn = state.turn
-    is_empty = turn and turn.used == Tokens() and codex_turn.text_of(turn) is None
+def _unasked(state: CodexState, used: Tokens | None) -> ErrorFact | None:
+    """What used nothing and did nothing was never asked; of hooks `exec` does not tell. Of a turn
+    that was resumed only the sum of all is told."""
+    is_empty = state.turn and used == Tokens() and not state.turn.has_steps
     return codex_errors.not_asked() if is_empty else None
 
 

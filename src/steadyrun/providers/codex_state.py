@@ -82,6 +82,8 @@ class OpenTurn(Struct):
     # The names of the images so far by what tells them apart.
     images: dict[str, str] = {}
     has_left_out_images: bool = False
+    # Of `exec`: anything was done in it.
+    has_steps: bool = False
 
     def is_called(self, turn: str | None) -> bool:
         return turn is not None and turn in {self.id, self.other_id}
