@@ -155,7 +155,7 @@ def test_a_briefing_of_very_much_is_as_long_as_it_may_be() -> None:
     many: list[Any] = []
     for n in range(200):
         many += used(f"{n}", "Bash", {"command": f"step {n} {'ü' * 500}"}, "out " * 500)
-        many += used(f"f{n}", "Write", {"file_path": f"/work/{n}/{'x' * 100}.py"}, "ok")
+        many += used(f"f{n}", "Write", {"file_path": f"/project/{n}/{'x' * 100}.py"}, "ok")
         many.append(TextFinal(f"passage {n}\n" * 99))
     whole = [told(n, "please\n" * 999, *many) for n in range(5)]
 
