@@ -23,16 +23,7 @@ from steadyrun.hints import FALLBACK_POLL_SECONDS, Hints
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.batch import Appended, Batch
-from steadyrun.model.event import (
-    ApprovalRequested,
-    ApprovalResolved,
-    BudgetReached,
-    Emitted,
-    FollowupAbsorbed,
-    FollowupOffered,
-    FollowupReturned,
-    StoredEvent,
-)
+from steadyrun.model.event import Emitted, StoredEvent
 from steadyrun.model.gate import Accounts, Gate, GateNews
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Hold, Item, Message
@@ -47,14 +38,8 @@ PAGE = 500
 # What a CLI is given at once, at most.
 MOST_TAKEN_BYTES = 64 * 1024
 
-# What tells which follow-ups and questions of a run are open, and which limits it has reached.
-KNOWN_KINDS = frozenset({
-    FollowupOffered, FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved,
-    BudgetReached,
-})  # fmt: skip
-
 Grouping = Literal["agent", "provider", "model", "day"]
-# Nothing to do, something to do, something being done; or nothing runs, and a process is kept.
+# Nothing to do, something to do, something being done; or only a process is kept.
 LaneStatus = Literal["idle", "ready", "held", "warm"]
 
 
@@ -251,8 +236,9 @@ class Store(Protocol):
     async def lane(self, agent: AgentId) -> Lane: ...
 
     async def pause(self, agent: AgentId) -> None:
-        """No claim is given for this lane until `resume`; what runs goes on. A run that ends
-        because of a budget, and a question about one, pause the lane in their own transaction."""
+        """No claim is given for this lane until `resume`; what runs goes on. A run that ends for a
+        budget, and a question about one, pause it in their own transaction; the answer resumes it
+        only if nobody has paused it besides."""
 
     async def resume(self, agent: AgentId) -> None: ...
 

@@ -16,7 +16,7 @@ from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from steadyrun.operations.approvals import answer_to
 from tests.children.keeper_driver import eventually
-from tests.commands import steadyrun
+from tests.commands import COMMAND, steadyrun
 from tests.homes import a_home
 from tests.team import Home, says, script, victim, working
 
@@ -278,6 +278,44 @@ def test_a_no_cancels_what_was_asked_and_the_agent_stays_paused(tmp_path: Path) 
         eventually(lambda: home.item(other).status == "completed", "the other one")
 
 
+def test_who_was_paused_by_hand_stays_paused_when_more_is_allowed(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada", budget="day=1,run=0.5")
+        home.up()
+        done = home.send("ada", costs(1.2), {"text": "done"})
+        [asked] = eventually(home.asked, "a question")
+        waiting = home.send("ada", {"text": "later"})
+        home.run("pause", "ada")
+        approved = home.run("approve", asked["id"])
+        shown = json.loads(home.run("agent", "show", "ada", "--json").stdout)
+
+        # It was done, or stopped by its own limit: the day is why nobody goes on.
+        assert "the budget of its day is spent: 1.20 of 1.00 USD" in asked["tool_input"]["why"]
+        assert approved.returncode == 0
+        assert (shown["state"], home.item(waiting).status) == ("paused", "queued")
+        assert home.run("resume", "ada").stdout == "resumed ada\n"
+        eventually(lambda: home.item(waiting).status == "completed", "the other one")
+        assert home.item(done).is_settled
+
+
+def test_what_an_agent_has_started_answers_nothing_and_changes_no_agent(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.hire("ada", budget="day=1")
+        for words in (
+            "agent set ada --budget day=1000",
+            "approve :1",
+            "deny :1 --reason no",
+            "down",
+        ):
+            tried = home.run("run", "--provider", "shell", "--json", f"{COMMAND} {words}")
+            diagnostic = json.loads(tried.stdout)["diagnostic"]
+            assert diagnostic["exit_code"] == 4, words
+            assert "an agent cannot" in diagnostic["stderr_excerpt"]
+
+        ada = json.loads(home.run("agent", "show", "ada", "--json").stdout)
+        assert ada["budget"]["day"] == 1.0
+
+
 def test_another_provider_goes_on_if_its_owner_says_so(tmp_path: Path) -> None:
     with a_home(tmp_path) as home:
         home.hire("ada", budget="day=1")
@@ -361,6 +399,7 @@ def test_what_cannot_be_a_budget_is_refused_by_name(tmp_path: Path) -> None:
         (("scripted", "--budget", "day=nan"), "day: expected a number of dollars above 0"),
         (("scripted", "--budget", "run_tokens=1.5"), "expected a whole number of tokens above 0"),
         (("scripted", "--budget", "week=1"), "found 'week'"),
+        (("scripted", "--budget", "day=1,day=2"), "day is named twice"),
         (("shell", "--budget", "day=1"), "shell cannot"),
         (("scripted", "--fallback", "shell", "--budget", "day=1"), "shell cannot"),
     ):

@@ -179,14 +179,17 @@ def test_down_stops_what_takes_too_long_and_the_next_one_does_it(home: Home) -> 
     assert [run.stop_reason for run in home.runs()] == [None, "shutdown"]
 
 
-def test_down_also_ends_what_it_has_taken_up_of_nobody_s(home: Home) -> None:
+@pytest.mark.parametrize("is_taken_up", [True, False])
+def test_down_also_ends_what_somebody_has_left(home: Home, is_taken_up: bool) -> None:
     prompt = "script:" + json.dumps(waits(home.place / "never"))
+    if not is_taken_up:
+        home.up()
     direct = home.start("run", "--provider", "scripted", prompt)
     until_said(home, "one")
     direct.kill()
     direct.wait()
-    home.up()
-    eventually(lambda: json.loads(home.run("status", "--json").stdout), "it")
+    if is_taken_up:
+        home.up()
 
     down = home.run("down", "--drain", "0s", "--json")
 
@@ -319,6 +322,32 @@ def test_an_agent_whose_process_waits_is_removed_with_it(home: Home) -> None:
     assert removed.returncode == 0, removed.stderr
     assert home.living() == []
     assert home.run("send", "ada", "more").returncode == 3
+
+
+def test_an_agent_that_is_gone_from_the_configuration_goes_on_only_when_it_is_back(
+    home: Home,
+) -> None:
+    place, file = home.place / "una", home.path / "config.toml"
+    place.mkdir()
+    home.path.mkdir(exist_ok=True)
+    written = f'[agents.una]\nprovider = "scripted"\nhome = "{place}"\nbudget = {{ day = 1.0 }}\n'
+    file.write_text(written)
+    home.up()
+    over = {"usage": {"input_tokens": 5, "output_tokens": 0, "cost_usd": 2.0}}
+    home.send("una", over, {"text": "done"})
+    [asked] = eventually(home.asked, "a question")
+    home.run("down")
+    file.write_text("")
+    home.up()
+    waiting = home.send("una", {"text": "more"})
+    resumed, all_of_them = home.run("resume", "una"), home.run("resume", "--all")
+    approved = home.run("approve", asked["id"])
+
+    assert (resumed.returncode, "not in the configuration any more" in resumed.stderr) == (5, True)
+    assert all_of_them.returncode == approved.returncode == 0
+    assert home.item(waiting).status == "queued"
+    home.run("cancel", waiting)
+    assert home.run("agent", "rm", "una").returncode == 0
 
 
 def test_an_agent_that_is_gone_from_the_configuration_can_be_removed(home: Home) -> None:

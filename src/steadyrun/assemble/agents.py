@@ -27,6 +27,10 @@ from steadyrun.store import Store
 _NOT_YET = AgentId("")
 
 
+# It was paused when it was taken out of the configuration.
+_WAS_PAUSED = b"was paused"
+
+
 class Synced(Struct, frozen=True):
     """What was done, by name; `paused` says why."""
 
@@ -128,10 +132,11 @@ async def _set(store: Store, agent: Agent, known: Agent) -> bool:
 
 
 async def _pause(store: Store, agent: Agent) -> str:
-    """Pause it; who was paused by a person is not resumed by us."""
-    if not (await store.lane(agent.id)).is_paused:
-        await store.remember(RETIRED + agent.id, b"yes")
-        await store.pause(agent.id)
+    """Pause it; who was paused before is not resumed by us."""
+    if not await store.recall(RETIRED + agent.id):
+        was_paused = (await store.lane(agent.id)).is_paused
+        await store.remember(RETIRED + agent.id, _WAS_PAUSED if was_paused else b"yes")
+    await store.pause(agent.id)
     return (
         f"agents.{agent.name} is not in the configuration any more: write it there again, "
         f"or: steadyrun agent rm {agent.name}"
@@ -140,8 +145,10 @@ async def _pause(store: Store, agent: Agent) -> str:
 
 async def _resume(store: Store, agent: AgentId) -> bool:
     """Resume it, if it was we who paused it."""
-    if not await store.recall(RETIRED + agent):
+    retired = await store.recall(RETIRED + agent)
+    if not retired:
         return False
-    await store.resume(agent)
+    if retired != _WAS_PAUSED:
+        await store.resume(agent)
     await store.remember(RETIRED + agent, b"")
-    return True
+    return retired != _WAS_PAUSED

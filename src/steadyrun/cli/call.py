@@ -10,8 +10,8 @@ from msgspec import Struct
 from steadyrun.assemble.desk import open_desk
 from steadyrun.cli import render
 from steadyrun.cli.show import text
-from steadyrun.config import Config, load
-from steadyrun.errors import DaemonUnreachable, RpcClosed, Usage
+from steadyrun.config import Config, is_agents_own, load
+from steadyrun.errors import DaemonUnreachable, NotAllowed, RpcClosed, Usage
 from steadyrun.operations import calling
 from steadyrun.operations.registry import BY_NAME, Operation
 
@@ -23,6 +23,9 @@ def call(args: Namespace) -> int:
 
 async def _call(args: Namespace) -> int:
     operation = BY_NAME[args.operation]
+    if operation.scope == "admin" and is_agents_own():
+        hint = "A person has to, outside of what agents start."
+        raise NotAllowed(f"an agent cannot {operation.summary}", hint=hint)
     given = given_by(args, operation)
     answer, _ = await ask(load(), operation, given)
     show(operation, given, answer, as_json=args.json)

@@ -138,7 +138,7 @@ def _resumed(given: Any, found: AgentsDocument) -> Iterator[str]:
         yield f"opened the gate of {given.provider}"
     for agent in found.agents:
         if agent.state == "paused":
-            yield render.plain(f"{agent.name} is paused: {agent.reason or 'again'}")
+            yield render.plain(f"{agent.name} is paused: {agent.reason or 'by hand'}")
         else:
             yield f"resumed {agent.name}"
 
@@ -207,6 +207,8 @@ def _answered(_: Any, found: ApprovalDocument) -> Iterator[str]:
     for each in found.extended:
         amount = f"${each.allowed:.2f}" if each.unit == "usd" else f"{each.allowed:.0f} tokens"
         yield f"{found.agent} may spend {amount} now: the limit of its {each.limit}, once more"
+    if found.about == "budget" and found.verdict == "allow" and not found.extended:
+        yield "nothing is extended: the next run has all of its own limit, or the day is a new one"
 
 
 def _cancelled(_: Any, found: CancelledDocument) -> Iterator[str]:

@@ -68,6 +68,8 @@ class Approval(Struct, frozen=True):
     status: ApprovalStatus = "open"
     answer: Answer | None = None
     about: About = "tool"
+    # Of a budget: its agent was paused besides, and stays so.
+    is_paused_besides: bool = False
 
     def answered(self, answer: Answer) -> "Approval":
         """With an answer, which is on its way if anybody waits for it."""

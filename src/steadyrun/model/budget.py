@@ -205,6 +205,8 @@ def parsed(words: tuple[str, ...]) -> Budget:
             raise ValueError(
                 f"expected one of {', '.join(Budget.__struct_fields__)}, found {name!r}"
             )
+        if name in found:
+            raise ValueError(f"{name} is named twice")
         found[name] = _amount(name, amount)
     return Budget(**found)  # type: ignore[arg-type]
 

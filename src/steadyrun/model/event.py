@@ -375,6 +375,11 @@ RunEnded = RunCompleted | RunFailed | RunCancelled | RunTimedOut | RunRateLimite
 EVENT_TYPES: tuple[type[Event], ...] = get_args(Event)
 # Published as they come; the journal has them, the store never does.
 LIVE_ONLY: frozenset[type] = frozenset({TextDelta, ThinkingDelta, OutputRaw})
+# What tells which follow-ups and questions of a run are open, and which limits are reached.
+KNOWN_KINDS = frozenset({
+    FollowupOffered, FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved,
+    BudgetReached,
+})  # fmt: skip
 
 
 class Foreign(Struct, frozen=True):

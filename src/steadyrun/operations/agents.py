@@ -255,13 +255,24 @@ async def resume(desk: Desk, given: ChooseAgents) -> AgentsDocument:
     if given.provider is not None:
         await open_by_hand(desk, OpenGate(given.provider))
     for agent in chosen if given.provider is None else ():
-        asked = await budget_question(desk.store, agent.id)
-        if asked is None:
+        refused = await _why_paused(desk, agent)
+        if refused is None:
             await desk.store.resume(agent.id)
         elif given.name is not None:
-            hint = f"steadyrun approve {asked.id}, or deny it: docs/budgets.md"
-            raise Conflict(f"{agent.name} waits for its owner: {why_asked(asked)}", hint=hint)
+            raise refused
     return AgentsDocument(await agent_documents(desk, chosen))
+
+
+async def _why_paused(desk: Desk, agent: Agent) -> Conflict | None:
+    """Why it takes more than a word to have it go on."""
+    if await desk.store.recall(RETIRED + agent.id):
+        hint = f"Write it there again, or: steadyrun agent rm {agent.name}"
+        return Conflict(f"{agent.name} is not in the configuration any more", hint=hint)
+    asked = await budget_question(desk.store, agent.id)
+    if asked is None:
+        return None
+    hint = f"Allow it: steadyrun approve {asked.id}. Or not: steadyrun deny {asked.id} --reason …"
+    return Conflict(f"{agent.name} waits for its owner: {why_asked(asked)}", hint=hint)
 
 
 async def switch(desk: Desk, agent: Agent, provider: str) -> Agent:

@@ -70,6 +70,9 @@ class Daemon:
         """Take nothing in any more, wait for what runs, end the rest; `keep` leaves what still runs
         to its keepers, for the next daemon. How many were ended or kept."""
         fact("daemon.draining", seconds=drain_seconds, keep=keep)
+        if not keep:
+            # What somebody has left a moment ago is to end as well.
+            await self._reap_if_possible()
         await self.worker.drain(0.0 if keep else drain_seconds)
         left = sum(seat.is_held for seat in self.seats)
         await (self.worker.close_waiting() if keep else self.worker.stop_all())
@@ -80,17 +83,23 @@ class Daemon:
         while True:
             try:
                 await self._store.remember(ALIVE_AT, self._around.clock.now().isoformat().encode())
-                await self._reap(timedelta())
+                await self._reap_if_possible()
                 await self._clear_up()
             except HolderGone:
                 # Somebody else has all that we had, and works.
                 raise
             except StoreFailed as error:
-                # It may be busy, or the disk be full: what is due is done the next time.
-                fact("store.failed", phase="reap", code=error.code)
+                fact("store.failed", phase="heartbeat", code=error.code)
             except SteadyrunError as error:
                 bug(error)
             await anyio.sleep(HEARTBEAT_SECONDS)
+
+    async def _reap_if_possible(self) -> None:
+        """The store may be busy, or the disk be full: then it is done the next time."""
+        try:
+            await self._reap(timedelta())
+        except StoreFailed as error:
+            fact("store.failed", phase="reap", code=error.code)
 
     async def _clear_up(self) -> None:
         """Delete what processes have left that ended long ago: once an hour is soon enough."""

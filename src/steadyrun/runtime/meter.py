@@ -84,7 +84,7 @@ def budget_question(run: RunId, reached: Sequence[BudgetReached]) -> ApprovalReq
         {"limit": each.limit, "unit": each.unit, "spent": each.spent, "allowed": each.allowed}
         for each in reached
     ]
-    asked = {"why": why_reached(reached[0]), "limits": limits}
+    asked = {"why": "; ".join(map(why_reached, reached)), "limits": limits}
     return ApprovalRequested(f"{BUDGET}-{run}", None, BUDGET, asked, about="budget")
 
 

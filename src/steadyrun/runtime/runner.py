@@ -255,8 +255,9 @@ class Runner:
         spent = spent_of(self._reached)
         if self._agent.is_direct or not isinstance(change, Finished) or not spent:
             return ()
-        is_paused = change.stop_reason == "budget" or any(each.limit != "run" for each in spent)
-        return (budget_question(self.id, spent),) if is_paused else ()
+        if change.stop_reason != "budget":
+            spent = [each for each in spent if each.limit != "run"]
+        return (budget_question(self.id, spent),) if spent else ()
 
     def note(self, event: Event | Foreign) -> None:
         """Remember what an event says of the time it may take."""

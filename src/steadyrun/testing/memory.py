@@ -142,7 +142,7 @@ class MemoryStore(MemoryReads):
 
     async def pause(self, agent: AgentId) -> None:
         with self._transaction([agent]) as t:
-            rows.set_paused(t, agent, is_paused=True)
+            approvals.pause(t, agent)
 
     async def resume(self, agent: AgentId) -> None:
         with self._transaction([agent]) as t:

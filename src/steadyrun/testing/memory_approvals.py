@@ -7,7 +7,7 @@ from steadyrun.model.approval import UNSETTLED, Answer, Approval, approval_id, a
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved
 from steadyrun.model.ids import AgentId, ApprovalId, RunId
-from steadyrun.testing.tables import Placed, Tables, altered, set_paused
+from steadyrun.testing.tables import Placed, Tables, altered, lane_of, set_paused
 
 
 def heard(t: Tables, agent: AgentId, batch: Batch, placed: Iterable[Placed]) -> None:
@@ -15,16 +15,34 @@ def heard(t: Tables, agent: AgentId, batch: Batch, placed: Iterable[Placed]) -> 
     for each in placed:
         match each.emitted.event:
             case ApprovalRequested() if batch.run is not None:
-                approval = asked(each.emitted, batch.process, agent, batch.run)
-                t.approvals.setdefault(approval.id, approval)
-                if approval.about == "budget":
-                    set_paused(t, agent, is_paused=True)
+                _ask(t, asked(each.emitted, batch.process, agent, batch.run))
             case ApprovalResolved(name, _, by):
                 known = t.approvals.get(approval_id(batch.process, name))
                 if known and known.status in UNSETTLED:
                     t.approvals[known.id] = altered(known, status=status_by(by))
             case _:
                 pass
+
+
+def _ask(t: Tables, approval: Approval) -> None:
+    if approval.about == "budget":
+        agent = approval.agent
+        is_besides = lane_of(t, agent).is_paused and not _about_budget(t, agent)
+        approval = altered(approval, is_paused_besides=is_besides)
+        set_paused(t, agent, is_paused=True)
+    t.approvals.setdefault(approval.id, approval)
+
+
+def pause(t: Tables, agent: AgentId) -> None:
+    """Somebody wants it: whoever allows it to spend more does not end that."""
+    set_paused(t, agent, is_paused=True)
+    for known in _about_budget(t, agent):
+        t.approvals[known.id] = altered(known, is_paused_besides=True)
+
+
+def _about_budget(t: Tables, agent: AgentId) -> list[Approval]:
+    found = [each for each in t.approvals.values() if each.agent == agent]
+    return [each for each in found if each.about == "budget" and each.status in UNSETTLED]
 
 
 def withdraw(t: Tables, run: RunId) -> None:
@@ -52,6 +70,6 @@ def answer(t: Tables, approval: ApprovalId, given: Answer) -> Approval:
     if known.status != "open":
         raise ChangeRefused("answer", found=f"{known.id} is {known.status}")
     t.approvals[known.id] = known.answered(given)
-    if known.about == "budget" and given.is_allowed:
+    if known.about == "budget" and given.is_allowed and not known.is_paused_besides:
         set_paused(t, known.agent, is_paused=False)
     return t.approvals[known.id]

@@ -12,7 +12,7 @@ from steadyrun.errors import ChangeRefused, HolderGone, LeaseLost, NameTaken, No
 from steadyrun.model.agent import Agent, choose
 from steadyrun.model.approval import Approval
 from steadyrun.model.batch import Batch
-from steadyrun.model.event import Emitted, EventId
+from steadyrun.model.event import KNOWN_KINDS, Emitted, EventId
 from steadyrun.model.gate import Gate, Shut
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import (
@@ -30,7 +30,6 @@ from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum, tokens_of
 from steadyrun.store import (
     DEDUP_RETENTION,
-    KNOWN_KINDS,
     Accepted,
     Call,
     Holder,

@@ -67,6 +67,7 @@ _ANSWERS = """
       AND lanes.status = 'held'
     ORDER BY approvals.agent_id, approvals.asked_at, approvals.approval_id
 """
+_MOST_OPEN = 1000
 _approval = msgspec.json.Decoder(Approval)
 
 
@@ -75,14 +76,36 @@ def heard(connection: Connection, agent: AgentId, batch: Batch, body: bytes) -> 
     for each in decode_events(body):
         match each.event:
             case ApprovalRequested() if batch.run is not None:
-                _add(connection, asked(each, batch.process, agent, batch.run))
-                if each.event.about == "budget":
-                    lanes.set_paused(connection, agent, True)
+                _ask(connection, asked(each, batch.process, agent, batch.run))
             case ApprovalResolved(name, _, by):
                 settled = {"approval": approval_id(batch.process, name), "status": status_by(by)}
                 connection.execute(_SETTLE, settled)
             case _:
                 pass
+
+
+def _ask(connection: Connection, approval: Approval) -> None:
+    if approval.about == "tool":
+        _add(connection, approval)
+        return
+    agent = approval.agent
+    is_besides = rows.lane(connection, agent).is_paused and not _about_budget(connection, agent)
+    _add(connection, replace(approval, is_paused_besides=is_besides))
+    lanes.set_paused(connection, agent, True)
+
+
+def pause(connection: Connection, agent: AgentId) -> None:
+    """Somebody wants it: whoever allows it to spend more does not end that."""
+    lanes.set_paused(connection, agent, True)
+    for known in _about_budget(connection, agent):
+        paused = rows.encode(replace(known, is_paused_besides=True))
+        values = {"approval": known.id, "status": known.status, "body": paused}
+        connection.execute(_ANSWER, values)
+
+
+def _about_budget(connection: Connection, agent: AgentId) -> list[Approval]:
+    found = page(connection, agent, False, _MOST_OPEN)
+    return [each for each in found if each.about == "budget"]
 
 
 def withdraw(connection: Connection, run: RunId) -> None:
@@ -115,7 +138,7 @@ def _go_on(connection: Connection, answered: Approval, terms: Terms) -> None:
     ledger = Ledger(connection, answered.agent, rows.lane(connection, answered.agent).event_seq)
     ledger.add(None, 1, encode_events([told_of(answered)], terms.scrubber))
     ledger.close()
-    if answered.answer.is_allowed:
+    if answered.answer.is_allowed and not answered.is_paused_besides:
         lanes.set_paused(connection, answered.agent, False)
 
 

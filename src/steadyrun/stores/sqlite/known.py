@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 
 from steadyrun.errors import NotFound
-from steadyrun.model.event import Emitted
+from steadyrun.model.event import KNOWN_KINDS, Emitted
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.packed import decode_events
 from steadyrun.model.run import Run
-from steadyrun.store import KNOWN_KINDS, Known
+from steadyrun.store import Known
 from steadyrun.stores.sqlite import rows
 from steadyrun.stores.sqlite.rows import ITEM_COLUMNS, Connection
 

@@ -184,7 +184,7 @@ class SqliteStore(SqliteReads):
     # -- lanes
 
     async def pause(self, agent: AgentId) -> None:
-        await self._accept(lambda c: lanes.set_paused(c, agent, True), agent)
+        await self._accept(lambda c: approvals.pause(c, agent), agent)
 
     async def resume(self, agent: AgentId) -> None:
         await self._accept(lambda c: lanes.set_paused(c, agent, False), agent)

@@ -209,6 +209,24 @@ async def check_a_yes_about_a_budget_lets_the_lane_go_on(harness: StoreHarness) 
     assert await store.calls(working.scene.holder) == []
 
 
+async def check_who_was_paused_besides_stays_so(harness: StoreHarness) -> None:
+    before, after = await set_working(harness), await set_working(harness, "bo")
+    for working, is_before in ((before, True), (after, False)):
+        store, agent = working.store, working.scene.agent
+        if is_before:
+            await store.pause(agent)
+        asked = await _ask_about_budget(working)
+        await working.scene.finish(working.claim)
+        if not is_before:
+            await store.pause(agent)
+
+        await store.answer(asked, _yes(harness))
+
+        assert (await store.lane(agent)).is_paused
+        await store.resume(agent)
+        assert not (await store.lane(agent)).is_paused
+
+
 async def check_a_no_about_a_budget_leaves_it_paused(harness: StoreHarness) -> None:
     working = await set_working(harness)
     store = working.store
