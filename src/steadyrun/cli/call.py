@@ -23,13 +23,18 @@ def call(args: Namespace) -> int:
 
 async def _call(args: Namespace) -> int:
     operation = BY_NAME[args.operation]
-    if operation.scope == "admin" and is_agents_own():
-        hint = "A person has to, outside of what agents start."
-        raise NotAllowed(f"an agent cannot {operation.summary}", hint=hint)
+    require_person(operation)
     given = given_by(args, operation)
     answer, _ = await ask(load(), operation, given)
     show(operation, given, answer, as_json=args.json)
     return 0
+
+
+def require_person(operation: Operation) -> None:
+    """Refuse what agents may not do, where an agent has started us."""
+    if operation.scope == "admin" and is_agents_own():
+        hint = "A person has to, outside of what agents start."
+        raise NotAllowed(f"an agent cannot {operation.summary}", hint=hint)
 
 
 def given_by(args: Namespace, operation: Operation, **other: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from steadyrun.cli.call import given_by, show
+from steadyrun.cli.call import given_by, require_person, show
 from steadyrun.config import load
 from steadyrun.errors import DaemonUnreachable, RpcClosed, RpcTimeout, SteadyrunError
 from steadyrun.operations import calling
@@ -31,6 +31,7 @@ def down(args: Namespace) -> int:
 
 async def _down(args: Namespace) -> int:
     home, operation = load().places.home, BY_NAME["daemon.stop"]
+    require_person(operation)
     given: Stop = given_by(args, operation)
     drain = _USUAL_DRAIN_SECONDS if given.drain is None else given.drain
     seconds = drain + _STOP_SECONDS
