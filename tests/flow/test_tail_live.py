@@ -72,11 +72,11 @@ def test_an_agent_and_a_run_are_followed_with_what_is_live(home: Home) -> None:
     for item in (first, second, other):
         eventually(lambda item=item: home.item(item).is_settled, "its end")  # type: ignore[misc]
 
-    eventually(lambda: "more" in [each["data"].get("text") for each in said(of_agent)], "all of it")
+    mine = [each.cursor for each in home.events() if each.agent == "ada"]
+    eventually(lambda: mine[-1] in stored(of_agent), "all of the agent")
+    eventually(lambda: said(of_run)[-1]["type"] == "run.completed", "all of the run")
     types = [each["type"] for each in said(of_run)]
     assert types.count("text.delta") == 2
-    assert types[-1] == "run.completed"
     assert {each["run"] for each in said(of_run)} == {run}
     assert {each["agent"] for each in said(of_agent)} == {"ada"}
-    mine = [each.cursor for each in home.events() if each.agent == "ada"]
     assert stored(of_agent) == mine
