@@ -55,8 +55,12 @@ def test_what_ended_long_ago_leaves_no_files_and_the_record_stays(home: Home) ->
     daemon.kill()
     daemon.wait()
     [run] = [each for each in home.runs() if each.item == old]
+    # What is none of ours is left alone, and in nobody's way.
+    stray = home.path / "processes" / "stray"
+    stray.write_text("what is this?")
     home.up()
-    eventually(lambda: len(home.folders()) == 1, "what is deleted")
+    eventually(lambda: len(home.folders()) == 2, "what is deleted")
+    stray.unlink()
 
     replayed = home.run("replay", run.id)
     assert home.folders() == [waiting.id]

@@ -241,9 +241,11 @@ def _prepare(directory: Path, request: LaunchRequest, launch: Launch) -> None:
 
 def _remains(folder: Path) -> dict[ProcessId, datetime]:
     found = {}
-    for directory in folder.iterdir() if folder.is_dir() else ():
-        times = [file.stat().st_mtime for file in (directory, *directory.iterdir())]
-        found[ProcessId(directory.name)] = datetime.fromtimestamp(max(times), UTC)
+    for directory in filter(Path.is_dir, folder.iterdir()) if folder.is_dir() else ():
+        # One whose files come and go is at work: nobody needs to know more of it.
+        with contextlib.suppress(FileNotFoundError):
+            times = [file.stat().st_mtime for file in (directory, *directory.iterdir())]
+            found[ProcessId(directory.name)] = datetime.fromtimestamp(max(times), UTC)
     return found
 
 
