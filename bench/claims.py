@@ -20,10 +20,12 @@ from steadyrun.model.ids import HolderId, ItemId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.run import Finished
 from steadyrun.model.secret import Scrubber
-from steadyrun.stores.sqlite import DATABASE, SqliteStore, gates, lanes, runs, schema
-from steadyrun.stores.sqlite.lanes import Chosen
-from steadyrun.stores.sqlite.rows import Connection
-from steadyrun.stores.sqlite.terms import Terms
+from steadyrun.stores.sqlite import DATABASE, SqliteStore
+from steadyrun.stores.sqlite.db import schema
+from steadyrun.stores.sqlite.db.settings import Terms
+from steadyrun.stores.sqlite.sql import gates, items, runs
+from steadyrun.stores.sqlite.sql.items import Chosen
+from steadyrun.stores.sqlite.sql.rows import Connection
 
 ITEMS = 2000
 AGENTS = 200
@@ -108,7 +110,7 @@ def _settle_inline(connection: Connection, holder: HolderId) -> list[ItemId]:
 
 def _claim_inline(connection: Connection, holder: HolderId) -> list[Chosen]:
     now = _now()
-    return lanes.claim(connection, holder, 1, None, now, gates.shut(connection, now, _TERMS))
+    return items.claim(connection, holder, 1, None, now, gates.shut(connection, now, _TERMS))
 
 
 def _run_inline(connection: Connection, claim: Claim) -> None:

@@ -133,7 +133,7 @@ def _program(folder: Path, order: Order) -> Path:
 
 def _raw(order: Order) -> Seen:
     """Read and decode, typed, and nothing else: what cannot be done with less in Python."""
-    frames = importlib.import_module("steadyrun.providers.scripted_frames")
+    frames = importlib.import_module("steadyrun.providers.scripted.frames")
     decode: Callable[[bytes], object] = frames.printed_of
     speech: Speech = "raw"
     command = agent_lines.command(speech, Path(order.lines))

@@ -16,7 +16,7 @@ from steadyrun.config import Config, load
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
 from steadyrun.model.event import StoredEvent
-from steadyrun.providers.scripted_frames import Text, ToolEnd, ToolStart, printed_of
+from steadyrun.providers.scripted.frames import Text, ToolEnd, ToolStart, printed_of
 
 _LINES = frozenset({ev.TextFinal, ev.ToolStarted, ev.ToolCompleted, ev.TextDelta})
 

@@ -24,8 +24,8 @@ from steadyrun.model.event import (
     ToolStarted,
     event_id,
 )
+from steadyrun.model.event_codec import decode_events, encode_events
 from steadyrun.model.ids import ProcessId
-from steadyrun.model.packed import decode_events, encode_events
 from steadyrun.model.secret import Scrubber, Secret
 
 LINE_BYTES = 794

@@ -13,8 +13,8 @@ from pathlib import Path
 import anyio
 
 from bench.measure import Rounds, Row, believed, in_turns, scratch, seconds
-from steadyrun.providers import keeping
-from steadyrun.providers.keeping import Limits, Spec
+from steadyrun.drivers import keeper_client
+from steadyrun.drivers.keeper_client import Limits, Spec
 
 ROUNDS = 30
 _ECHO = ("/bin/echo", "here")
@@ -39,10 +39,10 @@ async def _kept() -> float:
         directory = folder / "process"
         spec = Spec("prc_bench", str(directory), _ECHO, "/", {}, "null", (), Limits())
         begin = time.perf_counter()
-        await keeping.start(spec)
+        await keeper_client.start(spec)
         _wait_for_byte(directory / "journal")
         took = time.perf_counter() - begin
-        await keeping.wait_until_gone(directory)
+        await keeper_client.wait_until_gone(directory)
     return took
 
 

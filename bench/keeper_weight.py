@@ -14,9 +14,9 @@ import steadyrun
 from bench import agent_lines
 from bench.contender_ours import configured
 from bench.measure import Row, expect, scratch
-from steadyrun import keeper
+from steadyrun.drivers import keeper
+from steadyrun.drivers.launcher import PROCESSES
 from steadyrun.library import RunHandle, Steadyrun
-from steadyrun.providers.drivers import PROCESSES
 
 PAIRS = 10
 LIMIT_MB = 10.0

@@ -32,9 +32,11 @@ from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Finished, Launched
 from steadyrun.model.secret import Scrubber
-from steadyrun.stores.sqlite import DATABASE, SqliteStore, gates, lanes, runs, schema
-from steadyrun.stores.sqlite.rows import Connection
-from steadyrun.stores.sqlite.terms import Terms
+from steadyrun.stores.sqlite import DATABASE, SqliteStore
+from steadyrun.stores.sqlite.db import schema
+from steadyrun.stores.sqlite.db.settings import Terms
+from steadyrun.stores.sqlite.sql import gates, items, runs
+from steadyrun.stores.sqlite.sql.rows import Connection
 
 SMALL, LARGE = 1_000, 100_000
 AGENTS = 100
@@ -167,7 +169,7 @@ async def _fill(filled: _Filled, count: int) -> None:
         for _ in range(some):
             now = _now()
             shut = gates.shut(connection, now, _TERMS)
-            [chosen] = lanes.claim(connection, holder.id, 1, None, now, shut)
+            [chosen] = items.claim(connection, holder.id, 1, None, now, shut)
             _fill_run(connection, chosen.claim, filled)
         connection.execute("COMMIT")
     connection.close()
@@ -187,7 +189,7 @@ def _fill_run(connection: Connection, claim: Claim, filled: _Filled) -> None:
     for number, count in enumerate(_BATCHES):
         batch = _batch(filled, claim.agent, created.id, count, is_first=number == 0)
         runs.append(connection, claim, runs.Written.of(batch, _TERMS.scrubber), _TERMS)
-    lanes.accept(connection, setting.ids.item(), Message(claim.agent, "Task."), _now())
+    items.accept(connection, setting.ids.item(), Message(claim.agent, "Task."), _now())
     end = Finished(_now(), "completed", text="Done.")
     runs.settle(connection, claim, end, None, _now(), _TERMS)
 

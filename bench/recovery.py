@@ -22,9 +22,9 @@ from bench import agent_lines
 from bench.contender_ours import check, configured, stored
 from bench.measure import Row, expect, scratch, seconds
 from steadyrun.config import Config, load
+from steadyrun.drivers.launcher import PROCESSES
 from steadyrun.library import RunHandle
 from steadyrun.model.event import StoredEvent, TextFinal
-from steadyrun.providers.drivers import PROCESSES
 
 LINES = 4000
 PER_SECOND = 1000

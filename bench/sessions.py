@@ -22,8 +22,8 @@ from bench.contender_ours import configured
 from bench.crowd import Other
 from bench.gate import Gate
 from bench.measure import Rounds, Row, believed, expect, percentile, scratch, seconds
+from steadyrun.lib.inotify import open_inotify
 from steadyrun.model.event import TextFinal
-from steadyrun.wire.inotify import open_inotify
 
 SESSIONS = int(os.environ.get("STEADYRUN_BENCH_SESSIONS", "1000"))  # noqa: TID251
 # The SDK's weight for a session does not depend on their number.

@@ -14,14 +14,14 @@ import anyio
 import anyio.to_thread
 
 from bench.measure import expect
-from steadyrun.assemble.runtime import open_runtime
+from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config, load
+from steadyrun.lib.task_group import task_group
 from steadyrun.model.agent import Agent
 from steadyrun.model.item import Item, Message
 from steadyrun.runtime.daemon import Daemon
-from steadyrun.runtime.worker import Room
+from steadyrun.runtime.dispatcher import Room
 from steadyrun.store import Store
-from steadyrun.tasks import task_group
 
 _KEY = b"k" * 32
 # How often runs are looked at before anything is measured, and after.

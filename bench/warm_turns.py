@@ -67,7 +67,7 @@ async def _ours(folder: Path) -> AsyncIterator[Turn]:
 
 def _check_frames(home: Path, turns: int) -> None:
     """One process has been told every turn, once."""
-    keeping: Any = importlib.import_module("steadyrun.providers.keeping")
+    keeping: Any = importlib.import_module("steadyrun.drivers.keeper_client")
     processes = list((home / "processes").iterdir())
     expect(len(processes) == 1, f"{len(processes)} processes instead of a warm one")
     keys = [frame.key for frame in keeping.read_sent(processes[0], after=0)]
@@ -78,8 +78,8 @@ def _check_frames(home: Path, turns: int) -> None:
 @asynccontextmanager
 async def _frame(folder: Path) -> AsyncIterator[Turn]:
     """A keeper and its frame, as a driver writes it; no store, no runtime."""
-    keeping: Any = importlib.import_module("steadyrun.providers.keeping")
-    journal: Any = importlib.import_module("steadyrun.wire.journal")
+    keeping: Any = importlib.import_module("steadyrun.drivers.keeper_client")
+    journal: Any = importlib.import_module("steadyrun.lib.file_follower")
     directory, turns = folder / "process", 0
     spec = keeping.Spec(
         "prc_bench", str(directory), _agent("scripted", folder), "/", {}, "pipe", (),

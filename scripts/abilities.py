@@ -4,8 +4,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from steadyrun.assemble.runtime import DIALECTS, make_dialect
-from steadyrun.provider import ABILITIES, Dialect, Program
+from steadyrun.app.runtime import DIALECTS, make_dialect
+from steadyrun.dialect import ABILITIES, Dialect, Program
 
 PAGE = Path(__file__).parents[1] / "docs" / "providers.md"
 START = "<!-- made by scripts/abilities.py: -->\n"

@@ -10,7 +10,7 @@ FUNCTION_P90 = 25
 FILE_P90 = 350
 # It runs as one file, without the package around it: parts of it could not find each other.
 LONGEST_KEEPER = 720
-KEEPER = "src/steadyrun/keeper.py"
+KEEPER = "src/steadyrun/drivers/keeper.py"
 
 
 def main() -> int:

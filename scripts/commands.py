@@ -1,4 +1,4 @@
-"""What can be asked, and typed? Writes src/steadyrun/cli/table.py and the list of operations in
+"""Writes src/steadyrun/cli/command_table.py and the list of operations in
 docs/commands.md anew, from the registry.
 
 The table has plain tuples only: `--help` shall not wait for the operations to be imported.
@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from steadyrun.operations.registry import OPERATIONS, Operation
 
-TABLE = Path(__file__).parents[1] / "src" / "steadyrun" / "cli" / "table.py"
+TABLE = Path(__file__).parents[1] / "src" / "steadyrun" / "cli" / "command_table.py"
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 START = "<!-- made by scripts/commands.py: -->\n"
 END = "<!-- end of what was made -->\n"

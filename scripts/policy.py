@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from steadyrun.assemble.runtime import DIALECTS, make_dialect
+from steadyrun.app.runtime import DIALECTS, make_dialect
+from steadyrun.dialect import Enforced
 from steadyrun.model.policy import TIERS, TOOLS, Mode, Policy, Rights, rights
-from steadyrun.provider import Enforced
 
 PAGE = Path(__file__).parents[1] / "docs" / "policy.md"
 START = "<!-- made by scripts/policy.py: -->\n"

@@ -1,4 +1,4 @@
-"""Which prices do we know? Makes providers/prices.json of the genai-prices that is installed here.
+"""Makes providers/shared/prices.json of the genai-prices that is installed here.
 
 A newer list is a newer pin: `make lock`, `make setup`, then this with the day on which that version
 was published (2026-10-30), as the package does not say.
@@ -13,7 +13,7 @@ import msgspec
 from genai_prices import types as upstream
 from genai_prices.data import providers
 
-from steadyrun.providers.prices import FILE, Clause, Maker, PricedModel, PriceList, Rates
+from steadyrun.providers.shared.prices import FILE, Clause, Maker, PricedModel, PriceList, Rates
 
 PACKAGE = "genai-prices"
 

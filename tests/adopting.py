@@ -20,7 +20,7 @@ import msgspec
 from anyio.abc import Process as Child
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from steadyrun import keeper
+from steadyrun.drivers import keeper, keeper_client
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model import event as ev
 from steadyrun.model.event import Note, StoredEvent, type_of
@@ -28,8 +28,7 @@ from steadyrun.model.ids import RunId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
-from steadyrun.providers import keeping
-from steadyrun.runtime.feed import LAST
+from steadyrun.runtime.events.bus import LAST
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children import run_driver
 from tests.children.keeper_driver import eventually, parent
@@ -112,7 +111,7 @@ def check(home: Home, stage: Stage) -> None:
         assert [kind for kind in kinds if kind is ev.RunStarted] == kinds[:1]
         assert [kind for kind in kinds if kind in LAST] == kinds[-1:]
     for directory in stage.home.glob("processes/*"):
-        keys = [frame.key for frame in keeping.read_sent(directory, after=0)]
+        keys = [frame.key for frame in keeper_client.read_sent(directory, after=0)]
         assert len(set(keys)) == len(keys)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import anyio
 import msgspec
 
-from steadyrun.assemble.runtime import open_runtime
-from steadyrun.clock import SystemClock
+from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config
+from steadyrun.lib.clock import SystemClock
+from steadyrun.lib.task_group import task_group
 from steadyrun.library import Steadyrun
-from steadyrun.runtime.holding import Holding
-from steadyrun.tasks import task_group
+from steadyrun.runtime.direct_runs import Holding
 from tests.stage import PATIENCE_SECONDS
 
 

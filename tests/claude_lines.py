@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from steadyrun.provider import LaunchRequest, Turn
-from steadyrun.providers.claude import Claude
-from steadyrun.providers.claude_launch import ClaudeOptions, uuid_of
+from steadyrun.dialect import LaunchRequest, Turn
+from steadyrun.providers.claude.dialect import Claude
+from steadyrun.providers.claude.launch import ClaudeOptions, uuid_of
 from tests.talk import Line, Talker, the_end, told
 
 __all__ = ["Line", "the_end", "told"]

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from steadyrun.provider import LaunchRequest, Said, Turn
-from steadyrun.providers.codex import Codex
-from steadyrun.providers.codex_launch import CodexOptions
+from steadyrun.dialect import LaunchRequest, Said, Turn
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.providers.codex.launch import CodexOptions
 from tests.talk import Line, Talker
 
 REQUEST = LaunchRequest(Turn("t1", "hello"), "/")

@@ -9,8 +9,8 @@ from typing import Any
 
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
-from steadyrun.testing.simulated.blocks import Answer
-from steadyrun.testing.simulated.messages import Steps, answer, call
+from steadyrun.testing.model_servers.anthropic import Steps, answer, call
+from steadyrun.testing.model_servers.content import Answer
 from tests.adopting import Tool, cli_of, state_of, wait_for, wait_for_words, words_of
 from tests.real_codex import real_codex
 from tests.stage import CODEX, Played, Stage, staged, until

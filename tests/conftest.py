@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest.register_assert_rewrite("steadyrun.testing.store_suite")
-pytest.register_assert_rewrite("steadyrun.testing.provider_suite")
+pytest.register_assert_rewrite("steadyrun.testing.store_conformance")
+pytest.register_assert_rewrite("steadyrun.testing.provider_conformance")
 
 # The same examples on every machine, so that a red build is red for everybody; a busy machine may
 # be slow. `--hypothesis-profile=explore` looks for new ones.

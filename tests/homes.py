@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from steadyrun import keeper
+from steadyrun.drivers import keeper
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process

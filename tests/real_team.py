@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from steadyrun.assemble.runtime import open_runtime
+from steadyrun.app.runtime import open_runtime
+from steadyrun.lib.task_group import task_group
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from steadyrun.runtime.daemon import Daemon
-from steadyrun.tasks import task_group
 from tests.stage import Stage
 from tests.team import KEY, USUAL, Team, facts
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import anyio
 
-from steadyrun.assemble.runtime import make_dialect
-from steadyrun.clock import Clock, SystemClock
+from steadyrun.api.server import serving
+from steadyrun.app.runtime import make_dialect
+from steadyrun.dialect import Ability, Enforced, Refused
+from steadyrun.lib.clock import Clock, SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
@@ -23,11 +25,9 @@ from steadyrun.model.item import Item, Message
 from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
-from steadyrun.operations.desk import Desk, ProcessState
+from steadyrun.operations.context import Desk, ProcessState
 from steadyrun.operations.documents import DaemonDocument, Live, Stopped
-from steadyrun.operations.socket import serving
-from steadyrun.provider import Ability, Enforced, Refused
-from steadyrun.runtime.feed import Listener, Look, News
+from steadyrun.runtime.events.bus import Listener, Look, News
 from steadyrun.store import Accepted, Started, Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.version import __version__

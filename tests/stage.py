@@ -19,8 +19,14 @@ import anyio.to_thread
 import msgspec
 
 import steadyrun
-from steadyrun.clock import SystemClock
 from steadyrun.config import Config, ProviderSettings, load
+from steadyrun.dialect import Dialect, Ended, LaunchRequest, Verdict
+from steadyrun.driver import Stretch
+from steadyrun.drivers.keeper_client import read_sent
+from steadyrun.drivers.launcher import KeeperDrivers, Setup
+from steadyrun.drivers.process_driver import ProcessDriver
+from steadyrun.lib.clock import SystemClock
+from steadyrun.lib.file_follower import FileWatches
 from steadyrun.library import Offered, RunHandle, Steadyrun
 from steadyrun.model import event as ev
 from steadyrun.model.event import Emitted, LiveEvent, StoredEvent
@@ -29,17 +35,12 @@ from steadyrun.model.item import Item
 from steadyrun.model.policy import Mode
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
-from steadyrun.provider import Dialect, Ended, LaunchRequest, Stretch, Verdict
-from steadyrun.providers.driver import ProcessDriver
-from steadyrun.providers.drivers import KeeperDrivers, Setup
-from steadyrun.providers.keeping import read_sent
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.simulated.blocks import Answer, answer, text
-from steadyrun.testing.simulated.faults import Gate
-from steadyrun.testing.simulated.messages import Ask, MessagesServer, Steps
-from steadyrun.testing.simulated.model import ModelServer
-from steadyrun.testing.simulated.responses import ResponsesServer
-from steadyrun.wire.journal import FileWatches
+from steadyrun.testing.model_servers.anthropic import Ask, MessagesServer, Steps
+from steadyrun.testing.model_servers.content import Answer, answer, text
+from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.model_server import ModelServer
+from steadyrun.testing.model_servers.openai_responses import ResponsesServer
 from tests.children.keeper_driver import eventually, is_locked
 from tests.real_cli import claude_environment, descendants, real_claude
 from tests.real_codex import codex_environment, codex_home, real_codex

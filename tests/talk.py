@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
+from steadyrun.dialect import Began, Dialect, Ended, Refused, Said, Send, Turn
+from steadyrun.drivers.turn_tracker import Told, Turns
+from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
-from steadyrun.model.frame import Frame
-from steadyrun.provider import Began, Dialect, Ended, Refused, Said, Send, Turn
-from steadyrun.providers.turns import Told, Turns
 
 D = TypeVar("D", bound=Dialect)
 Line = Mapping[str, Any] | bytes

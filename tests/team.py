@@ -20,10 +20,12 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from steadyrun import keeper
-from steadyrun.assemble.runtime import open_runtime
-from steadyrun.clock import Clock, SystemClock
+from steadyrun.app.runtime import open_runtime
 from steadyrun.config import load
+from steadyrun.drivers import keeper
+from steadyrun.drivers.keeper_client import read_sent
+from steadyrun.lib.clock import Clock, SystemClock
+from steadyrun.lib.task_group import task_group
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import StoredEvent
@@ -31,13 +33,11 @@ from steadyrun.model.ids import AgentId, Ids, ItemId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
-from steadyrun.providers.keeping import read_sent
 from steadyrun.runtime.daemon import Daemon
-from steadyrun.runtime.facts import FactFormatter
-from steadyrun.runtime.worker import Room
+from steadyrun.runtime.dispatcher import Room
+from steadyrun.runtime.log import FactFormatter
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.tasks import task_group
 from tests.children.keeper_driver import eventually
 from tests.stage import left_behind
 

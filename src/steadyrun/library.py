@@ -23,10 +23,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.assemble.desk import desk_among
-from steadyrun.assemble.runtime import open_runtime
+from steadyrun.app.operations import desk_among
+from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config, load
+from steadyrun.dialect import Refused, Verdict
 from steadyrun.errors import AbilityMissing, Conflict, MessageTooLong, NotFound, Usage
+from steadyrun.lib.safe_paths import directory
+from steadyrun.lib.task_group import task_group
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, approval_id
 from steadyrun.model.budget import Budget
@@ -46,15 +49,12 @@ from steadyrun.model.text import utf8
 from steadyrun.model.usage import Cost
 from steadyrun.operations.approvals import answer_to, approval_documents, find_approval
 from steadyrun.operations.documents import ApprovalDocument
-from steadyrun.provider import Refused, Verdict
-from steadyrun.runtime.around import Ask
-from steadyrun.runtime.feed import LAST, events_of
-from steadyrun.runtime.holding import Holding
-from steadyrun.runtime.permitted import permitted, require_kept
-from steadyrun.runtime.wishes import NEEDS, Wishes, check_wishes
+from steadyrun.runtime.deps import Ask
+from steadyrun.runtime.direct_runs import Holding
+from steadyrun.runtime.events.bus import LAST, events_of
+from steadyrun.runtime.run.options import NEEDS, Wishes, check_wishes
+from steadyrun.runtime.run.permissions import permitted, require_kept
 from steadyrun.store import PAGE, follow
-from steadyrun.tasks import task_group
-from steadyrun.wire.paths import directory
 
 # How long whoever drives a run has to take a message.
 ANSWER_SECONDS = 30.0

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from steadyrun.hints import FALLBACK_POLL_SECONDS, Hints
+from steadyrun.lib.notifier import FALLBACK_POLL_SECONDS, Hints
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.batch import Appended, Batch

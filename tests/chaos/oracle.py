@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from steadyrun import keeper
+from steadyrun.drivers import keeper
 from steadyrun.model.event import (
     FollowupAbsorbed,
     FollowupOffered,
@@ -23,7 +23,7 @@ from steadyrun.model.event import (
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
-from steadyrun.runtime.feed import LAST
+from steadyrun.runtime.events.bus import LAST
 from steadyrun.store import Holder, Lane
 from tests.chaos.scenario import Scenario, Sent
 from tests.children.keeper_driver import is_locked

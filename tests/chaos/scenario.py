@@ -17,8 +17,8 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
-from steadyrun import keeper
-from steadyrun.clock import SystemClock
+from steadyrun.api import client
+from steadyrun.drivers import keeper
 from steadyrun.errors import (
     ChangeRefused,
     Conflict,
@@ -27,10 +27,11 @@ from steadyrun.errors import (
     RpcFailed,
     SteadyrunError,
 )
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, Ids, ItemId
 from steadyrun.model.item import Followup, Item, Message, OnLost
-from steadyrun.operations import calling, letters
+from steadyrun.operations import spool
 from steadyrun.operations.agents import AddAgent, ChooseAgents, SetAgent, ShowAgent
 from steadyrun.operations.daemon import Stop
 from steadyrun.operations.items import Send
@@ -136,7 +137,7 @@ class Scenario:
     async def call(self, operation: str, given: Struct) -> bool:
         """Ask the daemon; False if nobody knows what came of it."""
         try:
-            await calling.call(self.home, BY_NAME[operation], given, seconds=30)
+            await client.call(self.home, BY_NAME[operation], given, seconds=30)
         except (DaemonUnreachable, RpcFailed):
             return False
         except (Conflict, ChangeRefused, NotFound):
@@ -210,7 +211,7 @@ class Scenario:
         sent.on_lost = "resume"
         given = Send(agent=name, text=sent.text, key=sent.key, followup=followup)
         try:
-            answer = await calling.call(self.home, BY_NAME["item.send"], given, seconds=30)
+            answer = await client.call(self.home, BY_NAME["item.send"], given, seconds=30)
             sent.item = ItemId(answer.id)
         except (DaemonUnreachable, RpcFailed):
             if sent.key:
@@ -224,7 +225,7 @@ class Scenario:
         given = {"agent": "ada", "text": sent.text}
         ids = Ids(SystemClock().now)
         assert sent.key
-        await letters.put(self.home, ids, "item.send", given, key=sent.key)
+        await spool.put(self.home, ids, "item.send", given, key=sent.key)
 
     async def cancel(self, sent: Sent, *, by_socket: bool = False) -> None:
         if sent.item is None:

@@ -14,14 +14,14 @@ import anyio
 import msgspec
 import pytest
 
-from steadyrun.clock import SystemClock
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import Ids
 from steadyrun.model.item import OnLost
 from steadyrun.model.policy import Policy
-from steadyrun.testing.simulated.blocks import Answer, answer, text
-from steadyrun.testing.simulated.faults import Gate
-from steadyrun.testing.simulated.messages import Ask
+from steadyrun.testing.model_servers.anthropic import Ask
+from steadyrun.testing.model_servers.content import Answer, answer, text
+from steadyrun.testing.model_servers.faults import Gate
 from tests.chaos import oracle
 from tests.chaos.scenario import Scenario, Sent
 from tests.chaos.victims import victims

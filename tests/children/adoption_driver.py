@@ -18,16 +18,16 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from steadyrun import keeper
-from steadyrun.assemble.runtime import open_runtime
+from steadyrun.app.runtime import open_runtime
 from steadyrun.config import load
+from steadyrun.dialect import Verdict
+from steadyrun.drivers import keeper
+from steadyrun.lib.task_group import task_group
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.event import ApprovalRequested, FollowupOffered, StoredEvent, TextFinal
 from steadyrun.model.ids import RunId
-from steadyrun.provider import Verdict
-from steadyrun.runtime.holding import Holding
+from steadyrun.runtime.direct_runs import Holding
 from steadyrun.store import Store, follow
-from steadyrun.tasks import task_group
 from tests.children.adoption_steps import Steps, WatchedStore, watch_processes
 
 PATIENCE_SECONDS = 30.0

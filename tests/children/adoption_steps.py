@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
+from steadyrun.drivers import keeper_client
+from steadyrun.drivers.launcher import KeeperDrivers
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import ApprovalRequested, FollowupAbsorbed, FollowupReturned
 from steadyrun.model.run import Finished, Launched
-from steadyrun.providers import keeping
-from steadyrun.providers.drivers import KeeperDrivers
 from steadyrun.store import Store
 
 Answer = TypeVar("Answer")
@@ -77,9 +77,9 @@ class WatchedStore:
 def watch_processes(steps: Steps) -> None:
     """Make steps of launching and of every word to a keeper, in this whole process."""
     _watch(steps, KeeperDrivers, "launch", "launch")
-    _watch(steps, keeping, "start", "start keeper")
+    _watch(steps, keeper_client, "start", "start keeper")
     for word in WORDS:
-        _watch(steps, keeping.Link, word, f"link {word}")
+        _watch(steps, keeper_client.Link, word, f"link {word}")
 
 
 def _watch(steps: Steps, owner: Any, verb: str, name: str) -> None:

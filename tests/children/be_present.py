@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from steadyrun.model.ids import HolderId
-from steadyrun.stores.sqlite.presence import Presence
+from steadyrun.stores.sqlite.db.liveness import Presence
 
 
 def main(folder: str, holder: str) -> None:

@@ -19,17 +19,17 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from steadyrun.assemble.daemon import open_daemon
-from steadyrun.assemble.runtime import open_runtime
+from steadyrun.app.daemon import open_daemon
+from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config, load
 from steadyrun.errors import GateClosed
+from steadyrun.lib.task_group import task_group
 from steadyrun.library import Steadyrun
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime import daemon as daemon_module
-from steadyrun.runtime import recorder
-from steadyrun.runtime.facts import to_stderr
-from steadyrun.runtime.holding import Holding
-from steadyrun.tasks import task_group
+from steadyrun.runtime.agent import recorder
+from steadyrun.runtime.direct_runs import Holding
+from steadyrun.runtime.log import to_stderr
 from tests.children.chaos_steps import ChaosSteps, watch
 
 LOG = "daemon.log"

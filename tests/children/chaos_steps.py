@@ -16,11 +16,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path, PosixPath
 from typing import Any, Literal
 
-from steadyrun.assemble import runtime
-from steadyrun.assemble.store import open_store
+from steadyrun.app import runtime
+from steadyrun.app.store import open_store
 from steadyrun.config import Config
 from steadyrun.model.secret import Scrubber
-from steadyrun.operations import letters
+from steadyrun.operations import spool
 from steadyrun.store import Store
 from tests.children.adoption_steps import WORDS, Steps, WatchedStore, watch_processes
 
@@ -135,5 +135,5 @@ def _watch_letters(steps: ChaosSteps) -> None:
             super().unlink(missing_ok)
             steps.pass_by("after", "letter")
 
-    find = letters._letters
-    letters._letters = lambda folder: [Watched(file) for file in find(folder)]
+    find = spool._letters
+    spool._letters = lambda folder: [Watched(file) for file in find(folder)]

@@ -22,8 +22,8 @@ import anyio
 import msgspec
 from msgspec import Struct, structs
 
-from steadyrun.clock import SystemClock
 from steadyrun.errors import ChangeRefused, LeaseLost
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import Emitted, ErrorFact, Note

@@ -11,8 +11,8 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from steadyrun.clock import SystemClock
 from steadyrun.errors import StoreFull
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, Note

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from steadyrun.model.item import Message
-from steadyrun.operations.letters import drain
+from steadyrun.operations.spool import drain
 from steadyrun.store import Accepted
 from steadyrun.stores.sqlite import SqliteStore
 from tests.small_daemon import desk_of

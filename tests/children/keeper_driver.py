@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import steadyrun.keeper
+import steadyrun.drivers.keeper
 
 # Its own in every run: several may go on at once, and a sweep spares nobody.
 PROCESS = f"prc_{os.getpid()}"
-KEEPER = Path(steadyrun.keeper.__file__)
+KEEPER = Path(steadyrun.drivers.keeper.__file__)
 CLI = Path(__file__).with_name("keeper_cli.py")
 PATIENCE_SECONDS = 20.0
 LIMITS = {
@@ -105,7 +105,7 @@ class Kept:
         return ended
 
     def sent(self) -> list[tuple[int, str, int, bytes]]:
-        return steadyrun.keeper.read_sent(self.read("sent"))
+        return steadyrun.drivers.keeper.read_sent(self.read("sent"))
 
 
 def hostile(directory: Path, verb: str, **changes: Any) -> Kept:

@@ -4,9 +4,9 @@ from datetime import datetime
 
 import anyio
 
-from steadyrun.assemble.store import open_store
-from steadyrun.clock import SystemClock
+from steadyrun.app.store import open_store
 from steadyrun.config import load
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch

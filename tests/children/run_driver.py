@@ -16,10 +16,10 @@ from msgspec import Struct
 
 import steadyrun
 from steadyrun.config import Config, ProviderSettings, load
+from steadyrun.dialect import Verdict
+from steadyrun.lib.task_group import task_group
 from steadyrun.library import RunHandle, Steadyrun
-from steadyrun.model.public import public
-from steadyrun.provider import Verdict
-from steadyrun.tasks import task_group
+from steadyrun.model.event_json import public
 
 LONGEST_LINE = 1 << 20
 

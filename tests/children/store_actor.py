@@ -24,7 +24,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from steadyrun.clock import SystemClock
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, Note
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import anyio
 
-from steadyrun.assemble.runtime import open_runtime
+from steadyrun.app.runtime import open_runtime
 from steadyrun.config import load
+from steadyrun.lib.task_group import task_group
 from steadyrun.runtime.daemon import Daemon
-from steadyrun.runtime.worker import Room
+from steadyrun.runtime.dispatcher import Room
 from steadyrun.store import Store
-from steadyrun.tasks import task_group
 from tests.children.adoption_steps import Steps, WatchedStore, watch_processes
 
 KEY = b"k" * 32

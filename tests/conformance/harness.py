@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 import steadyrun
-from steadyrun.assemble.runtime import make_dialect
+from steadyrun.app.runtime import make_dialect
 from steadyrun.config import Config, ProviderSettings, load
 from steadyrun.config.schema import Clocks
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.secret import Secret
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.provider_suite import Prompt, Situation
+from steadyrun.testing.provider_conformance import Prompt, Situation
 
 CANARY = "canary-7f3a-of-the-environment"
 # The keeper's reserve is 64 MiB.

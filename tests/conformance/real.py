@@ -14,11 +14,18 @@ import anyio
 import pytest
 
 from steadyrun.config import ProviderSettings
-from steadyrun.testing.provider_suite import GO, LONG_BYTES, PROMISES, Promise, Prompt, Situation
-from steadyrun.testing.simulated.blocks import Call, answer, text
-from steadyrun.testing.simulated.faults import Gate
-from steadyrun.testing.simulated.responses import REMINDERS
-from steadyrun.testing.simulated.wire import Ask, Step, texts_of_user
+from steadyrun.testing.model_servers.content import Call, answer, text
+from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.openai_responses import REMINDERS
+from steadyrun.testing.model_servers.protocol import Ask, Step, texts_of_user
+from steadyrun.testing.provider_conformance import (
+    GO,
+    LONG_BYTES,
+    PROMISES,
+    Promise,
+    Prompt,
+    Situation,
+)
 from tests.conformance.harness import CANARY, LibraryHarness
 from tests.stage import PATIENCE_SECONDS, Cli
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import anyio
 
+from steadyrun.dialect import Refused
 from steadyrun.model.event import FollowupAbsorbed, FollowupOwnTurn, FollowupReturned
 from steadyrun.model.ids import AgentId
 from steadyrun.model.run import Run
-from steadyrun.provider import Refused
 from steadyrun.store import Store
-from steadyrun.testing.provider_suite.scene import ALL, PATIENCE_SECONDS, until_busy
+from steadyrun.testing.provider_conformance.fixtures import ALL, PATIENCE_SECONDS, until_busy
 from tests.conformance.test_providers import harness_of, play_of
 
 FATES = (FollowupAbsorbed, FollowupOwnTurn, FollowupReturned)

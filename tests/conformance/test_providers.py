@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from steadyrun.config import ProviderSettings
-from steadyrun.testing.provider_suite import (
+from steadyrun.testing.provider_conformance import (
     FLOOD_BYTES,
     GO,
     LONG_BYTES,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from steadyrun.testing.provider_suite import Promise, Prompt
-from steadyrun.testing.simulated.blocks import Call, call
+from steadyrun.testing.model_servers.content import Call, call
+from steadyrun.testing.provider_conformance import Promise, Prompt
 from tests.conformance.real import BEYOND_A_MODEL, PROMPTS, Kept, RealCli, every_promise
 from tests.stage import CODEX
 

@@ -16,17 +16,17 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from steadyrun.hints import Hints
+from steadyrun.lib.notifier import Hints
 from steadyrun.model.gate import Accounts
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
 from steadyrun.model.secret import Scrubber, Secret
 from steadyrun.store import Store
+from steadyrun.stores.memory.store import MemoryStore
+from steadyrun.stores.memory.tables import Tables
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.clock import FakeClock
-from steadyrun.testing.memory import MemoryStore
-from steadyrun.testing.store_suite import DURABLE_PROMISES, PROMISES, Promise
-from steadyrun.testing.tables import Tables
+from steadyrun.testing.store_conformance import DURABLE_PROMISES, PROMISES, Promise
 
 CHILD = Path(__file__).parents[1] / "children" / "claim_one_lane.py"
 # Quotes, a line break and letters beyond ASCII: every form of it in JSON is another.

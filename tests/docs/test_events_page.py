@@ -18,7 +18,7 @@ from steadyrun.model.event import (
     RecordPhase,
     Unknown,
 )
-from steadyrun.model.public import public
+from steadyrun.model.event_json import public
 
 TEXT = PAGE.read_text(encoding="utf-8")
 ROWS = {row.split("`")[1]: row for row in tables().splitlines() if row.startswith("| `")}

@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 from steadyrun import errors
-from steadyrun.cli.units import WANTED, Unit, find_units, read_service
-from steadyrun.runtime.facts import FACTS
+from steadyrun.cli.systemd import WANTED, Unit, find_units, read_service
+from steadyrun.runtime.log import FACTS
 from tests.commands import ROOT, environment, first_run, steadyrun
 from tests.require import require
 

@@ -3,7 +3,7 @@
 from typing import get_args
 
 from scripts.policy import END, PAGE, START, policies, renewed, tables
-from steadyrun.assemble.runtime import DIALECTS
+from steadyrun.app.runtime import DIALECTS
 from steadyrun.model.policy import DENIED, TIERS, TOOLS, Mode
 
 

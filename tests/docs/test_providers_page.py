@@ -3,8 +3,8 @@
 from typing import get_args
 
 from scripts.abilities import END, PAGE, START, renewed, table
-from steadyrun.assemble.runtime import DIALECTS
-from steadyrun.provider import ABILITIES, Ability
+from steadyrun.app.runtime import DIALECTS
+from steadyrun.dialect import ABILITIES, Ability
 
 
 def test_the_table_is_what_the_code_says() -> None:

@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from steadyrun import keeper
+from steadyrun.drivers import keeper
 from tests.commands import COMMAND, ROOT, environment
 
 LIMIT_SECONDS = 120.0

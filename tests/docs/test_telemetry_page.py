@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from steadyrun.assemble.telemetry import LONGEST_TEXT
 from steadyrun.config import load
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.runtime.spans import INPUT
-from steadyrun.runtime.telemetry import MOST_SENT, WAITS
+from steadyrun.telemetry.exporter import MOST_SENT, WAITS
+from steadyrun.telemetry.otlp import LONGEST_TEXT
+from steadyrun.telemetry.spans import INPUT
 from tests.commands import ROOT
 from tests.homes import a_home
 from tests.unit.test_spans import BEGUN, TOOL, heard, record

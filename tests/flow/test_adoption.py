@@ -30,8 +30,8 @@ import msgspec
 import pytest
 
 import steadyrun
-from steadyrun import keeper
 from steadyrun.config import load
+from steadyrun.drivers import keeper, keeper_client
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -51,8 +51,7 @@ from steadyrun.model.event import (
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
-from steadyrun.providers import keeping
-from steadyrun.runtime.feed import LAST
+from steadyrun.runtime.events.bus import LAST
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children import adoption_driver
 from tests.children.adoption_driver import GATES, PATIENCE_SECONDS, Order, Outcome, stories
@@ -405,8 +404,8 @@ def test_a_keeper_that_does_not_answer_for_a_while_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Counter[str]()
-    monkeypatch.setattr(keeping, "ANSWER_SECONDS", 0.2)
-    _count_calls(monkeypatch, keeping.Link, "claim", asked)
+    monkeypatch.setattr(keeper_client, "ANSWER_SECONDS", 0.2)
+    _count_calls(monkeypatch, keeper_client.Link, "claim", asked)
 
     async def main() -> Run:
         async with _library(tmp_path) as library:
@@ -469,11 +468,11 @@ def test_a_keeper_that_comes_too_late_starts_nothing(tmp_path: Path) -> None:
     place = tmp_path / "prc"
     place.mkdir()
 
-    assert keeping.was_started(place) is False
+    assert keeper_client.was_started(place) is False
 
     late = start(spec(place, ["touch", str(tmp_path / "touched")]))
     assert late["error"]["code"] == "failed"
-    assert keeping.was_started(place) is False
+    assert keeper_client.was_started(place) is False
     assert not (tmp_path / "touched").exists()
 
 

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 import steadyrun
-from steadyrun.clock import SystemClock
 from steadyrun.config import load
+from steadyrun.drivers.keeper_client import read_sent
 from steadyrun.errors import Conflict, NotAllowed, NotFound
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.approval import Answer
 from steadyrun.model.ids import AgentId
-from steadyrun.providers import scripted_child
-from steadyrun.providers.keeping import read_sent
-from steadyrun.runtime.worker import Room
+from steadyrun.providers.scripted import child as scripted_child
+from steadyrun.runtime.dispatcher import Room
 from tests.children.keeper_driver import eventually
 from tests.commands import COMMAND
 from tests.homes import Home, a_home, end

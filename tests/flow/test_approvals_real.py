@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from steadyrun.drivers.keeper_client import read_sent
 from steadyrun.model import event as ev
-from steadyrun.providers.keeping import read_sent
-from steadyrun.testing.simulated.blocks import Answer, answer
-from steadyrun.testing.simulated.messages import call
-from steadyrun.testing.simulated.wire import Steps
+from steadyrun.testing.model_servers.anthropic import call
+from steadyrun.testing.model_servers.content import Answer, answer
+from steadyrun.testing.model_servers.protocol import Steps
 from tests.children.keeper_driver import eventually
 from tests.codex_stage import asks_for
 from tests.homes import Home, a_home, end

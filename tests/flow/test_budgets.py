@@ -6,9 +6,9 @@ from typing import Any
 
 import anyio
 
-from steadyrun.assemble.desk import open_desk
-from steadyrun.clock import SystemClock
+from steadyrun.app.operations import open_desk
 from steadyrun.config import load
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.budget import Budget

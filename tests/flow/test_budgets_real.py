@@ -12,8 +12,8 @@ from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from steadyrun.model.usage import tokens_of
-from steadyrun.testing.simulated.blocks import Answer, Tokens
-from steadyrun.testing.simulated.messages import Ask, answer
+from steadyrun.testing.model_servers.anthropic import Ask, answer
+from steadyrun.testing.model_servers.content import Answer, Tokens
 from tests.flow.test_teammates_real import shell
 from tests.real_team import working
 from tests.stage import CLAUDE, CODEX, Cli, staged

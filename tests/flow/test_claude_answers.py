@@ -7,12 +7,11 @@ from typing import Any
 import anyio
 import pytest
 
+from steadyrun.dialect import Image, Refused, Verdict
 from steadyrun.library import Offered
 from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent, StoredEvent
-from steadyrun.provider import Image, Refused, Verdict
-from steadyrun.testing.simulated.faults import Gate, Refusal
-from steadyrun.testing.simulated.messages import (
+from steadyrun.testing.model_servers.anthropic import (
     Answer,
     Ask,
     Step,
@@ -22,6 +21,7 @@ from steadyrun.testing.simulated.messages import (
     text,
     thinking,
 )
+from steadyrun.testing.model_servers.faults import Gate, Refusal
 from tests.stage import (
     PNG,
     Played,

@@ -20,19 +20,28 @@ import msgspec
 import pytest
 
 import steadyrun
-from steadyrun.assemble.runtime import open_runtime
-from steadyrun.clock import SystemClock
+from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config
 from steadyrun.errors import Usage
+from steadyrun.lib.clock import SystemClock
+from steadyrun.lib.task_group import task_group
 from steadyrun.library import Steadyrun
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
-from steadyrun.model.public import public
+from steadyrun.model.event_json import public
 from steadyrun.model.run import Run
-from steadyrun.runtime.holding import Holding
+from steadyrun.runtime.direct_runs import Holding
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.tasks import task_group
-from steadyrun.testing.simulated.faults import (
+from steadyrun.testing.model_servers.anthropic import (
+    Ask,
+    Step,
+    Steps,
+    answer,
+    call,
+    text,
+    unified_limit,
+)
+from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
     Gate,
@@ -45,7 +54,6 @@ from steadyrun.testing.simulated.faults import (
     too_long,
     unauthorized,
 )
-from steadyrun.testing.simulated.messages import Ask, Step, Steps, answer, call, text, unified_limit
 from tests.children.keeper_driver import eventually
 from tests.commands import steadyrun as command
 from tests.stage import PATIENCE_SECONDS, Played, Stage, reached, staged, until

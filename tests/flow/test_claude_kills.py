@@ -11,11 +11,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from steadyrun.dialect import Verdict
 from steadyrun.library import Offered
 from steadyrun.model import event as ev
-from steadyrun.provider import Verdict
-from steadyrun.testing.simulated.faults import Gate
-from steadyrun.testing.simulated.messages import answer, call, text
+from steadyrun.testing.model_servers.anthropic import answer, call, text
+from steadyrun.testing.model_servers.faults import Gate
 from tests.adopting import (
     ENDS,
     Driver,

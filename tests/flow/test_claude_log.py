@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from steadyrun.model import event as ev
-from steadyrun.testing.simulated.messages import Answer, Ask, answer, call
+from steadyrun.testing.model_servers.anthropic import Answer, Ask, answer, call
 from tests.stage import Played, Stage, staged
 
 SEARCH = "find out what is in the file"

@@ -7,15 +7,15 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from steadyrun.dialect import Ended, LaunchRequest, Refused, Turn
 from steadyrun.library import Offered, RunHandle, Steadyrun
 from steadyrun.model import event as ev
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
-from steadyrun.provider import Ended, LaunchRequest, Refused, Turn
-from steadyrun.providers.claude import Claude
+from steadyrun.providers.claude.dialect import Claude
 from steadyrun.store import follow
-from steadyrun.testing.simulated.faults import Gate, Hang
-from steadyrun.testing.simulated.messages import Answer, Ask, Call, answer, call, text
+from steadyrun.testing.model_servers.anthropic import Answer, Ask, Call, answer, call, text
+from steadyrun.testing.model_servers.faults import Gate, Hang
 from tests.stage import (
     MOMENTS,
     Ear,

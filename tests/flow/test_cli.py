@@ -16,8 +16,8 @@ from anyio.abc import Process as ChildProcess
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from steadyrun.cli.main import COMMANDS
-from steadyrun.clock import SystemClock
-from steadyrun.hints import FALLBACK_POLL_SECONDS
+from steadyrun.lib.clock import SystemClock
+from steadyrun.lib.notifier import FALLBACK_POLL_SECONDS
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch

@@ -11,13 +11,21 @@ from typing import Any
 import anyio
 import pytest
 
+from steadyrun.dialect import Image, Refused, Verdict
 from steadyrun.errors import AbilityMissing
 from steadyrun.model import event as ev
-from steadyrun.provider import Image, Refused, Verdict
-from steadyrun.testing.simulated.blocks import Answer, Call, Tokens, answer, call, text, thinking
-from steadyrun.testing.simulated.faults import Gate
-from steadyrun.testing.simulated.openai import codex_limit
-from steadyrun.testing.simulated.wire import Ask, Step
+from steadyrun.testing.model_servers.content import (
+    Answer,
+    Call,
+    Tokens,
+    answer,
+    call,
+    text,
+    thinking,
+)
+from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.openai_common import codex_limit
+from steadyrun.testing.model_servers.protocol import Ask, Step
 from tests.stage import (
     CODEX,
     PNG,

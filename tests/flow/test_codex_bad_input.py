@@ -15,14 +15,14 @@ import anyio.to_thread
 import msgspec
 import pytest
 
+from steadyrun.dialect import Image
 from steadyrun.errors import ConfigInvalid, SteadyrunError, Usage
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
-from steadyrun.model.public import public
+from steadyrun.model.event_json import public
 from steadyrun.model.run import Run
-from steadyrun.provider import Image
-from steadyrun.testing.simulated.faults import Gate, Refusal, not_found, unauthorized
-from steadyrun.testing.simulated.messages import Steps, answer, call, text
+from steadyrun.testing.model_servers.anthropic import Steps, answer, call, text
+from steadyrun.testing.model_servers.faults import Gate, Refusal, not_found, unauthorized
 from tests.ahead import Ahead, library_ahead
 from tests.children.keeper_driver import eventually
 from tests.codex_stage import in_order, on_stage

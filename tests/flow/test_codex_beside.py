@@ -9,13 +9,21 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from steadyrun.dialect import LaunchRequest, Turn, Verdict
 from steadyrun.model import event as ev
 from steadyrun.model.policy import Mode
-from steadyrun.provider import LaunchRequest, Turn, Verdict
-from steadyrun.providers.codex import Codex
-from steadyrun.testing.simulated.blocks import Answer, Call, Tokens, answer, call, text, thinking
-from steadyrun.testing.simulated.faults import Gate, Refusal
-from steadyrun.testing.simulated.wire import Ask, Step
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.testing.model_servers.content import (
+    Answer,
+    Call,
+    Tokens,
+    answer,
+    call,
+    text,
+    thinking,
+)
+from steadyrun.testing.model_servers.faults import Gate, Refusal
+from steadyrun.testing.model_servers.protocol import Ask, Step
 from tests.children.keeper_driver import eventually
 from tests.real_codex import MODEL
 from tests.stage import (

@@ -14,12 +14,13 @@ from typing import Any
 import anyio
 import pytest
 
+from steadyrun.dialect import LaunchRequest, Turn
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.run import Run
-from steadyrun.provider import LaunchRequest, Turn
-from steadyrun.providers.codex import Codex
-from steadyrun.testing.simulated.faults import (
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.testing.model_servers.anthropic import Ask, Step, Steps, answer, text
+from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
     Gate,
@@ -34,10 +35,9 @@ from steadyrun.testing.simulated.faults import (
     usage_limited,
     without_credit,
 )
-from steadyrun.testing.simulated.messages import Ask, Step, Steps, answer, text
-from steadyrun.testing.simulated.openai import codex_limit
-from steadyrun.testing.simulated.responses import ResponsesServer, ResponsesWire
-from steadyrun.testing.simulated.wire import Fields
+from steadyrun.testing.model_servers.openai_common import codex_limit
+from steadyrun.testing.model_servers.openai_responses import ResponsesServer, ResponsesWire
+from steadyrun.testing.model_servers.protocol import Fields
 from tests.ahead import Ahead, library_ahead, with_clocks
 from tests.codex_stage import in_order
 from tests.real_codex import codex_environment, codex_home

@@ -6,16 +6,16 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from steadyrun.dialect import LaunchRequest, Offer, Refused, Turn
+from steadyrun.drivers.process_driver import ProcessDriver
 from steadyrun.library import Offered, Steadyrun
 from steadyrun.model import event as ev
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
-from steadyrun.provider import LaunchRequest, Offer, Refused, Turn
-from steadyrun.providers.codex import Codex
-from steadyrun.providers.driver import ProcessDriver
-from steadyrun.testing.simulated.blocks import Answer, Call, answer, call, text
-from steadyrun.testing.simulated.faults import Gate
-from steadyrun.testing.simulated.wire import Ask
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.testing.model_servers.content import Answer, Call, answer, call, text
+from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.protocol import Ask
 from tests.stage import (
     CODEX,
     MOMENTS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from steadyrun.model import event as ev
-from steadyrun.testing.simulated.messages import answer
+from steadyrun.testing.model_servers.anthropic import answer
 from tests.real_codex import StartedAppServer, codex_environment, codex_home
 from tests.stage import CODEX, Cli, staged
 

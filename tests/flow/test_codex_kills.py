@@ -11,11 +11,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from steadyrun.dialect import Verdict
 from steadyrun.library import Offered, RunHandle
 from steadyrun.model import event as ev
-from steadyrun.provider import Verdict
-from steadyrun.testing.simulated.faults import Gate, Hang
-from steadyrun.testing.simulated.messages import Steps, answer, text
+from steadyrun.testing.model_servers.anthropic import Steps, answer, text
+from steadyrun.testing.model_servers.faults import Gate, Hang
 from tests.adopting import (
     ENDS,
     Driver,

@@ -11,8 +11,8 @@ import pytest
 import steadyrun
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
-from steadyrun.testing.simulated.faults import Gate
-from steadyrun.testing.simulated.messages import answer, text
+from steadyrun.testing.model_servers.anthropic import answer, text
+from steadyrun.testing.model_servers.faults import Gate
 from tests.adopting import Home, Tool, check, cli_of, driven, harmed, kill_keepers, read, state_of
 from tests.ahead import Ahead, library_ahead, with_clocks
 from tests.codex_stage import BEGUN, DONE, held, held_cli, in_command, on_stage, runs

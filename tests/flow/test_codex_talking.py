@@ -7,16 +7,16 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from steadyrun.dialect import Ended, LaunchRequest, Offer, Refused, Turn
 from steadyrun.library import Offered
 from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.run import Run
-from steadyrun.provider import Ended, LaunchRequest, Offer, Refused, Turn
-from steadyrun.providers.codex import Codex
-from steadyrun.providers.codex_launch import CodexOptions
-from steadyrun.testing.simulated.blocks import Call, answer, call, raw, text, thinking
-from steadyrun.testing.simulated.faults import Gate, Hang
-from steadyrun.testing.simulated.wire import Ask
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.providers.codex.launch import CodexOptions
+from steadyrun.testing.model_servers.content import Call, answer, call, raw, text, thinking
+from steadyrun.testing.model_servers.faults import Gate, Hang
+from steadyrun.testing.model_servers.protocol import Ask
 from tests.children.keeper_driver import eventually
 from tests.stage import (
     CODEX,

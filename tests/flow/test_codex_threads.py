@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from steadyrun.drivers.replay import Line, Seen, replay
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
-from steadyrun.providers.codex import Codex
-from steadyrun.providers.replay import Line, Seen, replay
-from steadyrun.testing.simulated.blocks import Answer, Tokens, answer, text
-from steadyrun.testing.simulated.faults import Gate
-from steadyrun.testing.simulated.responses import ResponsesServer
-from steadyrun.testing.simulated.wire import Ask
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.testing.model_servers.content import Answer, Tokens, answer, text
+from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.openai_responses import ResponsesServer
+from steadyrun.testing.model_servers.protocol import Ask
 from tests.real_cli import LIMIT_SECONDS, Frame
 from tests.real_codex import StartedAppServer, is_turn_end
 

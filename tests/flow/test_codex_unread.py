@@ -13,13 +13,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from steadyrun.dialect import Verdict
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
 from steadyrun.model.item import Item
-from steadyrun.provider import Verdict
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.simulated.faults import Cut, Gate
-from steadyrun.testing.simulated.messages import answer, text
+from steadyrun.testing.model_servers.anthropic import answer, text
+from steadyrun.testing.model_servers.faults import Cut, Gate
 from tests.adopting import (
     ENDS,
     Before,

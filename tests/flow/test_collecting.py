@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from steadyrun.assemble.runtime import open_runtime
+from steadyrun.app.runtime import open_runtime
 from steadyrun.config import load
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from steadyrun.errors import Usage
 from steadyrun.operations.costs import moment_of
-from steadyrun.providers.prices import price_list
+from steadyrun.providers.shared.prices import price_list
 from tests.commands import steadyrun
 from tests.homes import a_home
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from steadyrun import keeper
-from steadyrun.clock import SystemClock
+from steadyrun.drivers import keeper
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.ids import Ids
-from steadyrun.operations.letters import put
+from steadyrun.operations.spool import put
 from tests.children.keeper_driver import eventually
 from tests.commands import ROOT, environment
 from tests.homes import PATIENCE_SECONDS, Home, a_home, end, until_said, waits

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from steadyrun.cli.doctor import doctor
-from steadyrun.cli.units import WANTED, Unit, find_units, read_service
+from steadyrun.cli.commands.doctor import doctor
+from steadyrun.cli.systemd import WANTED, Unit, find_units, read_service
 
 NAME = "steadyrun.service"
 GOOD = """\

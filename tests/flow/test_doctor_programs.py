@@ -9,17 +9,17 @@ import anyio
 import pytest
 from msgspec import Struct
 
-from steadyrun.assemble.runtime import DIALECTS
-from steadyrun.cli.doctor import doctor
-from steadyrun.cli.providers import list_providers
-from steadyrun.clock import SystemClock
+from steadyrun.app.runtime import DIALECTS
+from steadyrun.cli.commands.doctor import doctor
+from steadyrun.cli.commands.providers import list_providers
+from steadyrun.dialect import LaunchRequest, Program, Turn
+from steadyrun.drivers.launcher import KeeperDrivers, Setup
 from steadyrun.errors import LaunchFailed
+from steadyrun.lib.clock import SystemClock
+from steadyrun.lib.file_follower import FileWatches
 from steadyrun.model.ids import Ids
 from steadyrun.model.process import Process
-from steadyrun.provider import LaunchRequest, Program, Turn
-from steadyrun.providers.drivers import KeeperDrivers, Setup
 from steadyrun.providers.template import Parrot
-from steadyrun.wire.journal import FileWatches
 from tests.commands import steadyrun
 
 INSTALL = "npm install -g claude"

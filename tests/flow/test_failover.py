@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from steadyrun.clock import SystemClock
+from steadyrun.drivers.keeper_client import read_sent
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer
@@ -17,7 +18,6 @@ from steadyrun.model.gate import Closed, Opened, gate_state
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created
-from steadyrun.providers.keeping import read_sent
 from tests.children import fake_claude
 from tests.team import Home, Team, most_processes, says, script, victim, working
 

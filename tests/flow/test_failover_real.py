@@ -9,18 +9,18 @@ import anyio
 import msgspec
 import pytest
 
-from steadyrun.assemble.runtime import open_runtime
+from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config, ProviderSettings
+from steadyrun.lib.task_group import task_group
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import Opened
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from steadyrun.runtime.daemon import Daemon
-from steadyrun.tasks import task_group
-from steadyrun.testing.simulated.faults import rate_limited
-from steadyrun.testing.simulated.messages import answer, call
-from steadyrun.testing.simulated.model import ModelServer
-from steadyrun.testing.simulated.wire import Steps
+from steadyrun.testing.model_servers.anthropic import answer, call
+from steadyrun.testing.model_servers.faults import rate_limited
+from steadyrun.testing.model_servers.model_server import ModelServer
+from steadyrun.testing.model_servers.protocol import Steps
 from tests.stage import CLAUDE, CODEX, Cli, Stage, staged
 from tests.team import KEY, USUAL, Team, facts, most_processes
 

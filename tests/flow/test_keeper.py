@@ -21,8 +21,7 @@ from typing import Any
 
 import pytest
 
-from steadyrun import keeper
-from steadyrun.providers import keeping
+from steadyrun.drivers import keeper, keeper_client
 from tests.children.keeper_cli import FLOOD_BYTES, LINE_BYTES
 from tests.children.keeper_driver import (
     KEEPER,
@@ -896,7 +895,7 @@ def _copy_that_says(tmp_path: Path, word: str) -> Path:
 def _last_word(copy: Path) -> str:
     """What this keeper says about nonsense, when it is run as a driver runs it."""
     done = subprocess.run(
-        keeping.command(str(copy)),
+        keeper_client.command(str(copy)),
         input=b"nonsense",
         stdout=subprocess.PIPE,
         timeout=PATIENCE_SECONDS,

@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from steadyrun.clock import SystemClock
 from steadyrun.errors import Usage
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, Ids
-from steadyrun.operations.letters import Drained, drain, put
+from steadyrun.operations.spool import Drained, drain, put
 from steadyrun.stores.sqlite import SqliteStore
 from tests.commands import ROOT
 from tests.small_daemon import desk_of

@@ -6,12 +6,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from steadyrun.clock import SystemClock
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.gate import gate_state
-from steadyrun.testing.simulated.faults import Refusal, rate_limited, usage_limited
-from steadyrun.testing.simulated.messages import answer, unified_limit
-from steadyrun.testing.simulated.openai import codex_limit
+from steadyrun.testing.model_servers.anthropic import answer, unified_limit
+from steadyrun.testing.model_servers.faults import Refusal, rate_limited, usage_limited
+from steadyrun.testing.model_servers.openai_common import codex_limit
 from tests.real_team import working
 from tests.stage import CLAUDE, CODEX, Cli, staged
 

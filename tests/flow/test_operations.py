@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from msgspec import Struct
 
+from steadyrun.api import client, errors
 from steadyrun.errors import SteadyrunError
-from steadyrun.operations import calling, failures
 from steadyrun.operations.agents import (
     AddAgent,
     ChooseAgents,
@@ -20,9 +20,9 @@ from steadyrun.operations.agents import (
     ShowAgent,
 )
 from steadyrun.operations.approvals import Approve, Deny, ListApprovals
+from steadyrun.operations.context import Desk
 from steadyrun.operations.costs import ShowCost
 from steadyrun.operations.daemon import Ask, Stop
-from steadyrun.operations.desk import Desk
 from steadyrun.operations.gates import CloseGate, ListGates, OpenGate
 from steadyrun.operations.items import ChooseItem, ListItems, Send
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
@@ -83,7 +83,7 @@ async def asked(work: Path, way: Way) -> Answers:
         try:
             answer = await way(BY_NAME[name], given)
         except SteadyrunError as error:
-            answer = failures.failure_of(error)
+            answer = errors.failure_of(error)
         answers.append((name, json.loads(msgspec.json.encode(answer))))
     return answers
 
@@ -99,7 +99,7 @@ async def over_socket(home: Path, work: Path) -> Answers:
     with anyio.fail_after(PATIENCE_SECONDS):
         async with served(home, clock=clock, ids=seeded_ids(clock, 7)):
             return await asked(
-                work, lambda operation, given: calling.call(home, operation, given)
+                work, lambda operation, given: client.call(home, operation, given)
             )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from steadyrun.errors import AbilityMissing, FileUnusable
 from steadyrun.model.budget import Budget
 from steadyrun.model.policy import DENIED, TIERS, TOOLS, Mode, Policy, Tier
-from steadyrun.testing.simulated.messages import answer
+from steadyrun.testing.model_servers.anthropic import answer
 from tests.codex_stage import on_stage, runs
 from tests.real_cli import real_claude
 from tests.real_team import working

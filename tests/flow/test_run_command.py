@@ -15,8 +15,8 @@ from typing import IO
 
 import pytest
 
-from steadyrun.clock import SystemClock
-from steadyrun.providers.keeping import is_alive
+from steadyrun.drivers.keeper_client import is_alive
+from steadyrun.lib.clock import SystemClock
 from tests.children.keeper_driver import eventually
 from tests.commands import COMMAND, LIMIT_SECONDS, environment, python, steadyrun
 from tests.stage import left_behind

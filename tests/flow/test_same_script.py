@@ -12,14 +12,14 @@ from pathlib import Path
 import anyio
 import pytest
 
+from steadyrun.dialect import Image
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
 from steadyrun.model.event import type_of
-from steadyrun.provider import Image
-from steadyrun.testing.simulated.blocks import Answer, Call
-from steadyrun.testing.simulated.faults import rate_limited
-from steadyrun.testing.simulated.messages import answer, call
-from steadyrun.testing.simulated.wire import Steps
+from steadyrun.testing.model_servers.anthropic import answer, call
+from steadyrun.testing.model_servers.content import Answer, Call
+from steadyrun.testing.model_servers.faults import rate_limited
+from steadyrun.testing.model_servers.protocol import Steps
 from tests.stage import CLAUDE, CODEX, Cli, Played, Stage, staged, until
 
 DOT = base64.b64decode(

@@ -14,11 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from steadyrun.model import event as ev
-from steadyrun.model.event import ErrorFact
-from steadyrun.model.frame import Frame
-from steadyrun.model.usage import Cost, Usage
-from steadyrun.provider import (
+from steadyrun.dialect import (
     Began,
     Ended,
     Image,
@@ -30,9 +26,13 @@ from steadyrun.provider import (
     Turn,
     Verdict,
 )
-from steadyrun.providers.scripted import Scripted, ScriptedOptions
-from steadyrun.providers.scripted_child.performance import Performance
-from steadyrun.providers.scripted_child.script import STEPS
+from steadyrun.lib.framing import Frame
+from steadyrun.model import event as ev
+from steadyrun.model.event import ErrorFact
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.providers.scripted.child.player import Performance
+from steadyrun.providers.scripted.child.script import STEPS
+from steadyrun.providers.scripted.dialect import Scripted, ScriptedOptions
 
 PATIENCE_SECONDS = 60.0
 PAGE = (Path(__file__).parents[2] / "docs" / "providers.md").read_text(encoding="utf-8")

@@ -2,8 +2,15 @@
 
 from pathlib import Path
 
-from steadyrun.testing.simulated.faults import Break, Cut, Gate, overloaded
-from steadyrun.testing.simulated.messages import MessagesServer, Steps, Tokens, answer, call, text
+from steadyrun.testing.model_servers.anthropic import (
+    MessagesServer,
+    Steps,
+    Tokens,
+    answer,
+    call,
+    text,
+)
+from steadyrun.testing.model_servers.faults import Break, Cut, Gate, overloaded
 from tests.real_cli import (
     Frame,
     StartedClaude,

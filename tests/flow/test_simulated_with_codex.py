@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from steadyrun.testing.simulated.blocks import Tokens, answer, call, raw, text, thinking
-from steadyrun.testing.simulated.faults import (
+from steadyrun.testing.model_servers.content import Tokens, answer, call, raw, text, thinking
+from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
     Gate,
@@ -22,9 +22,9 @@ from steadyrun.testing.simulated.faults import (
     usage_limited,
     without_credit,
 )
-from steadyrun.testing.simulated.openai import codex_limit
-from steadyrun.testing.simulated.responses import ResponsesServer
-from steadyrun.testing.simulated.wire import Ask, Step, Steps
+from steadyrun.testing.model_servers.openai_common import codex_limit
+from steadyrun.testing.model_servers.openai_responses import ResponsesServer
+from steadyrun.testing.model_servers.protocol import Ask, Step, Steps
 from tests.real_cli import Frame, is_kind, kind_of
 from tests.real_codex import StartedAppServer, StartedExec, is_turn_end
 

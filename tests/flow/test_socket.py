@@ -16,6 +16,9 @@ import anyio.to_thread
 import msgspec
 import pytest
 
+from steadyrun.api import client
+from steadyrun.api.client import connected
+from steadyrun.api.server import LONGEST_LINE_BYTES, Hello
 from steadyrun.errors import (
     ChangeRefused,
     DaemonUnreachable,
@@ -27,17 +30,14 @@ from steadyrun.errors import (
     VersionMismatch,
 )
 from steadyrun.model import event as ev
-from steadyrun.model.public import public
-from steadyrun.operations import calling
+from steadyrun.model.event_json import public
 from steadyrun.operations.agents import AddAgent, ListAgents
-from steadyrun.operations.calling import connected
-from steadyrun.operations.desk import Desk
+from steadyrun.operations.context import Desk
 from steadyrun.operations.documents import ItemDocument
 from steadyrun.operations.events import Follow
 from steadyrun.operations.items import Send
 from steadyrun.operations.registry import BY_NAME
-from steadyrun.operations.socket import LONGEST_LINE_BYTES, Hello
-from steadyrun.runtime import feed
+from steadyrun.runtime.events import bus
 from steadyrun.store import Started
 from steadyrun.stores.sqlite import SqliteStore
 from tests.require import require
@@ -67,7 +67,7 @@ async def hire(desk: Desk, name: str = "ada") -> None:
 
 
 async def send(home: Path, text: str) -> ItemDocument:
-    found: ItemDocument = await calling.call(
+    found: ItemDocument = await client.call(
         home, BY_NAME["item.send"], Send(agent="ada", text=text)
     )
     return found
@@ -166,7 +166,7 @@ def test_a_home_with_a_very_long_path_works(tmp_path: Path) -> None:
 
     async def look(desk: Desk, daemon: SmallDaemon) -> None:
         await hire(desk)
-        found = await calling.call(home, BY_NAME["agent.list"], ListAgents())
+        found = await client.call(home, BY_NAME["agent.list"], ListAgents())
         assert [agent.name for agent in found.agents] == ["ada"]
 
     with_daemon(home, look)
@@ -175,10 +175,10 @@ def test_a_home_with_a_very_long_path_works(tmp_path: Path) -> None:
 
 def test_no_daemon_is_a_named_error(home: Path) -> None:
     with pytest.raises(DaemonUnreachable) as found:
-        anyio.run(calling.call, home, BY_NAME["agent.list"], ListAgents())
+        anyio.run(client.call, home, BY_NAME["agent.list"], ListAgents())
     (home / "daemon").mkdir(parents=True)
     with pytest.raises(DaemonUnreachable, match="No such file"):
-        anyio.run(calling.call, home, BY_NAME["agent.list"], ListAgents())
+        anyio.run(client.call, home, BY_NAME["agent.list"], ListAgents())
 
     assert (found.value.exit_code, found.value.hint) == (69, "Start one: steadyrun up")
 
@@ -191,10 +191,10 @@ def test_a_socket_that_a_killed_daemon_left_is_no_daemon_and_no_hindrance(home: 
         os.close(folder)
 
     with pytest.raises(DaemonUnreachable, match="refused"):
-        anyio.run(calling.call, home, BY_NAME["agent.list"], ListAgents())
+        anyio.run(client.call, home, BY_NAME["agent.list"], ListAgents())
 
     async def look(desk: Desk, daemon: SmallDaemon) -> None:
-        await calling.call(home, BY_NAME["agent.list"], ListAgents())
+        await client.call(home, BY_NAME["agent.list"], ListAgents())
 
     with_daemon(home, look)
 
@@ -202,7 +202,7 @@ def test_a_socket_that_a_killed_daemon_left_is_no_daemon_and_no_hindrance(home: 
 def test_a_daemon_that_does_not_greet_was_not_asked(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calling, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(client, "HELLO_SECONDS", 0.05)
     (home / "daemon").mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as stopped:
         folder = os.open(home / "daemon", os.O_PATH)
@@ -211,7 +211,7 @@ def test_a_daemon_that_does_not_greet_was_not_asked(
         stopped.listen()
 
         with pytest.raises(DaemonUnreachable, match="no answer to hello"):
-            anyio.run(calling.call, home, BY_NAME["agent.list"], ListAgents())
+            anyio.run(client.call, home, BY_NAME["agent.list"], ListAgents())
 
 
 def test_bad_lines_are_answered_and_the_next_good_one_too(home: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_bug_in_an_operation_is_reported_and_told_to_nobody(home: Path) -> Non
 
         daemon.process_state = broken  # type: ignore[method-assign]
         with pytest.raises(RpcRefused) as found:
-            await calling.call(home, BY_NAME["agent.list"], ListAgents())
+            await client.call(home, BY_NAME["agent.list"], ListAgents())
         assert "hunter2" not in str(found.value)
 
     with_daemon(home, look, bugs)
@@ -312,7 +312,7 @@ def test_one_key_over_the_socket_and_in_the_store_at_once_is_one_item(home: Path
         found: list[ItemDocument] = []
 
         async def by_socket() -> None:
-            found.append(await calling.call(home, operation, given))
+            found.append(await client.call(home, operation, given))
 
         async def by_store() -> None:
             found.append(await operation.do(desk_of(elsewhere, home, daemon=daemon), given))
@@ -361,7 +361,7 @@ def test_a_stream_tells_what_is_stored_then_what_comes(home: Path) -> None:
         await send(home, "one")
         play = Play(daemon, await start(daemon))
         await play.begin()
-        async with calling.following(home, Follow(agent="ada", after=0)) as (as_of, events):
+        async with client.following(home, Follow(agent="ada", after=0)) as (as_of, events):
             heard = [read(await anext(events))]
             play.say_live(ev.TextDelta("half a "))
             heard.append(read(await anext(events)))
@@ -384,7 +384,7 @@ def test_a_stream_without_a_cursor_begins_now(home: Path) -> None:
         play = Play(daemon, await start(daemon))
         await play.begin()
         await play.say(ev.TextFinal("before"))
-        async with calling.following(home, Follow()) as (as_of, events):
+        async with client.following(home, Follow()) as (as_of, events):
             await play.say(ev.TextFinal("after"))
             first = read(await anext(events))
 
@@ -408,7 +408,7 @@ def test_a_stream_of_nobody_is_refused(home: Path, given: Follow) -> None:
     async def look(desk: Desk, daemon: SmallDaemon) -> None:
         await hire(desk)
         with pytest.raises(SteadyrunError) as found:
-            async with calling.following(home, given):
+            async with client.following(home, given):
                 pass
         assert found.value.exit_code in {2, 3}
 
@@ -417,7 +417,7 @@ def test_a_stream_of_nobody_is_refused(home: Path, given: Follow) -> None:
 
 def test_whoever_goes_away_is_told_nothing_more(home: Path) -> None:
     async def look(desk: Desk, daemon: SmallDaemon) -> None:
-        async with calling.following(home, Follow()):
+        async with client.following(home, Follow()):
             while not daemon.listeners:
                 await anyio.lowlevel.checkpoint()
         while daemon.listeners:
@@ -429,7 +429,7 @@ def test_whoever_goes_away_is_told_nothing_more(home: Path) -> None:
 def test_a_slow_reader_gets_every_stored_event_once_and_makes_nobody_wait(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "MOST_WAITING", 100)
+    monkeypatch.setattr(bus, "MOST_WAITING", 100)
     batches, each, size = 40, 20, 2000
 
     async def look(desk: Desk, daemon: SmallDaemon) -> None:
@@ -437,7 +437,7 @@ def test_a_slow_reader_gets_every_stored_event_once_and_makes_nobody_wait(
         await send(home, "one")
         play = Play(daemon, await start(daemon))
         await play.begin()
-        async with calling.following(home, Follow(after=0)) as (_, events):
+        async with client.following(home, Follow(after=0)) as (_, events):
             # All of it is written while nobody reads: far more than fits between the two.
             for number in range(batches):
                 for _ in range(each):

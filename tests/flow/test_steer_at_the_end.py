@@ -7,7 +7,8 @@ import anyio
 
 import steadyrun
 from steadyrun.config import load
-from steadyrun.hints import Watch
+from steadyrun.dialect import Refused
+from steadyrun.lib.notifier import Watch
 from steadyrun.library import Offered
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
@@ -16,7 +17,6 @@ from steadyrun.model.ids import AgentId, Ids, ItemId, ProcessId
 from steadyrun.model.item import Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
-from steadyrun.provider import Refused
 from steadyrun.stores.sqlite import SqliteStore
 
 PATIENCE_SECONDS = 20.0

@@ -21,13 +21,13 @@ import anyio
 import msgspec
 import pytest
 
-from steadyrun.clock import SystemClock
 from steadyrun.errors import (
     StoreCorrupt,
     StoreForeign,
     StoreFromFuture,
     StoreUnusable,
 )
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, Note

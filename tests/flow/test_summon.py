@@ -12,9 +12,9 @@ from steadyrun.config import Config, load
 from steadyrun.errors import AbilityMissing, FileUnusable, RoleMissing, SteadyrunError, Usage
 from steadyrun.model.event import ToolFailed
 from steadyrun.model.run import Run
-from steadyrun.runtime.standing import OWN_FILES
+from steadyrun.runtime.prompt.system import OWN_FILES
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.simulated.blocks import answer
+from steadyrun.testing.model_servers.content import answer
 from tests.commands import COMMAND
 from tests.commands import steadyrun as command
 from tests.stage import CODEX, Stage, staged

@@ -7,7 +7,7 @@ import anyio
 from steadyrun.model import event as ev
 from steadyrun.model.approval import Answer
 from steadyrun.model.item import Message
-from steadyrun.runtime.worker import Room
+from steadyrun.runtime.dispatcher import Room
 from steadyrun.stores.sqlite import SqliteStore
 from tests.team import begun, says, script, working
 

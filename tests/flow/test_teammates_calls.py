@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from steadyrun.hints import Hint, Hints, Watch
+from steadyrun.lib.notifier import Hint, Hints, Watch
 from steadyrun.model import event as ev
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import Claim
@@ -35,13 +35,13 @@ class PatientHints(Hints):
         self._theirs = hints
 
     @contextmanager
-    def watch(self, agent: AgentId | None, of: Hint = Hint.EVENTS) -> Iterator[Watch]:
+    def watch(self, agent: str | None, of: Hint = Hint.EVENTS) -> Iterator[Watch]:
         patient = Patient(of)
         with self._theirs.watch(agent, of) as watch:
             watch.on_ring = patient.ring
             yield patient
 
-    def ring(self, agents: Iterable[AgentId], hint: Hint = Hint.WORK) -> None:
+    def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
         self._theirs.ring(agents, hint)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import anyio
 
-from steadyrun.clock import SystemClock
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.gate import Closed, Dispatched, Opened, gate_state
 from steadyrun.model.ids import RunId

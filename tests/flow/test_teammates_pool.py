@@ -10,12 +10,12 @@ import anyio
 import msgspec
 import pytest
 
-from steadyrun.clock import SystemClock
-from steadyrun.providers import scripted_child
-from steadyrun.runtime.worker import Room
+from steadyrun.lib.clock import SystemClock
+from steadyrun.providers.scripted import child
+from steadyrun.runtime.dispatcher import Room
 from tests.team import Team, begun, cli_of, says, script, wait_for, working
 
-ENTRY = str(Path(scripted_child.__file__).with_name("__main__.py"))
+ENTRY = str(Path(child.__file__).with_name("__main__.py"))
 
 
 class Ahead(SystemClock):

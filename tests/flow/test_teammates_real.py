@@ -9,10 +9,10 @@ import pytest
 from steadyrun.model import event as ev
 from steadyrun.model.gate import Opened, dispatchable
 from steadyrun.model.ids import ItemId
-from steadyrun.testing.simulated.blocks import Call
-from steadyrun.testing.simulated.faults import Refusal, rate_limited
-from steadyrun.testing.simulated.messages import answer, call
-from steadyrun.testing.simulated.wire import Steps
+from steadyrun.testing.model_servers.anthropic import answer, call
+from steadyrun.testing.model_servers.content import Call
+from steadyrun.testing.model_servers.faults import Refusal, rate_limited
+from steadyrun.testing.model_servers.protocol import Steps
 from tests.real_team import working
 from tests.stage import CLAUDE, CODEX, Cli, Stage, staged
 from tests.team import Team

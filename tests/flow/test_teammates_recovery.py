@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from steadyrun.clock import SystemClock
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.run import Launched

@@ -12,14 +12,14 @@ import anyio.to_thread
 import pytest
 
 from steadyrun.errors import StoreBusy
+from steadyrun.lib.task_group import task_group
 from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent
 from steadyrun.model.gate import Opened
 from steadyrun.model.ids import AgentId
-from steadyrun.runtime.worker import Room
+from steadyrun.runtime.dispatcher import Room
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.tasks import task_group
 from tests.children.adoption_steps import WatchedStore
 from tests.children.keeper_driver import eventually
 from tests.team import Team, says, script, wait_for, working

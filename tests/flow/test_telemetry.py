@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from steadyrun.model import event as ev
-from steadyrun.runtime.telemetry import CURSOR
+from steadyrun.telemetry.exporter import CURSOR
 from tests.children.keeper_driver import eventually
 from tests.collector import Collector, Seen, collecting
 from tests.commands import COMMAND, environment
@@ -316,7 +316,8 @@ def test_a_header_whose_variable_is_not_set_is_named_at_the_start(home: Home) ->
 
 def test_a_daemon_that_exports_nothing_does_not_load_the_packages() -> None:
     program = (
-        "import sys, steadyrun.assemble.daemon, steadyrun.cli.up, steadyrun.runtime.telemetry\n"
+        "import sys, steadyrun.app.daemon, steadyrun.cli.commands.up\n"
+        "import steadyrun.telemetry.exporter\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
 

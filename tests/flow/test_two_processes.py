@@ -19,8 +19,8 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from steadyrun.clock import SystemClock
 from steadyrun.errors import LeaseLost, StoreBusy
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Note
 from steadyrun.model.ids import AgentId, ProcessId, RunId
@@ -29,7 +29,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished
 from steadyrun.store import Holder, follow
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.store_suite.scene import reaped
+from steadyrun.testing.store_conformance.fixtures import reaped
 from tests.children.store_actor import one_event
 
 CHILD = Path(__file__).parents[1] / "children" / "store_actor.py"

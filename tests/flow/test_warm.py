@@ -9,15 +9,16 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from steadyrun.clock import SystemClock
+from steadyrun.dialect import Ended, LaunchRequest, Turn
+from steadyrun.driver import Stretch
+from steadyrun.drivers.launcher import KeeperDrivers, Setup
+from steadyrun.drivers.process_driver import ProcessDriver
+from steadyrun.lib.clock import SystemClock
+from steadyrun.lib.file_follower import FileWatches, Wake
 from steadyrun.model.event import Emitted, OutputRaw, TextFinal
 from steadyrun.model.ids import AgentId, HolderId, ProcessId
 from steadyrun.model.process import Process, SavedState
-from steadyrun.provider import Ended, LaunchRequest, Stretch, Turn
-from steadyrun.providers.driver import ProcessDriver
-from steadyrun.providers.drivers import KeeperDrivers, Setup
-from steadyrun.providers.scripted import Scripted
-from steadyrun.wire.journal import FileWatches, Wake
+from steadyrun.providers.scripted.dialect import Scripted
 from tests.children.keeper_driver import eventually, is_locked
 
 PATIENCE_SECONDS = 20.0

@@ -47,10 +47,10 @@ from steadyrun.model.secret import Scrubber, Secret
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import Cost, Usage
 from steadyrun.store import Start, Started, Store
+from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.clock import START, FakeClock, seeded_ids
-from steadyrun.testing.memory import MemoryStore
-from steadyrun.testing.store_suite.scene import ALL, everything
+from steadyrun.testing.store_conformance.fixtures import ALL, everything
 
 T = TypeVar("T")
 CANARY = "canary-7f3a"

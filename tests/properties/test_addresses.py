@@ -14,7 +14,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from steadyrun.errors import AddressRefused
-from steadyrun.wire.addresses import resolve
+from steadyrun.lib.safe_urls import resolve
 
 PUBLIC = "8.8.8.8"
 # The corners of what is closed, by the registries of IANA, and what clouds answer on.

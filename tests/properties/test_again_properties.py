@@ -11,7 +11,7 @@ from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item, ItemKind, OnLost
 from steadyrun.model.run import STOPPED, EndStatus, Run, StopReason
-from steadyrun.runtime.again import Again, metadata_of, verdict
+from steadyrun.runtime.run.retry import Again, metadata_of, verdict
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 CODES = [

@@ -18,7 +18,7 @@ from steadyrun.model.event import (
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
-from steadyrun.runtime.briefing import LARGEST_BRIEFING_BYTES, Handover, Told, briefing
+from steadyrun.runtime.prompt.briefing import LARGEST_BRIEFING_BYTES, Handover, Told, briefing
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 # Where a line ends for anybody, what we say ourselves, half a character, and much of everything.

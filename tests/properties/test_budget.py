@@ -25,7 +25,7 @@ from steadyrun.model.budget import (
 )
 from steadyrun.model.event import BudgetReached
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.runtime.meter import Meter
+from steadyrun.runtime.run.budget import Meter
 
 ZONES = sorted(available_timezones() - {"localtime"})
 MOMENTS = st.datetimes(datetime(1970, 1, 3), datetime(2037, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001

@@ -27,9 +27,9 @@ from steadyrun.model.event import (
     our_place,
     type_of,
 )
+from steadyrun.model.event_codec import decode_events, encode_events, join_encoded
+from steadyrun.model.event_json import data_of, public
 from steadyrun.model.ids import ProcessId, RunId
-from steadyrun.model.packed import decode_events, encode_events, join_encoded
-from steadyrun.model.public import data_of, public
 from steadyrun.model.secret import Scrubber, Secret
 from steadyrun.model.usage import Cost
 from steadyrun.testing.clock import START

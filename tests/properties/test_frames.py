@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.model.frame import Frame
-from steadyrun.wire.framing import Lines
+from steadyrun.lib.framing import Frame, Lines
 
 # Mostly what matters: line breaks, and bytes that other people take for line breaks.
 texts = st.lists(st.sampled_from([b"\n", b"\r", b"a", b"\x0c", b"\x85", b"{}"]) | st.binary()).map(

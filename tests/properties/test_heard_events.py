@@ -6,10 +6,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadyrun.cli.following import seen_in
+from steadyrun.cli.event_stream import seen_in
 from steadyrun.model.event import EventId, LiveEvent, StoredEvent
+from steadyrun.model.event_json import public
 from steadyrun.model.ids import RunId
-from steadyrun.model.public import public
 from tests.properties.test_events import foreigners, known, times
 
 names = st.none() | st.text()

@@ -16,7 +16,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from steadyrun.errors import PathRefused
-from steadyrun.wire.paths import Scope
+from steadyrun.lib.safe_paths import Scope
 
 TOP = "<top>"
 OPEN = ("open", "added")

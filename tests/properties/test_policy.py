@@ -10,9 +10,12 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadyrun.assemble.runtime import DIALECTS, make_dialect
-from steadyrun.clock import SystemClock
+from steadyrun.app.runtime import DIALECTS, make_dialect
+from steadyrun.dialect import LaunchRequest, Turn
+from steadyrun.drivers.launcher import KeeperDrivers, Setup
 from steadyrun.errors import AbilityMissing
+from steadyrun.lib.clock import SystemClock
+from steadyrun.lib.file_follower import FileWatches
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import (
@@ -28,17 +31,15 @@ from steadyrun.model.policy import (
     rights,
     tools_flaw,
 )
-from steadyrun.provider import LaunchRequest, Turn
-from steadyrun.providers import claude_launch, codex_launch
-from steadyrun.providers.claude_launch import ClaudeOptions
-from steadyrun.providers.codex_launch import CodexOptions
-from steadyrun.providers.drivers import KeeperDrivers, Setup
-from steadyrun.providers.scripted import Scripted
+from steadyrun.providers.claude import launch as claude_launch
+from steadyrun.providers.claude.launch import ClaudeOptions
+from steadyrun.providers.codex import launch as codex_launch
+from steadyrun.providers.codex.launch import CodexOptions
+from steadyrun.providers.scripted.dialect import Scripted
 from steadyrun.providers.shell import Shell
-from steadyrun.runtime.bridge import launch_request
-from steadyrun.runtime.permitted import permitted
-from steadyrun.runtime.standing import Standing
-from steadyrun.wire.journal import FileWatches
+from steadyrun.runtime.prompt.builder import launch_request
+from steadyrun.runtime.prompt.system import Standing
+from steadyrun.runtime.run.permissions import permitted
 
 COMBINATIONS = 10_000
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -7,8 +7,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.wire.framing import Lines
-from steadyrun.wire.jsonrpc import (
+from steadyrun.lib.framing import Lines
+from steadyrun.lib.jsonrpc import (
     Failure,
     Id,
     Notification,

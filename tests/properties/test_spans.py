@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from steadyrun.model import event as ev
 from steadyrun.model.event import Event, EventId, StoredEvent
 from steadyrun.model.ids import RunId
-from steadyrun.runtime.spans import SpanData, Spans
+from steadyrun.telemetry.spans import SpanData, Spans
 from steadyrun.testing.clock import START
 
 SAID = "crimson"

@@ -20,7 +20,7 @@ from steadyrun.model.run import (
 )
 from steadyrun.model.usage import Cost, Usage
 from steadyrun.store import DEDUP_RETENTION, Store
-from steadyrun.testing.store_suite.scene import ALL
+from steadyrun.testing.store_conformance.fixtures import ALL
 from tests.properties.store_world import (
     ACCOUNTS,
     CANARY,

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from steadyrun.dialect import Exit
+from steadyrun.drivers.replay import Line, Seen, replay
+from steadyrun.drivers.turn_tracker import Told, Turns
+from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
-from steadyrun.model.frame import Frame
-from steadyrun.provider import Exit
-from steadyrun.providers.replay import Line, Seen, replay
-from steadyrun.providers.turns import Told, Turns
 from tests.recordings.recorded import CLIS, Cli, Recording, Telling, recordings, telling
 from tests.recordings.shape_claude import CLAUDE
 from tests.recordings.shape_codex import CODEX

@@ -7,6 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from steadyrun.dialect import Dialect, Exit
+from steadyrun.drivers.replay import Line, Seen, read_recording, replay
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
@@ -21,13 +23,11 @@ from steadyrun.model.event import (
     ToolFailed,
     type_of,
 )
-from steadyrun.model.public import data_of
-from steadyrun.provider import Dialect, Exit
-from steadyrun.providers.claude import Claude
-from steadyrun.providers.claude_launch import ClaudeOptions
-from steadyrun.providers.codex import Codex
-from steadyrun.providers.codex_launch import CodexOptions
-from steadyrun.providers.replay import Line, Seen, read_recording, replay
+from steadyrun.model.event_json import data_of
+from steadyrun.providers.claude.dialect import Claude
+from steadyrun.providers.claude.launch import ClaudeOptions
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.providers.codex.launch import CodexOptions
 
 HERE = Path(__file__).parent
 LONGEST_TEXT = 160

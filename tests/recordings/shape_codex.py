@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from steadyrun.providers.replay import Line
+from steadyrun.drivers.replay import Line
 from tests.recordings.shapes import Json, Shape, get, put
 
 # What is said in words, wherever it stands; deltas and items say the same words.

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from steadyrun.providers.replay import Line
+from steadyrun.drivers.replay import Line
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from steadyrun.providers.replay import Line
+from steadyrun.drivers.replay import Line
 from tests.recordings.played import KINDS, outcomes, played, texts
 from tests.recordings.recorded import Recording, recordings
 from tests.recordings.shape_claude import CLAUDE

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from steadyrun.drivers.replay import Line
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
-from steadyrun.providers.replay import Line
 from tests.recordings.played import (
     Fate,
     events_of,

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from steadyrun.drivers.replay import Line, Seen
+from steadyrun.drivers.turn_tracker import Turns
+from steadyrun.lib.framing import Lines
 from steadyrun.model import event as ev
 from steadyrun.model.event import Emitted
-from steadyrun.providers.replay import Line, Seen
-from steadyrun.providers.turns import Turns
-from steadyrun.wire.framing import Lines
 from tests.recordings.played import (
     KILLED,
     KINDS,

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import pytest
 
+from steadyrun.dialect import STILL_RUNNING
+from steadyrun.drivers.replay import Seen
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
-from steadyrun.providers.replay import Seen
-from steadyrun.providers.turns import STILL_RUNNING
 from tests.recordings import raw_claude, raw_codex
 from tests.recordings.raw import Reading, Result, Tokens, Use
 from tests.recordings.recorded import Recording, recordings

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from steadyrun.assemble.accounts import accounts_of
-from steadyrun.assemble.seal import seal_key
+from steadyrun.app.accounts import accounts_of
+from steadyrun.app.home_key import seal_key
 from steadyrun.config import Config, load
 from steadyrun.config.accounts import tells_account
 from steadyrun.errors import StoreUnusable

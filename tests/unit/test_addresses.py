@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from steadyrun.errors import AddressRefused
-from steadyrun.wire.addresses import Target, resolve
+from steadyrun.lib.safe_urls import Target, resolve
 
 
 class Names:

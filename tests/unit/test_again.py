@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 import pytest
 from msgspec.structs import replace
 
+from steadyrun.dialect import RESUME_NOT_FOUND, Exit
+from steadyrun.drivers.turn_tracker import cut_short
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created, Metadata, Orphaned, Run, RunStatus, StopReason, step
-from steadyrun.provider import RESUME_NOT_FOUND, Exit
-from steadyrun.providers.turns import cut_short
-from steadyrun.runtime.again import CONVERSATION_CORRUPT, Again, Why, metadata_of, verdict
+from steadyrun.runtime.run.retry import CONVERSATION_CORRUPT, Again, Why, metadata_of, verdict
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 ITEM = Item(ItemId("itm_1"), AgentId("agt_1"), 1, "message", "hello", "resume", AT, attempt=1)

@@ -1,6 +1,6 @@
 """Is everything shown that is asked for?"""
 
-from steadyrun.cli.approvals import question
+from steadyrun.cli.output.ask import question
 from steadyrun.model.event import ApprovalRequested
 
 

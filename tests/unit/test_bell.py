@@ -3,7 +3,7 @@
 import anyio
 import anyio.lowlevel
 
-from steadyrun.bell import Bell
+from steadyrun.lib.signal import Bell
 
 
 def test_a_ring_wakes_everybody_who_waits() -> None:

@@ -20,7 +20,7 @@ from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run, RunStatus
-from steadyrun.runtime.briefing import (
+from steadyrun.runtime.prompt.briefing import (
     LARGEST_BRIEFING_BYTES,
     Handover,
     Told,

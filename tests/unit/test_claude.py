@@ -7,10 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.model import event as ev
-from steadyrun.model.frame import Frame
-from steadyrun.model.usage import Cost, Usage
-from steadyrun.provider import (
+from steadyrun.dialect import (
     Began,
     Dialect,
     Ended,
@@ -23,10 +20,13 @@ from steadyrun.provider import (
     Turn,
     Verdict,
 )
-from steadyrun.providers.claude import Claude
-from steadyrun.providers.claude_launch import PROGRAM, ClaudeOptions
-from steadyrun.providers.claude_state import ClaudeState
-from steadyrun.providers.turns import Turns
+from steadyrun.drivers.turn_tracker import Turns
+from steadyrun.lib.framing import Frame
+from steadyrun.model import event as ev
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.providers.claude.dialect import Claude
+from steadyrun.providers.claude.launch import PROGRAM, ClaudeOptions
+from steadyrun.providers.claude.state import ClaudeState
 from tests.claude_lines import (
     REQUEST,
     T1,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from steadyrun.dialect import Ended, Send, Turn, Verdict
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost
-from steadyrun.provider import Ended, Send, Turn, Verdict
 from tests.claude_lines import (
     aborted,
     ask,

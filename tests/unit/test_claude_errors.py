@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from steadyrun.provider import Exit
-from steadyrun.providers.claude_errors import Found, exit_end, outcome, unreadable
-from steadyrun.providers.claude_frames import ResultLine, printed_of
+from steadyrun.dialect import Exit
+from steadyrun.providers.claude.errors import Found, exit_end, outcome, unreadable
+from steadyrun.providers.claude.frames import ResultLine, printed_of
 
 
 def result(**fields: Any) -> ResultLine:

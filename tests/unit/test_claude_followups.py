@@ -2,9 +2,9 @@
 
 import json
 
+from steadyrun.dialect import Began, Ended, Exit, Offer, Refused, Said, Send
 from steadyrun.model import event as ev
-from steadyrun.provider import Began, Ended, Exit, Offer, Refused, Said, Send
-from steadyrun.providers.claude_launch import uuid_of
+from steadyrun.providers.claude.launch import uuid_of
 from tests.claude_lines import (
     T1,
     Line,

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from steadyrun.dialect import Image, Launch, LaunchRequest, Turn
 from steadyrun.errors import Usage
 from steadyrun.model.media import LARGEST_IMAGE_BYTES
 from steadyrun.model.policy import DENIED, Mode
-from steadyrun.provider import Image, Launch, LaunchRequest, Turn
-from steadyrun.providers.claude_launch import (
+from steadyrun.providers.claude.launch import (
     MODES,
     PROGRAM,
     ClaudeOptions,

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from steadyrun.dialect import Ended, Exit, Picture
 from steadyrun.model import event as ev
-from steadyrun.provider import Ended, Exit, Picture
-from steadyrun.providers.claude_state import ClaudeState
-from steadyrun.providers.produced import LARGEST_IMAGE_CHARS
+from steadyrun.providers.claude.state import ClaudeState
+from steadyrun.providers.shared.images import LARGEST_IMAGE_CHARS
 from tests.claude_lines import (
     Line,
     aborted,

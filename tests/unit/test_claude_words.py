@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steadyrun.dialect import Ended
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.provider import Ended
-from steadyrun.providers.claude_frames import SILENT_TYPES
-from steadyrun.providers.claude_state import ClaudeState
-from steadyrun.providers.prices import estimated
+from steadyrun.providers.claude.frames import SILENT_TYPES
+from steadyrun.providers.claude.state import ClaudeState
+from steadyrun.providers.shared.prices import estimated
 from tests.claude_lines import (
     T1,
     Line,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.runtime.clocks import Alarm, ClockLimits, Signs, next_alarm
+from steadyrun.runtime.run.timeouts import Alarm, ClockLimits, Signs, next_alarm
 
 LIMITS = ClockLimits(wall=1000.0, idle=300.0, stall=120.0, hang=60.0, warning=30.0)
 SILENT = ClockLimits(wall=None, idle=None, stall=None, hang=None, warning=30.0)

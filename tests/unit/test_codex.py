@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec import DecodeError
 
-from steadyrun.model import event as ev
-from steadyrun.provider import (
+from steadyrun.dialect import (
     RESUME_NOT_FOUND,
     Began,
     Dialect,
@@ -22,9 +21,10 @@ from steadyrun.provider import (
     Turn,
     Verdict,
 )
-from steadyrun.providers.codex import Codex
-from steadyrun.providers.codex_launch import PROGRAM, CodexOptions
-from steadyrun.providers.codex_state import CodexState
+from steadyrun.model import event as ev
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.providers.codex.launch import PROGRAM, CodexOptions
+from steadyrun.providers.codex.state import CodexState
 from tests.codex_lines import (
     AGAIN,
     ONCE,

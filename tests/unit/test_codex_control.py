@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from steadyrun.dialect import Ended, Said, Send, Verdict
 from steadyrun.model import event as ev
-from steadyrun.provider import Ended, Said, Send, Verdict
 from tests.codex_lines import (
     ASKS,
     Talk,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from steadyrun.dialect import RESUME_NOT_FOUND, Exit
 from steadyrun.model import event as ev
-from steadyrun.provider import RESUME_NOT_FOUND, Exit
-from steadyrun.providers.codex_errors import code_of, exit_end, explained, fact_of, status_of
+from steadyrun.providers.codex.errors import code_of, exit_end, explained, fact_of, status_of
 from tests.codex_lines import (
     completed,
     error,

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from steadyrun.dialect import RESUME_NOT_FOUND, Began, Ended, Exit, LaunchRequest, Turn
+from steadyrun.drivers.turn_tracker import Turns
+from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
-from steadyrun.model.frame import Frame
 from steadyrun.model.usage import Usage
-from steadyrun.provider import RESUME_NOT_FOUND, Began, Ended, Exit, LaunchRequest, Turn
-from steadyrun.providers.codex import Codex
-from steadyrun.providers.turns import Turns
+from steadyrun.providers.codex.dialect import Codex
 from tests.codex_lines import ONCE, Talk
 from tests.talk import NOW, play, the_end
 

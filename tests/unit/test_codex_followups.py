@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from steadyrun.dialect import Began, Ended, Exit, Offer, Refused, Said, Send
+from steadyrun.drivers.turn_tracker import Turns
+from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
-from steadyrun.model.frame import Frame
-from steadyrun.provider import Began, Ended, Exit, Offer, Refused, Said, Send
-from steadyrun.providers.turns import Turns
 from tests.codex_lines import (
     Talk,
     begun,

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from steadyrun.dialect import Ended, Exit, Picture, Said, Send
+from steadyrun.drivers.turn_tracker import Turns
 from steadyrun.model import event as ev
 from steadyrun.model.event import Emitted
-from steadyrun.provider import Ended, Exit, Picture, Said, Send
-from steadyrun.providers.turns import Turns
 from tests.codex_lines import (
     Talk,
     begun,

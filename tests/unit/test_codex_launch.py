@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from steadyrun.dialect import Image, Launch, LaunchRequest, Turn
 from steadyrun.errors import Usage
 from steadyrun.model.media import LARGEST_IMAGE_BYTES
 from steadyrun.model.policy import Mode
-from steadyrun.provider import Image, Launch, LaunchRequest, Turn
-from steadyrun.providers.codex_launch import (
+from steadyrun.providers.codex.config_toml import check_toml, laid_over, toml
+from steadyrun.providers.codex.launch import (
     MODES,
     PROGRAM,
     RESUMED,
@@ -32,7 +33,6 @@ from steadyrun.providers.codex_launch import (
     thread_params,
     turn_params,
 )
-from steadyrun.providers.codex_toml import check_toml, laid_over, toml
 
 PLACE = "/home/processes/prc_1"
 REQUEST = LaunchRequest(Turn("run_1", "hello"), "/work", PLACE)

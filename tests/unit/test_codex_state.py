@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from steadyrun.dialect import Began, Ended, Exit, Offer, Send, Turn, Verdict
+from steadyrun.drivers.turn_tracker import Told, Turns
+from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.event import Emitted
-from steadyrun.model.frame import Frame
-from steadyrun.provider import Began, Ended, Exit, Offer, Send, Turn, Verdict
-from steadyrun.providers.codex import Codex
-from steadyrun.providers.codex_state import CodexState
-from steadyrun.providers.turns import Told, Turns
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.providers.codex.state import CodexState
 from tests.codex_lines import (
     AGAIN,
     Talk,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from steadyrun.dialect import Began, Said
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
-from steadyrun.provider import Began, Said
 from tests.codex_lines import (
     Talk,
     completed,

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steadyrun.dialect import Said
 from steadyrun.model import event as ev
 from steadyrun.model.event import LimitWindow
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.provider import Said
-from steadyrun.providers import prices
-from steadyrun.providers.codex_state import CodexState
-from steadyrun.providers.codex_usage import MOST_THREADS
+from steadyrun.providers.codex.state import CodexState
+from steadyrun.providers.codex.usage import MOST_THREADS
+from steadyrun.providers.shared import prices
 from tests.codex_lines import (
     AGAIN,
     Talk,

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from steadyrun.cli import config as commands
+from steadyrun.cli.commands import config as commands
 from steadyrun.config import Config, as_document, describe, is_trusted, load, locate, trust
 from steadyrun.config.schema import BudgetSettings, Clocks, Daemon, GateSettings
 from steadyrun.errors import ConfigInvalid, ConfigUntrusted, NotFound, VariableUnset

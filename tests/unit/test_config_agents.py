@@ -8,8 +8,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from steadyrun.assemble.agents import Synced, sync
-from steadyrun.clock import SystemClock
+from steadyrun.app.sync_agents import Synced, sync
 from steadyrun.config import load
 from steadyrun.errors import (
     AbilityMissing,
@@ -19,6 +18,7 @@ from steadyrun.errors import (
     RoleMissing,
     SteadyrunError,
 )
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId, Ids

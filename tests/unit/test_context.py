@@ -9,7 +9,7 @@ from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Attachment, Item
 from steadyrun.model.run import Run
-from steadyrun.runtime.context import (
+from steadyrun.runtime.prompt.recovery import (
     LARGEST_CONTEXT_BYTES,
     recovery_context,
     retry_notice,

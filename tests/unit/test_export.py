@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.cli import export
-from steadyrun.cli.export import copy_clean
+from steadyrun.cli.commands import export
+from steadyrun.cli.commands.export import copy_clean
 from steadyrun.model.secret import Scrubber, Secret
 
 SECRET = "hunter2-hunter2"

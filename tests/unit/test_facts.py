@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadyrun.model.secret import REDACTED, Scrubber, Secret
-from steadyrun.runtime.facts import (
+from steadyrun.runtime.log import (
     FACTS,
     LONGEST_FIELD,
     FactFormatter,

@@ -5,8 +5,7 @@ from collections import Counter
 from types import FrameType
 from typing import Any
 
-from steadyrun.model.frame import Frame
-from steadyrun.wire.framing import Lines
+from steadyrun.lib.framing import Frame, Lines
 
 
 def test_a_line_ends_behind_its_line_break() -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
-from steadyrun.clock import SystemClock
 from steadyrun.errors import FileUnusable, MessageTooLong, StoreFull, StoreUnusable, Usage
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Attachment, Item, Payload
 from steadyrun.runtime.attachments import LARGEST_FILE_BYTES, MOST_FILES
 from steadyrun.runtime.inbox import LONGEST_KEY, LONGEST_TEXT_BYTES, accept
-from steadyrun.testing.memory import MemoryStore
+from steadyrun.stores.memory.store import MemoryStore
 from tests.stage import PNG
 
 MIB = 1024 * 1024

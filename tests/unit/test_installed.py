@@ -6,11 +6,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from steadyrun import keeper
+from steadyrun.dialect import Program
+from steadyrun.drivers import keeper, programs
+from steadyrun.drivers.programs import Look, find, look, require
 from steadyrun.errors import LaunchFailed
-from steadyrun.provider import Program
-from steadyrun.providers import installed
-from steadyrun.providers.installed import Look, find, look, require
 
 PROGRAM = Program(
     "claude",
@@ -108,7 +107,7 @@ def test_a_file_that_is_no_program_could_not_be_started(bin_folder: Path) -> Non
 def test_what_hangs_is_ended_with_all_it_started(
     bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(installed, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(programs, "ANSWER_SECONDS", 0.5)
     pids = tmp_path / "pids"
     child = f"echo $$ >>{pids}; exec sleep 600"
     write(bin_folder, f"trap '' TERM; setsid sh -c '{child}' & {child}")
@@ -123,7 +122,7 @@ def test_what_hangs_is_ended_with_all_it_started(
 def test_what_prints_without_end_is_ended(
     bin_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(installed, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(programs, "ANSWER_SECONDS", 0.5)
     write(bin_folder, "exec yes 2.1.197")
 
     assert seen(bin_folder).problem == "it did not answer within 0.5 seconds"
@@ -219,24 +218,24 @@ def test_a_launch_with_its_program_goes_on(bin_folder: Path) -> None:
 
 def test_a_variable_or_a_file_says_that_somebody_is_logged_in(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
-    assert installed.login(PROGRAM, home) is None
-    assert installed.login(PROGRAM, {"API_KEY": "", **home}) is None
-    assert installed.login(PROGRAM, {"TOKEN": "x", **home}) == "TOKEN"
+    assert programs.login(PROGRAM, home) is None
+    assert programs.login(PROGRAM, {"API_KEY": "", **home}) is None
+    assert programs.login(PROGRAM, {"TOKEN": "x", **home}) == "TOKEN"
 
     (tmp_path / ".claude").mkdir()
     (tmp_path / ".claude" / "login").touch()
-    assert installed.login(PROGRAM, home) == "~/.claude/login"
-    assert installed.login(PROGRAM, {"API_KEY": "x", **home}) == "API_KEY"
-    assert installed.login(PROGRAM, {}) is None
+    assert programs.login(PROGRAM, home) == "~/.claude/login"
+    assert programs.login(PROGRAM, {"API_KEY": "x", **home}) == "API_KEY"
+    assert programs.login(PROGRAM, {}) is None
 
 
 def test_a_login_is_looked_for_where_the_program_has_its_folder(tmp_path: Path) -> None:
     env = {"HOME": "/nowhere", "CLAUDE_HOME": str(tmp_path)}
-    assert installed.login(PROGRAM, env) is None
+    assert programs.login(PROGRAM, env) is None
 
     (tmp_path / "login").touch()
-    assert installed.login(PROGRAM, env) == "$CLAUDE_HOME/login"
-    assert installed.login(PROGRAM, {"HOME": str(tmp_path)}) is None
+    assert programs.login(PROGRAM, env) == "$CLAUDE_HOME/login"
+    assert programs.login(PROGRAM, {"HOME": str(tmp_path)}) is None
 
 
 def test_a_file_of_credentials_is_not_opened(tmp_path: Path) -> None:
@@ -244,9 +243,9 @@ def test_a_file_of_credentials_is_not_opened(tmp_path: Path) -> None:
     # Whoever opens it waits for somebody to write into it.
     os.mkfifo(tmp_path / ".claude" / "login", mode=0)
 
-    assert installed.login(PROGRAM, {"HOME": str(tmp_path)}) == "~/.claude/login"
+    assert programs.login(PROGRAM, {"HOME": str(tmp_path)}) == "~/.claude/login"
 
 
 def test_a_directory_that_may_not_be_looked_into_holds_no_login() -> None:
-    assert installed.login(PROGRAM, {"HOME": "/dev/null"}) is None
-    assert installed.login(PROGRAM, {"HOME": "\0"}) is None
+    assert programs.login(PROGRAM, {"HOME": "/dev/null"}) is None
+    assert programs.login(PROGRAM, {"HOME": "\0"}) is None

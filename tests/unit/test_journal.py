@@ -12,14 +12,14 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from steadyrun.wire.inotify import open_inotify
-from steadyrun.wire.journal import (
+from steadyrun.lib.file_follower import (
     CHUNK_BYTES,
     MANY_FILES,
     FileWatches,
     JournalFollower,
     TailFollower,
 )
+from steadyrun.lib.inotify import open_inotify
 
 PATIENCE_SECONDS = 60.0
 # So long that whoever wakes earlier was told by the kernel, or polls because it was not.

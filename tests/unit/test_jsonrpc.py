@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import Raw, Struct
 
-from steadyrun.wire.jsonrpc import (
+from steadyrun.lib.jsonrpc import (
     Failure,
     Message,
     Notification,

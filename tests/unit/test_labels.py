@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.model.labels import LONGEST, label
+from steadyrun.model.tool_labels import LONGEST, label
 
 DEEP: Any = []
 for _ in range(5000):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.cli import live
-from steadyrun.cli.live import LiveText
+from steadyrun.cli.output import live
+from steadyrun.cli.output.live import LiveText
 from steadyrun.model import event as ev
 from steadyrun.model.event import EVENT_TYPES, ErrorFact, Event, EventId, LiveEvent, StoredEvent
 from steadyrun.model.ids import RunId

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from steadyrun.model.event import Event, LiveEvent, OutputRaw, TextDelta, ThinkingDelta
 from steadyrun.model.ids import RunId
 from steadyrun.model.secret import REDACTED, Scrubber, Secret
-from steadyrun.runtime.live import LiveScrubber
+from steadyrun.runtime.events.scrubber import LiveScrubber
 
 # One begins as it ends, one begins as another ends, and one has another in it.
 SECRETS = ("canary-7f3a-c", "c4-token-7f3a", "x-c4-token-7f3a-x")

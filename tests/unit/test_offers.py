@@ -6,15 +6,16 @@ from typing import Any, cast
 
 import anyio
 
+from steadyrun.dialect import Ability, Offer, Refused
+from steadyrun.driver import Driver
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Event, FollowupReturned
 from steadyrun.model.ids import Ids
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Created
-from steadyrun.provider import Ability, Driver, Offer, Refused
-from steadyrun.runtime.followups import Followups
+from steadyrun.runtime.agent.offers import Followups
+from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import FakeClock
-from steadyrun.testing.memory import MemoryStore
 
 
 class Turn:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from steadyrun.errors import FileUnusable, PathRefused
-from steadyrun.wire.files import open_regular
-from steadyrun.wire.paths import LONGEST_PATH_BYTES, Scope, directory, shown
+from steadyrun.lib.safe_files import open_regular
+from steadyrun.lib.safe_paths import LONGEST_PATH_BYTES, Scope, directory, shown
 
 
 class Desk:

@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct
 
 from steadyrun.errors import RpcClosed, RpcRefused, RpcTimeout
-from steadyrun.wire.jsonrpc import (
+from steadyrun.lib.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -21,7 +21,7 @@ from steadyrun.wire.jsonrpc import (
     Notification,
     Request,
 )
-from steadyrun.wire.peer import Peer, Service
+from steadyrun.lib.jsonrpc_peer import Peer, Service
 
 PATIENCE_SECONDS = 30.0
 

@@ -3,6 +3,8 @@
 import msgspec
 import pytest
 
+from steadyrun.dialect import Began, Enforced, LaunchRequest, Refused, Turn, all_or_nothing
+from steadyrun.driver import Heard
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import Budget
 from steadyrun.model.event import (
@@ -15,14 +17,13 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import DENIED, Permissions, Policy, Rights, breach, rights
-from steadyrun.provider import Began, Enforced, Heard, LaunchRequest, Refused, Turn, all_or_nothing
-from steadyrun.providers.claude import Claude
-from steadyrun.providers.claude_launch import ClaudeOptions
-from steadyrun.providers.codex import Codex
-from steadyrun.providers.codex_launch import CodexOptions
-from steadyrun.runtime.bridge import launch_request
-from steadyrun.runtime.permitted import with_breaches
-from steadyrun.runtime.standing import Standing
+from steadyrun.providers.claude.dialect import Claude
+from steadyrun.providers.claude.launch import ClaudeOptions
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.providers.codex.launch import CodexOptions
+from steadyrun.runtime.prompt.builder import launch_request
+from steadyrun.runtime.prompt.system import Standing
+from steadyrun.runtime.run.permissions import with_breaches
 from steadyrun.testing.clock import START
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scripts.prices import list_of, text_of
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.providers.prices import FILE, Clause, estimated, price_list
+from steadyrun.providers.shared.prices import FILE, Clause, estimated, price_list
 
 PUBLISHED = datetime.combine(price_list().published, time(), UTC)
 SOME = Usage(input_tokens=1_000, output_tokens=1_000)
@@ -188,7 +188,7 @@ def test_a_price_needs_nothing_but_the_file() -> None:
         "import sys, socket\n"
         "socket.socket = None\n"
         "from steadyrun.model.usage import Usage\n"
-        "from steadyrun.providers.prices import estimated\n"
+        "from steadyrun.providers.shared.prices import estimated\n"
         "print(estimated('gpt-5.4', Usage(1_000_000, 0)).usd)\n"
         "print({'genai_prices', 'pydantic', 'httpx2', 'asyncio'} & set(sys.modules))\n"
     )

@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
+from steadyrun.cli.inputs import LARGEST_IMAGE_BYTES, read_image, read_schema, read_wishes
 from steadyrun.cli.main import MODES, build_parser
-from steadyrun.cli.prompt import LARGEST_IMAGE_BYTES, read_image, read_schema, read_wishes
 from steadyrun.errors import Usage
 from steadyrun.model.policy import Mode
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from steadyrun.cli import render
+from steadyrun.cli.output import format as render
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact, Event, EventId, Foreign, StoredEvent
 from steadyrun.model.ids import AgentId, RunId

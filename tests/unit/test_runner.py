@@ -8,6 +8,8 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from steadyrun.dialect import Ability, Ended
+from steadyrun.driver import Driver
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import BudgetRules
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Emitted, Event, UsageUpdated
@@ -15,11 +17,10 @@ from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
 from steadyrun.model.item import Claim, Item
 from steadyrun.model.run import Created, Run, step
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.provider import Ability, Driver, Ended
-from steadyrun.runtime.around import Surroundings
-from steadyrun.runtime.clocks import ClockLimits
-from steadyrun.runtime.process import LiveProcess
-from steadyrun.runtime.runner import WALL, Runner
+from steadyrun.runtime.agent.process import LiveProcess
+from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.run.active_run import WALL, Runner
+from steadyrun.runtime.run.timeouts import ClockLimits
 from steadyrun.testing.clock import START, FakeClock
 
 AGENT = Agent(AgentId("agt_1"), "ada", ("scripted",), "/")

@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.model import event as ev
-from steadyrun.model.frame import Frame
-from steadyrun.model.usage import Cost, Usage
-from steadyrun.provider import (
+from steadyrun.dialect import (
     Began,
     Dialect,
     Ended,
@@ -29,7 +26,10 @@ from steadyrun.provider import (
     Turn,
     Verdict,
 )
-from steadyrun.providers.scripted import Scripted, ScriptedOptions, ScriptedState
+from steadyrun.lib.framing import Frame
+from steadyrun.model import event as ev
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.providers.scripted.dialect import Scripted, ScriptedOptions, ScriptedState
 
 REQUEST = LaunchRequest(Turn("t1", "hello"), "/")
 

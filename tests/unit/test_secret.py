@@ -15,7 +15,7 @@ from steadyrun.model.event import (
     ToolCompleted,
     Unknown,
 )
-from steadyrun.model.packed import decode_events, encode_events
+from steadyrun.model.event_codec import decode_events, encode_events
 from steadyrun.model.secret import REDACTED, SHORTEST_SECRET, Scrubber, Secret
 from steadyrun.testing.clock import START
 

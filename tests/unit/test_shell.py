@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.errors import CommandRefused, ConfigInvalid, Usage
-from steadyrun.model import event as ev
-from steadyrun.model.frame import Frame
-from steadyrun.model.policy import Mode
-from steadyrun.provider import (
+from steadyrun.dialect import (
     Dialect,
     Ended,
     Exit,
@@ -27,6 +23,10 @@ from steadyrun.provider import (
     Turn,
     Verdict,
 )
+from steadyrun.errors import CommandRefused, ConfigInvalid, Usage
+from steadyrun.lib.framing import Frame
+from steadyrun.model import event as ev
+from steadyrun.model.policy import Mode
 from steadyrun.providers.shell import Shell, ShellOptions, ShellState
 
 ASKED = b'{"steadyrun.command":"ls -l"}'

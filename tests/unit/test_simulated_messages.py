@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 
-from steadyrun.testing.simulated.faults import (
+from steadyrun.testing.model_servers.anthropic import (
+    Ask,
+    MessagesServer,
+    Step,
+    Tokens,
+    answer,
+    call,
+    text,
+    thinking,
+    unified_limit,
+)
+from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
     Fault,
@@ -26,18 +37,7 @@ from steadyrun.testing.simulated.faults import (
     too_long,
     unauthorized,
 )
-from steadyrun.testing.simulated.messages import (
-    Ask,
-    MessagesServer,
-    Step,
-    Tokens,
-    answer,
-    call,
-    text,
-    thinking,
-    unified_limit,
-)
-from steadyrun.testing.simulated.written import read_script
+from steadyrun.testing.model_servers.script_json import read_script
 
 PATIENCE_SECONDS = 30
 HELLO = [{"role": "user", "content": "hello"}]
@@ -302,7 +302,7 @@ def test_it_runs_as_a_process_of_its_own(tmp_path: Path) -> None:
             ]
         )
     )
-    argv = [sys.executable, "-m", "steadyrun.testing.simulated", str(script), "--log", str(log)]
+    argv = [sys.executable, "-m", "steadyrun.testing.model_servers", str(script), "--log", str(log)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         url = child.stdout.readline().strip()

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from steadyrun.testing.simulated.blocks import Call, Tokens, answer, call, raw, text, thinking
-from steadyrun.testing.simulated.chat import ChatServer
-from steadyrun.testing.simulated.every import EveryServer
-from steadyrun.testing.simulated.faults import (
+from steadyrun.testing.model_servers.all_apis import EveryServer
+from steadyrun.testing.model_servers.content import Call, Tokens, answer, call, raw, text, thinking
+from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
     Gate,
@@ -27,11 +26,12 @@ from steadyrun.testing.simulated.faults import (
     usage_limited,
     without_credit,
 )
-from steadyrun.testing.simulated.model import ModelServer
-from steadyrun.testing.simulated.openai import codex_limit
-from steadyrun.testing.simulated.responses import ResponsesServer
-from steadyrun.testing.simulated.wire import Ask, Step
-from steadyrun.testing.simulated.written import read_script
+from steadyrun.testing.model_servers.model_server import ModelServer
+from steadyrun.testing.model_servers.openai_chat import ChatServer
+from steadyrun.testing.model_servers.openai_common import codex_limit
+from steadyrun.testing.model_servers.openai_responses import ResponsesServer
+from steadyrun.testing.model_servers.protocol import Ask, Step
+from steadyrun.testing.model_servers.script_json import read_script
 
 PATIENCE_SECONDS = 30
 RESPONSES, CHAT = "/v1/responses", "/v1/chat/completions"

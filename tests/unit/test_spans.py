@@ -12,7 +12,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact, Event, EventId, StoredEvent
 from steadyrun.model.ids import RunId
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.runtime.spans import INPUT, SpanData, Spans
+from steadyrun.telemetry.spans import INPUT, SpanData, Spans
 from steadyrun.testing.clock import START
 
 RUN = RunId("run_1")

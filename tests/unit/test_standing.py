@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from steadyrun.errors import AgentHomeMissing, FileUnusable, PathRefused, RoleMissing, Usage
+from steadyrun.lib.safe_paths import Scope
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Permissions
-from steadyrun.runtime.standing import (
+from steadyrun.runtime.prompt.system import (
     LARGEST_FILE_BYTES,
     OWN_FILES,
     Standing,
@@ -20,7 +21,6 @@ from steadyrun.runtime.standing import (
     read_standing,
     require_role,
 )
-from steadyrun.wire.paths import Scope
 
 
 class Desk:

@@ -10,8 +10,8 @@ import anyio
 import pytest
 from opentelemetry.trace import get_tracer_provider
 
-from steadyrun.assemble.telemetry import LONGEST_TEXT, OtlpCollector, address
 from steadyrun.errors import StoreFull
+from steadyrun.lib.task_group import task_group
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Event
@@ -19,10 +19,10 @@ from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Message
 from steadyrun.model.run import Created, Finished
 from steadyrun.model.secret import Scrubber, Secret
-from steadyrun.runtime.spans import SpanData
-from steadyrun.runtime.telemetry import MOST_SENT, Exporter
 from steadyrun.store import Store
-from steadyrun.tasks import task_group
+from steadyrun.telemetry.exporter import MOST_SENT, Exporter
+from steadyrun.telemetry.otlp import LONGEST_TEXT, OtlpCollector, address
+from steadyrun.telemetry.spans import SpanData
 from tests.collector import collecting
 from tests.small_daemon import Play, SmallDaemon, opened
 from tests.team import facts, wait_for

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import DecodeError
 
-from steadyrun.model import event as ev
-from steadyrun.model.frame import Frame
-from steadyrun.model.usage import Usage
-from steadyrun.provider import (
+from steadyrun.dialect import (
     Began,
     Dialect,
     Ended,
@@ -23,6 +20,9 @@ from steadyrun.provider import (
     Turn,
     Verdict,
 )
+from steadyrun.lib.framing import Frame
+from steadyrun.model import event as ev
+from steadyrun.model.usage import Usage
 from steadyrun.providers import template
 from steadyrun.providers.template import Parrot
 

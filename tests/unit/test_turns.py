@@ -10,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from steadyrun.dialect import STILL_RUNNING, Ability, Began, Ended, Exit, Picture, Said, Send
+from steadyrun.drivers.turn_tracker import Told, Turns
+from steadyrun.lib.framing import Frame
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
@@ -27,9 +30,6 @@ from steadyrun.model.event import (
     ToolStarted,
     Unknown,
 )
-from steadyrun.model.frame import Frame
-from steadyrun.provider import Ability, Began, Ended, Exit, Picture, Said, Send
-from steadyrun.providers.turns import STILL_RUNNING, Told, Turns
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CRASH = Exit(code=3, stderr="sorry")

@@ -7,7 +7,7 @@ import sys
 
 from steadyrun import __version__
 from steadyrun.cli import arguments
-from steadyrun.cli.table import TABLE
+from steadyrun.cli.command_table import TABLE
 from steadyrun.errors import SteadyrunError, Usage
 
 TYPE_CHECKING = False
@@ -130,16 +130,16 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 
 # Commands of operations that do more than ask and show.
 OWN = {
-    "approve": ("answer:answer", _nothing),
-    "cancel": ("steer:cancel", _nothing),
-    "deny": ("answer:answer", _nothing),
-    "down": ("down:down", _nothing),
-    "send": ("send:send", _send_arguments),
+    "approve": ("commands.answer:answer", _nothing),
+    "cancel": ("commands.steer:cancel", _nothing),
+    "deny": ("commands.answer:answer", _nothing),
+    "down": ("commands.down:down", _nothing),
+    "send": ("commands.send:send", _send_arguments),
 }
 
 
 def _of_operation(row: "arguments.Row") -> Command:
-    target, further = OWN.get(row[0], ("call:call", _nothing))
+    target, further = OWN.get(row[0], ("invoke:call", _nothing))
 
     def add(parser: argparse.ArgumentParser) -> None:
         arguments.add_all(parser, row)
@@ -149,31 +149,32 @@ def _of_operation(row: "arguments.Row") -> Command:
 
 
 COMMANDS = (
-    Command("up", "be the daemon that runs agents, until it is told to end", "up:up",
+    Command("up", "be the daemon that runs agents, until it is told to end", "commands.up:up",
             _up_arguments),
-    Command("run", "run one prompt and watch it", "run:run", _run_arguments),
-    Command("steer", "tell a running run something more", "steer:steer", _steer_arguments),
+    Command("run", "run one prompt and watch it", "commands.run:run", _run_arguments),
+    Command("steer", "tell a running run something more", "commands.steer:steer", _steer_arguments),
     *map(_of_operation, TABLE),
-    Command("runs", "list runs, newest first", "runs:list_runs", _runs_arguments),
-    Command("show", "show one run", "runs:show", _show_arguments),
-    Command("tail", "print the last events of an agent, a run or all", "tail:tail",
+    Command("runs", "list runs, newest first", "commands.runs:list_runs", _runs_arguments),
+    Command("show", "show one run", "commands.runs:show", _show_arguments),
+    Command("tail", "print the last events of an agent, a run or all", "commands.tail:tail",
             _tail_arguments),
-    Command("replay", "play recorded traffic through its provider's dialect", "replay:replay",
-            _replay_arguments),
-    Command("export", "pack a run for a bug report, without secrets", "export:export",
-            _export_arguments),
-    Command("providers", "list who can do the work", "providers:list_providers", _no_arguments),
-    Command("config show", "print every setting and where it comes from", "config:show",
-            _no_arguments),
-    Command("config path", "print which files are read", "config:path", _no_arguments),
-    Command("config check", "check the configuration", "config:check", _no_arguments),
-    Command("trust", "let this project's steadyrun.toml set everything", "config:trust",
-            _no_arguments),
-    Command("doctor", "check this machine, the home directory and the store", "doctor:doctor",
-            _no_arguments),
+    Command("replay", "play recorded traffic through its provider's dialect",
+            "commands.replay:replay", _replay_arguments),
+    Command("export", "pack a run for a bug report, without secrets",
+            "commands.export:export", _export_arguments),
+    Command("providers", "list who can do the work",
+            "commands.providers:list_providers", _no_arguments),
+    Command("config show", "print every setting and where it comes from",
+            "commands.config:show", _no_arguments),
+    Command("config path", "print which files are read", "commands.config:path", _no_arguments),
+    Command("config check", "check the configuration", "commands.config:check", _no_arguments),
+    Command("trust", "let this project's steadyrun.toml set everything",
+            "commands.config:trust", _no_arguments),
+    Command("doctor", "check this machine, the home directory and the store",
+            "commands.doctor:doctor", _no_arguments),
 )  # fmt: skip
 # Started by other commands, never typed.
-HIDDEN = (Command("hold", "", "hold:hold", _nothing),)
+HIDDEN = (Command("hold", "", "background:hold", _nothing),)
 
 
 def main(argv: list[str]) -> int:

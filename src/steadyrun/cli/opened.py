@@ -4,11 +4,11 @@ import platform
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from steadyrun.assemble.runtime import open_runtime
-from steadyrun.cli.lost import hand_over_lost
+from steadyrun.app.runtime import open_runtime
+from steadyrun.cli.lost_runs import hand_over_lost
 from steadyrun.config import load
-from steadyrun.runtime.holding import Holding
-from steadyrun.tasks import task_group
+from steadyrun.lib.task_group import task_group
+from steadyrun.runtime.direct_runs import Holding
 
 
 @asynccontextmanager

@@ -1,9 +1,8 @@
 """What is this process told to do? Settings from files and the environment, checked and typed."""
 
-from steadyrun.config.checks import PROVIDERS
 from steadyrun.config.describe import as_document, describe
 from steadyrun.config.load import Config, load
-from steadyrun.config.places import Places, is_agents_own, locate
+from steadyrun.config.locations import Places, is_agents_own, locate
 from steadyrun.config.schema import (
     HARMLESS,
     AgentSettings,
@@ -14,8 +13,9 @@ from steadyrun.config.schema import (
     Settings,
     setting_patterns,
 )
-from steadyrun.config.source import printable
-from steadyrun.config.trusted import is_trusted, trust
+from steadyrun.config.toml_source import printable
+from steadyrun.config.trust import is_trusted, trust
+from steadyrun.config.validators import PROVIDERS
 
 __all__ = [
     "HARMLESS",

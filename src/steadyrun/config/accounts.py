@@ -8,7 +8,7 @@ none only makes another account of the same one when it changes.
 import re
 from collections.abc import Iterator, Mapping
 
-from steadyrun.config.template import expand
+from steadyrun.config.variables import expand
 from steadyrun.errors import VariableUnset
 
 # Whole words of a name: MAX_OUTPUT_TOKENS is none, nor is DATABASE_URL.

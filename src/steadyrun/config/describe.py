@@ -7,8 +7,8 @@ import msgspec
 
 from steadyrun.config.load import Config
 from steadyrun.config.schema import set_values
-from steadyrun.config.source import KeyPath, dotted
-from steadyrun.config.template import looks_secret, variables
+from steadyrun.config.toml_source import KeyPath, dotted
+from steadyrun.config.variables import looks_secret, variables
 from steadyrun.model.secret import Scrubber
 
 _HIDDEN = "***"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steadyrun.config.accounts import account_values
-from steadyrun.config.checks import check_header_value
-from steadyrun.config.places import Places, locate, process_environ, user_home
+from steadyrun.config.locations import Places, locate, process_environ, user_home
 from steadyrun.config.schema import (
     HARMLESS,
     ProviderSettings,
@@ -20,9 +19,10 @@ from steadyrun.config.schema import (
     pattern_of,
     set_values,
 )
-from steadyrun.config.source import KeyPath, Source, dotted, line_of, printable, read_source
-from steadyrun.config.template import expand, header_secrets, secret_options, secret_values
-from steadyrun.config.trusted import is_source_trusted, read_project
+from steadyrun.config.toml_source import KeyPath, Source, dotted, line_of, printable, read_source
+from steadyrun.config.trust import is_source_trusted, read_project
+from steadyrun.config.validators import check_header_value
+from steadyrun.config.variables import expand, header_secrets, secret_options, secret_values
 from steadyrun.errors import ConfigInvalid, ConfigUntrusted
 from steadyrun.model.secret import Secret
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from steadyrun.config.checks import CHECKS, NAMES, check_seconds, unknown
-from steadyrun.config.source import KeyPath, Source, Table, dotted
+from steadyrun.config.toml_source import KeyPath, Source, Table, dotted
+from steadyrun.config.validators import CHECKS, NAMES, check_seconds, unknown
 from steadyrun.model.agent import OnLimited
 from steadyrun.model.budget import Budget, Unknown
 from steadyrun.model.item import Followup, OnLost

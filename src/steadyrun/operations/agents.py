@@ -7,6 +7,7 @@ import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from steadyrun.dialect import Ability
 from steadyrun.errors import (
     AbilityMissing,
     ChangeRefused,
@@ -15,12 +16,12 @@ from steadyrun.errors import (
     Usage,
 )
 from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, OnLimited, is_agent_name
-from steadyrun.model.amounts import seconds_flaw
 from steadyrun.model.budget import Budget, parsed
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Policy, Tier, names_flaw, rights, tools_flaw
 from steadyrun.model.session import Session
-from steadyrun.operations.desk import Desk
+from steadyrun.model.validation import seconds_flaw
+from steadyrun.operations.context import Desk
 from steadyrun.operations.documents import (
     AgentDocument,
     AgentPage,
@@ -28,6 +29,7 @@ from steadyrun.operations.documents import (
     RemovedDocument,
     TokenDocument,
 )
+from steadyrun.operations.fields import said
 from steadyrun.operations.gates import (
     CloseGate,
     OpenGate,
@@ -35,17 +37,15 @@ from steadyrun.operations.gates import (
     open_by_hand,
     require_provider,
 )
-from steadyrun.operations.looks import (
+from steadyrun.operations.lookup import (
     agent_document,
     agent_documents,
     budget_question,
     find_agent,
     why_asked,
 )
-from steadyrun.operations.words import said
-from steadyrun.provider import Ability
-from steadyrun.runtime.permitted import require_kept
-from steadyrun.runtime.standing import require_home, require_role
+from steadyrun.runtime.prompt.system import require_home, require_role
+from steadyrun.runtime.run.permissions import require_kept
 
 # What begins so is an id.
 _IDS = ("agt_", "run_", "itm_", "prc_", "hld_")

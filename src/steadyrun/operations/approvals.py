@@ -11,11 +11,11 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.ids import ApprovalId
 from steadyrun.operations.agents import switch
-from steadyrun.operations.desk import Desk
+from steadyrun.operations.context import Desk
 from steadyrun.operations.documents import ApprovalDocument, ApprovalsDocument
-from steadyrun.operations.looks import find_agent
-from steadyrun.operations.words import said, unsaid
-from steadyrun.runtime.meter import extend
+from steadyrun.operations.fields import said, unsaid
+from steadyrun.operations.lookup import find_agent
+from steadyrun.runtime.run.budget import extend
 from steadyrun.store import Store
 
 _LIST = "`steadyrun approvals` lists them."

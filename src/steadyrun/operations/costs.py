@@ -9,10 +9,10 @@ from msgspec import Struct
 from steadyrun.errors import Usage
 from steadyrun.model.budget import begin_of
 from steadyrun.model.usage import UsageSum
-from steadyrun.operations.desk import Desk
+from steadyrun.operations.context import Desk
 from steadyrun.operations.documents import CostDocument, CostRow
-from steadyrun.operations.looks import find_agent
-from steadyrun.operations.words import said
+from steadyrun.operations.fields import said
+from steadyrun.operations.lookup import find_agent
 
 By = Literal["agent", "provider", "model", "day"]
 _DAYS = 30

@@ -5,11 +5,11 @@ from typing import Annotated
 from msgspec import Struct
 
 from steadyrun.errors import DaemonUnreachable
-from steadyrun.operations.desk import DaemonView, Desk
+from steadyrun.operations.context import DaemonView, Desk
 from steadyrun.operations.documents import StatusDocument, Stopped
+from steadyrun.operations.fields import said
 from steadyrun.operations.gates import gate_documents
-from steadyrun.operations.looks import agent_documents
-from steadyrun.operations.words import said
+from steadyrun.operations.lookup import agent_documents
 
 
 class Ask(Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from steadyrun.errors import Usage
 from steadyrun.model.event import LiveEvent, StoredEvent
+from steadyrun.operations.context import Desk
 from steadyrun.operations.daemon import daemon_of
-from steadyrun.operations.desk import Desk
 from steadyrun.operations.documents import AsOf
-from steadyrun.operations.looks import find_run
-from steadyrun.operations.words import unsaid
+from steadyrun.operations.fields import unsaid
+from steadyrun.operations.lookup import find_run
 
 
 class Follow(Struct, frozen=True, forbid_unknown_fields=True):

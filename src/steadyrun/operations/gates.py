@@ -9,9 +9,9 @@ from msgspec import Struct
 from steadyrun.errors import Usage
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import LONGEST, Closed, Gate, Opened, account_of, is_present
-from steadyrun.operations.desk import Desk
+from steadyrun.operations.context import Desk
 from steadyrun.operations.documents import GateDocument, GatesDocument, gate_document
-from steadyrun.operations.words import said
+from steadyrun.operations.fields import said
 
 _BY_HAND = "closed by hand"
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from steadyrun.errors import Conflict, Usage
 from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Followup, Item
-from steadyrun.operations.desk import Desk
+from steadyrun.operations.context import Desk
 from steadyrun.operations.documents import ItemDocument, ItemsDocument
-from steadyrun.operations.looks import find_agent, find_item, item_document, item_documents
-from steadyrun.operations.words import said
+from steadyrun.operations.fields import said
+from steadyrun.operations.lookup import find_agent, find_item, item_document, item_documents
 from steadyrun.runtime.inbox import accept
 from steadyrun.store import PAGE
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from steadyrun.operations import agents, approvals, costs, daemon, events, gates, items, runs
 from steadyrun.operations import documents as doc
-from steadyrun.operations.desk import Desk
+from steadyrun.operations.context import Desk
 
 # Who may ask: whoever may look, whoever works with agents, whoever sets them up.
 Scope = Literal["read", "operator", "admin"]

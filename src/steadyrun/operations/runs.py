@@ -7,10 +7,10 @@ import anyio
 from msgspec import Struct
 
 from steadyrun.model.ids import AgentId, ItemId, RunId
-from steadyrun.operations.desk import Desk
+from steadyrun.operations.context import Desk
 from steadyrun.operations.documents import CancelledDocument
-from steadyrun.operations.looks import find_item, find_run
-from steadyrun.operations.words import said, unsaid
+from steadyrun.operations.fields import said, unsaid
+from steadyrun.operations.lookup import find_item, find_run
 from steadyrun.store import Store
 
 Look = Callable[[], Awaitable[CancelledDocument]]

@@ -12,20 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from steadyrun.errors import CommandRefused, ConfigInvalid, Usage
-from steadyrun.model.event import (
-    Diagnostic,
-    ErrorFact,
-    Note,
-    OutputRaw,
-    TextFinal,
-    ToolCompleted,
-    ToolFailed,
-    ToolStarted,
-)
-from steadyrun.model.frame import Frame
-from steadyrun.model.policy import TOOLS, Rights
-from steadyrun.provider import (
+from steadyrun.dialect import (
     Ability,
     Ended,
     Enforced,
@@ -41,6 +28,19 @@ from steadyrun.provider import (
     Turn,
     Verdict,
 )
+from steadyrun.errors import CommandRefused, ConfigInvalid, Usage
+from steadyrun.lib.framing import Frame
+from steadyrun.model.event import (
+    Diagnostic,
+    ErrorFact,
+    Note,
+    OutputRaw,
+    TextFinal,
+    ToolCompleted,
+    ToolFailed,
+    ToolStarted,
+)
+from steadyrun.model.policy import TOOLS, Rights
 
 _SIGTERM = 15
 # The longest argument that Linux gives to a program has as many bytes; splitting more takes hours.

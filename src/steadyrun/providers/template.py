@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 from msgspec import Struct, ValidationError, json
 
-from steadyrun import provider as p
+from steadyrun import dialect as p
+from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
-from steadyrun.model.frame import Frame
 from steadyrun.model.usage import Usage
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from steadyrun.errors import FileUnusable, StoreFailed, StoreFull, StoreUnusable, Usage
+from steadyrun.lib.safe_files import open_regular
+from steadyrun.lib.safe_paths import shown
 from steadyrun.model.item import Attachment
 from steadyrun.model.media import MOST_IMAGES, image_type
-from steadyrun.wire.files import open_regular
-from steadyrun.wire.paths import shown
 
 ATTACHMENTS = "attachments"
 MOST_FILES = 16

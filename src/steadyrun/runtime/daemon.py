@@ -12,13 +12,13 @@ from steadyrun.errors import HolderGone, NotFound, SteadyrunError, StoreFailed
 from steadyrun.model.gate import Booted
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim
-from steadyrun.runtime.around import Surroundings
-from steadyrun.runtime.bridge import Bridge
-from steadyrun.runtime.facts import bug, fact
-from steadyrun.runtime.holding import Holding
-from steadyrun.runtime.left import look_for
-from steadyrun.runtime.seats import Seats
-from steadyrun.runtime.worker import Room, Worker
+from steadyrun.runtime.agent.workers import Seats
+from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.direct_runs import Holding
+from steadyrun.runtime.dispatcher import Room, Worker
+from steadyrun.runtime.log import bug, fact
+from steadyrun.runtime.prompt.builder import Bridge
+from steadyrun.runtime.recovery import look_for
 
 ALIVE_AT = "alive_at"
 HEARTBEAT_SECONDS = 30.0

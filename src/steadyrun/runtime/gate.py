@@ -1,8 +1,8 @@
 """What does an operator hear of a provider that takes no more?"""
 
 from steadyrun.model.gate import opens_at, shut_gate
-from steadyrun.runtime.around import Surroundings
-from steadyrun.runtime.facts import fact
+from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.log import fact
 
 
 async def tell_closed(around: Surroundings, provider: str) -> None:

@@ -3,7 +3,7 @@
 import random
 from datetime import UTC, datetime, timedelta
 
-from steadyrun.clock import Clock
+from steadyrun.lib.clock import Clock
 from steadyrun.model.ids import Ids
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -40,10 +40,10 @@ from steadyrun.operations.agents import (
     resume,
     show,
 )
-from steadyrun.operations.desk import Desk
+from steadyrun.operations.context import Desk
 from steadyrun.store import Store
+from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
-from steadyrun.testing.memory import MemoryStore
 from tests.small_daemon import SmallDaemon, desk_of
 
 T = TypeVar("T")

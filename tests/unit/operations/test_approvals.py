@@ -5,16 +5,16 @@ from pathlib import Path
 import anyio
 import pytest
 
+from steadyrun.dialect import Enforced
 from steadyrun.errors import Usage
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.ids import AgentId, ApprovalId, Ids, RunId
 from steadyrun.operations.approvals import answer_to
-from steadyrun.operations.desk import Desk
-from steadyrun.provider import Enforced
+from steadyrun.operations.context import Desk
+from steadyrun.stores.memory.store import MemoryStore
+from steadyrun.stores.memory.tables import Tables
 from steadyrun.testing.clock import START, FakeClock
-from steadyrun.testing.memory import MemoryStore
-from steadyrun.testing.tables import Tables
 
 ADA = Agent(AgentId("agt_1"), "ada", ("scripted",), "/home/ada")
 ALWAYS = Answer(True, "eve", START, always=True)

@@ -13,11 +13,11 @@ from steadyrun.model.item import Message
 from steadyrun.model.run import Created, Finished
 from steadyrun.model.usage import Cost, Usage, UsageSum
 from steadyrun.operations.agents import ListAgents, list_all
+from steadyrun.operations.context import Desk
 from steadyrun.operations.costs import ShowCost, show
-from steadyrun.operations.desk import Desk
 from steadyrun.store import Grouping
+from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import FakeClock
-from steadyrun.testing.memory import MemoryStore
 from tests.small_daemon import desk_of
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from steadyrun import errors
+from steadyrun.api.errors import FailureDocument, as_error, as_refusal, failure_of, raised
 from steadyrun.errors import NotFound, RpcRefused, SteadyrunError, StoreBusy
-from steadyrun.operations.failures import FailureDocument, as_error, as_refusal, failure_of, raised
 from tests.unit.test_errors import CLASSES
 
 

@@ -14,13 +14,13 @@ from steadyrun.model.gate import Closed, Opened
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Attachment, Message, Payload
 from steadyrun.model.run import Created, Finished
-from steadyrun.operations.desk import Desk
+from steadyrun.operations.context import Desk
 from steadyrun.operations.documents import AgentDocument
 from steadyrun.operations.items import ChooseItem, ListItems, Send, list_items, retry, send, show
-from steadyrun.operations.looks import agent_document
+from steadyrun.operations.lookup import agent_document
 from steadyrun.operations.runs import Cancel, cancel
+from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
-from steadyrun.testing.memory import MemoryStore
 from tests.small_daemon import SmallDaemon, desk_of
 
 ADA = AgentId("agt_1")

@@ -7,7 +7,7 @@ import pytest
 
 from scripts.commands import PAGE, TABLE, renewed, table
 from steadyrun.cli.main import COMMANDS, OWN, build_parser
-from steadyrun.cli.show import TEXTS
+from steadyrun.cli.output.tables import TEXTS
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
 from tests.commands import ROOT
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.stores.sqlite.window import (
+from steadyrun.stores.sqlite.db.commit_window import (
     NARROWEST_SECONDS,
     WIDEST_SECONDS,
     CommitWindow,

@@ -8,16 +8,17 @@ import anyio
 
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Emitted, Note
+from steadyrun.model.event_codec import encode_events
 from steadyrun.model.gate import Closed
 from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
 from steadyrun.model.item import Item, Message
-from steadyrun.model.packed import encode_events
 from steadyrun.model.run import Created
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.store import Lane
-from steadyrun.stores.sqlite import DATABASE, SqliteStore, schema
-from steadyrun.stores.sqlite.rows import moment
+from steadyrun.stores.sqlite import DATABASE, SqliteStore
+from steadyrun.stores.sqlite.db import schema
+from steadyrun.stores.sqlite.sql.rows import moment
 
 _FIRST = """
     INSERT INTO agents VALUES ('agt_held', 'run_1', 'claude', CAST('

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from steadyrun.model.ids import HolderId
-from steadyrun.stores.sqlite.presence import Presence
+from steadyrun.stores.sqlite.db.liveness import Presence
 
 CHILD = Path(__file__).parents[2] / "children" / "be_present.py"
 HOLDER = HolderId("hld_1")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steadyrun.errors import StoreBusy
-from steadyrun.stores.sqlite.turnstile import Turnstile
+from steadyrun.stores.sqlite.db.write_lock import Turnstile
 
 CHILD = Path(__file__).parents[2] / "children" / "hold_lock.py"
 SHORT_SECONDS = 0.05

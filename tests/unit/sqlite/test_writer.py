@@ -13,9 +13,9 @@ import anyio.lowlevel
 import pytest
 
 from steadyrun.errors import ChangeRefused, StoreBusy, StoreFailed
-from steadyrun.stores.sqlite.turnstile import PATIENCE_SECONDS
-from steadyrun.stores.sqlite.window import CommitWindow
-from steadyrun.stores.sqlite.writer import Writer
+from steadyrun.stores.sqlite.db.commit_window import CommitWindow
+from steadyrun.stores.sqlite.db.write_lock import PATIENCE_SECONDS
+from steadyrun.stores.sqlite.db.writer import Writer
 
 LONG_SECONDS = 10.0
 

@@ -18,9 +18,9 @@ import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from steadyrun.clock import Clock, SystemClock
 from steadyrun.errors import ChangeRefused
-from steadyrun.hints import Hint, Hints
+from steadyrun.lib.clock import Clock, SystemClock
+from steadyrun.lib.notifier import Hint, Hints
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.batch import Appended, Batch
@@ -31,28 +31,28 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.secret import Scrubber
 from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Holder, Lost, Start, Started
-from steadyrun.stores.sqlite import (
+from steadyrun.stores.sqlite.db import schema
+from steadyrun.stores.sqlite.db.change_watcher import Watcher
+from steadyrun.stores.sqlite.db.errors import translated
+from steadyrun.stores.sqlite.db.liveness import Presence
+from steadyrun.stores.sqlite.db.settings import Terms
+from steadyrun.stores.sqlite.db.write_lock import PATIENCE_SECONDS
+from steadyrun.stores.sqlite.db.writer import Writer
+from steadyrun.stores.sqlite.reads import SqliteReads
+from steadyrun.stores.sqlite.sql import (
     agents,
     approvals,
-    followups,
+    claims,
     gates,
     holders,
+    items,
     kv,
-    lanes,
+    offers,
     runs,
-    schema,
-    starting,
     warm,
 )
-from steadyrun.stores.sqlite.faults import translated
-from steadyrun.stores.sqlite.presence import Presence
-from steadyrun.stores.sqlite.reading import SqliteReads
-from steadyrun.stores.sqlite.rows import Connection
-from steadyrun.stores.sqlite.runs import Written
-from steadyrun.stores.sqlite.terms import Terms
-from steadyrun.stores.sqlite.turnstile import PATIENCE_SECONDS
-from steadyrun.stores.sqlite.watcher import Watcher
-from steadyrun.stores.sqlite.writer import Writer
+from steadyrun.stores.sqlite.sql.rows import Connection
+from steadyrun.stores.sqlite.sql.runs import Written
 from steadyrun.version import __version__
 
 T = TypeVar("T")
@@ -164,7 +164,7 @@ class SqliteStore(SqliteReads):
         now, item = self._clock.now(), self._ids.item()
 
         def accept(connection: Connection) -> Accepted:
-            accepted = lanes.accept(connection, item, message, now)
+            accepted = items.accept(connection, item, message, now)
             if start is None:
                 return accepted
             started = self._begin(connection, start, 1, message.agent, now)
@@ -177,7 +177,7 @@ class SqliteStore(SqliteReads):
 
     async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
         now, why = self._clock.now(), cancel_fact(reason and self._terms.scrubber.clean(reason))
-        cancelled = await self._accept(lambda c: lanes.cancel(c, item, why, now))
+        cancelled = await self._accept(lambda c: items.cancel(c, item, why, now))
         self.hints.ring([cancelled.agent])
         return cancelled
 
@@ -187,7 +187,7 @@ class SqliteStore(SqliteReads):
         await self._accept(lambda c: approvals.pause(c, agent), agent)
 
     async def resume(self, agent: AgentId) -> None:
-        await self._accept(lambda c: lanes.set_paused(c, agent, False), agent)
+        await self._accept(lambda c: items.set_paused(c, agent, False), agent)
 
     async def join(self, kind: str) -> Holder:
         now = self._clock.now()
@@ -209,7 +209,7 @@ class SqliteStore(SqliteReads):
         def claim(connection: Connection) -> list[Claim]:
             holders.require(connection, holder)
             shut = gates.shut(connection, now, self._terms)
-            chosen = lanes.claim(connection, holder, limit, agent, now, shut)
+            chosen = items.claim(connection, holder, limit, agent, now, shut)
             return [each.claim for each in chosen]
 
         claims = await self._accept(claim)
@@ -239,34 +239,34 @@ class SqliteStore(SqliteReads):
         now: datetime,
     ) -> list[Started]:
         holders.require(connection, start.holder)
-        return starting.start(connection, start, limit, agent, now, self._terms)
+        return claims.start(connection, start, limit, agent, now, self._terms)
 
     async def take(
         self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
     ) -> list[Item]:
         now = self._clock.now()
         return await self._accept(
-            lambda c: followups.take(c, claim, limit, most_bytes, now), claim.agent, Hint.STATE
+            lambda c: offers.take(c, claim, limit, most_bytes, now), claim.agent, Hint.STATE
         )
 
     async def absorb(self, claim: Claim, item: ItemId) -> None:
-        await self._accept(lambda c: followups.absorb(c, claim, item), claim.agent, Hint.STATE)
+        await self._accept(lambda c: offers.absorb(c, claim, item), claim.agent, Hint.STATE)
 
     async def give_back(self, claim: Claim, item: ItemId) -> None:
         now = self._clock.now()
-        await self._accept(lambda c: followups.give_back(c, claim, item, now), claim.agent)
+        await self._accept(lambda c: offers.give_back(c, claim, item, now), claim.agent)
 
     async def release(self, claim: Claim) -> Item:
         now = self._clock.now()
-        return await self._accept(lambda c: lanes.release(c, claim, now), claim.agent)
+        return await self._accept(lambda c: items.release(c, claim, now), claim.agent)
 
     async def go_on(self, claim: Claim, to: ItemId | Message) -> Claim:
         now, new = self._clock.now(), self._ids.item()
-        return await self._accept(lambda c: followups.go_on(c, claim, to, new, now), claim.agent)
+        return await self._accept(lambda c: offers.go_on(c, claim, to, new, now), claim.agent)
 
     async def again(self, claim: Claim, *, spends: bool) -> Claim:
         now = self._clock.now()
-        return await self._accept(lambda c: lanes.again(c, claim, spends, now), claim.agent)
+        return await self._accept(lambda c: items.again(c, claim, spends, now), claim.agent)
 
     async def settle(
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None

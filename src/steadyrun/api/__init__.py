@@ -1,0 +1,1 @@
+"""The daemon's API: server, client and error format."""

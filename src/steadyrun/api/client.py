@@ -1,0 +1,186 @@
+"""How is the daemon called? One connection, one question after the other.
+
+Lines are read only when somebody wants them, so a reader of a stream that is slow slows down the
+stream, not this process.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+from msgspec import Raw, Struct
+
+from steadyrun.api.errors import FailureDocument, as_error, raised
+from steadyrun.api.server import (
+    LONGEST_LINE_BYTES,
+    WITHOUT_HELLO,
+    Hello,
+    folder_of,
+    reached,
+)
+from steadyrun.errors import (
+    DaemonUnreachable,
+    MessageTooLong,
+    RpcClosed,
+    RpcFailed,
+    RpcRefused,
+    RpcTimeout,
+)
+from steadyrun.lib import jsonrpc
+from steadyrun.lib.framing import Lines
+from steadyrun.lib.jsonrpc import Failure, Notification, Response
+from steadyrun.operations.documents import AsOf
+from steadyrun.operations.events import Follow
+from steadyrun.operations.registry import BY_NAME, Operation
+from steadyrun.version import __version__
+
+# One that does not greet in this time has been stopped, or hangs.
+HELLO_SECONDS = 5.0
+ANSWER_SECONDS = 60.0
+_CHUNK_BYTES = 64 * 1024
+
+
+T = TypeVar("T")
+
+
+class _End(Struct, frozen=True):
+    error: FailureDocument | None
+
+
+async def call(
+    home: Path, operation: Operation, given: Struct, *, seconds: float = ANSWER_SECONDS
+) -> Any:
+    """Have the daemon do it. `DaemonUnreachable`: it was not asked."""
+    async with connected(home, greets=operation.name != WITHOUT_HELLO) as line:
+        response = await line.ask(operation.name, given, seconds=seconds)
+        return _read(response, operation.answer)
+
+
+@asynccontextmanager
+async def following(
+    home: Path, given: Follow
+) -> AsyncIterator[tuple[int, AsyncGenerator[Raw, None]]]:
+    """The cursor that a stream begins after, and its events as they are on every surface."""
+    operation = BY_NAME["events.follow"]
+    async with connected(home) as line:
+        response = await line.ask(operation.name, given, seconds=ANSWER_SECONDS)
+        events = _events(line)
+        try:
+            yield _read(response, AsOf).as_of, events
+        finally:
+            await events.aclose()
+
+
+def _read(response: Response, kind: type[T]) -> T:
+    try:
+        return response.result_as(kind)
+    except msgspec.DecodeError as error:
+        hint = "Start the daemon anew, with this version: steadyrun down, then steadyrun up"
+        raise RpcFailed(f"the daemon's answer cannot be read: {error}", hint=hint) from error
+
+
+async def _events(line: "Line") -> AsyncGenerator[Raw, None]:
+    while True:
+        match await line.next("events.follow"):
+            case Notification("event", params):
+                yield params
+            case Notification("end") as end:
+                error = end.params_as(_End).error
+                if error is not None:
+                    raise raised(error)
+                return
+            case _:
+                continue
+
+
+@asynccontextmanager
+async def connected(home: Path, *, greets: bool = True) -> AsyncIterator["Line"]:
+    """A daemon that has greeted us."""
+    reader, writer = await _connect(home)
+    try:
+        line = Line(reader, writer)
+        if greets:
+            await _greet(home, line)
+        yield line
+    finally:
+        writer.close()
+
+
+class Line:
+    """Our end of a connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._lines, self._numbers = Lines(), count(1)
+        self._heard: list[bytes] = []
+
+    async def ask(self, method: str, given: Struct, *, seconds: float) -> Response:
+        number = next(self._numbers)
+        request = jsonrpc.request(number, method, given)
+        if len(request) > LONGEST_LINE_BYTES:
+            raise MessageTooLong(found=len(request), most=LONGEST_LINE_BYTES)
+        with anyio.move_on_after(seconds):
+            await self._send(request, method)
+            return await self._answer(number, method)
+        raise RpcTimeout(method, seconds=seconds)
+
+    async def next(self, method: str) -> jsonrpc.Message:
+        """The next line; `RpcClosed` if there is none."""
+        while not self._heard:
+            chunk = await self._read()
+            if not chunk:
+                raise RpcClosed(method)
+            self._heard = [frame.raw for frame in reversed(self._lines.feed(chunk))]
+        try:
+            return jsonrpc.decode(self._heard.pop())
+        except msgspec.DecodeError as error:
+            raise RpcFailed(f"the answer to {method} cannot be read: {error}") from error
+
+    async def _answer(self, number: int, method: str) -> Response:
+        while True:
+            match await self.next(method):
+                case Response(id=found) as response if found == number:
+                    return response
+                # Without a number: it was not read as far as that.
+                case Failure(id=found, error=error) if found in {number, None}:
+                    refused = RpcRefused(error.message, number=error.code, data=error.data)
+                    raise as_error(refused)
+                case _:
+                    continue
+
+    async def _send(self, request: bytes, method: str) -> None:
+        try:
+            self._writer.write(request)
+            await self._writer.drain()
+        except OSError as broken:
+            raise RpcClosed(method) from broken
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._reader.read(_CHUNK_BYTES)
+        except OSError:
+            # A connection that broke has ended.
+            return b""
+
+
+async def _connect(home: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        with reached(folder_of(home)) as path:
+            return await asyncio.open_unix_connection(path)
+    except OSError as error:
+        raise DaemonUnreachable(home, found=os.strerror(error.errno or 0)) from error
+
+
+async def _greet(home: Path, line: Line) -> None:
+    try:
+        await line.ask("hello", Hello(__version__), seconds=HELLO_SECONDS)
+    except RpcRefused:
+        raise
+    except RpcFailed as error:
+        raise DaemonUnreachable(home, found=str(error)) from error

@@ -1,0 +1,224 @@
+"""Who may call the daemon, and how? This user's processes, in lines of JSON-RPC on a unix socket.
+
+The first call is `hello`. A stream is answered with where it begins; then every event comes as the
+notification `event`, and `end` if it ends. A connection has one stream at most: its reader is the
+only one that is slow then.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from steadyrun.api.errors import as_refusal, failure_of
+from steadyrun.errors import (
+    ChangeRefused,
+    NotAllowed,
+    RpcClosed,
+    RpcRefused,
+    SteadyrunError,
+    Usage,
+    VersionMismatch,
+)
+from steadyrun.lib import jsonrpc
+from steadyrun.lib.jsonrpc import Notification, Request
+from steadyrun.lib.jsonrpc_peer import Peer, Service
+from steadyrun.lib.task_group import task_group
+from steadyrun.model.event_json import public
+from steadyrun.operations.context import Desk
+from steadyrun.operations.events import Stream
+from steadyrun.operations.registry import BY_NAME
+from steadyrun.version import __version__
+
+LONGEST_LINE_BYTES = 8 * 1024 * 1024
+# Whoever cannot greet can still end the daemon, to start another one.
+WITHOUT_HELLO = "daemon.stop"
+_WAITING_CALLERS = 128
+_REST_SECONDS = 1.0
+_CREDENTIALS = struct.Struct("3i")
+
+# What an operator should know: the method, and what went wrong in it.
+Report = Callable[[str, Exception], None]
+
+
+class Hello(Struct, frozen=True, forbid_unknown_fields=True):
+    version: str
+
+
+def folder_of(home: Path) -> Path:
+    return home / "daemon"
+
+
+@asynccontextmanager
+async def serving(desk: Desk, report: Report) -> AsyncIterator[None]:
+    """Answer calls until the block ends. Only one process of a home may do so: it has its lock."""
+    file = folder_of(desk.home) / "socket"
+    listener = await anyio.to_thread.run_sync(_bind, folder_of(desk.home))
+    ours = _inode(file)
+    try:
+        async with task_group() as tasks:
+            tasks.start_soon(_accept_all, listener, desk, report)
+            yield
+            tasks.cancel_scope.cancel()
+    finally:
+        listener.close()
+        # Who was taken for gone is outlived by another one, and that one's is not ours to remove.
+        if _inode(file) == ours:
+            file.unlink(missing_ok=True)
+
+
+def _inode(file: Path) -> int | None:
+    try:
+        return file.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def reached(folder: Path) -> Iterator[str]:
+    """A path to the socket. It may have 107 bytes only: it goes through the folder's descriptor."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/socket"
+    finally:
+        os.close(descriptor)
+
+
+def _bind(folder: Path) -> socket.socket:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)
+    (folder / "socket").unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    with reached(folder) as path:
+        listener.bind(path)
+        Path(path).chmod(0o600)
+    listener.listen(_WAITING_CALLERS)
+    return listener
+
+
+async def _accept_all(listener: socket.socket, desk: Desk, report: Report) -> None:
+    loop = asyncio.get_running_loop()
+    async with task_group() as tasks:
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                # As long as there are no descriptors left: the caller waits.
+                report("accept", error)
+                await anyio.sleep(_REST_SECONDS)
+            else:
+                tasks.start_soon(_serve_one, connection, desk, report)
+
+
+async def _serve_one(connection: socket.socket, desk: Desk, report: Report) -> None:
+    try:
+        await _serve(connection, desk, report)
+    except Exception as bug:  # noqa: BLE001 (what one caller brings about is not the others' end)
+        report("connection", bug)
+
+
+async def _serve(connection: socket.socket, desk: Desk, report: Report) -> None:
+    """One caller, to the end of its connection."""
+    connection.setblocking(False)
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
+    if not _is_ours(connection):
+        await _turn_away(writer)
+        return
+    async with task_group() as tasks:
+        caller = _Caller(desk, tasks, report)
+        caller.peer = Peer(reader, writer, caller, longest_line=LONGEST_LINE_BYTES)
+        await caller.peer.serve()
+        tasks.cancel_scope.cancel()
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(found)
+    return bool(uid == os.geteuid())
+
+
+async def _turn_away(writer: asyncio.StreamWriter) -> None:
+    refusal = as_refusal(NotAllowed("this daemon belongs to another user"))
+    error = jsonrpc.RpcError(refusal.number, refusal.problem, refusal.data)
+    writer.write(jsonrpc.failure(None, error))
+    with contextlib.suppress(OSError):
+        await writer.drain()
+    writer.close()
+
+
+class _Caller(Service):
+    """Answers one connection."""
+
+    def __init__(self, desk: Desk, tasks: TaskGroup, report: Report) -> None:
+        self._desk, self._tasks, self._report = desk, tasks, report
+        self._is_greeted, self._has_stream = False, False
+        self.peer: Peer
+
+    async def answer(self, request: Request) -> Any:
+        try:
+            if request.method == "hello":
+                return self._greet(request.params_as(Hello))
+            return await self._do(request)
+        except RpcRefused:
+            raise
+        except SteadyrunError as error:
+            raise as_refusal(error) from error
+
+    def broke(self, message: Request | Notification, error: Exception) -> None:
+        self._report(message.method, error)
+
+    def _greet(self, hello: Hello) -> dict[str, Any]:
+        if _line_of(hello.version) != _line_of(__version__):
+            raise VersionMismatch(daemon=__version__, ours=hello.version)
+        self._is_greeted = True
+        return {"version": __version__}
+
+    async def _do(self, request: Request) -> Any:
+        operation = BY_NAME.get(request.method)
+        if operation is None:
+            return await super().answer(request)
+        if not self._is_greeted and operation.name != WITHOUT_HELLO:
+            raise Usage(f"expected hello first, found {operation.name}")
+        try:
+            given = request.params_as(operation.given)
+        except msgspec.DecodeError as error:
+            raise Usage(f"{operation.name}: {error}") from error
+        answer = await operation.do(self._desk, given)
+        return self._begin(answer) if isinstance(answer, Stream) else answer
+
+    def _begin(self, stream: Stream) -> Struct:
+        if self._has_stream:
+            raise ChangeRefused("events.follow", found="this connection has a stream already")
+        self._has_stream = True
+        # It is told nothing before its answer: that is written before any other task goes on.
+        self._tasks.start_soon(self._tell, stream)
+        return stream.answer
+
+    async def _tell(self, stream: Stream) -> None:
+        with contextlib.suppress(RpcClosed):
+            try:
+                async with aclosing(stream.events) as events:
+                    async for event in events:
+                        await self.peer.notify("event", public(event))
+            except RpcClosed:
+                raise
+            except SteadyrunError as error:
+                await self.peer.notify("end", {"error": failure_of(error)})
+            else:
+                await self.peer.notify("end", {"error": None})
+
+
+def _line_of(version: str) -> str:
+    """Those of one line understand each other: the first number, before 1.0 the first two."""
+    major, _, rest = version.partition(".")
+    return f"0.{rest.partition('.')[0]}" if major == "0" else major

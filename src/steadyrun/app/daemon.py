@@ -1,0 +1,235 @@
+"""What does a daemon need? The lock of its home, everything that runs need, and a socket.
+
+In this order: configuration, lock, store, agents of the configuration, letters, what an earlier one
+has left, and only then callers. Whatever is wrong with the first ones is said before anything runs.
+"""
+
+import contextlib
+import fcntl
+import math
+import os
+import platform
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from steadyrun.api.server import folder_of, serving
+from steadyrun.app.home_key import seal_key
+from steadyrun.app.operations import abilities_of, enforce_of, price_source
+from steadyrun.app.runtime import open_runtime
+from steadyrun.app.sync_agents import sync
+from steadyrun.config import Config
+from steadyrun.config import Daemon as DaemonSettings
+from steadyrun.errors import ConfigInvalid, DaemonRunning, StoreUnusable
+from steadyrun.lib.task_group import task_group
+from steadyrun.model.event import LiveEvent, StoredEvent
+from steadyrun.model.ids import AgentId, RunId
+from steadyrun.model.item import Message
+from steadyrun.operations.context import Desk, ProcessState
+from steadyrun.operations.documents import DaemonDocument, Live, Stopped
+from steadyrun.operations.spool import drain
+from steadyrun.runtime.daemon import Daemon, Recovered
+from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.dispatcher import Room
+from steadyrun.runtime.events.bus import follow_live
+from steadyrun.runtime.log import bug, fact
+from steadyrun.store import Accepted
+from steadyrun.version import __version__
+
+LOCK = "lock"
+# Whoever only looks whether it is taken has it for a moment.
+_LOCK_SECONDS = 1.0
+_LOOK_SECONDS = 0.02
+# The answer to whoever has asked for our end goes out first.
+_LAST_WORDS_SECONDS = 0.1
+
+
+class RunningDaemon:
+    """A daemon that runs: what others may ask of it. It ends when somebody stops it."""
+
+    def __init__(
+        self, daemon: Daemon, around: Surroundings, settings: DaemonSettings, tasks: TaskGroup
+    ) -> None:
+        self.recovered: Recovered
+        self._tasks = tasks
+        # How many runs were ended, or left to their keepers.
+        self._left = 0
+        self._daemon, self._around, self._settings = daemon, around, settings
+        self._started_at = around.clock.now()
+        self._stopped = anyio.Event()
+
+    def state(self) -> DaemonDocument:
+        worker, seats = self._daemon.worker, list(self._daemon.seats)
+        return DaemonDocument(
+            os.getpid(),
+            __version__,
+            str(self._around.home),
+            self._started_at,
+            Live(sum(seat.is_held for seat in seats), worker.room.runs),
+            Live(sum(seat.live is not None for seat in seats), worker.room.processes),
+            worker.is_draining,
+        )
+
+    async def accept(self, message: Message) -> Accepted:
+        return await self._daemon.worker.accept(message)
+
+    def process_state(self, agent: AgentId) -> ProcessState | None:
+        return self._daemon.process_state(agent)
+
+    def is_waiting(self, agent: AgentId) -> bool:
+        return self._daemon.is_waiting(agent)
+
+    async def release(self, agent: AgentId) -> None:
+        seat = self._daemon.seats.of(agent)
+        if seat and seat.is_idle:
+            await self._daemon.worker.close(seat)
+
+    async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
+        """See `DaemonView`. Said again with less time, it takes less time; whoever has said it may
+        leave."""
+        usual = self._settings.drain_seconds
+        seconds = usual if drain_seconds is None else drain_seconds
+        self._tasks.start_soon(self._stop, seconds, keep)
+        await self._stopped.wait()
+        store = self._around.store
+        looks = await store.looks(self._around.clock.now())
+        queued = sum(look.lane.queued for look in looks)
+        return Stopped(0 if keep else self._left, self._left if keep else 0, queued)
+
+    async def _stop(self, seconds: float, keep: bool) -> None:
+        left = await self._daemon.stop(drain_seconds=seconds, keep=keep)
+        if not self._stopped.is_set():
+            self._left = left
+            self._stopped.set()
+
+    async def follow(
+        self, *, agent: AgentId | None, run: RunId | None, after: int
+    ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
+        store = self._around.store
+        whose = await store.agent(agent) if agent else None
+        events = follow_live(store, self._around.hub, after, agent=whose, run=run)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+
+    async def until_stopped(self) -> None:
+        await self._stopped.wait()
+        await anyio.sleep(_LAST_WORDS_SECONDS)
+
+
+@asynccontextmanager
+async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
+    """Be the daemon of the home that the configuration names, until the block ends."""
+    home = config.places.home
+    exporting = _exporting(config)
+    async with locked(home):
+        key = await anyio.to_thread.run_sync(seal_key, home)
+        async with (
+            open_runtime(config, kind="daemon", machine=platform.node()) as around,
+            exporting(around),
+            task_group() as tasks,
+        ):
+            await _sync(config, around)
+            daemon = Daemon(around, tasks, room=_room(config), key=key)
+            running = RunningDaemon(daemon, around, config.settings.daemon, tasks)
+            desk = Desk(
+                around.store,
+                around.clock,
+                around.ids,
+                home,
+                abilities_of(config),
+                enforce_of(config),
+                running,
+                around.budgets,
+                price_source,
+            )
+            # They are begun like everything else, once it is known what was left.
+            alone = replace(desk, daemon=None)
+            running.recovered = await daemon.recover(partial(_drain_letters, alone))
+            tasks.start_soon(daemon.serve)
+            fact("daemon.started", pid=os.getpid(), version=__version__)
+            async with serving(desk, lambda method, error: bug(error, method=method)):
+                yield running
+            tasks.cancel_scope.cancel()
+    fact("daemon.stopped", pid=os.getpid())
+
+
+def _exporting(config: Config) -> Callable[[Surroundings], AbstractAsyncContextManager[None]]:
+    """What exports traces, if that is wanted; whatever it lacks is said before anything runs."""
+    telemetry = config.settings.telemetry
+    if not telemetry.endpoint:
+        return lambda _: contextlib.nullcontext()
+    try:
+        # An extra: who does not want it neither has the packages nor waits for them.
+        from steadyrun.telemetry.otlp import exporting  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        problem = f"telemetry.endpoint is set, but the package {error.name} is not installed"
+        hint = 'Install it: pip install "steadyrun[otel]"'
+        raise ConfigInvalid(problem, file=None, hint=hint) from error
+    headers, content = config.telemetry_headers(), telemetry.content
+    return lambda around: exporting(telemetry.endpoint, headers, around, content=content)
+
+
+async def _sync(config: Config, around: Surroundings) -> None:
+    synced = await sync(config, around.store, around.ids)
+    for what in ("added", "changed", "resumed", "paused"):
+        for name in getattr(synced, what):
+            fact("agent.synced", agent=name, what=what)
+
+
+async def _drain_letters(desk: Desk) -> None:
+    drained = await drain(desk)
+    if drained != type(drained)():
+        fact(
+            "letters.drained",
+            done=drained.done,
+            kept=len(drained.kept),
+            bad=len(drained.bad),
+        )
+
+
+def _room(config: Config) -> Room:
+    settings = config.settings
+    runs_of = {name: each.runs for name, each in settings.providers.items() if each.runs}
+    idle = settings.daemon.idle_seconds or math.inf
+    keep = settings.daemon.keep_days * 86400
+    return Room(settings.daemon.runs, runs_of, settings.daemon.processes, idle, keep_seconds=keep)
+
+
+@asynccontextmanager
+async def locked(home: Path) -> AsyncIterator[None]:
+    """Hold the lock of the daemon of this home, or `DaemonRunning`."""
+    folder = folder_of(home)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreUnusable(str(error.strerror), path=folder) from error
+    try:
+        await _lock(descriptor, home)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def _lock(descriptor: int, home: Path) -> None:
+    limit = anyio.current_time() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if anyio.current_time() > limit:
+                said = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+                pid = int(said) if said.isdecimal() else None
+                raise DaemonRunning(home, pid=pid) from error
+            await anyio.sleep(_LOOK_SECONDS)
+        else:
+            return

@@ -1,0 +1,85 @@
+"""What does an operation get in a process that is no daemon? The store, and what is configured."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from steadyrun.app.store import budget_rules, open_store
+from steadyrun.config import Config, ProviderSettings
+from steadyrun.dialect import Ability, Enforced, Refused
+from steadyrun.errors import NotFound
+from steadyrun.lib.clock import SystemClock
+from steadyrun.model.ids import Ids
+from steadyrun.model.policy import Rights
+from steadyrun.operations.context import Desk
+from steadyrun.operations.documents import PriceSource
+from steadyrun.runtime.deps import Surroundings
+
+
+@asynccontextmanager
+async def open_desk(config: Config) -> AsyncIterator[Desk]:
+    clock, rules = SystemClock(), budget_rules(config.settings.budgets)
+    async with open_store(config) as store:
+        yield Desk(
+            store,
+            clock,
+            Ids(clock.now),
+            config.places.home,
+            abilities_of(config),
+            enforce_of(config),
+            budgets=rules,
+            prices=price_source,
+        )
+
+
+def desk_among(around: Surroundings) -> Desk:
+    """In a program that drives runs itself."""
+
+    def abilities(name: str) -> frozenset[Ability] | None:
+        try:
+            return around.drivers.abilities(name)
+        except NotFound:
+            return None
+
+    return Desk(
+        around.store,
+        around.clock,
+        around.ids,
+        around.home,
+        abilities,
+        around.drivers.enforce,
+        budgets=around.budgets,
+    )
+
+
+def abilities_of(config: Config) -> Callable[[str], frozenset[Ability] | None]:
+    """What each provider can do as it is configured; None where there is no such provider."""
+
+    def abilities(name: str) -> frozenset[Ability] | None:
+        # Few commands ask, and all of the providers take longer to import than most commands run.
+        from steadyrun.app.runtime import DIALECTS, make_dialect  # noqa: PLC0415
+
+        settings = config.settings.providers.get(name, ProviderSettings())
+        return make_dialect(name, settings.options).abilities if name in DIALECTS else None
+
+    return abilities
+
+
+def enforce_of(config: Config) -> Callable[[str, Rights], Enforced | Refused]:
+    """How each provider keeps to rights as it is configured."""
+
+    def enforce(name: str, rights: Rights) -> Enforced | Refused:
+        from steadyrun.app.runtime import make_dialect  # noqa: PLC0415
+
+        settings = config.settings.providers.get(name, ProviderSettings())
+        return make_dialect(name, settings.options).enforce(rights)
+
+    return enforce
+
+
+def price_source() -> PriceSource:
+    """The list of prices that estimates are made with."""
+    # Only who asks for costs wants to know.
+    from steadyrun.providers.shared.prices import price_list  # noqa: PLC0415
+
+    prices = price_list()
+    return PriceSource(prices.source, prices.published)

@@ -1,0 +1,47 @@
+"""Which store is it? Apart from the rest: a quick command needs nothing else."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import anyio.to_thread
+
+from steadyrun.app.accounts import accounts_of
+from steadyrun.config import BudgetSettings, Config, GateSettings
+from steadyrun.config.validators import find_zone
+from steadyrun.model.budget import BudgetRules
+from steadyrun.model.gate import GateRules
+from steadyrun.model.secret import Scrubber
+from steadyrun.store import Store
+from steadyrun.stores.sqlite import SqliteStore
+
+
+def gate_rules(settings: GateSettings) -> GateRules:
+    return GateRules(
+        timedelta(seconds=settings.initial_seconds),
+        timedelta(seconds=settings.max_seconds),
+        settings.factor,
+        settings.attempts,
+    )
+
+
+def budget_rules(settings: BudgetSettings) -> BudgetRules:
+    zone = find_zone(settings.timezone)
+    assert zone, "the configuration has been checked"
+    return BudgetRules(zone, settings.unknown, settings.unknown_usd_per_million)
+
+
+@asynccontextmanager
+async def open_store(config: Config, scrubber: Scrubber | None = None) -> AsyncIterator[Store]:
+    """The store the configuration names, scrubbing the secrets the configuration knows; its gates
+    are those of the accounts that are configured."""
+    scrubber = scrubber or Scrubber(config.secrets())
+    rules = gate_rules(config.settings.gate)
+    accounts = await anyio.to_thread.run_sync(accounts_of, config)
+    store = await SqliteStore.open(
+        config.places.home, scrubber=scrubber, rules=rules, accounts=accounts
+    )
+    try:
+        yield store
+    finally:
+        await store.close()

@@ -1,0 +1,154 @@
+"""Which agents does the configuration name, and are they in the store as they are written?
+
+A name that is gone from the configuration is paused, not removed: its record and what is queued for
+it stay, and it goes on when it is back.
+"""
+
+import os
+from collections.abc import Mapping
+
+import anyio.to_thread
+from msgspec import Struct
+from msgspec.structs import replace
+
+from steadyrun.app.operations import enforce_of
+from steadyrun.app.runtime import DIALECTS, make_dialect
+from steadyrun.config import AgentSettings, Config, ProviderSettings
+from steadyrun.dialect import Ability
+from steadyrun.errors import AbilityMissing, NameTaken, NotFound
+from steadyrun.model.agent import RETIRED, Agent
+from steadyrun.model.budget import Budget
+from steadyrun.model.ids import AgentId, Ids
+from steadyrun.model.policy import Policy, rights
+from steadyrun.runtime.prompt.system import require_home, require_role
+from steadyrun.runtime.run.permissions import require_kept
+from steadyrun.store import Store
+
+_NOT_YET = AgentId("")
+
+
+# It was paused when it was taken out of the configuration.
+_WAS_PAUSED = b"was paused"
+
+
+class Synced(Struct, frozen=True):
+    """What was done, by name; `paused` says why."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
+    paused: Mapping[str, str] = {}
+
+
+async def sync(config: Config, store: Store, ids: Ids) -> Synced:
+    """Make the agents of the store those of the configuration; what was added by hand stays.
+
+    Nothing is changed if any of them cannot work: its provider, its home or its role is not there,
+    or its name is taken. Said again it changes nothing.
+    """
+    wanted = await anyio.to_thread.run_sync(_wanted, config)
+    known = {agent.name: agent for agent in await store.agents()}
+    for name in wanted:
+        if name in known and known[name].origin != "config":
+            hint = f"Rename agents.{name} in the configuration, or: steadyrun agent rm {name}"
+            raise NameTaken(name, hint=hint)
+    added, changed, resumed = [], [], []
+    for name, agent in wanted.items():
+        if name not in known:
+            await store.add_agent(replace(agent, id=ids.agent()))
+            added.append(name)
+            continue
+        if await _set(store, agent, known[name]):
+            changed.append(name)
+        if await _resume(store, known[name].id):
+            resumed.append(name)
+    gone = [agent for name, agent in known.items() if name not in wanted]
+    paused = {agent.name: await _pause(store, agent) for agent in gone if agent.origin == "config"}
+    return Synced(tuple(added), tuple(changed), tuple(resumed), paused)
+
+
+def _wanted(config: Config) -> dict[str, Agent]:
+    return {name: _agent(config, name, each) for name, each in config.settings.agents.items()}
+
+
+def _agent(config: Config, name: str, settings: AgentSettings) -> Agent:
+    agent = Agent(
+        _NOT_YET,
+        name,
+        (settings.provider, *settings.fallback),
+        os.path.realpath(config.agent_home(name)),
+        settings.model,
+        Policy(
+            settings.mode, settings.tools, settings.budget, tier=settings.tier, deny=settings.deny
+        ),
+        settings.system,
+        role=settings.role,
+        followup=settings.followup,
+        on_lost=settings.on_lost,
+        on_limited=settings.on_limited,
+        approvers=settings.approvers,
+        wall_seconds=settings.wall_seconds,
+        origin="config",
+    )
+    for provider in agent.providers:
+        _check_provider(config, provider, name, settings)
+        _check_rights(config, provider, agent)
+    require_home(agent)
+    if agent.role is not None:
+        require_role(agent.role, config.places.home)
+    return agent
+
+
+def _check_provider(config: Config, provider: str, name: str, settings: AgentSettings) -> None:
+    """It is there, and can do what the agent is to do."""
+    if provider not in DIALECTS:
+        hint = f"agents.{name} may have: {', '.join(sorted(DIALECTS))}"
+        raise NotFound("provider", provider, hint=hint)
+    options = config.settings.providers.get(provider, ProviderSettings()).options
+    abilities = make_dialect(provider, options).abilities
+    needs: dict[Ability, tuple[str, bool]] = {
+        "modes": ("mode", settings.mode != "default"),
+        "model": ("model", settings.model is not None),
+        "usage": ("budget", settings.budget != Budget()),
+    }
+    for ability, (setting, is_asked) in needs.items():
+        if is_asked and ability not in abilities:
+            raise AbilityMissing(provider, ability, asked=f"agents.{name}.{setting}")
+
+
+def _check_rights(config: Config, provider: str, agent: Agent) -> None:
+    """It can keep to what the agent may do."""
+    found = enforce_of(config)(provider, rights(agent.policy))
+    asked = f"tier, tools and deny of agents.{agent.name}"
+    require_kept(provider, found, asked=asked)
+
+
+async def _set(store: Store, agent: Agent, known: Agent) -> bool:
+    agent = replace(agent, id=known.id)
+    if agent == known:
+        return False
+    await store.set_agent(agent, was=known)
+    return True
+
+
+async def _pause(store: Store, agent: Agent) -> str:
+    """Pause it; who was paused before is not resumed by us."""
+    if not await store.recall(RETIRED + agent.id):
+        was_paused = (await store.lane(agent.id)).is_paused
+        await store.remember(RETIRED + agent.id, _WAS_PAUSED if was_paused else b"yes")
+    await store.pause(agent.id)
+    return (
+        f"agents.{agent.name} is not in the configuration any more: write it there again, "
+        f"or: steadyrun agent rm {agent.name}"
+    )
+
+
+async def _resume(store: Store, agent: AgentId) -> bool:
+    """Resume it, if it was we who paused it."""
+    retired = await store.recall(RETIRED + agent)
+    if not retired:
+        return False
+    if retired != _WAS_PAUSED:
+        await store.resume(agent)
+    await store.remember(RETIRED + agent, b"")
+    return retired != _WAS_PAUSED

@@ -1,0 +1,113 @@
+"""What does recorded traffic come to? `replay` plays a run or a recording; it writes nothing."""
+
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+
+from steadyrun.app.runtime import DIALECTS, make_dialect
+from steadyrun.app.store import open_store
+from steadyrun.cli.output import format as render
+from steadyrun.config import Config, ProviderSettings, load
+from steadyrun.dialect import Dialect, Exit
+from steadyrun.drivers import keeper_client
+from steadyrun.drivers.launcher import PROCESSES
+from steadyrun.drivers.replay import Line, read_recording
+from steadyrun.drivers.replay import replay as play
+from steadyrun.errors import NotFound, Usage
+from steadyrun.lib.framing import Frame, Lines
+from steadyrun.model.event import LiveEvent, StoredEvent, TextDelta, ThinkingDelta
+from steadyrun.model.event_json import public
+from steadyrun.model.run import Run
+from steadyrun.operations.lookup import find_run
+from steadyrun.stores.sqlite import DATABASE
+
+CHUNK_BYTES = 1024 * 1024
+
+
+def replay(args: Namespace) -> int:
+    config, path = load(), Path(args.source)
+    lines, provider, last = (
+        (_recorded(path), args.provider, _exit_of(path))
+        if path.exists()
+        else _stored(config, args.source, args.provider)
+    )
+    for seen in play(_dialect(config, provider), lines, last):
+        _print(seen, as_json=args.jsonl)
+    return 0
+
+
+def _exit_of(path: Path) -> Exit | None:
+    return keeper_client.read_exit(path) if (path / "exit").exists() else None
+
+
+def _recorded(path: Path) -> Iterator[Line]:
+    """The lines of a file, or of a process's directory, such as an export has."""
+    try:
+        yield from run_lines(path) if path.is_dir() else read_recording(path)
+    except OSError as error:
+        raise Usage(f"{error.filename or path} cannot be read: {error.strerror}") from error
+
+
+def _stored(
+    config: Config, name: str, provider: str | None
+) -> tuple[Iterator[Line], str, Exit | None]:
+    run = anyio.run(_find_run, config, name)
+    directory = config.places.home / PROCESSES / (run.process or "none")
+    if not (directory / "journal").exists():
+        hint = "Raw files are kept for a time only; a run that never started has none."
+        raise NotFound("journal of", run.id, hint=hint)
+    return run_lines(directory), provider or run.provider, _exit_of(directory)
+
+
+async def _find_run(config: Config, name: str) -> Run:
+    """The run of that name. The store is opened only if there is one: nothing is written."""
+    if not name.startswith("run_") or not (config.places.home / DATABASE).exists():
+        raise NotFound("run or file", name, hint="`steadyrun runs` lists runs.")
+    async with open_store(config) as store:
+        return await find_run(store, name)
+
+
+def run_lines(directory: Path) -> Iterator[Line]:
+    """What a process was told and printed, in the order in which its driver saw it."""
+    sent = deque(keeper_client.read_sent(directory, after=0))
+    for frame in _printed(directory / "journal"):
+        while sent and sent[0].end < frame.end:
+            yield Line("in", _text(sent.popleft()))
+        yield Line("out", _text(frame))
+    for frame in sent:
+        yield Line("in", _text(frame))
+
+
+def _printed(journal: Path) -> Iterator[Frame]:
+    lines = Lines()
+    with journal.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield from lines.feed(chunk)
+    rest = lines.rest()
+    if rest:
+        yield rest
+
+
+def _text(frame: Frame) -> str:
+    # A recording is text: bytes that are none cannot come back as they were.
+    return frame.raw.decode(errors="replace")
+
+
+def _dialect(config: Config, provider: str | None) -> Dialect:
+    known = ", ".join(sorted(DIALECTS))
+    if provider is None:
+        raise Usage("whose traffic is it?", hint=f"Add --provider; there are: {known}")
+    if provider not in DIALECTS:
+        raise NotFound("provider", provider, hint=f"There are: {known}")
+    settings = config.settings.providers.get(provider, ProviderSettings())
+    return make_dialect(provider, settings.options)
+
+
+def _print(seen: StoredEvent | LiveEvent, *, as_json: bool) -> None:
+    if as_json:
+        print(render.to_json({**public(seen), "cursor": None}))
+    elif not isinstance(seen.event, TextDelta | ThinkingDelta):
+        print(render.event_line(seen))

@@ -1,0 +1,148 @@
+"""How is one prompt run and watched from the command line? `steadyrun run`.
+
+Whatever takes us away before the end, be it Ctrl-C, a closed terminal or a reader that is gone: the
+run goes on, and is left to a holder in the background.
+"""
+
+import signal
+import sys
+from argparse import Namespace
+from contextlib import aclosing
+
+import anyio
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from steadyrun.cli.inputs import read_prompt, read_wishes
+from steadyrun.cli.lost_runs import start_holder
+from steadyrun.cli.main import EXIT_INTERRUPTED
+from steadyrun.cli.opened import open_home
+from steadyrun.cli.output import format as render
+from steadyrun.cli.output.ask import Approvals
+from steadyrun.cli.output.live import EventLines, LiveText, OneDocument, Output, Seen
+from steadyrun.lib.task_group import task_group
+from steadyrun.library import RunHandle, Steadyrun
+from steadyrun.model.event import RunStarted
+from steadyrun.model.run import Run, RunStatus
+from steadyrun.runtime.run.options import Wishes
+
+EXIT_CODES: dict[RunStatus, int] = {
+    "completed": 0,
+    "failed": 1,
+    "rate_limited": 6,
+    "timed_out": 7,
+    "cancelled": 8,
+}
+# How long after a Ctrl-C a second one still means the run.
+AGAIN_SECONDS = 2.0
+
+
+class Job(Struct, frozen=True):
+    """What was asked for."""
+
+    prompt: str
+    provider: str
+    cwd: str
+    wishes: Wishes
+    is_detached: bool = False
+    is_json: bool = False
+    role: str | None = None
+
+
+def run(args: Namespace) -> int:
+    prompt, wishes, is_json = read_prompt(args.text), read_wishes(args), args.json or args.jsonl
+    job = Job(prompt, args.provider, args.cwd, wishes, args.detach, is_json, args.role)
+    watch = Watch(job, _output(args))
+    try:
+        return anyio.run(watch.see_through)
+    finally:
+        if watch.is_left_running:
+            start_holder()
+
+
+def _output(args: Namespace) -> Output:
+    if args.json:
+        return OneDocument(sys.stdout, sys.stderr)
+    return (EventLines if args.jsonl else LiveText)(sys.stdout, sys.stderr)
+
+
+class Watch:
+    """Starts a run and shows it, as long as somebody wants to see it."""
+
+    def __init__(self, job: Job, output: Output) -> None:
+        self._job, self._output = job, output
+        self._is_shown = True
+        # What came since the first Ctrl-C, in case there is a second.
+        self._unseen: list[Seen] = []
+        self.is_left_running = False
+
+    async def see_through(self) -> int:
+        async with open_home() as holding:
+            run = await self._start(Steadyrun(holding))
+            self.is_left_running = True
+            if self._job.is_detached and await self._has_begun(run):
+                return self._say_detached(run)
+            return await self._watch(run)
+
+    async def _start(self, sr: Steadyrun) -> RunHandle:
+        job, where = self._job, {"provider": self._job.provider, "cwd": self._job.cwd}
+        if job.role is not None:
+            return await sr.summon(job.role, job.prompt, **where, **job.wishes)
+        return await sr.start(job.prompt, **where, **job.wishes)
+
+    async def _has_begun(self, run: RunHandle) -> bool:
+        async with aclosing(run.events()) as events:
+            first = await anext(events)
+        return isinstance(first.event, RunStarted)
+
+    def _say_detached(self, run: RunHandle) -> int:
+        print(render.to_json({"run": run.id, "status": "running"}) if self._job.is_json else run.id)
+        self._output.note(f"steadyrun tail {run.id} -f")
+        return 0
+
+    async def _watch(self, run: RunHandle) -> int:
+        approvals = Approvals(run, self._output.note)
+        ended: Run | None = None
+        async with task_group() as tasks:
+            tasks.start_soon(self._obey_signals, run, tasks)
+            tasks.start_soon(approvals.ask)
+            await self._show(run, approvals)
+            ended = await run.result()
+            self.is_left_running = False
+            tasks.cancel_scope.cancel()
+        return EXIT_INTERRUPTED if ended is None else EXIT_CODES[ended.status]
+
+    async def _show(self, run: RunHandle, approvals: Approvals) -> None:
+        async with aclosing(run.events()) as events:
+            async for seen in events:
+                if self._is_shown:
+                    self._output.show(seen)
+                else:
+                    self._unseen.append(seen)
+                await approvals.hear(seen)
+
+    async def _obey_signals(self, run: RunHandle, tasks: TaskGroup) -> None:
+        """Once: leave it running. Twice: have it cancelled. Once more: do not wait for that."""
+        with anyio.open_signal_receiver(*_signals()) as signals:
+            number = await anext(signals)
+            self._is_shown = False
+            self._output.note(f"still running: steadyrun tail {run.id}")
+            with anyio.move_on_after(AGAIN_SECONDS if number == signal.SIGINT else 0):
+                await anext(signals)
+                self._show_again()
+            if self._is_shown:
+                self._output.note(f"cancelling {run.id}")
+                tasks.start_soon(run.cancel, "Ctrl-C")
+                await anext(signals)
+            tasks.cancel_scope.cancel()
+
+    def _show_again(self) -> None:
+        self._is_shown = True
+        for seen in self._unseen:
+            self._output.show(seen)
+
+
+def _signals() -> list[signal.Signals]:
+    """Those that end us, unless somebody (nohup) had us ignore them."""
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in asked if signal.getsignal(number) != signal.SIG_IGN]

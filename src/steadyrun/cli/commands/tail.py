@@ -1,0 +1,119 @@
+"""What has happened, and what happens? `tail` prints events, and with `-f` goes on as they come."""
+
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from typing import get_args
+
+import anyio
+
+from steadyrun.cli.commands.runs import opened
+from steadyrun.cli.event_stream import Hearing, Seen, Subject
+from steadyrun.cli.output import format as render
+from steadyrun.errors import NotFound, Usage
+from steadyrun.model.event import EVENT_TYPES, RunEnded, StoredEvent, type_of
+from steadyrun.model.event_json import public
+from steadyrun.operations.lookup import find_run
+from steadyrun.store import PAGE, Store
+
+_USUAL = 50
+# What is looked through, at most, for events of a kind.
+_FARTHEST = 100_000
+_TYPES = [str(kind.__struct_config__.tag) for kind in EVENT_TYPES]
+KINDS = sorted({name.partition(".")[0] for name in _TYPES} | {"error"})
+_ERRORS = frozenset(
+    {name for name in _TYPES if name.endswith(".failed")}
+    | {"run.timed_out", "run.rate_limited", "policy.violated", "budget.reached", "gate.closed"}
+)
+
+
+def tail(args: Namespace) -> int:
+    if (args.name is None) != args.all:
+        hint = "usage: steadyrun tail AGENT|RUN|--all"
+        raise Usage("expected an agent, a run or --all", hint=hint)
+    unknown = [kind for kind in args.kind or () if kind not in KINDS]
+    if unknown:
+        raise Usage(f"no kind of event {unknown[0]!r}", hint=f"There are: {', '.join(KINDS)}")
+    return anyio.run(_tail, args)
+
+
+async def _tail(args: Namespace) -> int:
+    async with opened() as (home, store):
+        about = await _subject(store, args.name)
+        printer = _Printer(args.kind, about, as_json=args.jsonl)
+        if args.after is None:
+            seen = await _last(store, about, args.n or _USUAL, printer)
+            after = seen[-1].cursor if seen else 0
+            await printer.show_all(seen[-_FARTHEST:])
+        elif args.follow:
+            after = args.after
+        else:
+            await _print_after(store, about, args, printer)
+            return 0
+        if args.follow and not printer.is_over:
+            await Hearing(home, store, about, after).hear(printer.show)
+    return 0
+
+
+class _Printer:
+    """Prints events of some kinds, of all if none is named."""
+
+    def __init__(self, kinds: Sequence[str] | None, about: Subject, *, as_json: bool) -> None:
+        self._kinds, self._about, self._as_json = kinds, about, as_json
+        self.is_over = False
+
+    async def show(self, seen: Seen) -> bool:
+        if self.is_shown(seen):
+            line = render.to_json(public(seen)) if self._as_json else render.event_line(seen)
+            print(line, flush=True)
+        # The last event of a run ends what is told of it.
+        self.is_over = self._about.run is not None and isinstance(seen.event, get_args(RunEnded))
+        return self.is_over
+
+    async def show_all(self, events: Iterable[StoredEvent]) -> None:
+        for event in events:
+            await self.show(event)
+
+    def is_shown(self, seen: Seen) -> bool:
+        name = type_of(seen.event)
+        return not self._kinds or any(is_kind(name, kind) for kind in self._kinds)
+
+
+def is_kind(name: str, kind: str) -> bool:
+    """Whether an event of that type is of that kind: the first part of its name, or an error."""
+    return name in _ERRORS if kind == "error" else name.partition(".")[0] == kind
+
+
+async def _last(
+    store: Store, about: Subject, wanted: int, printer: _Printer
+) -> list[StoredEvent]:  # fmt: skip
+    """The newest events, so many that `wanted` of them are shown, if there are."""
+    limit = wanted
+    while True:
+        found = await store.last_events(agent=about.agent, run=about.run, limit=limit)
+        shown = [event for event in found if printer.is_shown(event)]
+        if len(shown) >= wanted or len(found) < limit or limit >= _FARTHEST:
+            return found[found.index(shown[-wanted]) :] if len(shown) > wanted else found
+        limit = min(limit * 8, _FARTHEST)
+
+
+async def _print_after(store: Store, about: Subject, args: Namespace, printer: _Printer) -> None:
+    after, left = args.after, args.n
+    while page := await store.events(after, agent=about.agent, run=about.run, limit=PAGE):
+        after = page[-1].cursor
+        shown = [event for event in page if printer.is_shown(event)]
+        await printer.show_all(shown[:left])
+        left = None if left is None else left - len(shown)
+        if left is not None and left <= 0:
+            return
+
+
+async def _subject(store: Store, text: str | None) -> Subject:
+    if text is None:
+        return Subject()
+    if text.startswith("run_"):
+        return Subject(run=(await find_run(store, text)).id)
+    try:
+        return Subject(agent=(await store.agent(text)).id)
+    except NotFound as error:
+        hint = "`steadyrun agents` and `steadyrun runs` list them."
+        raise NotFound("agent or run", text, hint=hint) from error

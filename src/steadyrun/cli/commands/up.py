@@ -1,0 +1,140 @@
+"""How does a daemon start? Here, until it is told to end, or detached from this terminal."""
+
+import os
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from steadyrun.api import client
+from steadyrun.api.server import folder_of
+from steadyrun.app.daemon import RunningDaemon, open_daemon
+from steadyrun.cli.output import format as render
+from steadyrun.config import Config, load
+from steadyrun.errors import DaemonRunning, DaemonUnreachable, StartFailed
+from steadyrun.lib.task_group import task_group
+from steadyrun.model.secret import Scrubber
+from steadyrun.operations.daemon import Ask
+from steadyrun.operations.documents import StatusDocument
+from steadyrun.operations.registry import BY_NAME
+from steadyrun.runtime.log import to_stderr
+
+LOG = "log"
+# How long a detached one has to answer; it may have much to take up.
+_START_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
+_MOST_WORDS = 2000
+
+
+def up(args: Namespace) -> int:
+    config = load()
+    return anyio.run(_detach if args.detach else _serve, config, args)
+
+
+# -- here
+
+
+async def _serve(config: Config, args: Namespace) -> int:
+    with ExitStack() as stack:
+        is_watched = sys.stderr.isatty() and not args.json
+        stack.enter_context(to_stderr(Scrubber(config.secrets()), for_people=is_watched))
+        async with open_daemon(config) as daemon, task_group() as tasks:
+            tasks.start_soon(_obey_signals, daemon, tasks)
+            if args.json:
+                print(render.to_json(daemon.state()), flush=True)
+            else:
+                print(_greeting(daemon), flush=True)
+            await daemon.until_stopped()
+            tasks.cancel_scope.cancel()
+    if not args.json:
+        print("* down", flush=True)
+    return 0
+
+
+def _greeting(daemon: RunningDaemon) -> str:
+    state, found = daemon.state(), daemon.recovered
+    adopted = f", {found.lanes} taken up" if found.lanes else ""
+    return f"* up: {state.home}, process {state.pid}{adopted}; Ctrl-C ends it"
+
+
+async def _obey_signals(daemon: RunningDaemon, tasks: TaskGroup) -> None:
+    """The first one waits for what runs, the next ones do not."""
+    seconds: float | None = None
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if seconds is None and daemon.state().runs.live:
+                print("* waiting for what runs; again to stop it now", flush=True)
+            tasks.start_soon(_stop, daemon, seconds)
+            seconds = 0.0
+
+
+async def _stop(daemon: RunningDaemon, seconds: float | None) -> None:
+    await daemon.stop(seconds, keep=False)
+
+
+# -- detached
+
+
+async def _detach(config: Config, args: Namespace) -> int:
+    home = config.places.home
+    if await _answer(home) is not None:
+        raise DaemonRunning(home)
+    log = folder_of(home) / LOG
+    child = await anyio.to_thread.run_sync(_spawn, log)
+    status = await _started(home, child, log)
+    if args.json:
+        print(render.to_json(status.daemon))
+    else:
+        print(f"* up: {home}, process {status.daemon.pid}; steadyrun down ends it, log in {log}")
+    return 0
+
+
+def _spawn(log: Path) -> "subprocess.Popen[bytes]":
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        # Without -P a package in the present directory could take our place.
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "steadyrun", "up", "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+
+
+async def _started(home: Path, child: "subprocess.Popen[bytes]", log: Path) -> StatusDocument:
+    with anyio.move_on_after(_START_SECONDS):
+        while child.poll() is None:
+            status = await _answer(home)
+            if status is not None and status.daemon.pid == child.pid:
+                return status
+            await anyio.sleep(_LOOK_SECONDS)
+    child.poll()
+    raise StartFailed(_last_words(log), log=log, code=child.returncode)
+
+
+async def _answer(home: Path) -> StatusDocument | None:
+    try:
+        status: StatusDocument = await client.call(home, BY_NAME["status"], Ask())
+    except DaemonUnreachable:
+        return None
+    return status
+
+
+def _last_words(log: Path) -> str:
+    """What it said before it ended: an error is one line of JSON."""
+    line = log.read_text(errors="replace")[-_MOST_WORDS:].rstrip().rpartition("\n")[2]
+    try:
+        said = msgspec.json.decode(line, type=dict[str, dict[str, object]])
+    except msgspec.DecodeError:
+        return line
+    return str(said.get("error", {}).get("message", line))

@@ -1,0 +1,1 @@
+"""Terminal output: formats, tables, live display and questions."""

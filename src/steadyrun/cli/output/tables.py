@@ -1,0 +1,314 @@
+"""How does the answer of an operation look to a person?"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+
+from steadyrun.cli.output import format as render
+from steadyrun.model.budget import said
+from steadyrun.operations.documents import (
+    AgentDocument,
+    AgentPage,
+    AgentsDocument,
+    ApprovalDocument,
+    ApprovalsDocument,
+    CancelledDocument,
+    CostDocument,
+    CostRow,
+    CostSum,
+    GateDocument,
+    GatesDocument,
+    ItemDocument,
+    ItemsDocument,
+    RemovedDocument,
+    StatusDocument,
+    Stopped,
+)
+
+_LONGEST_TEXT = 60
+# What an item may wait for that does not end by itself, or not soon.
+HELD_BACK = frozenset({"paused", "budget", "gate"})
+
+
+def text(name: str, given: Struct, answer: Struct) -> list[str]:
+    """The lines for standard output."""
+    return list(TEXTS[name](given, answer))
+
+
+def agent_table(agents: Iterable[AgentDocument]) -> list[str]:
+    return _table(
+        ("NAME", "STATE", "PROVIDER", "NOW", "QUEUE", "TODAY"),
+        [
+            (
+                agent.name,
+                agent.state,
+                agent.provider,
+                _now(agent),
+                str(agent.queued),
+                money(agent.cost_today),
+            )
+            for agent in agents
+        ],
+    )
+
+
+def money(cost: CostSum) -> str:
+    if cost.usd is None:
+        return "unknown"
+    sign = "~" if cost.kind == "estimated" else ""
+    more = f" + {cost.unknown_runs} unknown" if cost.unknown_runs else ""
+    return f"{sign}${cost.usd:.2f}{more}"
+
+
+def age(since: datetime, now: datetime) -> str:
+    """Roughly, in the unit that fits."""
+    seconds = max(0, int((now - since).total_seconds()))
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _added(_: Any, agent: AgentDocument) -> Iterator[str]:
+    yield f"added {agent.name}"
+
+
+def _changed(given: Any, agent: AgentDocument) -> Iterator[str]:
+    set_ = [field for field in given.__struct_fields__ if getattr(given, field) is not None]
+    named = [field.replace("_", "-") for field in set_ if field not in {"name", "clear"}]
+    yield f"set {agent.name}: {', '.join([*named, *(given.clear or ())])}"
+
+
+def _removed(_: Any, agent: RemovedDocument) -> Iterator[str]:
+    yield f"removed {agent.name}"
+
+
+def _agents(_: Any, found: AgentsDocument) -> Sequence[str]:
+    return agent_table(found.agents) if found.agents else ["No agents yet."]
+
+
+def _agent(_: Any, agent: AgentPage) -> Iterator[str]:
+    facts = {
+        "agent": agent.name,
+        "state": agent.state + (f" until {render.moment(agent.until)}" if agent.until else ""),
+        "why": agent.reason,
+        "budget": ", ".join(said(agent.budget)),
+        "process": agent.process,
+        "now": agent.now and f"{agent.item}: {agent.now}",
+        "run": agent.run,
+        "queue": str(agent.queued),
+        "today": money(agent.cost_today),
+        "provider": " ".join(filter(None, (agent.provider, agent.model))),
+        "fallback": ", ".join(agent.fallback),
+        "home": agent.home,
+        "role": agent.role,
+        "mode": agent.mode,
+        "tier": agent.tier,
+        "tools": "none" if agent.tools == () else ", ".join(agent.tools or ()),
+        "deny": ", ".join(agent.deny),
+        "followup": agent.followup,
+        "on lost": agent.on_lost,
+        "on limit": agent.on_limited,
+        "approvers": ", ".join(agent.approvers),
+        "timeout": f"{agent.timeout_seconds:g}s" if agent.timeout_seconds else None,
+        "system": agent.system,
+        "origin": agent.origin,
+    }
+    yield from (f"{name:<9} {render.plain(fact)}" for name, fact in facts.items() if fact)
+    for token in agent.tokens:
+        ended = f" ({token.ended})" if token.ended else ""
+        line = f"{token.provider} {token.token} since {render.moment(token.bound_at)}{ended}"
+        yield f"{'token':<9} {render.plain(line)}"
+
+
+def _paused(given: Any, found: AgentsDocument) -> Iterator[str]:
+    if given.provider:
+        yield f"closed the gate of {given.provider}: steadyrun resume --provider {given.provider}"
+    for agent in found.agents:
+        what = "paused" if agent.state == "paused" else "waits for its gate:"
+        if given.provider and agent.fallback and agent.state not in {"paused", "gated"}:
+            what = "goes on with a fallback:"
+        yield f"{what} {agent.name}" + ("; 1 run goes on" if agent.run else "")
+
+
+def _resumed(given: Any, found: AgentsDocument) -> Iterator[str]:
+    if given.provider:
+        yield f"opened the gate of {given.provider}"
+    for agent in found.agents:
+        if agent.state == "paused":
+            yield render.plain(f"{agent.name} is paused: {agent.reason or 'by hand'}")
+        else:
+            yield f"resumed {agent.name}"
+
+
+def stands(item: ItemDocument) -> str:
+    """Its status, and what it waits for; until when, where that is known."""
+    until = f" until {render.moment(item.until)}" if item.until else ""
+    return item.status + (f" ({item.waiting}{until})" if item.waiting else "")
+
+
+def held_back(item: ItemDocument) -> str:
+    """As `stands`, where more than its turn or a daemon is missing."""
+    return stands(item) if item.waiting in HELD_BACK else item.status
+
+
+def _sent(_: Any, item: ItemDocument) -> Iterator[str]:
+    yield f"* {item.id} {held_back(item)} for {item.agent}"
+
+
+def _retried(given: Any, item: ItemDocument) -> Iterator[str]:
+    yield f"{item.id}: again {item.retry_of}"
+
+
+def _inbox(given: Any, found: ItemsDocument) -> Sequence[str]:
+    now = datetime.now(UTC)
+    if not found.items:
+        return ["No items." if given.all else "No open items."]
+    return _table(
+        ("ITEM", "AGENT", "STATUS", "DELIVERY", "AGE", "TEXT"),
+        [
+            (
+                item.id,
+                item.agent,
+                stands(item),
+                "-" if item.delivery == "none" else item.delivery,
+                age(item.created_at, now),
+                render.plain(item.text, _LONGEST_TEXT),
+            )
+            for item in found.items
+        ],
+    )
+
+
+def _approvals(given: Any, found: ApprovalsDocument) -> Iterator[str]:
+    """Each with all it would do: a part that is cut off could be the one that matters."""
+    now = datetime.now(UTC)
+    if not found.approvals:
+        yield "No approvals." if given.all else "Nobody is asked anything."
+    for each in found.approvals:
+        said = f", {each.verdict} by {each.by}" if each.verdict else ""
+        yield render.plain(
+            f"{each.id}  {each.agent}  {each.status}{said}  {age(each.asked_at, now)}"
+        )
+        if each.about == "budget":
+            yield render.plain(f"  {each.tool_input['why']}: shall it go on?")
+            continue
+        asked = "" if each.tool_input is None else render.to_json(each.tool_input)
+        yield render.plain(f"  {each.tool_name} {asked}".rstrip())
+
+
+def _answered(_: Any, found: ApprovalDocument) -> Iterator[str]:
+    word = "allowed" if found.verdict == "allow" else "denied"
+    yield render.plain(f"{word}: {found.tool_name} for {found.agent} ({found.id})")
+    if found.provider:
+        yield render.plain(f"{found.provider} goes on")
+    for each in found.extended:
+        amount = f"${each.allowed:.2f}" if each.unit == "usd" else f"{each.allowed:.0f} tokens"
+        yield f"{found.agent} may spend {amount} now: the limit of its {each.limit}, once more"
+    if found.about == "budget" and found.verdict == "allow" and not found.extended:
+        yield "nothing is extended: the next run has all of its own limit, or the day is a new one"
+
+
+def _cancelled(_: Any, found: CancelledDocument) -> Iterator[str]:
+    yield f"{found.status}: {found.run or found.item}"
+
+
+def _status(_: Any, found: StatusDocument) -> Iterator[str]:
+    daemon = found.daemon
+    draining = ", draining" if daemon.is_draining else ""
+    yield (
+        f"* up since {render.moment(daemon.started_at)} (pid {daemon.pid}, {daemon.version}): "
+        f"{daemon.runs.live} of {daemon.runs.most} runs, "
+        f"{daemon.processes.live} of {daemon.processes.most} processes{draining}"
+    )
+    yield from agent_table(found.agents) if found.agents else ["No agents yet."]
+    shut = [gate for gate in found.gates if gate.is_present and not gate.dispatchable]
+    yield from map(_gate, shut)
+
+
+def _gate(gate: GateDocument) -> str:
+    until = f" until {render.moment(gate.until)}" if gate.until else ""
+    return render.plain(f"gate {gate.provider}: {gate.state}{until} ({gate.reason or 'no reason'})")
+
+
+def _gates(_: Any, found: GatesDocument) -> Sequence[str]:
+    rows = [
+        (
+            gate.provider,
+            (gate.account or "-") + ("" if gate.is_present else " (not in use)"),
+            gate.state,
+            render.moment(gate.until) if gate.until else "-",
+            str(gate.level),
+            render.moment(gate.hit_at) if gate.hit_at else "-",
+            render.plain(gate.reason or "-", _LONGEST_TEXT),
+        )
+        for gate in found.gates
+    ]
+    heading = ("PROVIDER", "ACCOUNT", "STATE", "UNTIL", "LEVEL", "LAST REFUSAL", "WHY")
+    return _table(heading, rows) if rows else ["No provider is in use yet."]
+
+
+def _cost(_: Any, found: CostDocument) -> Iterator[str]:
+    heading = (found.by.upper(), "RUNS", "TOKENS", "KNOWN", "ESTIMATED", "UNKNOWN")
+    rows = [_cost_row(row, row.key or "-") for row in found.rows]
+    yield from _table(heading, [*rows, _cost_row(found.total, "total")])
+    since = f"since {render.moment(found.since)}, " if found.since else ""
+    prices = found.prices
+    listed = f"; estimates by {prices.source} of {prices.published}" if prices else ""
+    yield f"({since}days of {found.timezone}{listed})"
+
+
+def _cost_row(row: CostRow, name: str) -> tuple[str, ...]:
+    tokens = row.input_tokens + row.output_tokens + row.cache_read_tokens + row.cache_write_tokens
+    unknown = f"{row.unknown_runs} runs, {row.unknown_tokens} tokens" if row.unknown_runs else "-"
+    money = (f"${row.known_usd:.2f}", f"~${row.estimated_usd:.2f}")
+    return (render.plain(name, _LONGEST_TEXT), str(row.runs), str(tokens), *money, unknown)
+
+
+def _stopped(_: Any, found: Stopped) -> Iterator[str]:
+    told = [
+        f"{count} {what}"
+        for count, what in (
+            (found.stopped, "stopped"), (found.kept, "kept"), (found.queued, "queued")
+        )
+        if count
+    ]  # fmt: skip
+    yield f"* down{': ' if told else ''}{', '.join(told)}"
+
+
+def _now(agent: AgentDocument) -> str:
+    if agent.state == "gated" and agent.until:
+        return f"until {render.moment(agent.until)}"
+    if agent.reason and not agent.run:
+        return render.plain(agent.reason, _LONGEST_TEXT)
+    return render.plain(agent.now or "-", _LONGEST_TEXT)
+
+
+def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    return render.columns([heading, *rows])
+
+
+TEXTS: dict[str, Callable[[Any, Any], Iterable[str]]] = {
+    "agent.add": _added,
+    "agent.show": _agent,
+    "agent.set": _changed,
+    "agent.rm": _removed,
+    "agent.list": _agents,
+    "agent.pause": _paused,
+    "agent.resume": _resumed,
+    "gate.list": _gates,
+    "gate.open": _gates,
+    "gate.close": _gates,
+    "item.send": _sent,
+    "item.list": _inbox,
+    "item.cancel": _cancelled,
+    "item.retry": _retried,
+    "approval.list": _approvals,
+    "approval.approve": _answered,
+    "approval.deny": _answered,
+    "cost.show": _cost,
+    "status": _status,
+    "daemon.stop": _stopped,
+}

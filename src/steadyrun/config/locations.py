@@ -1,0 +1,91 @@
+"""Which files count here? The user's, and the nearest project's."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from steadyrun.drivers.keeper import MARK
+from steadyrun.errors import ConfigInvalid
+
+PROJECT_FILE = "steadyrun.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things are; only `project_file` is known to exist, and it is None if there is none."""
+
+    home: Path
+    project_file: Path | None
+
+    @property
+    def user_file(self) -> Path:
+        return self.home / "config.toml"
+
+    @property
+    def has_user_file(self) -> bool:
+        return os.path.lexists(self.user_file)
+
+    @property
+    def trusted_file(self) -> Path:
+        return self.home / "trusted.json"
+
+
+def locate(
+    home: Path | None = None, cwd: Path | None = None, environ: Mapping[str, str] | None = None
+) -> Places:
+    home = _find_home(process_environ() if environ is None else environ) if home is None else home
+    home = _absolute(home)
+    return Places(home, _find_project(_absolute(cwd or Path()), home))
+
+
+def process_environ() -> Mapping[str, str]:
+    """The one place that looks at this process's environment."""
+    return os.environ  # noqa: TID251
+
+
+def is_agents_own() -> bool:
+    """Whether this process was started by what an agent runs in, at whatever remove."""
+    return bool(process_environ().get(MARK))
+
+
+def _find_home(environ: Mapping[str, str]) -> Path:
+    given = environ.get("STEADYRUN_HOME")
+    return _expand(Path(given)) if given else user_home(environ) / ".steadyrun"
+
+
+def user_home(environ: Mapping[str, str]) -> Path:
+    """What `~` stands for."""
+    user = environ.get("HOME")
+    return Path(user) if user else _expand(Path("~"))
+
+
+def _expand(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        hint = "Set STEADYRUN_HOME to an absolute path."
+        raise ConfigInvalid(f"no home directory for {path}", file=None, hint=hint) from error
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:
+        problem = f"the directory {path} cannot be found"
+        raise ConfigInvalid(problem, file=None, hint="Go to one that exists.") from error
+
+
+def _find_project(cwd: Path, home: Path) -> Path | None:
+    for directory in _project_directories(cwd):
+        # Our own directory is nobody's project, even if an agent works inside it.
+        if directory != home and os.path.lexists(directory / PROJECT_FILE):
+            return directory / PROJECT_FILE
+    return None
+
+
+def _project_directories(cwd: Path) -> Iterator[Path]:
+    for directory in (cwd, *cwd.parents):
+        yield directory
+        if os.path.lexists(directory / ".git"):
+            return

@@ -1,0 +1,82 @@
+"""Which projects' files may set everything? Those whose very content somebody has trusted."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from steadyrun.config.locations import PROJECT_FILE, Places, locate
+from steadyrun.config.schema import leaves
+from steadyrun.config.toml_source import Source, read_bytes, read_source
+from steadyrun.errors import ConfigInvalid, NotFound
+
+
+def trust(
+    home: Path | None = None, cwd: Path | None = None, environ: Mapping[str, str] | None = None
+) -> Path:
+    """Trust the project's file as it is now; any later change needs this again."""
+    places = locate(home, cwd, environ)
+    source = read_project(places)
+    if source is None or source.file is None:
+        hint = "Go to the project's directory."
+        raise NotFound("project file", PROJECT_FILE, hint=hint)
+    list(leaves(source))  # what is invalid cannot be trusted
+    _write(places, {**_read(places), str(source.file): source.digest})
+    return source.file
+
+
+def is_trusted(places: Places) -> bool:
+    """Say whether the project's file, if there is one, is trusted as it is now."""
+    if places.project_file is None:
+        return False
+    content = read_bytes(places.project_file, follow_links=False)
+    return content is not None and _lists(places, hashlib.sha256(content).hexdigest())
+
+
+def read_project(places: Places) -> Source | None:
+    file = places.project_file
+    return None if file is None else read_source(file, follow_links=False)
+
+
+def is_source_trusted(places: Places, source: Source) -> bool:
+    """Decide by the content that was read, so that nothing can change in between."""
+    return _lists(places, source.digest)
+
+
+def _lists(places: Places, digest: str) -> bool:
+    return _read(places).get(str(places.project_file)) == digest
+
+
+def _read(places: Places) -> dict[str, str]:
+    content = read_bytes(places.trusted_file, follow_links=True)
+    if content is None:
+        return {}
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        hint = "Delete it, then run steadyrun trust again in each project."
+        raise ConfigInvalid("is damaged", file=places.trusted_file, hint=hint)
+    return found
+
+
+def _write(places: Places, digests: dict[str, str]) -> None:
+    file = places.trusted_file
+    draft = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
+    try:
+        places.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_new(draft, json.dumps(digests, indent=1, sort_keys=True).encode())
+        draft.replace(file)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        reason = error.strerror or type(error).__name__
+        raise ConfigInvalid(f"cannot be written: {reason}", file=file) from error
+
+
+def _write_new(file: Path, content: bytes) -> None:
+    with open(file, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -1,0 +1,228 @@
+"""Which values may a setting have, beyond what its type says? A `Flaw` is the answer no.
+
+Patterns name settings; `*` is a name that the user chose.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, tzinfo
+from typing import Any
+
+from steadyrun.config.toml_source import shorten
+from steadyrun.config.variables import is_malformed
+from steadyrun.model.agent import NAME_RULE, ROLE_RULE, is_agent_name, is_role_name
+from steadyrun.model.budget import LIMITS
+from steadyrun.model.policy import names_flaw
+from steadyrun.model.text import Flaw, suggest
+from steadyrun.model.validation import count_flaw, dollars_flaw, seconds_flaw
+from steadyrun.model.variables import variable_flaw
+
+# The registry of providers will take its place.
+PROVIDERS = (
+    "claude", "codex", "kimi", "gemini", "amp", "opencode", "acp", "openai", "openrouter",
+    "shell", "scripted",
+)  # fmt: skip
+# How many runs or processes there may be at once.
+MOST = 100
+# The longest windows of accounts are a week.
+MOST_GATE_SECONDS = 7 * 24 * 3600
+MOST_DAYS = 36500
+
+# Those that tell a process of its agent are ours.
+# What a header may be called, and what it may not hold (RFC 9110, 5.1 and 5.5).
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_NO_HEADER_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)"
+_LISTEN = re.compile(_HOST + r":([0-9]{1,5})")
+# No user, which would be a secret in an address, and no query.
+_ENDPOINT = re.compile(rf"https?://{_HOST}(?::([0-9]{{1,5}}))?(?:/[!-\"$->@-~]*)?")
+
+
+def unknown(what: str, word: str, valid: Iterable[str]) -> Flaw:
+    return Flaw(f"unknown {what} {shorten(repr(word))}", hint=suggest(word, valid))
+
+
+def _check_provider(name: str) -> Flaw | None:
+    return None if name in PROVIDERS else unknown("provider", name, PROVIDERS)
+
+
+def _check_agent_name(name: str) -> Flaw | None:
+    return None if is_agent_name(name) else Flaw("cannot be the name of an agent", hint=NAME_RULE)
+
+
+def _check_role(name: str) -> Flaw | None:
+    return None if is_role_name(name) else Flaw("cannot be the name of a role", hint=ROLE_RULE)
+
+
+def _check_store(value: str) -> Flaw | None:
+    # The value is never repeated: an address may hold a password.
+    if value == "sqlite":
+        return None
+    if value.startswith("postgresql://"):
+        problem = "PostgreSQL is not available in this version"
+        return Flaw(problem, hint='Use store = "sqlite".')
+    return Flaw('expected "sqlite" or "postgresql://…"', hint='Use store = "sqlite".')
+
+
+def _check_listen(value: str) -> Flaw | None:
+    found = _LISTEN.fullmatch(value)
+    if found is None:
+        return Flaw(f"expected HOST:PORT, found {shorten(repr(value))}")
+    if not 1 <= int(found[1]) <= 65535:
+        return Flaw(f"expected a port from 1 to 65535, found {found[1]}")
+    return None
+
+
+def _check_text(value: str) -> Flaw | None:
+    if not value:
+        return Flaw("must not be empty")
+    return Flaw("must not contain a NUL character") if "\0" in value else None
+
+
+def _check_command(value: tuple[str, ...]) -> Flaw | None:
+    if not value or not value[0]:
+        return Flaw("expected a program and its arguments, found none")
+    return next(filter(None, (_check_text(part) for part in value if part)), None)
+
+
+def _check_env(value: str) -> Flaw | None:
+    if is_malformed(value):
+        return Flaw("has a ${ that does not begin a ${NAME}", hint="Write $$ for a dollar sign.")
+    return _check_text(value) if value else None
+
+
+def _check_endpoint(value: str) -> Flaw | None:
+    if not value:
+        return None
+    # The value is never repeated: it may hold a password.
+    found = _ENDPOINT.fullmatch(value)
+    if found and 1 <= int(found[1] or 80) <= 65535:
+        return None
+    hint = "Write it like http://127.0.0.1:4318; what is secret goes into telemetry.headers."
+    return Flaw("expected http://HOST or https://HOST, with a port and a path at most", hint=hint)
+
+
+def _check_header(name: str) -> Flaw | None:
+    if _HEADER.fullmatch(name):
+        return None
+    return Flaw("cannot be the name of a header", hint="Use letters, digits and -.")
+
+
+def check_header_value(value: str) -> Flaw | None:
+    """Also for what a template has become."""
+    if _NO_HEADER_VALUE.search(value):
+        return Flaw("has a character that no header may have")
+    return None if value.strip() else Flaw("must not be empty")
+
+
+def _check_header_template(value: str) -> Flaw | None:
+    return _check_env(value) or check_header_value(value)
+
+
+def _check_fallback(value: tuple[str, ...]) -> Flaw | None:
+    if len(set(value)) < len(value):
+        return Flaw("names a provider twice")
+    return next(filter(None, map(_check_provider, value)), None)
+
+
+def _check_names(value: tuple[str, ...]) -> Flaw | None:
+    return next(filter(None, map(_check_text, value)), None)
+
+
+def _check_home(value: str) -> Flaw | None:
+    if value.startswith("~") and not value.startswith("~/"):
+        return Flaw(f"expected a path from /, from ~/ or from here, found {shorten(repr(value))}")
+    return _check_text(value)
+
+
+def _from_to(least: int, most: int) -> Callable[[int], Flaw | None]:
+    def check(value: int) -> Flaw | None:
+        is_right = least <= value <= most
+        return None if is_right else Flaw(f"expected {least} to {most}, found {value}")
+
+    return check
+
+
+def _check_tokens(value: int) -> Flaw | None:
+    return count_flaw(value, "tokens")
+
+
+def _check_zone(value: str) -> Flaw | None:
+    if find_zone(value) is not None:
+        return None
+    hint = (
+        'Use a name like "Europe/Berlin", or "UTC"; what is known comes with the system (tzdata).'
+    )
+    return Flaw(f"no time zone {shorten(repr(value))} here", hint=hint)
+
+
+def find_zone(name: str) -> tzinfo | None:
+    """A time zone by its name; None: there is no such zone here."""
+    if name == "UTC":
+        return UTC
+    # Few have set one, and it is a part of the start-up budget.
+    from zoneinfo import ZoneInfo  # noqa: PLC0415
+
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        return None
+
+
+def check_seconds(value: float) -> Flaw | None:
+    if value >= 0 and math.isfinite(value):
+        return None
+    return Flaw(f"expected a number of seconds, 0 or more, found {value}")
+
+
+def _check_days(value: float) -> Flaw | None:
+    if 0 <= value <= MOST_DAYS:
+        return None
+    return Flaw(f"expected a number of days from 0 to {MOST_DAYS}, found {value}")
+
+
+def _check_factor(value: float) -> Flaw | None:
+    if value > 1 and math.isfinite(value):
+        return None
+    return Flaw(f"expected a number above 1, found {value}")
+
+
+NAMES: dict[str, Callable[[str], Flaw | None]] = {
+    "providers.*": _check_provider,
+    "agents.*": _check_agent_name,
+    "providers.*.env.*": variable_flaw,
+    "telemetry.headers.*": _check_header,
+}
+CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
+    "store": _check_store,
+    "daemon.listen": _check_listen,
+    "daemon.runs": _from_to(1, MOST),
+    "daemon.processes": _from_to(0, MOST),
+    "daemon.idle_seconds": check_seconds,
+    "daemon.drain_seconds": check_seconds,
+    "daemon.keep_days": _check_days,
+    "gate.initial_seconds": _from_to(1, MOST_GATE_SECONDS),
+    "gate.max_seconds": _from_to(1, MOST_GATE_SECONDS),
+    "gate.factor": _check_factor,
+    "gate.attempts": _from_to(1, 1000),
+    "providers.*.command": _check_command,
+    "providers.*.model": _check_text,
+    "providers.*.env.*": _check_env,
+    "providers.*.runs": _from_to(1, MOST),
+    "agents.*.provider": _check_provider,
+    "agents.*.approvers": _check_names,
+    "agents.*.fallback": _check_fallback,
+    "agents.*.home": _check_home,
+    "agents.*.model": _check_text,
+    "agents.*.deny": names_flaw,
+    "agents.*.role": _check_role,
+    "agents.*.system": _check_text,
+    "agents.*.wall_seconds": seconds_flaw,
+    **{f"agents.*.budget.{limit}": dollars_flaw for limit in LIMITS},
+    **{f"agents.*.budget.{limit}_tokens": _check_tokens for limit in LIMITS},
+    "budgets.timezone": _check_zone,
+    "budgets.unknown_usd_per_million": dollars_flaw,
+    "telemetry.endpoint": _check_endpoint,
+    "telemetry.headers.*": _check_header_template,
+}

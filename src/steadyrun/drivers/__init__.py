@@ -1,0 +1,1 @@
+"""Drivers of provider processes: launch, keeper client, replay."""

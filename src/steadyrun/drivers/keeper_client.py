@@ -1,0 +1,323 @@
+"""How does a driver start a keeper, reach it and read what it left? See docs/keeper.md."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+from msgspec import Struct
+
+from steadyrun.dialect import Exit, LaunchRequest, Rung
+from steadyrun.drivers import keeper
+from steadyrun.errors import KeeperFailed, KeeperGone, LaunchFailed, LeaseLost
+from steadyrun.lib.framing import Frame
+from steadyrun.lib.signal import Bell
+from steadyrun.model.ids import HolderId
+
+VERSION = 1
+START_SECONDS = 30.0
+ANSWER_SECONDS = 10.0
+STDERR_EXCERPT_BYTES = 4096
+# Python compiles a script each time it runs one; a loader takes the bytecode that our own import
+# of it has left, if it is of this source, and whatever is wrong with that, the source.
+_RUN_CACHED = """
+import sys, importlib.machinery
+loader = importlib.machinery.SourceFileLoader("__main__", sys.argv[1])
+try:
+    code = loader.get_code("__main__")
+except Exception:
+    code = loader.source_to_code(loader.get_data(sys.argv[1]), sys.argv[1])
+exec(code)
+"""
+
+
+class Limits(Struct, frozen=True):
+    """When a keeper ends its process on its own."""
+
+    free_bytes: int = 64 * 1024 * 1024
+    journal_bytes: int = 8 * 1024 * 1024 * 1024
+    silent_seconds: float = 30 * 60.0
+    unclaimed_seconds: float = 24 * 60 * 60.0
+    kill_seconds: float = 5.0
+
+
+class Spec(Struct, frozen=True):
+    """All a keeper is told at its start."""
+
+    process: str
+    directory: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    stdin: str
+    rungs: tuple[Rung, ...]
+    limits: Limits
+    v: int = VERSION
+
+
+async def start(spec: Spec) -> None:
+    """Start a keeper and its process, or raise `LaunchFailed`. It belongs to nobody but itself."""
+    answer = await anyio.to_thread.run_sync(_start, spec)
+    error = answer.get("error")
+    if error:
+        raise LaunchFailed(spec.argv[0], code=error["code"], problem=error["message"])
+
+
+def command(source: str = keeper.__file__) -> list[str]:
+    """What runs a keeper. It writes no bytecode: a disk that is full would leave half of it."""
+    return [sys.executable, "-I", "-S", "-B", "-c", _RUN_CACHED, source]
+
+
+def _start(spec: Spec) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            command(),
+            input=msgspec.json.encode(spec),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            start_new_session=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
+        return msgspec.json.decode(done.stdout, type=dict[str, Any])
+    except (subprocess.TimeoutExpired, OSError, msgspec.DecodeError) as error:
+        raise KeeperFailed(spec.argv[0], problem=str(error)) from error
+
+
+class Link(asyncio.Protocol):
+    """A connection to a keeper. Once it is `over`, `has_exited` and `is_replaced` say why; neither
+    means that the keeper was killed."""
+
+    def __init__(self, agent: str, fence: int) -> None:
+        self.fence = fence
+        self._over = Bell()
+        # Whom to tell that, besides.
+        self.on_over: Callable[[], None] | None = None
+        self.has_exited = False
+        self.is_replaced = False
+        # Its input was closed: it lives, but hears nothing any more.
+        self.is_deaf = False
+        self._agent = agent
+        self._transport: asyncio.Transport | None = None
+        self._waiting: list[asyncio.Future[dict[str, Any]]] = []
+        self._buffer = b""
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.rung > 0
+
+    async def until_over(self) -> None:
+        await self._over.wait(since=0)
+
+    async def claim(self, holder: HolderId) -> None:
+        message = {"type": "claim", "v": VERSION, "holder": holder, "fence": self.fence}
+        await self._ask(message)
+
+    async def frame(self, key: str, at: int, raw: bytes) -> int:
+        """Write one line to the process; return its number. The same key is written once."""
+        line = raw + b"\n"
+        answer = await self._ask({"type": "frame", "key": key, "at": at, "size": len(line)}, line)
+        return int(answer["n"])
+
+    async def will(self, raw: bytes) -> None:
+        """Deposit the line that interrupts the open turn, for a keeper that is left alone."""
+        line = raw + b"\n"
+        await self._ask({"type": "will", "size": len(line)}, line)
+
+    async def signal(self, number: int) -> None:
+        await self._ask({"type": "signal", "number": number})
+
+    async def eof(self) -> None:
+        await self._ask({"type": "eof"})
+
+    async def stop(self, reason: str) -> None:
+        """Begin the rungs; the process is gone when the link is over."""
+        await self._ask({"type": "stop", "reason": reason})
+
+    def close(self) -> None:
+        if self._transport:
+            self._transport.close()
+
+    # -- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._hear(msgspec.json.decode(line, type=dict[str, Any]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._over.ring()
+        while self._waiting:
+            self._answer({"type": "over"})
+        if self.on_over:
+            self.on_over()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "exited":
+                self.has_exited = True
+            case "replaced":
+                self.is_replaced = True
+            case _:
+                self._answer(message)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        if self._waiting and not (waiting := self._waiting.pop(0)).done():
+            waiting.set_result(message)
+
+    # -- asking
+
+    async def _ask(self, message: dict[str, Any], payload: bytes = b"") -> dict[str, Any]:
+        if self._transport is None or self.is_over:
+            raise self._lost()
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(answer)
+        self._transport.write(msgspec.json.encode(message) + b"\n" + payload)
+        with anyio.move_on_after(ANSWER_SECONDS):
+            return self._checked(await answer)
+        raise KeeperGone(self._agent, found="it does not answer")
+
+    def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+        match answer["type"]:
+            case "refused":
+                raise LeaseLost(self._agent, fence=self.fence)
+            case "over":
+                raise self._lost()
+            case "error":
+                self.is_deaf = answer["code"] == "stdin_closed"
+                raise KeeperGone(self._agent, found=f"it refused: {answer['code']}")
+            case _:
+                return answer
+
+    def _lost(self) -> LeaseLost | KeeperGone:
+        if self.is_replaced:
+            return LeaseLost(self._agent, fence=self.fence)
+        return KeeperGone(self._agent, found="the connection has ended")
+
+
+async def linked(directory: Path, holder: HolderId, agent: str, fence: int) -> Link:
+    """Claim the process in `directory`; the link is to be closed."""
+    link = await _connect(directory, Link(agent, fence))
+    try:
+        await link.claim(holder)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+async def _connect(directory: Path, link: Link) -> Link:
+    try:
+        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise KeeperGone(directory.name, found=f"its directory: {error.strerror}") from error
+    try:
+        # The path of a socket may have 107 bytes only: go through the directory's descriptor.
+        path = f"/proc/self/fd/{folder}/socket"
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, path)
+    except OSError as error:
+        raise KeeperGone(directory.name, found=str(error.strerror)) from error
+    finally:
+        os.close(folder)
+    return link
+
+
+class Kept(Struct, frozen=True):
+    """A process with its directory, while it lives the link to its keeper, and what it was started
+    with."""
+
+    directory: Path
+    link: Link | None
+    request: LaunchRequest
+
+
+def is_alive(directory: Path) -> bool:
+    """Whether outer or keeper live: they hold the lock as long as one of them does."""
+    try:
+        _share_lock(directory, fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def was_started(directory: Path) -> bool | None:
+    """Whether a keeper has come. If not, none will: a straggler finds its place taken. None: it has
+    taken its place, and is about to start its process."""
+    journal = directory / "journal"
+    if journal.exists():
+        return True
+    with contextlib.suppress(FileExistsError):
+        (directory / "sent").touch(mode=0o600, exist_ok=False)
+    # It may have come to its journal and its end since we have looked.
+    return None if is_alive(directory) else journal.exists()
+
+
+async def wait_until_gone(directory: Path) -> None:
+    """Wait for the end of both."""
+    await anyio.to_thread.run_sync(_share_lock, directory, 0, abandon_on_cancel=True)
+
+
+def _share_lock(directory: Path, flags: int) -> None:
+    # Shared: several may look at the same time without seeing each other.
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | flags)
+    finally:
+        os.close(descriptor)
+
+
+class _ExitFile(Struct, frozen=True):
+    code: int | None = None
+    signal: int | None = None
+    reason: str | None = None
+
+
+def read_exit(directory: Path) -> Exit:
+    """How the process ended; `keeper_lost` when nobody was left to write it down."""
+    try:
+        found = msgspec.json.decode((directory / "exit").read_bytes(), type=_ExitFile)
+    except (FileNotFoundError, msgspec.DecodeError):
+        found = _ExitFile(reason="keeper_lost")
+    return Exit(found.code, found.signal, found.reason, read_stderr(directory))
+
+
+def read_stderr(directory: Path) -> str:
+    """The last words on stderr."""
+    try:
+        with (directory / "stderr").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - STDERR_EXCERPT_BYTES))
+            return file.read().decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def read_sent(directory: Path, after: int) -> list[Frame]:
+    """The frames that were sent since number `after`, in the order they were thought of."""
+    try:
+        data = (directory / "sent").read_bytes()
+    except FileNotFoundError:
+        return []
+    frames = [
+        Frame(raw.removesuffix(b"\n"), at, key, number)
+        for number, key, at, raw in keeper.read_sent(data)
+        if number > after
+    ]
+    return sorted(frames, key=lambda frame: (frame.end, frame.number))

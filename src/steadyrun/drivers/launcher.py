@@ -1,0 +1,248 @@
+"""How is a process started or taken over, for any provider? Each has a directory of its own."""
+
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+
+from steadyrun.dialect import Ability, Dialect, Enforced, Launch, LaunchRequest, Refused
+from steadyrun.driver import Sink
+from steadyrun.drivers import keeper, keeper_client, programs
+from steadyrun.drivers.keeper_client import Kept, Limits, Link, Spec
+from steadyrun.drivers.process_driver import ProcessDriver
+from steadyrun.errors import KeeperGone, LaunchFailed, NotFound
+from steadyrun.lib.clock import Clock
+from steadyrun.lib.file_follower import FileWatches
+from steadyrun.model.ids import HolderId, ProcessId
+from steadyrun.model.policy import Rights
+from steadyrun.model.process import Process
+
+PROCESSES = "processes"
+_REQUEST = "request"
+_PAUSE_SECONDS = 0.02
+_LAUNCHED_AT_ONCE = 8
+_decode_request = msgspec.msgpack.Decoder(LaunchRequest).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A provider as it is configured here. `env` is filled in when a process is launched."""
+
+    dialect: Callable[[], Dialect]
+    env: Callable[[], Mapping[str, str]]
+    command: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
+
+
+class KeeperDrivers:
+    """Starts processes under keepers, and drives those that are there."""
+
+    def __init__(
+        self,
+        home: Path,
+        setups: Mapping[str, Setup],
+        *,
+        clock: Clock,
+        watches: FileWatches,
+        limits: Limits | None = None,
+    ) -> None:
+        self._home = home
+        self._setups = setups
+        self._clock = clock
+        self._watches = watches
+        self._limits = limits or Limits()
+        # More at a time take as long, and all of them memory that nobody needs afterwards.
+        self._launching = anyio.CapacityLimiter(_LAUNCHED_AT_ONCE)
+
+    def abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
+        return _dialect(self._setup(provider), one_shot=one_shot).abilities
+
+    def enforce(
+        self, provider: str, rights: Rights, *, one_shot: bool = False
+    ) -> Enforced | Refused:
+        return _dialect(self._setup(provider), one_shot=one_shot).enforce(rights)
+
+    def wall_seconds(self, provider: str) -> float | None:
+        return self._setup(provider).dialect().wall_seconds
+
+    def configured(self, provider: str) -> bytes:
+        setup = self._setup(provider)
+        return msgspec.msgpack.encode((setup.command, setup.options, sorted(setup.env().items())))
+
+    def model(self, provider: str) -> str | None:
+        return self._setup(provider).model
+
+    def place(self, process: ProcessId) -> str:
+        return f"{PROCESSES}/{process}"
+
+    async def launch(
+        self, process: Process, request: LaunchRequest, *, env: Mapping[str, str] | None = None
+    ) -> None:
+        async with self._launching:
+            await self._launch(process, request, env or {})
+
+    async def _launch(
+        self, process: Process, request: LaunchRequest, env: Mapping[str, str]
+    ) -> None:
+        setup, directory = self._setup(process.provider), self._directory(process)
+        request = msgspec.structs.replace(request, directory=str(directory), command=setup.command)
+        dialect = _dialect(setup, one_shot=request.one_shot)
+        launch = dialect.launch(request)
+        # What a user has configured is stronger than what the Dialect thinks good.
+        given = {**launch.env, **setup.env(), **env}
+        if dialect.program is not None:
+            command, cwd = request.command, request.cwd
+            await anyio.to_thread.run_sync(programs.require, dialect.program, command, given, cwd)
+        try:
+            await anyio.to_thread.run_sync(_prepare, directory, request, launch)
+        except OSError as error:
+            raise LaunchFailed(launch.argv[0], code="failed", problem=str(error)) from error
+        spec = Spec(
+            process=process.id,
+            directory=str(directory),
+            argv=launch.argv,
+            cwd=request.cwd,
+            env=given,
+            stdin=launch.stdin,
+            rungs=launch.rungs,
+            limits=self._limits,
+        )
+        await keeper_client.start(spec)
+
+    @asynccontextmanager
+    async def drive(
+        self, process: Process, *, holder: HolderId, fence: int, sink: Sink
+    ) -> AsyncIterator[ProcessDriver]:
+        directory = self._directory(process)
+        request = self._request(process)
+        dialect = _dialect(self._setup(process.provider), one_shot=request.one_shot)
+        link = await self._linked(process, holder, fence)
+        try:
+            kept = Kept(directory, link, request)
+            driver = ProcessDriver(
+                dialect, process, kept, watches=self._watches, clock=self._clock, sink=sink
+            )
+            # It may be long, and is not kept for as long as the process lives.
+            del kept, request
+            yield driver
+        finally:
+            if link:
+                link.close()
+
+    async def launched(self, processes: Sequence[Process]) -> dict[ProcessId, LaunchRequest]:
+        found: dict[ProcessId, LaunchRequest] = {}
+        while processes:
+            processes = await anyio.to_thread.run_sync(self._look_for, processes, found)
+            if processes:
+                await anyio.sleep(_PAUSE_SECONDS)
+        return found
+
+    def _look_for(
+        self, processes: Sequence[Process], found: dict[ProcessId, LaunchRequest]
+    ) -> list[Process]:
+        """Find what they were launched with; those that are just being launched come back."""
+        starting = []
+        for process in processes:
+            with contextlib.suppress(NotFound):
+                request = self._request(process)
+                was_started = keeper_client.was_started(self._directory(process))
+                if was_started:
+                    found[process.id] = request
+                elif was_started is None:
+                    starting.append(process)
+        return starting
+
+    async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
+        directory = self._directory(process)
+        link = await self._linked(process, holder, fence)
+        if link is not None:
+            try:
+                with contextlib.suppress(KeeperGone):
+                    await link.stop("shutdown")
+                await link.until_over()
+            finally:
+                link.close()
+        await keeper_client.wait_until_gone(directory)
+        await anyio.to_thread.run_sync(keeper.sweep, [process.id])
+
+    async def remains(self) -> dict[ProcessId, datetime]:
+        return await anyio.to_thread.run_sync(_remains, self._home / PROCESSES)
+
+    async def clear(self, process: ProcessId) -> bool:
+        return await anyio.to_thread.run_sync(_clear, self._home / self.place(process))
+
+    def _request(self, process: Process) -> LaunchRequest:
+        file = self._directory(process) / _REQUEST
+        try:
+            return _decode_request(file.read_bytes())
+        except (OSError, msgspec.DecodeError) as error:
+            raise NotFound("launch of", process.id) from error
+
+    async def _linked(self, process: Process, holder: HolderId, fence: int) -> Link | None:
+        """A link to the claimed keeper, to be closed; None when the process is gone, and then all
+        it left is ended."""
+        directory = self._directory(process)
+        limit = self._clock.monotonic() + keeper_client.START_SECONDS
+        while keeper_client.is_alive(directory):
+            try:
+                return await keeper_client.linked(directory, holder, process.agent, fence)
+            except KeeperGone:
+                # It is about to listen, or was killed and its outer process clears up.
+                if self._clock.monotonic() > limit:
+                    raise
+            await anyio.sleep(_PAUSE_SECONDS)
+        await anyio.to_thread.run_sync(keeper.sweep, [process.id])
+        return None
+
+    def _setup(self, provider: str) -> Setup:
+        if provider not in self._setups:
+            known = ", ".join(sorted(self._setups))
+            raise NotFound("provider", provider, hint=f"There are: {known}")
+        return self._setups[provider]
+
+    def _directory(self, process: Process) -> Path:
+        return self._home / process.keeper
+
+
+def _dialect(setup: Setup, *, one_shot: bool) -> Dialect:
+    """A new one of the provider; where its options know that shape, one for a single turn."""
+    dialect = setup.dialect()
+    kind = type(dialect)
+    if not one_shot or "one_shot" not in kind.options_type.__struct_fields__:
+        return dialect
+    options = msgspec.convert({**setup.options, "one_shot": True}, kind.options_type)
+    return kind(options)  # type: ignore[call-arg]
+
+
+def _prepare(directory: Path, request: LaunchRequest, launch: Launch) -> None:
+    """Make the directory and its files: whoever takes over must know what was to be told."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, content in {_REQUEST: msgspec.msgpack.encode(request), **launch.files}.items():
+        path = directory / name
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+
+
+def _remains(folder: Path) -> dict[ProcessId, datetime]:
+    found = {}
+    for directory in filter(Path.is_dir, folder.iterdir()) if folder.is_dir() else ():
+        # One whose files come and go is at work: nobody needs to know more of it.
+        with contextlib.suppress(FileNotFoundError):
+            times = [file.stat().st_mtime for file in (directory, *directory.iterdir())]
+            found[ProcessId(directory.name)] = datetime.fromtimestamp(max(times), UTC)
+    return found
+
+
+def _clear(directory: Path) -> bool:
+    if keeper_client.is_alive(directory):
+        return False
+    shutil.rmtree(directory)
+    return True

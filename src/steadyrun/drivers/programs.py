@@ -1,0 +1,207 @@
+"""Is a provider's program here, which version is it, and is somebody logged in?
+
+A program that is asked for its version is a stranger: it gets nothing of the user's environment,
+an empty home, little time, and is ended with all that it started. Credentials are never opened.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import Literal
+
+import anyio
+import anyio.to_thread
+from anyio.abc import Process
+from msgspec import Struct
+
+from steadyrun.dialect import Program
+from steadyrun.drivers import keeper
+from steadyrun.errors import LaunchFailed
+from steadyrun.lib.task_group import task_group
+
+ANSWER_SECONDS = 10.0
+LONGEST_ANSWER_BYTES = 4096
+_REST_SECONDS = 0.5
+_VERSION = re.compile(r"(?<![\w.])v?(\d{1,9}(?:\.\d{1,9})+)")
+_PROBLEMS = {
+    "not_found": "it was not found on PATH",
+    "not_executable": "the file is not executable",
+}
+
+
+class Place(Struct, frozen=True):
+    """Where a program was looked for and what was there."""
+
+    code: Literal["found", "not_found", "not_executable"]
+    path: str | None = None
+
+
+class Version(Struct, frozen=True):
+    """What a program said of itself; if no number, then what it did instead."""
+
+    number: str | None = None
+    problem: str = ""
+
+
+class Look(Struct, frozen=True):
+    """What is known of a program here. `is_tested` is None where its version is not known, or
+    nobody has said which were tried; `login` is what says that somebody is logged in."""
+
+    is_there: bool
+    path: str | None = None
+    version: str | None = None
+    is_tested: bool | None = None
+    login: str | None = None
+    problem: str = ""
+
+
+async def look(program: Program, command: Sequence[str], env: Mapping[str, str], cwd: str) -> Look:
+    """Find it as a launch with this environment would, and ask it what it is."""
+    path = env.get("PATH")
+    place = find(command[0] if command else program.name, path=path, cwd=cwd)
+    if place.code != "found" or place.path is None:
+        problem = "" if place.path is None else f"{place.path}: {_PROBLEMS[place.code]}"
+        return Look(is_there=False, problem=problem)
+    version = Version()
+    if program.version_args:
+        asked = (place.path, *command[1:], *program.version_args)
+        version = await ask_version(asked, path=path)
+    return Look(
+        is_there=True,
+        path=place.path,
+        version=version.number,
+        is_tested=_is_tested(version.number, program.tested),
+        login=login(program, env),
+        problem=version.problem,
+    )
+
+
+def find(name: str, *, path: str | None, cwd: str) -> Place:
+    """The program that would be started in `cwd` with this PATH."""
+    places = [""] if "/" in name else (os.defpath if path is None else path).split(":")
+    there = [file for place in places if (file := Path(cwd, place, name)).is_file()]
+    for file in there:
+        if os.access(file, os.X_OK):
+            return Place("found", str(file))
+    return Place("not_executable", str(there[0])) if there else Place("not_found")
+
+
+def require(program: Program, command: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+    """Raise `LaunchFailed` where the program is not here; say how it gets here."""
+    name = command[0] if command else program.name
+    place = find(name, path=env.get("PATH"), cwd=cwd)
+    if place.code != "found":
+        raise LaunchFailed(
+            place.path or name,
+            code=place.code,
+            problem=_PROBLEMS[place.code],
+            install=program.install,
+        )
+
+
+async def ask_version(command: Sequence[str], *, path: str | None) -> Version:
+    """Run what asks it for its version; the first number that looks like one is it."""
+    with tempfile.TemporaryDirectory(prefix="steadyrun-", ignore_cleanup_errors=True) as home:
+        env = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PATH": path or os.defpath}
+        try:
+            return await _ask(command, env, home)
+        except OSError as error:
+            return Version(problem=f"it could not be started: {error.strerror}")
+
+
+def login(program: Program, env: Mapping[str, str]) -> str | None:
+    """What says that somebody is logged in: the name of a variable or of a file."""
+    for variable in program.login_env:
+        if env.get(variable):
+            return variable
+    name, usual = program.login_folder
+    place = env.get(name)
+    folder = Path(place) if place else Path(env.get("HOME", ""), usual)
+    if (
+        not program.login_file
+        or not folder.is_absolute()
+        or not _exists(folder / program.login_file)
+    ):
+        return None
+    return f"${name}/{program.login_file}" if place else f"~/{usual}/{program.login_file}"
+
+
+def is_older(version: str, than: str) -> bool:
+    return _parts(version) < _parts(than)
+
+
+def _is_tested(version: str | None, tested: tuple[str, str] | None) -> bool | None:
+    if version is None or tested is None:
+        return None
+    oldest, newest = tested
+    return not is_older(version, oldest) and not is_older(newest, version)
+
+
+async def _ask(command: Sequence[str], env: Mapping[str, str], home: str) -> Version:
+    mark, said = f"version-{os.urandom(8).hex()}", bytearray()
+    async with await anyio.open_process(
+        command,
+        stdin=DEVNULL,
+        stderr=DEVNULL,
+        env={**env, keeper.MARK: mark},
+        cwd=home,
+        start_new_session=True,
+    ) as process:
+        try:
+            code = await _listen(process, said)
+        finally:
+            # What it has left running may hold its output open: end it before we wait for that.
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(keeper.sweep, [mark])
+    return _judged(code, said.decode(errors="replace"))
+
+
+async def _listen(process: Process, said: bytearray) -> int | None:
+    """Keep what it says until it ends; None if it does not."""
+    heard = anyio.Event()
+    async with task_group() as tasks:
+        tasks.start_soon(_hear, process, said, heard)
+        with anyio.move_on_after(ANSWER_SECONDS):
+            await process.wait()
+            with anyio.move_on_after(_REST_SECONDS):
+                await heard.wait()
+        tasks.cancel_scope.cancel()
+    if process.returncode is None:
+        process.kill()
+        return None
+    return process.returncode
+
+
+async def _hear(process: Process, said: bytearray, heard: anyio.Event) -> None:
+    """Read all it prints, and keep the beginning."""
+    assert process.stdout is not None
+    async for piece in process.stdout:
+        said += piece[: LONGEST_ANSWER_BYTES - len(said)]
+    heard.set()
+
+
+def _judged(code: int | None, said: str) -> Version:
+    found = _VERSION.search(said)
+    if code is None:
+        return Version(problem=f"it did not answer within {ANSWER_SECONDS:g} seconds")
+    if code != 0:
+        how = f"code {code}" if code > 0 else f"signal {-code}"
+        return Version(problem=f"asked for its version, it ended with {how}")
+    if found is None:
+        return Version(problem=f"asked for its version, it said {said.strip()[:60]!r}")
+    return Version(found[1])
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True

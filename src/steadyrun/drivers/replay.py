@@ -1,0 +1,174 @@
+"""What would recorded traffic have become? Played through the same Dialect, without any process.
+
+A recording is a file of lines `{"t","dir","msg"}`: `in` was sent to the CLI, `out` was printed,
+`err` went to stderr; `msg` is an object or the line itself. Nothing is written anywhere.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from steadyrun.dialect import Began, Dialect, Ended, Exit, Send
+from steadyrun.drivers.turn_tracker import Told, Turns
+from steadyrun.errors import RecordingInvalid
+from steadyrun.lib.framing import Frame
+from steadyrun.model.event import (
+    Emitted,
+    Event,
+    Foreign,
+    ImageProduced,
+    LiveEvent,
+    OutputRaw,
+    StoredEvent,
+    TextDelta,
+    ThinkingDelta,
+    TokenBound,
+    TokenRotated,
+    event_id,
+)
+from steadyrun.model.ids import AgentId, ProcessId, RunId
+from steadyrun.model.run import Change, Created, Finished, Launched, Run, step, told
+
+_AGENT = "replay"
+_PROCESS = ProcessId("prc_replay")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_LINES = 20
+
+
+# A recording has no cursors: `StoredEvent.cursor` is 0.
+Seen = StoredEvent | LiveEvent
+
+
+class Line(Struct, frozen=True):
+    """One line of a recording."""
+
+    dir: Literal["in", "out", "err"]
+    msg: dict[str, Any] | str
+    t: float = 0.0
+
+
+def read_recording(path: Path) -> Iterator[Line]:
+    """The lines of a recording; one that is none is named."""
+    decode = msgspec.json.Decoder(Line).decode
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                if raw.strip():
+                    yield decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise RecordingInvalid(path, line=number, problem=str(error)) from error
+
+
+def replay(dialect: Dialect, lines: Iterable[Line], last: Exit | None = None) -> Iterator[Seen]:
+    """The events that the lines come to, with their runs; at the end the process is gone."""
+    player = _Player(dialect)
+    for line in lines:
+        yield from player.play(line)
+    yield from player.end(last or Exit())
+
+
+class _Player:
+    def __init__(self, dialect: Dialect) -> None:
+        self._turns = Turns(dialect)
+        self._provider = dialect.name
+        self._now = _EPOCH
+        self._offset, self._sent, self._errors = 0, 0, 0
+        self._seq, self._runs = 0, 0
+        self._run: Run | None = None
+        self._token: str | None = None
+        # The last words, of a recording that does not say how its process ended.
+        self._complaints: deque[str] = deque(maxlen=_LAST_LINES)
+
+    def play(self, line: Line) -> Iterator[Seen]:
+        self._now = _EPOCH + timedelta(seconds=line.t)
+        raw = line.msg.encode() if isinstance(line.msg, str) else msgspec.json.encode(line.msg)
+        yield from self._begin_open()
+        self._turns.pictures.clear()
+        match line.dir:
+            case "out":
+                self._offset += len(raw) + 1
+                yield from self._tell(self._turns.received(Frame(raw, self._offset), self._now))
+            case "in":
+                self._sent += 1
+                frame = Frame(raw, self._offset, "", self._sent)
+                yield from self._tell(self._turns.sent(frame, self._now))
+            case "err":
+                self._complaints.append(raw.decode(errors="replace"))
+                event = OutputRaw("stderr", self._complaints[-1])
+                self._errors += 1
+                yield self._seen(Emitted(0, self._errors, self._now, event))
+
+    def end(self, last: Exit) -> Iterator[Seen]:
+        """The recording is over: what is open ends."""
+        yield from self._begin_open()
+        if not last.stderr:
+            last = replace(last, stderr="\n".join(self._complaints))
+        yield from self._tell(self._turns.exited(last, self._now))
+
+    def _tell(self, heard: Iterable[Told]) -> Iterator[Seen]:
+        for each in heard:
+            match each:
+                case Emitted(event=ImageProduced() as image):
+                    # Nothing is written, and so there is no file.
+                    yield self._seen(replace(each, event=replace(image, file=None)))
+                case Emitted():
+                    self._learn(each.event)
+                    yield self._seen(each)
+                case Began():
+                    yield from self._begin()
+                case Ended():
+                    yield from self._change(_finished(each, self._now, self._token))
+                    self._run = None
+                case Send():
+                    # What a Dialect would send now stands in the recording, or was never sent.
+                    continue
+
+    def _learn(self, event: Event | Foreign) -> None:
+        if isinstance(event, TokenBound | TokenRotated):
+            self._token = event.token
+
+    def _begin_open(self) -> Iterator[Seen]:
+        """A process for one turn has it open from the start."""
+        if self._turns.is_open and self._run is None:
+            yield from self._begin()
+
+    def _begin(self) -> Iterator[Seen]:
+        self._runs += 1
+        run = RunId(f"run_{self._runs}")
+        self._run = step(None, Created(run, AgentId(_AGENT), None, self._provider, self._now))
+        yield from self._change(Launched(self._now))
+
+    def _change(self, change: Change) -> Iterator[Seen]:
+        before, self._run = self._run, step(self._run, change)
+        for emitted in told(before, self._run):
+            yield self._seen(emitted)
+
+    def _seen(self, emitted: Emitted) -> Seen:
+        name = event_id(_PROCESS, emitted.place, emitted.n)
+        at, event, provider = emitted.at, emitted.event, self._provider
+        run = self._run.id if self._run else None
+        if isinstance(event, TextDelta | ThinkingDelta | OutputRaw):
+            return LiveEvent(name, at, _AGENT, run, provider, event)
+        self._seq += 1
+        return StoredEvent(0, self._seq, name, at, _AGENT, run, provider, event)
+
+
+def _finished(ended: Ended, now: datetime, token: str | None) -> Finished:
+    return Finished(
+        now,
+        ended.status,
+        ended.stop_reason,
+        text=ended.text,
+        usage=ended.usage,
+        cost=ended.cost,
+        resume_token=token,
+        exit_code=ended.exit_code,
+        error=ended.error,
+        diagnostic=ended.diagnostic,
+    )

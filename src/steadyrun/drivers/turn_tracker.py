@@ -1,0 +1,257 @@
+"""Which events and turns do frames make? Pure: the same for live, adopted and recorded traffic.
+
+It stands between a Dialect and everybody else and keeps what no Dialect may break: turns do not
+overlap, every turn that begins ends, a tool that is open at the end of its turn is closed, and an
+offer or a question that is open when the process ends is returned or withdrawn.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from steadyrun.dialect import STILL_RUNNING, Began, Dialect, Ended, Exit, Picture, Said, Send
+from steadyrun.lib.framing import Frame
+from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
+    Diagnostic,
+    Emitted,
+    ErrorFact,
+    Event,
+    FollowupAbsorbed,
+    FollowupOffered,
+    FollowupOwnTurn,
+    FollowupReturned,
+    ImageProduced,
+    Note,
+    ToolCompleted,
+    ToolFailed,
+    ToolStarted,
+    Unknown,
+    our_place,
+)
+from steadyrun.model.run import STOPPED, StopReason
+
+# The name of a file is ours: what a CLI calls a type of image may be anything.
+_ENDINGS = {
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/gif": "gif",
+    "image/webp": "webp",
+    "image/svg+xml": "svg",
+}
+
+
+Told = Emitted | Began | Ended | Send
+
+
+class _Memory(Struct, frozen=True):
+    """What is saved: the Dialect's state, the open turn's tools and those we have closed."""
+
+    dialect: msgspec.Raw
+    is_open: bool
+    input: str | None
+    tools: dict[str, ToolStarted]
+    offers: dict[str, FollowupOffered]
+    asks: frozenset[str]
+    given_up: frozenset[str]
+
+
+class Turns:
+    """The turns of one process. A one-shot process has its only turn open from the beginning."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.is_open = "multi_turn" not in dialect.abilities
+        # What the open turn took: see `Began`.
+        self.input: str | None = None
+        self._tools: dict[str, ToolStarted] = {}
+        self._offers: dict[str, FollowupOffered] = {}
+        # The approvals that are waited for, in order.
+        self._asks: dict[str, None] = {}
+        self._given_up: set[str] = set()
+        # Images that nobody has kept yet, by the name of the file they belong into.
+        self.pictures: dict[str, bytes] = {}
+
+    @property
+    def has_open_tools(self) -> bool:
+        return bool(self._tools)
+
+    def sent(self, frame: Frame, now: datetime) -> list[Told]:
+        """This was written to the CLI."""
+        return self._told(self.dialect.sent(frame), our_place("s", frame.number), now)
+
+    def received(self, frame: Frame, now: datetime) -> list[Told]:
+        """The CLI printed this. What its Dialect cannot read is kept whole."""
+        try:
+            said: Sequence[Said] = self.dialect.receive(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            said = [Unknown.of(frame.raw)]
+        if len(said) == 1 and type(said[0]) not in self._FOLLOWS:
+            # Nearly every line is one plain event.
+            return [Emitted(frame.end, 0, now, said[0])]  # type: ignore[arg-type]
+        return self._told(said, frame.end, now)
+
+    def exited(self, last: Exit, now: datetime, *, is_awaited: bool = False) -> list[Told]:
+        """The process is gone; a turn that is still open has failed, and so has one that is
+        awaited and never began."""
+        said = self.dialect.ended(last)
+        is_over = any(isinstance(each, Ended) for each in said)
+        if (self.is_open or is_awaited) and not is_over:
+            said = [*said, cut_short(last, has_begun=self.is_open)]
+        place = our_place("x", 1)
+        told = self._told(said, place, now)
+        back: list[Event] = [
+            FollowupReturned(o.item, o.text, "the process ended") for o in self._offers.values()
+        ]
+        back += [ApprovalResolved(name, "cancelled", by="provider") for name in self._asks]
+        # An open turn's last event is its end: what is given back comes before.
+        return [*_placed(back, place, len(told), now), *told]
+
+    def save(self) -> bytes:
+        state = msgspec.Raw(msgspec.msgpack.encode(self.dialect.state))
+        memory = _Memory(
+            state,
+            self.is_open,
+            self.input,
+            self._tools,
+            self._offers,
+            frozenset(self._asks),
+            frozenset(self._given_up),
+        )
+        return msgspec.msgpack.encode(memory)
+
+    def restore(self, saved: bytes) -> None:
+        memory = msgspec.msgpack.decode(saved, type=_Memory)
+        kind = type(self.dialect.state)
+        self.dialect.state = msgspec.msgpack.decode(memory.dialect, type=kind)
+        self.is_open, self.input, self._tools = memory.is_open, memory.input, memory.tools
+        self._offers, self._given_up = memory.offers, set(memory.given_up)
+        self._asks = dict.fromkeys(sorted(memory.asks))
+
+    def _told(self, said: Iterable[Said], place: int | str, now: datetime) -> list[Told]:
+        told: list[Told] = []
+        events = 0
+        for each in said:
+            follows = self._FOLLOWS.get(type(each))
+            for more in follows(self, each) if follows else (each,):
+                told.append(_emitted(more, place, events, now))
+                events += type(told[-1]) is Emitted
+        return told
+
+    def _begin(self, began: Began) -> list[Said]:
+        lost = ErrorFact("no_end", "the next turn began before this one had ended")
+        before = self._end(Ended("failed", error=lost)) if self.is_open else []
+        self.is_open, self.input = True, began.input
+        return [*before, began]
+
+    def _end(self, ended: Ended) -> list[Said]:
+        """Close what is open. An end without a beginning is a turn of its own."""
+        before: list[Said] = [] if self.is_open else [Began(None)]
+        before += [_still_running(tool) for tool in self._tools.values()]
+        self._given_up |= self._tools.keys()
+        self._tools, self.is_open = {}, False
+        return [*before, ended]
+
+    def _open_tool(self, tool: ToolStarted) -> list[Said]:
+        self._tools[tool.tool_call_id] = tool
+        self._given_up.discard(tool.tool_call_id)
+        return [tool]
+
+    def _close_tool(self, tool: ToolCompleted | ToolFailed) -> list[Said]:
+        if tool.tool_call_id in self._given_up:
+            self._given_up.discard(tool.tool_call_id)
+            name = str(tool.__struct_config__.tag)
+            return [Note(f"{tool.tool_name} {tool.tool_call_id} ended after its turn: {name}")]
+        self._tools.pop(tool.tool_call_id, None)
+        return [tool]
+
+    def _offer(self, offered: FollowupOffered) -> list[Said]:
+        self._offers[offered.item] = offered
+        return [offered]
+
+    def _settle(self, settled: FollowupAbsorbed | FollowupOwnTurn | FollowupReturned) -> list[Said]:
+        self._offers.pop(settled.item, None)
+        return [settled]
+
+    def _ask(self, asked: ApprovalRequested) -> list[Said]:
+        self._asks[asked.approval] = None
+        return [asked]
+
+    def _answer(self, resolved: ApprovalResolved) -> list[Said]:
+        self._asks.pop(resolved.approval, None)
+        return [resolved]
+
+    def _draw(self, picture: Picture) -> list[Said]:
+        """Its file is named by what is in it: heard again, it is the same one."""
+        kind = _ENDINGS.get(picture.media_type, "bin")
+        file = f"{hashlib.sha256(picture.data).hexdigest()[:32]}.{kind}"
+        self.pictures[file] = picture.data
+        size = len(picture.data)
+        return [ImageProduced(picture.name, picture.media_type, size, file)]
+
+    # What is not just passed on, and what follows from it.
+    _FOLLOWS: ClassVar[dict[type, Callable[["Turns", Any], list[Said]]]] = {
+        Began: _begin,
+        Ended: _end,
+        Send: lambda _, send: [send],
+        ToolStarted: _open_tool,
+        ToolCompleted: _close_tool,
+        ToolFailed: _close_tool,
+        FollowupOffered: _offer,
+        FollowupAbsorbed: _settle,
+        FollowupOwnTurn: _settle,
+        FollowupReturned: _settle,
+        ApprovalRequested: _ask,
+        ApprovalResolved: _answer,
+        Picture: _draw,
+    }
+
+
+def _placed(events: Iterable[Event], place: str, first: int, now: datetime) -> list[Told]:
+    return [Emitted(place, n, now, event) for n, event in enumerate(events, first)]
+
+
+def _emitted(said: Said, place: int | str, n: int, now: datetime) -> Told:
+    if type(said) in _NO_EVENTS:
+        return said  # type: ignore[return-value]
+    return Emitted(place, n, now, said)  # type: ignore[arg-type]
+
+
+_NO_EVENTS = frozenset({Began, Ended, Send})
+
+
+def _still_running(tool: ToolStarted) -> ToolFailed:
+    return ToolFailed(tool.tool_call_id, tool.tool_name, tool.tool_input, error=STILL_RUNNING)
+
+
+def cut_short(last: Exit, *, has_begun: bool = True) -> Ended:
+    """The end of a turn whose process ended before it, or before it had begun."""
+    reason = _REASONS.get(last.reason or "")
+    if reason is not None:
+        error = ErrorFact(reason, _WHY.get(reason, "the process was stopped"), retryable=True)
+        return Ended(STOPPED[reason], error=error, exit_code=last.code, stop_reason=reason)
+    when = "in mid-turn" if has_begun else "before the turn had begun"
+    why = f"the process ended {when}{_how(last)}"
+    error = ErrorFact(last.reason or "exited", why, retryable=True)
+    diagnostic = Diagnostic(last.code, last.stderr)
+    return Ended("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
+
+
+def _how(last: Exit) -> str:
+    if last.signal is not None:
+        return f" with signal {last.signal}"
+    return "" if last.code is None else f" with code {last.code}"
+
+
+# Nobody was there and it had nothing to say.
+_REASONS: dict[str, StopReason] = {**{name: name for name in STOPPED}, "unclaimed": "idle_timeout"}
+_WHY: dict[StopReason, str] = {
+    "disk_full": "the disk is nearly full, and output would have been lost",
+    "journal_full": "the process has printed more than its journal may hold",
+    "keeper_lost": "the keeper of the process was killed, and the process was ended with it",
+}

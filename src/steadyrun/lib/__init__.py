@@ -1,0 +1,1 @@
+"""General-purpose code that knows nothing of agents: files, frames, clocks, tasks."""

@@ -1,0 +1,193 @@
+"""How do two live processes call each other? JSON-RPC over a pair of streams, both ways."""
+
+import asyncio
+from contextlib import suppress
+from itertools import count
+from typing import Any, assert_never
+
+import anyio
+from anyio.abc import TaskGroup
+from msgspec import DecodeError
+
+from steadyrun.errors import RpcClosed, RpcRefused, RpcTimeout
+from steadyrun.lib import jsonrpc
+from steadyrun.lib.framing import Lines
+from steadyrun.lib.jsonrpc import Failure, Id, Notification, Request, Response, RpcError
+
+_CHUNK_BYTES = 64 * 1024
+
+
+class Service:
+    """What the other side may ask of us. This one knows no method and hears nothing."""
+
+    async def answer(self, request: Request) -> Any:
+        """The result. `RpcRefused` becomes the error it names, all else an internal error."""
+        raise RpcRefused(f"no method {request.method!r}", number=jsonrpc.METHOD_NOT_FOUND)
+
+    def hear(self, notification: Notification) -> None:
+        """Called in the order of the lines, so it should be quick."""
+
+    def stray(self, raw: bytes) -> None:
+        """A line that is no message, or the answer to nothing that is still asked."""
+
+    def broke(self, message: Request | Notification, error: Exception) -> None:
+        """We could not handle it, and the other side learns no more than that."""
+
+
+class Peer:
+    """One end of a connection. Calls are answered while `serve` runs, and fail when it ends."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        service: Service | None = None,
+        *,
+        with_version: bool = True,
+        longest_line: int | None = None,
+    ) -> None:
+        """With `longest_line`, whoever sends a longer one is told so and heard no more."""
+        self._reader, self._writer = reader, writer
+        self._longest_line = longest_line
+        self._service = service or Service()
+        self._with_version = with_version
+        self._numbers = count(1)
+        self._pending: dict[Id, asyncio.Future[Response | Failure | None]] = {}
+        self._scope = anyio.CancelScope()
+        self._is_closed = False
+
+    async def serve(self) -> None:
+        """Hear the other side until it ends; what is still being answered then is cancelled."""
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    await self._hear_all(tasks)
+                    tasks.cancel_scope.cancel()
+        finally:
+            self.close()
+
+    async def call(self, method: str, params: Any = None, *, seconds: float) -> Response:
+        number = next(self._numbers)
+        line = jsonrpc.request(number, method, params, with_version=self._with_version)
+        answer = self._pending[number] = asyncio.get_running_loop().create_future()
+        try:
+            with anyio.move_on_after(seconds):
+                await self._send(line, method)
+                return _response(method, await answer)
+        finally:
+            del self._pending[number]
+        raise RpcTimeout(method, seconds=seconds)
+
+    async def notify(self, method: str, params: Any = None) -> None:
+        line = jsonrpc.notification(method, params, with_version=self._with_version)
+        await self._send(line, method)
+
+    def close(self) -> None:
+        """End `serve`, and fail what is pending."""
+        self._is_closed = True
+        self._writer.close()
+        self._scope.cancel()
+        for answer in self._pending.values():
+            if not answer.done():
+                answer.set_result(None)
+
+    async def _hear_all(self, tasks: TaskGroup) -> None:
+        lines = Lines()
+        while chunk := await self._read():
+            for frame in lines.feed(chunk):
+                await self._receive(frame.raw, tasks)
+            if self._longest_line is not None and lines.open_bytes > self._longest_line:
+                await self._refuse_length(self._longest_line)
+                return
+        if rest := lines.rest():
+            await self._receive(rest.raw, tasks)
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._reader.read(_CHUNK_BYTES)
+        except OSError:
+            # A connection that broke has ended.
+            return b""
+
+    async def _receive(self, raw: bytes, tasks: TaskGroup) -> None:
+        try:
+            message = jsonrpc.decode(raw)
+        except DecodeError:
+            self._refuse(raw)
+            return
+        match message:
+            case Request():
+                tasks.start_soon(self._answer, message)
+                # It has begun before the next line is heard, which may be there to cancel it.
+                await asyncio.sleep(0)
+            case Notification():
+                self._hear(message)
+            case Response() | Failure():
+                self._settle(message, raw)
+            case _:
+                assert_never(message)
+
+    def _refuse(self, raw: bytes) -> None:
+        self._service.stray(raw)
+        if jsonrpc.is_batch(raw):
+            # The only thing a sound peer may send that we do not take: it waits for an answer.
+            error = RpcError(jsonrpc.INVALID_REQUEST, jsonrpc.BATCH_REFUSED)
+            self._writer.write(jsonrpc.failure(None, error, with_version=self._with_version))
+
+    async def _refuse_length(self, most: int) -> None:
+        error = RpcError(jsonrpc.INVALID_REQUEST, f"expected a line of at most {most} bytes")
+        with suppress(RpcClosed):
+            await self._send(jsonrpc.failure(None, error), "the refusal")
+
+    def _hear(self, notification: Notification) -> None:
+        try:
+            self._service.hear(notification)
+        except Exception as bug:  # noqa: BLE001 (a bug in one handler is not the end of the others)
+            self._service.broke(notification, bug)
+
+    def _settle(self, message: Response | Failure, raw: bytes) -> None:
+        answer = self._pending.get(message.id)
+        if answer is None or answer.done():
+            self._service.stray(raw)
+        else:
+            answer.set_result(message)
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            line = await self._outcome(request)
+        except Exception as bug:  # noqa: BLE001 (a bug in one handler is not the end of the others)
+            self._service.broke(request, bug)
+            line = self._failure(request, RpcError(jsonrpc.INTERNAL_ERROR, "internal error"))
+        with suppress(RpcClosed):
+            await self._send(line, request.method)
+
+    async def _outcome(self, request: Request) -> bytes:
+        try:
+            value = await self._service.answer(request)
+        except RpcRefused as refused:
+            error = RpcError(refused.number, refused.problem, refused.data)
+            return self._failure(request, error)
+        except DecodeError as mismatch:
+            return self._failure(request, RpcError(jsonrpc.INVALID_PARAMS, str(mismatch)))
+        return jsonrpc.result(request.id, value, with_version=self._with_version)
+
+    def _failure(self, request: Request, error: RpcError) -> bytes:
+        return jsonrpc.failure(request.id, error, with_version=self._with_version)
+
+    async def _send(self, line: bytes, method: str) -> None:
+        if self._is_closed:
+            raise RpcClosed(method)
+        try:
+            self._writer.write(line)
+            await self._writer.drain()
+        except OSError as broken:
+            raise RpcClosed(method) from broken
+
+
+def _response(method: str, answer: Response | Failure | None) -> Response:
+    if answer is None:
+        raise RpcClosed(method)
+    if isinstance(answer, Failure):
+        error = answer.error
+        raise RpcRefused(error.message, number=error.code, data=error.data)
+    return answer

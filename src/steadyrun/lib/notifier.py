@@ -1,0 +1,84 @@
+"""Who is told that something has changed? Whoever waits for it; the record itself says what.
+
+Hints may be lost, doubled or late; nothing depends on them but how soon somebody looks.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+import anyio
+
+# Hints may be lost: whoever waits looks again at least this often.
+FALLBACK_POLL_SECONDS = 15.0
+
+
+class Hint(IntEnum):
+    """What a hint is about, the least first: who waits for one kind hears of those above, too."""
+
+    EVENTS = 0
+    # What is being done has changed.
+    STATE = 1
+    # There may be something to do: an item to run, or a wish of somebody.
+    WORK = 2
+
+
+class Watch:
+    """Somebody waiting for news of one agent or of all."""
+
+    def __init__(self, of: Hint) -> None:
+        self.of = of
+        # Called at each hint, for whoever waits for other things as well.
+        self.on_ring: Callable[[], None] = _nothing
+        self._bell = anyio.Event()
+
+    def ring(self) -> None:
+        self._bell.set()
+        self.on_ring()
+
+    async def wait(self, limit_seconds: float = FALLBACK_POLL_SECONDS) -> bool:
+        """Return at the next hint, True, or after the limit, False. Either way: look again."""
+        with anyio.move_on_after(limit_seconds):
+            await self._bell.wait()
+        rung = self._bell.is_set()
+        self._bell = anyio.Event()
+        return rung
+
+
+class Hints:
+    """Who wants to hear of what."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str | None, set[Watch]] = {}
+        # An engine that must do something to hear of other processes hangs it in here.
+        self.on_watch: Callable[[], None] = _nothing
+
+    @contextmanager
+    def watch(self, agent: str | None, of: Hint = Hint.EVENTS) -> Iterator[Watch]:
+        """Register before reading, so that news between the reading and the waiting is heard. What
+        another process writes is news for everybody."""
+        self.on_watch()
+        watch = Watch(of)
+        self._watches.setdefault(agent, set()).add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches[agent].discard(watch)
+
+    def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
+        """Tell those who watch one of `agents`, and those who watch everything: none is no news."""
+        told = [*agents]
+        for agent in (*told, None) if told else ():
+            for watch in self._watches.get(agent, ()):
+                if hint >= watch.of:
+                    watch.ring()
+
+    def ring_all(self) -> None:
+        """Tell everybody: something changed and we cannot say what."""
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.ring()
+
+
+def _nothing() -> None:
+    """Nothing to do."""

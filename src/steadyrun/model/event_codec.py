@@ -1,0 +1,192 @@
+"""How are events written and read back? As MessagePack lists, without secrets.
+
+What this version does not know, a type or a version, goes through byte for byte.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct, structs
+
+from steadyrun.model.event import (
+    VERSION,
+    Emitted,
+    Event,
+    Foreign,
+    Kinds,
+    StoredEvent,
+    event_id,
+    kinds_of,
+)
+from steadyrun.model.event_json import BIG_INTEGER, fields_of, from_ext
+from steadyrun.model.ids import ProcessId, RunId
+from steadyrun.model.secret import Scrubber
+
+
+class _Written(Struct, frozen=True, array_like=True, gc=False):
+    """An event as it is written: the fields of `Emitted`."""
+
+    place: int | str
+    n: int
+    at: datetime
+    event: Event
+    v: int
+
+
+class _WrittenRaw(Struct, frozen=True, array_like=True):
+    place: int | str
+    n: int
+    at: datetime
+    event: msgspec.Raw
+    v: int
+
+
+_OURS = frozenset({VERSION})
+_encode = msgspec.msgpack.Encoder().encode
+_written = msgspec.msgpack.Decoder(list[_Written], ext_hook=from_ext)
+_written_raw = msgspec.msgpack.Decoder(list[_WrittenRaw])
+_raws = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_event = msgspec.msgpack.Decoder(Event, ext_hook=from_ext)
+
+
+def encode_events(
+    events: Sequence[Emitted], scrubber: Scrubber, kinds: Kinds | None = None
+) -> bytes:
+    """Write events as a MessagePack list, without the secrets that `scrubber` knows."""
+    kinds = kinds_of(events) if kinds is None else kinds
+    try:
+        body = _encode([_as_raw(e) for e in events] if Foreign in kinds else events)
+    except OverflowError:
+        body = _encode([_with_big_integers(emitted) for emitted in events])
+    if scrubber.suspects(body):
+        body = _encode([_cleaned(raw, scrubber) for raw in _written_raw.decode(body)])
+    return body
+
+
+def decode_events(body: bytes) -> Sequence[Emitted]:
+    """Read events back; what this version does not know comes back as `Foreign`."""
+    try:
+        return _decoded(body)
+    except (ValueError, RecursionError) as error:
+        # Text that is not UTF-8, digits that are none: msgspec lets these pass as they are.
+        raise msgspec.DecodeError(str(error)) from error
+
+
+class Row(NamedTuple):
+    """Events that were stored together, and what they have in common."""
+
+    cursor: int
+    seq: int
+    agent: str | None
+    run: RunId | None
+    process: ProcessId | None
+    provider: str | None
+    body: bytes
+
+
+def stored_events(row: Row) -> list[StoredEvent]:
+    """The events of a row, each in its place."""
+    cursor, seq, agent, run, process, provider, body = row
+    # One loop and no call for each event: whoever follows a run reads everything through here.
+    found = [
+        StoredEvent(
+            cursor + n,
+            seq + n,
+            f"{process}:{each.place}.{each.n}"  # type: ignore[arg-type]
+            if type(each.place) is int
+            else event_id(process, each.place, each.n),
+            each.at,
+            agent,
+            run,
+            provider,
+            each.event,
+        )
+        for n, each in enumerate(_read(body))
+    ]
+    return found if agent is not None else [structs.replace(each, seq=None) for each in found]
+
+
+def _read(body: bytes) -> "Sequence[_Written | Emitted]":
+    """The events as they were written, if this version knows them all."""
+    try:
+        found = _written.decode(body)
+    except (msgspec.ValidationError, ValueError, RecursionError):
+        return decode_events(body)
+    return found if {each.v for each in found} <= _OURS else decode_events(body)
+
+
+def _decoded(body: bytes) -> Sequence[Emitted]:
+    try:
+        return [_from_written(written) for written in _written.decode(body)]
+    except msgspec.ValidationError:
+        return [_from_raw(written) for written in _written_raw.decode(body)]
+
+
+def join_encoded(bodies: Sequence[bytes]) -> bytes:
+    """Make one encoded list of several."""
+    return bodies[0] if len(bodies) == 1 else _encode([r for b in bodies for r in _raws.decode(b)])
+
+
+def _as_raw(emitted: Emitted) -> Emitted | _WrittenRaw:
+    event = emitted.event
+    return _raw_of(emitted, event.raw, event.version) if isinstance(event, Foreign) else emitted
+
+
+def _raw_of(emitted: Emitted | _WrittenRaw, raw: bytes, version: int) -> _WrittenRaw:
+    return _WrittenRaw(emitted.place, emitted.n, emitted.at, msgspec.Raw(raw), version)
+
+
+def _cleaned(written: _WrittenRaw, scrubber: Scrubber) -> _WrittenRaw:
+    """The event without secrets; one that has none stays as it is, byte for byte."""
+    raw = bytes(written.event)
+    if not scrubber.suspects(raw):
+        return written
+    fields = fields_of(raw)
+    cleaned = {"type": fields.pop("type", ""), **scrubber.clean(fields)}
+    return _raw_of(written, _encode(_spelled_out(cleaned)), written.v)
+
+
+def _with_big_integers(emitted: Emitted) -> Emitted | _WrittenRaw:
+    event = emitted.event
+    if isinstance(event, Foreign):
+        return _as_raw(emitted)
+    plain = msgspec.to_builtins(event, builtin_types=(bytes, datetime))
+    return _raw_of(emitted, _encode(_spelled_out(plain)), VERSION)
+
+
+def _spelled_out(value: Any) -> Any:
+    """The same value with big integers as text of a type of our own."""
+    match value:
+        case dict():
+            return {key: _spelled_out(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_spelled_out(inner) for inner in value]
+        case int() if not -(2**63) <= value < 2**64:
+            return msgspec.msgpack.Ext(BIG_INTEGER, str(value).encode())
+        case _:
+            return value
+
+
+def _from_written(written: _Written) -> Emitted:
+    if written.v != VERSION:
+        raise msgspec.ValidationError("another version")
+    return Emitted(written.place, written.n, written.at, written.event)
+
+
+def _from_raw(written: _WrittenRaw) -> Emitted:
+    return Emitted(written.place, written.n, written.at, _known_or_foreign(written))
+
+
+def _known_or_foreign(written: _WrittenRaw) -> Event | Foreign:
+    raw = bytes(written.event)
+    # Read whole, not for its type alone: damage shall be met here, not where it is shown.
+    foreign = Foreign(str(fields_of(raw).get("type", "")), written.v, raw)
+    if written.v != VERSION:
+        return foreign
+    try:
+        known: Event = _event.decode(raw)
+    except msgspec.ValidationError:
+        return foreign
+    return known

@@ -1,0 +1,170 @@
+"""What do the parts of a message say? Words, tools and their results, pictures.
+
+A sub-agent's lines name the tool it runs in. Its tools are told like any; its words are between it
+and the agent that has sent it, also those in a form.
+"""
+
+from typing import Any
+
+from steadyrun.dialect import Said
+from steadyrun.model import event as ev
+from steadyrun.model.event import Event
+from steadyrun.model.usage import Usage
+from steadyrun.providers.claude import offers, usage
+from steadyrun.providers.claude.frames import (
+    AssistantLine,
+    AssistantMessage,
+    Block,
+    EchoLine,
+    StreamEvent,
+    StreamLine,
+    compact,
+    value_of,
+)
+from steadyrun.providers.claude.state import ClaudeState, OpenTool
+from steadyrun.providers.shared import images
+
+_TOOL_USES = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+# By this tool of Claude Code itself a model answers in a form; tools of others have other names.
+_ANSWER = "StructuredOutput"
+# The model is not asked for these: Claude Code answers by itself.
+_SYNTHETIC, _NO_WORDS = "<synthetic>", "(no content)"
+
+
+def streamed(state: ClaudeState, line: StreamLine) -> list[Said]:
+    """A piece of an answer, as it comes."""
+    if line.parent_tool_use_id is not None:
+        return []
+    event = line.event
+    delta = event.delta
+    if delta is not None:
+        if delta.type == "text_delta":
+            return [ev.TextDelta(delta.text)]
+        if delta.type == "thinking_delta":
+            return [ev.ThinkingDelta(delta.thinking)]
+    return _called(state, event)
+
+
+def _called(state: ClaudeState, event: StreamEvent) -> list[Said]:
+    if event.message is not None:
+        state.streaming = event.message.id
+        if state.turn:
+            usage.call_begun(state.turn, event.message, state.model)
+    elif event.type == "message_delta" and event.usage is not None and state.turn:
+        spent = usage.call_ended(state.turn, event.usage)
+        return [ev.UsageUpdated(spent.usage or Usage(), spent.cost)]
+    return []
+
+
+def spoken(state: ClaudeState, line: AssistantLine) -> list[Said]:
+    """A part of an answer, whole."""
+    if line.parent_tool_use_id is not None:
+        return _sub_agent(state, line.message)
+    turn = state.turn
+    if turn:
+        turn.has_spoken, turn.doubtful_end = True, None
+    if line.error is not None:
+        if turn and turn.error is None:
+            turn.error = line.error
+        return []
+    if turn:
+        turn.retry = None
+    if state.offers:
+        offers.note_spoken(state)
+    said: list[Said] = []
+    for block in line.message.content:
+        said += _part(state, line.message, block)
+    return said
+
+
+def answered(state: ClaudeState, line: EchoLine) -> list[Said]:
+    """Results of tools; the other words are for the model."""
+    content = line.message.content
+    if isinstance(content, str):
+        return []
+    is_own = line.parent_tool_use_id is None
+    said: list[Said] = []
+    for block in content:
+        if block.type == "tool_result":
+            said += _tool_end(state, block, is_own=is_own)
+    return said
+
+
+def _part(state: ClaudeState, message: AssistantMessage, block: Block) -> list[Said]:
+    match block.type:
+        case "text":
+            return _text(state, message, block.text)
+        case "thinking" if block.thinking and message.id != state.streaming:
+            return [ev.ThinkingDelta(block.thinking)]
+        case kind if kind in _TOOL_USES:
+            return _tool_start(state, block)
+        case kind if kind.endswith("_tool_result"):
+            return _tool_end(state, block, is_own=True)
+        case _:
+            return []
+
+
+def _text(state: ClaudeState, message: AssistantMessage, text: str) -> list[Said]:
+    if not text or (message.model == _SYNTHETIC and text == _NO_WORDS):
+        return []
+    return [_final(state, text)]
+
+
+def _final(state: ClaudeState, text: str) -> Event:
+    if state.turn:
+        state.turn.text = text
+    return ev.TextFinal(text)
+
+
+def _sub_agent(state: ClaudeState, message: AssistantMessage) -> list[Said]:
+    """One that outlives its turn is not told of: nobody would end what it begins."""
+    if state.turn is None:
+        return []
+    said: list[Said] = []
+    for block in message.content:
+        if block.type in _TOOL_USES and not _is_answer(block):
+            said += _tool_start(state, block)
+    return said
+
+
+def _is_answer(block: Block) -> bool:
+    return block.type == "tool_use" and block.name == _ANSWER
+
+
+def _tool_start(state: ClaudeState, block: Block) -> list[Said]:
+    tool = OpenTool(block.name, bytes(block.input), is_answer=_is_answer(block))
+    state.tools[block.id] = tool
+    if tool.is_answer:
+        return [_final(state, compact(tool.input))]
+    return [ev.ToolStarted(block.id, tool.name, value_of(tool.input))]
+
+
+def _tool_end(state: ClaudeState, block: Block, *, is_own: bool) -> list[Said]:
+    call = block.tool_use_id
+    tool = state.tools.pop(call, None)
+    if tool is None and not (is_own and state.turn):
+        return []
+    if is_own and state.offers:
+        offers.note_boundary(state)
+    if tool and tool.is_answer:
+        return _answer_end(state, block)
+    name, given = (tool.name, value_of(tool.input)) if tool else ("unknown", None)
+    output, seen = images.seen(state.turn, block.content)
+    if block.is_error:
+        return [*seen, ev.ToolFailed(call, name, given, output, _words(output))]
+    return [*seen, ev.ToolCompleted(call, name, given, output)]
+
+
+def _answer_end(state: ClaudeState, block: Block) -> list[Said]:
+    """One that does not fit is turned down, and the model answers again; not if it was stopped."""
+    if not block.is_error or (state.turn and state.turn.is_interrupted):
+        return []
+    return [ev.Note(f"the answer was turned down: {_words(block.content)}")]
+
+
+def _words(output: Any) -> str:
+    if isinstance(output, str):
+        return output
+    parts = output if isinstance(output, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str)) or "it failed"

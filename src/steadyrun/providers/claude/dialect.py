@@ -1,0 +1,348 @@
+"""How does Claude Code speak? The Dialect of its stream of JSON, for many turns or for one.
+
+`claude_launch` starts it, `claude_lines` is what is said to it and `claude_frames` what it prints;
+what that means is in `claude_turn`, `claude_followups`, `claude_blocks` and `claude_system`.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, assert_never
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from steadyrun.dialect import (
+    Ability,
+    Began,
+    Ended,
+    Enforced,
+    Exit,
+    Launch,
+    LaunchRequest,
+    Offer,
+    Program,
+    Refused,
+    Said,
+    Send,
+    Turn,
+    Verdict,
+)
+from steadyrun.lib.framing import Frame
+from steadyrun.model import event as ev
+from steadyrun.model.policy import Rights
+from steadyrun.providers.claude import content, errors, launch, notices, offers, requests, turns
+from steadyrun.providers.claude.frames import (
+    SILENT_TYPES,
+    AnswerLine,
+    AskCancelLine,
+    AskLine,
+    AssistantLine,
+    EchoLine,
+    LimitLine,
+    Printed,
+    Reply,
+    ReplyLine,
+    RequestLine,
+    ResultLine,
+    StreamLine,
+    SystemLine,
+    UserLine,
+    kind_of,
+    mended,
+    printed_of,
+    result_of,
+    told_of,
+    value_of,
+)
+from steadyrun.providers.claude.launch import MODES, PROGRAM, ClaudeOptions
+from steadyrun.providers.claude.state import Asked, ClaudeState, OpenAsk, OpenTurn
+
+# What one turn can be asked for; a process for many turns can do all of it.
+_ONCE: frozenset[Ability] = frozenset(
+    {"resume", "model", "modes", "tools", "system", "images", "schema", "max_turns"}
+)
+_ALWAYS: frozenset[Ability] = _ONCE | {
+    "steer", "recall", "interrupt", "multi_turn", "approvals", "change_input",
+}  # fmt: skip
+
+
+class Claude:
+    """The Dialect of Claude Code."""
+
+    name: ClassVar[str] = "claude"
+    program: ClassVar[Program | None] = PROGRAM
+    options_type: ClassVar[type[Struct]] = ClaudeOptions
+    wall_seconds: float | None = None
+
+    def __init__(self, options: ClaudeOptions | None = None) -> None:
+        self._options = options or ClaudeOptions()
+        is_one_shot = self._options.one_shot
+        tells = frozenset[Ability]({"usage"} if self._options.include_partial_messages else ())
+        self.abilities: frozenset[Ability] = (_ONCE if is_one_shot else _ALWAYS) | tells
+        self.state = ClaudeState()
+        if is_one_shot:
+            self.state.begin(OpenTurn("once"))
+
+    @property
+    def is_ready(self) -> bool:
+        """What is queued becomes the next turn, before any other."""
+        state = self.state
+        is_busy = state.turn is not None or bool(state.offers) or state.is_running
+        is_changing = any(asked.mode for asked in state.asked.values())
+        return state.is_ready and not is_busy and not is_changing
+
+    @property
+    def has_background(self) -> bool:
+        """A tool that takes long is a task, too, and nothing of its own while it is open."""
+        state = self.state
+        return any(tool not in state.tools for tool in state.tasks.values())
+
+    def enforce(self, rights: Rights) -> Enforced:
+        return launch.enforce(rights, self._options)
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        return launch.launch(request, self._options)
+
+    # -- what is to be said
+
+    def open(self, request: LaunchRequest) -> list[Send]:
+        return [] if self._options.one_shot else [requests.open_line()]
+
+    def begin(self, turn: Turn) -> list[Send]:
+        """It may turn another mode down: the turn is told in the mode it is meant for, or never."""
+        state = self.state
+        if state.refused_turn == turn.key:
+            return []
+        mode = None if turn.mode is None else MODES.get(turn.mode)
+        if mode is not None and mode != state.mode:
+            return [requests.mode_line(turn.key, mode)]
+        return [*self._change_model(turn), requests.turn_line(turn)]
+
+    def _change_model(self, turn: Turn) -> list[Send]:
+        """It would take any nonsense for a model."""
+        state, model = self.state, turn.model
+        if not model or not model.isprintable() or model == (state.wanted_model or state.model):
+            return []
+        return [requests.model_line(turn.key, model)]
+
+    def steer(self, offer: Offer) -> Send | Refused:
+        if self._options.one_shot:
+            return Refused("a process for one turn cannot be steered")
+        state = self.state
+        if state.turn is None:
+            return Refused("no turn is running")
+        return requests.offer_line(offer, state.first_turn or state.turn.name)
+
+    def recall(self, offer: str) -> Send | None:
+        found = self.state.offers.get(offer)
+        if found is None or found.uuid is None:
+            return None
+        return requests.recall_line(offer, found.uuid)
+
+    def interrupt(self) -> Send | None:
+        turn = self.state.turn
+        if turn is None or self._options.one_shot:
+            return None
+        return requests.interrupt_line(turn.name)
+
+    def decide(self, approval: str, verdict: Verdict) -> list[Send]:
+        ask = self.state.asks.get(approval)
+        return [requests.decision_line(approval, ask, verdict)] if ask else []
+
+    # -- what was said
+
+    def sent(self, frame: Frame) -> list[Said]:
+        try:
+            told = told_of(frame.raw)
+        except (ValueError, RecursionError):
+            return []  # a recording may have what we would not say
+        match told:
+            case UserLine():
+                return self._told(told, frame)
+            case RequestLine():
+                return self._asked(told)
+            case AnswerLine():
+                return self._decided(told)
+            case other:
+                assert_never(other)
+
+    def _told(self, told: UserLine, frame: Frame) -> list[Said]:
+        """A recording has no keys: what is written while something is open is a follow-up."""
+        kind, _, name = frame.key.partition(":")
+        if kind == requests.BEGIN:
+            return self._begun(name, told)
+        if kind == requests.OFFER:
+            return offers.offered(self.state, name, told)
+        name = told.uuid or f"line{frame.number}"
+        # A turn that seems to be over is, if somebody goes on.
+        before = turns.idle(self.state)
+        if self.state.turn is not None or self.state.offers:
+            return [*before, *offers.offered(self.state, name, told)]
+        return [*before, *self._begun(name, told)]
+
+    def _begun(self, name: str, told: UserLine) -> list[Said]:
+        is_command = not told.should_query or offers.text_of(told).startswith("/")
+        self.state.begin(OpenTurn(name, told.uuid, is_told=True, is_command=is_command))
+        return [Began(name)]
+
+    def _asked(self, told: RequestLine) -> list[Said]:
+        state, request = self.state, told.request
+        asked = Asked(request.subtype)
+        match request.subtype:
+            case "interrupt" if state.turn:
+                state.turn.is_interrupted = True
+            case "cancel_async_message":
+                offers = state.offers.items()
+                asked.offer = next((k for k, v in offers if v.uuid == request.message_uuid), None)
+            case "set_model":
+                state.wanted_model = request.model
+            case "set_permission_mode":
+                asked.mode = request.mode
+            case _:
+                pass
+        state.asked[told.request_id] = asked
+        return []
+
+    def _decided(self, told: AnswerLine) -> list[Said]:
+        request, decision = told.response.request_id, told.response.response
+        verdict = decision.behavior if decision else "deny"
+        if decision and isinstance(decision.updated_input, msgspec.Raw):
+            self._change_input(request, bytes(decision.updated_input))
+        return turns.resolved(self.state, request, verdict, "user")
+
+    def _change_input(self, request: str, given: bytes) -> None:
+        """Its end tells what the tool was called with, not what it was to be called with."""
+        for ask in self.state.asks.values():
+            if ask.request == request and ask.tool in self.state.tools:
+                self.state.tools[ask.tool].input = given
+
+    # -- what was printed
+
+    def receive(self, frame: Frame) -> list[Said]:
+        try:
+            said = printed_of(frame.raw)
+            self.state.has_spoken = True
+            if type(said) is StreamLine:
+                return content.streamed(self.state, said)
+            return self._HEARD[type(said)](self, said, frame)
+        except msgspec.ValidationError:
+            return self._unfit(frame)
+        except (ValueError, RecursionError) as problem:
+            raw = mended(frame.raw)
+            if raw is None:
+                raise msgspec.DecodeError(str(problem)) from problem
+            return self.receive(replace(frame, raw=raw))
+
+    def _unfit(self, frame: Frame) -> list[Said]:
+        """It is JSON and not as we know it: kept, and nobody is left waiting for it."""
+        try:
+            kind = kind_of(frame.raw)
+        except (ValueError, RecursionError) as problem:
+            raise msgspec.DecodeError(str(problem)) from problem
+        unknown = ev.Unknown.of(frame.raw)
+        match kind.type:
+            case "result":
+                return [unknown, *turns.ended_somehow(self.state, result_of(frame.raw))]
+            case "control_request" if isinstance(kind.request_id, str):
+                return [requests.decline_line(frame.end, kind.request_id), unknown]
+            case str() as name if name in SILENT_TYPES:
+                return []
+            case _:
+                return [unknown]
+
+    def _spoken(self, said: AssistantLine, _: Frame) -> list[Said]:
+        return content.spoken(self.state, said)
+
+    def _echoed(self, said: EchoLine, _: Frame) -> list[Said]:
+        if said.is_replay:
+            return offers.echoed(self.state, said)
+        return [] if said.is_synthetic else content.answered(self.state, said)
+
+    def _system(self, said: SystemLine, frame: Frame) -> list[Said]:
+        heard = notices.heard(self.state, said.subtype, frame)
+        return [ev.Unknown.of(frame.raw)] if heard is None else heard
+
+    def _result(self, said: ResultLine, _: Frame) -> list[Said]:
+        return turns.ended(self.state, said)
+
+    def _ask(self, said: AskLine, frame: Frame) -> list[Said]:
+        request = said.request
+        if request.subtype != "can_use_tool":
+            return [requests.decline_line(frame.end, said.request_id), ev.Unknown.of(frame.raw)]
+        approval, given = str(frame.end), bytes(request.input)
+        self.state.asks[approval] = OpenAsk(
+            said.request_id,
+            given,
+            tool=request.tool_use_id,
+            is_sub_agent=request.agent_id is not None,
+            rules=(rules := requests.rules_of(request.permission_suggestions)),
+        )
+        asked = ev.ApprovalRequested(
+            approval, request.tool_use_id, request.tool_name, value_of(given), rules is not None
+        )
+        return [asked]
+
+    def _ask_cancelled(self, said: AskCancelLine, _: Frame) -> list[Said]:
+        return turns.resolved(self.state, said.request_id, "cancelled", "provider")
+
+    def _replied(self, said: ReplyLine, _: Frame) -> list[Said]:
+        reply = said.response
+        asked = self.state.asked.pop(reply.request_id, None)
+        if asked is None:
+            return []
+        if asked.subtype == "initialize":
+            self.state.is_ready = True
+        if reply.subtype == "error":
+            return self._turned_down(asked, reply)
+        self.state.mode = asked.mode or self.state.mode
+        if asked.offer is None:
+            return []
+        answer = value_of(bytes(reply.response))
+        is_cancelled = isinstance(answer, dict) and answer.get("cancelled") is True
+        return offers.recalled(self.state, asked.offer, is_cancelled=is_cancelled)
+
+    def _turned_down(self, asked: Asked, reply: Reply) -> list[Said]:
+        """Which model or mode it has now is not known then, and it will be told again."""
+        state, why = self.state, f"{asked.subtype} was turned down: {reply.error}"
+        if asked.subtype == "set_model":
+            state.wanted_model = state.model = None
+        elif asked.mode is not None:
+            state.mode = None
+            state.refused_turn = requests.mode_turn(reply.request_id)
+            if state.refused_turn is not None:
+                return [Ended("failed", error=errors.mode_refused(why))]
+        return [ev.Note(why)]
+
+    def _limited(self, said: LimitLine, _: Frame) -> list[Said]:
+        info = said.info
+        self.state.resets_at = info.resets_at if info.status == "rejected" else None
+        if info.status in {"rejected", "allowed"}:
+            return []
+        used = "" if info.utilization is None else f", {info.utilization:.0%} used"
+        return [ev.Note(f"limit {info.window}: {info.status}{used}{_until(info.resets_at)}")]
+
+    _HEARD: ClassVar[dict[type[Printed], Callable[["Claude", Any, Frame], list[Said]]]] = {
+        AssistantLine: _spoken,
+        EchoLine: _echoed,
+        SystemLine: _system,
+        ResultLine: _result,
+        AskLine: _ask,
+        AskCancelLine: _ask_cancelled,
+        ReplyLine: _replied,
+        LimitLine: _limited,
+    }
+
+    def ended(self, last: Exit) -> list[Said]:
+        """What was not taken in was lost with the process; most of the rest is the driver's."""
+        state = self.state
+        end = turns.gone(state, last)
+        lost = offers.lost(state)
+        self.state = replace(
+            state, is_ready=False, is_running=False, turn=None, asks={}, tasks={}, tools={}
+        )
+        return [*lost, end] if end else lost
+
+
+def _until(epoch: float | None) -> str:
+    at = errors.time_of(epoch)
+    return "" if at is None else f", until {at:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,226 @@
+"""How did a turn of Claude Code end, and why? By the structure of what it printed.
+
+What it says in words is passed on to people and decides nothing: a model can write anything. Only
+where a process ends without any frame, its last words on stderr are all there is.
+"""
+
+from datetime import UTC, datetime
+
+from msgspec import Struct
+
+from steadyrun.dialect import RESUME_NOT_FOUND, Ended, Exit
+from steadyrun.model.event import Diagnostic, ErrorFact
+from steadyrun.model.run import EndStatus, StopReason
+from steadyrun.providers.claude.frames import ResultLine
+
+_RATE_LIMITED = "rate_limited"
+_PROTOCOL = "protocol"
+_HOOK_STOPPED = "hook_stopped"
+
+_BY_STATUS = {
+    429: _RATE_LIMITED,
+    529: "overloaded",
+    401: "auth",
+    403: "auth",
+    402: "billing",
+    404: "model_not_found",
+}
+_BY_ERROR = {
+    "rate_limit": _RATE_LIMITED,
+    "overloaded": "overloaded",
+    "authentication_failed": "auth",
+    "oauth_org_not_allowed": "auth",
+    "account_on_hold": "auth",
+    "verification_required": "auth",
+    "cloud_credential_error": "auth",
+    "billing_error": "billing",
+    "model_not_found": "model_not_found",
+}
+_BY_SUBTYPE = {
+    "error_max_turns": "max_turns",
+    "error_max_budget_usd": "max_cost",
+    "error_max_structured_output_retries": "schema_unmet",
+}
+_BY_REASON = {"budget_exhausted": "max_cost", "blocking_limit": "prompt_too_long"}
+# They say that it is over, not why.
+_PLAIN_REASONS = frozenset({"completed", "api_error"})
+_RETRYABLE = frozenset({_RATE_LIMITED, "overloaded", "server_error", "unknown"})
+_STOPPED: dict[str, StopReason] = {"max_cost": "budget"}
+_HINTS = {
+    "auth": "Log in with `claude` and /login, or name a key in providers.claude.env.",
+    "billing": "Look at the plan and the credit of the account.",
+    "model_not_found": "Choose another model; `claude` and /model show which there are.",
+    "prompt_too_long": "Say less at once, or begin a new conversation.",
+    "max_turns": "Allow more turns with max_turns.",
+    "max_cost": "Allow more with the budget of a run.",
+    _HOOK_STOPPED: "Look at the hooks in the settings of Claude Code, here and in the project.",
+    RESUME_NOT_FOUND: "A conversation is known only in the directory it was begun in: start it"
+    " there, or allow a new one with --or-fresh.",
+}
+# What a result says that nobody but a developer of the CLI understands.
+_INTERNAL = "[ede_diagnostic]"
+
+
+class Found(Struct, frozen=True):
+    """What was seen before the result: an error in place of an answer, and when a limit ends.
+
+    Without `has_init` the process has never got as far as beginning a turn.
+    """
+
+    error: str | None = None
+    has_init: bool = True
+    # Why the model was asked for the last time: of many in a row, the result says no status.
+    retry: str | None = None
+    # A hook of the user's has ended the turn, which looks like a success.
+    is_stopped: bool = False
+    resets_at: float | None = None
+
+
+class Outcome(Struct, frozen=True):
+    status: EndStatus
+    error: ErrorFact | None = None
+    stop_reason: StopReason | None = None
+
+
+def outcome(result: ResultLine, found: Found) -> Outcome:
+    """How the turn ended that this result belongs to."""
+    if is_aborted(result):
+        return Outcome("cancelled")
+    is_stopped = found.is_stopped and not result.num_turns
+    if not result.is_error and not is_stopped:
+        return Outcome("completed")
+    code = _HOOK_STOPPED if is_stopped else _code(result, found)
+    error = ErrorFact(
+        code,
+        _message(result) or f"Claude Code failed with {code}",
+        _HINTS.get(code, ""),
+        _is_retryable(code, result),
+        time_of(found.resets_at) if code == _RATE_LIMITED else None,
+    )
+    status: EndStatus = "rate_limited" if code == _RATE_LIMITED else "failed"
+    return Outcome(status, error, _STOPPED.get(code))
+
+
+def is_aborted(result: ResultLine) -> bool:
+    """Whether the turn was cut short on purpose; the other fields say anything then."""
+    return (result.terminal_reason or "").startswith("aborted")
+
+
+def unreadable() -> ErrorFact:
+    """Why a turn failed whose result does not fit: that it ended is all that is known."""
+    hint = "`steadyrun doctor` tells which versions of Claude Code were tried."
+    return ErrorFact(_PROTOCOL, "the result of Claude Code could not be read", hint)
+
+
+def already_told() -> ErrorFact:
+    """Why a prompt was not begun with: a uuid that is in its log is echoed and dropped."""
+    why = "Claude Code has had this prompt before, in this conversation, and takes none twice"
+    return ErrorFact("already_told", why)
+
+
+def mode_refused(why: str) -> ErrorFact:
+    hint = "A process keeps to what it was started for: start a new one in this mode."
+    return ErrorFact("mode_refused", why, hint)
+
+
+def exit_end(last: Exit, *, has_init: bool, has_answered: bool) -> Ended | None:
+    """The end of a turn whose process went without a result; None if nothing explains it.
+
+    One that has not even answered our first line is no Claude Code, or none that we know.
+    """
+    if last.reason is not None or (has_init and last.code != 1):
+        return None
+    for words, code, hint in _LAST_WORDS:
+        if words in last.stderr:
+            return _exit_end(last, ErrorFact(code, _last_line(last.stderr, words), hint))
+    if has_answered or last.code is None:
+        return None
+    last_line = last.stderr.strip().splitlines()[-1:]
+    why = f"the program ended with code {last.code} before it had answered"
+    hint = "Is it Claude Code, in a version that was tried? `steadyrun doctor` tells."
+    return _exit_end(last, ErrorFact("cli_incompatible", ": ".join([why, *last_line]), hint))
+
+
+def _exit_end(last: Exit, error: ErrorFact) -> Ended:
+    diagnostic = Diagnostic(last.code, last.stderr)
+    return Ended("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
+
+
+_LAST_WORDS = (
+    (
+        "cannot be used with root/sudo",
+        "root_refused",
+        "Use another user, or set IS_SANDBOX=1 in the provider's env if this is a sandbox.",
+    ),
+    ("is already in use", "session_in_use", "Another process has the same conversation."),
+    ("No conversation found", RESUME_NOT_FOUND, _HINTS[RESUME_NOT_FOUND]),
+    ("unknown option", "cli_incompatible", "Install a version of Claude Code that was tried."),
+    ("requires --verbose", _PROTOCOL, ""),
+    ("Error parsing streaming input line", _PROTOCOL, ""),
+)
+
+
+def _code(result: ResultLine, found: Found) -> str:
+    """A status says more than an error: an overloaded server is just a server_error."""
+    return (
+        _BY_STATUS.get(result.api_error_status or 0)
+        or _BY_ERROR.get(found.error or "")
+        or _code_of_subtype(result, found)
+        or _code_of_reason(result)
+        or ("invalid_request" if result.api_error_status == 400 else None)
+        or _code_of_retry(result, found)
+        or found.error
+        or ("server_error" if _is_server_error(result) else "provider_error")
+    )
+
+
+def code_of(error: str) -> str:
+    """Our word for what the CLI calls an error of its model's, where we have one."""
+    return _BY_ERROR.get(error, error)
+
+
+def _code_of_subtype(result: ResultLine, found: Found) -> str | None:
+    if "rate_limit" in result.subtype.replace("-", "_"):
+        return _RATE_LIMITED
+    if result.subtype == "error_during_execution" and not (found.has_init or result.num_turns):
+        return RESUME_NOT_FOUND
+    return _BY_SUBTYPE.get(result.subtype)
+
+
+def _code_of_reason(result: ResultLine) -> str | None:
+    reason = result.terminal_reason
+    return None if reason in _PLAIN_REASONS or not reason else _BY_REASON.get(reason, reason)
+
+
+def _code_of_retry(result: ResultLine, found: Found) -> str | None:
+    is_vague = result.api_error_status is None and found.error in {"server_error", "unknown"}
+    return "overloaded" if is_vague and found.retry == "overloaded" else None
+
+
+def _is_retryable(code: str, result: ResultLine) -> bool:
+    """The same again may help, unless it was the request that was wrong."""
+    if code == "unknown" and 400 <= (result.api_error_status or 0) < 500:
+        return False
+    return code in _RETRYABLE or _is_server_error(result)
+
+
+def _is_server_error(result: ResultLine) -> bool:
+    return 500 <= (result.api_error_status or 0) < 600
+
+
+def _message(result: ResultLine) -> str:
+    said = [result.result, *(result.errors or ())]
+    words = [each for each in said if isinstance(each, str) and each.strip()]
+    return next((each for each in words if not each.startswith(_INTERNAL)), "")
+
+
+def _last_line(stderr: str, words: str) -> str:
+    return next(line.strip() for line in stderr.splitlines() if words in line)
+
+
+def time_of(epoch: float | None) -> datetime | None:
+    """A time that no calendar has is none."""
+    try:
+        return None if epoch is None else datetime.fromtimestamp(epoch, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

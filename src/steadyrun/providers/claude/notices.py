@@ -1,0 +1,125 @@
+"""What do the lines of type `system` say? How it is, not what it answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from steadyrun.dialect import Said
+from steadyrun.lib.framing import Frame
+from steadyrun.model import event as ev
+from steadyrun.providers.claude import turns
+from steadyrun.providers.claude.errors import code_of
+from steadyrun.providers.claude.frames import (
+    SILENT_SUBTYPES,
+    ApiRetry,
+    CompactBoundary,
+    Init,
+    ModelFallback,
+    Notice,
+    StateChanged,
+    Status,
+    SystemPart,
+    TaskNotification,
+    TasksChanged,
+    TaskStarted,
+    TaskUpdated,
+    system_of,
+)
+from steadyrun.providers.claude.state import ClaudeState
+
+# A task in any other state has come to its end.
+_ALIVE = frozenset({None, "pending", "running", "paused"})
+
+
+def heard(state: ClaudeState, subtype: str, frame: Frame) -> list[Said] | None:
+    """What the line comes to; None if it is not known."""
+    if subtype in SILENT_SUBTYPES:
+        return []
+    read = system_of.get(subtype)
+    if read is None:
+        return None
+    said = read(frame.raw)
+    if type(said) is Init:
+        return turns.begun(state, said, frame.end)
+    return _HEARD[type(said)](state, said)
+
+
+def _state_changed(state: ClaudeState, said: StateChanged) -> list[Said]:
+    state.is_running = said.state != "idle"
+    return [] if state.is_running else turns.idle(state)
+
+
+def _status(state: ClaudeState, said: Status) -> list[Said]:
+    state.mode = said.mode or state.mode
+    turn = state.turn
+    if said.status == "compacting":
+        return [ev.CompactionStarted("manual" if turn and turn.is_command else "auto")]
+    if said.compact_result != "failed":
+        return []
+    if turn:
+        turn.has_failed_compaction = True
+    return [ev.CompactionFailed(said.compact_error)]
+
+
+def _compacted(_: ClaudeState, said: CompactBoundary) -> list[Said]:
+    found = said.metadata
+    return [ev.CompactionCompleted(found.trigger, found.pre_tokens, found.post_tokens)]
+
+
+def _retrying(state: ClaudeState, said: ApiRetry) -> list[Said]:
+    if state.turn:
+        state.turn.retry = said.error
+    delay = None if said.retry_delay_ms is None else round(said.retry_delay_ms)
+    return [ev.ProviderRetrying(said.attempt, delay, code_of(said.error))]
+
+
+def _fell_back(state: ClaudeState, said: ModelFallback) -> list[Said]:
+    """For this turn only: the next `init` names the model again."""
+    state.model = said.fallback_model
+    why = said.content or f"going on with {said.fallback_model}"
+    return [ev.Note(why), ev.StatsUpdated(model=said.fallback_model)]
+
+
+def _task_started(state: ClaudeState, said: TaskStarted) -> list[Said]:
+    state.tasks[said.task_id] = said.tool_use_id
+    return []
+
+
+def _task_updated(state: ClaudeState, said: TaskUpdated) -> list[Said]:
+    if said.patch.status not in _ALIVE:
+        state.tasks.pop(said.task_id, None)
+    return []
+
+
+def _task_ended(state: ClaudeState, said: TaskNotification) -> list[Said]:
+    """A tool that takes long is a task, too: its end is no news while the tool is open."""
+    state.tasks.pop(said.task_id, None)
+    state.is_woken = state.is_woken or said.tool_use_id not in state.tools
+    return []
+
+
+def _tasks_changed(state: ClaudeState, said: TasksChanged) -> list[Said]:
+    """These are all."""
+    names = {task.task_id or task.id: task.tool_use_id for task in said.tasks}
+    state.tasks = {name: tool or state.tasks.get(name) for name, tool in names.items()}
+    return []
+
+
+def _notice(state: ClaudeState, said: Notice) -> list[Said]:
+    if state.turn and said.prevent_continuation:
+        state.turn.is_stopped = True
+    words = said.content or said.message or said.text
+    return [ev.Note(words)] if words else []
+
+
+_HEARD: dict[type[SystemPart], Callable[[ClaudeState, Any], list[Said]]] = {
+    StateChanged: _state_changed,
+    Status: _status,
+    CompactBoundary: _compacted,
+    ApiRetry: _retrying,
+    ModelFallback: _fell_back,
+    TaskStarted: _task_started,
+    TaskUpdated: _task_updated,
+    TaskNotification: _task_ended,
+    TasksChanged: _tasks_changed,
+    Notice: _notice,
+}

@@ -1,0 +1,84 @@
+"""What does Codex ask us? Whether it may do something; all else is declined at once."""
+
+from typing import Any
+
+import msgspec
+
+from steadyrun.dialect import Said
+from steadyrun.lib.framing import Frame
+from steadyrun.lib.jsonrpc import Request
+from steadyrun.model import event as ev
+from steadyrun.providers.codex import requests
+from steadyrun.providers.codex.frames import Asking
+from steadyrun.providers.codex.state import CodexState, OpenAsk
+
+
+def asked(state: CodexState, ask: Request, frame: Frame) -> list[Said]:
+    """A question is an approval, or has its answer already."""
+    decline = requests.decline_line(frame.end, ask.id, ask.method)
+    try:
+        params = ask.params_as(Asking)
+    except msgspec.DecodeError:
+        return [decline, ev.Unknown.of(frame.raw)]
+    tool = requests.TOOLS.get(ask.method) or _remote(ask.method, params)
+    if tool is not None:
+        return [_approval(state, ask, params, tool, str(frame.end))]
+    if ask.method == requests.USER_INPUT:
+        return [decline, ev.Note(_unanswered(params.questions))]
+    return [decline, ev.Unknown.of(frame.raw)]
+
+
+def _approval(
+    state: CodexState, ask: Request, params: Asking, tool: str, approval: str
+) -> ev.ApprovalRequested:
+    asked_for = msgspec.json.encode(params.permissions or {})
+    state.asks[approval] = OpenAsk(ask.id, ask.method, asked_for)
+    if ask.method == requests.ELICITATION:
+        return _remote_call(state, approval, tool, params)
+    given, is_lasting = _asked_for(state, params), ask.method in requests.LASTING
+    return ev.ApprovalRequested(approval, params.item_id, tool, given, is_lasting)
+
+
+def _unanswered(questions: Any) -> str:
+    """That the agent wanted to know something, and was told that nobody answers."""
+    listed = questions if isinstance(questions, list) else []
+    words = [each.get("question") for each in listed if isinstance(each, dict)]
+    known = " ".join(word for word in words if isinstance(word, str))
+    return f"Codex wanted to ask a person, and nobody was asked: {known or 'it did not say what'}"
+
+
+def _remote(method: str, params: Asking) -> str | None:
+    """The MCP server of which a tool is to be called; None if that is not the question."""
+    match params.meta:
+        case {"codex_approval_kind": "mcp_tool_call"} if method == requests.ELICITATION:
+            return f"mcp__{params.server_name}"
+        case _:
+            return None
+
+
+def _remote_call(
+    state: CodexState, approval: str, server: str, params: Asking
+) -> ev.ApprovalRequested:
+    """Which of the server's tools is meant is told by its step, if there is one with the same
+    input."""
+    given = params.meta.get("tool_params")
+    for call, tool in state.tools.items():
+        is_its = tool.name.startswith(f"{server}__") and not tool.is_asked_for
+        if is_its and msgspec.json.decode(tool.input) == given:
+            tool.is_asked_for = True
+            return ev.ApprovalRequested(approval, call, tool.name, given)
+    return ev.ApprovalRequested(approval, None, server, given)
+
+
+def _asked_for(state: CodexState, params: Asking) -> Any:
+    """What a question is about; of a change of files it is told by its step alone."""
+    tool = state.tools.get(params.item_id or "")
+    named = {
+        "command": params.command,
+        "cwd": params.cwd,
+        "permissions": params.permissions,
+        "reason": params.reason,
+    }
+    given = {name: value for name, value in named.items() if value is not None}
+    before = msgspec.json.decode(tool.input) if tool else {}
+    return {**before, **given} if isinstance(before, dict) else given

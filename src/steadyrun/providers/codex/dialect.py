@@ -1,0 +1,432 @@
+"""How does Codex speak? The Dialect of its app server for many turns, and of `exec` for one.
+
+`codex_launch` starts it, `codex_lines` is what is said to it and `codex_frames` what it prints;
+what that means is in `codex_turn`, `codex_items`, `codex_asks`, `codex_followups`, `codex_usage`
+and `codex_exec`.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from steadyrun.dialect import (
+    Ability,
+    Began,
+    Enforced,
+    Exit,
+    Launch,
+    LaunchRequest,
+    Offer,
+    Program,
+    Refused,
+    Said,
+    Send,
+    Turn,
+    Verdict,
+)
+from steadyrun.lib import jsonrpc
+from steadyrun.lib.framing import Frame
+from steadyrun.lib.jsonrpc import Failure, Notification, Request, Response, RpcError
+from steadyrun.model import event as ev
+from steadyrun.model.policy import Rights
+from steadyrun.providers.codex import (
+    approvals,
+    errors,
+    items,
+    launch,
+    offers,
+    requests,
+    turns,
+    usage,
+)
+from steadyrun.providers.codex import exec as codex_exec
+from steadyrun.providers.codex.frames import (
+    NEWS,
+    SILENT,
+    Answered,
+    ErrorNews,
+    HookNews,
+    ItemNews,
+    LimitNews,
+    PartNews,
+    Piece,
+    Rerouted,
+    ServerStatus,
+    ThreadOpened,
+    ToldParams,
+    TurnBegun,
+    TurnNews,
+    UsageNews,
+    Warned,
+    exec_line_of,
+    odd_failure_of,
+)
+from steadyrun.providers.codex.launch import PROGRAM, CodexOptions
+from steadyrun.providers.codex.state import Asked, CodexState, OpenTurn
+
+# What one turn can be asked for; a process for many turns can do all of it.
+_ONCE: frozenset[Ability] = frozenset({"resume", "model", "modes", "system", "images", "schema"})
+_ALWAYS: frozenset[Ability] = _ONCE | {"steer", "interrupt", "multi_turn", "approvals", "usage"}
+_THREADS = frozenset({"thread/start", "thread/resume"})
+# A message that begins a turn later; nothing that we say.
+_QUEUE = "thread/queue/add"
+_MESSAGES = frozenset({"turn/start", "turn/steer", _QUEUE})
+_SILENT_ROOMS = ("thread/realtime/", "windows")
+
+
+class Codex:
+    """The Dialect of Codex."""
+
+    name: ClassVar[str] = "codex"
+    program: ClassVar[Program | None] = PROGRAM
+    options_type: ClassVar[type[Struct]] = CodexOptions
+    wall_seconds: float | None = None
+    # What it leaves running begins no turns.
+    has_background = False
+
+    def __init__(self, options: CodexOptions | None = None) -> None:
+        self._options = options or CodexOptions()
+        is_one_shot = self._options.one_shot
+        self.abilities: frozenset[Ability] = _ONCE if is_one_shot else _ALWAYS
+        self.state = CodexState()
+        if is_one_shot:
+            self.state.begin(OpenTurn("once"))
+
+    @property
+    def is_ready(self) -> bool:
+        """Without a conversation, too: then the turn is turned down, and that ends it."""
+        state = self.state
+        is_there = state.thread is not None or state.refused is not None
+        return is_there and state.turn is None and not state.offers
+
+    def enforce(self, rights: Rights) -> Enforced | Refused:
+        return launch.enforce(rights, self._options)
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        return launch.launch(request, self._options)
+
+    # -- what is to be said
+
+    def open(self, request: LaunchRequest) -> list[Send]:
+        return [] if self._options.one_shot else requests.open_lines(request, self._options)
+
+    def begin(self, turn: Turn) -> list[Send]:
+        mode = turn.mode or self.state.untold_mode
+        return [requests.turn_line(replace(turn, mode=mode), self._thread, self._options)]
+
+    def steer(self, offer: Offer) -> Send | Refused | None:
+        if self._options.one_shot:
+            return Refused("a process for one turn cannot be steered")
+        turn = self.state.turn
+        if turn is None:
+            return Refused("no turn is running")
+        if turn.is_compaction:
+            return Refused("the conversation is being compacted")
+        if turn.id is None:
+            return None
+        return requests.offer_line(offer, self._thread, turn.id)
+
+    def recall(self, offer: str) -> None:
+        return None
+
+    def interrupt(self) -> Send | None:
+        turn = self.state.turn
+        if turn is None or self._options.one_shot:
+            return None
+        return requests.interrupt_line(turn, self._thread)
+
+    def decide(self, approval: str, verdict: Verdict) -> list[Send]:
+        ask = self.state.asks.get(approval)
+        if ask is None:
+            return []
+        answer = requests.decision_line(approval, ask, verdict)
+        ends_turn = not verdict.is_allowed and verdict.ends_turn
+        # These questions have no answer that ends the turn.
+        has_none = ask.method in {requests.PERMISSIONS, requests.ELICITATION}
+        end = self.interrupt() if ends_turn and has_none else None
+        return [answer, end] if end else [answer]
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether what is told now is no turn of its own."""
+        waiting = [offer for offer in self.state.offers.values() if not offer.is_taken]
+        return self.state.turn is not None or bool(waiting)
+
+    @property
+    def _thread(self) -> str:
+        """The conversation; the one that was asked for, if it is not there."""
+        return self.state.thread or self.state.resumed or ""
+
+    # -- what was said
+
+    def sent(self, frame: Frame) -> list[Said]:
+        try:
+            told = jsonrpc.decode(frame.raw)
+            match told:
+                case Request():
+                    return self._told(told, frame)
+                case Response():
+                    answer = told.result_as(Any)
+                    return turns.decided(self.state, told.id, answer)
+                case Failure():
+                    return turns.decided(self.state, told.id, None)
+                case Notification():
+                    return []
+        except msgspec.DecodeError:
+            return []  # a recording may have what we would not say
+
+    def _told(self, told: Request, frame: Frame) -> list[Said]:
+        state, params = self.state, told.params_as(ToldParams)
+        name = frame.key.partition(":")[2] or f"line{frame.number}"
+        asked = Asked(told.method, name)
+        state.asked[_key(told.id)] = asked
+        if frame.key.startswith(requests.AGAIN):
+            state.begin(OpenTurn(name))
+            return offers.own_turn(state, name)
+        if told.method in _MESSAGES:
+            return self._message(asked, params)
+        if told.method in _THREADS:
+            return self._opening(name, params.thread_id)
+        if told.method == "thread/compact/start":
+            state.wants_compaction = True
+        return []
+
+    def _message(self, asked: Asked, params: ToldParams) -> list[Said]:
+        """A recording has no keys: what is told while something is open is a follow-up."""
+        state, is_elsewhere = self.state, self.state.is_other(params.thread_id)
+        if is_elsewhere and state.turn:
+            return turns.begun_beside(state, params.thread_id or "")
+        if asked.method == "turn/start" and (is_elsewhere or not self._is_busy):
+            return self._begun(asked.name, params)
+        is_queued, asked.method = asked.method == _QUEUE, "turn/steer"
+        return offers.offered(state, asked.name, params, is_queued=is_queued)
+
+    def _begun(self, name: str, params: ToldParams) -> list[Said]:
+        state, thread = self.state, params.thread_id
+        state.begin(OpenTurn(name))
+        state.untold_mode = None
+        state.model = params.model or state.model
+        if thread is not None and state.is_other(thread):
+            # Another conversation of the same process.
+            state.thread, state.context_tokens = thread, None
+            state.beside.discard(thread)
+        return [*offers.heeded(state), Began(name)]
+
+    def _opening(self, mode: str, thread: str | None) -> list[Said]:
+        """A conversation is to be begun, or gone on with, in some mode."""
+        if thread is not None:
+            self.state.resumed, self.state.is_resumed = thread, True
+        self.state.untold_mode = next((each for each in launch.MODES if each == mode), None)
+        note = launch.mode_note(mode)
+        return [ev.Note(note)] if note else []
+
+    # -- what was printed
+
+    def receive(self, frame: Frame) -> list[Said]:
+        try:
+            heard = jsonrpc.decode(frame.raw)
+        except msgspec.DecodeError:
+            return self._other(frame)
+        said = self._heard(heard, frame)
+        # What nobody knows may be somebody else's.
+        self.state.has_spoken |= not any(isinstance(each, ev.Unknown) for each in said)
+        return said
+
+    def _heard(self, heard: jsonrpc.Message, frame: Frame) -> list[Said]:
+        match heard:
+            case Notification():
+                return self._news(heard, frame)
+            case Response():
+                return self._answered(heard, frame)
+            case Failure():
+                return self._turned_down(heard, frame)
+            case Request():
+                return approvals.asked(self.state, heard, frame)
+
+    def _other(self, frame: Frame) -> list[Said]:
+        """It is no JSON-RPC: a line of `exec`, or an answer that is as good as none."""
+        odd = odd_failure_of(frame.raw)
+        if odd is not None:
+            error = RpcError(jsonrpc.INTERNAL_ERROR, str(odd.error))
+            return [ev.Unknown.of(frame.raw), *self._turned_down(Failure(odd.id, error), frame)]
+        line = exec_line_of(frame.raw)
+        said = codex_exec.heard(self.state, line, frame.end)
+        if said is None:
+            return [ev.Unknown.of(frame.raw)]
+        self.state.has_spoken |= line.type != launch.RESUMED
+        return [ev.Unknown.of(frame.raw), *said] if codex_exec.is_odd(line) else said
+
+    def _news(self, news: Notification, frame: Frame) -> list[Said]:
+        method = news.method
+        if method in SILENT:
+            return []
+        kind = NEWS.get(method)
+        if kind is None:
+            return [] if method.startswith(_SILENT_ROOMS) else [ev.Unknown.of(frame.raw)]
+        said: Any = news.params_as(kind)
+        if self.state.is_other(getattr(said, "thread_id", None)):
+            kept = turns.heard_beside(self.state, said, frame)
+            return [*kept, *usage.delegated(self.state, said)]
+        return _known(self._HEARD[kind](self, said, method, frame), frame)
+
+    def _turn(self, said: TurnNews, method: str, frame: Frame) -> list[Said]:
+        if method == "turn/started":
+            return turns.started(self.state, said.turn, frame.end)
+        kept = [] if said.turn.status in turns.STATUSES else [ev.Unknown.of(frame.raw)]
+        return [*kept, *turns.completed(self.state, said.turn)]
+
+    def _item(self, said: ItemNews, method: str, _: Frame) -> list[Said] | None:
+        """What a turn that is over says late is told of its tools alone."""
+        state, item = self.state, said.item
+        is_tool = item.id in state.tools
+        if not is_tool and (state.turn is None or state.is_other(None, said.turn_id)):
+            return []
+        step = items.started if method == "item/started" else items.completed
+        return step(state, item)
+
+    def _piece(self, said: Piece, method: str, _: Frame) -> list[Said]:
+        state = self.state
+        if state.turn is None or state.is_other(None, said.turn_id):
+            return []
+        if method == "item/agentMessage/delta":
+            return [ev.TextDelta(said.delta)]
+        return items.thought(state, said)
+
+    def _part(self, said: PartNews, _: str, __: Frame) -> list[Said]:
+        return [ev.ThinkingDelta("\n\n")] if said.summary_index and self.state.turn else []
+
+    def _usage(self, said: UsageNews, _: str, __: Frame) -> list[Said]:
+        return usage.counted(self.state, said)
+
+    def _limits(self, said: LimitNews, _: str, __: Frame) -> list[Said]:
+        """What is not told is as it was."""
+        limits = said.rate_limits
+        for name, window in (("primary", limits.primary), ("secondary", limits.secondary)):
+            if window is not None:
+                prefix = "" if limits.limit_id in {None, "codex"} else f"{limits.limit_id} "
+                self.state.windows[f"{prefix}{name}"] = window
+        return []
+
+    def _error(self, said: ErrorNews, _: str, __: Frame) -> list[Said]:
+        turn = self.state.turn
+        fact = errors.fact_of(said.error, self.state.windows.values())
+        if turn is None or self.state.is_other(None, said.turn_id):
+            return [ev.Note(fact.message)]
+        if not said.will_retry:
+            turn.error = fact
+            return []
+        turn.retry = fact
+        turn.retries += 1
+        heeded = offers.heeded(self.state)
+        return [*heeded, ev.ProviderRetrying(turn.retries, None, fact.code)]
+
+    def _warned(self, said: Warned, _: str, __: Frame) -> list[Said]:
+        words = said.message or said.summary
+        if not words or words in self.state.warnings:
+            return []
+        self.state.warnings.add(words)
+        return [ev.Note(words)]
+
+    def _rerouted(self, said: Rerouted, _: str, __: Frame) -> list[Said]:
+        self.state.model = said.to_model
+        note = ev.Note(f"{said.to_model} answers in place of {said.from_model}")
+        return [note, ev.StatsUpdated(model=said.to_model)]
+
+    def _server(self, said: ServerStatus, _: str, __: Frame) -> list[Said]:
+        if said.status != "failed":
+            return []
+        return [ev.Note(f"the MCP server {said.name} did not start: {said.error}")]
+
+    def _hook(self, said: HookNews, _: str, __: Frame) -> list[Said]:
+        return turns.hooked(self.state, said)
+
+    def _withdrawn(self, said: Answered, _: str, __: Frame) -> list[Said]:
+        return turns.withdrawn(self.state, said.request_id)
+
+    _HEARD: ClassVar[dict[type[Struct], Callable[..., list[Said] | None]]] = {
+        TurnNews: _turn,
+        ItemNews: _item,
+        Piece: _piece,
+        PartNews: _part,
+        UsageNews: _usage,
+        LimitNews: _limits,
+        ErrorNews: _error,
+        Warned: _warned,
+        Rerouted: _rerouted,
+        ServerStatus: _server,
+        HookNews: _hook,
+        Answered: _withdrawn,
+    }
+
+    # -- its answers
+
+    def _answered(self, reply: Response, frame: Frame) -> list[Said]:
+        asked = self.state.asked.pop(_key(reply.id), None)
+        if asked is None:
+            return [ev.Unknown.of(frame.raw)]
+        if asked.method in _THREADS:
+            return self._opened(reply, frame)
+        if asked.method == "turn/start":
+            return self._turn_named(asked.name, reply)
+        if asked.method == "turn/steer":
+            return offers.accepted(self.state, asked.name)
+        return []
+
+    def _turn_named(self, name: str, reply: Response) -> list[Said]:
+        turn = self.state.turn
+        if turn is None or turn.name != name:
+            return []
+        turn.id = reply.result_as(TurnBegun).turn.id
+        return turns.bound(self.state)
+
+    def _opened(self, reply: Response, frame: Frame) -> list[Said]:
+        state = self.state
+        if state.thread is not None:
+            return []
+        try:
+            opened = reply.result_as(ThreadOpened)
+        except msgspec.DecodeError:
+            why = "the answer of Codex could not be read"
+            state.refused = errors.not_opened(0, why, is_resumed=False)
+            return [ev.Unknown.of(frame.raw)]
+        state.thread = opened.thread.id
+        state.model = opened.model if isinstance(opened.model, str) else None
+        return []
+
+    def _turned_down(self, reply: Failure, frame: Frame) -> list[Said]:
+        state, why = self.state, reply.error.message
+        asked = state.asked.pop(_key(reply.id), None)
+        if asked is None:
+            return [ev.Unknown.of(frame.raw)]
+        if asked.method in _THREADS:
+            state.refused = errors.not_opened(
+                reply.error.code, why, is_resumed=asked.method == "thread/resume"
+            )
+        if asked.method == "turn/start" and state.turn and state.turn.name == asked.name:
+            refused = state.refused if state.thread is None else None
+            return turns.refused(state, refused or errors.turned_down(reply.error))
+        if asked.method == "turn/steer":
+            return offers.returned(state, asked.name, why)
+        return [ev.Note(f"{asked.method} was turned down: {why}")]
+
+    def ended(self, last: Exit) -> list[Said]:
+        """What was not taken in was lost with the process; most of the rest is the driver's."""
+        state = self.state
+        end = turns.gone(state, last)
+        lost = offers.lost(state)
+        state.turn, state.asks, state.tools = None, {}, {}
+        state.thread = state.refused = None
+        return [*lost, end] if end else lost
+
+
+def _known(said: list[Said] | None, frame: Frame) -> list[Said]:
+    """What a line comes to; a line that is not known is kept."""
+    return [ev.Unknown.of(frame.raw)] if said is None else said
+
+
+def _key(id_: jsonrpc.Id) -> str:
+    """An id as it is printed: 1 and "1" are different."""
+    return msgspec.json.encode(id_).decode()

@@ -1,0 +1,140 @@
+"""What is said to Codex? Lines of JSON-RPC. The id of a request is the key it is sent under: an
+answer tells what it is an answer to, also to somebody who has not asked."""
+
+from typing import Any
+
+import msgspec
+
+from steadyrun.dialect import LaunchRequest, Offer, Send, Turn, Verdict
+from steadyrun.lib import jsonrpc
+from steadyrun.lib.jsonrpc import METHOD_NOT_FOUND, Id, RpcError
+from steadyrun.model.event import JsonObject
+from steadyrun.providers.codex.launch import (
+    CodexOptions,
+    said_input,
+    thread_params,
+    turn_params,
+)
+from steadyrun.providers.codex.state import OpenAsk, OpenTurn
+
+# How the keys begin of lines that tell something; what follows is the turn's or the offer's name.
+BEGIN, AGAIN, OFFER, THREAD = "begin", "again", "offer", "thread"
+_NAME = "steadyrun"
+COMMAND, CHANGES, PERMISSIONS = (
+    "item/commandExecution/requestApproval",
+    "item/fileChange/requestApproval",
+    "item/permissions/requestApproval",
+)
+ELICITATION = "mcpServer/elicitation/request"
+USER_INPUT = "item/tool/requestUserInput"
+# The tool that each of these questions is about.
+TOOLS = {COMMAND: "commandExecution", CHANGES: "fileChange", PERMISSIONS: "permissions"}
+# Of these it need not ask again in the same conversation.
+LASTING = frozenset({COMMAND, CHANGES})
+# The others are answered by ourselves: with no, in the words that each has for it.
+_NO: dict[str, JsonObject] = {
+    ELICITATION: {"action": "decline", "content": None},
+    USER_INPUT: {"answers": {}},
+    "item/tool/call": {
+        "contentItems": [{"type": "inputText", "text": "this is not supported"}],
+        "success": False,
+    },
+    "applyPatchApproval": {"decision": {"denied": {"rejection": "this is not supported"}}},
+    "execCommandApproval": {"decision": {"denied": {"rejection": "this is not supported"}}},
+}
+
+
+def open_lines(request: LaunchRequest, options: CodexOptions) -> list[Send]:
+    """All of the handshake at once: it is answered in order."""
+    client = {"name": _NAME, "title": _NAME, "version": "1"}
+    hello = {"clientInfo": client, "capabilities": {"experimentalApi": True}}
+    params = thread_params(request, options)
+    method = "thread/start"
+    if request.resume is not None:
+        method, params = "thread/resume", {**params, "threadId": request.resume}
+        params["excludeTurns"] = True
+    return [
+        _request("open", "initialize", hello),
+        Send("initialized", jsonrpc.notification("initialized", with_version=False).rstrip()),
+        _request(f"{THREAD}:{request.turn.mode or request.mode}", method, params),
+    ]
+
+
+def turn_line(turn: Turn, thread: str, options: CodexOptions) -> Send:
+    said = said_input(turn.text, turn.images)
+    params = {"threadId": thread, "input": said, "clientUserMessageId": turn.key}
+    return _request(f"{BEGIN}:{turn.key}", "turn/start", {**params, **turn_params(turn, options)})
+
+
+def again_line(offer: str, thread: str) -> Send:
+    """Let it answer what it was told already."""
+    return _request(f"{AGAIN}:{offer}", "turn/start", {"threadId": thread, "input": []})
+
+
+def offer_line(offer: Offer, thread: str, turn: str) -> Send:
+    params = {
+        "threadId": thread,
+        "expectedTurnId": turn,
+        "input": said_input(offer.text),
+        "clientUserMessageId": offer.id,
+    }
+    return _request(f"{OFFER}:{offer.id}", "turn/steer", params)
+
+
+def interrupt_line(turn: OpenTurn, thread: str) -> Send:
+    """As long as its id is not known, whatever has begun is meant."""
+    key = f"interrupt:{turn.name}" if turn.id else f"interrupt:{turn.name}:early"
+    return _request(key, "turn/interrupt", {"threadId": thread, "turnId": turn.id or ""})
+
+
+def terminate_line(item: str, process: str, thread: str) -> Send:
+    """End a command that an interrupted turn has left behind."""
+    params = {"threadId": thread, "processId": process}
+    return _request(f"terminate:{item}", "thread/backgroundTerminals/terminate", params)
+
+
+def decision_line(approval: str, ask: OpenAsk, verdict: Verdict) -> Send:
+    """It cannot be told to do something else instead: that would be done which nobody allowed."""
+    is_allowed = verdict.is_allowed and verdict.input is None
+    if ask.method == PERMISSIONS:
+        asked = msgspec.json.decode(ask.permissions or b"{}")
+        answer: JsonObject = {"permissions": asked if is_allowed else {}, "scope": "turn"}
+    elif ask.method == ELICITATION:
+        answer = {"action": "accept" if is_allowed else "decline", "content": {}}
+    elif is_allowed:
+        answer = {"decision": "acceptForSession" if verdict.always else "accept"}
+    else:
+        answer = {"decision": "cancel" if verdict.ends_turn else "decline"}
+    return Send(f"decide:{approval}", _answer(ask.request, answer))
+
+
+def decline_line(place: int, request: Id, method: str) -> Send:
+    """Without an answer it would wait for ever."""
+    key = f"decline:{place}"
+    if method in _NO:
+        return Send(key, _answer(request, _NO[method]))
+    error = RpcError(METHOD_NOT_FOUND, "this is not supported")
+    return Send(key, jsonrpc.failure(request, error, with_version=False).rstrip())
+
+
+def is_allowing(answer: Any) -> bool:
+    """Whether an answer to a question allows what was asked for."""
+    match answer:
+        case {"decision": str(word)}:
+            return word.startswith("accept")
+        case {"decision": {**words}}:
+            return any(str(word).startswith(("accept", "apply")) for word in words)
+        case {"permissions": {**some}}:
+            return bool(some)
+        case {"action": "accept"}:
+            return True
+        case _:
+            return False
+
+
+def _request(key: str, method: str, params: JsonObject) -> Send:
+    return Send(key, jsonrpc.request(key, method, params, with_version=False).rstrip())
+
+
+def _answer(request: Id, value: JsonObject) -> bytes:
+    return jsonrpc.result(request, value, with_version=False).rstrip()

@@ -1,0 +1,1 @@
+"""The scripted provider: a child process that plays a script."""

@@ -1,0 +1,23 @@
+"""What does the scripted CLI do from its start to its end?"""
+
+import contextlib
+from pathlib import Path
+
+from steadyrun.providers.scripted.child.input_queue import Desk, Settings
+from steadyrun.providers.scripted.child.memory import Memory
+from steadyrun.providers.scripted.child.player import Performance
+from steadyrun.providers.scripted.child.wire import Wire, loads, write
+
+
+def main(argv: list[str]) -> int:
+    """Serve until stdin ends or SIGINT comes."""
+    if len(argv) != 2:
+        write(2, b"usage: scripted_child MEMORY SETTINGS\n")
+        return 2
+    wire = Wire()
+    settings = Settings(**loads(Path(argv[1]).read_bytes()))
+    desk = Desk(wire, settings, Memory(Path(argv[0]), settings.resume))
+    with contextlib.suppress(BrokenPipeError):
+        for turn in desk.turns():
+            Performance(desk, turn).run()
+    return 0

@@ -1,0 +1,128 @@
+"""What was said to the scripted CLI, and which turn comes next? Input is filed when it comes."""
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from steadyrun.providers.scripted.child.memory import Memory
+from steadyrun.providers.scripted.child.script import Step, Turn
+from steadyrun.providers.scripted.child.wire import Args, Wire, loads, say
+
+# Waiting is cut into pieces that select() can take; input ends each of them early.
+LONGEST_WAIT_SECONDS = 3600.0
+
+
+class Settings(NamedTuple):
+    """What the process was launched with."""
+
+    resume: str | None = None
+    script: str | None = None
+    model: str | None = None
+    mode: str = "default"
+    tools: list[str] | None = None
+    deny: list[str] | tuple[str, ...] = ()
+    system: str | None = None
+    max_turns: int | None = None
+    max_cost_usd: float | None = None
+
+
+class Desk:
+    """Everything that was said to us and is not answered yet."""
+
+    def __init__(self, wire: Wire, settings: Settings, memory: Memory) -> None:
+        self.wire, self.settings, self.memory = wire, settings, memory
+        self.offers: dict[str, str] = {}
+        self.answers: dict[str, Args] = {}
+        # The tools that need not be asked for any more.
+        self.always: set[str] = set()
+        self.self_turns: list[tuple[float, list[Step]]] = []
+        self._interrupted: set[str] = set()
+        self._queue: list[Turn] = []
+        self._seen: set[str] = set()
+        self._numbers: dict[str, int] = {}
+
+    def turns(self) -> Iterator[Turn]:
+        """What to play, until nothing more can come."""
+        while not self.wire.is_aborted:
+            idle_since = time.monotonic()
+            while not (turn := self._next(idle_since)) and not self.wire.is_aborted:
+                if not self.wire.is_open:
+                    return
+                self.listen(self._patience(idle_since))
+            if turn:
+                yield turn
+
+    def listen(self, seconds: float | None) -> None:
+        """Wait this long for input and file what came."""
+        for line in self.wire.lines(seconds):
+            try:
+                self._take(loads(line))
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                say("note", text=f"the scripted CLI cannot read its input: {error!r}")
+
+    def must_end(self, turn: Turn) -> bool:
+        """Also our own turn, when the one that waits behind it was interrupted."""
+        waiting = self._queue if turn.by == "self" else []
+        interrupted = any(each.id in self._interrupted for each in (turn, *waiting))
+        return self.wire.is_aborted or interrupted
+
+    def name(self, kind: str) -> str:
+        """A new id."""
+        self._numbers[kind] = self._numbers.get(kind, 0) + 1
+        return f"{kind}-{self._numbers[kind]}"
+
+    def give_back(self, offer: str, reason: str) -> None:
+        say("returned", offer=offer, text=self.offers.pop(offer), reason=reason)
+
+    def tell_background(self) -> None:
+        """Say how many turns of our own are to come."""
+        say("background", open=len(self.self_turns))
+
+    def _take(self, told: Args) -> None:
+        match told["type"]:
+            case "hello":
+                say("ready", token=self.memory.token)
+            case "turn":
+                self._take_turn(told)
+            case "steer" if self._is_new(told["id"]):
+                self.offers[told["id"]] = told["text"]
+            case "recall" if told["id"] in self.offers:
+                self.give_back(told["id"], "recalled")
+            case "interrupt":
+                self._interrupted.add(told["turn"])
+            case "decide":
+                self.answers[told["ask"]] = told
+            case "steer" | "recall":
+                pass  # told twice, or too late
+            case other:
+                raise ValueError(f"no such frame: {other}")
+
+    def _take_turn(self, told: Args) -> None:
+        if self._is_new(told["key"]):
+            images = tuple(told.get("images", ()))
+            turn = Turn(told["key"], "turn", told["text"], images, told.get("schema"))
+            self._queue.append(turn)
+
+    def _is_new(self, name: str) -> bool:
+        is_new = name not in self._seen
+        self._seen.add(name)
+        return is_new
+
+    def _next(self, idle_since: float) -> Turn | None:
+        if self._queue:  # what is offered while a turn waits is meant for that turn
+            return self._queue.pop(0)
+        if self.offers:
+            offer = next(iter(self.offers))
+            return Turn(offer, "offer", self.offers.pop(offer))
+        if self._patience(idle_since) == 0 and self.wire.is_open:
+            turn = Turn(self.name("self"), "self", steps=self.self_turns.pop(0)[1])
+            self.tell_background()
+            return turn
+        return None
+
+    def _patience(self, idle_since: float) -> float | None:
+        """How long to wait for input before we begin a turn; None: for ever."""
+        if not self.self_turns:
+            return None
+        left = idle_since + self.self_turns[0][0] - time.monotonic()
+        return min(max(left, 0.0), LONGEST_WAIT_SECONDS)

@@ -1,0 +1,51 @@
+"""What was said in this conversation before? One file for each, named by its token."""
+
+import json
+import os
+import re
+import secrets
+from pathlib import Path
+
+from steadyrun.providers.scripted.child.script import Failed
+from steadyrun.providers.scripted.child.wire import loads
+
+VERSION = 1
+
+
+class Memory:
+    """The texts of all turns. With a `problem` nothing is remembered, and every turn fails."""
+
+    def __init__(self, directory: Path, resume: str | None) -> None:
+        self.token: str | None = resume or f"scr_{secrets.token_hex(8)}"
+        self.turns: list[list[str]] = []
+        self.problem: Failed | None = None
+        self._file = directory / f"{self.token}.json"
+        try:
+            self._recall() if resume else self._write()
+        except Failed as problem:
+            self.token, self.problem = None, problem
+
+    def add(self, texts: list[str]) -> None:
+        """Remember one turn."""
+        if self.problem is None:
+            self.turns.append(texts)
+            self._write()
+
+    def _recall(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.token or ""):
+            raise Failed("resume_not_found", f"{self.token!r} is not a token of this CLI")
+        try:
+            self.turns = loads(self._file.read_bytes())["turns"]
+        except FileNotFoundError:
+            raise Failed("resume_not_found", f"there is no conversation {self.token}") from None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise Failed("resume_corrupt", f"cannot read {self._file}: {error}") from error
+
+    def _write(self) -> None:
+        draft = self._file.with_suffix(f".{os.getpid()}")
+        try:
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft.write_text(json.dumps({"v": VERSION, "turns": self.turns}))
+            draft.replace(self._file)
+        except OSError as error:
+            raise Failed("memory_failed", f"cannot write {self._file}: {error.strerror}") from error

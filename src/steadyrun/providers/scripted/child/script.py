@@ -1,0 +1,242 @@
+"""What may a script say? The steps, their fields, and reading them before the first is played."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from steadyrun.providers.scripted.child.wire import Args, loads
+
+Step = tuple[str, Args]
+
+PREFIX = "script:"
+_SEE = "docs/providers.md lists the steps and what they take."
+
+
+class Kind(NamedTuple):
+    """What a field of a step may hold."""
+
+    means: str
+    fits: Callable[[Any], bool]
+
+
+def _is_whole(found: Any) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and found >= 0
+
+
+def _is_amount(found: Any) -> bool:
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    return is_number and 0 <= found < math.inf
+
+
+def _are_texts(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(each, str) for each in found)
+
+
+TEXT = Kind("text", lambda found: isinstance(found, str))
+TEXTS = Kind("a list of texts", _are_texts)
+FLAG = Kind("true or false", lambda found: isinstance(found, bool))
+COUNT = Kind("a whole number from 0", _is_whole)
+AMOUNT = Kind("a number from 0", _is_amount)
+CODE = Kind("a number from 0 to 255", lambda found: _is_whole(found) and found < 256)
+SIGNAL = Kind("a number from 1 to 64", lambda found: _is_whole(found) and 0 < found <= 64)
+OBJECT = Kind("an object", lambda found: isinstance(found, dict))
+LIST = Kind("a list of steps", lambda found: isinstance(found, list))
+ANY = Kind("anything", lambda _: True)
+NEEDED = object()
+
+# Each step with its fields and their defaults. The first field may be given alone.
+STEPS: dict[str, dict[str, tuple[Kind, Any]]] = {
+    "text": {"text": (TEXT, NEEDED)},
+    "delta": {"pieces": (TEXTS, NEEDED), "seconds": (AMOUNT, 0)},
+    "thinking": {"text": (TEXT, NEEDED)},
+    "result": {"text": (TEXT, NEEDED)},
+    "structured": {},
+    "recall": {},
+    "tool": {
+        "name": (TEXT, NEEDED),
+        "input": (ANY, None),
+        "output": (ANY, None),
+        "error": (TEXT, None),
+        "seconds": (AMOUNT, 0),
+        "leave_open": (FLAG, False),
+    },
+    "approval": {"name": (TEXT, NEEDED), "input": (ANY, None), "output": (ANY, None)},
+    "usage": {
+        "input_tokens": (COUNT, None),
+        "output_tokens": (COUNT, None),
+        "cache_read_tokens": (COUNT, None),
+        "cache_write_tokens": (COUNT, None),
+        "cost_usd": (AMOUNT, None),
+    },
+    "stats": {
+        "model": (TEXT, None),
+        "context_window": (COUNT, None),
+        "cache_read_tokens": (COUNT, None),
+        "cache_write_tokens": (COUNT, None),
+        "output_tokens": (COUNT, None),
+        "terminal_reason": (TEXT, None),
+    },
+    "image": {"name": (TEXT, NEEDED), "media_type": (TEXT, "image/png"), "bytes": (COUNT, 1)},
+    "compaction": {
+        "trigger": (TEXT, "auto"),
+        "tokens_before": (COUNT, None),
+        "tokens_after": (COUNT, None),
+        "error": (TEXT, None),
+    },
+    "retrying": {"reason": (TEXT, NEEDED), "attempt": (COUNT, 1), "delay_ms": (COUNT, None)},
+    "wait": {"seconds": (AMOUNT, NEEDED)},
+    "until": {"path": (TEXT, NEEDED)},
+    "hang": {"ignore_interrupt": (FLAG, False)},
+    "fail": {
+        "message": (TEXT, NEEDED),
+        "code": (TEXT, "scripted_failure"),
+        "retryable": (FLAG, False),
+    },
+    "rate_limit": {
+        "message": (TEXT, "the script says so"),
+        "resets_in": (AMOUNT, None),
+        "resets_at": (AMOUNT, None),
+    },
+    "crash": {"code": (CODE, 1), "signal": (SIGNAL, None)},
+    "no_newline": {"text": (TEXT, NEEDED), "code": (CODE, 0)},
+    "flood": {"count": (COUNT, NEEDED), "bytes": (COUNT, 800), "stderr": (FLAG, False)},
+    "stderr": {"text": (TEXT, NEEDED)},
+    "unknown": {"name": (TEXT, "novelty"), "fields": (OBJECT, None)},
+    "garbage": {"invalid_utf8": (FLAG, False)},
+    "big_line": {"bytes": (COUNT, NEEDED)},
+    "self_turn": {"steps": (LIST, NEEDED), "after": (AMOUNT, 0)},
+    "background": {"seconds": (AMOUNT, 3600)},
+    "ignore_sigterm": {},
+}
+
+
+class Failed(Exception):
+    """The turn ends here, and not well."""
+
+    def __init__(
+        self, code: str, message: str, *, hint: str = "", status: str = "failed", **more: Any
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.fact: Args = {"code": code, "message": message, "hint": hint, **more}
+
+
+class Invalid(Failed):
+    """The script cannot be played."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("script_invalid", problem, hint=_SEE)
+
+
+class Turn(NamedTuple):
+    """What is to be played. `by` is who began it: turn, offer or self."""
+
+    id: str
+    by: str
+    text: str = ""
+    images: tuple[Args, ...] = ()
+    schema: Any = None
+    steps: list[Step] | None = None
+
+
+def steps_of(turn: Turn, script: str | None, number: int) -> list[Step]:
+    """What to play in this turn: its own steps, else the prompt's, the file's or the demo's."""
+    if turn.steps is not None:
+        return turn.steps
+    # What is told before the request itself stands in paragraphs of its own.
+    _, is_script, steps = f"\n\n{turn.text.lstrip()}".rpartition(f"\n\n{PREFIX}")
+    if is_script:
+        return read_steps(_parsed(steps, "the prompt"))
+    return read_steps(_read_file(Path(script), number) if script else _demo(turn))
+
+
+def read_steps(found: Any, where: str = "") -> list[Step]:
+    """Check every step, also those of turns in turns."""
+    if not isinstance(found, list):
+        raise Invalid(f"{where or 'the script'}: expected a list of steps, found {_shown(found)}")
+    return [_read_step(step, f"{where}step {n}") for n, step in enumerate(found, 1)]
+
+
+def _read_step(found: Any, where: str) -> Step:
+    named = {found: {}} if isinstance(found, str) else found
+    if not isinstance(named, dict) or len(named) != 1:
+        raise Invalid(f"{where}: expected an object with one key, found {_shown(found)}")
+    [(name, given)] = named.items()
+    if name not in STEPS:
+        raise Invalid(f"{where}: expected one of {', '.join(STEPS)}, found {_shown(name)}")
+    return name, _read_args(STEPS[name], given, f"{where} ({name})")
+
+
+def _read_args(fields: dict[str, tuple[Kind, Any]], given: Any, where: str) -> Args:
+    if not isinstance(given, dict):
+        if not fields:
+            raise Invalid(f"{where}: expected {{}}, found {_shown(given)}")
+        given = {next(iter(fields)): given}
+    for key in given.keys() - fields.keys():
+        raise Invalid(f"{where}: expected {', '.join(fields) or '{}'}, found {_shown(key)}")
+    return {key: _read_field(key, given, fields[key], where) for key in fields}
+
+
+def _read_field(key: str, given: Args, field: tuple[Kind, Any], where: str) -> Any:
+    kind, default = field
+    found = given.get(key, default)
+    if found is NEEDED:
+        raise Invalid(f"{where}: expected {key}, {kind.means}, found none")
+    if found is not default and not kind.fits(found):
+        raise Invalid(f"{where}: expected {key} to be {kind.means}, found {_shown(found)}")
+    return read_steps(found, f"{where}: ") if kind is LIST else found
+
+
+def _read_file(path: Path, number: int) -> Any:
+    """A list of steps, or an object with `steps`, or with `turns`: a list of steps for each."""
+    try:
+        data = path.expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise Invalid(f"cannot read the script {path}: {error}") from error
+    found = _parsed_toml(data, path) if path.suffix == ".toml" else _parsed(data, str(path))
+    match found:
+        case {"steps": steps, **more} if not more:
+            return steps
+        case {"turns": [_, *_] as turns, **more} if not more:
+            return turns[min(number, len(turns) - 1)]
+        case dict():
+            raise Invalid(f"{path}: expected steps, or turns with a list of steps for each")
+        case _:
+            return found
+
+
+def _parsed(text: str, source: str) -> Any:
+    try:
+        return loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"{source}: expected a list of steps in JSON, found: {error}") from error
+
+
+def _parsed_toml(text: str, path: Path) -> Any:
+    import tomllib  # noqa: PLC0415 (most scripts are JSON, and starting must be quick)
+
+    try:
+        # Dates become text and nan is refused: a script can say no more than JSON can.
+        return loads(json.dumps(tomllib.loads(text), default=str))
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"{path}: expected steps in TOML, found: {error}") from error
+
+
+def _shown(found: Any) -> str:
+    text = json.dumps(found, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _demo(turn: Turn) -> list[Any]:
+    read = {"name": "Read", "input": {"path": "README.md"}, "output": "# Nothing was read"}
+    words = len(turn.text.split())
+    return [
+        {"text": f"You said: {turn.text}"},
+        {"tool": read},
+        {"usage": {"input_tokens": words, "output_tokens": 12, "cost_usd": 0.0}},
+        {"text": "Done. A script answered; no model was asked."}
+        if turn.schema is None
+        else "structured",
+    ]

@@ -1,0 +1,98 @@
+"""Which pictures has a tool produced? Each is told once, and named in the place where it stood."""
+
+import base64
+import re
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from steadyrun.dialect import Picture, Said
+from steadyrun.model import event as ev
+
+MOST_IMAGES = 10
+LARGEST_IMAGE_CHARS = 25 * 1024 * 1024
+_DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,")
+_ENDINGS = {"image/jpeg": "jpg", "image/svg+xml": "svg"}
+
+
+class Drawing(Protocol):
+    """A turn that pictures are produced in: their names by what tells them apart."""
+
+    images: dict[str, str]
+    has_left_out_images: bool
+
+
+class Drawn(Struct, frozen=True):
+    """A picture as it is printed, in base64."""
+
+    media_type: str
+    data: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.media_type} {len(self.data)} {self.data[:64]}"
+
+    @property
+    def content(self) -> bytes:
+        """The image itself; nothing, if it is none."""
+        try:
+            return base64.b64decode(f"{self.data}==")
+        except ValueError:
+            return b""
+
+
+def seen(turn: Drawing | None, content: Any) -> tuple[Any, list[Said]]:
+    """A tool's output with the names of pictures in their place, and the new ones among them."""
+    if not isinstance(content, list):
+        return content, []
+    said: list[Said] = []
+    return [_named(turn, part, said) for part in content], said
+
+
+def produced(turn: Drawing, drawn: Drawn, said: list[Said]) -> str | None:
+    """The name of a picture; a new one is told. None if there are too many, it is too large, or it
+    is none."""
+    if name := turn.images.get(drawn.key):
+        return name
+    if len(turn.images) >= MOST_IMAGES or len(drawn.data) > LARGEST_IMAGE_CHARS:
+        if not turn.has_left_out_images:
+            turn.has_left_out_images = True
+            said.append(ev.Note("there are more images, or larger ones, than are told of"))
+        return None
+    content = drawn.content
+    if not content:
+        return None
+    kind = drawn.media_type
+    ending = _ENDINGS.get(kind, kind.removeprefix("image/"))
+    name = f"image-{len(turn.images) + 1}.{ending}"
+    turn.images[drawn.key] = name
+    said.append(Picture(name, kind, content))
+    return name
+
+
+def _named(turn: Drawing | None, part: Any, said: list[Said]) -> Any:
+    drawn = _drawn(part)
+    if drawn is None:
+        return part
+    name = produced(turn, drawn, said) if turn else None
+    return {"type": "image", "media_type": drawn.media_type, "name": name}
+
+
+def _drawn(part: Any) -> Drawn | None:
+    """A picture is known by the shape of its block, whichever tool it comes from: the first is
+    Anthropic's, the second is that of MCP, the third is OpenAI's."""
+    match part:
+        case {
+            "type": "image",
+            "source": {"type": "base64", "media_type": str(kind), "data": str(data)},
+        } if kind.startswith("image/"):
+            return Drawn(kind, data)
+        case {"type": "image", "data": str(data), "mimeType": str(kind)} if kind.startswith(
+            "image/"
+        ):
+            return Drawn(kind, data)
+        case {"type": "inputImage", "imageUrl": str(url)}:
+            found = _DATA_URL.match(url)
+            return Drawn(found[1], url[found.end() :]) if found else None
+        case _:
+            return None

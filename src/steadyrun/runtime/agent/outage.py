@@ -1,0 +1,79 @@
+"""How long to wait before somebody who was out of reach is asked again? Longer each time.
+
+A record that cannot be written is told at once to those who listen, and written down when that is
+possible again.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import anyio
+
+from steadyrun.errors import StoreFailed
+from steadyrun.lib.clock import Clock
+from steadyrun.model.event import Event, EventId, LiveEvent, RecordFailed, RecordPhase
+from steadyrun.model.ids import RunId
+from steadyrun.runtime.agent.recorder import Recorder
+from steadyrun.runtime.events.bus import Feed
+from steadyrun.runtime.log import fact
+
+PAUSE_SECONDS = 0.5
+_LONGEST_SECONDS = 30.0
+
+Answer = TypeVar("Answer")
+
+
+def longer(pause: float) -> float:
+    """The pause that follows this one."""
+    return min(2 * pause, _LONGEST_SECONDS)
+
+
+async def written(
+    verb: Callable[[], Awaitable[Answer]], is_worth_it: Callable[[StoreFailed], Awaitable[bool]]
+) -> Answer:
+    """Write, again and again while the store cannot be written and that may change."""
+    pause = PAUSE_SECONDS
+    while True:
+        try:
+            return await verb()
+        except StoreFailed as error:
+            if not await is_worth_it(error):
+                raise
+            await anyio.sleep(pause)
+            pause = longer(pause)
+
+
+class Trouble:
+    """What an agent's record has to say of itself, as soon as it can be written."""
+
+    def __init__(self, agent: str, feed: Feed, clock: Clock) -> None:
+        self.notes: list[Event] = []
+        self._agent, self._feed, self._clock = agent, feed, clock
+        self._count = 0
+
+    def note(self, error: StoreFailed, phase: RecordPhase, run: RunId | None) -> None:
+        """It could not be written: once for each time that it could before."""
+        if any(isinstance(each, RecordFailed) for each in self.notes):
+            return
+        fact("store.failed", agent=self._agent, phase=phase, code=error.code)
+        failed = RecordFailed(phase, error.message)
+        self.notes.append(failed)
+        self._count += 1
+        name = EventId(f"{run or self._agent}:record_failed.{self._count}")
+        self._feed.tell(LiveEvent(name, self._clock.now(), self._agent, run, None, failed))
+
+    async def tell(self, recorder: Recorder) -> None:
+        """It can be written: say what there is to say."""
+        while self.notes:
+            note = self.notes.pop(0)
+            try:
+                await recorder.note(note)
+            except BaseException:
+                self.notes.insert(0, note)
+                raise
+
+    async def try_to_tell(self, recorder: Recorder) -> None:
+        """As `tell`, or later."""
+        with suppress(StoreFailed):
+            await self.tell(recorder)

@@ -1,0 +1,1 @@
+"""Publication of events to subscribers."""

@@ -1,0 +1,1 @@
+"""What a provider is told: prompts, briefings and recovery texts."""

@@ -1,0 +1,1 @@
+"""One run: options, timeouts, budget, permissions and retries."""

@@ -1,0 +1,139 @@
+"""What may be wished of a run beyond its prompt? Whatever is wrong is named before it is written.
+
+Types say most of it, but a program may say anything.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, get_args
+
+import msgspec
+
+from steadyrun.dialect import Ability, Image
+from steadyrun.errors import Usage
+from steadyrun.model.policy import Mode, tools_flaw
+from steadyrun.model.run import Metadata
+from steadyrun.model.text import Flaw, suggest, utf8
+from steadyrun.model.validation import count_flaw, dollars_flaw, seconds_flaw
+from steadyrun.model.variables import variable_flaw
+from steadyrun.runtime.inbox import check_metadata
+
+
+class Wishes(TypedDict, total=False):
+    """What may be asked of a run beyond its prompt. What its provider cannot do is refused."""
+
+    mode: Mode
+    model: str
+    tools: Sequence[str]
+    system: str
+    resume: str
+    or_fresh: bool
+    max_turns: int
+    max_cost_usd: float
+    schema: dict[str, Any]
+    images: Sequence[Image]
+    timeout_seconds: float
+    metadata: Metadata
+    # Variables that it has besides those that are configured, or in their place.
+    env: Mapping[str, str]
+
+
+NEEDS: Mapping[str, Ability] = {
+    "mode": "modes", "model": "model", "system": "system", "resume": "resume",
+    "max_turns": "max_turns", "max_cost_usd": "usage", "schema": "schema", "images": "images",
+}  # fmt: skip
+
+
+def check_wishes(wishes: Wishes) -> None:
+    """`Usage` names the first that nobody could grant."""
+    for name, wish in wishes.items():
+        if name not in _FLAWS:
+            raise Usage(f"unknown wish {name[:80]!r}", hint=suggest(name, _FLAWS))
+        flaw = _FLAWS[name](wish)
+        if flaw:
+            raise Usage(f"{name}: {flaw.problem}", hint=flaw.hint)
+    if wishes.get("or_fresh") and "resume" not in wishes:
+        raise Usage("or_fresh is for a conversation to resume", hint="Name one, or leave it.")
+    check_metadata(wishes.get("metadata", {}))
+
+
+def _mode_flaw(wish: object) -> Flaw | None:
+    known = get_args(Mode)
+    if wish in known:
+        return None
+    return Flaw(f"unknown mode {repr(wish)[:80]}", suggest(str(wish), known))
+
+
+def _text_flaw(wish: object) -> Flaw | None:
+    if not isinstance(wish, str) or not wish:
+        return _expected("a text", wish)
+    utf8(wish)
+    return Flaw("must not contain a NUL character") if "\0" in wish else None
+
+
+def _tools_flaw(wish: object) -> Flaw | None:
+    if not _is_list_of(wish, str):
+        return _expected("a list of names", wish, hint='Like this: tools=["Read"]')
+    return tools_flaw(None, tuple(wish))  # type: ignore[arg-type]
+
+
+def _images_flaw(wish: object) -> Flaw | None:
+    hint = 'Like this: images=[Image("image/png", data)]'
+    return None if _is_list_of(wish, Image) else _expected("a list of Image", wish, hint=hint)
+
+
+def _object_flaw(wish: object) -> Flaw | None:
+    if not isinstance(wish, dict):
+        return _expected("an object", wish, hint="Give a dict.")
+    try:
+        msgspec.json.encode(wish)
+    except (TypeError, ValueError, RecursionError) as error:
+        return Flaw(f"cannot be written as JSON: {error}")
+    return None
+
+
+def _env_flaw(wish: object) -> Flaw | None:
+    # A value is never repeated: it may be a secret.
+    if not isinstance(wish, Mapping) or not all(isinstance(each, str) for each in wish.values()):
+        return Flaw("expected texts by name", 'Like this: env={"LANG": "C"}')
+    for name, value in wish.items():
+        flaw = variable_flaw(name) if isinstance(name, str) else Flaw("is no text")
+        if flaw is None and "\0" in value:
+            flaw = Flaw("must not contain a NUL character")
+        if flaw:
+            return Flaw(f"{repr(name)[:80]} {flaw.problem}", flaw.hint)
+    return None
+
+
+def _switch_flaw(wish: object) -> Flaw | None:
+    return None if isinstance(wish, bool) else _expected("True or False", wish)
+
+
+def _turns_flaw(wish: object) -> Flaw | None:
+    return count_flaw(wish, "turns")
+
+
+def _is_list_of(wish: object, kind: type) -> bool:
+    """A text is a sequence as well, and never meant to be one."""
+    is_list = isinstance(wish, Sequence) and not isinstance(wish, str | bytes)
+    return is_list and all(isinstance(each, kind) for each in wish)  # type: ignore[attr-defined]
+
+
+def _expected(what: str, found: object, *, hint: str = "Leave it out if there is none.") -> Flaw:
+    return Flaw(f"expected {what}, found {repr(found)[:80]}", hint)
+
+
+_FLAWS: Mapping[str, Callable[[object], Flaw | None]] = {
+    "mode": _mode_flaw,
+    "model": _text_flaw,
+    "tools": _tools_flaw,
+    "system": _text_flaw,
+    "resume": _text_flaw,
+    "or_fresh": _switch_flaw,
+    "max_turns": _turns_flaw,
+    "max_cost_usd": dollars_flaw,
+    "schema": _object_flaw,
+    "images": _images_flaw,
+    "timeout_seconds": seconds_flaw,
+    "metadata": _object_flaw,
+    "env": _env_flaw,
+}

@@ -1,0 +1,1 @@
+"""The SQLite connection: writer thread, locks, schema and error translation."""

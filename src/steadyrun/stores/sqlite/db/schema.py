@@ -1,0 +1,143 @@
+"""How is the database file made, opened and brought up to date?"""
+
+import sqlite3
+import threading
+import time
+from functools import cache
+from pathlib import Path
+
+from steadyrun.errors import StoreForeign, StoreFromFuture, StoreUnusable
+from steadyrun.stores.sqlite import migrations
+
+# Marks the file as ours ("strn"): nobody else's database is ever migrated.
+APPLICATION_ID = 0x7374726E
+# STRICT tables came with it.
+OLDEST_LIBRARY = (3, 37, 0)
+# Batches of events are long; small rows cost little more. Counts only when the file is made.
+_PAGE_BYTES = 16384
+_LOG_PATIENCE_SECONDS = 5.0
+_WAL_KEPT_BYTES = 64 * 1024 * 1024
+# 8 MB: a log that stays short is written over memory that is still at hand.
+_WAL_PAGES = 500
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a connection that begins and ends its transactions itself and may change threads."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+    connection.execute("PRAGMA busy_timeout = 5000")
+    return connection
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    connection = connect(path)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def prepare(path: Path) -> None:
+    """Make the file if there is none and apply the steps it lacks; refuse what is not ours."""
+    _refuse_old_library(path)
+    connection = connect(path)
+    try:
+        _refuse_foreign(connection, path)
+        is_behind = _version(connection) < len(steps())
+        if is_behind:
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        if not _has_log(connection):
+            _use_log(connection)
+        if is_behind:
+            _migrate(connection, path)
+    finally:
+        connection.close()
+
+
+def _has_log(connection: sqlite3.Connection) -> bool:
+    """A copy that was made with `VACUUM INTO` has none."""
+    [mode] = connection.execute("PRAGMA journal_mode").fetchone()
+    return bool(mode == "wal")
+
+
+def _use_log(connection: sqlite3.Connection) -> None:
+    """Switch to a write-ahead log. SQLite does not wait for the locks of this, so we do."""
+    limit, pause = time.monotonic() + _LOG_PATIENCE_SECONDS, threading.Event()
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > limit:
+                raise
+            pause.wait(0.002)
+        else:
+            return
+
+
+@cache
+def steps() -> tuple[str, ...]:
+    """The numbered migrations, in order. Plain files, as keepers need: to ask `importlib.resources`
+    for them takes longer than to open the store."""
+    files = sorted((Path(migrations.__file__).parent).glob("*.sql"))
+    return tuple(file.read_text(encoding="utf-8") for file in files)
+
+
+def tune_writer(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA busy_timeout = 0")
+    connection.execute(f"PRAGMA journal_size_limit = {_WAL_KEPT_BYTES}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+
+
+def _refuse_old_library(path: Path) -> None:
+    if sqlite3.sqlite_version_info < OLDEST_LIBRARY:
+        oldest = ".".join(str(part) for part in OLDEST_LIBRARY)
+        raise StoreUnusable(
+            f"needs SQLite {oldest} or later; this Python has {sqlite3.sqlite_version}",
+            path=path,
+            hint="Use a Python that was built with a newer SQLite.",
+        )
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    # Two processes may come here at once: the second finds the work done.
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        _refuse_foreign(connection, path)
+        done = _version(connection)
+        for number, script in enumerate(steps()[done:], start=done + 1):
+            for statement in _statements(script):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
+    # In this order: another process may be making the tables and the mark, in one commit, just now.
+    [tables] = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    [mark] = connection.execute("PRAGMA application_id").fetchone()
+    if tables and mark != APPLICATION_ID:
+        raise StoreForeign(
+            "is a database of another program",
+            path=path,
+            hint="Point STEADYRUN_HOME at another directory, or move the file away.",
+        )
+    found, known = _version(connection), len(steps())
+    if found > known:
+        raise StoreFromFuture(path, found=found, known=known)
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _statements(script: str) -> list[str]:
+    statements, text = [], ""
+    for line in script.splitlines(keepends=True):
+        text += line
+        if sqlite3.complete_statement(text):
+            statements.append(text)
+            text = ""
+    return statements

@@ -1,0 +1,69 @@
+"""Whose turn is it to write? Processes on one home pass one by one, so that none starves.
+
+SQLite's own lock goes to whoever asks at the right moment; a busy process would win it again and
+again. Here a process must pass the turnstile before it may ask, and holds it until it has the lock:
+who has just written stands behind who was waiting.
+"""
+
+import fcntl
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from steadyrun.stores.sqlite.db.errors import busy
+
+# Longer than any transaction of ours; a stopped process is the likely reason when it passes.
+PATIENCE_SECONDS = 30.0
+_FIRST_PAUSE_SECONDS = 0.0002
+_LONGEST_PAUSE_SECONDS = 0.005
+
+
+class Turnstile:
+    """Begins write transactions, in turn with other processes."""
+
+    def __init__(self, database: Path, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._database = database
+        self._patience_seconds = patience_seconds
+        file = database.with_suffix(".turnstile")
+        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._pause = threading.Event()
+
+    def begin(self, connection: sqlite3.Connection) -> None:
+        """Begin an immediate transaction, or raise `StoreBusy` when patience ends."""
+        limit = time.monotonic() + self._patience_seconds
+        self._until(self._pass_turnstile, limit)
+        try:
+            self._until(lambda: _begins(connection), limit)
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _pass_turnstile(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _until(self, succeeds: Callable[[], bool], limit: float) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not succeeds():
+            if time.monotonic() > limit:
+                raise busy(self._database)
+            self._pause.wait(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+
+def _begins(connection: sqlite3.Connection) -> bool:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            return False
+        raise
+    return True

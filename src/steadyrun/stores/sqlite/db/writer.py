@@ -1,0 +1,285 @@
+"""Who writes to the database? One thread: it gathers what is asked for and commits it together.
+
+Callers wait on the event loop for their own answer. A write that fails leaves the others of its
+commit alone; a commit that fails fails them all, and none of them happened.
+"""
+
+import asyncio
+import contextlib
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from steadyrun.stores.sqlite.db import schema
+from steadyrun.stores.sqlite.db.commit_window import CommitWindow
+from steadyrun.stores.sqlite.db.errors import named, translated
+from steadyrun.stores.sqlite.db.write_lock import Turnstile
+
+T = TypeVar("T")
+_IS_DURABLE = attrgetter("is_durable")
+# Keeps one commit, and so the wait of everybody in it, within bounds.
+_LARGEST_GROUP = 512
+
+
+@dataclass(slots=True)
+class _Write(Generic[T]):
+    """One thing to do inside a transaction, and where its answer goes."""
+
+    work: Callable[[sqlite3.Connection], T]
+    answer: "asyncio.Future[None]"
+    is_durable: bool
+    lane: str | None
+    result: Any = None
+    error: Exception | None = None
+    is_answered: bool = False
+
+    def outcome(self) -> T:
+        if self.error is not None:
+            raise self.error
+        result: T = self.result
+        return result
+
+
+class _Signal(Enum):
+    """What the thread is told besides writes."""
+
+    LOOK = auto()
+    STOP = auto()
+
+
+class _Group:
+    """What goes into one commit, and what the thread was told meanwhile."""
+
+    def __init__(self) -> None:
+        self.writes: list[_Write[Any]] = []
+        self.lanes: set[str] = set()
+        self.must_look = self.must_stop = False
+        self.is_durable = False
+
+    def add(self, arrival: "_Write[Any] | _Signal") -> None:
+        if isinstance(arrival, _Signal):
+            self.must_look |= arrival is _Signal.LOOK
+            self.must_stop |= arrival is _Signal.STOP
+            return
+        self.writes.append(arrival)
+        self.is_durable |= arrival.is_durable
+        if arrival.lane is not None:
+            self.lanes.add(arrival.lane)
+
+    def parts(self) -> list[list[_Write[Any]]]:
+        """The writes in order. A savepoint costs as much as a write: those that may be undone and
+        done again share one."""
+        runs = [(durable, [*writes]) for durable, writes in groupby(self.writes, _IS_DURABLE)]
+        return [
+            part
+            for durable, writes in runs
+            for part in ([[write] for write in writes] if durable else [writes])
+        ]
+
+
+class Writer:
+    """Runs writes in one thread over one connection, in the order they were asked for."""
+
+    def __init__(
+        self,
+        path: Path,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        patience_seconds: float,
+        heard: Callable[[], None],
+    ) -> None:
+        """`heard` is called on `loop` when another process has written.
+
+        This may wait for other processes: make it in a thread, not on the loop.
+        """
+        self._path = path
+        self._heard = heard
+        self._loop = loop
+        self._queue: SimpleQueue[_Write[Any] | _Signal] = SimpleQueue()
+        self._window = CommitWindow()
+        self.commits = 0
+        with translated(path):
+            self._turnstile = Turnstile(path, patience_seconds=patience_seconds)
+            self._connection = schema.connect(path)
+            # From here on, whatever another process writes is news. The first look may have to wait
+            # for one that is just opening or closing: only after it does the turnstile wait alone.
+            self._version = self._data_version()
+            schema.tune_writer(self._connection)
+        # Unknown: a library may be built with another default than FULL for a write-ahead log.
+        self._is_full: bool | None = None
+        self._thread = threading.Thread(target=self._serve, name="steadyrun-writer", daemon=True)
+        self._thread.start()
+
+    async def write(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        *,
+        is_durable: bool,
+        lane: str | None = None,
+    ) -> T:
+        """Run `work` in a transaction and return once it is committed. What need not be durable
+        must depend on nothing but the database: it may be undone and done again before that.
+
+        Begun means carried to its end: a cancelled caller still gets the answer, so that what was
+        claimed can be given back.
+        """
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        write = _Write(work, self._loop.create_future(), is_durable, lane)
+        self._queue.put(write)
+        try:
+            await write.answer
+        except asyncio.CancelledError:
+            # Of a scope that is cancelled we are told again. Any other cancelling is told once.
+            if anyio.current_effective_deadline() > -math.inf:
+                raise
+            await self._carry_to_its_end(write)
+        return write.outcome()
+
+    async def _carry_to_its_end(self, write: _Write[Any]) -> None:
+        """A shield costs more than the waiting: there is one only where it is needed."""
+        with anyio.CancelScope(shield=True):
+            if not write.is_answered:
+                write.answer = self._loop.create_future()
+                await write.answer
+
+    def look(self) -> None:
+        """Find out, in the thread, whether another process has written. Callable from anywhere."""
+        self._queue.put(_Signal.LOOK)
+
+    def close(self) -> None:
+        """Finish what was asked for and let go. Call it in a thread: it takes the log in."""
+        self._queue.put(_Signal.STOP)
+        self._thread.join()
+        self._connection.close()
+        self._turnstile.close()
+
+    # -- in the thread
+
+    def _serve(self) -> None:
+        is_over = False
+        while not is_over:
+            group = self._gathered()
+            is_over = group.must_stop
+            if group.writes:
+                self._commit(group)
+            if group.must_look:
+                # A look that fails tells nobody anything: the next write meets the same fault.
+                with contextlib.suppress(sqlite3.Error):
+                    self._look()
+
+    def _gathered(self) -> _Group:
+        """Wait for something to do; take what else is there, or comes while the window is open."""
+        group = _Group()
+        arrival: _Write[Any] | _Signal | None = self._queue.get()
+        begun = time.monotonic()
+        deadline = begun + self._window.width_seconds(begun)
+        while arrival is not None:
+            group.add(arrival)
+            arrival = self._next(group, deadline)
+        return group
+
+    def _next(self, group: _Group, deadline: float) -> "_Write[Any] | _Signal | None":
+        if len(group.writes) >= _LARGEST_GROUP:
+            return None
+        left = 0.0 if self._is_complete(group) else deadline - time.monotonic()
+        try:
+            return self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
+        except Empty:
+            return None
+
+    def _is_complete(self, group: _Group) -> bool:
+        """Nobody must be waited for: there is no write, one is urgent, or everybody is here."""
+        return not group.writes or group.is_durable or self._window.is_complete(group.lanes)
+
+    def _commit(self, group: _Group) -> None:
+        try:
+            self._transact(group)
+        except Exception as error:  # noqa: BLE001 (the thread must live; every caller is told)
+            self._fail(group, named(error, self._path))
+        self.commits += 1
+        self._window.committed(time.monotonic(), len(group.writes), group.lanes)
+        self._loop.call_soon_threadsafe(_answer_all, group.writes)
+
+    def _transact(self, group: _Group) -> None:
+        connection = self._connection
+        self._set_durability(group.is_durable)
+        self._turnstile.begin(connection)
+        parts = group.parts()
+        for part in parts:
+            failure = self._attempt(part, is_whole=len(parts) == 1)
+            if failure:
+                self._attempt_each(part, failure)
+        if connection.in_transaction:
+            connection.execute("COMMIT")
+
+    def _attempt_each(self, part: "list[_Write[Any]]", failure: Exception) -> None:
+        """A part has failed and is undone: who is to blame is alone with it."""
+        if len(part) == 1:
+            part[0].error = failure
+            return
+        if not self._connection.in_transaction:
+            self._turnstile.begin(self._connection)
+        for write in part:
+            write.error = self._attempt([write], is_whole=False)
+
+    def _attempt(self, part: "list[_Write[Any]]", *, is_whole: bool) -> Exception | None:
+        """Do some writes, or all of the transaction; undo them alone if one of them fails."""
+        connection = self._connection
+        if not is_whole:
+            connection.execute("SAVEPOINT part")
+        failure = None
+        try:
+            for write in part:
+                write.result = write.work(connection)
+        except Exception as error:
+            if not connection.in_transaction:
+                # A full disk or a damaged file ends the whole transaction: the group fails as one.
+                raise
+            failure = named(error, self._path)
+            connection.execute("ROLLBACK" if is_whole else "ROLLBACK TO part")
+        if not is_whole:
+            connection.execute("RELEASE part")
+        return failure
+
+    def _set_durability(self, is_full: bool) -> None:
+        """FULL syncs the log at every commit; NORMAL leaves that to the next checkpoint."""
+        if is_full != self._is_full:
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_full else 'NORMAL'}")
+            self._is_full = is_full
+
+    def _fail(self, group: _Group, error: Exception) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            # It may be over already; if not even this works, the next commit says why.
+            self._connection.execute("ROLLBACK")
+        for write in group.writes:
+            write.error = write.error or error
+
+    def _look(self) -> None:
+        """`data_version` changes when another connection commits, never by our own commits."""
+        version = self._data_version()
+        if version != self._version:
+            self._version = version
+            self._loop.call_soon_threadsafe(self._heard)
+
+    def _data_version(self) -> int:
+        [version] = self._connection.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+
+def _answer_all(writes: "list[_Write[Any]]") -> None:
+    for write in writes:
+        write.is_answered = True
+        if not write.answer.done():
+            write.answer.set_result(None)

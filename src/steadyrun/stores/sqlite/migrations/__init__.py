@@ -1,0 +1,1 @@
+"""Numbered schema migrations. A released migration is never edited."""

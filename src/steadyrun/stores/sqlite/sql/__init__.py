@@ -1,0 +1,1 @@
+"""SQL statements of the SQLite store, one module per subject."""

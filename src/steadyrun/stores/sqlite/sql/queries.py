@@ -1,0 +1,274 @@
+"""What do the reading verbs ask of the database? Keyset pages only: no OFFSET, no count(*)."""
+
+from collections.abc import Collection
+from datetime import datetime, tzinfo
+
+import msgspec
+
+from steadyrun.errors import NotFound
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import StoredEvent
+from steadyrun.model.event_codec import Row, stored_events
+from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
+from steadyrun.model.item import Item
+from steadyrun.model.process import Process
+from steadyrun.model.run import Run
+from steadyrun.model.session import ResumeToken
+from steadyrun.model.usage import Cost, UsageSum
+from steadyrun.store import Call, Grouping, Holder
+from steadyrun.stores.sqlite.sql import approvals, rows
+from steadyrun.stores.sqlite.sql.rows import (
+    ITEM_COLUMNS,
+    PROCESS_COLUMNS,
+    Connection,
+    maybe_micros,
+    moment,
+)
+
+_AGENT = """
+    SELECT body FROM agents
+    WHERE (name = :name AND removed_at IS NULL) OR agent_id = :name
+"""
+_AGENTS = """
+    SELECT body FROM agents
+    WHERE is_direct = 0 AND removed_at IS NULL
+    ORDER BY name
+"""
+
+
+def agent(connection: Connection, name: str) -> Agent:
+    row = rows.one(connection, _AGENT, {"name": name})
+    if row is None:
+        raise NotFound("agent", name)
+    return rows.agent_from(row)
+
+
+def agents(connection: Connection) -> list[Agent]:
+    return [rows.agent_from(row) for row in connection.execute(_AGENTS)]
+
+
+_HOLDERS = "SELECT holder_id, kind, machine, version, joined_at FROM holders ORDER BY holder_id"
+
+
+def holders(connection: Connection) -> list[Holder]:
+    return [
+        Holder(holder, kind, machine, version, moment(joined_at))
+        for holder, kind, machine, version, joined_at in connection.execute(_HOLDERS)
+    ]
+
+
+_CALLS = """
+    SELECT lanes.agent_id,
+           EXISTS (
+               SELECT 1 FROM items
+               WHERE items.agent_id = lanes.agent_id
+                 AND items.status = 'queued'
+                 AND items.followup = 'steer'
+                 AND items.delivery = 'none'
+           ),
+           (
+               SELECT json_group_array(items.item_id) FROM items
+               WHERE items.agent_id = lanes.agent_id
+                 AND items.status = 'running'
+                 AND items.cancel_requested
+           )
+    FROM lanes
+    WHERE lanes.holder_id = :holder AND lanes.status = 'held'
+    ORDER BY lanes.agent_id
+"""
+_item_ids = msgspec.json.Decoder(tuple[ItemId, ...])
+
+
+def calls(connection: Connection, holder: HolderId) -> list[Call]:
+    answers = approvals.answers(connection, holder)
+    found = connection.execute(_CALLS, {"holder": holder})
+    return [
+        Call(
+            agent,
+            _item_ids.decode(cancelled),
+            bool(has_steerable),
+            answers.get(agent, ()),
+        )
+        for agent, has_steerable, cancelled in found
+        if has_steerable or cancelled != "[]" or agent in answers
+    ]
+
+
+# Ids of agents are in the order of time: who has the token now comes first.
+_WHO_HAS = """
+    SELECT body FROM sessions
+    WHERE provider = :provider AND token = :token
+    ORDER BY agent_id DESC
+    LIMIT 1
+"""
+
+
+def token(connection: Connection, provider: str, token: str) -> ResumeToken | None:
+    row = rows.one(connection, _WHO_HAS, {"provider": provider, "token": token})
+    return None if row is None else rows.session_from(row).current
+
+
+def items(
+    connection: Connection,
+    agent: AgentId | None,
+    include_settled: bool,
+    before: ItemId | None,
+    limit: int,
+) -> list[Item]:
+    conditions = ["status IN ('queued', 'running')"] if not include_settled else []
+    conditions += ["agent_id = :agent"] if agent is not None else []
+    conditions += ["item_id < :before"] if before is not None else []
+    sql = _page(ITEM_COLUMNS, "items", conditions, "item_id DESC")
+    found = connection.execute(sql, {"agent": agent, "before": before, "limit": limit})
+    return [rows.item_from(row) for row in found]
+
+
+def runs(
+    connection: Connection, agent: AgentId | None, before: RunId | None, limit: int
+) -> list[Run]:
+    conditions = ["agent_id = :agent"] if agent is not None else []
+    conditions += ["run_id < :before"] if before is not None else []
+    sql = _page("body", "runs", conditions, "run_id DESC")
+    found = connection.execute(sql, {"agent": agent, "before": before, "limit": limit})
+    return [rows.run_from(connection, row) for row in found.fetchall()]
+
+
+_RUNS_LIKE = """
+    SELECT body FROM runs
+    WHERE run_id >= :prefix AND run_id < :beyond
+    ORDER BY run_id
+    LIMIT :limit
+"""
+
+
+def runs_like(connection: Connection, prefix: str, limit: int) -> list[Run]:
+    # The highest character there is: every id that begins with the prefix sorts before it.
+    values = {"prefix": prefix, "beyond": prefix + "\U0010ffff", "limit": limit}
+    found = connection.execute(_RUNS_LIKE, values).fetchall()
+    return [rows.run_from(connection, row) for row in found]
+
+
+_COSTS = """
+    SELECT run_id, cost_usd, cost_kind FROM runs
+    WHERE run_id IN (SELECT value FROM json_each(:runs))
+"""
+
+
+def costs(connection: Connection, runs: Collection[RunId]) -> dict[RunId, Cost]:
+    found = connection.execute(_COSTS, {"runs": msgspec.json.encode(list(runs)).decode()})
+    return {run: Cost(usd, kind) for run, usd, kind in found}
+
+
+def open_processes(connection: Connection, agent: AgentId | None) -> list[Process]:
+    conditions = ["closed_at IS NULL"]
+    conditions += ["agent_id = :agent"] if agent is not None else []
+    sql = _page(PROCESS_COLUMNS, "processes", conditions, "process_id")
+    found = connection.execute(sql, {"agent": agent, "limit": -1})
+    return [rows.process_from(row) for row in found]
+
+
+def events(
+    connection: Connection, after: int, agent: AgentId | None, run: RunId | None, limit: int
+) -> list[StoredEvent]:
+    """Read from the batch that holds the cursor on: it may begin before it."""
+    where, values = _batch_filter(agent, run)
+    first = f"SELECT max(id) FROM event_batches WHERE {where} AND id <= :after"  # noqa: S608
+    [start] = connection.execute(first, {**values, "after": after}).fetchone()
+    sql = f"{_BATCHES} WHERE {where} AND event_batches.id >= :start ORDER BY event_batches.id"
+    found: list[StoredEvent] = []
+    for row in connection.execute(sql, {**values, "start": start or 0}):
+        found += [event for event in stored_events(Row(*row)) if event.cursor > after]
+        if len(found) >= limit:
+            break
+    return found[:limit]
+
+
+def last_events(
+    connection: Connection, agent: AgentId | None, run: RunId | None, limit: int
+) -> list[StoredEvent]:
+    where, values = _batch_filter(agent, run)
+    sql = f"{_BATCHES} WHERE {where} ORDER BY event_batches.id DESC"
+    found: list[StoredEvent] = []
+    for row in connection.execute(sql, values):
+        found = [*stored_events(Row(*row)), *found]
+        if len(found) >= limit:
+            break
+    return found[max(0, len(found) - limit) :]
+
+
+_BATCHES = """
+    SELECT event_batches.id, event_batches.first_seq, agents.name, event_batches.run_id,
+           event_batches.process_id, runs.provider, event_batches.body
+    FROM event_batches
+    LEFT JOIN agents USING (agent_id)
+    LEFT JOIN runs USING (run_id)
+"""
+
+
+def _batch_filter(agent: AgentId | None, run: RunId | None) -> tuple[str, dict[str, object]]:
+    conditions = ["event_batches.agent_id = :agent"] if agent is not None else []
+    conditions += ["event_batches.run_id = :run"] if run is not None else []
+    return " AND ".join(conditions) or "true", {"agent": agent, "run": run}
+
+
+USAGE_COLUMNS = """
+    count(*),
+    coalesce(sum(input_tokens), 0),
+    coalesce(sum(output_tokens), 0),
+    coalesce(sum(cache_read_tokens), 0),
+    coalesce(sum(cache_write_tokens), 0),
+    total(cost_usd) FILTER (WHERE cost_kind = 'known'),
+    total(cost_usd) FILTER (WHERE cost_kind = 'estimated'),
+    count(*) FILTER (WHERE cost_kind = 'unknown'),
+    coalesce(sum(
+        coalesce(input_tokens, 0) + coalesce(output_tokens, 0)
+        + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0)
+    ) FILTER (WHERE cost_kind = 'unknown'), 0)
+"""
+_USAGE = f"""
+    SELECT {USAGE_COLUMNS} FROM runs
+    WHERE (:agent IS NULL OR agent_id = :agent)
+      AND created_at >= coalesce(:since, created_at)
+"""  # noqa: S608
+
+
+def usage(connection: Connection, agent: AgentId | None, since: datetime | None) -> UsageSum:
+    values = {"agent": agent, "since": maybe_micros(since)}
+    return UsageSum(*connection.execute(_USAGE, values).fetchone())
+
+
+# The runs of no agent belong to one of their own, which nobody has named.
+_GROUPS: dict[Grouping, str] = {
+    "agent": "CASE WHEN agents.is_direct THEN '' ELSE agents.name END",
+    "provider": "runs.provider",
+    "model": "coalesce(json_extract(CAST(runs.body AS TEXT), '$.model'), '')",
+    "day": "date_here(runs.created_at)",
+}
+
+
+def usage_by(
+    connection: Connection,
+    by: Grouping,
+    agent: AgentId | None,
+    since: datetime | None,
+    zone: tzinfo,
+) -> dict[str, UsageSum]:
+    def date_here(at: int) -> str:
+        return moment(at).astimezone(zone).date().isoformat()
+
+    # SQLite knows no time zones. What is made anew takes the place of the one before.
+    connection.create_function("date_here", 1, date_here)
+    sql = f"""
+        SELECT {_GROUPS[by]}, {USAGE_COLUMNS} FROM runs
+        JOIN agents USING (agent_id)
+        WHERE (:agent IS NULL OR agent_id = :agent)
+          AND runs.created_at >= coalesce(:since, runs.created_at)
+        GROUP BY 1
+    """  # noqa: S608
+    found = connection.execute(sql, {"agent": agent, "since": maybe_micros(since)})
+    return {key: UsageSum(*row) for key, *row in found}
+
+
+def _page(columns: str, table: str, conditions: list[str], order: str) -> str:
+    where = " AND ".join(conditions) or "true"
+    return f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {order} LIMIT :limit"  # noqa: S608

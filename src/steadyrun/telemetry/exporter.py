@@ -1,0 +1,176 @@
+"""How do runs reach a collector? Read from the record, sent in batches, each span once.
+
+Nothing waits for it: what runs never learns of a collector that is slow, gone or refuses. What was
+not sent yet is in the record, and the place up to which it was is kept there, too.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from steadyrun.errors import NotFound, StoreFailed
+from steadyrun.lib.notifier import Hint
+from steadyrun.model.event import RunStarted, StoredEvent
+from steadyrun.model.ids import ItemId
+from steadyrun.model.secret import Scrubber
+from steadyrun.runtime.log import bug, fact
+from steadyrun.store import Store
+from steadyrun.telemetry.spans import INPUT, ITEM, SpanData, Spans, messages
+
+CURSOR = "telemetry/cursor"
+# Spans that are sent at once.
+MOST_SENT = 100
+# The waits between tries, in seconds; after the last one a batch is left out.
+WAITS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0, 60.0)
+# Who waits for changes of state is not told of tools that end: they are looked for by the clock.
+_LOOK_SECONDS = 2.0
+# What follows shortly is sent together.
+_GATHER_SECONDS = 0.5
+_PAGE = 500
+
+
+class Collector(Protocol):
+    """Where spans go."""
+
+    def send(self, spans: Sequence[SpanData]) -> bool:
+        """Whether it has taken them. Called in a thread, never twice at once; may take seconds."""
+
+
+class Exporter:
+    """Follows the record of all agents. The first time it begins with what happens from now on."""
+
+    def __init__(
+        self,
+        store: Store,
+        collector: Collector,
+        scrubber: Scrubber,
+        *,
+        content: bool = False,
+        waits: Sequence[float] = WAITS,
+    ) -> None:
+        self._store, self._collector, self._scrubber = store, collector, scrubber
+        self._content, self._waits = content, waits
+        self._spans = Spans(content=content)
+        self._ready: list[SpanData] = []
+        # The last event that was heard.
+        self._cursor = 0
+        self._bell, self._ending = anyio.Event(), anyio.Event()
+
+    async def begin(self) -> None:
+        """Find the place to go on from."""
+        if found := await self._store.recall(CURSOR):
+            self._cursor = msgspec.json.decode(found, type=int)
+            return
+        last = await self._store.last_events(limit=1)
+        self._cursor = last[-1].cursor if last else 0
+        await self._remember()
+
+    async def run(self) -> None:
+        """Export until `end`. Whatever goes wrong here is told, and is nobody else's trouble."""
+        with self._store.hints.watch(None, Hint.STATE) as watch:
+            watch.on_ring = self._ring
+            try:
+                await self._run()
+            except Exception as error:  # noqa: BLE001 (no run may suffer for it)
+                bug(error)
+
+    def end(self) -> None:
+        """Let `run` return once all that is stored was offered to the collector."""
+        self._ending.set()
+        self._ring()
+
+    def _ring(self) -> None:
+        self._bell.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._bell = anyio.Event()
+            is_last = self._ending.is_set()
+            has_more = await self._step()
+            if is_last and not has_more:
+                return
+            if not has_more and not self._ending.is_set():
+                await _wait(self._bell, _LOOK_SECONDS)
+                await _wait(self._ending, _GATHER_SECONDS)
+
+    async def _step(self) -> bool:
+        """Send what one page of the record has; False if there was none, or it failed."""
+        try:
+            page = await self._store.events(self._cursor, limit=_PAGE)
+            for seen in page:
+                self._ready += await self._heard(seen)
+                self._cursor = seen.cursor
+            if page and await self._deliver():
+                await self._remember()
+        except StoreFailed as error:
+            fact("store.failed", error=error.code)
+            return False
+        return bool(page) and not self._ready
+
+    async def _remember(self) -> None:
+        await self._store.remember(CURSOR, msgspec.json.encode(self._cursor))
+
+    async def _heard(self, seen: StoredEvent) -> list[SpanData]:
+        """Of a run that had begun before, what was heard then is heard again first."""
+        run = seen.run
+        if run is None:
+            return []
+        if not self._spans.knows(run) and not isinstance(seen.event, RunStarted):
+            for each in await self._before(seen):
+                self._spans.hear(each)
+        found = self._spans.hear(seen)
+        return [await self._finished(span) for span in found]
+
+    async def _before(self, seen: StoredEvent) -> list[StoredEvent]:
+        found: list[StoredEvent] = []
+        after = 0
+        while page := await self._store.events(after, run=seen.run, limit=_PAGE):
+            found += (each for each in page if each.cursor < seen.cursor)
+            after = page[-1].cursor
+        return found
+
+    async def _finished(self, span: SpanData) -> SpanData:
+        """With what was asked, if that is wanted, and without secrets."""
+        attributes = dict(span.attributes)
+        item = attributes.get(ITEM)
+        if self._content and span.parent is None and isinstance(item, str):
+            try:
+                asked = await self._store.item(ItemId(item))
+            except NotFound:
+                pass
+            else:
+                attributes[INPUT] = messages("user", asked.text)
+        name, attributes = self._scrubber.clean((span.name, attributes))
+        return msgspec.structs.replace(span, name=name, attributes=attributes)
+
+    async def _deliver(self) -> bool:
+        """Whether nothing is left to be sent: all was taken, or left out after many tries."""
+        while self._ready:
+            batch = self._ready[:MOST_SENT]
+            if not await self._sent(batch):
+                if self._ending.is_set():
+                    return False
+                fact("telemetry.dropped", spans=len(batch))
+            del self._ready[: len(batch)]
+        return True
+
+    async def _sent(self, batch: list[SpanData]) -> bool:
+        for tries, wait in enumerate((*self._waits, 0.0)):
+            # Left alone when this ends meanwhile: the collector has its own limit of time.
+            send = anyio.to_thread.run_sync
+            if await send(self._collector.send, batch, abandon_on_cancel=True):
+                return True
+            if not tries:
+                fact("telemetry.failed", spans=len(batch))
+            if self._ending.is_set():
+                return False
+            await _wait(self._ending, wait)
+        return False
+
+
+async def _wait(event: anyio.Event, seconds: float) -> None:
+    with anyio.move_on_after(seconds):
+        await event.wait()

@@ -1,0 +1,26 @@
+"""Run the simulated APIs as a process: `python -m steadyrun.testing.model_servers SCRIPT`.
+
+Its first line is its URL. It ends with its stdin; `--log` keeps the requests as lines of JSON.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from steadyrun.testing.model_servers.all_apis import EveryServer
+from steadyrun.testing.model_servers.script_json import read_script
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m steadyrun.testing.model_servers")
+    parser.add_argument("script", type=Path, help="a file of steps as JSON, see written.py")
+    parser.add_argument("--log", type=Path, help="append each request here, one a line")
+    asked = parser.parse_args()
+    with EveryServer(read_script(asked.script), log=asked.log) as server:
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What does the Anthropic Messages API say? Its wire: answers in blocks, streamed or whole.
+
+Requests of a conversation (they carry tools, or are streamed with no sign of an aside) get the
+steps of the script. What a CLI asks by itself beside them gets an answer that harms nothing and
+eats no step: tokens to count, a title, a quota probe. Both are in the log: `main_asks`,
+`side_asks`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from steadyrun.testing.model_servers.anthropic_stream import message_body, message_events
+from steadyrun.testing.model_servers.content import (
+    Answer,
+    Block,
+    Call,
+    Text,
+    Thinking,
+    Tokens,
+    answer,
+    call,
+    text,
+    thinking,
+)
+from steadyrun.testing.model_servers.faults import Break, Fault, Pause, Refusal
+from steadyrun.testing.model_servers.http_server import Reply, Request
+from steadyrun.testing.model_servers.model_server import ModelServer
+from steadyrun.testing.model_servers.protocol import (
+    Ask,
+    Fields,
+    Step,
+    Steps,
+    body_of,
+    encode_event,
+    is_post_to,
+    since_last,
+    texts_in,
+    texts_of_user,
+)
+
+__all__ = [
+    "Answer",
+    "Ask",
+    "Block",
+    "Call",
+    "MessagesServer",
+    "Step",
+    "Steps",
+    "Text",
+    "Thinking",
+    "Tokens",
+    "answer",
+    "call",
+    "text",
+    "thinking",
+    "unified_limit",
+]
+
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
+REMINDERS = ("<system-reminder>",)
+
+# status, type and words of each fault, as the API has them
+ERRORS: Mapping[Fault, tuple[int, str, str]] = {
+    "rate_limit": (429, "rate_limit_error", "This request would exceed your rate limit."),
+    "usage_limit": (429, "rate_limit_error", "You have reached your usage limit."),
+    "no_credit": (400, "invalid_request_error", "Your credit balance is too low."),
+    "overloaded": (529, "overloaded_error", "Overloaded"),
+    "server": (500, "api_error", "Internal server error"),
+    "auth": (401, "authentication_error", "invalid x-api-key"),
+    "not_found": (404, "not_found_error", "model: there is none of that name"),
+    "too_long": (
+        400,
+        "invalid_request_error",
+        "prompt is too long: 250000 tokens > 200000 maximum",
+    ),
+    "invalid": (400, "invalid_request_error", "invalid request"),
+}
+
+
+def unified_limit(
+    status: str, resets_at: int, window: str = "five_hour", used: float | None = None
+) -> dict[str, str]:
+    """The headers that tell a subscription's windows: allowed, allowed_warning or rejected."""
+    short = {"five_hour": "5h", "seven_day": "7d"}.get(window, window)
+    name = "anthropic-ratelimit-unified"
+    headers = {
+        f"{name}-status": status,
+        f"{name}-reset": str(resets_at),
+        f"{name}-representative-claim": window,
+        f"{name}-{short}-status": status,
+        f"{name}-{short}-reset": str(resets_at),
+    }
+    if used is not None:
+        headers[f"{name}-{short}-utilization"] = f"{used:g}"
+        headers[f"{name}-{short}-surpassed-threshold"] = f"{int(used * 10) / 10:g}"
+    return headers
+
+
+class MessagesWire:
+    """The Anthropic Messages API."""
+
+    def read(self, request: Request) -> Ask | None:
+        if not (is_post_to(request, MESSAGES) or is_post_to(request, COUNT)):
+            return None
+        body = body_of(request)
+        messages: Sequence[Fields] = body.get("messages") or ()
+        latest = since_last(messages, lambda message: message["role"] == "assistant")
+        news = tuple(block for message in latest for block in _blocks(message))
+        results = tuple(block for block in news if block.get("type") == "tool_result")
+        return Ask(
+            request,
+            is_main=is_post_to(request, MESSAGES) and _is_conversation(body),
+            tools=tuple(str(tool.get("name", "")) for tool in body.get("tools") or ()),
+            messages=messages,
+            news=news,
+            results=results,
+            outputs=tuple("\n".join(texts_in(result.get("content"))) for result in results),
+            said="\n".join(texts_of_user(latest, REMINDERS)),
+        )
+
+    def look_up(self, request: Request) -> Reply | None:
+        if not is_post_to(request, COUNT):
+            return None
+        count = len(json.dumps(request.body)) // 4
+        return Reply(200, (json.dumps({"input_tokens": count}).encode(),))
+
+    def events(self, step: Answer, ask: Ask) -> Iterator[bytes | Pause]:
+        return message_events(step, ask.name, ask.model)
+
+    def body(self, step: Answer, ask: Ask) -> Fields:
+        return message_body(step, ask.name, ask.model)
+
+    def refuse(self, refusal: Refusal) -> tuple[int, Fields]:
+        status, kind, words = ERRORS[refusal.fault]
+        error = {"type": kind, "message": refusal.message or words, **refusal.detail}
+        return status, {"type": "error", "error": error}
+
+    def break_off(self, error: Break, ask: Ask) -> bytes:
+        _, body = self.refuse(Refusal(error.fault, message=error.message))
+        return encode_event(body)
+
+
+MESSAGES_WIRE = MessagesWire()
+
+
+def _is_conversation(body: Fields) -> bool:
+    """Titles want a schema or switch thinking off, probes want one token; no tools in both."""
+    has_schema = "format" in (body.get("output_config") or {})
+    is_thoughtless = (body.get("thinking") or {}).get("type") == "disabled"
+    is_probe = body.get("max_tokens") == 1
+    is_aside = has_schema or is_thoughtless or is_probe or body.get("stream") is not True
+    return bool(body.get("tools")) or not is_aside
+
+
+def _blocks(message: Fields) -> Sequence[Fields]:
+    content = message.get("content") or ()
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class MessagesServer(ModelServer):
+    """The Messages API on 127.0.0.1."""
+
+    wires = (MESSAGES_WIRE,)

@@ -1,0 +1,263 @@
+"""How does a simulated server speak HTTP? Threads on 127.0.0.1, a log, and answers in pieces.
+
+It knows no wire: `respond` makes a `Reply` of every `Request`. A reply's pieces are bytes and
+pauses; a stream's pieces go out as they come, one chunk each.
+"""
+
+import contextlib
+import json
+import select
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from steadyrun.testing.model_servers.faults import PATIENCE_SECONDS, Cut, Gate
+
+Fate = Literal["open", "answered", "cut", "left"]
+SECRET_HEADERS = frozenset({"authorization", "x-api-key", "proxy-authorization", "cookie"})
+LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked: names of headers in small letters, keys left out, the body decoded."""
+
+    number: int
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: Any
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What is answered. `held` stands before the first byte; None as status: never any byte."""
+
+    status: int | None
+    pieces: tuple[bytes | Gate | Cut, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    is_stream: bool = False
+    held: Gate | None = None
+
+
+class ClientLeft(Exception):
+    """The client has closed the connection, or the server is being closed."""
+
+
+class Server:
+    """A server that runs while it is entered; everything it was asked is in `requests`.
+
+    What `respond` raises is answered with 400, which nobody tries again, and raised when the server
+    is left.
+    """
+
+    def __init__(self, respond: Callable[[Request], Reply], log: Path | None = None) -> None:
+        self._respond = respond
+        self._log = log
+        self._changed = threading.Condition()
+        self._requests: list[Request] = []
+        self._fates: dict[int, Fate] = {}
+        self._failures: list[BaseException] = []
+        self._closing = threading.Event()
+        self._http = _Http(self)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(LOOK_SECONDS,))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+        if error is None and self._failures:
+            raise self._failures[0]
+
+    def close(self) -> None:
+        """Drop every connection and end every thread."""
+        self._closing.set()
+        self._http.shutdown()
+        self._http.drop_all()
+        self._http.server_close()
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        with self._changed:
+            return tuple(self._requests)
+
+    def fate_of(self, number: int) -> Fate:
+        """What became of this request: still open, answered whole, cut by us, left by them."""
+        with self._changed:
+            return self._fates[number]
+
+    def wait_until(self, is_true: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until something holds that only requests and their fates can change."""
+        with self._changed:
+            if not self._changed.wait_for(is_true, seconds):
+                raise TimeoutError(f"not within {seconds} s; asked so far: {self._summary()}")
+
+    def keep(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Request:
+        """Write a request down. Called by its connection's thread, like the next three."""
+        with self._changed:
+            request = Request(len(self._requests), method, path, headers, body)
+            self._requests.append(request)
+            self._fates[request.number] = "open"
+            if self._log is not None:
+                with self._log.open("a", encoding="utf-8") as log:
+                    log.write(json.dumps(asdict(request)) + "\n")
+            self._changed.notify_all()
+        return request
+
+    def make_reply(self, request: Request) -> Reply:
+        try:
+            return self._respond(request)
+        except Exception as error:  # noqa: BLE001 (raised again where the test sees it)
+            with self._changed:
+                self._failures.append(error)
+            failed = {"type": "error", "error": {"type": "script_failed", "message": repr(error)}}
+            return Reply(400, (json.dumps(failed).encode(),))
+
+    def settle(self, request: Request, fate: Fate) -> None:
+        with self._changed:
+            self._fates[request.number] = fate
+            self._changed.notify_all()
+
+    def pass_gate(self, gate: Gate, connection: socket.socket) -> None:
+        """Wait at a gate for as long as somebody waits for the answer."""
+        gate.reach()
+        while not gate.wait(LOOK_SECONDS):
+            if self._closing.is_set() or _is_left(connection):
+                raise ClientLeft
+
+    def _summary(self) -> str:
+        return ", ".join(f"{r.method} {r.path} {self._fates[r.number]}" for r in self._requests)
+
+
+def _is_left(connection: socket.socket) -> bool:
+    readable, _, _ = select.select([connection], [], [], 0)
+    return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+
+
+class _Http(ThreadingHTTPServer):
+    """The listening socket and its open connections."""
+
+    daemon_threads = False
+    block_on_close = True
+
+    def __init__(self, owner: Server) -> None:
+        self.owner = owner
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            self._open.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def drop_all(self) -> None:
+        with self._lock:
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that broke while nothing was asked on it is nobody's concern."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection: any number of requests, one after the other."""
+
+    protocol_version = "HTTP/1.1"
+    server: _Http
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    do_GET = do_HEAD = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST  # noqa: N815
+
+    def _serve(self) -> None:
+        owner = self.server.owner
+        request = owner.keep(self.command, self.path, self._told_headers(), self._body())
+        reply = owner.make_reply(request)
+        try:
+            is_whole = self._send(reply)
+        except (ClientLeft, OSError):
+            self._end(request, "left")
+        else:
+            if is_whole:
+                owner.settle(request, "answered")
+            else:
+                self._end(request, "cut")
+
+    def _end(self, request: Request, fate: Fate) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.server.owner.settle(request, fate)
+
+    def _told_headers(self) -> dict[str, str]:
+        told = {name.lower(): value for name, value in self.headers.items()}
+        return {name: value for name, value in told.items() if name not in SECRET_HEADERS}
+
+    def _body(self) -> Any:
+        content = self.rfile.read(int(self.headers.get("content-length") or 0))
+        try:
+            return json.loads(content) if content else None
+        except ValueError:
+            return content.decode("utf-8", "replace")
+
+    def _send(self, reply: Reply) -> bool:
+        """Send it; False where it says that the connection is cut."""
+        if reply.held is not None:
+            self.server.owner.pass_gate(reply.held, self.connection)
+        if reply.status is None:
+            return False
+        self._send_head(reply)
+        for piece in reply.pieces:
+            if isinstance(piece, Cut):
+                return False
+            if isinstance(piece, Gate):
+                self.server.owner.pass_gate(piece, self.connection)
+            elif self.command != "HEAD":
+                self._send_piece(piece, reply.is_stream)
+        if reply.is_stream:
+            self.wfile.write(b"0\r\n\r\n")
+        return True
+
+    def _send_head(self, reply: Reply) -> None:
+        self.send_response(reply.status or 200)
+        kind = "text/event-stream" if reply.is_stream else "application/json"
+        length = sum(len(piece) for piece in reply.pieces if isinstance(piece, bytes))
+        framing = (
+            {"transfer-encoding": "chunked"} if reply.is_stream else {"content-length": str(length)}
+        )
+        for name, value in {"content-type": kind, **framing, **reply.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send_piece(self, piece: bytes, is_stream: bool) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if is_stream else piece)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base's name)
+        """The log is `requests`."""

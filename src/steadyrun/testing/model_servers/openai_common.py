@@ -1,0 +1,74 @@
+"""What do OpenAI's wires have in common? Their errors, their models and their limits' headers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from steadyrun.testing.model_servers.faults import Fault, Refusal
+from steadyrun.testing.model_servers.http_server import Reply, Request
+from steadyrun.testing.model_servers.protocol import Fields
+
+MODELS = "/v1/models"
+
+
+@dataclass(frozen=True)
+class Error:
+    """Status, type, code and words of a fault, as the API has them."""
+
+    status: int
+    type: str
+    code: str | None
+    message: str
+
+
+ERRORS: Mapping[Fault, Error] = {
+    "rate_limit": Error(429, "requests", "rate_limit_exceeded", "Rate limit reached."),
+    "usage_limit": Error(429, "usage_limit_reached", None, "The usage limit has been reached"),
+    "no_credit": Error(
+        429, "insufficient_quota", "insufficient_quota", "You exceeded your current quota."
+    ),
+    "overloaded": Error(
+        503, "service_unavailable_error", "server_is_overloaded", "Our servers are overloaded."
+    ),
+    "server": Error(500, "server_error", "server_error", "The server had an error."),
+    "auth": Error(401, "invalid_request_error", "invalid_api_key", "Incorrect API key provided."),
+    "not_found": Error(404, "invalid_request_error", "model_not_found", "There is no such model."),
+    "too_long": Error(
+        400,
+        "invalid_request_error",
+        "context_length_exceeded",
+        "Your input exceeds the context window of this model.",
+    ),
+    "invalid": Error(400, "invalid_request_error", "invalid_prompt", "Invalid request."),
+}
+
+
+def codex_limit(
+    used_percent: float, resets_at: int, window_minutes: int = 300, slot: str = "primary"
+) -> dict[str, str]:
+    """The headers that tell Codex of one of a subscription's windows."""
+    return {
+        f"x-codex-{slot}-used-percent": f"{used_percent:g}",
+        f"x-codex-{slot}-window-minutes": str(window_minutes),
+        f"x-codex-{slot}-reset-at": str(resets_at),
+    }
+
+
+def refuse(refusal: Refusal) -> tuple[int, Fields]:
+    """The status and the body of a refusal."""
+    found = ERRORS[refusal.fault]
+    error = {
+        "message": refusal.message or found.message,
+        "type": found.type,
+        "param": None,
+        "code": found.code,
+        **refusal.detail,
+    }
+    return found.status, {"error": error}
+
+
+def list_models(request: Request) -> Reply | None:
+    """An empty list to who asks for the models; Codex and the API name it differently."""
+    if request.method != "GET" or request.path.partition("?")[0] != MODELS:
+        return None
+    return Reply(200, (json.dumps({"object": "list", "data": [], "models": []}).encode(),))

@@ -1,0 +1,45 @@
+"""Which step answers this request? The script's order, and what a CLI asks beside it.
+
+A script is a list of steps, one for each main request, or a function of the request that answers
+all of them. A function in the list answers one; its step may be a function again.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from steadyrun.testing.model_servers.faults import Refusal
+
+Ask = TypeVar("Ask")
+Step = TypeVar("Step")
+
+
+class Script(Generic[Ask, Step]):
+    """Steps that are handed out once each, in order, to threads that may ask together."""
+
+    def __init__(
+        self,
+        steps: "Sequence[Step | Callable[[Ask], Step]] | Callable[[Ask], Step]",
+        rest: "Callable[[Ask], Step] | Step | None" = None,
+    ) -> None:
+        self._steps = [] if callable(steps) else list(steps)
+        self._rest = steps if callable(steps) else rest
+        self._place = 0
+        self._lock = threading.Lock()
+
+    def next_step(self, ask: Ask) -> "Step | Refusal":
+        """The step for this request; where none is left, a refusal that says so."""
+        with self._lock:
+            place, self._place = self._place, self._place + 1
+        found = self._steps[place] if place < len(self._steps) else self._rest
+        while callable(found):
+            found = found(ask)
+        if found is None:
+            return Refusal("invalid", message=f"the script has no step number {place + 1}")
+        return found
+
+    @property
+    def unused(self) -> int:
+        """How many steps nobody has asked for yet."""
+        with self._lock:
+            return max(0, len(self._steps) - self._place)

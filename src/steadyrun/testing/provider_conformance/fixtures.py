@@ -1,0 +1,169 @@
+"""How is a check set up and read? One run from its start to its end, and what is left of it."""
+
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import anyio
+import anyio.to_thread
+
+from steadyrun.dialect import Refused
+from steadyrun.drivers import keeper
+from steadyrun.errors import SteadyrunError
+from steadyrun.model.event import LiveEvent, RunEnded, RunStarted, StatsUpdated, StoredEvent
+from steadyrun.model.item import Item
+from steadyrun.model.run import Run
+from steadyrun.testing.provider_conformance.harness import (
+    GO,
+    Library,
+    Offered,
+    ProviderHarness,
+    RunLike,
+    Situation,
+)
+
+# A check that hangs must fail, not hang.
+PATIENCE_SECONDS = 60.0
+_LOOK_SECONDS = 0.01
+ALL = 1_000_000
+ENDS: tuple[type, ...] = get_args(RunEnded)
+
+E = TypeVar("E")
+R = TypeVar("R", bound=SteadyrunError)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A run that is over: how it ended, what was published, what is in the record."""
+
+    run: Run
+    published: list[StoredEvent | LiveEvent]
+    stored: list[StoredEvent]
+    items: list[Item]
+
+    @property
+    def live(self) -> list[LiveEvent]:
+        return [seen for seen in self.published if isinstance(seen, LiveEvent)]
+
+    def of(self, *kinds: type[E]) -> list[E]:
+        """Stored events of the run's agent that are of these kinds."""
+        return [seen.event for seen in self.stored if isinstance(seen.event, kinds)]
+
+
+@asynccontextmanager
+async def program(harness: ProviderHarness, **how: Any) -> AsyncIterator[Library]:
+    """A program on the harness's home; nothing of its runs may be left when it ends."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        async with harness.library(**how) as library:
+            yield library
+        await nothing_is_left(harness)
+
+
+async def play(harness: ProviderHarness, situation: Situation, **wishes: Any) -> Played:
+    """Start a run, listen to its end and read its record."""
+    async with program(harness) as library:
+        run = await library.start(text_of(harness, situation), **wishes)
+        published = [seen async for seen in run.events()]
+        ended = await run.result()
+    return await read(harness, ended, published)
+
+
+async def read(
+    harness: ProviderHarness, run: Run, published: Sequence[StoredEvent | LiveEvent] = ()
+) -> Played:
+    """What is in the record of a run's agent."""
+    async with harness.store() as store:
+        stored = await store.events(agent=run.agent, limit=ALL)
+        items = await store.items(run.agent, include_settled=True)
+        run = await store.run(run.id)
+        assert await store.open_processes(run.agent) == []
+    return Played(run, list(published), stored, sorted(items, key=lambda item: item.seq))
+
+
+def text_of(harness: ProviderHarness, situation: Situation) -> str:
+    prompt = harness.prompt(situation)
+    assert prompt, f"{harness.provider} has no prompt for {situation}"
+    return prompt.text
+
+
+def said_in(harness: ProviderHarness, situation: Situation) -> str | bytes:
+    prompt = harness.prompt(situation)
+    assert prompt
+    assert prompt.said
+    return prompt.said
+
+
+async def until(run: RunLike, *kinds: type[E]) -> E:
+    """The first event of these kinds."""
+    async with aclosing(run.events()) as events:
+        async for seen in events:
+            if isinstance(seen.event, kinds):
+                return seen.event
+    raise AssertionError(f"{run.id} ended without any of {kinds}")
+
+
+async def until_busy(run: RunLike) -> None:
+    """Wait for the first thing that it says."""
+    async with aclosing(run.events()) as events:
+        async for seen in events:
+            if not isinstance(seen.event, RunStarted | StatsUpdated):
+                return
+
+
+def let_go(harness: ProviderHarness) -> None:
+    """Let runs end that wait."""
+    (harness.cwd / GO).touch()
+
+
+async def steered(run: RunLike, text: str) -> Offered:
+    answer = await run.steer(text)
+    assert not isinstance(answer, Refused), answer
+    return answer
+
+
+async def refused(kind: type[R], doing: Awaitable[object]) -> R:
+    """The error of this kind that comes of it."""
+    try:
+        await doing
+    except kind as error:
+        return error
+    raise AssertionError(f"expected {kind.__name__}, and it was done")
+
+
+async def nothing_is_left(harness: ProviderHarness) -> None:
+    """Nothing runs that was started for this home: found by its mark, or by where it stands."""
+    is_left = True
+    while is_left:
+        is_left = bool(await anyio.to_thread.run_sync(_left, harness.home / "processes"))
+        await anyio.sleep(_LOOK_SECONDS if is_left else 0)
+
+
+def _left(processes: Path) -> set[int]:
+    names = {directory.name for directory in processes.glob("*")}
+    marked = {pid for name in names for pid in keeper.marked(name)}
+    # Keepers have no mark, but their directory.
+    return marked | {pid for pid in _pids() if _stands_in(pid, processes)}
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _stands_in(pid: int, processes: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(processes)
+    except OSError:
+        return False
+
+
+def check_order(played: Played) -> None:
+    """The run begins once and first, ends once and last, and no number is missing."""
+    own = [seen for seen in played.stored if seen.run == played.run.id]
+    begun = own[:1] if played.run.started_at else []
+    assert [each for each in own if isinstance(each.event, RunStarted)] == begun
+    assert [each for each in own if isinstance(each.event, ENDS)] == own[-1:]
+    assert [seen.seq for seen in played.stored] == list(range(1, len(played.stored) + 1))
+    assert len({seen.id for seen in played.stored}) == len(played.stored)
+    assert all(item.is_settled for item in played.items), played.items

@@ -1,0 +1,182 @@
+"""Promises about a run that is left alone: it begins, says something and ends."""
+
+from pathlib import Path
+
+import anyio
+
+from steadyrun.dialect import Ability, Image
+from steadyrun.errors import AbilityMissing, NotFound, Usage
+from steadyrun.model.event import RunStarted, StoredEvent
+from steadyrun.testing.provider_conformance.fixtures import (
+    check_order,
+    let_go,
+    play,
+    program,
+    read,
+    refused,
+    said_in,
+    text_of,
+    until,
+)
+from steadyrun.testing.provider_conformance.harness import (
+    LONG_BYTES,
+    ProviderHarness,
+    RunLike,
+    promised,
+)
+
+MANY = 10
+# What may be wished for beyond a prompt, and the ability that it needs.
+WISHES: dict[Ability, dict[str, object]] = {
+    "modes": {"mode": "full_auto"},
+    "model": {"model": "some"},
+    "tools": {"tools": ["Edit"]},
+    "system": {"system": "be brief"},
+    "resume": {"resume": "token"},
+    "max_turns": {"max_turns": 1},
+    "usage": {"max_cost_usd": 1.0},
+    "schema": {"schema": {"type": "object"}},
+    "images": {"images": [Image("image/png", b"png")]},
+}
+
+
+@promised("answers")
+async def check_a_run_begins_once_and_ends_once(harness: ProviderHarness) -> None:
+    played = await play(harness, "answers")
+
+    check_order(played)
+    assert played.run.status == "completed"
+    assert played.run.error is None
+    assert str(said_in(harness, "answers")) in (played.run.text or "")
+    stored = [seen for seen in played.published if isinstance(seen, StoredEvent)]
+    assert stored == [seen for seen in played.stored if seen.run == played.run.id]
+
+
+@promised("answers")
+async def check_whoever_comes_later_hears_the_same(harness: ProviderHarness) -> None:
+    played = await play(harness, "answers")
+
+    async with program(harness) as library:
+        run = await library.run(played.run.id)
+        heard = [seen async for seen in run.events()]
+        ended = await run.result()
+
+    assert heard == [seen for seen in played.stored if seen.run == played.run.id]
+    assert ended == played.run
+
+
+@promised("learns", "recalls", abilities=("resume",))
+async def check_a_conversation_goes_on(harness: ProviderHarness) -> None:
+    first = await play(harness, "learns")
+    assert first.run.resume_token
+
+    second = await play(harness, "recalls", resume=first.run.resume_token)
+
+    check_order(second)
+    assert str(said_in(harness, "recalls")) in (second.run.text or "")
+    assert str(said_in(harness, "recalls")) not in ((await play(harness, "recalls")).run.text or "")
+
+
+@promised("answers", abilities=("resume",))
+async def check_a_conversation_that_never_was_is_an_error_with_a_name(
+    harness: ProviderHarness,
+) -> None:
+    played = await play(harness, "answers", resume="00000000-0000-4000-8000-000000000000")
+
+    check_order(played)
+    assert played.run.status == "failed"
+    assert played.run.error
+    assert played.run.error.code not in {"", "exited"}
+
+
+def _can_do_everything(harness: ProviderHarness) -> str | None:
+    return None if WISHES.keys() - harness.abilities else "it can do everything"
+
+
+@promised(unless=_can_do_everything)
+async def check_what_it_cannot_do_is_refused_by_name(harness: ProviderHarness) -> None:
+    async with program(harness) as library:
+        for ability in WISHES.keys() - harness.abilities:
+            error = await refused(AbilityMissing, library.start("any", **WISHES[ability]))
+            assert (error.provider, error.ability) == (harness.provider, ability)
+
+    async with harness.store() as store:
+        assert await store.runs() == []
+
+
+@promised()
+async def check_an_unknown_run_is_not_found(harness: ProviderHarness) -> None:
+    async with program(harness) as library:
+        error = await refused(NotFound, library.run("run_00000000000000000000000000"))
+
+    assert error.kind == "run"
+
+
+@promised("waits")
+async def check_many_runs_at_once(harness: ProviderHarness) -> None:
+    async with program(harness) as library:
+        runs: list[RunLike] = [await library.start(text_of(harness, "waits")) for _ in range(MANY)]
+        async with anyio.create_task_group() as tasks:
+            for run in runs:
+                tasks.start_soon(until, run, RunStarted)
+        let_go(harness)
+        ended = [await run.result() for run in runs]
+
+    for each in ended:
+        check_order(await read(harness, each))
+    assert [run.status for run in ended] == ["completed"] * MANY
+    assert len({run.process for run in ended}) == MANY
+
+
+@promised("is_long")
+async def check_a_long_prompt_works_or_is_an_error_with_a_name(harness: ProviderHarness) -> None:
+    assert len(text_of(harness, "is_long").encode()) >= LONG_BYTES
+
+    played = await play(harness, "is_long")
+
+    check_order(played)
+    assert played.run.status == "completed" or played.run.error
+
+
+@promised()
+async def check_a_prompt_is_never_an_option(harness: ProviderHarness) -> None:
+    async with program(harness) as library:
+        ended = await (await library.start("--version")).result()
+
+    played = await read(harness, ended)
+    check_order(played)
+    assert played.items[0].text == "--version"
+    assert ended.status == "completed" or ended.error
+
+
+@promised("answers")
+async def check_a_missing_program_is_an_error_with_a_name(harness: ProviderHarness) -> None:
+    async with program(harness, command=("/nowhere/program",)) as library:
+        ended = await (await library.start(text_of(harness, "answers"))).result()
+
+    check_order(await read(harness, ended))
+    assert ended.status == "failed"
+    assert ended.error
+    assert "/nowhere/program" in ended.error.message or ended.error.code == "exit_nonzero"
+    assert ended.error.hint
+
+
+@promised("answers")
+async def check_a_program_that_does_not_speak_ends_the_run(harness: ProviderHarness) -> None:
+    """What ends before it has said a word, and is no CLI at all."""
+    async with program(harness, command=("/bin/false",)) as library:
+        ended = await (await library.start(text_of(harness, "answers"))).result()
+
+    check_order(await read(harness, ended))
+    assert ended.status == "failed"
+    assert ended.error
+
+
+@promised("answers")
+async def check_a_missing_directory_is_an_error_with_a_name(harness: ProviderHarness) -> None:
+    async with program(harness) as library:
+        start = library.start(text_of(harness, "answers"), cwd=Path("/nowhere"))
+        error = await refused(Usage, start)
+
+    assert "/nowhere" in error.message
+    assert error.hint

@@ -1,0 +1,331 @@
+"""Promises about agents: lasting ones are listed, changed and removed; direct ones only run."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from steadyrun.errors import ChangeRefused, HolderGone, LeaseLost, NameTaken, NotFound
+from steadyrun.model.agent import Agent
+from steadyrun.model.gate import Closed
+from steadyrun.model.ids import AgentId
+from steadyrun.model.item import Item, Message
+from steadyrun.model.run import Created
+from steadyrun.model.usage import Cost, Usage, UsageSum
+from steadyrun.store import Store
+from steadyrun.testing.store_conformance.fixtures import (
+    hire,
+    overlapping,
+    refused,
+    refused_whole,
+    send,
+    set_scene,
+    set_warm,
+    set_working,
+)
+from steadyrun.testing.store_conformance.harness import StoreHarness
+
+
+async def check_a_direct_agent_is_hired_at_work(harness: StoreHarness) -> None:
+    store = await harness.open()
+    holder = (await store.join("worker")).id
+    agent = _direct(harness, "run_1")
+
+    started = await store.hire(holder, agent, Message(agent.id, "go", "call"), _opened(harness))
+
+    claim, run = started.claim, started.run
+    assert (claim.agent, claim.holder, claim.fence) == (agent.id, holder, 1)
+    assert claim.item == await store.item(claim.item.id)
+    assert (claim.item.seq, claim.item.status, claim.item.run) == (1, "running", run.id)
+    assert run == await store.run(run.id)
+    assert (started.agent, started.session, started.process) == (agent, None, None)
+    lane = await store.lane(agent.id)
+    assert (lane.status, lane.queued, lane.holder) == ("held", 0, holder)
+    assert await store.agent("run_1") == await store.agent(agent.id) == agent
+
+
+async def check_who_cannot_be_hired_leaves_nothing(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, agent, bo = scene.store, _direct(harness, "ada"), _direct(harness, "bo")
+    gone = (await store.join("worker")).id
+    await store.leave(gone)
+    opened, go = _opened(harness), Message(bo.id, "go")
+
+    elsewhere = store.hire(scene.holder, bo, Message(scene.agent, "go"), opened)
+    await refused_whole(store, ChangeRefused, elsewhere)
+    taken = store.hire(scene.holder, agent, Message(agent.id, "go"), opened)
+    await refused_whole(store, NameTaken, taken)
+    await refused_whole(store, HolderGone, store.hire(gone, bo, go, opened))
+    await refused_whole(store, NotFound, store.hire(scene.holder, bo, go, _unknown))
+    until = harness.clock.now() + timedelta(minutes=15)
+    await store.tell_gate("claude", Closed(until, "rate limit"))
+    await refused_whole(store, ChangeRefused, store.hire(scene.holder, bo, go, opened))
+
+    await refused(NotFound, store.agent(agent.id))
+    await refused(NotFound, store.agent(bo.id))
+
+
+async def check_a_look_tells_how_every_agent_stands(harness: StoreHarness) -> None:
+    working = await set_working(harness, "bo")
+    store, scene, claim = working.store, working.scene, working.claim
+    await store.append(claim, working.batch(0, 10, run=None, token=working.token("one")))
+    ada = await set_warm(harness, "ada", store=store)
+    early = harness.clock.now()
+    harness.clock.advance(timedelta(hours=1))
+    since = harness.clock.now()
+    await ada.scene.send("next")
+    [started] = await store.start(ada.scene.holder, _opened(harness), agent=ada.scene.agent)
+    await ada.scene.finish(started.claim, usage=Usage(1, 2), cost=Cost(0.5, "known"))
+    await scene.send("later")
+    await store.add_agent(_direct(harness, "run_1"))
+
+    [first, second] = await store.looks(since)
+
+    assert [first.agent, second.agent] == await store.agents()
+    assert [first.lane, second.lane] == [await store.lane(a.id) for a in await store.agents()]
+    assert (first.session, first.item, first.run) == (None, None, None)
+    assert second.session == await store.session(scene.agent, "claude")
+    assert (second.item, second.run) == (await store.item(claim.item.id), working.run)
+    assert first.usage == await store.usage(agent=ada.scene.agent, since=since)
+    assert (first.usage.runs, second.usage) == (1, UsageSum())
+    assert [look.usage.runs for look in await store.looks(early - timedelta(hours=9))] == [2, 1]
+    assert await store.looks(since, agent=scene.agent) == [second]
+
+
+async def check_nothing_goes_on_once_the_run_has_ended(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, scene = working.store, working.scene
+    absorbed = await scene.send("more")
+    await store.take(working.claim)
+    await store.absorb(working.claim, absorbed.id)
+    [going] = await store.looks(harness.clock.now())
+
+    await store.change(working.claim, working.run, scene.ended())
+    [ended] = await store.looks(harness.clock.now())
+
+    assert going.item
+    assert (going.item.id, going.run) == (working.claim.item.id, working.run)
+    assert (ended.item, ended.run, ended.lane.status) == (None, None, "held")
+
+
+async def check_direct_agents_are_not_listed(harness: StoreHarness) -> None:
+    store = await harness.open()
+    direct = _direct(harness, "aaa")
+    await store.add_agent(direct)
+    for name in ("cy", "bo"):
+        await hire(harness, store, name)
+
+    assert [agent.name for agent in await store.agents()] == ["bo", "cy"]
+    assert await store.agent("aaa") == direct
+
+
+async def check_an_agent_is_changed_as_it_was_read(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, was = scene.store, await scene.store.agent("ada")
+    changed = replace(was, name="eve", providers=("codex", "claude"), model="large")
+
+    await store.set_agent(changed, was=was)
+
+    assert await store.agent("eve") == await store.agent(scene.agent) == changed
+    await refused(NotFound, store.agent("ada"))
+    await hire(harness, store, "ada")
+    await refused_whole(store, ChangeRefused, store.set_agent(was, was=was))
+    await scene.send()
+    assert await store.start(scene.holder, _never, but_not=["codex"]) == []
+
+
+async def check_an_agent_is_not_made_another(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, was = scene.store, await scene.store.agent("ada")
+    bo = await hire(harness, store, "bo")
+
+    for changed in (replace(was, is_direct=True), replace(was, removed_at=harness.clock.now())):
+        await refused_whole(store, ChangeRefused, store.set_agent(changed, was=was))
+    await refused_whole(store, ChangeRefused, store.set_agent(replace(was, id=bo), was=was))
+    for name in ("bo", bo):
+        await refused_whole(store, NameTaken, store.set_agent(replace(was, name=name), was=was))
+    unknown = replace(was, id=AgentId("agt_none"))
+    await refused_whole(store, NotFound, store.set_agent(unknown, was=unknown))
+
+
+async def check_of_two_changes_one_wins(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    other, was = await harness.open(), await scene.store.agent("ada")
+
+    async def change(store: Store, model: str) -> bool:
+        try:
+            await store.set_agent(replace(was, model=model), was=was)
+        except ChangeRefused:
+            return False
+        return True
+
+    answers = await overlapping(harness, [change(scene.store, "small"), change(other, "large")])
+
+    assert sorted(answers) == [False, True]
+    expected = "small" if answers[0] else "large"
+    assert (await other.agent("ada")).model == expected
+
+
+async def check_who_is_removed_leaves_name_and_record(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, scene = working.store, working.scene
+    await store.append(working.claim, working.batch(0, 10))
+    item = await scene.finish(working.claim)
+    was = await store.agent("ada")
+    events = await store.events(agent=scene.agent)
+
+    await store.remove_agent(scene.agent)
+
+    assert await store.agents() == []
+    await refused(NotFound, store.agent("ada"))
+    assert await store.agent(scene.agent) == replace(was, removed_at=harness.clock.now())
+    assert await store.items(scene.agent, include_settled=True) == [item]
+    assert [run.id for run in await store.runs(scene.agent)] == [working.run]
+    assert await store.events(agent=scene.agent) == events
+    assert events[0].agent == "ada"
+    again = await hire(harness, store, "ada")
+    assert (await store.agent("ada")).id == again
+
+
+async def check_nothing_more_comes_to_who_is_removed(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, agent, claim = working.store, working.scene.agent, working.claim
+    await working.scene.finish(claim)
+    await store.remove_agent(agent)
+    removed = await store.agent(agent)
+
+    for verb in (
+        store.accept(Message(agent, "more")),
+        store.lane(agent),
+        store.pause(agent),
+        store.resume(agent),
+        store.remove_agent(agent),
+        store.set_agent(replace(removed, model="large"), was=removed),
+    ):
+        await refused_whole(store, NotFound, verb)
+    for late in (
+        store.take(claim),
+        store.settle(claim),
+        store.append(claim, working.batch(0, 10, run=None)),
+        store.close_process(claim, working.process),
+    ):
+        await refused_whole(store, LeaseLost, late)
+    taken = replace(removed, name="eve", removed_at=None)
+    await refused_whole(store, NameTaken, store.add_agent(taken))
+
+
+async def check_who_has_work_is_not_removed(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store = scene.store
+    item = await scene.send()
+    await refused_whole(store, ChangeRefused, store.remove_agent(scene.agent))
+    claim = await scene.claim()
+    await refused_whole(store, ChangeRefused, store.remove_agent(scene.agent))
+    await store.release(claim)
+    await store.cancel(item.id)
+    await store.remove_agent(scene.agent)
+    warm = await set_warm(harness, "bo", store=store)
+    await refused_whole(store, ChangeRefused, store.remove_agent(warm.scene.agent))
+    await store.let_go(warm.claim)
+    await store.remove_agent(warm.scene.agent)
+    await refused_whole(store, NotFound, store.remove_agent(AgentId("agt_none")))
+
+
+async def check_a_message_beside_a_removal_is_kept_or_refused(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    other = await harness.open()
+    for n in range(4):
+        agent = await hire(harness, scene.store, f"bo{n}")
+
+        async def accept(agent: AgentId = agent) -> bool:
+            try:
+                await other.accept(Message(agent, "go"))
+            except NotFound:
+                return False
+            return True
+
+        async def remove(agent: AgentId = agent) -> bool:
+            try:
+                await scene.store.remove_agent(agent)
+            except ChangeRefused:
+                return False
+            return True
+
+        is_accepted, is_removed = await overlapping(harness, [accept(), remove()])
+
+        assert is_accepted != is_removed
+
+
+async def check_a_retired_token_is_history(harness: StoreHarness) -> None:
+    working = await set_working(harness)
+    store, claim = working.store, working.claim
+    agent, word = claim.agent, harness.secret.reveal()
+    await store.retire_token(claim, "claude", "there is none")
+    assert await store.session(agent, "claude") is None
+    await store.append(claim, working.batch(0, 10, token=working.token("one")))
+
+    await store.retire_token(claim, "claude", f"corrupt: {word}")
+    await store.retire_token(claim, "claude", "said twice")
+
+    session = await store.session(agent, "claude")
+    assert session is not None
+    assert (session.current, len(session.history)) == (None, 1)
+    [old] = session.history
+    assert (old.token, old.ended is not None and word not in old.ended) == ("one", True)
+    assert await store.token("claude", "one") is None
+    await store.append(claim, working.batch(10, 20, token=working.token("two")))
+    session = await store.session(agent, "claude")
+    assert session is not None
+    assert (session.current, session.history) == (working.token("two"), (old,))
+    assert await store.token("claude", "two") == working.token("two")
+
+
+async def check_lasting_lanes_can_be_left_alone(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store = scene.store
+    await scene.send()
+    lasting = await harness.claim_and_die()
+    direct = _direct(harness, "run_1")
+    await store.add_agent(direct)
+    await send(harness, store, direct.id, "go")
+    dead = await harness.claim_and_die(direct.id)
+    assert (lasting.agent, dead.agent) == (scene.agent, direct.id)
+
+    [first] = await store.reap(scene.holder, lasting=False)
+    assert (first.agent, first.hold.fence) == (direct, dead.fence + 1)
+    lane = await store.lane(scene.agent)
+    assert (lane.holder, lane.fence) == (lasting.holder, lasting.fence)
+    assert await store.reap(scene.holder, lasting=False) == []
+
+    [second] = await store.reap(scene.holder)
+    assert (second.agent.id, second.hold.fence) == (scene.agent, lasting.fence + 1)
+
+
+async def check_the_lane_of_a_direct_agent_is_claimed_by_name(harness: StoreHarness) -> None:
+    store = await harness.open()
+    holder = await store.join("worker")
+    direct = _direct(harness, "run_1")
+    await store.add_agent(direct)
+    await store.accept(Message(direct.id, "do"))
+
+    assert await store.claim(holder.id) == []
+    [claim] = await store.claim(holder.id, agent=direct.id)
+
+    assert claim.agent == direct.id
+
+
+def _direct(harness: StoreHarness, name: str) -> Agent:
+    return Agent(harness.ids.agent(), name, ("claude",), "/home/x", is_direct=True)
+
+
+def _opened(harness: StoreHarness) -> Callable[[Agent, Item], Created]:
+    now = harness.clock.now()
+    return lambda agent, item: Created(harness.ids.run(), agent.id, item.id, "claude", now)
+
+
+def _unknown(agent: Agent, item: Item) -> Created:
+    raise NotFound("run of", item.id)
+
+
+def _never(agent: Agent, item: Item) -> Created:
+    raise AssertionError(f"{agent} was started with {item}")

@@ -1,0 +1,37 @@
+"""What does an engine bring along so that its promises can be checked?"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from steadyrun.lib.notifier import Hints
+from steadyrun.model.gate import Accounts
+from steadyrun.model.ids import AgentId, Ids
+from steadyrun.model.item import Claim
+from steadyrun.model.secret import Secret
+from steadyrun.store import Store
+from steadyrun.testing.clock import FakeClock
+
+
+class StoreHarness(Protocol):
+    """One empty record, seen by as many processes as a check opens.
+
+    Every store is opened with `clock` and with a Scrubber that knows `secret`; `ids` is for what
+    the check itself names. `accounts` are those that this process is configured with.
+    """
+
+    clock: FakeClock
+    ids: Ids
+    secret: Secret
+
+    async def open(self, hints: Hints | None = None, *, accounts: Accounts | None = None) -> Store:
+        """Another process's view of the same record. The harness closes all at the end."""
+
+    async def claim_and_die(self, agent: AgentId | None = None) -> Claim:
+        """Let a holder elsewhere join, claim one lane and be gone without a word."""
+
+    def stalled(self) -> AbstractAsyncContextManager[None]:
+        """Make every write wait until the block is left, so that writes begun inside overlap."""
+
+
+Promise = Callable[[StoreHarness], Awaitable[None]]

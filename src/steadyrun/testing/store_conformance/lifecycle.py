@@ -1,0 +1,32 @@
+"""Promises about several stores on one record: they agree, and each closes for itself."""
+
+from steadyrun.testing.store_conformance.fixtures import everything, hire, set_eventful, set_scene
+from steadyrun.testing.store_conformance.harness import StoreHarness
+
+
+async def check_closing_twice_is_fine(harness: StoreHarness) -> None:
+    store = await harness.open()
+    await hire(harness, store, "ada")
+
+    await store.close()
+    await store.close()
+
+    assert [agent.name for agent in await (await harness.open()).agents()] == ["ada"]
+
+
+async def check_one_store_closes_without_the_others(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    other = await harness.open()
+
+    await other.close()
+
+    await scene.send()
+    assert (await scene.claim()).agent == scene.agent
+
+
+async def check_every_store_answers_the_same(harness: StoreHarness) -> None:
+    working = await set_eventful(harness)
+    other = await harness.open()
+
+    assert await everything(other) == await everything(working.store)
+    assert await other.holders() == await working.store.holders()

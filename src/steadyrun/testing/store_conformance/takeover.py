@@ -1,0 +1,222 @@
+"""Promises about holders that are gone: their lanes are taken over, their late writes refused."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from steadyrun.errors import HolderGone, LeaseLost
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import ItemId
+from steadyrun.model.item import Item, Message
+from steadyrun.model.process import Process
+from steadyrun.model.run import Created, Launched, Orphaned
+from steadyrun.testing.store_conformance.fixtures import (
+    Working,
+    everything,
+    hire,
+    overlapping,
+    reaped,
+    refused_whole,
+    send,
+    set_scene,
+)
+from steadyrun.testing.store_conformance.harness import StoreHarness
+
+
+async def check_who_is_no_holder_any_more_gets_nothing(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    store, gone = scene.store, (await scene.store.join("test")).id
+    await scene.send()
+    await store.leave(gone)
+
+    await refused_whole(store, HolderGone, store.claim(gone))
+    await refused_whole(store, HolderGone, store.start(gone, _never))
+    await refused_whole(store, HolderGone, store.reap(gone))
+
+    assert (await scene.claim()).holder == scene.holder
+
+
+def _never(_: Agent, __: Item) -> Created:
+    raise AssertionError("nothing is to be begun")
+
+
+async def check_a_holder_that_is_gone_is_reaped(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    item = await scene.send()
+    dead = await harness.claim_and_die()
+    assert (dead.agent, dead.item.id) == (scene.agent, item.id)
+    assert (await scene.store.lane(scene.agent)).status == "held"
+
+    [claim] = await reaped(scene.store, scene.holder)
+
+    assert (claim.agent, claim.holder, claim.fence) == (scene.agent, scene.holder, dead.fence + 1)
+    assert claim.item == await scene.store.item(item.id)
+    assert (claim.item.status, claim.item.attempt) == ("running", 1)
+    lane = await scene.store.lane(scene.agent)
+    assert (lane.status, lane.holder, lane.fence) == ("held", scene.holder, claim.fence)
+    assert dead.holder not in {holder.id for holder in await scene.store.holders()}
+
+
+async def check_the_living_are_not_reaped(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    await scene.send()
+    claim = await scene.claim()
+    other = await harness.open()
+    reaper = await other.join("reaper")
+
+    assert await other.reap(reaper.id) == []
+    assert await scene.store.reap(scene.holder) == []
+
+    await scene.begin(claim)
+    assert (await scene.finish(claim)).status == "completed"
+
+
+async def check_who_left_is_reaped(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    await scene.send()
+    claim = await scene.claim()
+    other = await harness.open()
+    reaper = await other.join("reaper")
+    await scene.store.leave(scene.holder)
+
+    [lost] = await reaped(other, reaper.id)
+
+    assert (lost.item.id, lost.fence) == (claim.item.id, claim.fence + 1)
+    await refused_whole(other, LeaseLost, scene.store.release(claim))
+
+
+async def check_a_lane_is_reaped_once(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    others = [await harness.open() for _ in range(3)]
+    reapers = [(store, (await store.join("reaper")).id) for store in others]
+    for name in ("bo", "cy"):
+        await send(harness, scene.store, await hire(harness, scene.store, name), "work")
+        await harness.claim_and_die()
+
+    answers = await overlapping(harness, [s.reap(h) for s, h in reapers * 2])
+
+    claims = [claim for answer in answers for claim in answer]
+    assert len({claim.agent for claim in claims}) == len(claims) == 2
+    assert await others[0].reap(reapers[0][1]) == []
+
+
+async def check_a_reaped_lane_is_settled_by_its_new_holder(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    await scene.send()
+    dead = await harness.claim_and_die()
+    run = await scene.begin(dead)
+    followup = await scene.send("later")
+    await scene.store.take(dead)
+    [claim] = await reaped(scene.store, scene.holder)
+    assert claim.item.run == run
+
+    item = await scene.store.settle(claim, Orphaned(harness.clock.now()))
+
+    assert (item.status, item.id) == ("failed", dead.item.id)
+    assert (await scene.store.run(run)).stop_reason == "orphaned"
+    returned = await scene.store.item(followup.id)
+    assert (returned.status, returned.delivery) == ("queued", "returned")
+    assert (await scene.claim()).item.id == followup.id
+
+
+async def check_late_writes_of_the_dead_are_refused(harness: StoreHarness) -> None:
+    working, offer = await _set_dead(harness)
+    store = working.store
+    [claim] = await reaped(store, working.scene.holder)
+
+    for name, write in _writes(working, offer):
+        error = await refused_whole(store, LeaseLost, write())
+        assert (error.agent, error.fence) == (claim.agent, working.claim.fence), name
+
+    await store.settle(claim, Orphaned(harness.clock.now()))
+    for _, write in _writes(working, offer):
+        await refused_whole(store, LeaseLost, write())
+
+
+async def check_a_lane_won_again_refuses_the_old_claim(harness: StoreHarness) -> None:
+    scene = await set_scene(harness)
+    await scene.send()
+    old = await scene.claim()
+    await scene.store.release(old)
+    new = await scene.claim()
+    assert (new.agent, new.holder, new.item.id) == (old.agent, old.holder, old.item.id)
+
+    for verb in (scene.store.take(old), scene.store.release(old), scene.begin(old)):
+        await refused_whole(scene.store, LeaseLost, verb)
+
+    await scene.begin(new)
+    assert (await scene.finish(new)).status == "completed"
+
+
+async def check_a_late_settle_beside_a_reap_has_one_winner(harness: StoreHarness) -> None:
+    for n in range(6):
+        working, _ = await _set_dead(harness, f"ada{n}")
+        other = await harness.open()
+        verbs: list[Awaitable[Any]] = [
+            other.reap(working.scene.holder),
+            _settled_or_lost(working),
+        ]
+
+        answers = await overlapping(harness, verbs if n % 2 else verbs[::-1])
+
+        claims, is_settled = answers if n % 2 else answers[::-1]
+        assert is_settled == (not claims)
+        item = await other.item(working.claim.item.id)
+        assert item.status == ("completed" if is_settled else "running")
+        await other.pause(item.agent)
+
+
+async def check_nothing_runs_again_by_reaping(harness: StoreHarness) -> None:
+    working, _ = await _set_dead(harness)
+    before = await everything(working.store)
+
+    await working.store.reap(working.scene.holder)
+
+    after = await everything(working.store)
+    assert {name for name in after if after[name] != before[name]} == {"lanes"}
+
+
+async def _set_dead(harness: StoreHarness, name: str = "ada") -> tuple[Working, ItemId]:
+    """A run with a process and an open offer whose holder is gone."""
+    scene = await set_scene(harness, name)
+    await scene.send()
+    dead = await harness.claim_and_die()
+    run = await scene.begin(dead)
+    process = await scene.open_process(dead)
+    await scene.send("later")
+    [offer] = await scene.store.take(dead)
+    return Working(scene, dead, run, process), offer.id
+
+
+async def _settled_or_lost(working: Working) -> bool:
+    try:
+        await working.scene.finish(working.claim)
+    except LeaseLost:
+        return False
+    return True
+
+
+def _writes(working: Working, offer: ItemId) -> list[tuple[str, Callable[[], Awaitable[object]]]]:
+    """Every write that names a claim."""
+    scene, store, claim = working.scene, working.store, working.claim
+    now, new = scene.harness.clock.now(), scene.harness.ids.run()
+    opened = Process(scene.harness.ids.process(), claim.agent, "claude", "here", "/keepers/2", now)
+    created = Created(new, claim.agent, claim.item.id, "claude", now)
+    return [
+        ("take", lambda: store.take(claim)),
+        ("absorb", lambda: store.absorb(claim, offer)),
+        ("give_back", lambda: store.give_back(claim, offer)),
+        ("release", lambda: store.release(claim)),
+        ("go_on", lambda: store.go_on(claim, offer)),
+        ("go_on unasked", lambda: store.go_on(claim, Message(claim.agent, "by itself", "self"))),
+        ("again", lambda: store.again(claim, spends=True)),
+        ("settle", lambda: store.settle(claim, scene.ended())),
+        ("rest", lambda: store.rest(claim, scene.ended())),
+        ("settle with a batch", lambda: store.settle(claim, scene.ended(), working.batch(0, 5))),
+        ("change", lambda: store.change(claim, working.run, Launched(now))),
+        ("create", lambda: store.change(claim, new, created)),
+        ("open_process", lambda: store.open_process(claim, opened)),
+        ("close_process", lambda: store.close_process(claim, working.process)),
+        ("append", lambda: store.append(claim, working.batch(0, 5))),
+        ("retire_token", lambda: store.retire_token(claim, "claude", "corrupt")),
+        ("append ours", lambda: store.append(claim, working.batch(0, 0, working.noted("r", 1)))),
+    ]

@@ -1,1 +1,0 @@
-"""How bytes come and go: files watched, later pipes, frames and calls."""
