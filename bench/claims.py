@@ -22,7 +22,7 @@ from steadyrun.model.run import Finished
 from steadyrun.model.secret import Scrubber
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 from steadyrun.stores.sqlite.db import schema
-from steadyrun.stores.sqlite.db.settings import Terms
+from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.sql import gates, items, runs
 from steadyrun.stores.sqlite.sql.items import Chosen
 from steadyrun.stores.sqlite.sql.rows import Connection
@@ -32,7 +32,7 @@ AGENTS = 200
 CLAIMERS = 32
 
 T = TypeVar("T")
-_TERMS = Terms(Scrubber(SECRETS), GateRules(), {})
+_TERMS = StoreSettings(Scrubber(SECRETS), GateRules(), {})
 
 
 def rows() -> list[Row]:

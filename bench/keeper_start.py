@@ -14,7 +14,7 @@ import anyio
 
 from bench.measure import Rounds, Row, believed, in_turns, scratch, seconds
 from steadyrun.drivers import keeper_client
-from steadyrun.drivers.keeper_client import Limits, Spec
+from steadyrun.drivers.keeper_client import KeeperLimits, KeeperSpec
 
 ROUNDS = 30
 _ECHO = ("/bin/echo", "here")
@@ -37,7 +37,7 @@ async def _kept() -> float:
         # The first use of a worker thread makes it; that is no part of a keeper.
         await anyio.to_thread.run_sync(_nothing)
         directory = folder / "process"
-        spec = Spec("prc_bench", str(directory), _ECHO, "/", {}, "null", (), Limits())
+        spec = KeeperSpec("prc_bench", str(directory), _ECHO, "/", {}, "null", (), KeeperLimits())
         begin = time.perf_counter()
         await keeper_client.start(spec)
         _wait_for_byte(directory / "journal")

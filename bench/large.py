@@ -34,7 +34,7 @@ from steadyrun.model.run import Finished, Launched
 from steadyrun.model.secret import Scrubber
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 from steadyrun.stores.sqlite.db import schema
-from steadyrun.stores.sqlite.db.settings import Terms
+from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.sql import gates, items, runs
 from steadyrun.stores.sqlite.sql.rows import Connection
 
@@ -47,7 +47,7 @@ _CALLS_PER_ROUND = 300
 _PAGE, _LAST = 50, 20
 _CHECKED = 200
 
-_TERMS = Terms(Scrubber(SECRETS), GateRules(), {})
+_TERMS = StoreSettings(Scrubber(SECRETS), GateRules(), {})
 _WORDS = ("looked", "at", "the", "next", "failing", "test", "and", "found", "why", "it", "fails")
 
 Call = Callable[[SqliteStore, "_Filled", random.Random], Awaitable[None]]

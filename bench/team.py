@@ -20,7 +20,7 @@ from steadyrun.lib.task_group import task_group
 from steadyrun.model.agent import Agent
 from steadyrun.model.item import Item, Message
 from steadyrun.runtime.daemon import Daemon
-from steadyrun.runtime.dispatcher import Room
+from steadyrun.runtime.dispatcher import Capacity
 from steadyrun.store import Store
 
 _KEY = b"k" * 32
@@ -30,7 +30,7 @@ _DRAIN_SECONDS = 60.0
 
 
 @asynccontextmanager
-async def working(config: Config, room: Room) -> AsyncIterator[Daemon]:
+async def working(config: Config, room: Capacity) -> AsyncIterator[Daemon]:
     """A daemon that takes items in, and ends its processes at the end."""
     async with (
         open_runtime(config, kind="daemon", machine="here") as around,
@@ -85,7 +85,7 @@ def say(word: object) -> None:
 
 async def _drive(home: Path, count: int) -> None:
     """Say that it works; begin as many runs, and say so; say when all of them have ended."""
-    async with working(load(home, cwd=home), Room(runs=count, processes=count)) as daemon:
+    async with working(load(home, cwd=home), Capacity(runs=count, processes=count)) as daemon:
         say("ready")
         await told()
         store = daemon.holding.around.store
@@ -100,7 +100,7 @@ async def _drive(home: Path, count: int) -> None:
 async def _adopt(home: Path, count: int) -> None:
     """Say when everything is imported, and go on with what is there; say when it has ended."""
     say(time.monotonic_ns())
-    async with working(load(home, cwd=home), Room(runs=count, processes=count)) as daemon:
+    async with working(load(home, cwd=home), Capacity(runs=count, processes=count)) as daemon:
         await _until_ended(daemon.holding.around.store, count)
 
 

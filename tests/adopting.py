@@ -220,7 +220,7 @@ def adopted(
 ) -> Home:
     """What is recorded of a run whose driver is killed after `before`.
 
-    The CLI waits for `let_go`: it comes while nobody is there, or when the next program, which is
+    The CLI waits for `release_lane`: it comes while nobody is there, or when the next program, which is
     this one, has come and has done `then`.
     """
 

@@ -13,7 +13,7 @@ from steadyrun.config import Config
 from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.task_group import task_group
 from steadyrun.library import Steadyrun
-from steadyrun.runtime.direct_runs import Holding
+from steadyrun.runtime.direct_runs import DirectRuns
 from tests.stage import PATIENCE_SECONDS
 
 
@@ -40,5 +40,5 @@ async def library_ahead(config: Config, clock: Ahead) -> AsyncIterator[Steadyrun
             open_runtime(config, kind="test", machine="here") as around,
             task_group() as tasks,
         ):
-            yield Steadyrun(Holding(replace(around, clock=clock), tasks))
+            yield Steadyrun(DirectRuns(replace(around, clock=clock), tasks))
             tasks.cancel_scope.cancel()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from steadyrun.dialect import LaunchRequest, Said, Turn
+from steadyrun.dialect import DialectOutput, LaunchRequest, Turn
 from steadyrun.providers.codex.dialect import Codex
 from steadyrun.providers.codex.launch import CodexOptions
 from tests.talk import Line, Talker
@@ -165,7 +165,7 @@ def resolved(request: Any = 0) -> Line:
     return news("serverRequest/resolved", requestId=request)
 
 
-def approval_of(said: list[Said]) -> str:
+def approval_of(said: list[DialectOutput]) -> str:
     """The name of the question that was told last."""
     name = getattr(said[-1], "approval", None)
     assert isinstance(name, str)

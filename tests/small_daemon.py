@@ -25,9 +25,9 @@ from steadyrun.model.item import Item, Message
 from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
-from steadyrun.operations.context import Desk, ProcessState
+from steadyrun.operations.context import OperationContext, ProcessState
 from steadyrun.operations.documents import DaemonDocument, Live, Stopped
-from steadyrun.runtime.events.bus import Listener, Look, News
+from steadyrun.runtime.events.bus import News, StreamSignal, Subscription
 from steadyrun.store import Accepted, Started, Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.version import __version__
@@ -49,7 +49,7 @@ class SmallDaemon:
         self.is_stopped = anyio.Event()
         self.started_at: datetime = clock.now()
         self.live = 0
-        self._listeners: set[Listener] = set()
+        self._listeners: set[Subscription] = set()
         self._told = 0
         self._quiet = anyio.Event()
 
@@ -88,7 +88,7 @@ class SmallDaemon:
         self, *, agent: AgentId | None, run: RunId | None, after: int
     ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
         with self._listening() as listener:
-            news: News | None = Look.AGAIN
+            news: News | None = StreamSignal.AGAIN
             while news is not None:
                 for seen in await self._new(news, agent, run, after):
                     yield seen
@@ -100,13 +100,13 @@ class SmallDaemon:
     ) -> list[StoredEvent | LiveEvent]:
         if isinstance(news, LiveEvent):
             return [news] if run in {None, news.run} else []
-        if isinstance(news, Look):
+        if isinstance(news, StreamSignal):
             return [*await self.store.events(after, agent=agent, run=run, limit=100_000)]
         return [each for each in news if each.cursor > after and run in {None, each.run}]
 
     @contextmanager
-    def _listening(self) -> Iterator[Listener]:
-        listener = Listener()
+    def _listening(self) -> Iterator[Subscription]:
+        listener = Subscription()
         self._listeners.add(listener)
         try:
             yield listener
@@ -218,15 +218,17 @@ def desk_of(
     clock: Clock | None = None,
     ids: Ids | None = None,
     daemon: SmallDaemon | None = None,
-) -> Desk:
+) -> OperationContext:
     clock = clock or SystemClock()
-    return Desk(store, clock, ids or Ids(clock.now), home, ABILITIES.get, enforced, daemon)
+    return OperationContext(
+        store, clock, ids or Ids(clock.now), home, ABILITIES.get, enforced, daemon
+    )
 
 
 @asynccontextmanager
 async def opened(
     home: Path, *, clock: Clock | None = None, ids: Ids | None = None
-) -> AsyncIterator[tuple[Desk, SmallDaemon]]:
+) -> AsyncIterator[tuple[OperationContext, SmallDaemon]]:
     """A desk with a small daemon on a real store."""
     clock = clock or SystemClock()
     ids = ids or Ids(clock.now)
@@ -245,7 +247,7 @@ async def served(
     clock: Clock | None = None,
     ids: Ids | None = None,
     bugs: list[tuple[str, Exception]] | None = None,
-) -> AsyncIterator[tuple[Desk, SmallDaemon]]:
+) -> AsyncIterator[tuple[OperationContext, SmallDaemon]]:
     """The same, with its socket; what breaks in it is put into `bugs`."""
     found: list[tuple[str, Exception]] = [] if bugs is None else bugs
     async with (

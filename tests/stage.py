@@ -21,9 +21,9 @@ import msgspec
 import steadyrun
 from steadyrun.config import Config, ProviderSettings, load
 from steadyrun.dialect import Dialect, Ended, LaunchRequest, Verdict
-from steadyrun.driver import Stretch
+from steadyrun.driver import JournalBatch
 from steadyrun.drivers.keeper_client import read_sent
-from steadyrun.drivers.launcher import KeeperDrivers, Setup
+from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
 from steadyrun.drivers.process_driver import ProcessDriver
 from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.file_follower import FileWatches
@@ -310,9 +310,9 @@ class Ear:
         self.events: list[Any] = []
         self._rung = anyio.Event()
 
-    async def hear(self, stretch: Stretch) -> None:
-        self.ends += [heard for heard in stretch.heard if isinstance(heard, Ended)]
-        self.events += [heard.event for heard in stretch.heard if isinstance(heard, Emitted)]
+    async def hear(self, stretch: JournalBatch) -> None:
+        self.ends += [heard for heard in stretch.output if isinstance(heard, Ended)]
+        self.events += [heard.event for heard in stretch.output if isinstance(heard, Emitted)]
         self._rung.set()
         self._rung = anyio.Event()
 
@@ -336,10 +336,10 @@ async def warm(
     def env() -> dict[str, str]:
         return cli.environment(stage.user, stage.server.url)
 
-    setup = Setup(dialect, env, (str(cli.program()),))
+    setup = ProviderSetup(dialect, env, (str(cli.program()),))
     with FileWatches() as watches, anyio.fail_after(PATIENCE_SECONDS):
         clock = SystemClock()
-        drivers = KeeperDrivers(stage.home, {cli.name: setup}, clock=clock, watches=watches)
+        drivers = KeeperLauncher(stage.home, {cli.name: setup}, clock=clock, watches=watches)
         await drivers.launch(process, first)
         async with (
             drivers.drive(process, holder=HolderId("warm"), fence=1, sink=ear.hear) as driver,

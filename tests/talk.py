@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from steadyrun.dialect import Began, Dialect, Ended, Refused, Said, Send, Turn
-from steadyrun.drivers.turn_tracker import Told, Turns
+from steadyrun.dialect import Began, Dialect, DialectOutput, Ended, Refused, Send, Turn
+from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 
@@ -24,9 +24,9 @@ class Talker(Generic[D]):
         self.log: list[Frame] = []
         self._place, self._number = 0, 0
 
-    def hear(self, *lines: Line) -> list[Said]:
+    def hear(self, *lines: Line) -> list[DialectOutput]:
         """These were printed."""
-        said: list[Said] = []
+        said: list[DialectOutput] = []
         for line in lines:
             raw = line if isinstance(line, bytes) else json.dumps(line).encode()
             self._place += 10
@@ -34,28 +34,28 @@ class Talker(Generic[D]):
             said += self.dialect.receive(self.log[-1])
         return said
 
-    def tell(self, *sends: Send | Refused | None) -> list[Said]:
+    def tell(self, *sends: Send | Refused | None) -> list[DialectOutput]:
         """These were sent."""
-        said: list[Said] = []
+        said: list[DialectOutput] = []
         for send in sends:
             assert isinstance(send, Send)
             said += self._sent(send.raw, send.key)
         return said
 
-    def write(self, line: Line) -> list[Said]:
+    def write(self, line: Line) -> list[DialectOutput]:
         """This was sent by somebody who gives no keys, as in a recording."""
         return self._sent(line if isinstance(line, bytes) else json.dumps(line).encode(), "")
 
-    def _sent(self, raw: bytes, key: str) -> list[Said]:
+    def _sent(self, raw: bytes, key: str) -> list[DialectOutput]:
         self._number += 1
         self.log.append(Frame(raw, self._place, key, self._number))
         return self.dialect.sent(self.log[-1])
 
-    def turn(self, key: str = "t1", text: str = "hello") -> list[Said]:
+    def turn(self, key: str = "t1", text: str = "hello") -> list[DialectOutput]:
         return self.tell(*self.dialect.begin(Turn(key, text)))
 
 
-def play(turns: Turns, frames: list[Frame]) -> list[Told]:
+def play(turns: TurnTracker, frames: list[Frame]) -> list[TrackedOutput]:
     """What came of frames that have passed."""
     return [
         each
@@ -64,13 +64,13 @@ def play(turns: Turns, frames: list[Frame]) -> list[Told]:
     ]
 
 
-def the_end(said: list[Said]) -> Ended:
+def the_end(said: list[DialectOutput]) -> Ended:
     """The last thing said."""
     assert isinstance(said[-1], Ended)
     return said[-1]
 
 
-def fates(said: list[Said]) -> list[Said]:
+def fates(said: list[DialectOutput]) -> list[DialectOutput]:
     """What is said of turns and follow-ups."""
     return [each for each in said if isinstance(each, _FATES)]
 

@@ -34,7 +34,7 @@ from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.daemon import Daemon
-from steadyrun.runtime.dispatcher import Room
+from steadyrun.runtime.dispatcher import Capacity
 from steadyrun.runtime.log import FactFormatter
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
@@ -45,7 +45,7 @@ PATIENCE_SECONDS = 40.0
 KEY = b"k" * 32
 ALL = 100_000
 _DAEMON = Path(__file__).with_name("children") / "team_daemon.py"
-USUAL = Room()
+USUAL = Capacity()
 
 Event = TypeVar("Event")
 
@@ -305,7 +305,7 @@ async def victim(place: Path, step: str = "") -> AsyncIterator[tuple[Home, Victi
 @asynccontextmanager
 async def working(
     place: Path,
-    room: Room = USUAL,
+    room: Capacity = USUAL,
     *,
     config: str = "",
     clock: Clock | None = None,

@@ -122,7 +122,7 @@ class Send(Struct, frozen=True):
     raw: bytes
 
 
-class Signal(Struct, frozen=True):
+class SendSignal(Struct, frozen=True):
     """Send the child this signal."""
 
     number: int
@@ -233,7 +233,7 @@ class Picture(Struct, frozen=True):
     data: bytes
 
 
-Said = Event | Began | Ended | Send | Picture
+DialectOutput = Event | Began | Ended | Send | Picture
 
 
 class Dialect(Protocol):
@@ -291,18 +291,18 @@ class Dialect(Protocol):
     def recall(self, offer: str) -> Send | None:
         """Take back what has not been consumed; None where that cannot be done."""
 
-    def interrupt(self) -> Send | Signal | None:
+    def interrupt(self) -> Send | SendSignal | None:
         """End the turn that is open; None when there is no way but to end the process."""
 
     def decide(self, approval: str, verdict: Verdict) -> list[Send]: ...
 
     # The state changes only here.
 
-    def sent(self, frame: Frame) -> list[Said]:
+    def sent(self, frame: Frame) -> list[DialectOutput]:
         """This was written to the CLI."""
 
-    def receive(self, frame: Frame) -> list[Said]:
+    def receive(self, frame: Frame) -> list[DialectOutput]:
         """The CLI printed this."""
 
-    def ended(self, last: Exit) -> list[Said]:
+    def ended(self, last: Exit) -> list[DialectOutput]:
         """The process is gone. A turn that is open after this has failed."""

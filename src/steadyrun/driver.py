@@ -23,10 +23,10 @@ from steadyrun.model.ids import HolderId, ProcessId
 from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 
-Heard = Emitted | Began | Ended
+DriverOutput = Emitted | Began | Ended
 
 
-class Stretch(Struct, frozen=True):
+class JournalBatch(Struct, frozen=True):
     """What was heard up to `offset` of a process's journal.
 
     `memory` is what to save at a turn's end, `sent` the number of the last frame sent by then. A
@@ -34,14 +34,14 @@ class Stretch(Struct, frozen=True):
     the next stretch is in the journal already: there is no hurry then to pass this one on.
     """
 
-    heard: list[Heard]
+    output: list[DriverOutput]
     offset: int
     sent: int
     memory: bytes | None = None
     has_more: bool = False
 
 
-Sink = Callable[[Stretch], Awaitable[None]]
+Sink = Callable[[JournalBatch], Awaitable[None]]
 
 
 class Driver(Protocol):
@@ -102,7 +102,7 @@ class Driver(Protocol):
         """End the process and all it started; `follow` returns when they are gone."""
 
 
-class Drivers(Protocol):
+class Launcher(Protocol):
     """Starts processes, and takes over those that live or have left something to read."""
 
     def abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:

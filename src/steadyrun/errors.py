@@ -1,7 +1,7 @@
 """What can go wrong, split by what the caller does next.
 
 SteadyrunError
-    Usage                    correct what was typed or written, then call again       exit 2
+    InvalidUsage             correct what was typed or written, then call again       exit 2
         ConfigInvalid            a setting is unknown, of the wrong type or impossible
         ConfigUntrusted          a project's file sets what only a trusted one may
         VariableUnset            a ${VAR} that is needed now is not in the environment
@@ -24,7 +24,7 @@ SteadyrunError
         ChangeRefused            this step is not possible from the present state
         OffsetMismatch           read on from the stored offset
         DaemonRunning            this home has its daemon already
-    GateClosed               a provider has refused for now; wait until it is open     exit 6
+    ProviderClosed           a provider has refused for now; wait until it is open     exit 6
     LeaseLost                stop; write nothing more                                  exit 5
         HolderGone               this process is no holder any more; end it
     KeeperGone               adopt the process again, or take it as ended              exit 1
@@ -72,14 +72,14 @@ class SteadyrunError(Exception):
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
 
-class Usage(SteadyrunError):
+class InvalidUsage(SteadyrunError):
     """The call or the configuration is wrong; nothing was done."""
 
     exit_code = 2
     code = "usage"
 
 
-class ConfigInvalid(Usage):
+class ConfigInvalid(InvalidUsage):
     """A setting cannot be used as it is written."""
 
     code = "config_invalid"
@@ -98,7 +98,7 @@ class ConfigUntrusted(ConfigInvalid):
     code = "config_untrusted"
 
 
-class VariableUnset(Usage):
+class VariableUnset(InvalidUsage):
     """A `${VAR}` that is needed now has no value."""
 
     code = "variable_unset"
@@ -111,7 +111,7 @@ class VariableUnset(Usage):
         self.variable, self.setting = variable, setting
 
 
-class RecordingInvalid(Usage):
+class RecordingInvalid(InvalidUsage):
     """A line of a recording cannot be read."""
 
     code = "recording_invalid"
@@ -124,7 +124,7 @@ class RecordingInvalid(Usage):
         self.file, self.line, self.problem = file, line, problem
 
 
-class AbilityMissing(Usage):
+class AbilityMissing(InvalidUsage):
     """A provider was asked for something it cannot do."""
 
     code = "ability_missing"
@@ -144,7 +144,7 @@ _LAUNCH_HINTS = {
 }
 
 
-class LaunchFailed(Usage):
+class LaunchFailed(InvalidUsage):
     """A provider's program could not be started."""
 
     code = "launch_failed"
@@ -167,7 +167,7 @@ class KeeperFailed(LaunchFailed):
         super().__init__(program, code="failed", problem=f"the keeper did not start: {problem}")
 
 
-class MessageTooLong(Usage):
+class MessageTooLong(InvalidUsage):
     """A message is longer than what can be stored and told."""
 
     code = "message_too_long"
@@ -178,7 +178,7 @@ class MessageTooLong(Usage):
         self.found, self.most = found, most
 
 
-class FileUnusable(Usage):
+class FileUnusable(InvalidUsage):
     """A file is of the wrong kind, too large, in the wrong place or cannot be read."""
 
     code = "file_unusable"
@@ -320,7 +320,7 @@ class DaemonRunning(Conflict):
         self.home, self.pid = home, pid
 
 
-class GateClosed(SteadyrunError):
+class ProviderClosed(SteadyrunError):
     """The provider has said that it will do nothing more for now. Nothing was written."""
 
     exit_code = 6

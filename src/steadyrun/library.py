@@ -27,7 +27,7 @@ from steadyrun.app.operations import desk_among
 from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config, load
 from steadyrun.dialect import Refused, Verdict
-from steadyrun.errors import AbilityMissing, Conflict, MessageTooLong, NotFound, Usage
+from steadyrun.errors import AbilityMissing, Conflict, InvalidUsage, MessageTooLong, NotFound
 from steadyrun.lib.safe_paths import directory
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.agent import Agent
@@ -49,10 +49,10 @@ from steadyrun.model.text import utf8
 from steadyrun.model.usage import Cost
 from steadyrun.operations.approvals import answer_to, approval_documents, find_approval
 from steadyrun.operations.documents import ApprovalDocument
-from steadyrun.runtime.deps import Ask
-from steadyrun.runtime.direct_runs import Holding
+from steadyrun.runtime.deps import RunRequest
+from steadyrun.runtime.direct_runs import DirectRuns
 from steadyrun.runtime.events.bus import LAST, events_of
-from steadyrun.runtime.run.options import NEEDS, Wishes, check_wishes
+from steadyrun.runtime.run.options import NEEDS, RunOptions, validate_options
 from steadyrun.runtime.run.permissions import permitted, require_kept
 from steadyrun.store import PAGE, follow
 
@@ -82,12 +82,12 @@ class Offered(Struct, frozen=True):
 class Steadyrun:
     """Runs of one home. Made by `steadyrun.open`."""
 
-    def __init__(self, holding: Holding) -> None:
+    def __init__(self, holding: DirectRuns) -> None:
         self._holding = holding
         self._around = holding.around
 
     async def start(
-        self, prompt: str, *, provider: str, cwd: str | Path = ".", **wishes: Unpack[Wishes]
+        self, prompt: str, *, provider: str, cwd: str | Path = ".", **wishes: Unpack[RunOptions]
     ) -> "RunHandle":
         """Begin a run that belongs to no agent, and return at once."""
         return await self._begin(prompt, provider, cwd, wishes)
@@ -99,11 +99,11 @@ class Steadyrun:
         *,
         provider: str,
         cwd: str | Path = ".",
-        **wishes: Unpack[Wishes],
+        **wishes: Unpack[RunOptions],
     ) -> "RunHandle":
         """Begin a run in a role: what `roles/ROLE.md` of the home says, and the files of an agent
         in `cwd`, are told before the prompt."""
-        check_wishes(wishes)
+        validate_options(wishes)
         given = wishes.get("metadata", {})
         wishes["metadata"] = {**given, "trigger": "summon", "role": role}
         return await self._begin(prompt, provider, cwd, wishes, role)
@@ -113,11 +113,11 @@ class Steadyrun:
         prompt: str,
         provider: str,
         cwd: str | Path,
-        wishes: Wishes,
+        wishes: RunOptions,
         role: str | None = None,
     ) -> "RunHandle":
         _check_text(prompt)
-        check_wishes(wishes)
+        validate_options(wishes)
         home = str(await anyio.to_thread.run_sync(directory, cwd))
         run = self._around.ids.run()
         await self._go_on(provider, home, wishes)
@@ -135,7 +135,7 @@ class Steadyrun:
         is_fresh_allowed = wishes.get("or_fresh", False)
         resume, schema = wishes.get("resume"), wishes.get("schema")
         metadata, env = wishes.get("metadata", {}), wishes.get("env", {})
-        ask = Ask(resume, is_fresh_allowed, images, schema, wall, metadata, env)
+        ask = RunRequest(resume, is_fresh_allowed, images, schema, wall, metadata, env)
         await self._holding.start(agent, run, prompt, ask)
         return RunHandle(self._holding, run)
 
@@ -145,7 +145,7 @@ class Steadyrun:
 
     async def costs(self, runs: Iterable[str]) -> dict[str, Cost]:
         """What runs have cost; ids that are not known are left out."""
-        found = await self._around.store.costs([RunId(run) for run in runs])
+        found = await self._around.store.run_costs([RunId(run) for run in runs])
         return {str(run): cost for run, cost in found.items()}
 
     async def approvals(
@@ -178,14 +178,14 @@ class Steadyrun:
         [document] = await approval_documents(store, [answered])
         return document
 
-    async def _go_on(self, provider: str, home: str, wishes: Wishes) -> None:
+    async def _go_on(self, provider: str, home: str, wishes: RunOptions) -> None:
         """A conversation goes on where it began, and with its model unless another is named."""
         resume = wishes.get("resume")
         known = await self._around.store.token(provider, resume) if resume else None
         if known is None:
             return
         if known.cwd != home and not wishes.get("or_fresh"):
-            raise Usage(
+            raise InvalidUsage(
                 f"the conversation {resume} belongs to {known.cwd}, not to {home}",
                 hint="Go on there, or allow a new one with or_fresh.",
             )
@@ -204,7 +204,7 @@ class Steadyrun:
         found = self._around.drivers.enforce(agent.provider, rights(agent.policy))
         require_kept(agent.provider, found, asked="tools")
 
-    def _check(self, provider: str, wishes: Wishes) -> None:
+    def _check(self, provider: str, wishes: RunOptions) -> None:
         abilities = self._around.drivers.abilities(provider)
         for wish in wishes:
             need = NEEDS.get(wish)
@@ -216,7 +216,7 @@ class Steadyrun:
 class RunHandle:
     """One run. Any number of programs may have a handle to it."""
 
-    def __init__(self, holding: Holding, run: RunId) -> None:
+    def __init__(self, holding: DirectRuns, run: RunId) -> None:
         self.id = run
         self._holding = holding
         self._store = holding.around.store
@@ -336,13 +336,13 @@ async def open_library(config: Config | None = None) -> AsyncIterator[Steadyrun]
         open_runtime(config, kind="library", machine=platform.node()) as around,
         task_group() as tasks,
     ):
-        holding = Holding(around, tasks)
+        holding = DirectRuns(around, tasks)
         await holding.adopt()
         yield Steadyrun(holding)
         tasks.cancel_scope.cancel()
 
 
-def _agent(agent: Any, run: RunId, provider: str, home: str, wishes: Wishes) -> Agent:
+def _agent(agent: Any, run: RunId, provider: str, home: str, wishes: RunOptions) -> Agent:
     """A run that no agent was asked for belongs to an agent of its own name."""
     tools = wishes.get("tools")
     policy = Policy(

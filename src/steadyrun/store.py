@@ -19,14 +19,14 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from steadyrun.lib.notifier import FALLBACK_POLL_SECONDS, Hints
+from steadyrun.lib.notifier import FALLBACK_POLL_SECONDS, Notifier
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import Emitted, StoredEvent
 from steadyrun.model.gate import Accounts, Gate, GateNews
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Hold, Item, Message
+from steadyrun.model.item import Claim, Item, Lease, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.session import ResumeToken, Session
@@ -105,10 +105,10 @@ class Accepted(Struct, frozen=True):
         return Accepted(item if item.id == self.item.id else self.item, self.is_new, started)
 
 
-class Lost(Struct, frozen=True):
+class AbandonedLane(Struct, frozen=True):
     """What a holder that is gone has left. `hold` is a `Claim` unless the lane was warm."""
 
-    hold: Hold
+    hold: Lease
     agent: Agent
     # Of the claim's item, if it had one.
     run: Run | None
@@ -116,7 +116,7 @@ class Lost(Struct, frozen=True):
     processes: tuple[Process, ...]
 
 
-class Look(Struct, frozen=True):
+class AgentOverview(Struct, frozen=True):
     """How an agent stands: all that a list of agents tells, from one moment."""
 
     agent: Agent
@@ -130,7 +130,7 @@ class Look(Struct, frozen=True):
     usage: UsageSum
 
 
-class Known(Struct, frozen=True):
+class LaneSnapshot(Struct, frozen=True):
     """What whoever begins to hear a process goes on from."""
 
     run: Run | None
@@ -144,7 +144,7 @@ class Known(Struct, frozen=True):
     has_steerable: bool
 
 
-class Call(Struct, frozen=True):
+class PendingRequests(Struct, frozen=True):
     """Somebody wants something of whoever holds the lane and runs an item in it."""
 
     agent: AgentId
@@ -159,7 +159,7 @@ class Call(Struct, frozen=True):
 class Store(Protocol):
     """The system of record."""
 
-    hints: Hints
+    hints: Notifier
     # As this process is configured: who is sent to a provider comes to the gate of that account.
     accounts: Accounts
 
@@ -168,7 +168,7 @@ class Store(Protocol):
     async def add_agent(self, agent: Agent) -> None:
         """Add an agent and its empty lane; `NameTaken` if the name is in use."""
 
-    async def hire(
+    async def start_direct(
         self,
         holder: HolderId,
         agent: Agent,
@@ -192,7 +192,9 @@ class Store(Protocol):
     async def agents(self) -> list[Agent]:
         """The lasting agents by name."""
 
-    async def looks(self, since: datetime, *, agent: AgentId | None = None) -> list[Look]:
+    async def agent_overviews(
+        self, since: datetime, *, agent: AgentId | None = None
+    ) -> list[AgentOverview]:
         """How the lasting agents stand, by name; or only one of them."""
 
     async def token(self, provider: str, token: str) -> ResumeToken | None:
@@ -201,7 +203,7 @@ class Store(Protocol):
     async def session(self, agent: AgentId, provider: str) -> Session | None:
         """The agent's conversation with that provider, if one was begun."""
 
-    async def retire_token(self, hold: Hold, provider: str, reason: str) -> None:
+    async def retire_token(self, hold: Lease, provider: str, reason: str) -> None:
         """The session has no present token any more; the last one is history, with the reason."""
 
     # -- items
@@ -279,7 +281,7 @@ class Store(Protocol):
         do nothing but answer; what it raises is raised, and nothing was claimed.
         """
 
-    async def take(
+    async def offer_followups(
         self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
     ) -> list[Item]:
         """The holder takes follow-ups queued on its own lane, in order; they are `offered`.
@@ -288,19 +290,19 @@ class Store(Protocol):
         texts have `most_bytes` together at most, but the first is taken however long it is.
         """
 
-    async def calls(self, holder: HolderId) -> list[Call]:
+    async def pending_requests(self, holder: HolderId) -> list[PendingRequests]:
         """What is wanted of this holder, for those of its lanes in which an item runs."""
 
     async def absorb(self, claim: Claim, item: ItemId) -> None:
         """An offered follow-up entered the claim's run and shares its end."""
 
-    async def give_back(self, claim: Claim, item: ItemId) -> None:
+    async def return_offer(self, claim: Claim, item: ItemId) -> None:
         """An offered follow-up was not taken: queued again, `returned`, in its old place."""
 
     async def release(self, claim: Claim) -> Item:
         """Give the lane up and the item back to its place. Its run, if any, must have ended."""
 
-    async def go_on(self, claim: Claim, to: ItemId | Message) -> Claim:
+    async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
         """Settle the claim's item, whose run has ended, and go on with another one under the same
         fence, in one transaction: the CLI has begun its turn already.
 
@@ -310,7 +312,7 @@ class Store(Protocol):
         more: `ChangeRefused`.
         """
 
-    async def again(self, claim: Claim, *, spends: bool) -> Claim:
+    async def retry(self, claim: Claim, *, spends: bool) -> Claim:
         """Run the claim's item once more, under the same claim. Its run must have ended; it is the
         one `before` now. `spends`: this counts as one of the item's tries.
 
@@ -333,18 +335,18 @@ class Store(Protocol):
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None
     ) -> Item:
         """As `settle`, but the lane stays with its holder, warm, under the same fence: its process
-        waits for the next item. The claim can run nothing more (`ChangeRefused`); as a `Hold` it is
+        waits for the next item. The claim can run nothing more (`ChangeRefused`); as a `Lease` it is
         good until the lane is let go or taken over."""
 
-    async def wake(self, hold: Hold, message: Message) -> Claim:
+    async def start_unprompted(self, hold: Lease, message: Message) -> Claim:
         """The process in a warm lane has begun a turn that nobody asked for (kind "self"): its item
         runs at once, before what is queued, also if the lane is paused or its gate is closed."""
 
-    async def let_go(self, hold: Hold) -> None:
+    async def release_lane(self, hold: Lease) -> None:
         """Give a warm lane up: ready if anything is queued, else idle. `ChangeRefused` if something
         runs in it: whoever started that was quicker."""
 
-    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[Lost]:
+    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[AbandonedLane]:
         """Take over, with a higher fence, every lane whose holder is gone, held or warm; not
         `lasting`: only those of direct agents. Nothing is run again by this: the new holder adopts
         what lives and settles, releases or lets go the rest."""
@@ -368,19 +370,19 @@ class Store(Protocol):
     async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
         """Runs whose id begins so: for ids typed by hand."""
 
-    async def costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
+    async def run_costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
         """What runs have cost, in one question; those that are not there are left out."""
 
-    async def open_process(self, hold: Hold, process: Process) -> None: ...
+    async def open_process(self, hold: Lease, process: Process) -> None: ...
 
-    async def close_process(self, hold: Hold, process: ProcessId) -> None: ...
+    async def close_process(self, hold: Lease, process: ProcessId) -> None: ...
 
     async def process(self, process: ProcessId) -> Process:
         """The process, else `NotFound`."""
 
     async def open_processes(self, agent: AgentId | None = None) -> list[Process]: ...
 
-    async def append(self, hold: Hold, batch: Batch) -> Appended:
+    async def append(self, hold: Lease, batch: Batch) -> Appended:
         """Write a batch if it begins where the record of its process ends.
 
         Said again it is once: what lies wholly before the stored offset, and an event of ours
@@ -403,7 +405,9 @@ class Store(Protocol):
     ) -> list[StoredEvent]:
         """The newest events, oldest first."""
 
-    async def known(self, lanes: Mapping[AgentId, RunId | None]) -> dict[AgentId, Known]:
+    async def lane_snapshots(
+        self, lanes: Mapping[AgentId, RunId | None]
+    ) -> dict[AgentId, LaneSnapshot]:
         """What is known of each of these lanes and of a run of its agent; an agent or a run that is
         not there is `NotFound`."""
 
@@ -446,7 +450,9 @@ class Store(Protocol):
 
     # -- gates
 
-    async def tell_gate(self, provider: str, news: GateNews, *, account: str | None = None) -> Gate:
+    async def update_gate(
+        self, provider: str, news: GateNews, *, account: str | None = None
+    ) -> Gate:
         """Tell the gate of an account, or of the present one, what has happened; `gate_step` says
         what becomes of it. What changes is an event of no agent, in the same transaction. A run
         that begins or ends tells the gate of its own account, in its own transaction."""
@@ -456,10 +462,10 @@ class Store(Protocol):
 
     # -- what else is to be remembered
 
-    async def remember(self, key: str, value: bytes) -> None:
+    async def put(self, key: str, value: bytes) -> None:
         """Keep a value under a key, in place of the one before."""
 
-    async def recall(self, key: str) -> bytes | None: ...
+    async def get(self, key: str) -> bytes | None: ...
 
     # -- life
 

@@ -34,7 +34,7 @@ from steadyrun.model.item import Followup, Item, Message, OnLost
 from steadyrun.operations import spool
 from steadyrun.operations.agents import AddAgent, ChooseAgents, SetAgent, ShowAgent
 from steadyrun.operations.daemon import Stop
-from steadyrun.operations.items import Send
+from steadyrun.operations.items import SendMessage
 from steadyrun.operations.registry import BY_NAME
 from steadyrun.operations.runs import Cancel
 from steadyrun.stores.sqlite import SqliteStore
@@ -209,7 +209,7 @@ class Scenario:
         """Its answer tells whether it was accepted; with a key it is said again, else it may be
         lost with whoever was asked."""
         sent.on_lost = "resume"
-        given = Send(agent=name, text=sent.text, key=sent.key, followup=followup)
+        given = SendMessage(agent=name, text=sent.text, key=sent.key, followup=followup)
         try:
             answer = await client.call(self.home, BY_NAME["item.send"], given, seconds=30)
             sent.item = ItemId(answer.id)

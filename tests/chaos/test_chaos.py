@@ -70,7 +70,7 @@ async def suffer(scene: Scenario, fault: Fault, tally: Tally) -> None:
     dice = scene.dice
     if fault.point and fault.point.endswith("letter"):
         await scene.leave_letter()
-    if fault.whom == "owner" or (fault.point or "").endswith("hire"):
+    if fault.whom == "owner" or (fault.point or "").endswith("start_direct"):
         await _suffer_directly(scene, fault, tally)
         return
     step = dice.randint(1, 120) if fault.whom == "step" else None

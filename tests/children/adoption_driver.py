@@ -26,7 +26,7 @@ from steadyrun.lib.task_group import task_group
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.event import ApprovalRequested, FollowupOffered, StoredEvent, TextFinal
 from steadyrun.model.ids import RunId
-from steadyrun.runtime.direct_runs import Holding
+from steadyrun.runtime.direct_runs import DirectRuns
 from steadyrun.store import Store, follow
 from tests.children.adoption_steps import Steps, WatchedStore, watch_processes
 
@@ -125,7 +125,7 @@ async def drive(order: Order, steps: Steps) -> None:
         task_group() as tasks,
     ):
         store: Store = WatchedStore(around.store, steps)
-        holding = Holding(replace(around, store=store), tasks)
+        holding = DirectRuns(replace(around, store=store), tasks)
         await holding.adopt()
         await Caller(Steadyrun(holding), store, story, place).play()
         tasks.cancel_scope.cancel()

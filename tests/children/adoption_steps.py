@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from steadyrun.drivers import keeper_client
-from steadyrun.drivers.launcher import KeeperDrivers
+from steadyrun.drivers.launcher import KeeperLauncher
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import ApprovalRequested, FollowupAbsorbed, FollowupReturned
 from steadyrun.model.run import Finished, Launched
@@ -21,9 +21,9 @@ Answer = TypeVar("Answer")
 
 # The verbs of the store that write for a holder.
 WRITES = (
-    "hire", "start", "reap", "change", "open_process", "close_process", "append", "take", "absorb",
-    "give_back", "go_on", "settle", "rest", "wake", "let_go", "again", "retire_token", "cancel",
-    "tell_gate", "remember",
+    "start_direct", "start", "reap", "change", "open_process", "close_process", "append",
+    "offer_followups", "absorb", "return_offer", "continue_with", "settle", "rest",
+    "start_unprompted", "release_lane", "retry", "retire_token", "cancel", "update_gate", "put",
 )  # fmt: skip
 # The verbs of a link; a frame is named by the kind of its key.
 WORDS = ("claim", "frame", "will", "signal", "eof", "stop")
@@ -76,10 +76,10 @@ class WatchedStore:
 
 def watch_processes(steps: Steps) -> None:
     """Make steps of launching and of every word to a keeper, in this whole process."""
-    _watch(steps, KeeperDrivers, "launch", "launch")
+    _watch(steps, KeeperLauncher, "launch", "launch")
     _watch(steps, keeper_client, "start", "start keeper")
     for word in WORDS:
-        _watch(steps, keeper_client.Link, word, f"link {word}")
+        _watch(steps, keeper_client.KeeperConnection, word, f"link {word}")
 
 
 def _watch(steps: Steps, owner: Any, verb: str, name: str) -> None:

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from steadyrun.model.ids import HolderId
-from steadyrun.stores.sqlite.db.liveness import Presence
+from steadyrun.stores.sqlite.db.liveness import Liveness
 
 
 def main(folder: str, holder: str) -> None:
-    Presence(Path(folder)).appear(HolderId(holder))
+    Liveness(Path(folder)).acquire(HolderId(holder))
     # Careless on purpose: nothing is closed for it. It ends when our stdin, which it shares, ends.
     with subprocess.Popen(["cat"], close_fds=False) as heir:
         os.write(1, b"%d\n" % heir.pid)

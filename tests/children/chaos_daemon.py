@@ -1,6 +1,6 @@
 """A program that forks daemons, to be killed.
 
-It reads an `Order` from each line of stdin, forks a process that obeys it, and tells on stdout what
+It reads an `TurnPlan` from each line of stdin, forks a process that obeys it, and tells on stdout what
 becomes of it, a `Word` in each line: forking is quicker than starting Python for each of hundreds
 of deaths. Several may live at a time.
 """
@@ -22,13 +22,13 @@ from msgspec import Struct
 from steadyrun.app.daemon import open_daemon
 from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config, load
-from steadyrun.errors import GateClosed
+from steadyrun.errors import ProviderClosed
 from steadyrun.lib.task_group import task_group
 from steadyrun.library import Steadyrun
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime import daemon as daemon_module
 from steadyrun.runtime.agent import recorder
-from steadyrun.runtime.direct_runs import Holding
+from steadyrun.runtime.direct_runs import DirectRuns
 from steadyrun.runtime.log import to_stderr
 from tests.children.chaos_steps import ChaosSteps, watch
 
@@ -79,10 +79,10 @@ async def be_direct(order: Order, config: Config) -> None:
         open_runtime(config, kind="direct", machine=os.uname().nodename) as around,
         task_group() as tasks,
     ):
-        library = Steadyrun(Holding(around, tasks))
+        library = Steadyrun(DirectRuns(around, tasks))
         tell(Word(order.number, "up", os.getpid()))
         # Others may have been told of a limit meanwhile.
-        with suppress(GateClosed):
+        with suppress(ProviderClosed):
             work = Path(order.home).parent / "work"
             run = await library.start(order.prompt, provider="scripted", cwd=work)
             await run.result()

@@ -27,10 +27,10 @@ from tests.children.adoption_steps import WORDS, Steps, WatchedStore, watch_proc
 # The verbs of the store that change nothing.
 _READS = frozenset(
     {
-        "agent", "agents", "looks", "token", "session", "item", "items", "lane", "holders", "calls",
-        "run", "runs", "runs_like", "process", "open_processes", "events", "last_events", "usage",
-        "usage_by", "costs", "gates", "known", "approval", "approvals", "approvals_like", "recall",
-        "close",
+        "agent", "agents", "agent_overviews", "token", "session", "item", "items", "lane",
+        "holders", "pending_requests", "run", "runs", "runs_like", "process", "open_processes",
+        "events", "last_events", "usage", "usage_by", "run_costs", "gates", "lane_snapshots",
+        "approval", "approvals", "approvals_like", "get", "close",
     }
 )  # fmt: skip
 # The verbs that nobody calls who drives runs: the suite of the engines has them.

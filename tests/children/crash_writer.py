@@ -29,7 +29,7 @@ from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.event import Emitted, ErrorFact, Note
 from steadyrun.model.gate import Closed
 from steadyrun.model.ids import AgentId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Followup, Hold, Item, Message
+from steadyrun.model.item import Claim, Followup, Item, Lease, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.store import Accepted
@@ -64,7 +64,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     item: ItemId
 
 
-class Hire(Struct, frozen=True, tag="hire"):
+class Hire(Struct, frozen=True, tag="start_direct"):
     holder: HolderId
     agent: Agent
     message: Message
@@ -72,11 +72,11 @@ class Hire(Struct, frozen=True, tag="hire"):
     at: datetime
 
 
-class CloseGate(Struct, frozen=True, tag="tell_gate"):
+class CloseGate(Struct, frozen=True, tag="update_gate"):
     until: datetime
 
 
-class Remember(Struct, frozen=True, tag="remember"):
+class Remember(Struct, frozen=True, tag="put"):
     key: str
     value: bytes
 
@@ -114,7 +114,7 @@ class Append(Struct, frozen=True, tag="append"):
     stretch: Stretch
 
 
-class Take(Struct, frozen=True, tag="take"):
+class Take(Struct, frozen=True, tag="offer_followups"):
     claim: Claim
     limit: int
 
@@ -124,7 +124,7 @@ class Absorb(Struct, frozen=True, tag="absorb"):
     item: ItemId
 
 
-class GiveBack(Struct, frozen=True, tag="give_back"):
+class GiveBack(Struct, frozen=True, tag="return_offer"):
     claim: Claim
     item: ItemId
 
@@ -157,18 +157,18 @@ class Ended(Struct, frozen=True, tag="settle_ended"):
     claim: Claim
 
 
-class Again(Struct, frozen=True, tag="again"):
+class Again(Struct, frozen=True, tag="retry"):
     claim: Claim
     spends: bool
 
 
-class Wake(Struct, frozen=True, tag="wake"):
-    hold: Hold
+class Wake(Struct, frozen=True, tag="start_unprompted"):
+    hold: Lease
     message: Message
 
 
-class LetGo(Struct, frozen=True, tag="let_go"):
-    hold: Hold
+class LetGo(Struct, frozen=True, tag="release_lane"):
+    hold: Lease
 
 
 Op = (
@@ -271,7 +271,7 @@ class _Writer:
         agent = Agent(name, name, ("claude",), "/", is_direct=True)
         message = structs.replace(self._message(), agent=agent.id)
         op = Hire(holder, agent, message, self._ids.run(), self._clock.now())
-        hire = self._store.hire(holder, agent, message, partial(created_by, op))
+        hire = self._store.start_direct(holder, agent, message, partial(created_by, op))
         await self._work((await self._do(op, hire)).claim)
 
     async def _look_after_gates(self) -> None:
@@ -279,9 +279,9 @@ class _Writer:
         for n in itertools.count():
             until = self._clock.now() + timedelta(hours=1)
             news = Closed(until, "limit")
-            await self._do(CloseGate(until), self._store.tell_gate("codex", news))
+            await self._do(CloseGate(until), self._store.update_gate("codex", news))
             value = b"%d %d" % (self._orders.round, n)
-            await self._do(Remember("beat", value), self._store.remember("beat", value))
+            await self._do(Remember("beat", value), self._store.put("beat", value))
 
     async def _drive(self, holder: HolderId) -> None:
         while True:
@@ -309,7 +309,7 @@ class _Writer:
         end = Finished(self._clock.now(), "failed", error=error)
         await self._do(EndRun(claim, run, end), self._store.change(claim, run, end))
         spends = self._random.random() < 0.5
-        again = _unless_refused(self._store.again(claim, spends=spends))
+        again = _unless_refused(self._store.retry(claim, spends=spends))
         tried = await self._do(Again(claim, spends), again)
         if tried:
             await self._begin(tried)
@@ -348,12 +348,12 @@ class _Writer:
         await self._do(Append(claim, stretch), self._store.append(claim, batch_of(stretch)))
 
     async def _follow_up(self, claim: Claim) -> None:
-        taken = await self._do(Take(claim, 3), self._store.take(claim, 3))
+        taken = await self._do(Take(claim, 3), self._store.offer_followups(claim, 3))
         for n, item in enumerate(taken):
             if n == 0:
                 await self._do(Absorb(claim, item.id), self._store.absorb(claim, item.id))
             elif n == 1:
-                await self._do(GiveBack(claim, item.id), self._store.give_back(claim, item.id))
+                await self._do(GiveBack(claim, item.id), self._store.return_offer(claim, item.id))
 
     async def _end(self, claim: Claim, stretch: Stretch) -> None:
         is_done = self._random.random() < 0.8
@@ -367,23 +367,23 @@ class _Writer:
         else:
             rested = self._store.rest(claim, finished, batch)
             await self._do(Rest(claim, stretch, finished), rested)
-            await self._after_resting(Hold(claim.agent, claim.holder, claim.fence))
+            await self._after_resting(Lease(claim.agent, claim.holder, claim.fence))
 
-    async def _after_resting(self, hold: Hold) -> None:
+    async def _after_resting(self, hold: Lease) -> None:
         """Let the lane go, wake it, or leave it to whoever of us starts something in it."""
         chance = self._random.random()
         if chance < 0.3:
             await self._do(LetGo(hold), _unless_refused(self._let_go(hold)))
         elif chance < 0.6:
             message = structs.replace(self._message(), agent=hold.agent, kind="self", key=None)
-            woken = _unless_refused(self._store.wake(hold, message))
+            woken = _unless_refused(self._store.start_unprompted(hold, message))
             claim = await self._do(Wake(hold, message), woken)
             if claim:
                 await self._begin(claim)
                 await self._work(claim)
 
-    async def _let_go(self, hold: Hold) -> bool:
-        await self._store.let_go(hold)
+    async def _let_go(self, hold: Lease) -> bool:
+        await self._store.release_lane(hold)
         return True
 
     async def _accept(self, message: Message) -> Accepted:

@@ -47,7 +47,7 @@ async def write_run(store: Store) -> RunId:
     def opened(agent: Agent, item: Item) -> Created:
         return Created(run, agent.id, item.id, agent.provider, now)
 
-    claim = (await store.hire(holder.id, agent, Message(agent.id, REQUEST), opened)).claim
+    claim = (await store.start_direct(holder.id, agent, Message(agent.id, REQUEST), opened)).claim
     await store.open_process(claim, Process(process, agent.id, agent.provider, "here", "none", now))
     await store.append(claim, _batch(process, run, now))
     await _settle(store, claim, clock.now())

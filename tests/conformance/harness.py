@@ -11,7 +11,7 @@ import msgspec
 import steadyrun
 from steadyrun.app.runtime import make_dialect
 from steadyrun.config import Config, ProviderSettings, load
-from steadyrun.config.schema import Clocks
+from steadyrun.config.schema import ClockSettings
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.secret import Secret
 from steadyrun.store import Store
@@ -22,7 +22,7 @@ CANARY = "canary-7f3a-of-the-environment"
 # The keeper's reserve is 64 MiB.
 BALLAST_BYTES = 48 << 20
 # Who does not obey is not given ten seconds.
-_IMPATIENT = Clocks(interrupt_seconds=2.0)
+_IMPATIENT = ClockSettings(interrupt_seconds=2.0)
 
 
 class Program:

@@ -16,7 +16,7 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from steadyrun.lib.notifier import Hints
+from steadyrun.lib.notifier import Notifier
 from steadyrun.model.gate import Accounts
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
@@ -41,9 +41,11 @@ class MemoryHarness:
         self.ids = Ids(self.clock.now)
         self.secret = Secret(CANARY)
         self._tables = Tables()
-        self._hints = Hints()
+        self._hints = Notifier()
 
-    async def open(self, hints: Hints | None = None, *, accounts: Accounts | None = None) -> Store:
+    async def open(
+        self, hints: Notifier | None = None, *, accounts: Accounts | None = None
+    ) -> Store:
         return MemoryStore(
             self.clock,
             tables=self._tables,
@@ -77,7 +79,9 @@ class SqliteHarness:
         self._home = home
         self._opened: list[SqliteStore] = []
 
-    async def open(self, hints: Hints | None = None, *, accounts: Accounts | None = None) -> Store:
+    async def open(
+        self, hints: Notifier | None = None, *, accounts: Accounts | None = None
+    ) -> Store:
         store = await SqliteStore.open(
             self._home,
             clock=self.clock,

@@ -17,10 +17,10 @@ from steadyrun.model.batch import Appended
 from steadyrun.model.event import EventId
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Hold, Item, ItemStatus, status_after, status_of_absorbed
+from steadyrun.model.item import Claim, Item, ItemStatus, Lease, status_after, status_of_absorbed
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Run, counted, step, told
-from steadyrun.store import Accepted, Holder, Lane, Lost, Started
+from steadyrun.store import AbandonedLane, Accepted, Holder, Lane, Started
 from tests.children.crash_writer import (
     Absorb,
     Accept,
@@ -171,7 +171,7 @@ class Model:
         self._end(claim, change, result)
         self._free(claim.agent)
 
-    def let_go(self, hold: Hold) -> None:
+    def let_go(self, hold: Lease) -> None:
         assert self.is_warm(hold)
         self._free(hold.agent)
 
@@ -181,7 +181,7 @@ class Model:
         self._free(claim.agent)
         assert result == self.items[claim.item.id]
 
-    def reap(self, dead: HolderId, heir: HolderId, lost: Sequence[Lost]) -> list[Hold]:
+    def reap(self, dead: HolderId, heir: HolderId, lost: Sequence[AbandonedLane]) -> list[Lease]:
         """Check that `heir` got every lane of `dead`; return the holds that are over."""
         lanes = [lane for lane in self.lanes.values() if lane.holder == dead]
         stale = [self._hold(lane) for lane in lanes]
@@ -193,7 +193,7 @@ class Model:
             self._check_lost(each)
         return stale
 
-    def _check_lost(self, lost: Lost) -> None:
+    def _check_lost(self, lost: AbandonedLane) -> None:
         run = lost.hold.item.run if isinstance(lost.hold, Claim) else None
         assert lost.run == (self.runs[run] if run else None)
         assert lost.agent == self.agents[lost.hold.agent]
@@ -233,7 +233,7 @@ class Model:
         return [lane for lane in lanes if lane.queued and lane.holder in {None, holder}
                 and lane.status != "held" and not self.agents[lane.agent].is_direct]  # fmt: skip
 
-    def is_warm(self, hold: Hold) -> bool:
+    def is_warm(self, hold: Lease) -> bool:
         lane = self.lanes[hold.agent]
         return (lane.status, lane.holder, lane.fence) == ("warm", hold.holder, hold.fence)
 
@@ -242,10 +242,10 @@ class Model:
         fence = lane.fence + (lane.status == "ready")
         return Claim(lane.agent, holder, fence, self.started(self.queued(lane.agent)[0], at))
 
-    def _hold(self, lane: Lane) -> Hold:
+    def _hold(self, lane: Lane) -> Lease:
         assert lane.holder is not None
         if lane.status == "warm":
-            return Hold(lane.agent, lane.holder, lane.fence)
+            return Lease(lane.agent, lane.holder, lane.fence)
         return Claim(lane.agent, lane.holder, lane.fence, self.main_of(lane.agent))
 
     def _processes_of(self, agent: AgentId) -> list[Process]:

@@ -91,7 +91,7 @@ def test_a_turn_of_its_own_is_on_the_account_of_its_process(tmp_path: Path) -> N
     (tmp_path / "home" / "config.toml").write_text(config(KEY_A))
 
     async def first() -> AgentId:
-        async with victim(tmp_path, "before wake") as (home, daemon):
+        async with victim(tmp_path, "before start_unprompted") as (home, daemon):
             ada = await home.hire("ada")
             steps = [{"text": "by itself"}, {"rate_limit": {"resets_in": 600}}]
             later = {"self_turn": {"after": 1.0, "steps": steps}}

@@ -66,7 +66,7 @@ MOST_STEPS = {"whole": 84, "cancelled": 50, "crashed": 38, "shell": 28}
 
 # What a driver does from the beginning of the whole story to its end, in this order.
 STEPS = (
-    "hire",
+    "start_direct",
     "open_process",
     "launch",
     "start keeper",
@@ -76,7 +76,7 @@ STEPS = (
     "append started",
     "link will",
     "append events",
-    "take",
+    "offer_followups",
     "send offer",
     "append absorbed",
     "absorb",
@@ -84,11 +84,11 @@ STEPS = (
     "send decide",
     "send offer 2",
     "append ended",
-    "go_on",
+    "continue_with",
     "change created",
     "append started 2",
     "append ended 2",
-    "go_on 2",
+    "continue_with 2",
     "change created 2",
     "append started 3",
     "append ended 3",
@@ -99,7 +99,7 @@ STEPS = (
 # Nothing happens between these and what comes before them.
 SAME_AS_BEFORE = frozenset(
     {
-        "before hire",
+        "before start_direct",
         "before open_process",
         "before launch",
         "after launch",
@@ -115,11 +115,11 @@ SAME_AS_BEFORE = frozenset(
 )
 # Killed here, it was never started, and nobody can say any more with what.
 NEVER_STARTED = (
-    "after hire",
+    "after start_direct",
     "after open_process",
     "before start keeper",
 )
-CANCEL_STEPS = ("send recall", "append returned", "give_back", "cancel", "send interrupt")
+CANCEL_STEPS = ("send recall", "append returned", "return_offer", "cancel", "send interrupt")
 
 
 @dataclass(frozen=True)
@@ -405,7 +405,7 @@ def test_a_keeper_that_does_not_answer_for_a_while_is_asked_again(
 ) -> None:
     asked = Counter[str]()
     monkeypatch.setattr(keeper_client, "ANSWER_SECONDS", 0.2)
-    _count_calls(monkeypatch, keeper_client.Link, "claim", asked)
+    _count_calls(monkeypatch, keeper_client.KeeperConnection, "claim", asked)
 
     async def main() -> Run:
         async with _library(tmp_path) as library:

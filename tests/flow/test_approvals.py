@@ -20,7 +20,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.approval import Answer
 from steadyrun.model.ids import AgentId
 from steadyrun.providers.scripted import child as scripted_child
-from steadyrun.runtime.dispatcher import Room
+from steadyrun.runtime.dispatcher import Capacity
 from tests.children.keeper_driver import eventually
 from tests.commands import COMMAND
 from tests.homes import Home, a_home, end
@@ -246,7 +246,13 @@ def test_a_waiting_run_has_no_slot_and_trips_no_clock(tmp_path: Path) -> None:
     async def main() -> None:
         clock = Shifted()
         async with working(
-            tmp_path, Room(runs=1), clock=clock, idle=None, approval=None, hang=None, warning=None
+            tmp_path,
+            Capacity(runs=1),
+            clock=clock,
+            idle=None,
+            approval=None,
+            hang=None,
+            warning=None,
         ) as team:
             ada = await team.hire("ada", wall_seconds=600.0)
             bob = await team.hire("bob", wall_seconds=600.0)

@@ -22,7 +22,7 @@ import pytest
 import steadyrun
 from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.task_group import task_group
 from steadyrun.library import Steadyrun
@@ -30,7 +30,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.event_json import public
 from steadyrun.model.run import Run
-from steadyrun.runtime.direct_runs import Holding
+from steadyrun.runtime.direct_runs import DirectRuns
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.model_servers.anthropic import (
     Ask,
@@ -272,7 +272,7 @@ async def _library(config: Config, clock: Ahead) -> AsyncIterator[Steadyrun]:
             open_runtime(config, kind="test", machine="here") as around,
             task_group() as tasks,
         ):
-            yield Steadyrun(Holding(replace(around, clock=clock), tasks))
+            yield Steadyrun(DirectRuns(replace(around, clock=clock), tasks))
             tasks.cancel_scope.cancel()
 
 
@@ -284,7 +284,7 @@ def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None
         token = stage.played("greet").run.resume_token
         stage.cwd = tmp_path / "elsewhere"
         stage.cwd.mkdir()
-        with pytest.raises(Usage, match="belongs to"):
+        with pytest.raises(InvalidUsage, match="belongs to"):
             stage.played("go on", resume=token)
         fresh = stage.played("go on", resume=token, or_fresh=True)
         # To a home that does not know the token, Claude Code itself says it.

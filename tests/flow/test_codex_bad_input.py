@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from steadyrun.dialect import Image
-from steadyrun.errors import ConfigInvalid, SteadyrunError, Usage
+from steadyrun.errors import ConfigInvalid, InvalidUsage, SteadyrunError
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.event_json import public
@@ -306,7 +306,7 @@ def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None
         token = stage.played("greet").run.resume_token
         there, stage.cwd = stage.cwd, tmp_path / "elsewhere"
         stage.cwd.mkdir()
-        with pytest.raises(Usage, match="belongs to"):
+        with pytest.raises(InvalidUsage, match="belongs to"):
             stage.played("go on", resume=token)
         fresh = stage.played("go on", resume=token, or_fresh=True)
         # Codex itself finds it wherever it is.

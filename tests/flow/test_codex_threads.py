@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from steadyrun.drivers.replay import Line, Seen, replay
+from steadyrun.drivers.replay import RecordedLine, Seen, replay
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
 from steadyrun.providers.codex.dialect import Codex
@@ -24,18 +24,18 @@ class Recorded(StartedAppServer):
     """An app server of which all that passes is written down."""
 
     def __init__(self, folder: Path, base_url: str) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[RecordedLine] = []
         super().__init__(folder, base_url)
 
     def tell(self, *frames: Frame) -> None:
-        self.lines += [Line("in", frame) for frame in frames]
+        self.lines += [RecordedLine("in", frame) for frame in frames]
         super().tell(*frames)
 
     def hear_until(
         self, is_last: Callable[[Frame], bool], seconds: float = LIMIT_SECONDS
     ) -> list[Frame]:
         frames = super().hear_until(is_last, seconds)
-        self.lines += [Line("out", frame) for frame in frames]
+        self.lines += [RecordedLine("out", frame) for frame in frames]
         return frames
 
     def turn(self, thread: str, words: str) -> None:

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.operations.costs import moment_of
 from steadyrun.providers.shared.prices import price_list
 from tests.commands import steadyrun
@@ -103,7 +103,7 @@ def test_since_is_a_moment_of_the_time_zone(text: str, begin: datetime) -> None:
     "text", ["", "yesterday", "-7d", "7", "7y", "2026-02-30", "2999-01-01", "0001-01-01x", "٣d"]
 )
 def test_what_is_no_moment_is_refused(text: str) -> None:
-    with pytest.raises(Usage, match="expected today"):
+    with pytest.raises(InvalidUsage, match="expected today"):
         moment_of(text, NOW, BERLIN)
 
 

@@ -13,7 +13,7 @@ from steadyrun.app.runtime import DIALECTS
 from steadyrun.cli.commands.doctor import doctor
 from steadyrun.cli.commands.providers import list_providers
 from steadyrun.dialect import LaunchRequest, Program, Turn
-from steadyrun.drivers.launcher import KeeperDrivers, Setup
+from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
 from steadyrun.errors import LaunchFailed
 from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.file_follower import FileWatches
@@ -265,12 +265,12 @@ def test_options_and_variables_that_cannot_work_are_a_failure(
 
 
 def test_a_launch_without_the_program_says_how_to_get_it(tmp_path: Path) -> None:
-    setup = Setup(dialect=Known, env=lambda: {"PATH": str(tmp_path)})
+    setup = ProviderSetup(dialect=Known, env=lambda: {"PATH": str(tmp_path)})
     clock = SystemClock()
 
     async def main() -> None:
         with FileWatches() as watches:
-            drivers = KeeperDrivers(tmp_path, {"claude": setup}, clock=clock, watches=watches)
+            drivers = KeeperLauncher(tmp_path, {"claude": setup}, clock=clock, watches=watches)
             ids = Ids(clock.now)
             process = ids.process()
             place = drivers.place(process)

@@ -44,7 +44,7 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(tmp_path: Path) -> N
             assert "\n> I will test it.\n" in told[0]
             assert "The last attempt was cut off (rate_limited)" in told[0]
 
-            await team.store.tell_gate("scripted", Opened())
+            await team.store.update_gate("scripted", Opened())
             back = await team.done(ada, says("here again"))
 
             assert back.reply == "here again"
@@ -86,7 +86,7 @@ def test_what_came_in_between_and_what_was_not_allowed_is_told(tmp_path: Path) -
             team.gates.open("go")
             assert (await team.settled(first)).status == "completed"
             assert (await team.settled(second)).delivery == "absorbed"
-            await team.store.tell_gate("scripted", Closed(None, "by hand"))
+            await team.store.update_gate("scripted", Closed(None, "by hand"))
             await team.done(ada, 'play:[{"text":"elsewhere"}]')
 
             [told] = told_to(tmp_path, "claude")
@@ -105,7 +105,7 @@ def test_an_agent_that_would_stop_goes_on_as_long_as_anybody_can(tmp_path: Path)
 
             assert (await team.done(ada, script(LIMIT))).status == "completed"
             assert not (await team.store.lane(ada)).is_paused
-            await team.store.tell_gate("scripted", Opened())
+            await team.store.update_gate("scripted", Opened())
             await team.send(bob, script(LIMIT))
             await team.until(bob, lambda: _is_paused(team, bob))
 
@@ -119,7 +119,7 @@ def test_one_tries_the_first_provider_and_the_others_stay_until_it_is_answered(
         async with working(tmp_path, config=CONFIG) as team:
             ada, bob = [await team.hire(name, providers=CHAIN) for name in ("ada", "bob")]
             soon = SystemClock().now() + timedelta(seconds=0.2)
-            await team.store.tell_gate("scripted", Closed(soon, "limit"))
+            await team.store.update_gate("scripted", Closed(soon, "limit"))
             await team.until(None, lambda: _is(team, "ready"))
             silent = script(team.gates.until("go"), {"text": "I have tried"})
             probe = await team.send(ada, silent)
@@ -144,7 +144,7 @@ def test_what_is_begun_elsewhere_is_gone_on_with_there(tmp_path: Path) -> None:
         async with victim(tmp_path) as (home, daemon):
             await daemon.up()
             ada = await home.hire("ada", providers=CHAIN)
-            await home.store.tell_gate("scripted", Closed(None, "by hand"))
+            await home.store.update_gate("scripted", Closed(None, "by hand"))
             held = 'play:[{"text":"on it"},{"until":"go"},{"text":"done"}]'
             item = await home.send(ada, held)
             await home.until_said(ada, "on it")
@@ -173,7 +173,7 @@ def test_a_process_that_was_left_is_told_nothing_for_another_provider(tmp_path: 
             await home.done(ada, says("the first"))
             await home.until_lane(ada, "warm")
             daemon.kill()
-            await home.store.tell_gate("scripted", Closed(None, "by hand"))
+            await home.store.update_gate("scripted", Closed(None, "by hand"))
             item = await home.send(ada, 'play:[{"text":"moved"}]')
             await _begun_and_left(home)
         async with working(tmp_path, config=CONFIG) as team:

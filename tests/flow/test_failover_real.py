@@ -49,7 +49,7 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(
                 moved = await team.done(ada, "the second request")
                 assert (moved.status, moved.reply) == ("completed", "Second done.")
                 asks = len(stage.server.main_asks)
-                await team.store.tell_gate(first.name, Opened())
+                await team.store.update_gate(first.name, Opened())
                 back = await team.done(ada, "the third request")
 
                 assert (back.status, back.reply) == ("completed", "Back.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, Ids
@@ -128,6 +128,6 @@ def test_what_could_be_done_twice_cannot_wait_in_a_letter(home: Path) -> None:
     async def write_one() -> None:
         await put(home, Ids(SystemClock().now), "agent.rm", {"name": "ada"}, key="k")
 
-    with pytest.raises(Usage, match="takes no key"):
+    with pytest.raises(InvalidUsage, match="takes no key"):
         anyio.run(write_one)
     assert not (home / "letters").exists()

@@ -19,12 +19,12 @@ from steadyrun.operations.agents import (
     SetAgent,
     ShowAgent,
 )
-from steadyrun.operations.approvals import Approve, Deny, ListApprovals
-from steadyrun.operations.context import Desk
+from steadyrun.operations.approvals import DenyApproval, GiveApproval, ListApprovals
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.costs import ShowCost
-from steadyrun.operations.daemon import Ask, Stop
+from steadyrun.operations.daemon import StatusRequest, Stop
 from steadyrun.operations.gates import CloseGate, ListGates, OpenGate
-from steadyrun.operations.items import ChooseItem, ListItems, Send
+from steadyrun.operations.items import ChooseItem, ListItems, SendMessage
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
 from steadyrun.operations.runs import Cancel
 from steadyrun.testing.clock import FakeClock, seeded_ids
@@ -49,14 +49,14 @@ def script(work: Path) -> list[tuple[str, Struct]]:
         ("agent.set", SetAgent(name="ada", model="m", mode="plan", clear=("fallback",))),
         ("agent.set", SetAgent(name="eve", model="m")),
         ("agent.show", ShowAgent("ada")),
-        ("item.send", Send(agent="ada", text="first", key="k")),
-        ("item.send", Send(agent="ada", text="first", key="k")),
+        ("item.send", SendMessage(agent="ada", text="first", key="k")),
+        ("item.send", SendMessage(agent="ada", text="first", key="k")),
         ("item.show", ChooseItem("itm_")),
         ("item.retry", ChooseItem("itm_")),
         ("agent.pause", ChooseAgents("ada")),
         ("item.list", ListItems("ada")),
         ("agent.rm", ShowAgent("ada")),
-        ("status", Ask()),
+        ("status", StatusRequest()),
         ("item.cancel", Cancel("itm_")),
         ("item.cancel", Cancel("run_")),
         ("item.retry", ChooseItem("itm_")),
@@ -66,14 +66,14 @@ def script(work: Path) -> list[tuple[str, Struct]]:
         ("gate.list", ListGates()),
         ("gate.open", OpenGate("shell")),
         ("approval.list", ListApprovals(all=True)),
-        ("approval.approve", Approve("prc_", "eve")),
-        ("approval.deny", Deny("prc_", "eve", "no")),
-        ("item.send", Send(agent="ada", text="second", followup="queue")),
+        ("approval.approve", GiveApproval("prc_", "eve")),
+        ("approval.deny", DenyApproval("prc_", "eve", "no")),
+        ("item.send", SendMessage(agent="ada", text="second", followup="queue")),
         ("agent.list", ListAgents()),
         ("cost.show", ShowCost()),
         ("cost.show", ShowCost("ada", by="day", since="7d")),
         ("daemon.stop", Stop(drain=2.0, keep=True)),
-        ("status", Ask()),
+        ("status", StatusRequest()),
     ]
 
 
@@ -150,7 +150,9 @@ def test_without_a_daemon_only_what_it_knows_is_missing(tmp_path: Path) -> None:
             given = AddAgent(name="ada", provider="scripted", home=str(tmp_path))
             added = await BY_NAME["agent.add"].do(desk, given)
             daemon.processes[added.id] = "background"
-            alone = Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce)
+            alone = OperationContext(
+                desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce
+            )
             show = BY_NAME["agent.show"].do
             return await show(desk, ShowAgent("ada")), await show(alone, ShowAgent("ada"))
 
@@ -164,7 +166,9 @@ def test_without_a_daemon_only_what_it_knows_is_missing(tmp_path: Path) -> None:
 def test_what_only_a_daemon_can_do_is_refused_elsewhere(tmp_path: Path, name: str) -> None:
     async def ask() -> None:
         async with opened(tmp_path / "home") as (desk, _):
-            alone = Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce)
+            alone = OperationContext(
+                desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce
+            )
             operation = BY_NAME[name]
             await operation.do(alone, operation.given())
 

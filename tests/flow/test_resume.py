@@ -8,7 +8,7 @@ import pytest
 
 import steadyrun
 from steadyrun.config import load
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.event import Note, RunStarted, StoredEvent
 from steadyrun.model.run import Run
 
@@ -54,7 +54,7 @@ def test_a_new_one_begins_where_that_will_do(tmp_path: Path) -> None:
 
 
 def test_it_must_be_named(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match="or_fresh"):
+    with pytest.raises(InvalidUsage, match="or_fresh"):
         resumed(tmp_path, resume=None, or_fresh=True)
 
 
@@ -68,5 +68,5 @@ def test_it_goes_on_where_it_began_and_with_its_model(tmp_path: Path) -> None:
 
     assert [run.model for run in (first, second, third)] == ["m-1", "m-1", "m-2"]
     assert first.resume_token == second.resume_token == third.resume_token
-    with pytest.raises(Usage, match=f"belongs to {tmp_path}, not to {elsewhere}"):
+    with pytest.raises(InvalidUsage, match=f"belongs to {tmp_path}, not to {elsewhere}"):
         resumed(tmp_path, resume=first.resume_token, cwd=elsewhere)

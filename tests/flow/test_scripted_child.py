@@ -16,12 +16,12 @@ import pytest
 
 from steadyrun.dialect import (
     Began,
+    DialectOutput,
     Ended,
     Image,
     LaunchRequest,
     Offer,
     Refused,
-    Said,
     Send,
     Turn,
     Verdict,
@@ -30,7 +30,7 @@ from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.providers.scripted.child.player import Performance
+from steadyrun.providers.scripted.child.player import Player
 from steadyrun.providers.scripted.child.script import STEPS
 from steadyrun.providers.scripted.dialect import Scripted, ScriptedOptions
 
@@ -63,7 +63,7 @@ class Cli:
                 bufsize=0,
                 env={},
             )
-        self.said: list[Said] = []
+        self.said: list[DialectOutput] = []
         self._rest, self._end, self._turns = b"", 0, 0
 
     def open(self) -> str:
@@ -78,7 +78,7 @@ class Cli:
         asked = f"script:{json.dumps(steps)}" if text is None else text
         self.tell(self.dialect.begin(Turn(f"t{self._turns}", asked, **turn)))
 
-    def play(self, *steps: Any, **turn: Any) -> list[Said]:
+    def play(self, *steps: Any, **turn: Any) -> list[DialectOutput]:
         """Play one turn to its end; what was said in between, without its beginning."""
         self.begin(*steps, **turn)
         said = self.hear_end()
@@ -95,10 +95,10 @@ class Cli:
         assert self.process.stdin
         self.process.stdin.write(data)
 
-    def hear_end(self) -> list[Said]:
+    def hear_end(self) -> list[DialectOutput]:
         return self.hear_until(lambda said: isinstance(said, Ended))
 
-    def hear_until(self, is_it: Callable[[Said], bool]) -> list[Said]:
+    def hear_until(self, is_it: Callable[[DialectOutput], bool]) -> list[DialectOutput]:
         """Everything said since the last time, up to and with this."""
         while not any(map(is_it, self.said)):
             assert self._read(), f"it ended before: {self.said}"
@@ -106,7 +106,7 @@ class Cli:
         heard, self.said = self.said[:n], self.said[n:]
         return heard
 
-    def hear_exit(self) -> list[Said]:
+    def hear_exit(self) -> list[DialectOutput]:
         """Everything said up to its end, and no process is left."""
         while self._read():
             pass
@@ -168,18 +168,18 @@ def cli(start: Start) -> Cli:
     return cli
 
 
-def ended(said: list[Said]) -> Ended:
+def ended(said: list[DialectOutput]) -> Ended:
     assert isinstance(said[-1], Ended)
     return said[-1]
 
 
-def error_of(said: list[Said]) -> ErrorFact:
+def error_of(said: list[DialectOutput]) -> ErrorFact:
     error = ended(said).error
     assert error
     return error
 
 
-def recalled(said: list[Said]) -> Any:
+def recalled(said: list[DialectOutput]) -> Any:
     text = ended(said).text
     assert text
     return json.loads(text)
@@ -285,7 +285,9 @@ TOOL = {"name": "Bash", "input": {"command": "ls"}, "output": ["a", "b"]}
         ),
     ],
 )
-def test_a_step_says_what_the_page_says(cli: Cli, steps: list[Any], said: list[Said]) -> None:
+def test_a_step_says_what_the_page_says(
+    cli: Cli, steps: list[Any], said: list[DialectOutput]
+) -> None:
     assert cli.play(*steps) == said
 
 
@@ -914,7 +916,7 @@ def test_every_step_is_played_and_documented() -> None:
     documented = {name: re.findall(r"`([a-z_0-9]+)`", fields) for name, fields in rows}
 
     assert documented == {name: list(fields) for name, fields in STEPS.items()}
-    assert {f"do_{name}" for name in STEPS} == {n for n in dir(Performance) if n[:3] == "do_"}
+    assert {f"do_{name}" for name in STEPS} == {n for n in dir(Player) if n[:3] == "do_"}
 
 
 def test_the_example_of_the_page_runs(start: Start, tmp_path: Path) -> None:

@@ -22,20 +22,20 @@ from steadyrun.api.server import LONGEST_LINE_BYTES, Hello
 from steadyrun.errors import (
     ChangeRefused,
     DaemonUnreachable,
+    InvalidUsage,
     MessageTooLong,
     NotFound,
     RpcRefused,
     SteadyrunError,
-    Usage,
     VersionMismatch,
 )
 from steadyrun.model import event as ev
 from steadyrun.model.event_json import public
 from steadyrun.operations.agents import AddAgent, ListAgents
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ItemDocument
 from steadyrun.operations.events import Follow
-from steadyrun.operations.items import Send
+from steadyrun.operations.items import SendMessage
 from steadyrun.operations.registry import BY_NAME
 from steadyrun.runtime.events import bus
 from steadyrun.store import Started
@@ -44,7 +44,7 @@ from tests.require import require
 from tests.small_daemon import Play, SmallDaemon, desk_of, served
 
 PATIENCE_SECONDS = 60.0
-Body = Callable[[Desk, SmallDaemon], Awaitable[None]]
+Body = Callable[[OperationContext, SmallDaemon], Awaitable[None]]
 
 
 @pytest.fixture
@@ -61,14 +61,14 @@ def with_daemon(home: Path, body: Body, bugs: list[tuple[str, Exception]] | None
     anyio.run(run)
 
 
-async def hire(desk: Desk, name: str = "ada") -> None:
+async def hire(desk: OperationContext, name: str = "ada") -> None:
     given = AddAgent(name=name, provider="scripted", home=str(desk.home))
     await BY_NAME["agent.add"].do(desk, given)
 
 
 async def send(home: Path, text: str) -> ItemDocument:
     found: ItemDocument = await client.call(
-        home, BY_NAME["item.send"], Send(agent="ada", text=text)
+        home, BY_NAME["item.send"], SendMessage(agent="ada", text=text)
     )
     return found
 
@@ -98,7 +98,7 @@ def hello() -> bytes:
 
 
 def test_only_this_user_can_reach_the_socket(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         folder, end = home / "daemon", home / "daemon" / "socket"
 
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -117,7 +117,7 @@ def test_a_folder_that_was_open_to_others_is_closed(home: Path) -> None:
     (home / "daemon").mkdir(parents=True)
     (home / "daemon").chmod(0o777)
 
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         assert stat.S_IMODE((home / "daemon").stat().st_mode) == 0o700
 
     with_daemon(home, look)
@@ -146,7 +146,7 @@ def test_another_user_is_turned_away_even_if_every_file_is_open(home: Path) -> N
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         return done.stdout
 
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         (home / "daemon").chmod(0o777)
         (home / "daemon" / "socket").chmod(0o777)
@@ -164,7 +164,7 @@ def test_a_home_with_a_very_long_path_works(tmp_path: Path) -> None:
     home = tmp_path.joinpath(*("long" * 20 for _ in range(3))) / "home"
     home.parent.mkdir(parents=True)
 
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         found = await client.call(home, BY_NAME["agent.list"], ListAgents())
         assert [agent.name for agent in found.agents] == ["ada"]
@@ -193,7 +193,7 @@ def test_a_socket_that_a_killed_daemon_left_is_no_daemon_and_no_hindrance(home: 
     with pytest.raises(DaemonUnreachable, match="refused"):
         anyio.run(client.call, home, BY_NAME["agent.list"], ListAgents())
 
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await client.call(home, BY_NAME["agent.list"], ListAgents())
 
     with_daemon(home, look)
@@ -215,7 +215,7 @@ def test_a_daemon_that_does_not_greet_was_not_asked(
 
 
 def test_bad_lines_are_answered_and_the_next_good_one_too(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         answers = await raw(
             home,
             8,
@@ -245,7 +245,7 @@ def test_bad_lines_are_answered_and_the_next_good_one_too(home: Path) -> None:
 
 
 def test_whoever_does_not_greet_gets_nothing_but_the_end(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         [refused] = await raw(home, 1, b'{"jsonrpc":"2.0","id":1,"method":"agent.list"}\n')
         [stopped] = await raw(
             home, 1, b'{"jsonrpc":"2.0","id":1,"method":"daemon.stop","params":{"drain":1.5}}\n'
@@ -262,7 +262,7 @@ def test_whoever_does_not_greet_gets_nothing_but_the_end(home: Path) -> None:
     ("version", "is_ours"), [("0.1.7", True), ("0.2.0", False), ("1.1", False)]
 )
 def test_only_versions_of_one_line_talk(home: Path, version: str, is_ours: bool) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         async with connected(home, greets=False) as line:
             if is_ours:
                 await line.ask("hello", Hello(version), seconds=10)
@@ -276,7 +276,7 @@ def test_only_versions_of_one_line_talk(home: Path, version: str, is_ours: bool)
 def test_a_bug_in_an_operation_is_reported_and_told_to_nobody(home: Path) -> None:
     bugs: list[tuple[str, Exception]] = []
 
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
 
         def broken(agent: object) -> None:
@@ -292,7 +292,7 @@ def test_a_bug_in_an_operation_is_reported_and_told_to_nobody(home: Path) -> Non
 
 
 def test_a_message_of_5_mb_is_refused_by_name_and_nothing_is_accepted(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         with pytest.raises(MessageTooLong) as found:
             await send(home, "x" * 5_000_000)
@@ -305,10 +305,10 @@ def test_a_message_of_5_mb_is_refused_by_name_and_nothing_is_accepted(home: Path
 
 
 def test_one_key_over_the_socket_and_in_the_store_at_once_is_one_item(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         elsewhere = await SqliteStore.open(home)
-        operation, given = BY_NAME["item.send"], Send(agent="ada", text="once", key="k")
+        operation, given = BY_NAME["item.send"], SendMessage(agent="ada", text="once", key="k")
         found: list[ItemDocument] = []
 
         async def by_socket() -> None:
@@ -330,7 +330,7 @@ def test_one_key_over_the_socket_and_in_the_store_at_once_is_one_item(home: Path
 
 
 def test_a_line_too_long_is_refused_before_it_is_sent_and_by_the_daemon(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         with pytest.raises(MessageTooLong):
             await send(home, "x" * LONGEST_LINE_BYTES)
@@ -344,19 +344,19 @@ def test_a_line_too_long_is_refused_before_it_is_sent_and_by_the_daemon(home: Pa
 
 
 def test_errors_cross_as_what_they_are(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         with pytest.raises(NotFound) as found:
             await send(home, "hello")
         assert found.value.message == "no agent 'ada'"
         await hire(desk)
-        with pytest.raises(Usage, match="empty"):
+        with pytest.raises(InvalidUsage, match="empty"):
             await send(home, "  ")
 
     with_daemon(home, look)
 
 
 def test_a_stream_tells_what_is_stored_then_what_comes(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         await send(home, "one")
         play = Play(daemon, await start(daemon))
@@ -378,7 +378,7 @@ def test_a_stream_tells_what_is_stored_then_what_comes(home: Path) -> None:
 
 
 def test_a_stream_without_a_cursor_begins_now(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         await send(home, "one")
         play = Play(daemon, await start(daemon))
@@ -394,7 +394,7 @@ def test_a_stream_without_a_cursor_begins_now(home: Path) -> None:
 
 
 def test_a_connection_has_one_stream(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         async with connected(home) as line:
             await line.ask("events.follow", Follow(), seconds=10)
             with pytest.raises(ChangeRefused):
@@ -405,7 +405,7 @@ def test_a_connection_has_one_stream(home: Path) -> None:
 
 @pytest.mark.parametrize("given", [Follow(agent="bob"), Follow(run="run_1"), Follow("ada", "run_")])
 def test_a_stream_of_nobody_is_refused(home: Path, given: Follow) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         with pytest.raises(SteadyrunError) as found:
             async with client.following(home, given):
@@ -416,7 +416,7 @@ def test_a_stream_of_nobody_is_refused(home: Path, given: Follow) -> None:
 
 
 def test_whoever_goes_away_is_told_nothing_more(home: Path) -> None:
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         async with client.following(home, Follow()):
             while not daemon.listeners:
                 await anyio.lowlevel.checkpoint()
@@ -432,7 +432,7 @@ def test_a_slow_reader_gets_every_stored_event_once_and_makes_nobody_wait(
     monkeypatch.setattr(bus, "MOST_WAITING", 100)
     batches, each, size = 40, 20, 2000
 
-    async def look(desk: Desk, daemon: SmallDaemon) -> None:
+    async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         await send(home, "one")
         play = Play(daemon, await start(daemon))

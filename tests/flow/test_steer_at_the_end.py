@@ -8,7 +8,7 @@ import anyio
 import steadyrun
 from steadyrun.config import load
 from steadyrun.dialect import Refused
-from steadyrun.lib.notifier import Watch
+from steadyrun.lib.notifier import Waiter
 from steadyrun.library import Offered
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
@@ -25,7 +25,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ADA = AgentId("agt_ada")
 
 
-async def _until_cancelled(store: SqliteStore, item: ItemId, watch: Watch) -> None:
+async def _until_cancelled(store: SqliteStore, item: ItemId, watch: Waiter) -> None:
     """Give whoever steers the time to take it back, which must not happen."""
     with anyio.move_on_after(WRONG_SECONDS):
         while not (await store.item(item)).cancel_requested:
@@ -57,7 +57,7 @@ def test_a_message_that_somebody_has_taken_is_not_taken_back(tmp_path: Path) -> 
                 handle = await library.run(run)
                 tasks.start_soon(steer)
                 with store.hints.watch(ADA) as watch:
-                    while not (taken := await store.take(claim)):
+                    while not (taken := await store.offer_followups(claim)):
                         await watch.wait()
                     [item] = taken
                     await store.change(claim, run, Finished(NOW, "completed"))

@@ -31,7 +31,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Note
 from steadyrun.model.ids import AgentId, HolderId, ProcessId
-from steadyrun.model.item import Claim, Hold, Message
+from steadyrun.model.item import Claim, Lease, Message
 from steadyrun.model.run import Orphaned
 from steadyrun.store import Lane
 from steadyrun.stores.sqlite import SqliteStore
@@ -43,7 +43,16 @@ CHILD = Path(__file__).parents[1] / "children" / "crash_writer.py"
 AGENTS = [AgentId(f"agt_{n}") for n in range(6)]
 ALL = 10_000_000
 PATIENCE_SECONDS = 30.0
-MAY_CHANGE_NOTHING = {"accept", "cancel", "claim", "start", "take", "wake", "let_go", "again"}
+MAY_CHANGE_NOTHING = {
+    "accept",
+    "cancel",
+    "claim",
+    "start",
+    "offer_followups",
+    "start_unprompted",
+    "release_lane",
+    "retry",
+}
 _PRESTARTED = 2
 
 _op = msgspec.json.Decoder(Op)
@@ -246,7 +255,7 @@ async def _look(store: SqliteStore, model: Model, heard: Heard) -> Seen:
     lanes = {lane.agent: lane for lane in [await _lane(store, a) for a in (*model.lanes, *hired)]
              if lane}  # fmt: skip
     gates = {gate.provider: gate for gate in await store.gates()}
-    kv = {"beat": await store.recall("beat")}
+    kv = {"beat": await store.get("beat")}
     return Seen(items, lanes, runs, processes, holders, gates, kv)
 
 
@@ -306,13 +315,13 @@ async def _take_over(store: SqliteStore, model: Model, tally: Tally, dead: Holde
     await store.leave(heir.id)
 
 
-async def _refused(store: SqliteStore, stale: Hold, n: int) -> None:
+async def _refused(store: SqliteStore, stale: Lease, n: int) -> None:
     """A late write of the dead holder, each time by another verb."""
     batch = Batch(ProcessId("prc_late"), None, 0, 100)
     verbs: list[Callable[[], Awaitable[object]]] = [
         lambda: store.append(stale, batch),
-        lambda: store.let_go(stale),
-        lambda: store.wake(stale, Message(stale.agent, "late", "self")),
+        lambda: store.release_lane(stale),
+        lambda: store.start_unprompted(stale, Message(stale.agent, "late", "self")),
     ]
     if isinstance(stale, Claim):
         verbs += _claimed(store, stale)
@@ -325,14 +334,14 @@ def _claimed(store: SqliteStore, stale: Claim) -> list[Callable[[], Awaitable[ob
         lambda: store.rest(stale, Orphaned(stale.item.created_at)),
         lambda: store.settle(stale, Orphaned(stale.item.created_at)),
         lambda: store.release(stale),
-        lambda: store.take(stale, 100),
+        lambda: store.offer_followups(stale, 100),
         lambda: store.absorb(stale, stale.item.id),
     ]
 
 
-async def _finish(store: SqliteStore, model: Model, hold: Hold) -> None:
+async def _finish(store: SqliteStore, model: Model, hold: Lease) -> None:
     if not isinstance(hold, Claim):
-        await store.let_go(hold)
+        await store.release_lane(hold)
         model.let_go(hold)
     elif hold.item.run is None:
         model.release(hold, await store.release(hold))

@@ -56,7 +56,7 @@ READS: dict[str, Verb] = {
     "open processes": lambda s: s.open_processes(),
     "events": lambda s: s.events(limit=ALL),
     "last events": lambda s: s.last_events(agent=AGENT, limit=ALL),
-    "known": lambda s: s.known({AGENT: RunId("run_1")}),
+    "known": lambda s: s.lane_snapshots({AGENT: RunId("run_1")}),
     "holders": lambda s: s.holders(),
     "gates": lambda s: s.gates(),
 }

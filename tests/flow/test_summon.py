@@ -9,7 +9,7 @@ import pytest
 
 import steadyrun
 from steadyrun.config import Config, load
-from steadyrun.errors import AbilityMissing, FileUnusable, RoleMissing, SteadyrunError, Usage
+from steadyrun.errors import AbilityMissing, FileUnusable, InvalidUsage, RoleMissing, SteadyrunError
 from steadyrun.model.event import ToolFailed
 from steadyrun.model.run import Run
 from steadyrun.runtime.prompt.system import OWN_FILES
@@ -131,10 +131,10 @@ class TestSummon:
         ("asked", "kind"),
         [
             ({"role": "poet"}, RoleMissing),
-            ({"role": "../poet"}, Usage),
+            ({"role": "../poet"}, InvalidUsage),
             ({"provider": "shell"}, AbilityMissing),
-            ({"metadata": {"wall_seconds": 1}}, Usage),
-            ({"metadata": {"x": b"bytes\xff", "y": object()}}, Usage),
+            ({"metadata": {"wall_seconds": 1}}, InvalidUsage),
+            ({"metadata": {"x": b"bytes\xff", "y": object()}}, InvalidUsage),
         ],
     )
     def test_what_cannot_be_is_refused_and_no_run_is_made(

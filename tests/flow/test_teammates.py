@@ -7,7 +7,7 @@ import anyio
 from steadyrun.model import event as ev
 from steadyrun.model.approval import Answer
 from steadyrun.model.item import Message
-from steadyrun.runtime.dispatcher import Room
+from steadyrun.runtime.dispatcher import Capacity
 from steadyrun.stores.sqlite import SqliteStore
 from tests.team import begun, says, script, working
 
@@ -60,7 +60,7 @@ def test_agents_work_side_by_side(tmp_path: Path) -> None:
 
 def test_no_more_runs_at_a_time_than_there_is_room_for(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, Room(runs=2)) as team:
+        async with working(tmp_path, Capacity(runs=2)) as team:
             agents = [await team.hire(f"agent-{n}") for n in range(5)]
             waiting = script({"text": "here"}, team.gates.until("all"))
             sent = [await team.send(agent, waiting) for agent in agents]
@@ -78,7 +78,7 @@ def test_no_more_runs_at_a_time_than_there_is_room_for(tmp_path: Path) -> None:
 
 def test_a_provider_may_have_less_room_than_the_others(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, Room(runs=5, runs_of={"scripted": 1})) as team:
+        async with working(tmp_path, Capacity(runs=5, runs_of={"scripted": 1})) as team:
             ada, bob = await team.hire("ada"), await team.hire("bob")
             eve = await team.hire("eve", "shell")
             waiting = script({"text": "here"}, team.gates.until("all"))
@@ -98,7 +98,7 @@ def test_a_provider_may_have_less_room_than_the_others(tmp_path: Path) -> None:
 
 def test_a_run_that_waits_for_a_person_makes_room_for_another(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, Room(runs=1)) as team:
+        async with working(tmp_path, Capacity(runs=1)) as team:
             ada, bob = await team.hire("ada"), await team.hire("bob")
             asking = await team.send(ada, script({"approval": {"name": "Write"}}, {"text": "so"}))
             await team.until_told(ada, ev.ApprovalRequested)
@@ -173,7 +173,7 @@ def test_what_runs_can_be_cancelled_from_another_process(tmp_path: Path) -> None
 
 def test_what_the_daemon_takes_in_begins_in_the_same_commit(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, room=Room(runs=1)) as team:
+        async with working(tmp_path, room=Capacity(runs=1)) as team:
             ada, bo = await team.hire("ada"), await team.hire("bo")
             accept = team.daemon.worker.accept
             until = script(team.gates.until("go"), {"text": "done"})

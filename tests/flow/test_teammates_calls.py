@@ -12,37 +12,37 @@ from typing import Any
 
 import anyio
 
-from steadyrun.lib.notifier import Hint, Hints, Watch
+from steadyrun.lib.notifier import Hint, Notifier, Waiter
 from steadyrun.model import event as ev
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import Claim
-from steadyrun.store import Call, Lost, Started, Store
+from steadyrun.store import AbandonedLane, PendingRequests, Started, Store
 from tests.team import Home, says, script, victim, working
 
 
-class Patient(Watch):
+class Patient(Waiter):
     """Waits for a hint, however long that takes."""
 
     async def wait(self, limit_seconds: float = 0.0) -> bool:
         return await super().wait(math.inf)
 
 
-class PatientHints(Hints):
+class PatientHints(Notifier):
     """The hints of another store, for those who look at nothing else."""
 
-    def __init__(self, hints: Hints) -> None:
+    def __init__(self, hints: Notifier) -> None:
         super().__init__()
         self._theirs = hints
 
     @contextmanager
-    def watch(self, agent: str | None, of: Hint = Hint.EVENTS) -> Iterator[Watch]:
+    def watch(self, agent: str | None, of: Hint = Hint.EVENTS) -> Iterator[Waiter]:
         patient = Patient(of)
         with self._theirs.watch(agent, of) as watch:
-            watch.on_ring = patient.ring
+            watch.on_notify = patient.notify
             yield patient
 
     def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
-        self._theirs.ring(agents, hint)
+        self._theirs.notify(agents, hint)
 
 
 class NoPoll:
@@ -67,7 +67,7 @@ class CancelsWhatIsTaken(NoPoll):
         self._heard = anyio.Event()
         self._has_others = has_others
 
-    async def reap(self, holder: HolderId) -> list[Lost]:
+    async def reap(self, holder: HolderId) -> list[AbandonedLane]:
         lost = await self.store.reap(holder)
         for each in lost:
             assert isinstance(each.hold, Claim)
@@ -87,8 +87,8 @@ class CancelsWhatIsTaken(NoPoll):
                 await anyio.wait_all_tasks_blocked()
         return started
 
-    async def calls(self, holder: HolderId) -> list[Call]:
-        found = await self.store.calls(holder)
+    async def calls(self, holder: HolderId) -> list[PendingRequests]:
+        found = await self.store.pending_requests(holder)
         if any(call.cancelled for call in found):
             self._heard.set()
         return found

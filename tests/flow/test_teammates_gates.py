@@ -22,9 +22,9 @@ def test_a_probe_that_is_answered_lets_the_others_through_before_it_ends(tmp_pat
     async def main() -> None:
         async with working(tmp_path) as team:
             ada, bob = await team.hire("ada"), await team.hire("bob")
-            await team.store.tell_gate("scripted", Closed(None, "by hand"))
+            await team.store.update_gate("scripted", Closed(None, "by hand"))
             long = await team.send(ada, script({"text": "I work"}, team.gates.until("go")))
-            await team.store.tell_gate("scripted", _soon())
+            await team.store.update_gate("scripted", _soon())
             await team.until_said(ada, "I work")
 
             done = await team.done(bob, says("me too"))
@@ -43,10 +43,10 @@ def test_only_the_probe_is_let_through_until_it_is_answered(tmp_path: Path) -> N
     async def main() -> None:
         async with working(tmp_path) as team:
             crew = [await team.hire(name) for name in ("ada", "bob", "cy")]
-            await team.store.tell_gate("scripted", Closed(None, "by hand"))
+            await team.store.update_gate("scripted", Closed(None, "by hand"))
             silent = script(team.gates.until("go"), {"text": "done"})
             items = [await team.send(each, silent) for each in crew]
-            await team.store.tell_gate("scripted", _soon())
+            await team.store.update_gate("scripted", _soon())
             await team.until(None, lambda: _is_probing(team))
 
             status = [(await team.store.item(item)).status for item in items]
@@ -73,7 +73,7 @@ def test_an_agent_may_be_paused_by_a_limit_instead(tmp_path: Path) -> None:
             await team.until_lane(ada, "warm")
 
             assert (await team.store.lane(ada)).is_paused
-            await team.store.tell_gate("scripted", Opened())
+            await team.store.update_gate("scripted", Opened())
             assert (await team.store.item(item)).status == "queued"
             await team.store.cancel(item)
 
@@ -110,8 +110,8 @@ def test_a_new_daemon_forgets_a_probe_that_is_over(tmp_path: Path) -> None:
     async def main() -> None:
         async with working(tmp_path) as team:
             await team.hire("ada")
-            await team.store.tell_gate("scripted", _soon(0.0))
-            await team.store.tell_gate("scripted", Dispatched(RunId("run_gone")))
+            await team.store.update_gate("scripted", _soon(0.0))
+            await team.store.update_gate("scripted", Dispatched(RunId("run_gone")))
             assert await _is_probing(team)
         async with working(tmp_path) as team:
             ada = (await team.store.agent("ada")).id

@@ -12,7 +12,7 @@ import pytest
 
 from steadyrun.lib.clock import SystemClock
 from steadyrun.providers.scripted import child
-from steadyrun.runtime.dispatcher import Room
+from steadyrun.runtime.dispatcher import Capacity
 from tests.team import Team, begun, cli_of, says, script, wait_for, working
 
 ENTRY = str(Path(child.__file__).with_name("__main__.py"))
@@ -48,7 +48,7 @@ async def _system(team: Team, name: str) -> None:
 
 def test_whoever_is_launched_is_said_to_be_gone_when_it_is(tmp_path: Path) -> None:
     async def main() -> Team:
-        async with working(tmp_path, Room(processes=1)) as team:
+        async with working(tmp_path, Capacity(processes=1)) as team:
             ada, bo = await team.hire("ada"), await team.hire("bo", "shell")
             await team.done(ada, says("one"))
             await team.done(bo, "true")
@@ -105,7 +105,7 @@ def test_another_option_of_the_provider_wants_another_process(tmp_path: Path) ->
 
 def test_the_process_that_has_waited_longest_makes_room(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, Room(processes=2)) as team:
+        async with working(tmp_path, Capacity(processes=2)) as team:
             ada, bob, eve = [await team.hire(name) for name in ("ada", "bob", "eve")]
             await team.done(ada, says("one"))
             await team.done(bob, says("two"))
@@ -123,7 +123,7 @@ def test_the_process_that_has_waited_longest_makes_room(tmp_path: Path) -> None:
 
 def test_a_process_that_is_busy_is_not_closed_for_another(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, Room(processes=1)) as team:
+        async with working(tmp_path, Capacity(processes=1)) as team:
             ada, bob = await team.hire("ada"), await team.hire("bob")
             busy = await team.send(ada, script({"text": "one"}, team.gates.until("go")))
             await team.until_said(ada, "one")
@@ -162,7 +162,7 @@ def test_a_process_that_waits_too_long_is_closed(tmp_path: Path) -> None:
 def test_without_a_limit_a_process_waits_for_ever(tmp_path: Path) -> None:
     async def main() -> None:
         clock = Ahead()
-        async with working(tmp_path, Room(idle_seconds=0), clock=clock) as team:
+        async with working(tmp_path, Capacity(idle_seconds=0), clock=clock) as team:
             ada, bob = await team.hire("ada"), await team.hire("bob")
             await team.done(ada, says("one"))
             clock.seconds = timedelta(days=30).total_seconds()
@@ -209,7 +209,7 @@ def test_a_provider_that_serves_one_turn_is_not_kept(tmp_path: Path) -> None:
 
 def test_a_process_that_has_printed_too_much_is_not_kept(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, Room(journal_bytes=100_000)) as team:
+        async with working(tmp_path, Capacity(journal_bytes=100_000)) as team:
             ada = await team.hire("ada")
             await team.done(ada, says("little"))
             await team.done(ada, script({"flood": {"count": 200}}))
@@ -257,7 +257,7 @@ def test_an_agent_that_changes_its_provider_has_another_process(tmp_path: Path) 
 def test_a_process_that_goes_on_by_itself_is_not_closed(tmp_path: Path) -> None:
     async def main() -> None:
         clock = Ahead()
-        async with working(tmp_path, Room(processes=1), clock=clock) as team:
+        async with working(tmp_path, Capacity(processes=1), clock=clock) as team:
             ada, bob = await team.hire("ada"), await team.hire("bob")
             later = {"self_turn": {"after": 3600, "steps": [{"text": "later"}]}}
             await team.done(ada, script(later, {"text": "one"}))

@@ -88,7 +88,7 @@ def test_a_limit_closes_the_gate_and_the_item_goes_on_by_itself(tmp_path: Path, 
                 [gate] = await team.store.gates()
                 assert not dispatchable(gate, datetime.now(UTC))
                 asks = len(stage.server.main_asks)
-                await team.store.tell_gate(gate.provider, Opened())
+                await team.store.update_gate(gate.provider, Opened())
                 done = await team.settled(item)
 
                 assert done.status == "completed"

@@ -163,7 +163,7 @@ def test_killed_at_any_step_an_item_is_done_once(tmp_path: Path, step: str) -> N
 
 
 RETRY_STEPS = [
-    "before close_process", "after close_process", "before again", "after again",
+    "before close_process", "after close_process", "before retry", "after retry",
     "before change created", "after change created", "before open_process 2", "after launch 2",
     "before send begin 2", "after send begin 2",
 ]  # fmt: skip
@@ -193,9 +193,10 @@ def test_killed_between_two_tries_none_is_lost_and_none_comes_twice(
 
 
 FOLLOWUP_STEPS = [
-    "before take", "after take", "before send offer", "after send offer", "before go_on",
-    "after go_on", "before change created", "after change created", "before append started 2",
-    "after append started 2", "before append ended 2", "after append ended 2",
+    "before offer_followups", "after offer_followups", "before send offer", "after send offer",
+    "before continue_with", "after continue_with", "before change created", "after change created",
+    "before append started 2", "after append started 2", "before append ended 2",
+    "after append ended 2",
 ]  # fmt: skip
 
 
@@ -207,10 +208,10 @@ def test_killed_amid_a_follow_up_it_is_done_once(tmp_path: Path, step: str) -> N
         async with victim(tmp_path, step) as (home, daemon):
             ada = await home.hire("ada")
             item = await home.send(ada, script({"text": "one"}, home.gates.until("go")))
-            if not step.endswith("take"):
+            if not step.endswith("offer_followups"):
                 await home.until_said(ada, "one")
             own = await home.send(ada, says("two"))
-            if not step.endswith(("take", "send offer")):
+            if not step.endswith(("offer_followups", "send offer")):
                 await home.until_told(ada, ev.FollowupOffered)
                 home.gates.open("go")
             await daemon.until_dead()
@@ -230,9 +231,9 @@ def test_killed_amid_a_follow_up_it_is_done_once(tmp_path: Path, step: str) -> N
 
 
 WAKE_STEPS = [
-    "before wake", "after wake", "before change created", "after change created",
-    "before append started 2", "after append started 2", "before append ended 2",
-    "after append ended 2", "before rest 2", "after rest 2",
+    "before start_unprompted", "after start_unprompted", "before change created",
+    "after change created", "before append started 2", "after append started 2",
+    "before append ended 2", "after append ended 2", "before rest 2", "after rest 2",
 ]  # fmt: skip
 
 
@@ -344,10 +345,10 @@ def test_however_many_were_left_the_store_is_asked_once_and_told_nothing_again(
                 await check(team, agent)
 
     left = anyio.run(first)
-    said = _listen(monkeypatch, "known", "take", "append")
+    said = _listen(monkeypatch, "lane_snapshots", "offer_followups", "append")
     anyio.run(second, left)
-    assert [set(lanes) for (lanes,) in said["known"]] == [{agent for agent, _ in left}]
-    assert said["take"] == []
+    assert [set(lanes) for (lanes,) in said["lane_snapshots"]] == [{agent for agent, _ in left}]
+    assert said["offer_followups"] == []
     assert not [batch for _, batch in said["append"] if isinstance(batch.change, Launched)]
 
 
@@ -385,7 +386,7 @@ def test_the_time_in_which_nobody_was_there_does_not_count(tmp_path: Path, is_kn
             await home.until_said(ada, "one")
             daemon.kill()
             alive_at = SystemClock().now() + timedelta(hours=0 if is_known else 1)
-            await home.store.remember(ALIVE_AT, alive_at.isoformat().encode())
+            await home.store.put(ALIVE_AT, alive_at.isoformat().encode())
             return ada, item
 
     async def second(ada: AgentId, item: ItemId) -> None:

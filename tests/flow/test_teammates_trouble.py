@@ -17,7 +17,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent
 from steadyrun.model.gate import Opened
 from steadyrun.model.ids import AgentId
-from steadyrun.runtime.dispatcher import Room
+from steadyrun.runtime.dispatcher import Capacity
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.adoption_steps import WatchedStore
@@ -66,7 +66,7 @@ class Trap:
 
 
 @asynccontextmanager
-async def trapped(place: Path, step: str, room: Room) -> AsyncIterator[Team]:
+async def trapped(place: Path, step: str, room: Capacity) -> AsyncIterator[Team]:
     """A team whose store is locked at that step, until the daemon has told of it."""
     (place / "home").mkdir()
     impatient = await SqliteStore.open(place / "home", patience_seconds=SHORT_SECONDS)
@@ -119,7 +119,7 @@ async def _limit(team: Team, ada: AgentId) -> None:
     [gate] = await team.store.gates()
     assert gate.until
     await team.store.cancel(item)
-    await team.store.tell_gate(gate.provider, Opened())
+    await team.store.update_gate(gate.provider, Opened())
 
 
 async def _steer(team: Team, ada: AgentId) -> None:
@@ -166,14 +166,14 @@ STORIES: dict[str, tuple[Story, str | None]] = {
     "append started": (_talk, "append"),
     "append ended": (_talk, "append"),
     "rest": (_talk, "settle"),
-    "again": (_crash, "start"),
+    "retry": (_crash, "start"),
     "change created": (_crash, "start"),
     "close_process": (_crash, "settle"),
-    "take": (_steer, "append"),
+    "offer_followups": (_steer, "append"),
     "absorb": (_steer, "append"),
-    "go_on": (_leave_over, "append"),
-    "wake": (_wake, "append"),
-    "let_go": (_make_room, "settle"),
+    "continue_with": (_leave_over, "append"),
+    "start_unprompted": (_wake, "append"),
+    "release_lane": (_make_room, "settle"),
 }
 
 
@@ -184,7 +184,7 @@ def test_a_store_that_is_busy_for_a_while_delays_and_nothing_else(
     story, phase = STORIES[step]
 
     async def main() -> None:
-        async with trapped(tmp_path, step, Room(processes=1)) as team:
+        async with trapped(tmp_path, step, Capacity(processes=1)) as team:
             ada = await team.hire("ada")
             await story(team, ada)
             eve = await team.hire("eve")
@@ -275,13 +275,13 @@ class Bug:
         return await doing
 
 
-BUGS = ["open_process", "append started", "append ended", "rest", "close_process", "let_go"]
+BUGS = ["open_process", "append started", "append ended", "rest", "close_process", "release_lane"]
 
 
 @pytest.mark.parametrize("step", BUGS)
 def test_a_bug_in_the_run_of_one_agent_ends_nothing_else(tmp_path: Path, step: str) -> None:
     async def main() -> None:
-        buggy, room = Bug(step), Room(processes=1)
+        buggy, room = Bug(step), Capacity(processes=1)
         async with working(
             tmp_path,
             room,

@@ -198,7 +198,7 @@ def test_a_daemon_that_was_killed_in_a_run_tells_each_span_once(
 
 
 def told_up_to(home: Home) -> int:
-    found: bytes | None = home.read(lambda store: store.recall(CURSOR))
+    found: bytes | None = home.read(lambda store: store.get(CURSOR))
     return int(found or 0)
 
 

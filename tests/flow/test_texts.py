@@ -7,7 +7,7 @@ import pytest
 
 import steadyrun
 from steadyrun.config import load
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.stores.sqlite import SqliteStore
 
 
@@ -25,7 +25,7 @@ def test_a_text_that_cannot_be_told_is_refused(tmp_path: Path, text: str, found:
     async def main() -> int:
         config = load(home=tmp_path / "home", cwd=tmp_path, environ={"PATH": "/usr/bin:/bin"})
         async with steadyrun.open(config) as library:
-            with pytest.raises(Usage, match=found):
+            with pytest.raises(InvalidUsage, match=found):
                 await library.start(text, provider="scripted", cwd=tmp_path)
         store = await SqliteStore.open(tmp_path / "home")
         try:

@@ -10,8 +10,8 @@ import anyio.to_thread
 import pytest
 
 from steadyrun.dialect import Ended, LaunchRequest, Turn
-from steadyrun.driver import Stretch
-from steadyrun.drivers.launcher import KeeperDrivers, Setup
+from steadyrun.driver import JournalBatch
+from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
 from steadyrun.drivers.process_driver import ProcessDriver
 from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.file_follower import FileWatches, Wake
@@ -38,11 +38,11 @@ class Ear:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.complaints: list[str] = []
-        self.ends: list[Stretch] = []
+        self.ends: list[JournalBatch] = []
         self._rung = anyio.Event()
 
-    async def hear(self, stretch: Stretch) -> None:
-        for heard in stretch.heard:
+    async def hear(self, stretch: JournalBatch) -> None:
+        for heard in stretch.output:
             if isinstance(heard, Emitted) and isinstance(heard.event, TextFinal):
                 self.texts.append(heard.event.text)
             if isinstance(heard, Emitted) and isinstance(heard.event, OutputRaw):
@@ -87,9 +87,9 @@ async def following(
 ) -> AsyncIterator[ProcessDriver]:
     """A driver that has claimed the process and reads on, until the block is left."""
     with kind() as watches:
-        drivers = KeeperDrivers(
+        drivers = KeeperLauncher(
             home,
-            {"scripted": Setup(Scripted, dict)},
+            {"scripted": ProviderSetup(Scripted, dict)},
             clock=SystemClock(),
             watches=watches,
         )
@@ -105,7 +105,7 @@ async def following(
             tasks.cancel_scope.cancel()
 
 
-def remembered(process: Process, end: Stretch) -> Process:
+def remembered(process: Process, end: JournalBatch) -> Process:
     """The process as the record has it after a turn's end."""
     assert end.memory is not None
     saved = SavedState(end.memory, end.sent, end.offset)

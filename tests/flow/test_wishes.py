@@ -10,7 +10,7 @@ import pytest
 
 import steadyrun
 from steadyrun.config import load
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.stores.sqlite import SqliteStore
 from tests.commands import steadyrun as steadyrun_command
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_granted_is_named_and_nothing_is_written(
         async with steadyrun.open(config) as library:
             begin = partial(library.summon, role) if role else library.start
             for wishes, _ in REFUSED:
-                with pytest.raises(Usage) as found:
+                with pytest.raises(InvalidUsage) as found:
                     await begin("hi", provider="scripted", cwd=tmp_path, **wishes)
                 said.append(found.value.message)
         store = await SqliteStore.open(tmp_path / "home")
@@ -92,7 +92,7 @@ def test_the_nearest_word_is_told(tmp_path: Path) -> None:
         async with steadyrun.open(config) as library:
             for wishes in ({"mode": "plann"}, {"max_cost": 5}, {"tools": ["Raed"]}):
                 given: dict[str, Any] = {"provider": "scripted", "cwd": tmp_path, **wishes}
-                with pytest.raises(Usage) as found:
+                with pytest.raises(InvalidUsage) as found:
                     await library.start("hi", **given)
                 hints.append(found.value.hint)
         return hints

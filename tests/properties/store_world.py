@@ -169,7 +169,7 @@ class World(RuleBasedStateMachine):
                 self._create(work)
             case "offer":
                 self._accept(claim.agent, "more", None)
-                self._both(lambda store: store.take(claim))
+                self._both(lambda store: store.offer_followups(claim))
             case "absorb":
                 item = self._item(data.draw(small))
                 self._both(lambda store: store.absorb(claim, item))
@@ -264,9 +264,9 @@ class World(RuleBasedStateMachine):
             self._both(lambda store: store.change(claim, run, end))
         agent = self._agent(1) if data.draw(rarely) else claim.agent
         unasked = st.builds(Message, st.just(agent), texts, st.just("self"), keys)
-        offers = [i.id for i in self._both(lambda store: store.take(claim, 2)) or []]
+        offers = [i.id for i in self._both(lambda store: store.offer_followups(claim, 2)) or []]
         to = data.draw(st.sampled_from([*offers, self._item(1)]) | unasked)
-        went_on = self._both(lambda store: store.go_on(claim, to))
+        went_on = self._both(lambda store: store.continue_with(claim, to))
         if went_on:
             self.items.append(went_on.item.id)
             self.works.append(Work(went_on, processes=work.processes, opened=work.opened))
@@ -277,7 +277,7 @@ class World(RuleBasedStateMachine):
         def opened(agent: Agent, item: Item) -> Created:
             return Created(run, agent.id, item.id, agent.provider, now)
 
-        started = self._both(lambda store: store.hire(holder, agent, message, opened))
+        started = self._both(lambda store: store.start_direct(holder, agent, message, opened))
         if started:
             self.items.append(started.claim.item.id)
             work = Work(started.claim, processes=[ProcessId("prc_none")], opened=[])
@@ -322,12 +322,12 @@ class World(RuleBasedStateMachine):
         if data.draw(small) < 3:
             self._both(lambda store: store.change(claim, run, end))
         spends = data.draw(st.booleans())
-        if self._both(lambda store: store.again(claim, spends=spends)) and data.draw(small):
+        if self._both(lambda store: store.retry(claim, spends=spends)) and data.draw(small):
             self._create(work)
 
     def _wake(self, work: Work, data: st.DataObject) -> None:
         message = Message(work.claim.agent, "by itself", "self", data.draw(keys))
-        woken = self._both(lambda store: store.wake(work.claim, message))
+        woken = self._both(lambda store: store.start_unprompted(work.claim, message))
         if woken:
             self.items.append(woken.item.id)
             self.works.append(Work(woken, processes=work.processes, opened=work.opened))
@@ -463,7 +463,7 @@ async def all_reads(store: Store, world: World) -> dict[str, object]:
     processes = [process for work in world.works for process in work.processes]
     seen = await everything(store)
     seen["holders"] = await store.holders()
-    seen["looks"] = await store.looks(START)
+    seen["looks"] = await store.agent_overviews(START)
     seen["every agent"] = [await answer_of(store.agent(agent)) for agent in world.agents]
     seen["every process"] = [await answer_of(store.process(process)) for process in processes]
     return seen

@@ -18,7 +18,12 @@ from steadyrun.model.event import (
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
-from steadyrun.runtime.prompt.briefing import LARGEST_BRIEFING_BYTES, Handover, Told, briefing
+from steadyrun.runtime.prompt.briefing import (
+    LARGEST_BRIEFING_BYTES,
+    Handover,
+    MissedRun,
+    write_briefing,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 # Where a line ends for anybody, what we say ourselves, half a character, and much of everything.
@@ -40,13 +45,13 @@ events: st.SearchStrategy[Any] = st.one_of(
 )
 
 
-def _told(n: int, text: str, said: list[Any]) -> Told:
+def _told(n: int, text: str, said: list[Any]) -> MissedRun:
     agent, item = AgentId("agt"), ItemId(f"itm_{n}")
     asked = Item(
         id=item, agent=agent, seq=n, kind="message", text=text, on_lost="resume", created_at=NOW
     )
     run = Run(RunId("run"), agent, item, "claude", NOW)
-    return Told(asked, run, tuple(said), {"a": text})
+    return MissedRun(asked, run, tuple(said), {"a": text})
 
 
 @given(
@@ -58,7 +63,7 @@ def test_a_briefing_is_short_and_marks_what_others_said(
 ) -> None:
     told = tuple(_told(n, text, said) for n, (text, said) in enumerate(runs))
 
-    text = briefing(Handover(why, ItemId("itm_none"), told))
+    text = write_briefing(Handover(why, ItemId("itm_none"), told))
 
     assert len(text.encode()) <= LARGEST_BRIEFING_BYTES
     head, *lines = text.splitlines()

@@ -25,7 +25,7 @@ from steadyrun.model.budget import (
 )
 from steadyrun.model.event import BudgetReached
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.runtime.run.budget import Meter
+from steadyrun.runtime.run.budget import BudgetMeter
 
 ZONES = sorted(available_timezones() - {"localtime"})
 MOMENTS = st.datetimes(datetime(1970, 1, 3), datetime(2037, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
@@ -108,12 +108,12 @@ def test_each_mark_is_told_once_and_in_order(
     rules: BudgetRules,
     heard: list[tuple[Usage, Cost]],
 ) -> None:
-    meter = Meter(budget, windows, rules)
+    meter = BudgetMeter(budget, windows, rules)
     told: list[BudgetReached] = []
     for usage, cost in heard:
         told += meter.hear(usage, cost)
         # Whoever comes later and reads the record tells none of it again.
-        again = Meter(budget, windows, rules, told)
+        again = BudgetMeter(budget, windows, rules, told)
         assert again.hear(usage, cost) == []
 
     def name(reached: BudgetReached) -> tuple[str, str]:

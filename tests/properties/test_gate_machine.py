@@ -15,16 +15,16 @@ from msgspec.structs import replace
 
 from steadyrun.model.gate import (
     LONGEST,
-    Answered,
     Booted,
     Closed,
     Dispatched,
-    Ended,
     Gate,
     GateNews,
     GateRules,
     Limited,
     Opened,
+    ProviderAnswered,
+    RunEnded,
     Suspected,
     dispatchable,
     gate_step,
@@ -142,14 +142,14 @@ TABLE: tuple[Row, ...] = (
     Row(Limited, lambda at: at.gate.until is not None and at.stated is not None, _coalesced),
     Row(Limited, lambda _: True, lambda at: at.hit),
     # Only an answer to one that was let through opens it.
-    Row(Answered, lambda at: at.is_over and at.is_new, _open),
-    Row(Answered, lambda _: True, lambda at: at.gate),
+    Row(ProviderAnswered, lambda at: at.is_over and at.is_new, _open),
+    Row(ProviderAnswered, lambda _: True, lambda at: at.gate),
     # One probe at a time.
     Row(Dispatched, lambda at: at.is_over and at.gate.probe is None,
         lambda at: replace(at.gate, probe=at.news.run)),
     Row(Dispatched, lambda _: True, lambda at: at.gate),
-    Row(Ended, lambda at: at.gate.probe == at.news.run, lambda at: replace(at.gate, probe=None)),
-    Row(Ended, lambda _: True, lambda at: at.gate),
+    Row(RunEnded, lambda at: at.gate.probe == at.news.run, lambda at: replace(at.gate, probe=None)),
+    Row(RunEnded, lambda _: True, lambda at: at.gate),
     # A person decides; a suspicion is for moments.
     Row(Opened, lambda _: True, lambda at: replace(_open(at), suspect_until=None)),
     Row(Closed, lambda _: True, lambda at: replace(
@@ -194,11 +194,11 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(run=runs)
     def answer(self, run: int) -> None:
-        self._tell(Answered(self._id(run), self.began[run]))
+        self._tell(ProviderAnswered(self._id(run), self.began[run]))
 
     @rule(run=runs)
     def end(self, run: int) -> None:
-        self._tell(Ended(self._id(run)))
+        self._tell(RunEnded(self._id(run)))
 
     @rule(delay=st.none() | moments)
     def suspect(self, delay: int | None) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steadyrun.app.runtime import DIALECTS, make_dialect
 from steadyrun.dialect import LaunchRequest, Turn
-from steadyrun.drivers.launcher import KeeperDrivers, Setup
+from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
 from steadyrun.errors import AbilityMissing
 from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.file_follower import FileWatches
@@ -38,7 +38,7 @@ from steadyrun.providers.codex.launch import CodexOptions
 from steadyrun.providers.scripted.dialect import Scripted
 from steadyrun.providers.shell import Shell
 from steadyrun.runtime.prompt.builder import launch_request
-from steadyrun.runtime.prompt.system import Standing
+from steadyrun.runtime.prompt.system import SystemPrompt
 from steadyrun.runtime.run.permissions import permitted
 
 COMBINATIONS = 10_000
@@ -79,14 +79,14 @@ def test_no_combination_breaks_a_rule() -> None:
     seen: set[bytes] = set()
 
     async def main() -> None:
-        setups = {name: Setup(partial(make_dialect, name, {}), dict) for name in DIALECTS}
+        setups = {name: ProviderSetup(partial(make_dialect, name, {}), dict) for name in DIALECTS}
         with FileWatches() as watches:
             # Nothing is launched.
-            check(KeeperDrivers(Path("/nowhere"), setups, clock=SystemClock(), watches=watches))
+            check(KeeperLauncher(Path("/nowhere"), setups, clock=SystemClock(), watches=watches))
 
     @settings(max_examples=3_500, deadline=None, database=None, derandomize=True)
     @given(policy=policies, file=files)
-    def check(drivers: KeeperDrivers, policy: Policy, file: Permissions | None) -> None:
+    def check(drivers: KeeperLauncher, policy: Policy, file: Permissions | None) -> None:
         check_rights(policy, file)
         for provider in DIALECTS:
             check_kept(drivers, provider, policy, file)
@@ -112,7 +112,7 @@ def check_rights(policy: Policy, file: Permissions | None) -> None:
 
 
 def check_kept(
-    drivers: KeeperDrivers, provider: str, policy: Policy, file: Permissions | None
+    drivers: KeeperLauncher, provider: str, policy: Policy, file: Permissions | None
 ) -> None:
     agent = Agent(AgentId("agt_1"), "ada", (provider,), "/work", policy=policy)
     may = {name for name in NAMES if is_allowed(policy, file, name)}
@@ -124,7 +124,7 @@ def check_kept(
         assert not set(TOOLS) <= may
         return
     turn = Turn("run_1", "true", mode=kept.policy.mode)
-    request = launch_request(kept, turn, None, Standing(None))
+    request = launch_request(kept, turn, None, SystemPrompt(None))
     request = msgspec.structs.replace(request, directory="/home/processes/prc_1")
     KEPT[provider](request, may, policy, notes)
 

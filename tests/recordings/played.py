@@ -10,8 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from steadyrun.dialect import Exit
-from steadyrun.drivers.replay import Line, Seen, replay
-from steadyrun.drivers.turn_tracker import Told, Turns
+from steadyrun.drivers.replay import RecordedLine, Seen, replay
+from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from tests.recordings.recorded import CLIS, Cli, Recording, Telling, recordings, telling
@@ -27,12 +27,12 @@ Fate = ev.FollowupAbsorbed | ev.FollowupOwnTurn | ev.FollowupReturned
 SHAPES: dict[Cli, Shape] = {"claude": CLAUDE, "codex": CODEX}
 
 
-def raw_of(line: Line) -> bytes:
+def raw_of(line: RecordedLine) -> bytes:
     """The line as it stands in a journal."""
     return line.msg.encode() if isinstance(line.msg, str) else msgspec.json.encode(line.msg)
 
 
-def steps(lines: Iterable[Line]) -> Iterator[Step]:
+def steps(lines: Iterable[RecordedLine]) -> Iterator[Step]:
     """The frames of a recording, as a driver sees them."""
     offset = sent = 0
     for line in lines:
@@ -45,7 +45,7 @@ def steps(lines: Iterable[Line]) -> Iterator[Step]:
             yield "in", Frame(raw, offset, "", sent)
 
 
-def feed(turns: Turns, frames: Iterable[Step]) -> list[list[Told]]:
+def feed(turns: TurnTracker, frames: Iterable[Step]) -> list[list[TrackedOutput]]:
     """What is told for each frame."""
     return [
         turns.received(frame, NOW) if way == "out" else turns.sent(frame, NOW)
@@ -53,12 +53,14 @@ def feed(turns: Turns, frames: Iterable[Step]) -> list[list[Told]]:
     ]
 
 
-def played(recording: Recording, lines: Iterable[Line], last: Exit | None = None) -> list[Seen]:
+def played(
+    recording: Recording, lines: Iterable[RecordedLine], last: Exit | None = None
+) -> list[Seen]:
     """What these lines come to, in the place of the recording's own."""
     return list(replay(recording.dialect(), lines, last or recording.exit()))
 
 
-def told(recording: Recording, lines: Iterable[Line]) -> list[Telling]:
+def told(recording: Recording, lines: Iterable[RecordedLine]) -> list[Telling]:
     """The same as the expectations have it, with all that was said."""
     return list(telling(played(recording, lines), sys.maxsize))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from steadyrun.dialect import Dialect, Exit
-from steadyrun.drivers.replay import Line, Seen, read_recording, replay
+from steadyrun.drivers.replay import RecordedLine, Seen, read_recording, replay
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
@@ -62,7 +62,7 @@ class Recording:
     def expected(self) -> Path:
         return HERE / self.cli / "expected" / f"{self.name}.jsonl"
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[RecordedLine]:
         return list(read_recording(self.path))
 
     def exit(self) -> Exit:

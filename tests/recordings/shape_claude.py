@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from steadyrun.drivers.replay import Line
+from steadyrun.drivers.replay import RecordedLine
 from tests.recordings.shapes import Json, Shape
 
 
-def _kind_of(line: Line) -> str:
+def _kind_of(line: RecordedLine) -> str:
     if isinstance(line.msg, str):
         return "text"
     inner = [line.msg.get(name) for name in ("event", "request", "response", "message")]

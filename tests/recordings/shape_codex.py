@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from steadyrun.drivers.replay import Line
+from steadyrun.drivers.replay import RecordedLine
 from tests.recordings.shapes import Json, Shape, get, put
 
 # What is said in words, wherever it stands; deltas and items say the same words.
@@ -27,7 +27,7 @@ _KEPT = ("threadId", "turnId", "itemId", "requestId", "type", "id")
 _INNER = ("item", "turn", "error", "tokenUsage", "rateLimits", "thread", "usage", "status")
 
 
-def _kind_of(line: Line) -> str:
+def _kind_of(line: RecordedLine) -> str:
     if isinstance(line.msg, str):
         return "text"
     body = line.msg.get("params") or line.msg

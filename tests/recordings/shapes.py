@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from steadyrun.drivers.replay import Line
+from steadyrun.drivers.replay import RecordedLine
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -42,7 +42,7 @@ class Shape:
     # Words that would mean something if words counted.
     prose: tuple[str, ...]
     # What a line calls itself: its type, the type of what is in it, and its marks.
-    kind_of: Callable[[Line], str]
+    kind_of: Callable[[RecordedLine], str]
     # The same kind of frame, with this in the place of all that it says.
     garbled: Callable[[Json, Any], Json]
     # Nothing but its kind.
@@ -122,7 +122,9 @@ def in_strings(value: Any, change: Callable[[str], str]) -> Any:
             return value
 
 
-def changed(lines: Iterable[Line], change: Callable[..., Json], *more: Any) -> list[Line]:
+def changed(
+    lines: Iterable[RecordedLine], change: Callable[..., Json], *more: Any
+) -> list[RecordedLine]:
     """All that was printed, with a change to each frame."""
     return [
         replace(line, msg=change(line.msg, *more))

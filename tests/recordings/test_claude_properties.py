@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from steadyrun.drivers.replay import Line
+from steadyrun.drivers.replay import RecordedLine
 from tests.recordings.played import KINDS, outcomes, played, texts
 from tests.recordings.recorded import Recording, recordings
 from tests.recordings.shape_claude import CLAUDE
@@ -24,7 +24,7 @@ def test_a_limit_is_known_by_either_of_its_signs(recording: Recording, sign: str
 
 @by_name
 def test_a_sub_agent_says_nothing_for_the_agent(recording: Recording) -> None:
-    lines: list[Line] = []
+    lines: list[RecordedLine] = []
     for line in recording.lines():
         copies = [_of_a_sub_agent(line)] if CLAUDE.kind_of(line).startswith("out assistant") else []
         lines += [*copies, line, *copies]
@@ -40,7 +40,7 @@ def test_an_end_that_says_nothing_is_no_success() -> None:
     assert outcomes(played(recording, lines))[0][0] == "failed"
 
 
-def _of_a_sub_agent(line: Line) -> Line:
+def _of_a_sub_agent(line: RecordedLine) -> RecordedLine:
     assert isinstance(line.msg, dict)
     text = [{"type": "text", "text": "said by somebody else"}]
     message = line.msg["message"] | {"content": text}

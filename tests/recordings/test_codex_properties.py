@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from steadyrun.drivers.replay import Line
+from steadyrun.drivers.replay import RecordedLine
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
 from tests.recordings.played import (
@@ -32,7 +32,7 @@ by_name = pytest.mark.parametrize("recording", RECORDINGS, ids=str)
 by_server = pytest.mark.parametrize("recording", APP_SERVER, ids=str)
 ELSEWHERE = "00000000-0000-7000-8000-000000000000"
 # What our launch prints before a turn that is to go on with a conversation.
-RESUMED = Line("out", {"type": "steadyrun.resumed"})
+RESUMED = RecordedLine("out", {"type": "steadyrun.resumed"})
 
 
 # -- ids
@@ -52,7 +52,7 @@ def test_the_ids_of_requests_do_not_matter(recording: Recording, way: int) -> No
     assert told(recording, others) == told(recording, lines)
 
 
-def _renumbered(line: Line, other: Callable[[int], Any]) -> Line:
+def _renumbered(line: RecordedLine, other: Callable[[int], Any]) -> RecordedLine:
     message = line.msg
     if isinstance(message, str):
         return line
@@ -76,7 +76,7 @@ def test_another_conversation_says_nothing_for_ours(recording: Recording) -> Non
     assert told(recording, more) == told(recording, lines)
 
 
-def _of_another(line: Line) -> Iterator[Line]:
+def _of_another(line: RecordedLine) -> Iterator[RecordedLine]:
     """The same in another thread, once with the turn's own id."""
     if line.dir == "out" and isinstance(line.msg, dict) and "id" not in line.msg:
         thread = ("params", "threadId")
@@ -106,7 +106,7 @@ def test_a_sub_agent_says_nothing_for_the_agent(recording: Recording) -> None:
     ]
 
 
-def _of_a_sub_agent(line: Line) -> Iterator[Line]:
+def _of_a_sub_agent(line: RecordedLine) -> Iterator[RecordedLine]:
     for each in list(_of_another(line))[:1]:
         assert isinstance(each.msg, dict)
         if isinstance(line.msg, dict) and get(line.msg, _ROOT):
@@ -124,13 +124,13 @@ def _apart_from_counters(event: list[Any]) -> Any:
 
 @by_server
 def test_the_end_of_another_turn_is_not_the_end_of_ours(recording: Recording) -> None:
-    lines: list[Line] = []
+    lines: list[RecordedLine] = []
     for line in recording.lines():
         lines.append(line)
         if isinstance(line.msg, dict) and line.msg.get("method") == "item/completed":
             turn = {"id": ELSEWHERE, "status": "failed", "error": {"message": "x"}, "items": []}
             params = {"threadId": line.msg["params"]["threadId"], "turn": turn}
-            lines.append(Line("out", {"method": "turn/completed", "params": params}))
+            lines.append(RecordedLine("out", {"method": "turn/completed", "params": params}))
 
     seen = played(recording, lines)
 
@@ -168,7 +168,7 @@ def test_an_item_nobody_knows_is_kept_and_changes_nothing(recording: Recording) 
         assert [event[2] for event in after if event[1] == "unknown"] == kept
 
 
-def _item_of(line: Line) -> Any:
+def _item_of(line: RecordedLine) -> Any:
     found = get(line.msg, ("params", "item")) or get(line.msg, ("item",))
     return found if line.dir == "out" else None
 
@@ -178,11 +178,11 @@ def in_item(message: Any, new: Json) -> Json:
     return put(message, ("params", "item") if "params" in message else ("item",), new)
 
 
-def _ends_turn(line: Line) -> bool:
+def _ends_turn(line: RecordedLine) -> bool:
     return isinstance(line.msg, dict) and line.msg.get("method") == "turn/completed"
 
 
-def _is_in_turn(lines: list[Line], place: int) -> bool:
+def _is_in_turn(lines: list[RecordedLine], place: int) -> bool:
     turn = get(lines[place].msg, ("params", "turnId"))
     ended = [get(line.msg, ("params", "turn", "id")) for line in lines[:place] if _ends_turn(line)]
     return turn not in ended
@@ -204,7 +204,7 @@ def test_other_words_change_nothing_but_the_words(recording: Recording) -> None:
         assert _apart_from_words(other) == _apart_from_words(one)
 
 
-def _swapped(line: Line) -> Line:
+def _swapped(line: RecordedLine) -> RecordedLine:
     """All words that anybody has said, on both sides."""
     if isinstance(line.msg, str) or line.dir == "err":
         return line
@@ -280,7 +280,7 @@ def test_with_names_the_words_of_a_follow_up_do_not_matter(recording: Recording)
     assert outcomes(named) == outcomes(recording.play())
 
 
-def _named(lines: list[Line]) -> Iterator[Line]:
+def _named(lines: list[RecordedLine]) -> Iterator[RecordedLine]:
     """Every message with a name, and all in the same words."""
     names = (f"client{n}" for n in count())
     told_so_far: list[tuple[str, str]] = []
@@ -316,7 +316,7 @@ def _fates(seen: Any) -> list[str]:
 @by_server
 @pytest.mark.parametrize("name", [None, "nobody"])
 def test_what_somebody_else_said_settles_nothing(recording: Recording, name: str | None) -> None:
-    lines: list[Line] = []
+    lines: list[RecordedLine] = []
     for line in recording.lines():
         if _item_of(line):
             content = [{"type": "text", "text": "from somebody else"}]

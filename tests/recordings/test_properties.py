@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from steadyrun.drivers.replay import Line, Seen
-from steadyrun.drivers.turn_tracker import Turns
+from steadyrun.drivers.replay import RecordedLine, Seen
+from steadyrun.drivers.turn_tracker import TurnTracker
 from steadyrun.lib.framing import Lines
 from steadyrun.model import event as ev
 from steadyrun.model.event import Emitted
@@ -63,7 +63,7 @@ def test_playing_twice_is_the_same(recording: Recording) -> None:
 @by_name
 def test_one_may_go_on_from_the_state_saved_at_any_frame(recording: Recording) -> None:
     frames = list(steps(recording.lines()))
-    turns = Turns(recording.dialect())
+    turns = TurnTracker(recording.dialect())
     saved, whole = [turns.save()], []
     for frame in frames:
         whole += feed(turns, [frame])
@@ -71,7 +71,7 @@ def test_one_may_go_on_from_the_state_saved_at_any_frame(recording: Recording) -
     whole.append(turns.exited(recording.exit(), NOW))
 
     for place, memory in enumerate(saved):
-        other = Turns(recording.dialect())
+        other = TurnTracker(recording.dialect())
         other.restore(memory)
         rest = feed(other, frames[place:])
         assert [*rest, other.exited(recording.exit(), NOW)] == whole[place:]
@@ -112,7 +112,7 @@ def test_a_line_nobody_knows_is_kept_and_changes_nothing(recording: Recording) -
     lines, before = recording.lines(), told(recording, recording.lines())
     noise = SHAPES[recording.cli].noise
     for place in range(len(lines) + 1):
-        line = Line("out", noise[(place + len(lines)) % len(noise)])
+        line = RecordedLine("out", noise[(place + len(lines)) % len(noise)])
         after = told(recording, [*lines[:place], line, *lines[place:]])
         kept = {"text": raw_of(line).decode()}
         assert [event for event in after if event[1] != "unknown"] == before
@@ -217,7 +217,7 @@ def test_lines_may_be_lost_doubled_and_out_of_order(
     assert is_sound(played(recording, [lines[n] for n in order]))
 
 
-def _frame(kind: str) -> tuple[Recording, int, list[Line], Json]:
+def _frame(kind: str) -> tuple[Recording, int, list[RecordedLine], Json]:
     """Where the first of its kind stands."""
     recording, place = KINDS[kind]
     lines = recording.lines()
@@ -226,9 +226,9 @@ def _frame(kind: str) -> tuple[Recording, int, list[Line], Json]:
     return recording, place, lines, message
 
 
-def _said_last(recording: Recording, lines: list[Line]) -> list[str]:
+def _said_last(recording: Recording, lines: list[RecordedLine]) -> list[str]:
     """What kind of things the last line says."""
-    said = feed(Turns(recording.dialect()), steps(lines))[-1]
+    said = feed(TurnTracker(recording.dialect()), steps(lines))[-1]
     return [
         ev.type_of(each.event)
         if isinstance(each, Emitted)

@@ -6,19 +6,25 @@ import pytest
 from msgspec.structs import replace
 
 from steadyrun.dialect import RESUME_NOT_FOUND, Exit
-from steadyrun.drivers.turn_tracker import cut_short
+from steadyrun.drivers.turn_tracker import end_from_exit
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created, Metadata, Orphaned, Run, RunStatus, StopReason, step
-from steadyrun.runtime.run.retry import CONVERSATION_CORRUPT, Again, Why, metadata_of, verdict
+from steadyrun.runtime.run.retry import (
+    CONVERSATION_CORRUPT,
+    RetryDecision,
+    Why,
+    decide_retry,
+    metadata_of,
+)
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 ITEM = Item(ItemId("itm_1"), AgentId("agt_1"), 1, "message", "hello", "resume", AT, attempt=1)
 
 
-def spent(after_seconds: float, why: Why, *, one_shot: bool = False) -> Again:
-    return Again(True, after_seconds, is_fresh=False, one_shot=one_shot, why=why)
+def spent(after_seconds: float, why: Why, *, one_shot: bool = False) -> RetryDecision:
+    return RetryDecision(True, after_seconds, is_fresh=False, one_shot=one_shot, why=why)
 
 
 def ended(
@@ -63,7 +69,7 @@ HANG = ended(stop_reason="hang")
 )
 @pytest.mark.parametrize("was_told", [True, False])
 def test_what_ended_by_itself_or_by_a_limit_is_settled(run: Run, was_told: bool) -> None:
-    assert verdict(run, ITEM, was_told=was_told) is None
+    assert decide_retry(run, ITEM, was_told=was_told) is None
 
 
 @pytest.mark.parametrize(
@@ -76,27 +82,27 @@ def test_what_ended_by_itself_or_by_a_limit_is_settled(run: Run, was_told: bool)
     ],
 )
 def test_a_crash_is_tried_again_three_times_and_from_the_second_on_for_one_turn(
-    tries: int, expected: Again | None
+    tries: int, expected: RetryDecision | None
 ) -> None:
-    assert verdict(CRASH, replace(ITEM, tries=tries), was_told=True) == expected
+    assert decide_retry(CRASH, replace(ITEM, tries=tries), was_told=True) == expected
 
 
 def test_the_end_of_a_process_as_the_providers_tell_it_is_a_crash() -> None:
-    end = cut_short(Exit(signal=9))
+    end = end_from_exit(Exit(signal=9))
     run = replace(ended(end.status), error=end.error, stop_reason=end.stop_reason)
 
-    again = verdict(run, ITEM, was_told=True)
+    again = decide_retry(run, ITEM, was_told=True)
 
     assert again is not None
     assert again.why == "crash"
 
 
 def test_a_keeper_that_did_not_start_is_started_again_at_no_cost() -> None:
-    again = verdict(ended(code="keeper_failed"), replace(ITEM, on_lost="fail"), was_told=False)
+    again = decide_retry(ended(code="keeper_failed"), replace(ITEM, on_lost="fail"), was_told=False)
 
     assert again is not None
     assert (again.why, again.spends) == ("crash", False)
-    assert verdict(ended(code="launch_failed"), ITEM, was_told=False) is None
+    assert decide_retry(ended(code="launch_failed"), ITEM, was_told=False) is None
 
 
 @pytest.mark.parametrize(
@@ -110,55 +116,55 @@ def test_a_keeper_that_did_not_start_is_started_again_at_no_cost() -> None:
 def test_what_was_lost_is_tried_again_as_the_item_wants_it(run: Run, why: Why) -> None:
     for on_lost in ("resume", "retry"):
         item = replace(ITEM, on_lost=on_lost, tries=1)
-        assert verdict(run, item, was_told=True) == spent(1.0, why)
-        assert verdict(run, replace(item, tries=3), was_told=True) is None
-    assert verdict(run, replace(ITEM, on_lost="fail"), was_told=True) is None
+        assert decide_retry(run, item, was_told=True) == spent(1.0, why)
+        assert decide_retry(run, replace(item, tries=3), was_told=True) is None
+    assert decide_retry(run, replace(ITEM, on_lost="fail"), was_told=True) is None
 
 
 @pytest.mark.parametrize("run", [CRASH, HANG, ended(stop_reason="journal_full")])
 def test_what_may_have_been_done_is_not_done_again_where_the_item_forbids_it(run: Run) -> None:
     careful = replace(ITEM, on_lost="fail")
 
-    assert verdict(run, careful, was_told=True) is None
-    assert verdict(run, careful, was_told=False) is not None
+    assert decide_retry(run, careful, was_told=True) is None
+    assert decide_retry(run, careful, was_told=False) is not None
 
 
 def test_a_hang_is_tried_once_more_at_no_cost() -> None:
-    first = verdict(HANG, ITEM, was_told=True)
+    first = decide_retry(HANG, ITEM, was_told=True)
 
-    assert first == Again(False, 0.0, False, one_shot=False, why="hang", free=("hang",))
+    assert first == RetryDecision(False, 0.0, False, one_shot=False, why="hang", free=("hang",))
     second = replace(HANG, metadata=metadata_of(first, 2))
-    assert verdict(second, replace(ITEM, attempt=2), was_told=True) is None
+    assert decide_retry(second, replace(ITEM, attempt=2), was_told=True) is None
 
 
 def test_a_hang_is_remembered_over_a_crash() -> None:
-    hung = verdict(HANG, ITEM, was_told=True)
+    hung = decide_retry(HANG, ITEM, was_told=True)
     assert hung is not None
-    crashed = verdict(replace(CRASH, metadata=metadata_of(hung, 2)), ITEM, was_told=True)
+    crashed = decide_retry(replace(CRASH, metadata=metadata_of(hung, 2)), ITEM, was_told=True)
     assert crashed is not None
 
     third = replace(HANG, metadata=metadata_of(crashed, 3))
 
     assert (crashed.spends, crashed.free) == (True, ("hang",))
-    assert verdict(third, replace(ITEM, attempt=3, tries=1), was_told=True) is None
+    assert decide_retry(third, replace(ITEM, attempt=3, tries=1), was_told=True) is None
 
 
 @pytest.mark.parametrize("code", [RESUME_NOT_FOUND, "resume_corrupt", CONVERSATION_CORRUPT])
 def test_a_conversation_that_is_no_use_is_replaced_once(code: str) -> None:
     careful = replace(ITEM, on_lost="fail")
 
-    again = verdict(ended(code=code), careful, was_told=True)
+    again = decide_retry(ended(code=code), careful, was_told=True)
 
     free = ("conversation",)
-    assert again == Again(False, 0.0, True, one_shot=False, why="conversation", free=free)
+    assert again == RetryDecision(False, 0.0, True, one_shot=False, why="conversation", free=free)
     second = ended(code=code, metadata=metadata_of(again, 2))
-    assert verdict(second, careful, was_told=True) is None
+    assert decide_retry(second, careful, was_told=True) is None
 
 
 def test_a_turn_that_was_never_told_is_told_three_times_more_at_no_cost() -> None:
     run, item, waits = CRASH, replace(ITEM, tries=3, on_lost="fail"), list[float]()
 
-    while again := verdict(run, item, was_told=False):
+    while again := decide_retry(run, item, was_told=False):
         assert not again.spends
         waits.append(again.after_seconds)
         run = replace(run, metadata=metadata_of(again, 2))
@@ -168,8 +174,8 @@ def test_a_turn_that_was_never_told_is_told_three_times_more_at_no_cost() -> Non
 
 def test_nothing_is_run_again_that_was_asked_to_stop_or_that_nobody_asked_for() -> None:
     for run in (CRASH, HANG, ended(code=RESUME_NOT_FOUND)):
-        assert verdict(run, replace(ITEM, cancel_requested=True), was_told=False) is None
-        assert verdict(run, replace(ITEM, kind="self", text=""), was_told=False) is None
+        assert decide_retry(run, replace(ITEM, cancel_requested=True), was_told=False) is None
+        assert decide_retry(run, replace(ITEM, kind="self", text=""), was_told=False) is None
 
 
 def test_the_next_run_is_created_with_what_came_before() -> None:
@@ -188,4 +194,4 @@ def test_the_next_run_is_created_with_what_came_before() -> None:
 def test_metadata_of_others_does_no_harm(mine: object) -> None:
     run = replace(HANG, metadata={"again": mine, "wall_seconds": 3})
 
-    assert verdict(run, ITEM, was_told=True) is not None
+    assert decide_retry(run, ITEM, was_told=True) is not None

@@ -3,24 +3,24 @@
 import anyio
 import anyio.lowlevel
 
-from steadyrun.lib.signal import Bell
+from steadyrun.lib.signal import Signal
 
 
 def test_a_ring_wakes_everybody_who_waits() -> None:
     woken: list[int] = []
 
-    async def wait(bell: Bell, number: int) -> None:
+    async def wait(bell: Signal, number: int) -> None:
         await bell.wait()
         woken.append(number)
 
     async def main() -> None:
-        bell = Bell()
+        bell = Signal()
         async with anyio.create_task_group() as tasks:
             for number in range(3):
                 tasks.start_soon(wait, bell, number)
             await anyio.lowlevel.checkpoint()
             assert not woken
-            bell.ring()
+            bell.notify()
 
     anyio.run(main)
     assert woken == [0, 1, 2]
@@ -28,9 +28,9 @@ def test_a_ring_wakes_everybody_who_waits() -> None:
 
 def test_a_ring_that_came_before_is_not_waited_for() -> None:
     async def main() -> None:
-        bell = Bell()
+        bell = Signal()
         seen = bell.rung
-        bell.ring()
+        bell.notify()
         await bell.wait(seen)
         with anyio.move_on_after(0) as scope:
             await bell.wait(bell.rung)
@@ -42,18 +42,18 @@ def test_a_ring_that_came_before_is_not_waited_for() -> None:
 def test_whoever_gives_up_leaves_the_others_waiting() -> None:
     woken: list[str] = []
 
-    async def wait(bell: Bell) -> None:
+    async def wait(bell: Signal) -> None:
         await bell.wait()
         woken.append("the other")
 
     async def main() -> None:
-        bell = Bell()
+        bell = Signal()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait, bell)
             with anyio.move_on_after(0):
                 await bell.wait()
             assert not woken
-            bell.ring()
+            bell.notify()
 
     anyio.run(main)
     assert woken == ["the other"]

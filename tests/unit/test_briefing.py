@@ -23,21 +23,23 @@ from steadyrun.model.run import Run, RunStatus
 from steadyrun.runtime.prompt.briefing import (
     LARGEST_BRIEFING_BYTES,
     Handover,
-    Told,
-    briefing,
+    MissedRun,
     reason_to_change,
+    write_briefing,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PRESENT = ItemId("itm_9")
 
 
-def told(n: int, text: str, *events: Event, status: RunStatus = "completed") -> Told:
+def told(n: int, text: str, *events: Event, status: RunStatus = "completed") -> MissedRun:
     agent, item = AgentId("agt"), ItemId(f"itm_{n}")
     asked = Item(
         id=item, agent=agent, seq=n, kind="message", text=text, on_lost="resume", created_at=NOW
     )
-    return Told(asked, Run(RunId(f"run_{n}"), agent, item, "claude", NOW, status=status), events)
+    return MissedRun(
+        asked, Run(RunId(f"run_{n}"), agent, item, "claude", NOW, status=status), events
+    )
 
 
 def used(call: str, name: str, given: Any, output: Any = None, *, fails: bool = False) -> list[Any]:
@@ -45,8 +47,8 @@ def used(call: str, name: str, given: Any, output: Any = None, *, fails: bool = 
     return [ToolStarted(call, name, given), end(call, name, None, output)]
 
 
-def brief(*each: Told, why: str = "claude takes no more for now; you go on.") -> str:
-    return briefing(Handover(why, PRESENT, each))
+def brief(*each: MissedRun, why: str = "claude takes no more for now; you go on.") -> str:
+    return write_briefing(Handover(why, PRESENT, each))
 
 
 def test_everything_has_its_section() -> None:

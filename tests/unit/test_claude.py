@@ -20,7 +20,7 @@ from steadyrun.dialect import (
     Turn,
     Verdict,
 )
-from steadyrun.drivers.turn_tracker import Turns
+from steadyrun.drivers.turn_tracker import TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost, Usage
@@ -459,7 +459,7 @@ def conversation() -> list[Frame]:
 @given(st.integers(0, len(conversation())))
 def test_another_driver_goes_on_from_anywhere(cut: int) -> None:
     frames, last = conversation(), Exit(1, stderr="x")
-    first, second, whole = Turns(Claude()), Turns(Claude()), Turns(Claude())
+    first, second, whole = TurnTracker(Claude()), TurnTracker(Claude()), TurnTracker(Claude())
 
     before = play(first, frames[:cut])
     second.restore(first.save())

@@ -2,7 +2,7 @@
 
 import json
 
-from steadyrun.dialect import Began, Ended, Exit, Offer, Refused, Said, Send
+from steadyrun.dialect import Began, DialectOutput, Ended, Exit, Offer, Refused, Send
 from steadyrun.model import event as ev
 from steadyrun.providers.claude.launch import uuid_of
 from tests.claude_lines import (
@@ -39,7 +39,7 @@ def echo_of(offer: str, *others: str) -> Line:
     return echo(uuid_of(f"t1/{offer}"), *others, offer)
 
 
-def own_turn(offer: str) -> list[Said]:
+def own_turn(offer: str) -> list[DialectOutput]:
     return [ev.FollowupOwnTurn(offer, offer), Began(offer)]
 
 

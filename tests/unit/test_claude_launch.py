@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from steadyrun.dialect import Image, Launch, LaunchRequest, Turn
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.media import LARGEST_IMAGE_BYTES
 from steadyrun.model.policy import DENIED, Mode
 from steadyrun.providers.claude.launch import (
@@ -313,7 +313,7 @@ def test_no_text_begins_with_a_slash_and_none_is_lost(text: str) -> None:
     ],
 )
 def test_too_many_or_too_large_pictures_are_refused(images: list[Image], problem: str) -> None:
-    with pytest.raises(Usage, match=problem):
+    with pytest.raises(InvalidUsage, match=problem):
         launch(replace(REQUEST, turn=Turn("run_1", "x", tuple(images))), ClaudeOptions())
 
 
@@ -330,7 +330,7 @@ def test_too_many_or_too_large_pictures_are_refused(images: list[Image], problem
 def test_what_would_be_taken_for_something_else_is_refused(
     asked: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(Usage, match=problem):
+    with pytest.raises(InvalidUsage, match=problem):
         launch(replace(REQUEST, **asked), ClaudeOptions())
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steadyrun.dialect import Ended, Said, Send, Verdict
+from steadyrun.dialect import DialectOutput, Ended, Send, Verdict
 from steadyrun.model import event as ev
 from tests.codex_lines import (
     ASKS,
@@ -129,7 +129,7 @@ def asked(*lines: Any) -> tuple[Talk, str]:
     return talk, approval_of(talk.hear(*lines))
 
 
-def sends(said: list[Said]) -> list[Send]:
+def sends(said: list[DialectOutput]) -> list[Send]:
     return [each for each in said if isinstance(each, Send)]
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from steadyrun.dialect import RESUME_NOT_FOUND, Began, Ended, Exit, LaunchRequest, Turn
-from steadyrun.drivers.turn_tracker import Turns
+from steadyrun.drivers.turn_tracker import TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
@@ -273,7 +273,7 @@ def test_what_fails_in_an_odd_way_has_failed_too(error: Any) -> None:
     "usage", [None, 7, "x", [], {"input_tokens": "x"}, {"input_tokens": 10**30}, {}]
 )
 def test_it_ends_whatever_it_says_that_it_has_used(usage: Any) -> None:
-    turns = Turns(Codex(ONCE))
+    turns = TurnTracker(Codex(ONCE))
     talk = once(said("x"))
 
     ends = play(turns, [*talk.log, *_frames(talk, {"type": "turn.completed", "usage": usage})])
@@ -288,7 +288,7 @@ def _frames(talk: Talk, line: Any) -> Any:
 
 @pytest.mark.parametrize("line", [completed(), failed()])
 def test_what_has_ended_does_not_end_again(line: Any) -> None:
-    turns = Turns(Codex(ONCE))
+    turns = TurnTracker(Codex(ONCE))
     talk = once(completed())
 
     told = play(turns, [*talk.log, *_frames(talk, line)])
@@ -317,7 +317,7 @@ def test_what_has_ended_does_not_end_again(line: Any) -> None:
 )
 def test_a_line_that_nobody_can_read_is_kept(line: Any) -> None:
     raw = line if isinstance(line, bytes) else msgspec.json.encode(line)
-    turns = Turns(Codex(ONCE))
+    turns = TurnTracker(Codex(ONCE))
     play(turns, once().log)
 
     [told] = turns.received(Frame(raw, 1000), NOW)

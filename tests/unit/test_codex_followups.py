@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from steadyrun.dialect import Began, Ended, Exit, Offer, Refused, Said, Send
-from steadyrun.drivers.turn_tracker import Turns
+from steadyrun.dialect import Began, DialectOutput, Ended, Exit, Offer, Refused, Send
+from steadyrun.drivers.turn_tracker import TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from tests.codex_lines import (
@@ -53,11 +53,11 @@ def accepted(*offers: str) -> Talk:
 MODEL = begun("agentMessage", "m9", text="")
 
 
-def taken(*offers: str) -> list[Said]:
+def taken(*offers: str) -> list[DialectOutput]:
     return [ev.FollowupAbsorbed(each, each) for each in offers]
 
 
-def back(offer: str, why: str = UNTAKEN) -> list[Said]:
+def back(offer: str, why: str = UNTAKEN) -> list[DialectOutput]:
     return [ev.FollowupReturned(offer, offer, why)]
 
 
@@ -191,7 +191,7 @@ def test_shown_twice_it_is_absorbed_once() -> None:
 # -- taken at the very end
 
 
-def unanswered(*offers: str) -> tuple[Talk, list[Said]]:
+def unanswered(*offers: str) -> tuple[Talk, list[DialectOutput]]:
     """One that has taken these as the last thing of a turn, and what it has said then."""
     talk = accepted(*offers)
     return talk, talk.hear(text("x"), *(user(each, each) for each in offers), completed("x"))
@@ -256,7 +256,7 @@ def test_what_the_process_had_taken_is_in_the_conversation() -> None:
 def test_another_driver_knows_that_an_answer_is_missing() -> None:
     """Saved with the turn's end, and not sent yet: somebody must still send it."""
     talk, said = unanswered("o1")
-    first, second = Turns(talk.dialect), Turns(Talk().dialect)
+    first, second = TurnTracker(talk.dialect), TurnTracker(Talk().dialect)
     second.restore(first.save())
     [send] = [each for each in said if isinstance(each, Send)]
 
@@ -360,7 +360,7 @@ def test_the_end_of_the_process_gives_everything_back() -> None:
 
 
 def test_each_offer_has_one_fate_whatever_ends_it() -> None:
-    turns = Turns(accepted("o1").dialect)
+    turns = TurnTracker(accepted("o1").dialect)
 
     said = [each.event for each in turns.exited(Exit(0), NOW) if hasattr(each, "event")]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from steadyrun.dialect import Ended, Exit, Picture, Said, Send
-from steadyrun.drivers.turn_tracker import Turns
+from steadyrun.dialect import DialectOutput, Ended, Exit, Picture, Send
+from steadyrun.drivers.turn_tracker import TurnTracker
 from steadyrun.model import event as ev
 from steadyrun.model.event import Emitted
 from tests.codex_lines import (
@@ -138,7 +138,7 @@ def test_no_thoughts_are_nothing(fields: Any) -> None:
 # -- tools
 
 
-def tools(said: list[Said]) -> list[Said]:
+def tools(said: list[DialectOutput]) -> list[DialectOutput]:
     return [x for x in said if isinstance(x, ev.ToolStarted | ev.ToolCompleted | ev.ToolFailed)]
 
 
@@ -351,7 +351,7 @@ def test_a_tool_that_its_turn_leaves_running_is_closed_once() -> None:
     talk = working()
     talk.hear(command(), completed("x"), command_done())
 
-    heard = [getattr(each, "event", None) for each in play(Turns(Talk().dialect), talk.log)]
+    heard = [getattr(each, "event", None) for each in play(TurnTracker(Talk().dialect), talk.log)]
 
     ends = [each for each in heard if isinstance(each, ev.ToolFailed | ev.ToolCompleted)]
     assert [type(each) for each in ends] == [ev.ToolFailed]
@@ -361,7 +361,7 @@ def test_a_tool_that_its_turn_leaves_running_is_closed_once() -> None:
 def test_a_tool_that_is_open_when_the_process_ends_is_closed() -> None:
     talk = working()
     talk.hear(command())
-    turns = Turns(Talk().dialect)
+    turns = TurnTracker(Talk().dialect)
     play(turns, talk.log)
 
     told = turns.exited(Exit(0), NOW)
@@ -406,7 +406,7 @@ def test_what_is_said_elsewhere_is_silent(method: str, params: Any) -> None:
 # -- compactions
 
 
-def compacting(talk: Talk, turn: str) -> list[Said]:
+def compacting(talk: Talk, turn: str) -> list[DialectOutput]:
     before, after = tokens(90, 10), {**tokens(), "totalTokens": 60}
     total = tokens(90, 10)
     return talk.hear(
@@ -419,7 +419,7 @@ def compacting(talk: Talk, turn: str) -> list[Said]:
     )
 
 
-def compactions(said: list[Said]) -> list[Said]:
+def compactions(said: list[DialectOutput]) -> list[DialectOutput]:
     kinds = (ev.CompactionStarted, ev.CompactionCompleted, ev.CompactionFailed)
     return [each for each in said if isinstance(each, kinds)]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from steadyrun.dialect import Image, Launch, LaunchRequest, Turn
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.media import LARGEST_IMAGE_BYTES
 from steadyrun.model.policy import Mode
 from steadyrun.providers.codex.config_toml import check_toml, laid_over, toml
@@ -420,7 +420,7 @@ def test_tables_become_one_and_all_else_is_replaced() -> None:
 def test_too_many_or_too_large_pictures_are_refused(
     images: list[Image], problem: str, options: CodexOptions
 ) -> None:
-    with pytest.raises(Usage, match=problem):
+    with pytest.raises(InvalidUsage, match=problem):
         launch(replace(REQUEST, turn=Turn("run_1", "x", tuple(images))), options)
 
 
@@ -439,7 +439,7 @@ def test_too_many_or_too_large_pictures_are_refused(
 def test_what_would_be_taken_for_something_else_is_refused(
     asked: dict[str, Any], problem: str, options: CodexOptions
 ) -> None:
-    with pytest.raises(Usage, match=problem):
+    with pytest.raises(InvalidUsage, match=problem):
         launch(replace(REQUEST, **asked), options)
 
 
@@ -447,7 +447,9 @@ def test_only_a_one_shot_needs_a_system_prompt_that_fits_an_argument() -> None:
     request = replace(REQUEST, system="é" * 70_000)
 
     assert thread_params(request, CodexOptions())["developerInstructions"] == request.system
-    with pytest.raises(Usage, match=r"developer_instructions is too long .* 131071 bytes, found"):
+    with pytest.raises(
+        InvalidUsage, match=r"developer_instructions is too long .* 131071 bytes, found"
+    ):
         launch(request, ONE_SHOT)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from steadyrun.dialect import Began, Ended, Exit, Offer, Send, Turn, Verdict
-from steadyrun.drivers.turn_tracker import Told, Turns
+from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.event import Emitted
@@ -98,7 +98,7 @@ LAST = Exit(1, stderr="x")
 
 @given(st.integers(0, len(FRAMES)))
 def test_another_driver_goes_on_from_anywhere(cut: int) -> None:
-    first, second, whole = Turns(Codex()), Turns(Codex()), Turns(Codex())
+    first, second, whole = TurnTracker(Codex()), TurnTracker(Codex()), TurnTracker(Codex())
 
     before = play(first, FRAMES[:cut])
     second.restore(first.save())
@@ -109,7 +109,7 @@ def test_another_driver_goes_on_from_anywhere(cut: int) -> None:
 
 @given(st.integers(0, len(FRAMES)))
 def test_looking_changes_nothing_at_any_time(cut: int) -> None:
-    turns = Turns(Codex())
+    turns = TurnTracker(Codex())
     play(turns, FRAMES[:cut])
     dialect = turns.dialect
     before = deepcopy(dialect.state)
@@ -185,7 +185,7 @@ PRINTED = [n for n, frame in enumerate(FRAMES) if not frame.number]
 PLACES = [(n, path) for n in PRINTED for path in paths(json.loads(FRAMES[n].raw))]
 
 
-def events(told: list[Told]) -> list[Any]:
+def events(told: list[TrackedOutput]) -> list[Any]:
     return [each.event if isinstance(each, Emitted) else each for each in told]
 
 
@@ -197,9 +197,9 @@ def test_whatever_is_wrong_in_it_everything_that_begins_ends(changes: list[Any])
         if number not in done_:
             frames[number] = changed(frames[number], path, value)
             done_.add(number)
-    turns = Turns(Codex())
+    turns = TurnTracker(Codex())
 
-    told: list[Told] = []
+    told: list[TrackedOutput] = []
     for frame in frames:
         told += play(turns, [frame])
         if told and isinstance(told[-1], Ended):
@@ -234,7 +234,7 @@ def test_lines_may_be_left_out_or_come_twice(data: st.DataObject) -> None:
     for frame in FRAMES:
         times = 1 if frame.number else data.draw(st.sampled_from([1, 1, 1, 1, 0, 2]))
         frames += [frame] * times
-    turns = Turns(Codex())
+    turns = TurnTracker(Codex())
 
     heard = events([*play(turns, frames), *turns.exited(LAST, NOW)])
 
@@ -246,7 +246,7 @@ def test_lines_may_be_left_out_or_come_twice(data: st.DataObject) -> None:
 
 @given(st.integers(0, len(FRAMES)), st.sampled_from(GARBAGE))
 def test_a_question_is_never_left_without_an_answer(cut: int, params: Any) -> None:
-    turns = Turns(Codex())
+    turns = TurnTracker(Codex())
     play(turns, FRAMES[:cut])
     raw = json.dumps({"id": 99, "method": "item/fileChange/requestApproval", "params": params})
 
@@ -257,7 +257,7 @@ def test_a_question_is_never_left_without_an_answer(cut: int, params: Any) -> No
 
 
 def test_the_talk_of_these_tests_says_something_of_everything() -> None:
-    heard = events(play(Turns(Codex()), FRAMES))
+    heard = events(play(TurnTracker(Codex()), FRAMES))
 
     missing = {*FATES, *TOOL_ENDS, ev.ApprovalResolved, ev.CompactionCompleted, ev.TokenBound,
                ev.ProviderRetrying, ev.Unknown, ev.UsageUpdated, ev.ThinkingDelta,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steadyrun.dialect import Began, Said
+from steadyrun.dialect import Began, DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
 from tests.codex_lines import (
@@ -40,7 +40,7 @@ OF_IT: list[Any] = [
 ]
 
 
-def beside(method: str = "turn/start") -> tuple[Talk, list[Said]]:
+def beside(method: str = "turn/start") -> tuple[Talk, list[DialectOutput]]:
     """One with the turn turn1 open, to which another conversation was told to go on."""
     talk = working()
     return talk, talk.write(begin("th2", method))

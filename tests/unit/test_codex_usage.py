@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.dialect import Said
+from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.model.event import LimitWindow
 from steadyrun.model.usage import Cost, Usage
@@ -303,7 +303,7 @@ def test_tokens_of_a_model_that_nobody_knows_have_no_price() -> None:
 # -- stats
 
 
-def stats(said: list[Said]) -> ev.StatsUpdated:
+def stats(said: list[DialectOutput]) -> ev.StatsUpdated:
     return [each for each in said if isinstance(each, ev.StatsUpdated)][-1]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from steadyrun.cli.commands import config as commands
 from steadyrun.config import Config, as_document, describe, is_trusted, load, locate, trust
-from steadyrun.config.schema import BudgetSettings, Clocks, Daemon, GateSettings
+from steadyrun.config.schema import BudgetSettings, ClockSettings, DaemonSettings, GateSettings
 from steadyrun.errors import ConfigInvalid, ConfigUntrusted, NotFound, VariableUnset
 from steadyrun.model.budget import Budget
 from steadyrun.model.secret import Secret
@@ -58,8 +58,8 @@ class TestLayers:
 
         assert config.settings.store == "sqlite"
         assert config.settings.daemon.listen == "127.0.0.1:7717"
-        clocks = {f"clocks.{name}" for name in Clocks.__struct_fields__}
-        daemon = {f"daemon.{name}" for name in Daemon.__struct_fields__}
+        clocks = {f"clocks.{name}" for name in ClockSettings.__struct_fields__}
+        daemon = {f"daemon.{name}" for name in DaemonSettings.__struct_fields__}
         telemetry = {"telemetry.endpoint", "telemetry.content"}
         gate = {f"gate.{name}" for name in GateSettings.__struct_fields__}
         budgets = {f"budgets.{name}" for name in BudgetSettings.__struct_fields__}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadyrun.cli.durations import LONGEST_SECONDS, parse_duration
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1}
 
@@ -25,7 +25,7 @@ def test_durations_are_read(text: str, seconds: float) -> None:
      "٣s", "1_0", "1h30m", "9" * 50, "9999h", "1S"],
 )  # fmt: skip
 def test_what_is_no_duration_is_named(text: str) -> None:
-    with pytest.raises(Usage, match="500ms, 6s, 10m or 2h"):
+    with pytest.raises(InvalidUsage, match="500ms, 6s, 10m or 2h"):
         parse_duration(text)
 
 
@@ -36,7 +36,7 @@ def test_where_there_may_be_none_it_is_read(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "-0s", "-1s", "9999h"])
 def test_what_is_no_duration_is_none_nowhere(text: str) -> None:
-    with pytest.raises(Usage, match="500ms, 6s, 10m or 2h"):
+    with pytest.raises(InvalidUsage, match="500ms, 6s, 10m or 2h"):
         parse_duration(text, may_be_none=True)
 
 
@@ -49,6 +49,6 @@ def test_every_number_of_every_unit_means_itself(number: int, unit: str) -> None
 def test_any_text_is_a_duration_or_a_named_error(text: str) -> None:
     try:
         seconds = parse_duration(text)
-    except Usage:
+    except InvalidUsage:
         return
     assert 0 < seconds <= LONGEST_SECONDS

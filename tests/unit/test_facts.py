@@ -17,7 +17,7 @@ from steadyrun.runtime.log import (
     LONGEST_FIELD,
     FactFormatter,
     FactName,
-    Kind,
+    LogFields,
     bug,
     fact,
     to_stderr,
@@ -63,7 +63,9 @@ def formatted(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", FACTS, ids=lambda kind: kind.name)
-def test_every_fact_is_one_line_with_its_time_level_and_fields(kind: Kind, reader: Reader) -> None:
+def test_every_fact_is_one_line_with_its_time_level_and_fields(
+    kind: LogFields, reader: Reader
+) -> None:
     fact(kind.name, agent="agt_1", count=3, seconds=0.5, is_kept=True, item=None)
 
     line = reader.line()

@@ -6,16 +6,16 @@ import pytest
 
 from steadyrun.model.event import ErrorFact, GateClosed, GateOpened, GateSuspect
 from steadyrun.model.gate import (
-    Answered,
     Booted,
     Closed,
     Dispatched,
-    Ended,
     Gate,
     GateNews,
     GateRules,
     Limited,
     Opened,
+    ProviderAnswered,
+    RunEnded,
     Suspected,
     awaited_gate,
     dispatchable,
@@ -112,11 +112,13 @@ def test_a_straggler_that_ends_well_opens_nothing() -> None:
     was = after(CLOSED)
 
     for late in (MINUTE, QUARTER, HOUR):
-        assert gate_step(was, Answered(SECOND, NOW - MINUTE), NOW + late, RULES) == was
+        assert gate_step(was, ProviderAnswered(SECOND, NOW - MINUTE), NOW + late, RULES) == was
 
 
 def test_whoever_was_let_through_and_answered_opens_it() -> None:
-    gate = after(CLOSED, (QUARTER, Dispatched(SECOND)), (HOUR, Answered(SECOND, NOW + QUARTER)))
+    gate = after(
+        CLOSED, (QUARTER, Dispatched(SECOND)), (HOUR, ProviderAnswered(SECOND, NOW + QUARTER))
+    )
 
     assert gate == Gate("codex", hit_at=NOW, run=FIRST)
 
@@ -148,10 +150,10 @@ def test_after_so_many_tries_a_person_is_asked() -> None:
 
 
 def test_a_probe_that_shows_nothing_is_followed_by_another() -> None:
-    gate = after(CLOSED, (QUARTER, Dispatched(SECOND)), (QUARTER, Ended(SECOND)))
+    gate = after(CLOSED, (QUARTER, Dispatched(SECOND)), (QUARTER, RunEnded(SECOND)))
 
     assert gate_state(gate, NOW + QUARTER) == "ready"
-    assert gate_step(gate, Ended(FIRST), NOW, RULES) == gate
+    assert gate_step(gate, RunEnded(FIRST), NOW, RULES) == gate
 
 
 @pytest.mark.parametrize(
@@ -249,11 +251,11 @@ def test_what_the_end_of_a_run_tells() -> None:
 
     assert news_of(ended("rate_limited", error=error)) == Limited(FIRST, NOW, stated, why)
     assert news_of(ended("rate_limited")) == Limited(FIRST, NOW, None, why)
-    assert news_of(ended("completed")) == Answered(FIRST, NOW)
-    assert news_of(ended("failed", tools=1)) == Answered(FIRST, NOW)
-    assert news_of(ended("cancelled", usage=Usage(input_tokens=1))) == Answered(FIRST, NOW)
+    assert news_of(ended("completed")) == ProviderAnswered(FIRST, NOW)
+    assert news_of(ended("failed", tools=1)) == ProviderAnswered(FIRST, NOW)
+    assert news_of(ended("cancelled", usage=Usage(input_tokens=1))) == ProviderAnswered(FIRST, NOW)
     for status in ("failed", "cancelled", "timed_out", "orphaned"):
-        assert news_of(ended(status)) == Ended(FIRST)  # type: ignore[arg-type]
+        assert news_of(ended(status)) == RunEnded(FIRST)  # type: ignore[arg-type]
 
 
 def test_a_chain_goes_past_what_is_closed_and_waits_for_what_is_suspect() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from steadyrun.errors import FileUnusable, MessageTooLong, StoreFull, StoreUnusable, Usage
+from steadyrun.errors import FileUnusable, InvalidUsage, MessageTooLong, StoreFull, StoreUnusable
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, ItemId
@@ -56,13 +56,13 @@ class Box:
 
         return anyio.run(main)
 
-    def refuse(self, text: str = "look", **given: Any) -> Usage:
+    def refuse(self, text: str = "look", **given: Any) -> InvalidUsage:
         """Accepting is refused: there is no item then, and nothing was copied."""
 
-        async def main() -> Usage:
+        async def main() -> InvalidUsage:
             store = MemoryStore(SystemClock())
             await store.add_agent(self.agent)
-            with pytest.raises(Usage) as refused:
+            with pytest.raises(InvalidUsage) as refused:
                 await accept(store.accept, self.agent, text, home=self.home, **given)
             assert await store.items(include_settled=True) == []
             return refused.value

@@ -8,7 +8,7 @@ import pytest
 
 from steadyrun.dialect import Program
 from steadyrun.drivers import keeper, programs
-from steadyrun.drivers.programs import Look, find, look, require
+from steadyrun.drivers.programs import ProgramReport, find, look, require
 from steadyrun.errors import LaunchFailed
 
 PROGRAM = Program(
@@ -30,7 +30,7 @@ def write(folder: Path, body: str, *, name: str = "claude", mode: int = 0o755) -
     return file
 
 
-def seen(folder: Path, program: Program = PROGRAM, **env: str) -> Look:
+def seen(folder: Path, program: Program = PROGRAM, **env: str) -> ProgramReport:
     path = f"{folder}:{SYSTEM}"
     return anyio.run(look, program, (), {"PATH": path, **env}, str(folder))
 
@@ -68,7 +68,9 @@ def test_the_version_is_what_the_program_says(
 
     found = seen(bin_folder)
 
-    assert found == Look(is_there=True, path=str(file), version=version, is_tested=is_tested)
+    assert found == ProgramReport(
+        is_there=True, path=str(file), version=version, is_tested=is_tested
+    )
 
 
 def test_a_program_for_which_nobody_has_said_what_was_tried_is_neither(bin_folder: Path) -> None:
@@ -93,7 +95,7 @@ def test_a_program_that_does_not_say_is_there_all_the_same(
 ) -> None:
     file = write(bin_folder, body)
 
-    assert seen(bin_folder) == Look(is_there=True, path=str(file), problem=problem)
+    assert seen(bin_folder) == ProgramReport(is_there=True, path=str(file), problem=problem)
 
 
 def test_a_file_that_is_no_program_could_not_be_started(bin_folder: Path) -> None:

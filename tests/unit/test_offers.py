@@ -13,7 +13,7 @@ from steadyrun.model.event import Event, FollowupReturned
 from steadyrun.model.ids import Ids
 from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Created
-from steadyrun.runtime.agent.offers import Followups
+from steadyrun.runtime.agent.offers import OpenOffers
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import FakeClock
 
@@ -60,20 +60,20 @@ class Process:
         self.noted += events
 
 
-async def _offering() -> tuple[MemoryStore, Process, Followups, list[Item]]:
+async def _offering() -> tuple[MemoryStore, Process, OpenOffers, list[Item]]:
     """A run, and two messages that have come since."""
     clock = FakeClock()
     ids, store = Ids(clock.now), MemoryStore(clock)
     agent = Agent(ids.agent(), "ada", ("scripted",), "/")
     holder = await store.join("worker")
-    started = await store.hire(
+    started = await store.start_direct(
         holder.id,
         agent,
         Message(agent.id, "work"),
         lambda agent, item: Created(ids.run(), agent.id, item.id, "scripted", clock.now()),
     )
     process = Process()
-    offers = Followups(store, process, home=Path("/"), is_direct=False)
+    offers = OpenOffers(store, process, home=Path("/"), is_direct=False)
     offers.claim = started.claim
     items = [(await store.accept(Message(agent.id, text))).item for text in ("one", "two")]
     return store, process, offers, items

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from steadyrun.dialect import Began, Enforced, LaunchRequest, Refused, Turn, all_or_nothing
-from steadyrun.driver import Heard
+from steadyrun.driver import DriverOutput
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import Budget
 from steadyrun.model.event import (
@@ -22,7 +22,7 @@ from steadyrun.providers.claude.launch import ClaudeOptions
 from steadyrun.providers.codex.dialect import Codex
 from steadyrun.providers.codex.launch import CodexOptions
 from steadyrun.runtime.prompt.builder import launch_request
-from steadyrun.runtime.prompt.system import Standing
+from steadyrun.runtime.prompt.system import SystemPrompt
 from steadyrun.runtime.run.permissions import with_breaches
 from steadyrun.testing.clock import START
 
@@ -47,7 +47,7 @@ def test_only_a_process_of_one_run_has_the_budget_of_a_run(is_direct: bool) -> N
     policy = Policy(budget=Budget(run=0.5))
     agent = Agent(AgentId("agt_1"), "ada", ("claude",), "/work", policy=policy, is_direct=is_direct)
 
-    request = launch_request(agent, Turn("run_1", "hello"), None, Standing(None))
+    request = launch_request(agent, Turn("run_1", "hello"), None, SystemPrompt(None))
 
     assert ("--max-budget-usd" in Claude().launch(request).argv) == is_direct
 
@@ -120,7 +120,7 @@ def test_a_use_goes_against_a_rule_or_none(held: Rights, tool: str, rule: str | 
 
 def test_a_breach_is_told_behind_the_use_and_what_follows_moves_on() -> None:
     used, failed = ToolCompleted("a", "Bash"), ToolFailed("b", "Bash")
-    heard: list[Heard] = [
+    heard: list[DriverOutput] = [
         Emitted(10, 0, START, used),
         Emitted(20, 0, START, Note("n")),
         Emitted(20, 1, START, used),

@@ -8,7 +8,7 @@ import pytest
 
 from steadyrun.cli.inputs import LARGEST_IMAGE_BYTES, read_image, read_schema, read_wishes
 from steadyrun.cli.main import MODES, build_parser
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.policy import Mode
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -64,7 +64,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(content)
 
-    with pytest.raises(Usage, match="png, jpeg, gif or webp"):
+    with pytest.raises(InvalidUsage, match="png, jpeg, gif or webp"):
         read_image(str(path))
 
 
@@ -74,11 +74,11 @@ def test_an_image_may_be_just_as_large_as_allowed(tmp_path: Path) -> None:
     assert len(read_image(str(path)).data) == LARGEST_IMAGE_BYTES
 
     path.write_bytes(PNG.ljust(LARGEST_IMAGE_BYTES + 1, b"\0"))
-    with pytest.raises(Usage, match="20 MB"):
+    with pytest.raises(InvalidUsage, match="20 MB"):
         read_image(str(path))
 
 
 @pytest.mark.parametrize("given", ["{", "[1]", "{}x", "\udcff", "no\0file", '{"a":' * 100_000])
 def test_a_schema_that_is_none_is_named(given: str) -> None:
-    with pytest.raises(Usage, match="the schema"):
+    with pytest.raises(InvalidUsage, match="the schema"):
         read_schema(given)

@@ -18,9 +18,9 @@ from steadyrun.model.item import Claim, Item
 from steadyrun.model.run import Created, Run, step
 from steadyrun.model.usage import Cost, Usage
 from steadyrun.runtime.agent.process import LiveProcess
-from steadyrun.runtime.deps import Surroundings
-from steadyrun.runtime.run.active_run import WALL, Runner
-from steadyrun.runtime.run.timeouts import ClockLimits
+from steadyrun.runtime.deps import Deps
+from steadyrun.runtime.run.active_run import WALL, ActiveRun
+from steadyrun.runtime.run.timeouts import Timeouts
 from steadyrun.testing.clock import START, FakeClock
 
 AGENT = Agent(AgentId("agt_1"), "ada", ("scripted",), "/")
@@ -82,13 +82,13 @@ class Scene:
         is_adopted: bool = False,
     ) -> None:
         self.clock, self.process, self.book = Jumping(), Quiet(), Book()
-        limits = ClockLimits(idle=idle, stall=stall, hang=None, warning=None, approval=approval)
+        limits = Timeouts(idle=idle, stall=stall, hang=None, warning=None, approval=approval)
         around = SimpleNamespace(
             store=self.book, clock=self.clock, limits=limits, budgets=BudgetRules()
         )
         claim = Claim(AGENT.id, HolderId("hld_1"), 1, ITEM)
-        known = cast("Surroundings", around)
-        self.runner = Runner(known, claim, AGENT, RUN, is_adopted=is_adopted)
+        known = cast("Deps", around)
+        self.runner = ActiveRun(known, claim, AGENT, RUN, is_adopted=is_adopted)
         self.runner.sit_at(cast("LiveProcess", self.process))
 
     def run(self, created_at: datetime = START) -> Run:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from steadyrun.dialect import (
     Began,
     Dialect,
+    DialectOutput,
     Ended,
     Exit,
     Image,
@@ -21,7 +22,6 @@ from steadyrun.dialect import (
     Offer,
     Refused,
     Rung,
-    Said,
     Send,
     Turn,
     Verdict,
@@ -38,13 +38,13 @@ def line(kind: str, **fields: Any) -> bytes:
     return json.dumps({"type": kind, **fields}).encode()
 
 
-def receive(dialect: Dialect, kind: str, **fields: Any) -> list[Said]:
+def receive(dialect: Dialect, kind: str, **fields: Any) -> list[DialectOutput]:
     return dialect.receive(Frame(line(kind, **fields), 10))
 
 
-def tell(dialect: Dialect, *sends: Send | Refused | None) -> list[Said]:
+def tell(dialect: Dialect, *sends: Send | Refused | None) -> list[DialectOutput]:
     """These were sent. A recording has no keys, so none is given."""
-    said: list[Said] = []
+    said: list[DialectOutput] = []
     for send in sends:
         assert isinstance(send, Send)
         said += dialect.sent(Frame(send.raw, 0))
@@ -384,7 +384,7 @@ PRINTED = st.one_of(
 TRAFFIC = st.lists(st.tuples(st.just("sent"), SENT) | st.tuples(st.just("printed"), PRINTED))
 
 
-def play(dialect: Dialect, frame: tuple[str, bytes], end: int) -> list[Said]:
+def play(dialect: Dialect, frame: tuple[str, bytes], end: int) -> list[DialectOutput]:
     way, raw = frame
     try:
         passed = dialect.sent if way == "sent" else dialect.receive

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from steadyrun.dialect import (
     Dialect,
+    DialectOutput,
     Ended,
     Exit,
     Launch,
@@ -19,11 +20,10 @@ from steadyrun.dialect import (
     Offer,
     Refused,
     Rung,
-    Said,
     Turn,
     Verdict,
 )
-from steadyrun.errors import CommandRefused, ConfigInvalid, Usage
+from steadyrun.errors import CommandRefused, ConfigInvalid, InvalidUsage
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.policy import Mode
@@ -39,7 +39,7 @@ def launch(text: str, *, mode: Mode = "default", command: Any = (), **options: A
     return Shell(ShellOptions(**options)).launch(request)
 
 
-def printed(dialect: Dialect, output: bytes) -> list[Said]:
+def printed(dialect: Dialect, output: bytes) -> list[DialectOutput]:
     """Give the lines as the driver does: without line breaks, and without the empty ones."""
     said, end = [], 0
     for line in output.splitlines(keepends=True):
@@ -49,12 +49,12 @@ def printed(dialect: Dialect, output: bytes) -> list[Said]:
     return said
 
 
-def ran(output: bytes, last: Exit, **options: Any) -> list[Said]:
+def ran(output: bytes, last: Exit, **options: Any) -> list[DialectOutput]:
     dialect = Shell(ShellOptions(**options))
     return [*printed(dialect, ASKED + b"\n" + output), *dialect.ended(last)]
 
 
-def durable(said: list[Said]) -> list[Said]:
+def durable(said: list[DialectOutput]) -> list[DialectOutput]:
     return [each for each in said if not isinstance(each, ev.OutputRaw)]
 
 
@@ -116,13 +116,13 @@ def test_with_a_shell_the_text_is_its_own() -> None:
 
 @pytest.mark.parametrize("text", ["", "  \n", "echo 'a", "''", "-x", "a\0b"])
 def test_what_is_no_command_is_refused(text: str) -> None:
-    with pytest.raises(Usage, match="command"):
+    with pytest.raises(InvalidUsage, match="command"):
         launch(text)
 
 
 @pytest.mark.parametrize("text", ["ls | wc", "echo a > b", "a && b", "a ; b", "sleep 1 &"])
 def test_what_only_a_shell_understands_is_refused(text: str) -> None:
-    with pytest.raises(Usage, match="to a shell only") as caught:
+    with pytest.raises(InvalidUsage, match="to a shell only") as caught:
         launch(text)
 
     assert "shell = true" in caught.value.hint

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from steadyrun.errors import AgentHomeMissing, FileUnusable, PathRefused, RoleMissing, Usage
+from steadyrun.errors import AgentHomeMissing, FileUnusable, InvalidUsage, PathRefused, RoleMissing
 from steadyrun.lib.safe_paths import Scope
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
@@ -15,10 +15,10 @@ from steadyrun.model.policy import Permissions
 from steadyrun.runtime.prompt.system import (
     LARGEST_FILE_BYTES,
     OWN_FILES,
-    Standing,
+    SystemPrompt,
     _read,
     agent_environment,
-    read_standing,
+    read_system_prompt,
     require_role,
 )
 
@@ -32,9 +32,9 @@ class Desk:
         self.own.mkdir()
         self.agent = Agent(AgentId("agt_1"), "ada", ("scripted",), str(self.own))
 
-    def read(self, *, appended: bool = False, **changed: Any) -> Standing:
+    def read(self, *, appended: bool = False, **changed: Any) -> SystemPrompt:
         agent = replace(self.agent, **changed)
-        return read_standing(agent, home=self.home, appended=appended)
+        return read_system_prompt(agent, home=self.home, appended=appended)
 
     def refused(self, **changed: Any) -> FileUnusable:
         with pytest.raises(FileUnusable) as refused:
@@ -64,7 +64,7 @@ class TestOrder:
 
         standing = desk.read(role="reviewer", system="Be brief.")
 
-        assert standing == Standing(
+        assert standing == SystemPrompt(
             "\n\n".join(
                 [
                     desk.rules,
@@ -103,8 +103,8 @@ class TestOrder:
     def test_a_run_without_a_role_has_what_it_was_told_and_no_more(self, desk: Desk) -> None:
         (desk.own / "SOUL.md").write_bytes(b"\xff")
 
-        assert desk.read(is_direct=True, system="Own.") == Standing("Own.")
-        assert desk.read(is_direct=True, home="/nowhere") == Standing(None)
+        assert desk.read(is_direct=True, system="Own.") == SystemPrompt("Own.")
+        assert desk.read(is_direct=True, home="/nowhere") == SystemPrompt(None)
 
     def test_a_run_with_a_role_goes_by_its_role(self, desk: Desk) -> None:
         (desk.home / "roles" / "reviewer.md").write_text("Review.")
@@ -139,7 +139,7 @@ class TestMissing:
 
     @pytest.mark.parametrize("role", ["", "..", "../x", "a/b", ".hidden", "a\n", "r" * 64, "x.y"])
     def test_a_role_leads_to_no_other_directory(self, desk: Desk, role: str) -> None:
-        with pytest.raises(Usage, match="expected the name of a role"):
+        with pytest.raises(InvalidUsage, match="expected the name of a role"):
             require_role(role, desk.home)
 
     @pytest.mark.parametrize("home", ["gone", "file"])

@@ -10,13 +10,13 @@ from msgspec import DecodeError
 from steadyrun.dialect import (
     Began,
     Dialect,
+    DialectOutput,
     Ended,
     Exit,
     LaunchRequest,
     Offer,
     Refused,
-    Said,
-    Signal,
+    SendSignal,
     Turn,
     Verdict,
 )
@@ -30,7 +30,7 @@ FILE = Path(template.__file__)
 REQUEST = LaunchRequest(Turn("t1", "hello"), "/")
 
 
-def said_by(dialect: Dialect, *lines: str) -> list[Said]:
+def said_by(dialect: Dialect, *lines: str) -> list[DialectOutput]:
     return [said for line in lines for said in dialect.receive(Frame(line.encode(), 10))]
 
 
@@ -79,7 +79,7 @@ def test_what_it_cannot_do_it_says() -> None:
     dialect: Dialect = Parrot()
 
     assert isinstance(dialect.steer(Offer("o1", "x")), Refused)
-    assert isinstance(dialect.interrupt(), Signal)
+    assert isinstance(dialect.interrupt(), SendSignal)
     assert dialect.recall("o1") is None
     assert (
         dialect.open(REQUEST) == dialect.decide("1", Verdict(True)) == dialect.ended(Exit()) == []

@@ -1,4 +1,4 @@
-"""What does `Turns` keep in order, whatever a Dialect says?"""
+"""What does `TurnTracker` keep in order, whatever a Dialect says?"""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from steadyrun.dialect import STILL_RUNNING, Ability, Began, Ended, Exit, Picture, Said, Send
-from steadyrun.drivers.turn_tracker import Told, Turns
+from steadyrun.dialect import (
+    STILL_RUNNING,
+    Ability,
+    Began,
+    DialectOutput,
+    Ended,
+    Exit,
+    Picture,
+    Send,
+)
+from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -48,41 +57,45 @@ class Parrot:
 
     name: ClassVar[str] = "parrot"
 
-    def __init__(self, script: list[list[Said]], abilities: frozenset[Ability] = MANY) -> None:
+    def __init__(
+        self, script: list[list[DialectOutput]], abilities: frozenset[Ability] = MANY
+    ) -> None:
         self.abilities = abilities
         self.state = ParrotState()
         self._script = script
 
-    def receive(self, frame: Frame) -> list[Said]:
+    def receive(self, frame: Frame) -> list[DialectOutput]:
         if frame.raw == b"?":
             raise msgspec.DecodeError("what?")
         said = self._script[self.state.heard]
         self.state = ParrotState(self.state.heard + 1)
         return said
 
-    def sent(self, frame: Frame) -> list[Said]:
+    def sent(self, frame: Frame) -> list[DialectOutput]:
         return self.receive(frame)
 
-    def ended(self, last: Exit) -> list[Said]:
+    def ended(self, last: Exit) -> list[DialectOutput]:
         return []
 
 
-def _turns(script: list[list[Said]], abilities: frozenset[Ability] = MANY) -> Turns:
+def _turns(script: list[list[DialectOutput]], abilities: frozenset[Ability] = MANY) -> TurnTracker:
     parrot: Any = Parrot(script, abilities)
-    return Turns(parrot)
+    return TurnTracker(parrot)
 
 
-def _tell(turns: Turns, frames: range) -> list[Told]:
+def _tell(turns: TurnTracker, frames: range) -> list[TrackedOutput]:
     return [each for n in frames for each in turns.received(Frame(b"line", n * 10), NOW)]
 
 
-def _play(*script: list[Said], abilities: frozenset[Ability] = MANY) -> list[Told]:
+def _play(
+    *script: list[DialectOutput], abilities: frozenset[Ability] = MANY
+) -> list[TrackedOutput]:
     """All that is told of a process that says this and then crashes."""
     turns = _turns(list(script), abilities)
     return [*_tell(turns, range(1, len(script) + 1)), *turns.exited(CRASH, NOW)]
 
 
-def _plain(told: list[Told]) -> list[Event | Began | Ended | Send]:
+def _plain(told: list[TrackedOutput]) -> list[Event | Began | Ended | Send]:
     return [each.event if isinstance(each, Emitted) else each for each in told]  # type: ignore[misc]
 
 
@@ -98,7 +111,7 @@ def _still_running(call: str = "1") -> ToolFailed:
 
 
 def test_a_turn_is_passed_on_as_it_is_said() -> None:
-    said: list[Said] = [Began("run_1"), TextFinal("hi"), Ended("completed", "hi")]
+    said: list[DialectOutput] = [Began("run_1"), TextFinal("hi"), Ended("completed", "hi")]
 
     assert _plain(_play(said)) == said
 
@@ -189,8 +202,13 @@ def test_a_tool_that_ends_after_its_turn_is_noted() -> None:
 
 
 def test_the_name_of_a_tool_that_never_ended_may_be_used_again() -> None:
-    first: list[Said] = [Began("run_1"), _tool(), Ended("completed")]
-    second: list[Said] = [Began("run_2"), _tool(), ToolCompleted("1", "Bash"), Ended("completed")]
+    first: list[DialectOutput] = [Began("run_1"), _tool(), Ended("completed")]
+    second: list[DialectOutput] = [
+        Began("run_2"),
+        _tool(),
+        ToolCompleted("1", "Bash"),
+        Ended("completed"),
+    ]
 
     assert _plain(_play(first, second))[-len(second) :] == second
 
@@ -261,7 +279,7 @@ def test_what_cannot_be_read_is_kept() -> None:
 
 
 def test_events_of_one_frame_are_counted_and_what_was_sent_has_a_place_of_its_own() -> None:
-    said: list[Said] = [Note("a"), Began("run_1"), Note("b"), Send("key", b"raw"), _tool()]
+    said: list[DialectOutput] = [Note("a"), Began("run_1"), Note("b"), Send("key", b"raw"), _tool()]
     turns = _turns([said])
 
     told = turns.sent(Frame(b"line", 7, "key", 3), NOW)
@@ -274,7 +292,7 @@ def test_events_of_one_frame_are_counted_and_what_was_sent_has_a_place_of_its_ow
 
 _CALLS = st.sampled_from(["1", "2", "3"])
 _ITEMS = st.sampled_from(["itm_1", "itm_2"])
-_SAID: st.SearchStrategy[Said] = st.one_of(
+_SAID: st.SearchStrategy[DialectOutput] = st.one_of(
     st.sampled_from([Began("run_1"), Began(None), Ended("completed"), Ended("failed")]),
     st.builds(ToolStarted, _CALLS, st.just("Bash")),
     st.builds(ToolCompleted, _CALLS, st.just("Bash")),
@@ -292,7 +310,7 @@ _ABILITIES = st.sampled_from([MANY, ONE])
 
 @given(_SCRIPTS, _ABILITIES)
 def test_turns_never_overlap_and_each_ends_once(
-    script: list[list[Said]], abilities: frozenset[Ability]
+    script: list[list[DialectOutput]], abilities: frozenset[Ability]
 ) -> None:
     is_open = abilities is ONE
     for each in _play(*script, abilities=abilities):
@@ -304,7 +322,7 @@ def test_turns_never_overlap_and_each_ends_once(
 
 @given(_SCRIPTS, _ABILITIES)
 def test_no_tool_is_open_when_a_turn_has_ended(
-    script: list[list[Said]], abilities: frozenset[Ability]
+    script: list[list[DialectOutput]], abilities: frozenset[Ability]
 ) -> None:
     open_tools: set[str] = set()
     for each in _plain(_play(*script, abilities=abilities)):
@@ -321,7 +339,7 @@ def test_no_tool_is_open_when_a_turn_has_ended(
 
 @given(_SCRIPTS, _ABILITIES)
 def test_every_offer_has_ended_when_the_process_has(
-    script: list[list[Said]], abilities: frozenset[Ability]
+    script: list[list[DialectOutput]], abilities: frozenset[Ability]
 ) -> None:
     open_offers: set[str] = set()
     for each in _plain(_play(*script, abilities=abilities)):
@@ -337,7 +355,7 @@ def test_every_offer_has_ended_when_the_process_has(
 
 @given(_SCRIPTS, _ABILITIES)
 def test_nothing_is_lost_and_every_event_has_a_place_of_its_own(
-    script: list[list[Said]], abilities: frozenset[Ability]
+    script: list[list[DialectOutput]], abilities: frozenset[Ability]
 ) -> None:
     told = _play(*script, abilities=abilities)
 
@@ -352,7 +370,7 @@ def test_nothing_is_lost_and_every_event_has_a_place_of_its_own(
 
 @given(_SCRIPTS, _ABILITIES, st.data())
 def test_going_on_from_a_saved_state_changes_nothing(
-    script: list[list[Said]], abilities: frozenset[Ability], data: st.DataObject
+    script: list[list[DialectOutput]], abilities: frozenset[Ability], data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(script)), label="saved after so many frames")
     first, second = _turns(script, abilities), _turns(script, abilities)

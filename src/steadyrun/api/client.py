@@ -85,7 +85,7 @@ def _read(response: Response, kind: type[T]) -> T:
         raise RpcFailed(f"the daemon's answer cannot be read: {error}", hint=hint) from error
 
 
-async def _events(line: "Line") -> AsyncGenerator[Raw, None]:
+async def _events(line: "DaemonConnection") -> AsyncGenerator[Raw, None]:
     while True:
         match await line.next("events.follow"):
             case Notification("event", params):
@@ -100,11 +100,11 @@ async def _events(line: "Line") -> AsyncGenerator[Raw, None]:
 
 
 @asynccontextmanager
-async def connected(home: Path, *, greets: bool = True) -> AsyncIterator["Line"]:
+async def connected(home: Path, *, greets: bool = True) -> AsyncIterator["DaemonConnection"]:
     """A daemon that has greeted us."""
     reader, writer = await _connect(home)
     try:
-        line = Line(reader, writer)
+        line = DaemonConnection(reader, writer)
         if greets:
             await _greet(home, line)
         yield line
@@ -112,7 +112,7 @@ async def connected(home: Path, *, greets: bool = True) -> AsyncIterator["Line"]
         writer.close()
 
 
-class Line:
+class DaemonConnection:
     """Our end of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,7 +177,7 @@ async def _connect(home: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
         raise DaemonUnreachable(home, found=os.strerror(error.errno or 0)) from error
 
 
-async def _greet(home: Path, line: Line) -> None:
+async def _greet(home: Path, line: DaemonConnection) -> None:
     try:
         await line.ask("hello", Hello(__version__), seconds=HELLO_SECONDS)
     except RpcRefused:

@@ -23,11 +23,11 @@ from msgspec import Struct
 from steadyrun.api.errors import as_refusal, failure_of
 from steadyrun.errors import (
     ChangeRefused,
+    InvalidUsage,
     NotAllowed,
     RpcClosed,
     RpcRefused,
     SteadyrunError,
-    Usage,
     VersionMismatch,
 )
 from steadyrun.lib import jsonrpc
@@ -35,7 +35,7 @@ from steadyrun.lib.jsonrpc import Notification, Request
 from steadyrun.lib.jsonrpc_peer import Peer, Service
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.event_json import public
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.events import Stream
 from steadyrun.operations.registry import BY_NAME
 from steadyrun.version import __version__
@@ -60,7 +60,7 @@ def folder_of(home: Path) -> Path:
 
 
 @asynccontextmanager
-async def serving(desk: Desk, report: Report) -> AsyncIterator[None]:
+async def serving(desk: OperationContext, report: Report) -> AsyncIterator[None]:
     """Answer calls until the block ends. Only one process of a home may do so: it has its lock."""
     file = folder_of(desk.home) / "socket"
     listener = await anyio.to_thread.run_sync(_bind, folder_of(desk.home))
@@ -106,7 +106,7 @@ def _bind(folder: Path) -> socket.socket:
     return listener
 
 
-async def _accept_all(listener: socket.socket, desk: Desk, report: Report) -> None:
+async def _accept_all(listener: socket.socket, desk: OperationContext, report: Report) -> None:
     loop = asyncio.get_running_loop()
     async with task_group() as tasks:
         while True:
@@ -120,14 +120,14 @@ async def _accept_all(listener: socket.socket, desk: Desk, report: Report) -> No
                 tasks.start_soon(_serve_one, connection, desk, report)
 
 
-async def _serve_one(connection: socket.socket, desk: Desk, report: Report) -> None:
+async def _serve_one(connection: socket.socket, desk: OperationContext, report: Report) -> None:
     try:
         await _serve(connection, desk, report)
     except Exception as bug:  # noqa: BLE001 (what one caller brings about is not the others' end)
         report("connection", bug)
 
 
-async def _serve(connection: socket.socket, desk: Desk, report: Report) -> None:
+async def _serve(connection: socket.socket, desk: OperationContext, report: Report) -> None:
     """One caller, to the end of its connection."""
     connection.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=connection)
@@ -159,7 +159,7 @@ async def _turn_away(writer: asyncio.StreamWriter) -> None:
 class _Caller(Service):
     """Answers one connection."""
 
-    def __init__(self, desk: Desk, tasks: TaskGroup, report: Report) -> None:
+    def __init__(self, desk: OperationContext, tasks: TaskGroup, report: Report) -> None:
         self._desk, self._tasks, self._report = desk, tasks, report
         self._is_greeted, self._has_stream = False, False
         self.peer: Peer
@@ -188,11 +188,11 @@ class _Caller(Service):
         if operation is None:
             return await super().answer(request)
         if not self._is_greeted and operation.name != WITHOUT_HELLO:
-            raise Usage(f"expected hello first, found {operation.name}")
+            raise InvalidUsage(f"expected hello first, found {operation.name}")
         try:
             given = request.params_as(operation.given)
         except msgspec.DecodeError as error:
-            raise Usage(f"{operation.name}: {error}") from error
+            raise InvalidUsage(f"{operation.name}: {error}") from error
         answer = await operation.do(self._desk, given)
         return self._begin(answer) if isinstance(answer, Stream) else answer
 

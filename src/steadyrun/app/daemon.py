@@ -24,19 +24,18 @@ from steadyrun.app.home_key import seal_key
 from steadyrun.app.operations import abilities_of, enforce_of, price_source
 from steadyrun.app.runtime import open_runtime
 from steadyrun.app.sync_agents import sync
-from steadyrun.config import Config
-from steadyrun.config import Daemon as DaemonSettings
+from steadyrun.config import Config, DaemonSettings
 from steadyrun.errors import ConfigInvalid, DaemonRunning, StoreUnusable
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Message
-from steadyrun.operations.context import Desk, ProcessState
+from steadyrun.operations.context import OperationContext, ProcessState
 from steadyrun.operations.documents import DaemonDocument, Live, Stopped
 from steadyrun.operations.spool import drain
 from steadyrun.runtime.daemon import Daemon, Recovered
-from steadyrun.runtime.deps import Surroundings
-from steadyrun.runtime.dispatcher import Room
+from steadyrun.runtime.deps import Deps
+from steadyrun.runtime.dispatcher import Capacity
 from steadyrun.runtime.events.bus import follow_live
 from steadyrun.runtime.log import bug, fact
 from steadyrun.store import Accepted
@@ -50,11 +49,11 @@ _LOOK_SECONDS = 0.02
 _LAST_WORDS_SECONDS = 0.1
 
 
-class RunningDaemon:
+class DaemonHandle:
     """A daemon that runs: what others may ask of it. It ends when somebody stops it."""
 
     def __init__(
-        self, daemon: Daemon, around: Surroundings, settings: DaemonSettings, tasks: TaskGroup
+        self, daemon: Daemon, around: Deps, settings: DaemonSettings, tasks: TaskGroup
     ) -> None:
         self.recovered: Recovered
         self._tasks = tasks
@@ -98,7 +97,7 @@ class RunningDaemon:
         self._tasks.start_soon(self._stop, seconds, keep)
         await self._stopped.wait()
         store = self._around.store
-        looks = await store.looks(self._around.clock.now())
+        looks = await store.agent_overviews(self._around.clock.now())
         queued = sum(look.lane.queued for look in looks)
         return Stopped(0 if keep else self._left, self._left if keep else 0, queued)
 
@@ -124,7 +123,7 @@ class RunningDaemon:
 
 
 @asynccontextmanager
-async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
+async def open_daemon(config: Config) -> AsyncIterator[DaemonHandle]:
     """Be the daemon of the home that the configuration names, until the block ends."""
     home = config.places.home
     exporting = _exporting(config)
@@ -137,8 +136,8 @@ async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
         ):
             await _sync(config, around)
             daemon = Daemon(around, tasks, room=_room(config), key=key)
-            running = RunningDaemon(daemon, around, config.settings.daemon, tasks)
-            desk = Desk(
+            running = DaemonHandle(daemon, around, config.settings.daemon, tasks)
+            desk = OperationContext(
                 around.store,
                 around.clock,
                 around.ids,
@@ -160,7 +159,7 @@ async def open_daemon(config: Config) -> AsyncIterator[RunningDaemon]:
     fact("daemon.stopped", pid=os.getpid())
 
 
-def _exporting(config: Config) -> Callable[[Surroundings], AbstractAsyncContextManager[None]]:
+def _exporting(config: Config) -> Callable[[Deps], AbstractAsyncContextManager[None]]:
     """What exports traces, if that is wanted; whatever it lacks is said before anything runs."""
     telemetry = config.settings.telemetry
     if not telemetry.endpoint:
@@ -176,14 +175,14 @@ def _exporting(config: Config) -> Callable[[Surroundings], AbstractAsyncContextM
     return lambda around: exporting(telemetry.endpoint, headers, around, content=content)
 
 
-async def _sync(config: Config, around: Surroundings) -> None:
+async def _sync(config: Config, around: Deps) -> None:
     synced = await sync(config, around.store, around.ids)
     for what in ("added", "changed", "resumed", "paused"):
         for name in getattr(synced, what):
             fact("agent.synced", agent=name, what=what)
 
 
-async def _drain_letters(desk: Desk) -> None:
+async def _drain_letters(desk: OperationContext) -> None:
     drained = await drain(desk)
     if drained != type(drained)():
         fact(
@@ -194,12 +193,14 @@ async def _drain_letters(desk: Desk) -> None:
         )
 
 
-def _room(config: Config) -> Room:
+def _room(config: Config) -> Capacity:
     settings = config.settings
     runs_of = {name: each.runs for name, each in settings.providers.items() if each.runs}
     idle = settings.daemon.idle_seconds or math.inf
     keep = settings.daemon.keep_days * 86400
-    return Room(settings.daemon.runs, runs_of, settings.daemon.processes, idle, keep_seconds=keep)
+    return Capacity(
+        settings.daemon.runs, runs_of, settings.daemon.processes, idle, keep_seconds=keep
+    )
 
 
 @asynccontextmanager

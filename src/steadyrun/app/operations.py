@@ -10,16 +10,16 @@ from steadyrun.errors import NotFound
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model.ids import Ids
 from steadyrun.model.policy import Rights
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import PriceSource
-from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.deps import Deps
 
 
 @asynccontextmanager
-async def open_desk(config: Config) -> AsyncIterator[Desk]:
+async def open_desk(config: Config) -> AsyncIterator[OperationContext]:
     clock, rules = SystemClock(), budget_rules(config.settings.budgets)
     async with open_store(config) as store:
-        yield Desk(
+        yield OperationContext(
             store,
             clock,
             Ids(clock.now),
@@ -31,7 +31,7 @@ async def open_desk(config: Config) -> AsyncIterator[Desk]:
         )
 
 
-def desk_among(around: Surroundings) -> Desk:
+def desk_among(around: Deps) -> OperationContext:
     """In a program that drives runs itself."""
 
     def abilities(name: str) -> frozenset[Ability] | None:
@@ -40,7 +40,7 @@ def desk_among(around: Surroundings) -> Desk:
         except NotFound:
             return None
 
-    return Desk(
+    return OperationContext(
         around.store,
         around.clock,
         around.ids,

@@ -14,9 +14,9 @@ import msgspec
 from steadyrun.app.command_link import command_directory
 from steadyrun.app.store import budget_rules, open_store
 from steadyrun.config import Config
-from steadyrun.config.schema import Clocks, ProviderSettings
+from steadyrun.config.schema import ClockSettings, ProviderSettings
 from steadyrun.dialect import Dialect
-from steadyrun.drivers.launcher import KeeperDrivers, Setup
+from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
 from steadyrun.errors import ConfigInvalid
 from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.file_follower import FileWatches
@@ -26,8 +26,8 @@ from steadyrun.providers.claude.dialect import Claude
 from steadyrun.providers.codex.dialect import Codex
 from steadyrun.providers.scripted.dialect import Scripted
 from steadyrun.providers.shell import Shell
-from steadyrun.runtime.deps import Surroundings
-from steadyrun.runtime.run.timeouts import ClockLimits
+from steadyrun.runtime.deps import Deps
+from steadyrun.runtime.run.timeouts import Timeouts
 
 DIALECTS: dict[str, type[Any]] = {each.name: each for each in (Claude, Codex, Scripted, Shell)}
 # What every child gets of our own environment; all else it must be given by its `env`.
@@ -39,7 +39,7 @@ _M_ARENA_MAX = -8
 
 
 @asynccontextmanager
-async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncIterator[Surroundings]:
+async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncIterator[Deps]:
     """Everything that runs need, with this process as a holder of lanes."""
     if kind == "daemon":
         _share_heap()
@@ -50,9 +50,9 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
         setups = {name: _setup(config, name, first) for name in DIALECTS}
         with FileWatches() as watches, _collecting_garbage(seldom=kind == "daemon"):
             holder = await store.join(kind)
-            drivers = KeeperDrivers(home, setups, clock=clock, watches=watches)
+            drivers = KeeperLauncher(home, setups, clock=clock, watches=watches)
             try:
-                yield Surroundings(
+                yield Deps(
                     store=store,
                     drivers=drivers,
                     clock=clock,
@@ -90,8 +90,8 @@ def _collecting_garbage(*, seldom: bool) -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _limits(clocks: Clocks) -> ClockLimits:
-    return ClockLimits(
+def _limits(clocks: ClockSettings) -> Timeouts:
+    return Timeouts(
         idle=clocks.idle_seconds,
         stall=clocks.stall_seconds,
         hang=clocks.hang_seconds,
@@ -103,9 +103,9 @@ def _limits(clocks: Clocks) -> ClockLimits:
     )
 
 
-def _setup(config: Config, name: str, first: Path | None) -> Setup:
+def _setup(config: Config, name: str, first: Path | None) -> ProviderSetup:
     settings = config.settings.providers.get(name, ProviderSettings())
-    return Setup(
+    return ProviderSetup(
         dialect=lambda: make_dialect(name, settings.options),
         env=lambda: _environment(config, name, first),
         command=settings.command or (),

@@ -133,9 +133,9 @@ async def _set(store: Store, agent: Agent, known: Agent) -> bool:
 
 async def _pause(store: Store, agent: Agent) -> str:
     """Pause it; who was paused before is not resumed by us."""
-    if not await store.recall(RETIRED + agent.id):
+    if not await store.get(RETIRED + agent.id):
         was_paused = (await store.lane(agent.id)).is_paused
-        await store.remember(RETIRED + agent.id, _WAS_PAUSED if was_paused else b"yes")
+        await store.put(RETIRED + agent.id, _WAS_PAUSED if was_paused else b"yes")
     await store.pause(agent.id)
     return (
         f"agents.{agent.name} is not in the configuration any more: write it there again, "
@@ -145,10 +145,10 @@ async def _pause(store: Store, agent: Agent) -> str:
 
 async def _resume(store: Store, agent: AgentId) -> bool:
     """Resume it, if it was we who paused it."""
-    retired = await store.recall(RETIRED + agent)
+    retired = await store.get(RETIRED + agent)
     if not retired:
         return False
     if retired != _WAS_PAUSED:
         await store.resume(agent)
-    await store.remember(RETIRED + agent, b"")
+    await store.put(RETIRED + agent, b"")
     return retired != _WAS_PAUSED

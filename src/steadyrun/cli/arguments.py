@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _seconds(text: str, *, may_be_none: bool) -> float:
 
     try:
         return parse_duration(text, may_be_none=may_be_none)
-    except Usage as error:
+    except InvalidUsage as error:
         raise argparse.ArgumentTypeError(error.message) from error
 
 

@@ -13,7 +13,7 @@ from steadyrun.lib.task_group import task_group
 from steadyrun.library import RunHandle
 from steadyrun.model.event import ApprovalRequested
 from steadyrun.model.ids import RunId
-from steadyrun.runtime.direct_runs import Holding
+from steadyrun.runtime.direct_runs import DirectRuns
 
 
 def hold(_: Namespace) -> int:
@@ -26,7 +26,7 @@ async def _hold() -> None:
         open_runtime(load(), kind="holder", machine=platform.node()) as around,
         task_group() as tasks,
     ):
-        holding = Holding(around, tasks)
+        holding = DirectRuns(around, tasks)
         while runs := await holding.adopt():
             async with task_group() as watching:
                 for run in runs:
@@ -35,7 +35,7 @@ async def _hold() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def _see_through(holding: Holding, run: RunId) -> None:
+async def _see_through(holding: DirectRuns, run: RunId) -> None:
     async with task_group() as watching:
         watching.start_soon(_deny_all, RunHandle(holding, run))
         await holding.wait(run)

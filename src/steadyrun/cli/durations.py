@@ -2,7 +2,7 @@
 
 import re
 
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 
 LONGEST_SECONDS = 366 * 24 * 3600.0
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -15,5 +15,5 @@ def parse_duration(text: str, *, may_be_none: bool = False) -> float:
     seconds = float(found[1]) * _SECONDS[found[2]] if found else -1.0
     is_enough = seconds >= 0.0 if may_be_none else seconds > 0.0
     if not is_enough or seconds > LONGEST_SECONDS:
-        raise Usage(f"expected a duration such as 500ms, 6s, 10m or 2h, found {text[:40]!r}")
+        raise InvalidUsage(f"expected a duration such as 500ms, 6s, 10m or 2h, found {text[:40]!r}")
     return seconds

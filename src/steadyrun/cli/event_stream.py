@@ -32,17 +32,17 @@ Tell = Callable[[Seen], Awaitable[bool]]
 _AGAIN_SECONDS = 2.0
 
 
-class Subject(Struct, frozen=True):
+class EventFilter(Struct, frozen=True):
     """What it is about; with neither, everything."""
 
     agent: AgentId | None = None
     run: RunId | None = None
 
 
-class Hearing:
+class EventStream:
     """Hears everything after a cursor, once, wherever it comes from."""
 
-    def __init__(self, home: Path, store: Store, subject: Subject, after: int) -> None:
+    def __init__(self, home: Path, store: Store, subject: EventFilter, after: int) -> None:
         self._home, self._store, self._subject = home, store, subject
         self._after = after
 

@@ -9,9 +9,9 @@ import msgspec
 from steadyrun.cli.stdin import read_input
 from steadyrun.config.locations import process_environ
 from steadyrun.dialect import Image
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.media import image_type
-from steadyrun.runtime.run.options import Wishes
+from steadyrun.runtime.run.options import RunOptions
 
 LARGEST_IMAGE_BYTES = 20 * 1024 * 1024
 _SAME_NAME = ("model", "mode", "system", "resume", "or_fresh", "max_turns")
@@ -23,11 +23,11 @@ def read_prompt(text: str | None) -> str:
     is_piped = text in {None, "-"}
     prompt = read_input("prompt", is_asked_for=text == "-", hint=hint) if is_piped else text
     if not prompt or not prompt.strip():
-        raise Usage("the prompt is empty", hint='Type it: steadyrun run "…" --provider P')
+        raise InvalidUsage("the prompt is empty", hint='Type it: steadyrun run "…" --provider P')
     return prompt
 
 
-def read_wishes(args: Namespace) -> Wishes:
+def read_wishes(args: Namespace) -> RunOptions:
     """Everything that was asked for; what was not is left to the provider."""
     wishes: dict[str, Any] = {name: getattr(args, name) for name in _SAME_NAME}
     wishes["max_cost_usd"] = args.max_cost
@@ -49,7 +49,7 @@ def read_schema(given: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Usage(f"{where}: expected a JSON object, found: {error}") from error
+        raise InvalidUsage(f"{where}: expected a JSON object, found: {error}") from error
 
 
 def read_metadata(given: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def read_metadata(given: str) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError) as error:
         hint = "Like this: --metadata '{\"ticket\": 7}'"
         found = f"the metadata: expected a JSON object, found: {error}"
-        raise Usage(found, hint=hint) from error
+        raise InvalidUsage(found, hint=hint) from error
 
 
 def read_variable(given: str) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def read_variable(given: str) -> tuple[str, str]:
     found = process_environ().get(name)
     if found is None:
         hint = "Like this: --env NAME=VALUE; NAME alone takes its value from here."
-        raise Usage(f"--env: {name[:80]!r} is not set here", hint=hint)
+        raise InvalidUsage(f"--env: {name[:80]!r} is not set here", hint=hint)
     return name, found
 
 
@@ -78,11 +78,11 @@ def read_image(given: str) -> Image:
     """A picture, known by its first bytes and not by its name."""
     data = _read_file(Path(given), "the image", LARGEST_IMAGE_BYTES + 1)
     if len(data) > LARGEST_IMAGE_BYTES:
-        raise Usage(f"the image {given} has more than 20 MB", hint="Make it smaller.")
+        raise InvalidUsage(f"the image {given} has more than 20 MB", hint="Make it smaller.")
     media_type = image_type(data)
     if media_type is None:
         hint = "Convert it first."
-        raise Usage(f"the image {given} is no png, jpeg, gif or webp", hint=hint)
+        raise InvalidUsage(f"the image {given} is no png, jpeg, gif or webp", hint=hint)
     return Image(media_type, data)
 
 
@@ -96,4 +96,4 @@ def _read_file(path: Path, what: str, limit: int = -1) -> bytes:
             return file.read(limit)
     except (OSError, ValueError) as error:
         problem = error.strerror if isinstance(error, OSError) else str(error)
-        raise Usage(f"{what} {path} cannot be read: {problem}") from error
+        raise InvalidUsage(f"{what} {path} cannot be read: {problem}") from error

@@ -12,7 +12,7 @@ from steadyrun.app.operations import open_desk
 from steadyrun.cli.output import format as render
 from steadyrun.cli.output.tables import text
 from steadyrun.config import Config, is_agents_own, load
-from steadyrun.errors import DaemonUnreachable, NotAllowed, RpcClosed, Usage
+from steadyrun.errors import DaemonUnreachable, InvalidUsage, NotAllowed, RpcClosed
 from steadyrun.operations.registry import BY_NAME, Operation
 
 
@@ -45,7 +45,7 @@ def given_by(args: Namespace, operation: Operation, **other: Any) -> Any:
         given = {name: value for name, value in typed.items() if value is not None}
         return msgspec.convert(given, operation.given)
     except msgspec.ValidationError as error:
-        raise Usage(f"{operation.name}: {error}") from error
+        raise InvalidUsage(f"{operation.name}: {error}") from error
 
 
 async def ask(config: Config, operation: Operation, given: Struct) -> tuple[Any, bool]:

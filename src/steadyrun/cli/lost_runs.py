@@ -9,7 +9,7 @@ import anyio
 from steadyrun.drivers.keeper_client import is_alive
 from steadyrun.model.process import Process
 from steadyrun.store import Store
-from steadyrun.stores.sqlite.db.liveness import Presence
+from steadyrun.stores.sqlite.db.liveness import Liveness
 
 # How long a command waits for the end of what has ended already to be written down.
 TAKE_IN_SECONDS = 2.0
@@ -38,11 +38,11 @@ async def hand_over_lost(home: Path, store: Store) -> None:
 
 async def _lost(home: Path, store: Store) -> list[Process]:
     """The processes of direct runs that nobody drives; lasting agents are the daemon's."""
-    presence = Presence(home / "holders")
+    presence = Liveness(home / "holders")
     found = []
     for process in await store.open_processes():
         lane = await store.lane(process.agent)
-        is_alone = lane.holder is not None and not presence.is_there(lane.holder)
+        is_alone = lane.holder is not None and not presence.is_alive(lane.holder)
         if is_alone and (await store.agent(process.agent)).is_direct:
             found.append(process)
     return found
@@ -51,9 +51,9 @@ async def _lost(home: Path, store: Store) -> list[Process]:
 async def _is_anybody_gone(home: Path, store: Store) -> bool:
     """Whether somebody was killed and nobody has looked yet what that one has left: it may be a run
     that has no process yet."""
-    presence = Presence(home / "holders")
+    presence = Liveness(home / "holders")
     return any(
-        holder.kind != "daemon" and not presence.is_there(holder.id)
+        holder.kind != "daemon" and not presence.is_alive(holder.id)
         for holder in await store.holders()
     )
 

@@ -8,7 +8,7 @@ import sys
 from steadyrun import __version__
 from steadyrun.cli import arguments
 from steadyrun.cli.command_table import TABLE
-from steadyrun.errors import SteadyrunError, Usage
+from steadyrun.errors import InvalidUsage, SteadyrunError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> "NoReturn":
-        raise Usage(message, hint=" ".join(self.format_usage().split()))
+        raise InvalidUsage(message, hint=" ".join(self.format_usage().split()))
 
 
 def _call(args: argparse.Namespace) -> int:

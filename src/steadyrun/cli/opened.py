@@ -8,11 +8,11 @@ from steadyrun.app.runtime import open_runtime
 from steadyrun.cli.lost_runs import hand_over_lost
 from steadyrun.config import load
 from steadyrun.lib.task_group import task_group
-from steadyrun.runtime.direct_runs import Holding
+from steadyrun.runtime.direct_runs import DirectRuns
 
 
 @asynccontextmanager
-async def open_home() -> AsyncIterator[Holding]:
+async def open_home() -> AsyncIterator[DirectRuns]:
     """Hold nothing yet. What nobody drives is for a holder in the background: it would be let go
     of again when this command ends."""
     config = load()
@@ -21,5 +21,5 @@ async def open_home() -> AsyncIterator[Holding]:
         task_group() as tasks,
     ):
         await hand_over_lost(config.places.home, around.store)
-        yield Holding(around, tasks)
+        yield DirectRuns(around, tasks)
         tasks.cancel_scope.cancel()

@@ -3,15 +3,17 @@
 import os
 import sys
 
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 
 
 def read_input(what: str, *, is_asked_for: bool, hint: str) -> str:
     if sys.stdin is None or (sys.stdin.isatty() and not is_asked_for):
-        raise Usage(f"there is no {what}", hint=hint)
+        raise InvalidUsage(f"there is no {what}", hint=hint)
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
-        raise Usage(f"the {what} on standard input is not UTF-8: {error.reason}") from error
+        raise InvalidUsage(f"the {what} on standard input is not UTF-8: {error.reason}") from error
     except OSError as error:
-        raise Usage(f"standard input cannot be read: {os.strerror(error.errno or 0)}") from error
+        raise InvalidUsage(
+            f"standard input cannot be read: {os.strerror(error.errno or 0)}"
+        ) from error

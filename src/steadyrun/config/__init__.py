@@ -2,12 +2,12 @@
 
 from steadyrun.config.describe import as_document, describe
 from steadyrun.config.load import Config, load
-from steadyrun.config.locations import Places, is_agents_own, locate
+from steadyrun.config.locations import Locations, is_agents_own, locate
 from steadyrun.config.schema import (
     HARMLESS,
     AgentSettings,
     BudgetSettings,
-    Daemon,
+    DaemonSettings,
     GateSettings,
     ProviderSettings,
     Settings,
@@ -23,9 +23,9 @@ __all__ = [
     "AgentSettings",
     "BudgetSettings",
     "Config",
-    "Daemon",
+    "DaemonSettings",
     "GateSettings",
-    "Places",
+    "Locations",
     "ProviderSettings",
     "Settings",
     "as_document",

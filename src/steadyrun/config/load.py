@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steadyrun.config.accounts import account_values
-from steadyrun.config.locations import Places, locate, process_environ, user_home
+from steadyrun.config.locations import Locations, locate, process_environ, user_home
 from steadyrun.config.schema import (
     HARMLESS,
     ProviderSettings,
@@ -32,7 +32,7 @@ class Config:
     """The settings of this process. Its repr names files only: settings may hold secrets."""
 
     settings: Settings = field(repr=False)
-    places: Places
+    places: Locations
     project_trusted: bool
     origins: Mapping[str, str] = field(repr=False)
     environ: Mapping[str, str] = field(repr=False)

@@ -12,7 +12,7 @@ PROJECT_FILE = "steadyrun.toml"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Locations:
     """Where things are; only `project_file` is known to exist, and it is None if there is none."""
 
     home: Path
@@ -33,10 +33,10 @@ class Places:
 
 def locate(
     home: Path | None = None, cwd: Path | None = None, environ: Mapping[str, str] | None = None
-) -> Places:
+) -> Locations:
     home = _find_home(process_environ() if environ is None else environ) if home is None else home
     home = _absolute(home)
-    return Places(home, _find_project(_absolute(cwd or Path()), home))
+    return Locations(home, _find_project(_absolute(cwd or Path()), home))
 
 
 def process_environ() -> Mapping[str, str]:

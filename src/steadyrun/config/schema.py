@@ -17,14 +17,14 @@ from steadyrun.model.agent import OnLimited
 from steadyrun.model.budget import Budget, Unknown
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Tier, tools_flaw
-from steadyrun.model.text import Flaw, suggest
+from steadyrun.model.text import Problem, suggest
 
 # What a project's file may set before anybody has trusted it: nothing that could start a command
 # or send data elsewhere.
 HARMLESS = frozenset({"providers.*.model", "agents.*.model"})
 
 
-class Daemon(Struct, frozen=True):
+class DaemonSettings(Struct, frozen=True):
     """Where the daemon answers, and how much it does at once.
 
     `processes` and `idle_seconds` are for those that wait for their agent's next message. What a
@@ -39,7 +39,7 @@ class Daemon(Struct, frozen=True):
     keep_days: float = 7.0
 
 
-class Clocks(Struct, frozen=True):
+class ClockSettings(Struct, frozen=True):
     """How long may what take? In seconds; 0 is without limit."""
 
     idle_seconds: float = 1800.0
@@ -102,7 +102,7 @@ class AgentSettings(Struct, frozen=True):
     wall_seconds: float | None = None
 
 
-class Telemetry(Struct, frozen=True):
+class TelemetrySettings(Struct, frozen=True):
     """Where the daemon exports traces to: nowhere without an `endpoint`.
 
     `headers` are templates as `env` is, and secret. `content` adds what was said and done.
@@ -117,13 +117,13 @@ class Settings(Struct, frozen=True):
     """Everything that can be set."""
 
     store: str = "sqlite"
-    daemon: Daemon = Daemon()
-    clocks: Clocks = Clocks()
+    daemon: DaemonSettings = DaemonSettings()
+    clocks: ClockSettings = ClockSettings()
     gate: GateSettings = GateSettings()
     budgets: BudgetSettings = BudgetSettings()
     providers: dict[str, ProviderSettings] = {}
     agents: dict[str, AgentSettings] = {}
-    telemetry: Telemetry = Telemetry()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
 
 def leaves(
@@ -143,7 +143,7 @@ def leaves(
         elif isinstance(value, dict):
             yield from leaves(source, kind=inner, table=value, path=here)
         else:
-            raise _flawed(source, here, Flaw(f"expected a table, found {_name_type(value)}"))
+            raise _flawed(source, here, Problem(f"expected a table, found {_name_type(value)}"))
 
 
 def pattern_of(path: KeyPath) -> str:
@@ -222,17 +222,17 @@ def _checked(source: Source, kind: Any, path: KeyPath, value: Any) -> Any:
     return value
 
 
-def _flawed(source: Source, path: KeyPath, flaw: Flaw) -> Exception:
+def _flawed(source: Source, path: KeyPath, flaw: Problem) -> Exception:
     return source.invalid(path, f"{dotted(path)}: {flaw.problem}", hint=flaw.hint)
 
 
-def _wrong_type(name: str, kind: Any, value: object) -> Flaw:
+def _wrong_type(name: str, kind: Any, value: object) -> Problem:
     words = next((part for part in (kind, *get_args(kind)) if get_origin(part) is Literal), None)
     if words is not None and isinstance(value, str):
         return unknown(name, value, get_args(words))
     expected = _EXPECTED.get(kind, "a string")
     found = "something else in it" if isinstance(value, list) else _name_type(value)
-    return Flaw(f"expected {expected}, found {found}")
+    return Problem(f"expected {expected}, found {found}")
 
 
 def _name_type(value: object) -> str:
@@ -294,5 +294,5 @@ _EXPECTED: dict[Any, str] = {
 }
 _CHECKS = {
     **CHECKS,
-    **{f"clocks.{field.name}": check_seconds for field in msgspec.structs.fields(Clocks)},
+    **{f"clocks.{field.name}": check_seconds for field in msgspec.structs.fields(ClockSettings)},
 }

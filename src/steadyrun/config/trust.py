@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from steadyrun.config.locations import PROJECT_FILE, Places, locate
+from steadyrun.config.locations import PROJECT_FILE, Locations, locate
 from steadyrun.config.schema import leaves
 from steadyrun.config.toml_source import Source, read_bytes, read_source
 from steadyrun.errors import ConfigInvalid, NotFound
@@ -26,7 +26,7 @@ def trust(
     return source.file
 
 
-def is_trusted(places: Places) -> bool:
+def is_trusted(places: Locations) -> bool:
     """Say whether the project's file, if there is one, is trusted as it is now."""
     if places.project_file is None:
         return False
@@ -34,21 +34,21 @@ def is_trusted(places: Places) -> bool:
     return content is not None and _lists(places, hashlib.sha256(content).hexdigest())
 
 
-def read_project(places: Places) -> Source | None:
+def read_project(places: Locations) -> Source | None:
     file = places.project_file
     return None if file is None else read_source(file, follow_links=False)
 
 
-def is_source_trusted(places: Places, source: Source) -> bool:
+def is_source_trusted(places: Locations, source: Source) -> bool:
     """Decide by the content that was read, so that nothing can change in between."""
     return _lists(places, source.digest)
 
 
-def _lists(places: Places, digest: str) -> bool:
+def _lists(places: Locations, digest: str) -> bool:
     return _read(places).get(str(places.project_file)) == digest
 
 
-def _read(places: Places) -> dict[str, str]:
+def _read(places: Locations) -> dict[str, str]:
     content = read_bytes(places.trusted_file, follow_links=True)
     if content is None:
         return {}
@@ -62,7 +62,7 @@ def _read(places: Places) -> dict[str, str]:
     return found
 
 
-def _write(places: Places, digests: dict[str, str]) -> None:
+def _write(places: Locations, digests: dict[str, str]) -> None:
     file = places.trusted_file
     draft = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
     try:

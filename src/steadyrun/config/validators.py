@@ -1,4 +1,4 @@
-"""Which values may a setting have, beyond what its type says? A `Flaw` is the answer no.
+"""Which values may a setting have, beyond what its type says? A `Problem` is the answer no.
 
 Patterns name settings; `*` is a name that the user chose.
 """
@@ -14,7 +14,7 @@ from steadyrun.config.variables import is_malformed
 from steadyrun.model.agent import NAME_RULE, ROLE_RULE, is_agent_name, is_role_name
 from steadyrun.model.budget import LIMITS
 from steadyrun.model.policy import names_flaw
-from steadyrun.model.text import Flaw, suggest
+from steadyrun.model.text import Problem, suggest
 from steadyrun.model.validation import count_flaw, dollars_flaw, seconds_flaw
 from steadyrun.model.variables import variable_flaw
 
@@ -39,60 +39,62 @@ _LISTEN = re.compile(_HOST + r":([0-9]{1,5})")
 _ENDPOINT = re.compile(rf"https?://{_HOST}(?::([0-9]{{1,5}}))?(?:/[!-\"$->@-~]*)?")
 
 
-def unknown(what: str, word: str, valid: Iterable[str]) -> Flaw:
-    return Flaw(f"unknown {what} {shorten(repr(word))}", hint=suggest(word, valid))
+def unknown(what: str, word: str, valid: Iterable[str]) -> Problem:
+    return Problem(f"unknown {what} {shorten(repr(word))}", hint=suggest(word, valid))
 
 
-def _check_provider(name: str) -> Flaw | None:
+def _check_provider(name: str) -> Problem | None:
     return None if name in PROVIDERS else unknown("provider", name, PROVIDERS)
 
 
-def _check_agent_name(name: str) -> Flaw | None:
-    return None if is_agent_name(name) else Flaw("cannot be the name of an agent", hint=NAME_RULE)
+def _check_agent_name(name: str) -> Problem | None:
+    return (
+        None if is_agent_name(name) else Problem("cannot be the name of an agent", hint=NAME_RULE)
+    )
 
 
-def _check_role(name: str) -> Flaw | None:
-    return None if is_role_name(name) else Flaw("cannot be the name of a role", hint=ROLE_RULE)
+def _check_role(name: str) -> Problem | None:
+    return None if is_role_name(name) else Problem("cannot be the name of a role", hint=ROLE_RULE)
 
 
-def _check_store(value: str) -> Flaw | None:
+def _check_store(value: str) -> Problem | None:
     # The value is never repeated: an address may hold a password.
     if value == "sqlite":
         return None
     if value.startswith("postgresql://"):
         problem = "PostgreSQL is not available in this version"
-        return Flaw(problem, hint='Use store = "sqlite".')
-    return Flaw('expected "sqlite" or "postgresql://…"', hint='Use store = "sqlite".')
+        return Problem(problem, hint='Use store = "sqlite".')
+    return Problem('expected "sqlite" or "postgresql://…"', hint='Use store = "sqlite".')
 
 
-def _check_listen(value: str) -> Flaw | None:
+def _check_listen(value: str) -> Problem | None:
     found = _LISTEN.fullmatch(value)
     if found is None:
-        return Flaw(f"expected HOST:PORT, found {shorten(repr(value))}")
+        return Problem(f"expected HOST:PORT, found {shorten(repr(value))}")
     if not 1 <= int(found[1]) <= 65535:
-        return Flaw(f"expected a port from 1 to 65535, found {found[1]}")
+        return Problem(f"expected a port from 1 to 65535, found {found[1]}")
     return None
 
 
-def _check_text(value: str) -> Flaw | None:
+def _check_text(value: str) -> Problem | None:
     if not value:
-        return Flaw("must not be empty")
-    return Flaw("must not contain a NUL character") if "\0" in value else None
+        return Problem("must not be empty")
+    return Problem("must not contain a NUL character") if "\0" in value else None
 
 
-def _check_command(value: tuple[str, ...]) -> Flaw | None:
+def _check_command(value: tuple[str, ...]) -> Problem | None:
     if not value or not value[0]:
-        return Flaw("expected a program and its arguments, found none")
+        return Problem("expected a program and its arguments, found none")
     return next(filter(None, (_check_text(part) for part in value if part)), None)
 
 
-def _check_env(value: str) -> Flaw | None:
+def _check_env(value: str) -> Problem | None:
     if is_malformed(value):
-        return Flaw("has a ${ that does not begin a ${NAME}", hint="Write $$ for a dollar sign.")
+        return Problem("has a ${ that does not begin a ${NAME}", hint="Write $$ for a dollar sign.")
     return _check_text(value) if value else None
 
 
-def _check_endpoint(value: str) -> Flaw | None:
+def _check_endpoint(value: str) -> Problem | None:
     if not value:
         return None
     # The value is never repeated: it may hold a password.
@@ -100,61 +102,65 @@ def _check_endpoint(value: str) -> Flaw | None:
     if found and 1 <= int(found[1] or 80) <= 65535:
         return None
     hint = "Write it like http://127.0.0.1:4318; what is secret goes into telemetry.headers."
-    return Flaw("expected http://HOST or https://HOST, with a port and a path at most", hint=hint)
+    return Problem(
+        "expected http://HOST or https://HOST, with a port and a path at most", hint=hint
+    )
 
 
-def _check_header(name: str) -> Flaw | None:
+def _check_header(name: str) -> Problem | None:
     if _HEADER.fullmatch(name):
         return None
-    return Flaw("cannot be the name of a header", hint="Use letters, digits and -.")
+    return Problem("cannot be the name of a header", hint="Use letters, digits and -.")
 
 
-def check_header_value(value: str) -> Flaw | None:
+def check_header_value(value: str) -> Problem | None:
     """Also for what a template has become."""
     if _NO_HEADER_VALUE.search(value):
-        return Flaw("has a character that no header may have")
-    return None if value.strip() else Flaw("must not be empty")
+        return Problem("has a character that no header may have")
+    return None if value.strip() else Problem("must not be empty")
 
 
-def _check_header_template(value: str) -> Flaw | None:
+def _check_header_template(value: str) -> Problem | None:
     return _check_env(value) or check_header_value(value)
 
 
-def _check_fallback(value: tuple[str, ...]) -> Flaw | None:
+def _check_fallback(value: tuple[str, ...]) -> Problem | None:
     if len(set(value)) < len(value):
-        return Flaw("names a provider twice")
+        return Problem("names a provider twice")
     return next(filter(None, map(_check_provider, value)), None)
 
 
-def _check_names(value: tuple[str, ...]) -> Flaw | None:
+def _check_names(value: tuple[str, ...]) -> Problem | None:
     return next(filter(None, map(_check_text, value)), None)
 
 
-def _check_home(value: str) -> Flaw | None:
+def _check_home(value: str) -> Problem | None:
     if value.startswith("~") and not value.startswith("~/"):
-        return Flaw(f"expected a path from /, from ~/ or from here, found {shorten(repr(value))}")
+        return Problem(
+            f"expected a path from /, from ~/ or from here, found {shorten(repr(value))}"
+        )
     return _check_text(value)
 
 
-def _from_to(least: int, most: int) -> Callable[[int], Flaw | None]:
-    def check(value: int) -> Flaw | None:
+def _from_to(least: int, most: int) -> Callable[[int], Problem | None]:
+    def check(value: int) -> Problem | None:
         is_right = least <= value <= most
-        return None if is_right else Flaw(f"expected {least} to {most}, found {value}")
+        return None if is_right else Problem(f"expected {least} to {most}, found {value}")
 
     return check
 
 
-def _check_tokens(value: int) -> Flaw | None:
+def _check_tokens(value: int) -> Problem | None:
     return count_flaw(value, "tokens")
 
 
-def _check_zone(value: str) -> Flaw | None:
+def _check_zone(value: str) -> Problem | None:
     if find_zone(value) is not None:
         return None
     hint = (
         'Use a name like "Europe/Berlin", or "UTC"; what is known comes with the system (tzdata).'
     )
-    return Flaw(f"no time zone {shorten(repr(value))} here", hint=hint)
+    return Problem(f"no time zone {shorten(repr(value))} here", hint=hint)
 
 
 def find_zone(name: str) -> tzinfo | None:
@@ -170,31 +176,31 @@ def find_zone(name: str) -> tzinfo | None:
         return None
 
 
-def check_seconds(value: float) -> Flaw | None:
+def check_seconds(value: float) -> Problem | None:
     if value >= 0 and math.isfinite(value):
         return None
-    return Flaw(f"expected a number of seconds, 0 or more, found {value}")
+    return Problem(f"expected a number of seconds, 0 or more, found {value}")
 
 
-def _check_days(value: float) -> Flaw | None:
+def _check_days(value: float) -> Problem | None:
     if 0 <= value <= MOST_DAYS:
         return None
-    return Flaw(f"expected a number of days from 0 to {MOST_DAYS}, found {value}")
+    return Problem(f"expected a number of days from 0 to {MOST_DAYS}, found {value}")
 
 
-def _check_factor(value: float) -> Flaw | None:
+def _check_factor(value: float) -> Problem | None:
     if value > 1 and math.isfinite(value):
         return None
-    return Flaw(f"expected a number above 1, found {value}")
+    return Problem(f"expected a number above 1, found {value}")
 
 
-NAMES: dict[str, Callable[[str], Flaw | None]] = {
+NAMES: dict[str, Callable[[str], Problem | None]] = {
     "providers.*": _check_provider,
     "agents.*": _check_agent_name,
     "providers.*.env.*": variable_flaw,
     "telemetry.headers.*": _check_header,
 }
-CHECKS: dict[str, Callable[[Any], Flaw | None]] = {
+CHECKS: dict[str, Callable[[Any], Problem | None]] = {
     "store": _check_store,
     "daemon.listen": _check_listen,
     "daemon.runs": _from_to(1, MOST),

@@ -218,8 +218,8 @@ class Keeper:
         self._waiting, self._will = bytearray(), bytearray()
         self._is_eof_due = self._is_over = False
         self._numbers: dict[str, int] = {}
-        self._connections: dict[int, Connection] = {}
-        self._driver: Connection | None = None
+        self._connections: dict[int, DriverConnection] = {}
+        self._driver: DriverConnection | None = None
         self._reason: str | None = None
         self._rungs = list(spec.rungs)
         self._rung_until = float("inf")
@@ -381,20 +381,20 @@ class Keeper:
         """Let somebody in; of those who say nothing, the one who waited longest must leave."""
         with _Ignoring(OSError):
             descriptor, _ = self._directory.listener._accept()  # type: ignore[attr-defined] # noqa: SLF001
-            self._connections[descriptor] = Connection(descriptor)
+            self._connections[descriptor] = DriverConnection(descriptor)
             self._poll.register(descriptor, select.POLLIN)
         strangers = [one for one in self._connections.values() if one is not self._driver]
         for stranger in strangers[:-STRANGERS]:
             self._drop(stranger)
 
-    def _drop(self, connection: "Connection") -> None:
+    def _drop(self, connection: "DriverConnection") -> None:
         del self._connections[connection.descriptor]
         self._poll.unregister(connection.descriptor)
         connection.socket.close()
         if connection is self._driver:
             self._driver, self._alone_since = None, time.monotonic()
 
-    def _hear(self, connection: "Connection") -> None:
+    def _hear(self, connection: "DriverConnection") -> None:
         """Obey what has come whole; who talks nonsense, or does not listen, is dropped."""
         try:
             connection.exchange()
@@ -407,7 +407,7 @@ class Keeper:
             connection.say_last({"type": "error", **_fault("bad_message", error)})
             self._drop(connection)
 
-    def _obey(self, sender: "Connection", message: "Message", body: bytearray) -> "Message":
+    def _obey(self, sender: "DriverConnection", message: "Message", body: bytearray) -> "Message":
         match message["type"]:
             case "claim":
                 return self._claim(sender, message["v"], _count(message["fence"]))
@@ -425,7 +425,7 @@ class Keeper:
                 raise ValueError(f"there is no message {unknown}")
         return {"type": "ok"}
 
-    def _claim(self, connection: "Connection", version: int, fence: int) -> "Message":
+    def _claim(self, connection: "DriverConnection", version: int, fence: int) -> "Message":
         _require(version == VERSION, f"this keeper speaks version {VERSION}")
         if fence < self._fence:
             connection.say({"type": "refused", "fence": self._fence})
@@ -453,7 +453,7 @@ class Keeper:
             self._driver.say_last({"type": "exited", **facts}, wait_seconds=_GOODBYE_SECONDS)
 
 
-class Connection:
+class DriverConnection:
     """One end of a talk. It holds one message at most, and a bounded number of answers."""
 
     def __init__(self, descriptor: int) -> None:

@@ -19,7 +19,7 @@ from steadyrun.dialect import Exit, LaunchRequest, Rung
 from steadyrun.drivers import keeper
 from steadyrun.errors import KeeperFailed, KeeperGone, LaunchFailed, LeaseLost
 from steadyrun.lib.framing import Frame
-from steadyrun.lib.signal import Bell
+from steadyrun.lib.signal import Signal
 from steadyrun.model.ids import HolderId
 
 VERSION = 1
@@ -39,7 +39,7 @@ exec(code)
 """
 
 
-class Limits(Struct, frozen=True):
+class KeeperLimits(Struct, frozen=True):
     """When a keeper ends its process on its own."""
 
     free_bytes: int = 64 * 1024 * 1024
@@ -49,7 +49,7 @@ class Limits(Struct, frozen=True):
     kill_seconds: float = 5.0
 
 
-class Spec(Struct, frozen=True):
+class KeeperSpec(Struct, frozen=True):
     """All a keeper is told at its start."""
 
     process: str
@@ -59,11 +59,11 @@ class Spec(Struct, frozen=True):
     env: dict[str, str]
     stdin: str
     rungs: tuple[Rung, ...]
-    limits: Limits
+    limits: KeeperLimits
     v: int = VERSION
 
 
-async def start(spec: Spec) -> None:
+async def start(spec: KeeperSpec) -> None:
     """Start a keeper and its process, or raise `LaunchFailed`. It belongs to nobody but itself."""
     answer = await anyio.to_thread.run_sync(_start, spec)
     error = answer.get("error")
@@ -76,7 +76,7 @@ def command(source: str = keeper.__file__) -> list[str]:
     return [sys.executable, "-I", "-S", "-B", "-c", _RUN_CACHED, source]
 
 
-def _start(spec: Spec) -> dict[str, Any]:
+def _start(spec: KeeperSpec) -> dict[str, Any]:
     try:
         done = subprocess.run(
             command(),
@@ -94,13 +94,13 @@ def _start(spec: Spec) -> dict[str, Any]:
         raise KeeperFailed(spec.argv[0], problem=str(error)) from error
 
 
-class Link(asyncio.Protocol):
+class KeeperConnection(asyncio.Protocol):
     """A connection to a keeper. Once it is `over`, `has_exited` and `is_replaced` say why; neither
     means that the keeper was killed."""
 
     def __init__(self, agent: str, fence: int) -> None:
         self.fence = fence
-        self._over = Bell()
+        self._over = Signal()
         # Whom to tell that, besides.
         self.on_over: Callable[[], None] | None = None
         self.has_exited = False
@@ -160,7 +160,7 @@ class Link(asyncio.Protocol):
             self._hear(msgspec.json.decode(line, type=dict[str, Any]))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._over.ring()
+        self._over.notify()
         while self._waiting:
             self._answer({"type": "over"})
         if self.on_over:
@@ -209,9 +209,9 @@ class Link(asyncio.Protocol):
         return KeeperGone(self._agent, found="the connection has ended")
 
 
-async def linked(directory: Path, holder: HolderId, agent: str, fence: int) -> Link:
+async def connect(directory: Path, holder: HolderId, agent: str, fence: int) -> KeeperConnection:
     """Claim the process in `directory`; the link is to be closed."""
-    link = await _connect(directory, Link(agent, fence))
+    link = await _connect(directory, KeeperConnection(agent, fence))
     try:
         await link.claim(holder)
     except BaseException:
@@ -220,7 +220,7 @@ async def linked(directory: Path, holder: HolderId, agent: str, fence: int) -> L
     return link
 
 
-async def _connect(directory: Path, link: Link) -> Link:
+async def _connect(directory: Path, link: KeeperConnection) -> KeeperConnection:
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -236,12 +236,12 @@ async def _connect(directory: Path, link: Link) -> Link:
     return link
 
 
-class Kept(Struct, frozen=True):
+class KeptProcess(Struct, frozen=True):
     """A process with its directory, while it lives the link to its keeper, and what it was started
     with."""
 
     directory: Path
-    link: Link | None
+    link: KeeperConnection | None
     request: LaunchRequest
 
 

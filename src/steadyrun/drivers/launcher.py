@@ -15,7 +15,7 @@ import msgspec
 from steadyrun.dialect import Ability, Dialect, Enforced, Launch, LaunchRequest, Refused
 from steadyrun.driver import Sink
 from steadyrun.drivers import keeper, keeper_client, programs
-from steadyrun.drivers.keeper_client import Kept, Limits, Link, Spec
+from steadyrun.drivers.keeper_client import KeeperConnection, KeeperLimits, KeeperSpec, KeptProcess
 from steadyrun.drivers.process_driver import ProcessDriver
 from steadyrun.errors import KeeperGone, LaunchFailed, NotFound
 from steadyrun.lib.clock import Clock
@@ -32,7 +32,7 @@ _decode_request = msgspec.msgpack.Decoder(LaunchRequest).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ProviderSetup:
     """A provider as it is configured here. `env` is filled in when a process is launched."""
 
     dialect: Callable[[], Dialect]
@@ -42,23 +42,23 @@ class Setup:
     model: str | None = None
 
 
-class KeeperDrivers:
+class KeeperLauncher:
     """Starts processes under keepers, and drives those that are there."""
 
     def __init__(
         self,
         home: Path,
-        setups: Mapping[str, Setup],
+        setups: Mapping[str, ProviderSetup],
         *,
         clock: Clock,
         watches: FileWatches,
-        limits: Limits | None = None,
+        limits: KeeperLimits | None = None,
     ) -> None:
         self._home = home
         self._setups = setups
         self._clock = clock
         self._watches = watches
-        self._limits = limits or Limits()
+        self._limits = limits or KeeperLimits()
         # More at a time take as long, and all of them memory that nobody needs afterwards.
         self._launching = anyio.CapacityLimiter(_LAUNCHED_AT_ONCE)
 
@@ -105,7 +105,7 @@ class KeeperDrivers:
             await anyio.to_thread.run_sync(_prepare, directory, request, launch)
         except OSError as error:
             raise LaunchFailed(launch.argv[0], code="failed", problem=str(error)) from error
-        spec = Spec(
+        spec = KeeperSpec(
             process=process.id,
             directory=str(directory),
             argv=launch.argv,
@@ -126,7 +126,7 @@ class KeeperDrivers:
         dialect = _dialect(self._setup(process.provider), one_shot=request.one_shot)
         link = await self._linked(process, holder, fence)
         try:
-            kept = Kept(directory, link, request)
+            kept = KeptProcess(directory, link, request)
             driver = ProcessDriver(
                 dialect, process, kept, watches=self._watches, clock=self._clock, sink=sink
             )
@@ -186,14 +186,16 @@ class KeeperDrivers:
         except (OSError, msgspec.DecodeError) as error:
             raise NotFound("launch of", process.id) from error
 
-    async def _linked(self, process: Process, holder: HolderId, fence: int) -> Link | None:
+    async def _linked(
+        self, process: Process, holder: HolderId, fence: int
+    ) -> KeeperConnection | None:
         """A link to the claimed keeper, to be closed; None when the process is gone, and then all
         it left is ended."""
         directory = self._directory(process)
         limit = self._clock.monotonic() + keeper_client.START_SECONDS
         while keeper_client.is_alive(directory):
             try:
-                return await keeper_client.linked(directory, holder, process.agent, fence)
+                return await keeper_client.connect(directory, holder, process.agent, fence)
             except KeeperGone:
                 # It is about to listen, or was killed and its outer process clears up.
                 if self._clock.monotonic() > limit:
@@ -202,7 +204,7 @@ class KeeperDrivers:
         await anyio.to_thread.run_sync(keeper.sweep, [process.id])
         return None
 
-    def _setup(self, provider: str) -> Setup:
+    def _setup(self, provider: str) -> ProviderSetup:
         if provider not in self._setups:
             known = ", ".join(sorted(self._setups))
             raise NotFound("provider", provider, hint=f"There are: {known}")
@@ -212,7 +214,7 @@ class KeeperDrivers:
         return self._home / process.keeper
 
 
-def _dialect(setup: Setup, *, one_shot: bool) -> Dialect:
+def _dialect(setup: ProviderSetup, *, one_shot: bool) -> Dialect:
     """A new one of the provider; where its options know that shape, one for a single turn."""
     dialect = setup.dialect()
     kind = type(dialect)

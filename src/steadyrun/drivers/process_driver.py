@@ -23,19 +23,19 @@ from steadyrun.dialect import (
     Offer,
     Refused,
     Send,
-    Signal,
+    SendSignal,
     Turn,
     Verdict,
 )
-from steadyrun.driver import Heard, Sink, Stretch
+from steadyrun.driver import DriverOutput, JournalBatch, Sink
 from steadyrun.drivers import keeper, keeper_client
-from steadyrun.drivers.keeper_client import Kept, Link
-from steadyrun.drivers.turn_tracker import Told, Turns, cut_short
+from steadyrun.drivers.keeper_client import KeeperConnection, KeptProcess
+from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker, end_from_exit
 from steadyrun.errors import KeeperGone, LeaseLost
 from steadyrun.lib.clock import Clock
 from steadyrun.lib.file_follower import FileWatches, JournalFollower, TailFollower
 from steadyrun.lib.framing import Frame, Lines
-from steadyrun.lib.signal import Bell
+from steadyrun.lib.signal import Signal
 from steadyrun.model.event import Emitted, ImageProduced, Note, OutputRaw
 from steadyrun.model.process import Process
 
@@ -52,7 +52,7 @@ class ProcessDriver:
         self,
         dialect: Dialect,
         process: Process,
-        kept: Kept,
+        kept: KeptProcess,
         *,
         watches: FileWatches,
         clock: Clock,
@@ -60,7 +60,7 @@ class ProcessDriver:
     ) -> None:
         """Without a link the process is gone, and what it left is read to its end."""
         directory, journal = kept.directory, kept.directory / "journal"
-        self._turns = Turns(dialect)
+        self._turns = TurnTracker(dialect)
         self.heard_at = self.said_at = clock.monotonic()
         self._dialect = dialect
         self._process = process
@@ -72,7 +72,7 @@ class ProcessDriver:
         self._sink = sink
         # Not anyio's: taken for every stretch, it would look through all cancel scopes each time.
         self._lock, self._complaining = asyncio.Lock(), asyncio.Lock()
-        self._caught_up, self._changed = Bell(), Bell()
+        self._caught_up, self._changed = Signal(), Signal()
         self._will: bytes | None = None
         self._is_gone = False
         self._stored, self._marks = process.offset, process.marks
@@ -164,7 +164,7 @@ class ProcessDriver:
             match self._dialect.interrupt():
                 case Send() as send:
                     return await self._send_all([send])
-                case Signal(number) if self._link:
+                case SendSignal(number) if self._link:
                     with self._unless_gone():
                         await self._link.signal(number)
                         return True
@@ -236,7 +236,7 @@ class ProcessDriver:
             while self._journal.offset < self._known_bytes:
                 await self._take(self._lines.feed(await self._journal.read()))
             await self._pass_on(self._play_sent(before=self._offset + 1))
-        self._caught_up.ring()
+        self._caught_up.notify()
 
     async def _finish(self) -> None:
         if self._link:
@@ -244,7 +244,7 @@ class ProcessDriver:
         self._stderr.finish()
         self._journal.finish()
 
-    async def _wait_for_end(self, link: Link) -> None:
+    async def _wait_for_end(self, link: KeeperConnection) -> None:
         await link.until_over()
         if link.is_replaced:
             raise LeaseLost(self._process.agent, fence=link.fence)
@@ -259,7 +259,7 @@ class ProcessDriver:
         written down: others may wait for that, too, each with its lines."""
         now = self._clock.now()
         self.heard_at = self._clock.monotonic()
-        heard: list[Heard] = []
+        heard: list[DriverOutput] = []
         for frame in frames:
             if self._replay:
                 heard += self._play_sent(before=frame.end)
@@ -281,7 +281,7 @@ class ProcessDriver:
         await self._leave_will()
         self._tell_change()
 
-    async def _drawn(self, told: list[Told], frame: Frame) -> list[Told]:
+    async def _drawn(self, told: list[TrackedOutput], frame: Frame) -> list[TrackedOutput]:
         """Keep the images that were produced, and tell where."""
         pictures, self._turns.pictures = self._turns.pictures, {}
         try:
@@ -292,8 +292,8 @@ class ProcessDriver:
             return [*without, Emitted(frame.end, len(told), self._clock.now(), lost)]
         return [_with_file(each, f"{self._process.keeper}/{IMAGES}") for each in told]
 
-    async def _act_on(self, told: list[Told], *, is_new: bool) -> list[Heard]:
-        heard: list[Heard] = []
+    async def _act_on(self, told: list[TrackedOutput], *, is_new: bool) -> list[DriverOutput]:
+        heard: list[DriverOutput] = []
         for each in told:
             if isinstance(each, Send):
                 heard += await self._send(each) or ()
@@ -301,7 +301,7 @@ class ProcessDriver:
                 heard.append(await self._explained(each))
         return heard
 
-    async def _explained(self, heard: Heard) -> Heard:
+    async def _explained(self, heard: DriverOutput) -> DriverOutput:
         """A turn that its keeper has interrupted ended for the keeper's reason."""
         if not isinstance(heard, Ended) or heard.status != "cancelled":
             return heard
@@ -311,17 +311,17 @@ class ProcessDriver:
             return heard
         if self._link:
             await self._wait_for_end(self._link)
-        cut = cut_short(keeper_client.read_exit(self._directory))
+        cut = end_from_exit(keeper_client.read_exit(self._directory))
         return replace(heard, status=cut.status, error=cut.error, stop_reason=cut.stop_reason)
 
-    def _play_sent(self, before: int) -> list[Heard]:
+    def _play_sent(self, before: int) -> list[DriverOutput]:
         """Tell the Dialect again what was sent by an earlier driver before this point."""
-        heard: list[Heard] = []
+        heard: list[DriverOutput] = []
         while self._replay and self._replay[-1].end < before:
             heard += self._was_sent(self._replay.pop())
         return heard
 
-    def _was_sent(self, frame: Frame) -> list[Heard]:
+    def _was_sent(self, frame: Frame) -> list[DriverOutput]:
         self._sent = max(self._sent, frame.number)
         self._keys.add(frame.key)
         told = self._turns.sent(frame, self._clock.now())
@@ -353,7 +353,7 @@ class ProcessDriver:
         self._complaints += 1
         event = OutputRaw("stderr", chunk.decode(errors="replace"))
         emitted = Emitted(0, self._complaints, self._clock.now(), event)
-        await self._sink(Stretch([emitted], self._offset, self._sent))
+        await self._sink(JournalBatch([emitted], self._offset, self._sent))
 
     async def _hear_complaints(self) -> None:
         """Tell what stderr has by now: whoever follows a turn is gone after its end."""
@@ -365,7 +365,7 @@ class ProcessDriver:
 
     async def _send_all(self, sends: Sequence[Send]) -> bool:
         """Whether all of it was sent, now or before."""
-        heard: list[Heard] = []
+        heard: list[DriverOutput] = []
         is_sent = True
         for send in sends:
             came_of_it = await self._send(send)
@@ -376,7 +376,7 @@ class ProcessDriver:
         self._tell_change()
         return is_sent
 
-    async def _send(self, send: Send) -> list[Heard] | None:
+    async def _send(self, send: Send) -> list[DriverOutput] | None:
         """What came of it; None if there is no process any more to send it to."""
         if send.key in self._keys:
             return []
@@ -387,7 +387,7 @@ class ProcessDriver:
                 return self._was_sent(Frame(send.raw, self._offset, send.key, number))
         return None
 
-    async def _pass_on(self, heard: list[Heard]) -> None:
+    async def _pass_on(self, heard: list[DriverOutput]) -> None:
         if not heard and self._offset <= self._passed:
             return
         has_ended = Ended in set(map(type, heard))
@@ -396,7 +396,7 @@ class ProcessDriver:
             await self._hear_complaints()
         memory = self._memory() if has_ended else None
         more = self._journal.is_behind
-        await self._sink(Stretch(heard, self._passed, self._sent, memory, more))
+        await self._sink(JournalBatch(heard, self._passed, self._sent, memory, more))
 
     def _memory(self) -> bytes:
         """What to go on with; from the end of a process nobody does, and its record is whole."""
@@ -414,10 +414,10 @@ class ProcessDriver:
                 await self._link.will(raw)
 
     def _tell_change(self) -> None:
-        self._changed.ring()
+        self._changed.notify()
 
 
-def _with_file(told: Told, folder: str | None) -> Told:
+def _with_file(told: TrackedOutput, folder: str | None) -> TrackedOutput:
     """An image that was produced, with the place of its file; without a folder there is none."""
     if not isinstance(told, Emitted) or not isinstance(told.event, ImageProduced):
         return told

@@ -32,7 +32,7 @@ _PROBLEMS = {
 }
 
 
-class Place(Struct, frozen=True):
+class ProgramLocation(Struct, frozen=True):
     """Where a program was looked for and what was there."""
 
     code: Literal["found", "not_found", "not_executable"]
@@ -46,7 +46,7 @@ class Version(Struct, frozen=True):
     problem: str = ""
 
 
-class Look(Struct, frozen=True):
+class ProgramReport(Struct, frozen=True):
     """What is known of a program here. `is_tested` is None where its version is not known, or
     nobody has said which were tried; `login` is what says that somebody is logged in."""
 
@@ -58,18 +58,20 @@ class Look(Struct, frozen=True):
     problem: str = ""
 
 
-async def look(program: Program, command: Sequence[str], env: Mapping[str, str], cwd: str) -> Look:
+async def look(
+    program: Program, command: Sequence[str], env: Mapping[str, str], cwd: str
+) -> ProgramReport:
     """Find it as a launch with this environment would, and ask it what it is."""
     path = env.get("PATH")
     place = find(command[0] if command else program.name, path=path, cwd=cwd)
     if place.code != "found" or place.path is None:
         problem = "" if place.path is None else f"{place.path}: {_PROBLEMS[place.code]}"
-        return Look(is_there=False, problem=problem)
+        return ProgramReport(is_there=False, problem=problem)
     version = Version()
     if program.version_args:
         asked = (place.path, *command[1:], *program.version_args)
         version = await ask_version(asked, path=path)
-    return Look(
+    return ProgramReport(
         is_there=True,
         path=place.path,
         version=version.number,
@@ -79,14 +81,16 @@ async def look(program: Program, command: Sequence[str], env: Mapping[str, str],
     )
 
 
-def find(name: str, *, path: str | None, cwd: str) -> Place:
+def find(name: str, *, path: str | None, cwd: str) -> ProgramLocation:
     """The program that would be started in `cwd` with this PATH."""
     places = [""] if "/" in name else (os.defpath if path is None else path).split(":")
     there = [file for place in places if (file := Path(cwd, place, name)).is_file()]
     for file in there:
         if os.access(file, os.X_OK):
-            return Place("found", str(file))
-    return Place("not_executable", str(there[0])) if there else Place("not_found")
+            return ProgramLocation("found", str(file))
+    return (
+        ProgramLocation("not_executable", str(there[0])) if there else ProgramLocation("not_found")
+    )
 
 
 def require(program: Program, command: Sequence[str], env: Mapping[str, str], cwd: str) -> None:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.dialect import Began, Dialect, Ended, Exit, Send
-from steadyrun.drivers.turn_tracker import Told, Turns
+from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.errors import RecordingInvalid
 from steadyrun.lib.framing import Frame
 from steadyrun.model.event import (
@@ -45,7 +45,7 @@ _LAST_LINES = 20
 Seen = StoredEvent | LiveEvent
 
 
-class Line(Struct, frozen=True):
+class RecordedLine(Struct, frozen=True):
     """One line of a recording."""
 
     dir: Literal["in", "out", "err"]
@@ -53,9 +53,9 @@ class Line(Struct, frozen=True):
     t: float = 0.0
 
 
-def read_recording(path: Path) -> Iterator[Line]:
+def read_recording(path: Path) -> Iterator[RecordedLine]:
     """The lines of a recording; one that is none is named."""
-    decode = msgspec.json.Decoder(Line).decode
+    decode = msgspec.json.Decoder(RecordedLine).decode
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             try:
@@ -65,7 +65,9 @@ def read_recording(path: Path) -> Iterator[Line]:
                 raise RecordingInvalid(path, line=number, problem=str(error)) from error
 
 
-def replay(dialect: Dialect, lines: Iterable[Line], last: Exit | None = None) -> Iterator[Seen]:
+def replay(
+    dialect: Dialect, lines: Iterable[RecordedLine], last: Exit | None = None
+) -> Iterator[Seen]:
     """The events that the lines come to, with their runs; at the end the process is gone."""
     player = _Player(dialect)
     for line in lines:
@@ -75,7 +77,7 @@ def replay(dialect: Dialect, lines: Iterable[Line], last: Exit | None = None) ->
 
 class _Player:
     def __init__(self, dialect: Dialect) -> None:
-        self._turns = Turns(dialect)
+        self._turns = TurnTracker(dialect)
         self._provider = dialect.name
         self._now = _EPOCH
         self._offset, self._sent, self._errors = 0, 0, 0
@@ -85,7 +87,7 @@ class _Player:
         # The last words, of a recording that does not say how its process ended.
         self._complaints: deque[str] = deque(maxlen=_LAST_LINES)
 
-    def play(self, line: Line) -> Iterator[Seen]:
+    def play(self, line: RecordedLine) -> Iterator[Seen]:
         self._now = _EPOCH + timedelta(seconds=line.t)
         raw = line.msg.encode() if isinstance(line.msg, str) else msgspec.json.encode(line.msg)
         yield from self._begin_open()
@@ -111,7 +113,7 @@ class _Player:
             last = replace(last, stderr="\n".join(self._complaints))
         yield from self._tell(self._turns.exited(last, self._now))
 
-    def _tell(self, heard: Iterable[Told]) -> Iterator[Seen]:
+    def _tell(self, heard: Iterable[TrackedOutput]) -> Iterator[Seen]:
         for each in heard:
             match each:
                 case Emitted(event=ImageProduced() as image):

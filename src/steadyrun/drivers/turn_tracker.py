@@ -13,7 +13,16 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Struct
 
-from steadyrun.dialect import STILL_RUNNING, Began, Dialect, Ended, Exit, Picture, Said, Send
+from steadyrun.dialect import (
+    STILL_RUNNING,
+    Began,
+    Dialect,
+    DialectOutput,
+    Ended,
+    Exit,
+    Picture,
+    Send,
+)
 from steadyrun.lib.framing import Frame
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -46,7 +55,7 @@ _ENDINGS = {
 }
 
 
-Told = Emitted | Began | Ended | Send
+TrackedOutput = Emitted | Began | Ended | Send
 
 
 class _Memory(Struct, frozen=True):
@@ -61,7 +70,7 @@ class _Memory(Struct, frozen=True):
     given_up: frozenset[str]
 
 
-class Turns:
+class TurnTracker:
     """The turns of one process. A one-shot process has its only turn open from the beginning."""
 
     def __init__(self, dialect: Dialect) -> None:
@@ -81,14 +90,14 @@ class Turns:
     def has_open_tools(self) -> bool:
         return bool(self._tools)
 
-    def sent(self, frame: Frame, now: datetime) -> list[Told]:
+    def sent(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
         """This was written to the CLI."""
         return self._told(self.dialect.sent(frame), our_place("s", frame.number), now)
 
-    def received(self, frame: Frame, now: datetime) -> list[Told]:
+    def received(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
         """The CLI printed this. What its Dialect cannot read is kept whole."""
         try:
-            said: Sequence[Said] = self.dialect.receive(frame)
+            said: Sequence[DialectOutput] = self.dialect.receive(frame)
         except (msgspec.DecodeError, UnicodeDecodeError):
             said = [Unknown.of(frame.raw)]
         if len(said) == 1 and type(said[0]) not in self._FOLLOWS:
@@ -96,13 +105,13 @@ class Turns:
             return [Emitted(frame.end, 0, now, said[0])]  # type: ignore[arg-type]
         return self._told(said, frame.end, now)
 
-    def exited(self, last: Exit, now: datetime, *, is_awaited: bool = False) -> list[Told]:
+    def exited(self, last: Exit, now: datetime, *, is_awaited: bool = False) -> list[TrackedOutput]:
         """The process is gone; a turn that is still open has failed, and so has one that is
         awaited and never began."""
         said = self.dialect.ended(last)
         is_over = any(isinstance(each, Ended) for each in said)
         if (self.is_open or is_awaited) and not is_over:
-            said = [*said, cut_short(last, has_begun=self.is_open)]
+            said = [*said, end_from_exit(last, has_begun=self.is_open)]
         place = our_place("x", 1)
         told = self._told(said, place, now)
         back: list[Event] = [
@@ -133,8 +142,10 @@ class Turns:
         self._offers, self._given_up = memory.offers, set(memory.given_up)
         self._asks = dict.fromkeys(sorted(memory.asks))
 
-    def _told(self, said: Iterable[Said], place: int | str, now: datetime) -> list[Told]:
-        told: list[Told] = []
+    def _told(
+        self, said: Iterable[DialectOutput], place: int | str, now: datetime
+    ) -> list[TrackedOutput]:
+        told: list[TrackedOutput] = []
         events = 0
         for each in said:
             follows = self._FOLLOWS.get(type(each))
@@ -143,26 +154,26 @@ class Turns:
                 events += type(told[-1]) is Emitted
         return told
 
-    def _begin(self, began: Began) -> list[Said]:
+    def _begin(self, began: Began) -> list[DialectOutput]:
         lost = ErrorFact("no_end", "the next turn began before this one had ended")
         before = self._end(Ended("failed", error=lost)) if self.is_open else []
         self.is_open, self.input = True, began.input
         return [*before, began]
 
-    def _end(self, ended: Ended) -> list[Said]:
+    def _end(self, ended: Ended) -> list[DialectOutput]:
         """Close what is open. An end without a beginning is a turn of its own."""
-        before: list[Said] = [] if self.is_open else [Began(None)]
+        before: list[DialectOutput] = [] if self.is_open else [Began(None)]
         before += [_still_running(tool) for tool in self._tools.values()]
         self._given_up |= self._tools.keys()
         self._tools, self.is_open = {}, False
         return [*before, ended]
 
-    def _open_tool(self, tool: ToolStarted) -> list[Said]:
+    def _open_tool(self, tool: ToolStarted) -> list[DialectOutput]:
         self._tools[tool.tool_call_id] = tool
         self._given_up.discard(tool.tool_call_id)
         return [tool]
 
-    def _close_tool(self, tool: ToolCompleted | ToolFailed) -> list[Said]:
+    def _close_tool(self, tool: ToolCompleted | ToolFailed) -> list[DialectOutput]:
         if tool.tool_call_id in self._given_up:
             self._given_up.discard(tool.tool_call_id)
             name = str(tool.__struct_config__.tag)
@@ -170,23 +181,25 @@ class Turns:
         self._tools.pop(tool.tool_call_id, None)
         return [tool]
 
-    def _offer(self, offered: FollowupOffered) -> list[Said]:
+    def _offer(self, offered: FollowupOffered) -> list[DialectOutput]:
         self._offers[offered.item] = offered
         return [offered]
 
-    def _settle(self, settled: FollowupAbsorbed | FollowupOwnTurn | FollowupReturned) -> list[Said]:
+    def _settle(
+        self, settled: FollowupAbsorbed | FollowupOwnTurn | FollowupReturned
+    ) -> list[DialectOutput]:
         self._offers.pop(settled.item, None)
         return [settled]
 
-    def _ask(self, asked: ApprovalRequested) -> list[Said]:
+    def _ask(self, asked: ApprovalRequested) -> list[DialectOutput]:
         self._asks[asked.approval] = None
         return [asked]
 
-    def _answer(self, resolved: ApprovalResolved) -> list[Said]:
+    def _answer(self, resolved: ApprovalResolved) -> list[DialectOutput]:
         self._asks.pop(resolved.approval, None)
         return [resolved]
 
-    def _draw(self, picture: Picture) -> list[Said]:
+    def _draw(self, picture: Picture) -> list[DialectOutput]:
         """Its file is named by what is in it: heard again, it is the same one."""
         kind = _ENDINGS.get(picture.media_type, "bin")
         file = f"{hashlib.sha256(picture.data).hexdigest()[:32]}.{kind}"
@@ -195,7 +208,7 @@ class Turns:
         return [ImageProduced(picture.name, picture.media_type, size, file)]
 
     # What is not just passed on, and what follows from it.
-    _FOLLOWS: ClassVar[dict[type, Callable[["Turns", Any], list[Said]]]] = {
+    _FOLLOWS: ClassVar[dict[type, Callable[["TurnTracker", Any], list[DialectOutput]]]] = {
         Began: _begin,
         Ended: _end,
         Send: lambda _, send: [send],
@@ -212,11 +225,11 @@ class Turns:
     }
 
 
-def _placed(events: Iterable[Event], place: str, first: int, now: datetime) -> list[Told]:
+def _placed(events: Iterable[Event], place: str, first: int, now: datetime) -> list[TrackedOutput]:
     return [Emitted(place, n, now, event) for n, event in enumerate(events, first)]
 
 
-def _emitted(said: Said, place: int | str, n: int, now: datetime) -> Told:
+def _emitted(said: DialectOutput, place: int | str, n: int, now: datetime) -> TrackedOutput:
     if type(said) in _NO_EVENTS:
         return said  # type: ignore[return-value]
     return Emitted(place, n, now, said)  # type: ignore[arg-type]
@@ -229,7 +242,7 @@ def _still_running(tool: ToolStarted) -> ToolFailed:
     return ToolFailed(tool.tool_call_id, tool.tool_name, tool.tool_input, error=STILL_RUNNING)
 
 
-def cut_short(last: Exit, *, has_begun: bool = True) -> Ended:
+def end_from_exit(last: Exit, *, has_begun: bool = True) -> Ended:
     """The end of a turn whose process ended before it, or before it had begun."""
     reason = _REASONS.get(last.reason or "")
     if reason is not None:

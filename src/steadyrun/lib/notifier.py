@@ -23,18 +23,18 @@ class Hint(IntEnum):
     WORK = 2
 
 
-class Watch:
+class Waiter:
     """Somebody waiting for news of one agent or of all."""
 
     def __init__(self, of: Hint) -> None:
         self.of = of
         # Called at each hint, for whoever waits for other things as well.
-        self.on_ring: Callable[[], None] = _nothing
+        self.on_notify: Callable[[], None] = _nothing
         self._bell = anyio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self._bell.set()
-        self.on_ring()
+        self.on_notify()
 
     async def wait(self, limit_seconds: float = FALLBACK_POLL_SECONDS) -> bool:
         """Return at the next hint, True, or after the limit, False. Either way: look again."""
@@ -45,39 +45,39 @@ class Watch:
         return rung
 
 
-class Hints:
+class Notifier:
     """Who wants to hear of what."""
 
     def __init__(self) -> None:
-        self._watches: dict[str | None, set[Watch]] = {}
+        self._watches: dict[str | None, set[Waiter]] = {}
         # An engine that must do something to hear of other processes hangs it in here.
         self.on_watch: Callable[[], None] = _nothing
 
     @contextmanager
-    def watch(self, agent: str | None, of: Hint = Hint.EVENTS) -> Iterator[Watch]:
+    def watch(self, agent: str | None, of: Hint = Hint.EVENTS) -> Iterator[Waiter]:
         """Register before reading, so that news between the reading and the waiting is heard. What
         another process writes is news for everybody."""
         self.on_watch()
-        watch = Watch(of)
+        watch = Waiter(of)
         self._watches.setdefault(agent, set()).add(watch)
         try:
             yield watch
         finally:
             self._watches[agent].discard(watch)
 
-    def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
+    def notify(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
         """Tell those who watch one of `agents`, and those who watch everything: none is no news."""
         told = [*agents]
         for agent in (*told, None) if told else ():
             for watch in self._watches.get(agent, ()):
                 if hint >= watch.of:
-                    watch.ring()
+                    watch.notify()
 
-    def ring_all(self) -> None:
+    def notify_all(self) -> None:
         """Tell everybody: something changed and we cannot say what."""
         for watches in self._watches.values():
             for watch in watches:
-                watch.ring()
+                watch.notify()
 
 
 def _nothing() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Bell:
+class Signal:
     """Wakes all who wait for it, on one event loop.
 
     An Event of asyncio has room for many who wait from its beginning on, and each process that is
@@ -17,7 +17,7 @@ class Bell:
         self.rung = 0
         self._waiting: list[asyncio.Future[None]] | None = None
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self.rung += 1
         waiting, self._waiting = self._waiting, None
         for each in waiting or ():

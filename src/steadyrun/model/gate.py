@@ -98,14 +98,14 @@ class Limited(Struct, frozen=True):
     reason: str
 
 
-class Answered(Struct, frozen=True):
+class ProviderAnswered(Struct, frozen=True):
     """A run was answered: whoever lets it work takes more."""
 
     run: RunId
     created_at: datetime
 
 
-class Ended(Struct, frozen=True):
+class RunEnded(Struct, frozen=True):
     """A run ended, and nothing is known by it."""
 
     run: RunId
@@ -134,7 +134,7 @@ class Booted(Struct, frozen=True):
     is_probe_over: bool
 
 
-GateNews = Suspected | Limited | Answered | Ended | Dispatched | Opened | Closed | Booted
+GateNews = Suspected | Limited | ProviderAnswered | RunEnded | Dispatched | Opened | Closed | Booted
 
 
 def gate_state(gate: Gate, now: datetime) -> GateState:
@@ -224,8 +224,8 @@ def news_of(run: Run) -> GateNews:
         stated = run.error.retry_at if run.error else None
         return Limited(run.id, run.created_at, stated, f"{run.id} was rate limited")
     if run.status == "completed" or run.tools or run.usage != Usage():
-        return Answered(run.id, run.created_at)
-    return Ended(run.id)
+        return ProviderAnswered(run.id, run.created_at)
+    return RunEnded(run.id)
 
 
 def gate_told(before: Gate, after: Gate, now: datetime) -> Event | None:
@@ -269,11 +269,11 @@ def _limited(gate: Gate, news: Limited, now: datetime, rules: GateRules) -> Gate
             return _coalesced(gate, stated, news.reason)
 
 
-def _answered(gate: Gate, news: Answered, now: datetime, _: GateRules) -> Gate:
+def _answered(gate: Gate, news: ProviderAnswered, now: datetime, _: GateRules) -> Gate:
     return _opened(gate) if _was_let_through(gate, news.created_at, now) else gate
 
 
-def _ended(gate: Gate, news: Ended, _: datetime, __: GateRules) -> Gate:
+def _ended(gate: Gate, news: RunEnded, _: datetime, __: GateRules) -> Gate:
     """A probe that has shown nothing: the next one will."""
     return replace(gate, probe=None) if gate.probe == news.run else gate
 
@@ -305,8 +305,8 @@ def _booted(gate: Gate, news: Booted, now: datetime, rules: GateRules) -> Gate:
 _STEPS: dict[type[GateNews], Callable[[Gate, Any, datetime, GateRules], Gate]] = {
     Suspected: _suspected,
     Limited: _limited,
-    Answered: _answered,
-    Ended: _ended,
+    ProviderAnswered: _answered,
+    RunEnded: _ended,
     Dispatched: _dispatched,
     Opened: _opened_by_hand,
     Closed: _closed_by_hand,

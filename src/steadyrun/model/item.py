@@ -92,7 +92,7 @@ def cancel_fact(reason: str | None) -> ErrorFact | None:
     return ErrorFact("cancelled", reason) if reason else None
 
 
-class Hold(Struct, frozen=True):
+class Lease(Struct, frozen=True):
     """This holder owns the lane. Every write names it; the highest fence wins."""
 
     agent: AgentId
@@ -100,7 +100,7 @@ class Hold(Struct, frozen=True):
     fence: int
 
 
-class Claim(Hold, frozen=True):
+class Claim(Lease, frozen=True):
     """This holder owns the lane and runs `item`."""
 
     item: Item

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.model.budget import Budget
-from steadyrun.model.text import Flaw, suggest
+from steadyrun.model.text import Problem, suggest
 
 Mode = Literal["default", "accept_edits", "plan", "full_auto", "dangerously_skip_permissions"]
 Tier = Literal["readonly", "standard", "full", "custom"]
@@ -112,48 +112,48 @@ def breach(rights: Rights, tool: str) -> Literal["deny", "tools"] | None:
     return None
 
 
-def read_permissions(text: str) -> Permissions | Flaw:
+def read_permissions(text: str) -> Permissions | Problem:
     """What a file in an agent's home says."""
     try:
         given = msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
-        return Flaw("expected a JSON object, found something else")
+        return Problem("expected a JSON object, found something else")
     if twice := _said_twice(text):
-        return Flaw(f"has {twice[:80]!r} twice", "Leave one of both out.")
+        return Problem(f"has {twice[:80]!r} twice", "Leave one of both out.")
     if isinstance(tier := given.get("tier"), str) and (flaw := tier_flaw(tier)):
         return flaw
     try:
         found = msgspec.convert(given, Permissions)
     except msgspec.ValidationError as error:
-        return Flaw(f"cannot be understood: {error}", "It may have tier, tools and note.")
+        return Problem(f"cannot be understood: {error}", "It may have tier, tools and note.")
     return tools_flaw(found.tier, found.tools) or found
 
 
-def tools_flaw(tier: Tier | None, tools: Sequence[str] | None) -> Flaw | None:
+def tools_flaw(tier: Tier | None, tools: Sequence[str] | None) -> Problem | None:
     """What is wrong with a tier and a list of tools that stand together."""
     if tier == "custom" and tools is None:
-        return Flaw("the tier custom needs a list of tools", f"Name some of: {', '.join(TOOLS)}")
+        return Problem("the tier custom needs a list of tools", f"Name some of: {', '.join(TOOLS)}")
     if tier not in (None, "custom") and tools is not None:
-        return Flaw(f"the tier {tier} has tools of its own", "Leave out one, or say custom.")
+        return Problem(f"the tier {tier} has tools of its own", "Leave out one, or say custom.")
     for name in tools or ():
         if name in DENIED:
-            return Flaw(f"the tool {name!r} is denied to everybody", "Leave it out.")
+            return Problem(f"the tool {name!r} is denied to everybody", "Leave it out.")
     return names_flaw(tools or ())
 
 
-def names_flaw(names: Iterable[str]) -> Flaw | None:
+def names_flaw(names: Iterable[str]) -> Problem | None:
     """The first that is no tool's name, and the nearest one."""
     known = (*TOOLS, *MORE_TOOLS, *DENIED)
     for name in names:
         if name not in known and not _SERVERS_TOOL.fullmatch(name):
-            return Flaw(f"unknown tool {name[:80]!r}", suggest(name, known))
+            return Problem(f"unknown tool {name[:80]!r}", suggest(name, known))
     return None
 
 
-def tier_flaw(name: str) -> Flaw | None:
+def tier_flaw(name: str) -> Problem | None:
     """What is wrong with the name of a tier."""
     known = get_args(Tier)
-    return None if name in known else Flaw(f"unknown tier {name[:80]!r}", suggest(name, known))
+    return None if name in known else Problem(f"unknown tier {name[:80]!r}", suggest(name, known))
 
 
 def _said_twice(text: str) -> str | None:

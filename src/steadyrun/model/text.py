@@ -4,10 +4,10 @@ import difflib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 
 
-class Flaw(NamedTuple):
+class Problem(NamedTuple):
     """What is wrong with a name or a value, and what would be right."""
 
     problem: str
@@ -20,7 +20,7 @@ def utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         found = f"expected a text, found half a character at {error.start}"
-        raise Usage(found, hint="Decode it with errors='replace' first.") from error
+        raise InvalidUsage(found, hint="Decode it with errors='replace' first.") from error
 
 
 def cut(text: str, most_bytes: int) -> str:

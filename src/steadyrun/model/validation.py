@@ -1,20 +1,20 @@
 """How much may be asked for? Amounts from whoever sets them: a file, a command, a program."""
 
-from steadyrun.model.text import Flaw
+from steadyrun.model.text import Problem
 
 # More than anybody means, and less than any store or clock minds.
 MOST = 10**12
 
 
-def dollars_flaw(value: object) -> Flaw | None:
+def dollars_flaw(value: object) -> Problem | None:
     return None if _is_above_none(value) else _expected("a number of dollars above 0", value)
 
 
-def seconds_flaw(value: object) -> Flaw | None:
+def seconds_flaw(value: object) -> Problem | None:
     return None if _is_above_none(value) else _expected("a number of seconds above 0", value)
 
 
-def count_flaw(value: object, what: str) -> Flaw | None:
+def count_flaw(value: object, what: str) -> Problem | None:
     """It is no whole number from 1 on."""
     is_count = isinstance(value, int) and _is_above_none(value)
     return None if is_count else _expected(f"a number of {what} above 0", value)
@@ -27,6 +27,6 @@ def _is_above_none(value: object) -> bool:
     return 0 < value <= MOST
 
 
-def _expected(what: str, found: object) -> Flaw:
+def _expected(what: str, found: object) -> Problem:
     hint = f"It may be up to {MOST}; leave it out for no limit."
-    return Flaw(f"expected {what}, found {repr(found)[:80]}", hint)
+    return Problem(f"expected {what}, found {repr(found)[:80]}", hint)

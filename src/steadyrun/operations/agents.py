@@ -12,8 +12,8 @@ from steadyrun.errors import (
     AbilityMissing,
     ChangeRefused,
     Conflict,
+    InvalidUsage,
     ReadOnly,
-    Usage,
 )
 from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, OnLimited, is_agent_name
 from steadyrun.model.budget import Budget, parsed
@@ -21,7 +21,7 @@ from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Policy, Tier, names_flaw, rights, tools_flaw
 from steadyrun.model.session import Session
 from steadyrun.model.validation import seconds_flaw
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import (
     AgentDocument,
     AgentPage,
@@ -29,7 +29,7 @@ from steadyrun.operations.documents import (
     RemovedDocument,
     TokenDocument,
 )
-from steadyrun.operations.fields import said
+from steadyrun.operations.fields import arg
 from steadyrun.operations.gates import (
     CloseGate,
     OpenGate,
@@ -58,56 +58,56 @@ _CLEARED_OTHERWISE = ("fallback", "policy")
 # Lists that say nothing if they are empty. One of tools says that there are none.
 _NAME_SOMETHING = ("deny", "fallback", "budget", "approvers", "clear")
 
-Name = Annotated[str, said("the agent's name", metavar="NAME")]
-Role = Annotated[str | None, said("the file in roles/ that says its work", metavar="ROLE")]
-Model = Annotated[str | None, said("the provider's model", metavar="MODEL")]
+Name = Annotated[str, arg("the agent's name", metavar="NAME")]
+Role = Annotated[str | None, arg("the file in roles/ that says its work", metavar="ROLE")]
+Model = Annotated[str | None, arg("the provider's model", metavar="MODEL")]
 Fallback = Annotated[
-    tuple[str, ...] | None, said("who takes over where its provider cannot", metavar="P,…")
+    tuple[str, ...] | None, arg("who takes over where its provider cannot", metavar="P,…")
 ]
 Timeout = Annotated[
-    float | None, said("how long a run may take: 500ms, 6s, 10m, 2h", metavar="DURATION")
+    float | None, arg("how long a run may take: 500ms, 6s, 10m, 2h", metavar="DURATION")
 ]
 BudgetWords = Annotated[
     tuple[str, ...] | None,
-    said("how much it may spend: run, agent, day, month in USD, run_tokens, …", metavar="day=5,…"),
+    arg("how much it may spend: run, agent, day, month in USD, run_tokens, …", metavar="day=5,…"),
 ]
 ItsTier = Annotated[
-    Tier | None, said("the tools it may use; custom goes with --tools", metavar="TIER")
+    Tier | None, arg("the tools it may use; custom goes with --tools", metavar="TIER")
 ]
 Tools = Annotated[
-    tuple[str, ...] | None, said("the only tools it may use; '' is none", metavar="A,B")
+    tuple[str, ...] | None, arg("the only tools it may use; '' is none", metavar="A,B")
 ]
-Deny = Annotated[tuple[str, ...] | None, said("tools it may not use", metavar="A,B")]
+Deny = Annotated[tuple[str, ...] | None, arg("tools it may not use", metavar="A,B")]
 Approvers = Annotated[
     tuple[str, ...] | None,
-    said("who may answer what it asks: cli:USER,… (whoever can)", metavar="WHO,…"),
+    arg("who may answer what it asks: cli:USER,… (whoever can)", metavar="WHO,…"),
 ]
-System = Annotated[str | None, said("what it is always told", metavar="TEXT")]
+System = Annotated[str | None, arg("what it is always told", metavar="TEXT")]
 
 
 class AddAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Name
     provider: Annotated[
-        str, said("who does its work: `steadyrun providers`", metavar="P", flag="--provider")
+        str, arg("who does its work: `steadyrun providers`", metavar="P", flag="--provider")
     ]
     home: Annotated[
-        str, said("the directory it works in", metavar="DIR", flag="--home", kind="path")
+        str, arg("the directory it works in", metavar="DIR", flag="--home", kind="path")
     ]
     role: Role = None
     model: Model = None
-    mode: Annotated[Mode, said("what it may do unasked", metavar="MODE")] = "default"
+    mode: Annotated[Mode, arg("what it may do unasked", metavar="MODE")] = "default"
     tier: ItsTier = None
     tools: Tools = None
     deny: Deny = None
     fallback: Fallback = None
     followup: Annotated[
-        Followup, said("whether a message may enter a run that is going on (steer)")
+        Followup, arg("whether a message may enter a run that is going on (steer)")
     ] = "steer"
     on_lost: Annotated[
-        OnLost, said("what becomes of a message whose run was lost (resume)")
+        OnLost, arg("what becomes of a message whose run was lost (resume)")
     ] = "resume"  # fmt: skip
     on_limited: Annotated[
-        OnLimited, said("whether it goes on by itself after a rate limit (wait)")
+        OnLimited, arg("whether it goes on by itself after a rate limit (wait)")
     ] = "wait"
     budget: BudgetWords = None
     approvers: Approvers = None
@@ -124,26 +124,26 @@ class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Name
     provider: Annotated[
-        str | None, said("who does its work: `steadyrun providers`", metavar="P")
+        str | None, arg("who does its work: `steadyrun providers`", metavar="P")
     ] = None
     home: Annotated[
-        str | None, said("the directory it works in", metavar="DIR", kind="path")
+        str | None, arg("the directory it works in", metavar="DIR", kind="path")
     ] = None  # fmt: skip
     role: Role = None
     model: Model = None
-    mode: Annotated[Mode | None, said("what it may do unasked", metavar="MODE")] = None
+    mode: Annotated[Mode | None, arg("what it may do unasked", metavar="MODE")] = None
     tier: ItsTier = None
     tools: Tools = None
     deny: Deny = None
     fallback: Fallback = None
     followup: Annotated[
-        Followup | None, said("whether a message may enter a run that is going on")
+        Followup | None, arg("whether a message may enter a run that is going on")
     ] = None
     on_lost: Annotated[
-        OnLost | None, said("what becomes of a message whose run was lost")
+        OnLost | None, arg("what becomes of a message whose run was lost")
     ] = None  # fmt: skip
     on_limited: Annotated[
-        OnLimited | None, said("whether it goes on by itself after a rate limit")
+        OnLimited | None, arg("whether it goes on by itself after a rate limit")
     ] = None
     budget: BudgetWords = None
     approvers: Approvers = None
@@ -151,7 +151,7 @@ class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     system: System = None
     clear: Annotated[
         tuple[str, ...] | None,
-        said(f"what it shall have no more: {', '.join(_CLEARED)}", metavar="A,B"),
+        arg(f"what it shall have no more: {', '.join(_CLEARED)}", metavar="A,B"),
     ] = None
 
 
@@ -160,14 +160,14 @@ class ListAgents(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChooseAgents(Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str | None, said("the agent's name", metavar="AGENT", is_word=True)] = None
-    all: Annotated[bool, said("every agent")] = False
+    name: Annotated[str | None, arg("the agent's name", metavar="AGENT", is_word=True)] = None
+    all: Annotated[bool, arg("every agent")] = False
     provider: Annotated[
-        str | None, said("every agent that works with it: its gate", metavar="P", flag="--provider")
+        str | None, arg("every agent that works with it: its gate", metavar="P", flag="--provider")
     ] = None
 
 
-async def add(desk: Desk, given: AddAgent) -> AgentDocument:
+async def add(desk: OperationContext, given: AddAgent) -> AgentDocument:
     _check_name(given.name)
     _check_lists(given, hint="Leave it out.")
     agent = Agent(
@@ -196,7 +196,7 @@ async def add(desk: Desk, given: AddAgent) -> AgentDocument:
     return await agent_document(desk, agent)
 
 
-async def show(desk: Desk, given: ShowAgent) -> AgentPage:
+async def show(desk: OperationContext, given: ShowAgent) -> AgentPage:
     agent = await find_agent(desk, given.name)
     document = await agent_document(desk, agent)
     known = {name: getattr(document, name) for name in AgentDocument.__struct_fields__}
@@ -207,7 +207,7 @@ async def show(desk: Desk, given: ShowAgent) -> AgentPage:
     )
 
 
-async def change(desk: Desk, given: SetAgent) -> AgentDocument:
+async def change(desk: OperationContext, given: SetAgent) -> AgentDocument:
     was = await find_agent(desk, given.name)
     if was.origin == "config":
         raise ReadOnly(was.name)
@@ -217,9 +217,9 @@ async def change(desk: Desk, given: SetAgent) -> AgentDocument:
     return await agent_document(desk, agent)
 
 
-async def remove(desk: Desk, given: ShowAgent) -> RemovedDocument:
+async def remove(desk: OperationContext, given: ShowAgent) -> RemovedDocument:
     agent = await find_agent(desk, given.name)
-    is_retired = bool(await desk.store.recall(RETIRED + agent.id))
+    is_retired = bool(await desk.store.get(RETIRED + agent.id))
     if agent.origin == "config" and not is_retired:
         raise ReadOnly(agent.name)
     if desk.daemon:
@@ -236,11 +236,11 @@ async def remove(desk: Desk, given: ShowAgent) -> RemovedDocument:
     return RemovedDocument(agent.id, agent.name)
 
 
-async def list_all(desk: Desk, _: ListAgents) -> AgentsDocument:
+async def list_all(desk: OperationContext, _: ListAgents) -> AgentsDocument:
     return AgentsDocument(await agent_documents(desk))
 
 
-async def pause(desk: Desk, given: ChooseAgents) -> AgentsDocument:
+async def pause(desk: OperationContext, given: ChooseAgents) -> AgentsDocument:
     chosen = await _chosen(desk, given)
     if given.provider is not None:
         await close_by_hand(desk, CloseGate(given.provider))
@@ -249,7 +249,7 @@ async def pause(desk: Desk, given: ChooseAgents) -> AgentsDocument:
     return AgentsDocument(await agent_documents(desk, chosen))
 
 
-async def resume(desk: Desk, given: ChooseAgents) -> AgentsDocument:
+async def resume(desk: OperationContext, given: ChooseAgents) -> AgentsDocument:
     """End a pause. Who has spent a budget goes on when its owner has said how."""
     chosen = await _chosen(desk, given)
     if given.provider is not None:
@@ -263,9 +263,9 @@ async def resume(desk: Desk, given: ChooseAgents) -> AgentsDocument:
     return AgentsDocument(await agent_documents(desk, chosen))
 
 
-async def _why_paused(desk: Desk, agent: Agent) -> Conflict | None:
+async def _why_paused(desk: OperationContext, agent: Agent) -> Conflict | None:
     """Why it takes more than a word to have it go on."""
-    if await desk.store.recall(RETIRED + agent.id):
+    if await desk.store.get(RETIRED + agent.id):
         hint = f"Write it there again, or: steadyrun agent rm {agent.name}"
         return Conflict(f"{agent.name} is not in the configuration any more", hint=hint)
     asked = await budget_question(desk.store, agent.id)
@@ -275,7 +275,7 @@ async def _why_paused(desk: Desk, agent: Agent) -> Conflict | None:
     return Conflict(f"{agent.name} waits for its owner: {why_asked(asked)}", hint=hint)
 
 
-async def switch(desk: Desk, agent: Agent, provider: str) -> Agent:
+async def switch(desk: OperationContext, agent: Agent, provider: str) -> Agent:
     """Let another provider do the agent's work; the one it had is the next in line."""
     if provider == agent.provider:
         return agent
@@ -287,11 +287,11 @@ async def switch(desk: Desk, agent: Agent, provider: str) -> Agent:
     return switched
 
 
-async def _chosen(desk: Desk, given: ChooseAgents) -> list[Agent]:
+async def _chosen(desk: OperationContext, given: ChooseAgents) -> list[Agent]:
     """Those who are meant; with a provider, those whose work it does."""
     if (given.name is not None) + given.all + (given.provider is not None) != 1:
         hint = "`steadyrun agents` lists them."
-        raise Usage("expected an agent's name, --all or --provider", hint=hint)
+        raise InvalidUsage("expected an agent's name, --all or --provider", hint=hint)
     if given.name is not None:
         return [await find_agent(desk, given.name)]
     if given.provider is not None:
@@ -313,17 +313,17 @@ def _tokens(session: Session) -> list[TokenDocument]:
 
 def _check_name(name: str) -> None:
     if not is_agent_name(name):
-        raise Usage(f"{name!r} cannot be the name of an agent", hint=NAME_RULE)
+        raise InvalidUsage(f"{name!r} cannot be the name of an agent", hint=NAME_RULE)
     if name.startswith(_IDS):
         hint = f"Choose one that does not begin with {', '.join(_IDS)}."
-        raise Usage(f"{name!r} looks like an id", hint=hint)
+        raise InvalidUsage(f"{name!r} looks like an id", hint=hint)
 
 
 def _check_lists(given: AddAgent | SetAgent, *, hint: str) -> None:
     """An empty list may be a variable that nobody has set: nothing is taken away by that."""
     for name in _NAME_SOMETHING:
         if getattr(given, name, None) == ():
-            raise Usage(f"--{name} names nothing", hint=hint)
+            raise InvalidUsage(f"--{name} names nothing", hint=hint)
 
 
 def _changed(was: Agent, given: SetAgent) -> Agent:
@@ -332,10 +332,10 @@ def _changed(was: Agent, given: SetAgent) -> Agent:
     unknown = [name for name in clear if name not in _CLEARED]
     if unknown:
         hint = f"It may be: {', '.join(_CLEARED)}"
-        raise Usage(f"--clear cannot take {unknown[0]!r}", hint=hint)
+        raise InvalidUsage(f"--clear cannot take {unknown[0]!r}", hint=hint)
     twice = [name for name in clear if getattr(given, name) is not None]
     if twice:
-        raise Usage(f"{twice[0]} is set and cleared at once", hint="Leave one of both out.")
+        raise InvalidUsage(f"{twice[0]} is set and cleared at once", hint="Leave one of both out.")
     fallback = () if "fallback" in clear else given.fallback or was.providers[1:]
     new = {
         "home": given.home,
@@ -356,7 +356,7 @@ def _changed(was: Agent, given: SetAgent) -> Agent:
         if (field := _CLEARED[name]) not in _CLEARED_OTHERWISE
     }
     if not said_ and not clear and not given.fallback and given.provider is None:
-        raise Usage("there is nothing to set", hint="`steadyrun agent set --help` lists it.")
+        raise InvalidUsage("there is nothing to set", hint="`steadyrun agent set --help` lists it.")
     return replace(was, providers=(given.provider or was.provider, *fallback), **said_, **none)
 
 
@@ -384,16 +384,16 @@ def _budget(words: tuple[str, ...]) -> Budget:
     try:
         return parsed(words)
     except ValueError as error:
-        raise Usage(
+        raise InvalidUsage(
             f"--budget: {error}", hint="Say it like --budget day=5,run_tokens=200000."
         ) from error
 
 
-async def _check(desk: Desk, agent: Agent) -> None:
+async def _check(desk: OperationContext, agent: Agent) -> None:
     """Whatever is wrong with it, before anything is written."""
     _check_words(agent)
     if len(set(agent.providers)) < len(agent.providers):
-        raise Usage("a provider is named twice", hint="Name each in --fallback once.")
+        raise InvalidUsage("a provider is named twice", hint="Name each in --fallback once.")
     abilities, *_ = [_abilities(desk, provider) for provider in agent.providers]
     if agent.policy.mode != "default" and "modes" not in abilities:
         raise AbilityMissing(agent.provider, "modes", asked="--mode")
@@ -412,34 +412,38 @@ def _check_words(agent: Agent) -> None:
     for name in ("model", "system"):
         text = getattr(agent, name)
         if text is not None and (not text or "\0" in text):
-            raise Usage(f"--{name}: expected a text, found {text[:80]!r}", hint="Leave it out.")
+            raise InvalidUsage(
+                f"--{name}: expected a text, found {text[:80]!r}", hint="Leave it out."
+            )
     if not all(agent.approvers):
-        raise Usage("--approvers: expected names, found ''", hint="Leave it out.")
+        raise InvalidUsage("--approvers: expected names, found ''", hint="Leave it out.")
     if agent.wall_seconds is not None and (flaw := seconds_flaw(agent.wall_seconds)):
-        raise Usage(f"--timeout: {flaw.problem}", hint=flaw.hint)
+        raise InvalidUsage(f"--timeout: {flaw.problem}", hint=flaw.hint)
 
 
-def _check_rights(desk: Desk, agent: Agent) -> None:
+def _check_rights(desk: OperationContext, agent: Agent) -> None:
     """Each provider that may come to work for it keeps to what it may do."""
     policy = agent.policy
     flaw = tools_flaw(policy.tier, policy.allowed_tools) or names_flaw(policy.deny)
     if flaw:
-        raise Usage(flaw.problem, hint=flaw.hint)
+        raise InvalidUsage(flaw.problem, hint=flaw.hint)
     for provider in agent.providers:
         found = desk.enforce(provider, rights(policy))
         require_kept(provider, found, asked="--tier, --tools and --deny")
 
 
-def _abilities(desk: Desk, provider: str) -> frozenset[Ability]:
+def _abilities(desk: OperationContext, provider: str) -> frozenset[Ability]:
     found = desk.abilities(provider)
     if found is None:
-        raise Usage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
+        raise InvalidUsage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
     return found
 
 
 def _check_files(home: Path, agent: Agent) -> None:
     if not Path(agent.home).is_absolute():
-        raise Usage(f"expected an absolute path, found {agent.home!r}", hint="Name it from / on.")
+        raise InvalidUsage(
+            f"expected an absolute path, found {agent.home!r}", hint="Name it from / on."
+        )
     require_home(agent)
     if agent.role is not None:
         require_role(agent.role, home)

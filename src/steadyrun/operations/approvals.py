@@ -6,14 +6,14 @@ from typing import Annotated
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.errors import ChangeRefused, Conflict, NotAllowed, NotFound, Usage
+from steadyrun.errors import ChangeRefused, Conflict, InvalidUsage, NotAllowed, NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.ids import ApprovalId
 from steadyrun.operations.agents import switch
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ApprovalDocument, ApprovalsDocument
-from steadyrun.operations.fields import said, unsaid
+from steadyrun.operations.fields import arg, hidden
 from steadyrun.operations.lookup import find_agent
 from steadyrun.runtime.run.budget import extend
 from steadyrun.store import Store
@@ -21,51 +21,51 @@ from steadyrun.store import Store
 _LIST = "`steadyrun approvals` lists them."
 
 Id = Annotated[
-    str, said("a question's id, or how it begins or ends: `steadyrun approvals`", metavar="ID")
+    str, arg("a question's id, or how it begins or ends: `steadyrun approvals`", metavar="ID")
 ]
-By = Annotated[str, unsaid("who answers")]
+By = Annotated[str, hidden("who answers")]
 
 
 class ListApprovals(Struct, frozen=True, forbid_unknown_fields=True):
-    agent: Annotated[str | None, said("only of this agent", metavar="AGENT", is_word=True)] = None
-    all: Annotated[bool, said("the settled ones, too")] = False
-    limit: Annotated[int, said("how many (50)", metavar="N", flag="-n")] = 50
+    agent: Annotated[str | None, arg("only of this agent", metavar="AGENT", is_word=True)] = None
+    all: Annotated[bool, arg("the settled ones, too")] = False
+    limit: Annotated[int, arg("how many (50)", metavar="N", flag="-n")] = 50
 
 
-class Approve(Struct, frozen=True, forbid_unknown_fields=True):
+class GiveApproval(Struct, frozen=True, forbid_unknown_fields=True):
     id: Id
     by: By
-    always: Annotated[bool, said("nor need it ask again for the same in this conversation")] = False
+    always: Annotated[bool, arg("nor need it ask again for the same in this conversation")] = False
     provider: Annotated[
-        str | None, said("of a budget: who is to go on instead", metavar="P", flag="--provider")
+        str | None, arg("of a budget: who is to go on instead", metavar="P", flag="--provider")
     ] = None
 
 
-class Deny(Struct, frozen=True, forbid_unknown_fields=True):
+class DenyApproval(Struct, frozen=True, forbid_unknown_fields=True):
     id: Id
     by: By
     reason: Annotated[
-        str, said("why, for the agent and the record", metavar="TEXT", flag="--reason")
+        str, arg("why, for the agent and the record", metavar="TEXT", flag="--reason")
     ]
 
 
-async def list_all(desk: Desk, given: ListApprovals) -> ApprovalsDocument:
+async def list_all(desk: OperationContext, given: ListApprovals) -> ApprovalsDocument:
     if given.limit < 1:
-        raise Usage(f"expected a number from 1 on, found {given.limit}")
+        raise InvalidUsage(f"expected a number from 1 on, found {given.limit}")
     agent = None if given.agent is None else (await find_agent(desk, given.agent)).id
     found = await desk.store.approvals(agent, include_settled=given.all, limit=given.limit)
     return ApprovalsDocument(await approval_documents(desk.store, found))
 
 
-async def approve(desk: Desk, given: Approve) -> ApprovalDocument:
+async def approve(desk: OperationContext, given: GiveApproval) -> ApprovalDocument:
     now = desk.clock.now()
     answer = Answer(True, given.by, now, always=given.always, provider=given.provider)
     return await _answer(desk, given.id, answer)
 
 
-async def deny(desk: Desk, given: Deny) -> ApprovalDocument:
+async def deny(desk: OperationContext, given: DenyApproval) -> ApprovalDocument:
     if not given.reason.strip():
-        raise Usage("the reason is empty", hint="Say why: the agent is told.")
+        raise InvalidUsage("the reason is empty", hint="Say why: the agent is told.")
     return await _answer(desk, given.id, Answer(False, given.by, desk.clock.now(), given.reason))
 
 
@@ -78,11 +78,11 @@ async def find_approval(store: Store, text: str) -> Approval:
     if not found:
         raise NotFound("approval", text, hint=_LIST)
     if len(found) > 1:
-        raise Usage(f"{text!r} fits several approvals", hint=f"Type more of the id: {_LIST}")
+        raise InvalidUsage(f"{text!r} fits several approvals", hint=f"Type more of the id: {_LIST}")
     return found[0]
 
 
-async def answer_to(desk: Desk, approval: Approval, answer: Answer) -> Approval:
+async def answer_to(desk: OperationContext, approval: Approval, answer: Answer) -> Approval:
     """Answer it, unless somebody else has, it is settled, or others have to."""
     agent = await desk.store.agent(approval.agent)
     _check(agent, approval, answer)
@@ -97,14 +97,14 @@ def _check(agent: Agent, approval: Approval, answer: Answer) -> None:
         raise NotAllowed(f"{answer.by} may not answer for {agent.name}", hint=hint)
     if answer.always and not approval.offers_always:
         hint = "Approve it without: it will ask again."
-        raise Usage(f"{approval.id} cannot be allowed for good", hint=hint)
+        raise InvalidUsage(f"{approval.id} cannot be allowed for good", hint=hint)
     if answer.provider is not None and approval.about != "budget":
         hint = "Only who has spent a budget is asked who shall go on."
-        raise Usage(f"{approval.id} is about a tool: it takes no --provider", hint=hint)
+        raise InvalidUsage(f"{approval.id} is about a tool: it takes no --provider", hint=hint)
 
 
 async def _answer_about_budget(
-    desk: Desk, agent: Agent, approval: Approval, answer: Answer
+    desk: OperationContext, agent: Agent, approval: Approval, answer: Answer
 ) -> Approval:
     """Let it go on, maybe with another provider, or let it be: what it was asked is cancelled.
 
@@ -130,7 +130,7 @@ async def _give(store: Store, approval: Approval, answer: Answer) -> Approval:
         raise Conflict(await _why_not(store, approval.id), hint=_LIST) from error
 
 
-async def _answer(desk: Desk, text: str, answer: Answer) -> ApprovalDocument:
+async def _answer(desk: OperationContext, text: str, answer: Answer) -> ApprovalDocument:
     approval = await find_approval(desk.store, text)
     answered = await answer_to(desk, approval, answer)
     [document] = await approval_documents(desk.store, [answered])

@@ -49,7 +49,7 @@ class DaemonView(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class OperationContext:
     """What every operation is given. `daemon` is None outside of one."""
 
     store: Store

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.budget import begin_of
 from steadyrun.model.usage import UsageSum
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import CostDocument, CostRow
-from steadyrun.operations.fields import said
+from steadyrun.operations.fields import arg
 from steadyrun.operations.lookup import find_agent
 
 By = Literal["agent", "provider", "model", "day"]
@@ -22,14 +22,14 @@ _FORMS = "today, month, a date such as 2026-01-31, or how long ago: 24h, 7d"
 
 
 class ShowCost(Struct, frozen=True, forbid_unknown_fields=True):
-    agent: Annotated[str | None, said("only of this agent", metavar="AGENT", is_word=True)] = None
-    by: Annotated[By, said("what the rows are (agent)")] = "agent"
+    agent: Annotated[str | None, arg("only of this agent", metavar="AGENT", is_word=True)] = None
+    by: Annotated[By, arg("what the rows are (agent)")] = "agent"
     since: Annotated[
-        str | None, said(f"{_FORMS} (all; by day: {_DAYS}d)", metavar="WHEN")
+        str | None, arg(f"{_FORMS} (all; by day: {_DAYS}d)", metavar="WHEN")
     ] = None  # fmt: skip
 
 
-async def show(desk: Desk, given: ShowCost) -> CostDocument:
+async def show(desk: OperationContext, given: ShowCost) -> CostDocument:
     agent = (await find_agent(desk, given.agent)).id if given.agent is not None else None
     now, zone = desk.clock.now(), desk.budgets.zone
     since = None if given.since is None else moment_of(given.since, now, zone)
@@ -53,7 +53,7 @@ def moment_of(text: str, now: datetime, zone: tzinfo) -> datetime:
     else:
         begin = _begin_of_date(text, zone)
     if begin is None or begin > now:
-        raise Usage(f"expected {_FORMS}; found {text[:40]!r}")
+        raise InvalidUsage(f"expected {_FORMS}; found {text[:40]!r}")
     return begin
 
 

@@ -5,39 +5,39 @@ from typing import Annotated
 from msgspec import Struct
 
 from steadyrun.errors import DaemonUnreachable
-from steadyrun.operations.context import DaemonView, Desk
+from steadyrun.operations.context import DaemonView, OperationContext
 from steadyrun.operations.documents import StatusDocument, Stopped
-from steadyrun.operations.fields import said
+from steadyrun.operations.fields import arg
 from steadyrun.operations.gates import gate_documents
 from steadyrun.operations.lookup import agent_documents
 
 
-class Ask(Struct, frozen=True, forbid_unknown_fields=True):
+class StatusRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """There is nothing to say."""
 
 
 class Stop(Struct, frozen=True, forbid_unknown_fields=True):
     drain: Annotated[
         float | None,
-        said(
+        arg(
             "how long to wait for what runs (60s); 0s: not at all", metavar="DURATION", kind="wait"
         ),
     ] = None
-    keep: Annotated[bool, said("leave what runs to its keepers")] = False
+    keep: Annotated[bool, arg("leave what runs to its keepers")] = False
 
 
-async def status(desk: Desk, _: Ask) -> StatusDocument:
+async def status(desk: OperationContext, _: StatusRequest) -> StatusDocument:
     daemon = daemon_of(desk)
     agents = await desk.store.agents()
     gates = await gate_documents(desk, agents)
     return StatusDocument(daemon.state(), await agent_documents(desk), gates)
 
 
-async def stop(desk: Desk, given: Stop) -> Stopped:
+async def stop(desk: OperationContext, given: Stop) -> Stopped:
     return await daemon_of(desk).stop(given.drain, keep=given.keep)
 
 
-def daemon_of(desk: Desk) -> DaemonView:
+def daemon_of(desk: OperationContext) -> DaemonView:
     if desk.daemon is None:
         raise DaemonUnreachable(desk.home, found="this process is none")
     return desk.daemon

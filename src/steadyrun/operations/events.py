@@ -6,19 +6,19 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.event import LiveEvent, StoredEvent
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.daemon import daemon_of
 from steadyrun.operations.documents import AsOf
-from steadyrun.operations.fields import unsaid
+from steadyrun.operations.fields import hidden
 from steadyrun.operations.lookup import find_run
 
 
 class Follow(Struct, frozen=True, forbid_unknown_fields=True):
-    agent: Annotated[str | None, unsaid("only of this agent, by its name or id")] = None
-    run: Annotated[str | None, unsaid("only of this run")] = None
-    after: Annotated[int | None, unsaid("the cursor of the last event that is known")] = None
+    agent: Annotated[str | None, hidden("only of this agent, by its name or id")] = None
+    run: Annotated[str | None, hidden("only of this run")] = None
+    after: Annotated[int | None, hidden("the cursor of the last event that is known")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Stream:
     events: AsyncGenerator[StoredEvent | LiveEvent, None]
 
 
-async def follow(desk: Desk, given: Follow) -> Stream:
+async def follow(desk: OperationContext, given: Follow) -> Stream:
     """Everything after the cursor, or after what is stored now."""
     daemon, store = daemon_of(desk), desk.store
     if given.agent is not None and given.run is not None:
-        raise Usage("expected an agent or a run, found both", hint="Leave one of them out.")
+        raise InvalidUsage("expected an agent or a run, found both", hint="Leave one of them out.")
     agent = None if given.agent is None else (await store.agent(given.agent)).id
     run = None if given.run is None else (await find_run(store, given.run)).id
     after = given.after

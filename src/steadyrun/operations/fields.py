@@ -13,7 +13,7 @@ from msgspec import Meta
 Kind = Literal["path", "paths", "wait"]
 
 
-def said(
+def arg(
     description: str,
     *,
     metavar: str | None = None,
@@ -35,6 +35,6 @@ def said(
     return Meta(description=description, extra=extra)
 
 
-def unsaid(description: str) -> Meta:
+def hidden(description: str) -> Meta:
     """A field that no command line has."""
     return Meta(description=description, extra={"is_unsaid": True})

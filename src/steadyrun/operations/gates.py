@@ -6,16 +6,16 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import LONGEST, Closed, Gate, Opened, account_of, is_present
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import GateDocument, GatesDocument, gate_document
-from steadyrun.operations.fields import said
+from steadyrun.operations.fields import arg
 
 _BY_HAND = "closed by hand"
 
-Provider = Annotated[str, said("the provider's name: `steadyrun providers`", metavar="P")]
+Provider = Annotated[str, arg("the provider's name: `steadyrun providers`", metavar="P")]
 
 
 class ListGates(Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,36 +29,38 @@ class OpenGate(Struct, frozen=True, forbid_unknown_fields=True):
 class CloseGate(Struct, frozen=True, forbid_unknown_fields=True):
     provider: Provider
     duration: Annotated[
-        float | None, said("for how long (until it is opened)", metavar="DURATION", flag="--for")
+        float | None, arg("for how long (until it is opened)", metavar="DURATION", flag="--for")
     ] = None
-    reason: Annotated[str | None, said("why, for whoever looks", metavar="TEXT")] = None
+    reason: Annotated[str | None, arg("why, for whoever looks", metavar="TEXT")] = None
 
 
-async def list_all(desk: Desk, _: ListGates) -> GatesDocument:
+async def list_all(desk: OperationContext, _: ListGates) -> GatesDocument:
     return GatesDocument(await gate_documents(desk, await desk.store.agents()))
 
 
-async def open_by_hand(desk: Desk, given: OpenGate) -> GatesDocument:
+async def open_by_hand(desk: OperationContext, given: OpenGate) -> GatesDocument:
     require_provider(desk, given.provider)
-    gate = await desk.store.tell_gate(given.provider, Opened())
+    gate = await desk.store.update_gate(given.provider, Opened())
     return GatesDocument((_document(desk, gate),))
 
 
-async def close_by_hand(desk: Desk, given: CloseGate) -> GatesDocument:
+async def close_by_hand(desk: OperationContext, given: CloseGate) -> GatesDocument:
     require_provider(desk, given.provider)
     until = None
     if given.duration is not None:
         most = LONGEST.total_seconds()
         if not 0 < given.duration <= most:
             found = f"expected a time up to {LONGEST.days} days, found {given.duration:g} seconds"
-            raise Usage(found, hint="Without --for it stays closed until it is opened.")
+            raise InvalidUsage(found, hint="Without --for it stays closed until it is opened.")
         until = desk.clock.now() + timedelta(seconds=given.duration)
     news = Closed(until, given.reason or _BY_HAND)
-    gate = await desk.store.tell_gate(given.provider, news)
+    gate = await desk.store.update_gate(given.provider, news)
     return GatesDocument((_document(desk, gate),))
 
 
-async def gate_documents(desk: Desk, agents: Iterable[Agent]) -> tuple[GateDocument, ...]:
+async def gate_documents(
+    desk: OperationContext, agents: Iterable[Agent]
+) -> tuple[GateDocument, ...]:
     """Of every account that was ever closed, and of those that agents use now."""
     known = await desk.store.gates(include_others=True)
     used = {provider for agent in agents for provider in agent.providers}
@@ -69,11 +71,11 @@ async def gate_documents(desk: Desk, agents: Iterable[Agent]) -> tuple[GateDocum
     return tuple(_document(desk, gate) for gate in gates)
 
 
-def require_provider(desk: Desk, provider: str) -> None:
+def require_provider(desk: OperationContext, provider: str) -> None:
     if desk.abilities(provider) is None:
-        raise Usage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
+        raise InvalidUsage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
 
 
-def _document(desk: Desk, gate: Gate) -> GateDocument:
+def _document(desk: OperationContext, gate: Gate) -> GateDocument:
     used = is_present(gate.provider, gate.account, desk.store.accounts)
     return gate_document(gate, desk.clock.now(), is_present=used)

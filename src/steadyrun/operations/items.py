@@ -6,45 +6,45 @@ from typing import Annotated
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.errors import Conflict, Usage
+from steadyrun.errors import Conflict, InvalidUsage
 from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Followup, Item
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ItemDocument, ItemsDocument
-from steadyrun.operations.fields import said
+from steadyrun.operations.fields import arg
 from steadyrun.operations.lookup import find_agent, find_item, item_document, item_documents
 from steadyrun.runtime.inbox import accept
 from steadyrun.store import PAGE
 
 
-class Send(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    agent: Annotated[str, said("the agent's name", metavar="AGENT")]
-    text: Annotated[str, said("the message; - reads standard input", metavar="TEXT|-")]
+class SendMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    agent: Annotated[str, arg("the agent's name", metavar="AGENT")]
+    text: Annotated[str, arg("the message; - reads standard input", metavar="TEXT|-")]
     files: Annotated[
         tuple[str, ...],
-        said("a file to come with it; may be repeated", metavar="F", flag="--file", kind="paths"),
+        arg("a file to come with it; may be repeated", metavar="F", flag="--file", kind="paths"),
     ] = ()
     followup: Annotated[
         Followup | None,
-        said(
+        arg(
             "queue: wait for a run of its own; steer: enter the one that is going on",
             constants={"--queue": "queue", "--steer": "steer"},
         ),
     ] = None
-    key: Annotated[str | None, said("the same key again is the same item", metavar="K")] = None
+    key: Annotated[str | None, arg("the same key again is the same item", metavar="K")] = None
 
 
 class ListItems(Struct, frozen=True, forbid_unknown_fields=True):
-    agent: Annotated[str | None, said("only of this agent", metavar="AGENT", is_word=True)] = None
-    all: Annotated[bool, said("the settled ones, too")] = False
-    limit: Annotated[int, said("how many (50)", metavar="N", flag="-n")] = 50
+    agent: Annotated[str | None, arg("only of this agent", metavar="AGENT", is_word=True)] = None
+    all: Annotated[bool, arg("the settled ones, too")] = False
+    limit: Annotated[int, arg("how many (50)", metavar="N", flag="-n")] = 50
 
 
 class ChooseItem(Struct, frozen=True, forbid_unknown_fields=True):
-    item: Annotated[str, said("an item's id, or the beginning of one", metavar="ITEM")]
+    item: Annotated[str, arg("an item's id, or the beginning of one", metavar="ITEM")]
 
 
-async def send(desk: Desk, given: Send) -> ItemDocument:
+async def send(desk: OperationContext, given: SendMessage) -> ItemDocument:
     agent = await find_agent(desk, given.agent)
     accepted = await accept(
         desk.take_in,
@@ -58,13 +58,13 @@ async def send(desk: Desk, given: Send) -> ItemDocument:
     return await item_document(desk, accepted.item)
 
 
-async def show(desk: Desk, given: ChooseItem) -> ItemDocument:
+async def show(desk: OperationContext, given: ChooseItem) -> ItemDocument:
     return await item_document(desk, await find_item(desk.store, given.item))
 
 
-async def list_items(desk: Desk, given: ListItems) -> ItemsDocument:
+async def list_items(desk: OperationContext, given: ListItems) -> ItemsDocument:
     if given.limit < 1:
-        raise Usage(f"expected a number from 1 on, found {given.limit}")
+        raise InvalidUsage(f"expected a number from 1 on, found {given.limit}")
     if given.agent is not None:
         agent = (await find_agent(desk, given.agent)).id
         found = await desk.store.items(agent, include_settled=given.all, limit=given.limit)
@@ -73,7 +73,7 @@ async def list_items(desk: Desk, given: ListItems) -> ItemsDocument:
     return ItemsDocument(await item_documents(desk, found))
 
 
-async def retry(desk: Desk, given: ChooseItem) -> ItemDocument:
+async def retry(desk: OperationContext, given: ChooseItem) -> ItemDocument:
     item = await find_item(desk.store, given.item)
     if not item.is_settled:
         hint = f"Wait for it, or cancel it first: steadyrun cancel {item.id}"
@@ -92,7 +92,7 @@ async def retry(desk: Desk, given: ChooseItem) -> ItemDocument:
     return await item_document(desk, accepted.item)
 
 
-async def _of_lasting(desk: Desk, given: ListItems) -> list[Item]:
+async def _of_lasting(desk: OperationContext, given: ListItems) -> list[Item]:
     """A run that no agent was asked for has an item as well, which nobody looks for here."""
     lasting = {agent.id for agent in await desk.store.agents()}
     found: list[Item] = []

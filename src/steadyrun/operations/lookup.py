@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from steadyrun.errors import NotFound, Usage
+from steadyrun.errors import InvalidUsage, NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Approval
 from steadyrun.model.budget import begin_of
@@ -11,7 +11,7 @@ from steadyrun.model.gate import Gate, awaited_gate, opens_at
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import (
     AgentDocument,
     AgentState,
@@ -19,12 +19,12 @@ from steadyrun.operations.documents import (
     Waiting,
     cost_sum,
 )
-from steadyrun.store import Lane, Look, Store
+from steadyrun.store import AgentOverview, Lane, Store
 
 _GIST_CHARS = 80
 
 
-async def find_agent(desk: Desk, name: str) -> Agent:
+async def find_agent(desk: OperationContext, name: str) -> Agent:
     """A lasting agent by its name or id."""
     try:
         agent = await desk.store.agent(name)
@@ -44,7 +44,7 @@ async def find_item(store: Store, text: str) -> Item:
         raise NotFound("item", text, hint="`steadyrun inbox --all` lists them.")
     if len(fitting) > 1:
         hint = "Type more of the id: `steadyrun inbox --all`."
-        raise Usage(f"{text!r} fits several items", hint=hint)
+        raise InvalidUsage(f"{text!r} fits several items", hint=hint)
     return fitting[0]
 
 
@@ -54,15 +54,17 @@ async def find_run(store: Store, text: str) -> Run:
     if not found:
         raise NotFound("run", text, hint="`steadyrun runs` lists them.")
     if len(found) > 1:
-        raise Usage(f"{text!r} fits several runs", hint="Type more of the id: `steadyrun runs`.")
+        raise InvalidUsage(
+            f"{text!r} fits several runs", hint="Type more of the id: `steadyrun runs`."
+        )
     return found[0]
 
 
 async def agent_documents(
-    desk: Desk, agents: Iterable[Agent] | None = None
+    desk: OperationContext, agents: Iterable[Agent] | None = None
 ) -> tuple[AgentDocument, ...]:
     """Of these agents, or of all; a few questions for all of them together."""
-    gates, looks = await desk.store.gates(), await desk.store.looks(_midnight(desk))
+    gates, looks = await desk.store.gates(), await desk.store.agent_overviews(_midnight(desk))
     chosen = None if agents is None else {agent.id for agent in agents}
     return tuple(
         [
@@ -73,19 +75,21 @@ async def agent_documents(
     )
 
 
-async def agent_document(desk: Desk, agent: Agent) -> AgentDocument:
-    for look in await desk.store.looks(_midnight(desk), agent=agent.id):
+async def agent_document(desk: OperationContext, agent: Agent) -> AgentDocument:
+    for look in await desk.store.agent_overviews(_midnight(desk), agent=agent.id):
         return await _agent_document(desk, look, await desk.store.gates())
     raise NotFound("agent", agent.name)
 
 
-def _midnight(desk: Desk) -> datetime:
+def _midnight(desk: OperationContext) -> datetime:
     begin = begin_of("day", desk.clock.now(), desk.budgets.zone)
     assert begin
     return begin
 
 
-async def _agent_document(desk: Desk, look: Look, gates: Sequence[Gate]) -> AgentDocument:
+async def _agent_document(
+    desk: OperationContext, look: AgentOverview, gates: Sequence[Gate]
+) -> AgentDocument:
     agent, lane, session, item = look.agent, look.lane, look.session, look.item
     now = desk.clock.now()
     gate = awaited_gate(gates, agent.providers, now)
@@ -121,18 +125,18 @@ async def _agent_document(desk: Desk, look: Look, gates: Sequence[Gate]) -> Agen
     )
 
 
-async def item_documents(desk: Desk, items: Sequence[Item]) -> tuple[ItemDocument, ...]:
+async def item_documents(desk: OperationContext, items: Sequence[Item]) -> tuple[ItemDocument, ...]:
     gates = await desk.store.gates()
     agents = {agent: await desk.store.agent(agent) for agent in {item.agent for item in items}}
     return tuple([await _item_document(desk, item, agents[item.agent], gates) for item in items])
 
 
-async def item_document(desk: Desk, item: Item) -> ItemDocument:
+async def item_document(desk: OperationContext, item: Item) -> ItemDocument:
     [document] = await item_documents(desk, [item])
     return document
 
 
-def _state(desk: Desk, lane: Lane, *, is_gated: bool) -> AgentState:
+def _state(desk: OperationContext, lane: Lane, *, is_gated: bool) -> AgentState:
     if lane.is_paused:
         return "paused"
     if lane.status == "held":
@@ -141,7 +145,7 @@ def _state(desk: Desk, lane: Lane, *, is_gated: bool) -> AgentState:
     return "gated" if is_gated else "idle"
 
 
-async def _reason(desk: Desk, lane: Lane) -> str | None:
+async def _reason(desk: OperationContext, lane: Lane) -> str | None:
     """Why it is paused, if it is not because somebody wanted it."""
     asked = await budget_question(desk.store, lane.agent) if lane.is_paused else None
     return why_asked(asked) if asked else None
@@ -163,7 +167,7 @@ def _gist(text: str) -> str:
 
 
 async def _item_document(
-    desk: Desk, item: Item, agent: Agent, gates: Sequence[Gate]
+    desk: OperationContext, item: Item, agent: Agent, gates: Sequence[Gate]
 ) -> ItemDocument:
     waiting: Waiting | None = None
     now = desk.clock.now()
@@ -192,7 +196,7 @@ async def _item_document(
     )
 
 
-async def _waiting(desk: Desk, item: Item, *, is_gated: bool) -> Waiting:
+async def _waiting(desk: OperationContext, item: Item, *, is_gated: bool) -> Waiting:
     lane = await desk.store.lane(item.agent)
     if lane.is_paused:
         return "budget" if await _reason(desk, lane) else "paused"

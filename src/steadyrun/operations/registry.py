@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from steadyrun.operations import agents, approvals, costs, daemon, events, gates, items, runs
 from steadyrun.operations import documents as doc
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 
 # Who may ask: whoever may look, whoever works with agents, whoever sets them up.
 Scope = Literal["read", "operator", "admin"]
@@ -24,7 +24,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     summary: str
     given: type[Struct]
     answer: type[Struct]
-    do: Callable[[Desk, Any], Awaitable[Any]]
+    do: Callable[[OperationContext, Any], Awaitable[Any]]
     scope: Scope
     idempotency: Idempotency = "none"
     place: Place = "store"
@@ -76,7 +76,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="item.send", words=("send",), summary="send an agent a message",
-        given=items.Send, answer=doc.ItemDocument, do=items.send, scope="operator",
+        given=items.SendMessage, answer=doc.ItemDocument, do=items.send, scope="operator",
         idempotency="accepted",
     ),
     Operation(
@@ -102,12 +102,13 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="approval.approve", words=("approve",), summary="allow what an agent asks for",
-        given=approvals.Approve, answer=doc.ApprovalDocument, do=approvals.approve,
+        given=approvals.GiveApproval, answer=doc.ApprovalDocument, do=approvals.approve,
         scope="operator",
     ),
     Operation(
         name="approval.deny", words=("deny",), summary="deny what an agent asks for",
-        given=approvals.Deny, answer=doc.ApprovalDocument, do=approvals.deny, scope="operator",
+        given=approvals.DenyApproval, answer=doc.ApprovalDocument, do=approvals.deny,
+        scope="operator",
     ),
     Operation(
         name="cost.show", words=("cost",), summary="show what was spent",
@@ -115,7 +116,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="status", words=("status",), summary="show the daemon, its agents and gates",
-        given=daemon.Ask, answer=doc.StatusDocument, do=daemon.status, scope="read",
+        given=daemon.StatusRequest, answer=doc.StatusDocument, do=daemon.status, scope="read",
         place="daemon",
     ),
     Operation(

@@ -7,9 +7,9 @@ import anyio
 from msgspec import Struct
 
 from steadyrun.model.ids import AgentId, ItemId, RunId
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import CancelledDocument
-from steadyrun.operations.fields import said, unsaid
+from steadyrun.operations.fields import arg, hidden
 from steadyrun.operations.lookup import find_item, find_run
 from steadyrun.store import Store
 
@@ -17,12 +17,12 @@ Look = Callable[[], Awaitable[CancelledDocument]]
 
 
 class Cancel(Struct, frozen=True, forbid_unknown_fields=True):
-    id: Annotated[str, said("a run's or an item's id, or the beginning of one", metavar="RUN|ITEM")]
-    reason: Annotated[str | None, said("why, for the record", metavar="TEXT")] = None
-    wait_seconds: Annotated[float, unsaid("how long to wait for its end")] = 0.0
+    id: Annotated[str, arg("a run's or an item's id, or the beginning of one", metavar="RUN|ITEM")]
+    reason: Annotated[str | None, arg("why, for the record", metavar="TEXT")] = None
+    wait_seconds: Annotated[float, hidden("how long to wait for its end")] = 0.0
 
 
-async def cancel(desk: Desk, given: Cancel) -> CancelledDocument:
+async def cancel(desk: OperationContext, given: Cancel) -> CancelledDocument:
     """Ask for the end. What has ended stays as it is."""
     store = desk.store
     if given.id.startswith("itm_"):

@@ -13,21 +13,21 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
-from steadyrun.errors import SteadyrunError, Usage
+from steadyrun.errors import InvalidUsage, SteadyrunError
 from steadyrun.model.ids import Ids
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.registry import BY_NAME, Operation
 
 BAD = "bad"
 
 
-class Letter(Struct, frozen=True, forbid_unknown_fields=True):
+class SpooledCall(Struct, frozen=True, forbid_unknown_fields=True):
     op: str
     input: dict[str, Any]
     key: str
 
 
-class Kept(Struct, frozen=True):
+class StoredCall(Struct, frozen=True):
     """A letter that stays, and why: it is tried again by the next one who drains."""
 
     file: str
@@ -39,33 +39,33 @@ class Drained(Struct, frozen=True):
     """How many were done, which ones stay, and the files that nobody can read."""
 
     done: int = 0
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[StoredCall, ...] = ()
     bad: tuple[str, ...] = ()
 
 
 async def put(home: Path, ids: Ids, op: str, given: Mapping[str, Any], *, key: str) -> Path:
     """Leave a letter. It is there, whole, when this returns."""
-    letter = Letter(op, dict(given), key)
+    letter = SpooledCall(op, dict(given), key)
     _meant(letter)
     # The order of their names is the order they are delivered in.
     name = f"{ids.item().removeprefix('itm_')}.json"
     return await anyio.to_thread.run_sync(_write, folder_of(home), name, letter)
 
 
-async def drain(desk: Desk) -> Drained:
+async def drain(desk: OperationContext) -> Drained:
     """Do what the letters say, oldest first."""
     done, kept, bad = 0, [], []
     for file in await anyio.to_thread.run_sync(_letters, folder_of(desk.home)):
         try:
             operation, given = _meant(await anyio.to_thread.run_sync(_read, file))
-        except Usage:
+        except InvalidUsage:
             await anyio.to_thread.run_sync(_put_aside, file)
             bad.append(file.name)
             continue
         try:
             await operation.do(desk, given)
         except SteadyrunError as error:
-            kept.append(Kept(file.name, error.code, error.message))
+            kept.append(StoredCall(file.name, error.code, error.message))
             continue
         await anyio.to_thread.run_sync(file.unlink)
         done += 1
@@ -76,31 +76,31 @@ def folder_of(home: Path) -> Path:
     return home / "letters"
 
 
-def _meant(letter: Letter) -> tuple[Operation, Struct]:
+def _meant(letter: SpooledCall) -> tuple[Operation, Struct]:
     """The operation and its input; `Usage` where nobody could do that, or not twice."""
     operation = BY_NAME.get(letter.op)
     if operation is None:
-        raise Usage(f"no operation {letter.op!r}")
+        raise InvalidUsage(f"no operation {letter.op!r}")
     if operation.idempotency == "none":
-        raise Usage(f"{letter.op} takes no key, so it cannot wait in a letter")
+        raise InvalidUsage(f"{letter.op} takes no key, so it cannot wait in a letter")
     try:
         return operation, msgspec.convert({**letter.input, "key": letter.key}, operation.given)
     except msgspec.ValidationError as error:
-        raise Usage(f"{letter.op}: {error}") from error
+        raise InvalidUsage(f"{letter.op}: {error}") from error
 
 
 def _letters(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json")) if folder.is_dir() else []
 
 
-def _read(file: Path) -> Letter:
+def _read(file: Path) -> SpooledCall:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Letter)
+        return msgspec.json.decode(file.read_bytes(), type=SpooledCall)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise Usage(f"{file.name} is no letter: {error}") from error
+        raise InvalidUsage(f"{file.name} is no letter: {error}") from error
 
 
-def _write(folder: Path, name: str, letter: Letter) -> Path:
+def _write(folder: Path, name: str, letter: SpooledCall) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Not yet `.json`: nobody takes half a letter for one.
     part, whole = folder / f"{name}.part", folder / name

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from steadyrun.dialect import (
     Ability,
+    DialectOutput,
     Ended,
     Enforced,
     Exit,
@@ -23,12 +24,11 @@ from steadyrun.dialect import (
     Program,
     Refused,
     Rung,
-    Said,
     Send,
     Turn,
     Verdict,
 )
-from steadyrun.errors import CommandRefused, ConfigInvalid, Usage
+from steadyrun.errors import CommandRefused, ConfigInvalid, InvalidUsage
 from steadyrun.lib.framing import Frame
 from steadyrun.model.event import (
     Diagnostic,
@@ -122,7 +122,7 @@ class Shell:
         """The command that will run, or why it may not."""
         text = request.turn.text.strip()
         if not text or "\0" in text:
-            raise Usage(f"expected a command to run, found {text!r}")
+            raise InvalidUsage(f"expected a command to run, found {text!r}")
         if request.mode == "plan":
             raise CommandRefused(text, rule="in mode plan nothing is run")
         announced = msgspec.json.encode(_Announced(text)).decode()
@@ -150,10 +150,10 @@ class Shell:
     def decide(self, approval: str, verdict: Verdict) -> list[Send]:
         return []
 
-    def sent(self, frame: Frame) -> list[Said]:
+    def sent(self, frame: Frame) -> list[DialectOutput]:
         return []
 
-    def receive(self, frame: Frame) -> list[Said]:
+    def receive(self, frame: Frame) -> list[DialectOutput]:
         if self.state.is_started:
             return self._print(frame)
         announced = _announced(frame.raw)
@@ -163,7 +163,7 @@ class Shell:
         self.state = replace(self.state, end=frame.end)
         return started
 
-    def ended(self, last: Exit) -> list[Said]:
+    def ended(self, last: Exit) -> list[DialectOutput]:
         """The exit is the answer. Who stopped it, if somebody did, knows how the turn ended."""
         started = [] if self.state.is_started else self._start(None)
         if last.reason is not None:
@@ -198,17 +198,17 @@ class Shell:
             rule = "it is not in the list of allowed commands"
             raise CommandRefused(name, rule=rule, hint=f"Allowed: {known}")
 
-    def _start(self, command: str | None) -> list[Said]:
+    def _start(self, command: str | None) -> list[DialectOutput]:
         self.state = replace(self.state, is_started=True, command=command)
         return [ToolStarted(_CALL, _TOOL, self.state.tool_input)]
 
-    def _print(self, frame: Frame) -> list[Said]:
+    def _print(self, frame: Frame) -> list[DialectOutput]:
         left_out = max(0, frame.end - self.state.end - len(frame.raw) - 1)
         self.state = replace(self.state, end=frame.end)
         live = OutputRaw("stdout", frame.raw.decode(errors="replace") + "\n")
         return [live, *self._keep(b"\n" * left_out + frame.raw + b"\n")]
 
-    def _keep(self, printed: bytes) -> list[Said]:
+    def _keep(self, printed: bytes) -> list[DialectOutput]:
         cap = self._options.output_cap_bytes
         room = cap - len(self.state.output)
         self.state.output.extend(printed[: max(0, room)])
@@ -218,12 +218,12 @@ class Shell:
         self.state = replace(self.state, is_cut=True)
         return [Note(f"the output is cut at {cap} bytes; the journal has all of it")]
 
-    def _completed(self) -> list[Said]:
+    def _completed(self) -> list[DialectOutput]:
         text = self.state.text
         completed = ToolCompleted(_CALL, _TOOL, self.state.tool_input, text)
         return [completed, TextFinal(text), Ended("completed", text)]
 
-    def _ended_badly(self, last: Exit) -> list[Said]:
+    def _ended_badly(self, last: Exit) -> list[DialectOutput]:
         how = f"code {last.code}" if last.signal is None else f"signal {last.signal}"
         hint = _HINTS.get(last.code or 0, "")
         error = ErrorFact("exit_nonzero", f"the command ended with {how}", hint)
@@ -245,16 +245,18 @@ def _announced(raw: bytes) -> str | None:
 def _split(text: str) -> list[str]:
     if len(text) > _LONGEST_COMMAND:
         found = f"expected at most {_LONGEST_COMMAND} characters, found {len(text)}"
-        raise Usage(f"the command is too long: {found}", hint="Put it into a file, and run that.")
+        raise InvalidUsage(
+            f"the command is too long: {found}", hint="Put it into a file, and run that."
+        )
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise Usage(f"the command cannot be read: {error}: {text!r}") from error
+        raise InvalidUsage(f"the command cannot be read: {error}: {text!r}") from error
     if not words[0] or words[0].startswith("-"):
-        raise Usage(f"expected a command to run, found {text!r}")
+        raise InvalidUsage(f"expected a command to run, found {text!r}")
     for word in text.split():
         if word in _ONLY_A_SHELL_KNOWS and word in words:
-            raise Usage(
+            raise InvalidUsage(
                 f"{word!r} means something to a shell only, and there is none: {text!r}",
                 hint="Quote it, or set shell = true in the options of the provider.",
             )

@@ -99,18 +99,18 @@ class Parrot:
     def recall(self, offer: str) -> None:
         return None
 
-    def interrupt(self) -> p.Signal:
-        return p.Signal(2)  # SIGINT
+    def interrupt(self) -> p.SendSignal:
+        return p.SendSignal(2)  # SIGINT
 
     def decide(self, approval: str, verdict: p.Verdict) -> list[p.Send]:
         return []
 
     # 5. What was said. Only here the state changes, and only by what is in the line.
-    def sent(self, frame: Frame) -> list[p.Said]:
+    def sent(self, frame: Frame) -> list[p.DialectOutput]:
         self.state = ParrotState()
         return [p.Began(json.decode(frame.raw)["id"])]
 
-    def receive(self, frame: Frame) -> list[p.Said]:
+    def receive(self, frame: Frame) -> list[p.DialectOutput]:
         try:
             said = _printed(frame.raw)
         except ValidationError:
@@ -130,5 +130,5 @@ class Parrot:
                 self.state = ParrotState(is_idle=True)
                 return [p.Ended("completed" if said.ok else "failed", last, usage)]
 
-    def ended(self, last: p.Exit) -> list[p.Said]:
+    def ended(self, last: p.Exit) -> list[p.DialectOutput]:
         return []

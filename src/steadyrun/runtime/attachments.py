@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from steadyrun.errors import FileUnusable, StoreFailed, StoreFull, StoreUnusable, Usage
+from steadyrun.errors import FileUnusable, InvalidUsage, StoreFailed, StoreFull, StoreUnusable
 from steadyrun.lib.safe_files import open_regular
 from steadyrun.lib.safe_paths import shown
 from steadyrun.model.item import Attachment
@@ -36,7 +36,7 @@ _HARMFUL = re.compile(
 def keep(files: Sequence[Path], home: Path) -> tuple[Attachment, ...]:
     """Copy files into our home; nothing is copied unless all of them can be taken."""
     if len(files) > MOST_FILES:
-        raise Usage(f"expected at most {MOST_FILES} files, found {len(files)}")
+        raise InvalidUsage(f"expected at most {MOST_FILES} files, found {len(files)}")
     names = [_name(file) for file in files]
     with ExitStack() as stack:
         streams = [stack.enter_context(open_regular(file)) for file in files]
@@ -79,10 +79,10 @@ def _check(files: Sequence[Path], streams: Sequence[BinaryIO]) -> None:
         _check_size(file, size)
     if sum(sizes) > LARGEST_FILES_BYTES:
         found = f"expected at most {LARGEST_FILES_BYTES} bytes of files, found {sum(sizes)}"
-        raise Usage(found, hint="Send fewer, or name them in the text.")
+        raise InvalidUsage(found, hint="Send fewer, or name them in the text.")
     images = sum(image_type(os.pread(stream.fileno(), 16, 0)) is not None for stream in streams)
     if images > MOST_IMAGES:
-        raise Usage(f"expected at most {MOST_IMAGES} images, found {images}")
+        raise InvalidUsage(f"expected at most {MOST_IMAGES} images, found {images}")
 
 
 def _check_size(file: Path, size: int) -> None:

@@ -12,12 +12,12 @@ from steadyrun.errors import HolderGone, NotFound, SteadyrunError, StoreFailed
 from steadyrun.model.gate import Booted
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim
-from steadyrun.runtime.agent.workers import Seats
-from steadyrun.runtime.deps import Surroundings
-from steadyrun.runtime.direct_runs import Holding
-from steadyrun.runtime.dispatcher import Room, Worker
+from steadyrun.runtime.agent.workers import AgentWorkers
+from steadyrun.runtime.deps import Deps
+from steadyrun.runtime.direct_runs import DirectRuns
+from steadyrun.runtime.dispatcher import Capacity, Dispatcher
 from steadyrun.runtime.log import bug, fact
-from steadyrun.runtime.prompt.builder import Bridge
+from steadyrun.runtime.prompt.builder import TurnBuilder
 from steadyrun.runtime.recovery import look_for
 
 ALIVE_AT = "alive_at"
@@ -40,10 +40,10 @@ class Recovered(Struct, frozen=True):
 class Daemon:
     """Runs agents for as long as it lives."""
 
-    def __init__(self, around: Surroundings, tasks: TaskGroup, *, room: Room, key: bytes) -> None:
-        self.seats = Seats(around)
-        self.holding = Holding(around, tasks, self.seats)
-        self.worker = Worker(around, tasks, self.seats, room, Bridge(around, key))
+    def __init__(self, around: Deps, tasks: TaskGroup, *, room: Capacity, key: bytes) -> None:
+        self.seats = AgentWorkers(around)
+        self.holding = DirectRuns(around, tasks, self.seats)
+        self.worker = Dispatcher(around, tasks, self.seats, room, TurnBuilder(around, key))
         self._around, self._store = around, around.store
         self._tasks = tasks
         self._keep_seconds = room.keep_seconds
@@ -82,7 +82,7 @@ class Daemon:
         """Say that we live, and look after the lanes of those who do not."""
         while True:
             try:
-                await self._store.remember(ALIVE_AT, self._around.clock.now().isoformat().encode())
+                await self._store.put(ALIVE_AT, self._around.clock.now().isoformat().encode())
                 await self._reap_if_possible()
                 await self._clear_up()
             except HolderGone:
@@ -144,7 +144,7 @@ class Daemon:
             if gate.probe and not is_over:
                 self.seats.probes.add(gate.probe)
             news = Booted(is_probe_over=is_over)
-            await self._store.tell_gate(gate.provider, news, account=gate.account)
+            await self._store.update_gate(gate.provider, news, account=gate.account)
 
     async def _is_over(self, run: RunId) -> bool:
         try:
@@ -153,7 +153,7 @@ class Daemon:
             return True
 
     async def _downtime(self) -> timedelta:
-        said = await self._store.recall(ALIVE_AT)
+        said = await self._store.get(ALIVE_AT)
         if said is None:
             return timedelta()
         away = self._around.clock.now() - datetime.fromisoformat(said.decode())

@@ -9,7 +9,7 @@ import anyio.to_thread
 from msgspec import Struct
 
 from steadyrun.dialect import Image
-from steadyrun.driver import Drivers
+from steadyrun.driver import Launcher
 from steadyrun.lib.clock import Clock
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import BudgetRules
@@ -17,13 +17,13 @@ from steadyrun.model.event import JsonObject
 from steadyrun.model.ids import HolderId, Ids
 from steadyrun.model.run import Metadata
 from steadyrun.model.secret import Scrubber
-from steadyrun.runtime.events.bus import Hub
-from steadyrun.runtime.prompt.system import Standing, read_standing
-from steadyrun.runtime.run.timeouts import ClockLimits
+from steadyrun.runtime.events.bus import EventBus
+from steadyrun.runtime.prompt.system import SystemPrompt, read_system_prompt
+from steadyrun.runtime.run.timeouts import Timeouts
 from steadyrun.store import Store
 
 
-class Ask(Struct, frozen=True):
+class RunRequest(Struct, frozen=True):
     """What is asked of a provider for one run, beyond the text of the item."""
 
     resume: str | None = None
@@ -39,16 +39,16 @@ class Ask(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Deps:
     """What every runner of this process shares."""
 
     store: Store
-    drivers: Drivers
+    drivers: Launcher
     clock: Clock
     ids: Ids
     holder: HolderId
     machine: str
-    limits: ClockLimits
+    limits: Timeouts
     scrubber: Scrubber
     # STEADYRUN_HOME.
     home: Path
@@ -56,10 +56,10 @@ class Surroundings:
     appended: Set[str] = frozenset()
     budgets: BudgetRules = field(default_factory=BudgetRules)
     # Where everything that happens here is told.
-    hub: Hub = field(default_factory=Hub)
+    hub: EventBus = field(default_factory=EventBus)
 
-    async def standing(self, agent: Agent) -> Standing:
+    async def standing(self, agent: Agent) -> SystemPrompt:
         """What the agent always knows, from files as they are now."""
         is_appended = agent.provider in self.appended
-        read = partial(read_standing, agent, home=self.home, appended=is_appended)
+        read = partial(read_system_prompt, agent, home=self.home, appended=is_appended)
         return await anyio.to_thread.run_sync(read)

@@ -8,40 +8,40 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from steadyrun.dialect import Turn
-from steadyrun.errors import ChangeRefused, GateClosed, KeeperGone, LeaseLost, NotFound
+from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, NotFound, ProviderClosed
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import opens_at, shut_gate
 from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.policy import rights
 from steadyrun.model.run import Created, Orphaned, Run
-from steadyrun.runtime.agent.worker import Seat
-from steadyrun.runtime.agent.workers import Seats
-from steadyrun.runtime.deps import Ask, Surroundings
+from steadyrun.runtime.agent.worker import AgentWorker
+from steadyrun.runtime.agent.workers import AgentWorkers
+from steadyrun.runtime.deps import Deps, RunRequest
 from steadyrun.runtime.gate import tell_closed
 from steadyrun.runtime.log import bug
-from steadyrun.runtime.prompt.builder import Order, direct_order, launch_request
-from steadyrun.runtime.prompt.system import Standing
-from steadyrun.runtime.recovery import Left, look_for
-from steadyrun.runtime.run.active_run import WALL, Runner
-from steadyrun.runtime.run.retry import Again
-from steadyrun.store import Lost
+from steadyrun.runtime.prompt.builder import TurnPlan, build_direct, launch_request
+from steadyrun.runtime.prompt.system import SystemPrompt
+from steadyrun.runtime.recovery import AbandonedProcess, look_for
+from steadyrun.runtime.run.active_run import WALL, ActiveRun
+from steadyrun.runtime.run.retry import RetryDecision
+from steadyrun.store import AbandonedLane
 
 
-class Holding:
+class DirectRuns:
     """The direct runs of this process, each in a task of its own."""
 
-    def __init__(self, around: Surroundings, tasks: TaskGroup, seats: Seats | None = None) -> None:
+    def __init__(self, around: Deps, tasks: TaskGroup, seats: AgentWorkers | None = None) -> None:
         self.around = around
         self._tasks = tasks
-        self._seats = seats or Seats(around)
+        self._seats = seats or AgentWorkers(around)
         # Whether lasting agents work in the same process: they must not suffer.
         self.is_beside_others = seats is not None
         self._ended: dict[RunId, anyio.Event] = {}
         if seats is None:
             tasks.start_soon(self._seats.serve)
 
-    async def start(self, agent: Agent, run: RunId, prompt: str, ask: Ask) -> None:
+    async def start(self, agent: Agent, run: RunId, prompt: str, ask: RunRequest) -> None:
         """Accept a message for a new agent, claim its lane and run it: one step, or none."""
         store, around = self.around.store, self.around
         await self._require_open(agent.provider)
@@ -56,12 +56,12 @@ class Holding:
 
         message = Message(agent.id, prompt, kind="call")
         try:
-            started = await store.hire(around.holder, agent, message, opened)
+            started = await store.start_direct(around.holder, agent, message, opened)
         except ChangeRefused:
             # The gate may have been closed since we looked.
             await self._require_open(agent.provider)
             raise
-        seat = Seat(around, agent, _Once(self, ask), self._tasks)
+        seat = AgentWorker(around, agent, _Once(self, ask), self._tasks)
         seat.begin(started)
         self._run(seat, run)
 
@@ -74,14 +74,16 @@ class Holding:
             await self.take(each, each.hold, left) for each in lost if isinstance(each.hold, Claim)
         ]
 
-    async def take(self, lost: Lost, claim: Claim, left: Mapping[ProcessId, Left]) -> RunId:
+    async def take(
+        self, lost: AbandonedLane, claim: Claim, left: Mapping[ProcessId, AbandonedProcess]
+    ) -> RunId:
         """Go on with a direct run whose holder is gone; `left` has its process, if there is one."""
         store, agent = self.around.store, lost.agent
         run = lost.run or await self._run_of(claim, agent)
         process = lost.processes[-1] if lost.processes else None
         found = left.get(process.id) if process else None
         if found:
-            seat = Seat(self.around, agent, _Once(self, found.request.turn), self._tasks)
+            seat = AgentWorker(self.around, agent, _Once(self, found.request.turn), self._tasks)
             seat.take_up(claim, run, found)
             self._seats.know_probe(seat)
             self._run(seat, run.id)
@@ -91,7 +93,7 @@ class Holding:
             await store.settle(claim, Orphaned(self.around.clock.now()))
         return run.id
 
-    def seat(self, run: RunId) -> Seat | None:
+    def seat(self, run: RunId) -> AgentWorker | None:
         """Where the run goes on, if this process drives it."""
         return self._seats.running(run)
 
@@ -101,14 +103,14 @@ class Holding:
         if ended:
             await ended.wait()
 
-    def left(self, seat: Seat) -> None:
+    def left(self, seat: AgentWorker) -> None:
         self._seats.remove(seat)
 
     async def _require_open(self, provider: str) -> None:
         now = self.around.clock.now()
         gate = shut_gate(await self.around.store.gates(), provider, now)
         if gate:
-            raise GateClosed(provider, until=opens_at(gate, now), reason=gate.reason)
+            raise ProviderClosed(provider, until=opens_at(gate, now), reason=gate.reason)
 
     async def _run_of(self, claim: Claim, agent: Agent) -> Run:
         """Its holder was killed before there was one."""
@@ -124,12 +126,12 @@ class Holding:
         metadata = {WALL: wall} if wall else {}
         return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
 
-    def _run(self, seat: Seat, run: RunId) -> None:
+    def _run(self, seat: AgentWorker, run: RunId) -> None:
         self._seats.add(seat)
         self._ended[run] = anyio.Event()
         self._tasks.start_soon(self._see_through, seat, run)
 
-    async def _see_through(self, seat: Seat, run: RunId) -> None:
+    async def _see_through(self, seat: AgentWorker, run: RunId) -> None:
         try:
             # Somebody else has the claim, or will find out what became of the process.
             with contextlib.suppress(LeaseLost, KeeperGone):
@@ -146,7 +148,7 @@ class Holding:
 class _Once:
     """One item, and the process ends with it."""
 
-    def __init__(self, holding: Holding, asked: Ask | Turn) -> None:
+    def __init__(self, holding: DirectRuns, asked: RunRequest | Turn) -> None:
         """A turn is one that an earlier holder has told, or was about to."""
         self._holding = holding
         self._asked = asked
@@ -156,41 +158,43 @@ class _Once:
         """Whoever waits for the run is told at once; a daemon has all the time there is."""
         return self._holding.is_beside_others
 
-    async def order(self, seat: Seat, runner: Runner, *, again: Again | None) -> Order:
+    async def order(
+        self, seat: AgentWorker, runner: ActiveRun, *, again: RetryDecision | None
+    ) -> TurnPlan:
         agent, item, asked = seat.agent, runner.claim.item, self._asked
         if isinstance(asked, Turn):
             if seat.live is None:
                 raise NotFound("launch of", runner.id)
-            return Order(asked, launch_request(agent, asked, None, Standing(None)))
+            return TurnPlan(asked, launch_request(agent, asked, None, SystemPrompt(None)))
         ask = replace(asked, resume=None) if again and again.is_fresh else asked
-        return await direct_order(self._holding.around, agent, item, runner.id, ask)
+        return await build_direct(self._holding.around, agent, item, runner.id, ask)
 
-    async def created(self, seat: Seat, run: RunId, item: Item) -> Created:
+    async def created(self, seat: AgentWorker, run: RunId, item: Item) -> Created:
         return await self._holding.created(seat.agent, run, item)
 
-    async def make_room(self, seat: Seat) -> None:
+    async def make_room(self, seat: AgentWorker) -> None:
         """There always is."""
 
-    def keeps(self, _: Seat) -> bool:
+    def keeps(self, _: AgentWorker) -> bool:
         return False
 
-    async def again(self, _: Seat, run: Run, *, was_told: bool) -> Again | None:
+    async def again(self, _: AgentWorker, run: Run, *, was_told: bool) -> RetryDecision | None:
         """Whoever has asked for it decides."""
         if run.status == "rate_limited":
             await tell_closed(self._holding.around, run.provider)
         return None
 
-    def waits(self, seat: Seat, *, for_a_person: bool) -> None:
+    def waits(self, seat: AgentWorker, *, for_a_person: bool) -> None:
         """Nobody else waits for it."""
 
-    def begun(self, _: Seat, *, was_held: bool) -> None:
+    def begun(self, _: AgentWorker, *, was_held: bool) -> None:
         """Its lane is held to the end."""
 
-    def settled(self, _: Seat, __: Item) -> None:
+    def settled(self, _: AgentWorker, __: Item) -> None:
         """Whoever waits for it reads the record."""
 
-    async def broken(self, seat: Seat, error: Exception) -> None:
+    async def broken(self, seat: AgentWorker, error: Exception) -> None:
         raise error
 
-    def left(self, seat: Seat) -> None:
+    def left(self, seat: AgentWorker) -> None:
         self._holding.left(seat)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.errors import HolderGone, LeaseLost, SteadyrunError, StoreFailed
-from steadyrun.lib.notifier import FALLBACK_POLL_SECONDS, Hint, Watch
+from steadyrun.lib.notifier import FALLBACK_POLL_SECONDS, Hint, Waiter
 from steadyrun.model.agent import Agent, choose
 from steadyrun.model.event import ErrorFact, Event
 from steadyrun.model.gate import next_change, shut_gate, shut_providers
@@ -24,24 +24,30 @@ from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.policy import rights
 from steadyrun.model.run import Created, Finished, Run
-from steadyrun.runtime.agent.worker import Seat
-from steadyrun.runtime.agent.workers import Seats
-from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.agent.worker import AgentWorker
+from steadyrun.runtime.agent.workers import AgentWorkers
+from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.gate import tell_closed
 from steadyrun.runtime.log import bug, fact
-from steadyrun.runtime.prompt.builder import Bridge, Order
-from steadyrun.runtime.recovery import Left
-from steadyrun.runtime.run.active_run import WALL, Runner
-from steadyrun.runtime.run.retry import Again, carried, is_refused, verdict, with_corruption
+from steadyrun.runtime.prompt.builder import TurnBuilder, TurnPlan
+from steadyrun.runtime.recovery import AbandonedProcess
+from steadyrun.runtime.run.active_run import WALL, ActiveRun
+from steadyrun.runtime.run.retry import (
+    RetryDecision,
+    carry_over,
+    decide_retry,
+    is_refused,
+    with_corruption,
+)
 from steadyrun.runtime.slots import Slots
-from steadyrun.store import Accepted, Lost, Start, Started
+from steadyrun.store import AbandonedLane, Accepted, Start, Started
 
 _TICK_SECONDS = 1.0
 # How often gates are looked at when there is news.
 _GATES_SECONDS = 1.0
 
 
-class Room(Struct, frozen=True):
+class Capacity(Struct, frozen=True):
     """How much may there be at a time, and how long may it wait?
 
     `idle_seconds` of 0 is for ever. A process that has printed `journal_bytes` is not kept: whoever
@@ -56,13 +62,18 @@ class Room(Struct, frozen=True):
     keep_seconds: float = 7 * 86400.0
 
 
-class Worker:
+class Dispatcher:
     """Runs the items of lasting agents, as many at a time as there is room for."""
 
     is_patient = True
 
     def __init__(
-        self, around: Surroundings, tasks: TaskGroup, seats: Seats, room: Room, bridge: Bridge
+        self,
+        around: Deps,
+        tasks: TaskGroup,
+        seats: AgentWorkers,
+        room: Capacity,
+        bridge: TurnBuilder,
     ) -> None:
         self.room = room
         self.slots = Slots(room.runs, room.runs_of)
@@ -73,7 +84,7 @@ class Worker:
         # Also who drives no lasting agent is waited for.
         seats.on_leave = self.ring
         self._bridge = bridge
-        self._bell: Watch | None = None
+        self._bell: Waiter | None = None
         self._quiet = anyio.Event()
         # One at a time: how much room there is is known again when what was started has its place.
         self._starting = asyncio.Lock()
@@ -99,7 +110,7 @@ class Worker:
     def ring(self) -> None:
         """There may be something to do."""
         if self._bell:
-            self._bell.ring()
+            self._bell.notify()
         self._quiet.set()
         self._quiet = anyio.Event()
 
@@ -159,7 +170,9 @@ class Worker:
         seat.begin(started)
         self._see_to(seat, started.before)
 
-    async def take(self, lost: Lost, left: Mapping[ProcessId, Left], credit: timedelta) -> None:
+    async def take(
+        self, lost: AbandonedLane, left: Mapping[ProcessId, AbandonedProcess], credit: timedelta
+    ) -> None:
         """Go on with what a holder that is gone has left of a lasting agent; `left` has its
         process, if there is one. So much of the time since does not count: `credit`."""
         agent, hold = lost.agent, lost.hold
@@ -174,9 +187,11 @@ class Worker:
         elif found:
             self._seat(agent.on(found.process.provider)).take_up(hold, None, found)
         else:
-            await self._store.let_go(hold)
+            await self._store.release_lane(hold)
 
-    async def _found(self, lost: Lost, left: Mapping[ProcessId, Left]) -> Left | None:
+    async def _found(
+        self, lost: AbandonedLane, left: Mapping[ProcessId, AbandonedProcess]
+    ) -> AbandonedProcess | None:
         """The process that was left, if it ever was started."""
         found = None
         for process in lost.processes:
@@ -194,28 +209,28 @@ class Worker:
         agent = agent.on(before.provider) if before else agent
         created = self._created(run, agent, claim.item, now)
         if before:
-            created = replace(created, metadata={**created.metadata, **carried(before)})
+            created = replace(created, metadata={**created.metadata, **carry_over(before)})
         return await self._store.change(claim, run, created)
 
-    def _seat(self, agent: Agent) -> Seat:
-        seat = Seat(self._around, agent, self, self._tasks)
+    def _seat(self, agent: Agent) -> AgentWorker:
+        seat = AgentWorker(self._around, agent, self, self._tasks)
         seat.trouble.notes += self._untold.pop(agent.id, [])
         self._seats.add(seat)
         return seat
 
     # -- running them
 
-    def _see_to(self, seat: Seat, before: Run | None = None) -> None:
+    def _see_to(self, seat: AgentWorker, before: Run | None = None) -> None:
         self.slots.take(seat.agent.id, seat.agent.provider)
         self._tasks.start_soon(self._work, seat, before)
 
-    async def _work(self, seat: Seat, before: Run | None) -> None:
+    async def _work(self, seat: AgentWorker, before: Run | None) -> None:
         agent = seat.agent
         runner = seat.runner
         assert runner
         fact("run.started", agent=agent.name, run=runner.id, item=runner.claim.item.id)
         try:
-            if before and (more := carried(before)):
+            if before and (more := carry_over(before)):
                 run, now = runner.id, self._clock.now()
                 created = self._created(run, agent, runner.claim.item, now)
                 created = replace(created, metadata=more)
@@ -233,7 +248,7 @@ class Worker:
                 self.slots.leave(agent.id)
             self.ring()
 
-    async def broken(self, seat: Seat, error: Exception) -> None:
+    async def broken(self, seat: AgentWorker, error: Exception) -> None:
         """End the run and its process, so that the agent can go on."""
         bug(error, agent=seat.agent.name)
         code = error.code if isinstance(error, SteadyrunError) else "internal"
@@ -248,13 +263,15 @@ class Worker:
 
     # -- the manner of a seat
 
-    async def order(self, seat: Seat, runner: Runner, *, again: Again | None) -> Order:
+    async def order(
+        self, seat: AgentWorker, runner: ActiveRun, *, again: RetryDecision | None
+    ) -> TurnPlan:
         return await self._bridge.order(seat, runner, again=again)
 
-    async def created(self, seat: Seat, run: RunId, item: Item) -> Created:
+    async def created(self, seat: AgentWorker, run: RunId, item: Item) -> Created:
         return self._created(run, seat.agent, item, self._clock.now())
 
-    async def make_room(self, seat: Seat) -> None:
+    async def make_room(self, seat: AgentWorker) -> None:
         """Close whoever has waited longest, as long as there are too many."""
         while len(self._alive(but=seat)) >= self.room.processes:
             waiting = sorted(self._waiting(), key=lambda each: each.idle_since)
@@ -263,7 +280,7 @@ class Worker:
             fact("process.evicted", agent=waiting[0].agent.name)
             await self.close(waiting[0])
 
-    def keeps(self, seat: Seat) -> bool:
+    def keeps(self, seat: AgentWorker) -> bool:
         live = seat.live
         if live is None or self.is_draining or not live.serves_many:
             return False
@@ -273,19 +290,19 @@ class Worker:
         is_small = live.recorder.offset < self.room.journal_bytes
         return is_small and len(self._alive(but=seat)) < self.room.processes
 
-    async def again(self, seat: Seat, run: Run, *, was_told: bool) -> Again | None:
+    async def again(self, seat: AgentWorker, run: Run, *, was_told: bool) -> RetryDecision | None:
         fact("run.ended", agent=seat.agent.name, run=run.id, status=run.status)
         runner = seat.runner
         assert runner
         if run.status == "rate_limited":
             await self._limited(seat, run)
         item = await self._store.item(runner.claim.item.id)
-        found = verdict(await self._suspected(run), item, was_told=was_told)
+        found = decide_retry(await self._suspected(run), item, was_told=was_told)
         if found:
             fact("run.retried", agent=seat.agent.name, run=run.id, why=found.why)
         return found
 
-    async def _limited(self, seat: Seat, run: Run) -> None:
+    async def _limited(self, seat: AgentWorker, run: Run) -> None:
         """Its gate knows already. If nobody else of its chain can go on, the agent may not want to
         go on by itself."""
         self._opens_at, self._looked_at = None, -math.inf
@@ -303,27 +320,27 @@ class Worker:
         before = await self._store.runs(run.agent, before=run.id, limit=1)
         return with_corruption(run, before[0] if before else None)
 
-    def waits(self, seat: Seat, *, for_a_person: bool) -> None:
+    def waits(self, seat: AgentWorker, *, for_a_person: bool) -> None:
         if for_a_person:
             self.slots.step_aside(seat.agent.id)
         else:
             self.slots.step_back(seat.agent.id)
         self.ring()
 
-    def begun(self, seat: Seat, *, was_held: bool) -> None:
+    def begun(self, seat: AgentWorker, *, was_held: bool) -> None:
         if not was_held:
             self._see_to(seat)
         self._tasks.start_soon(self._stop_unwanted, seat)
 
-    def settled(self, seat: Seat, item: Item) -> None:
+    def settled(self, seat: AgentWorker, item: Item) -> None:
         fact("item.settled", agent=seat.agent.name, item=item.id, status=item.status)
 
-    def left(self, seat: Seat) -> None:
+    def left(self, seat: AgentWorker) -> None:
         self._seats.remove(seat)
         if seat.trouble.notes:
             self._untold[seat.agent.id], seat.trouble.notes = seat.trouble.notes, []
 
-    async def _stop_unwanted(self, seat: Seat) -> None:
+    async def _stop_unwanted(self, seat: AgentWorker) -> None:
         """A turn that nobody asked for is not for an agent that shall do nothing."""
         runner = seat.runner
         try:
@@ -345,10 +362,10 @@ class Worker:
         is_closed = gate is not None and gate.is_closed and gate.probe != run
         return "its provider is closed" if is_closed else None
 
-    def _alive(self, *, but: Seat) -> list[Seat]:
+    def _alive(self, *, but: AgentWorker) -> list[AgentWorker]:
         return [each for each in self._seats if each.live and each is not but]
 
-    def _waiting(self) -> Iterator[Seat]:
+    def _waiting(self) -> Iterator[AgentWorker]:
         for seat in self._seats:
             if seat.live and seat.is_idle and not seat.live.has_background:
                 yield seat
@@ -363,7 +380,7 @@ class Worker:
                 if seat.idle_since < limit:
                     self._tasks.start_soon(self.close, seat)
 
-    async def close(self, seat: Seat) -> None:
+    async def close(self, seat: AgentWorker) -> None:
         """Close a process that waits."""
         try:
             await seat.leave()
@@ -417,5 +434,5 @@ class Worker:
                 if seat.is_idle:
                     tasks.start_soon(self.close, seat)
 
-    def _held(self) -> list[Seat]:
+    def _held(self) -> list[AgentWorker]:
         return [seat for seat in self._seats if seat.is_held]

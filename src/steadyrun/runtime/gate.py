@@ -1,11 +1,11 @@
 """What does an operator hear of a provider that takes no more?"""
 
 from steadyrun.model.gate import opens_at, shut_gate
-from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.log import fact
 
 
-async def tell_closed(around: Surroundings, provider: str) -> None:
+async def tell_closed(around: Deps, provider: str) -> None:
     """A run was refused: until when the provider is left alone."""
     now = around.clock.now()
     gate = shut_gate(await around.store.gates(), provider, now)

@@ -7,7 +7,7 @@ import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
-from steadyrun.errors import MessageTooLong, Usage
+from steadyrun.errors import InvalidUsage, MessageTooLong
 from steadyrun.model.agent import Agent
 from steadyrun.model.item import Followup, Message, OnLost, Payload
 from steadyrun.model.run import Metadata
@@ -64,7 +64,7 @@ def check_message(text: str) -> None:
     if size > LONGEST_TEXT_BYTES:
         raise MessageTooLong(found=size, most=LONGEST_TEXT_BYTES)
     if not text.strip():
-        raise Usage("the message is empty", hint="Say what is to be done.")
+        raise InvalidUsage("the message is empty", hint="Say what is to be done.")
 
 
 def check_metadata(metadata: Metadata) -> None:
@@ -72,15 +72,15 @@ def check_metadata(metadata: Metadata) -> None:
     try:
         size = len(msgspec.json.encode(metadata))
     except (TypeError, ValueError, RecursionError) as error:
-        raise Usage(f"the metadata cannot be written as JSON: {error}") from error
+        raise InvalidUsage(f"the metadata cannot be written as JSON: {error}") from error
     if size > LARGEST_METADATA_BYTES:
         found = f"expected at most {LARGEST_METADATA_BYTES} bytes of metadata, found {size}"
-        raise Usage(found, hint="Put it into a file, and name that.")
+        raise InvalidUsage(found, hint="Put it into a file, and name that.")
     if taken := sorted(RESERVED & metadata.keys()):
-        raise Usage(f"the metadata may not have {taken[0]!r}: it is ours", hint="Rename it.")
+        raise InvalidUsage(f"the metadata may not have {taken[0]!r}: it is ours", hint="Rename it.")
 
 
 def _check_key(key: str) -> None:
     utf8(key)
     if not 1 <= len(key) <= LONGEST_KEY:
-        raise Usage(f"expected a key of 1 to {LONGEST_KEY} characters, found {len(key)}")
+        raise InvalidUsage(f"expected a key of 1 to {LONGEST_KEY} characters, found {len(key)}")

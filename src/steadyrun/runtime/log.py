@@ -33,7 +33,7 @@ FactName = Literal[
 Field = str | int | float | bool | None
 
 
-class Kind(Struct, frozen=True):
+class LogFields(Struct, frozen=True):
     """A kind of fact. Warnings may need somebody, errors do."""
 
     name: FactName
@@ -41,29 +41,37 @@ class Kind(Struct, frozen=True):
     meaning: str
 
 
-FACTS: tuple[Kind, ...] = (
-    Kind("daemon.started", "info", "it has the lock and the store, and takes up what it finds"),
-    Kind("daemon.draining", "info", "no new run begins; those that run may end"),
-    Kind("daemon.stopped", "info", "the last thing it says"),
-    Kind("agent.synced", "info", "an agent of the configuration was added, changed or retired"),
-    Kind("letters.drained", "info", "what was left for it while it was away has been done"),
-    Kind("downtime.credited", "info", "the time it was away is not counted against runs"),
-    Kind("lane.reaped", "warning", "an agent was taken over from a holder that is gone"),
-    Kind("lease.lost", "warning", "another holder has the agent now; nothing more is written here"),
-    Kind("process.launched", "info", "a CLI was started"),
-    Kind("process.adopted", "info", "a CLI that an earlier daemon had started goes on here"),
-    Kind("process.evicted", "info", "a CLI that waited is closed to make room for another"),
-    Kind("process.closed", "info", "a CLI is gone, with everything it had started"),
-    Kind("processes.cleared", "info", "what CLIs have left that ended long ago is deleted"),
-    Kind("run.started", "info", "an agent begins with an item"),
-    Kind("run.ended", "info", "it ended, and how"),
-    Kind("run.retried", "warning", "its item is run again, and why"),
-    Kind("item.settled", "info", "an item is done with, or waits again"),
-    Kind("gate.closed", "warning", "a provider is left alone until a time"),
-    Kind("store.failed", "error", "the store could not be written; it is tried again"),
-    Kind("telemetry.failed", "warning", "the collector did not take spans; it is tried again"),
-    Kind("telemetry.dropped", "warning", "spans are left out: the collector has not taken them"),
-    Kind("bug", "error", "something happened that must not: please report it"),
+FACTS: tuple[LogFields, ...] = (
+    LogFields(
+        "daemon.started", "info", "it has the lock and the store, and takes up what it finds"
+    ),
+    LogFields("daemon.draining", "info", "no new run begins; those that run may end"),
+    LogFields("daemon.stopped", "info", "the last thing it says"),
+    LogFields(
+        "agent.synced", "info", "an agent of the configuration was added, changed or retired"
+    ),
+    LogFields("letters.drained", "info", "what was left for it while it was away has been done"),
+    LogFields("downtime.credited", "info", "the time it was away is not counted against runs"),
+    LogFields("lane.reaped", "warning", "an agent was taken over from a holder that is gone"),
+    LogFields(
+        "lease.lost", "warning", "another holder has the agent now; nothing more is written here"
+    ),
+    LogFields("process.launched", "info", "a CLI was started"),
+    LogFields("process.adopted", "info", "a CLI that an earlier daemon had started goes on here"),
+    LogFields("process.evicted", "info", "a CLI that waited is closed to make room for another"),
+    LogFields("process.closed", "info", "a CLI is gone, with everything it had started"),
+    LogFields("processes.cleared", "info", "what CLIs have left that ended long ago is deleted"),
+    LogFields("run.started", "info", "an agent begins with an item"),
+    LogFields("run.ended", "info", "it ended, and how"),
+    LogFields("run.retried", "warning", "its item is run again, and why"),
+    LogFields("item.settled", "info", "an item is done with, or waits again"),
+    LogFields("gate.closed", "warning", "a provider is left alone until a time"),
+    LogFields("store.failed", "error", "the store could not be written; it is tried again"),
+    LogFields("telemetry.failed", "warning", "the collector did not take spans; it is tried again"),
+    LogFields(
+        "telemetry.dropped", "warning", "spans are left out: the collector has not taken them"
+    ),
+    LogFields("bug", "error", "something happened that must not: please report it"),
 )
 LONGEST_FIELD = 200
 

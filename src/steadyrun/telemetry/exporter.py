@@ -61,7 +61,7 @@ class Exporter:
 
     async def begin(self) -> None:
         """Find the place to go on from."""
-        if found := await self._store.recall(CURSOR):
+        if found := await self._store.get(CURSOR):
             self._cursor = msgspec.json.decode(found, type=int)
             return
         last = await self._store.last_events(limit=1)
@@ -71,7 +71,7 @@ class Exporter:
     async def run(self) -> None:
         """Export until `end`. Whatever goes wrong here is told, and is nobody else's trouble."""
         with self._store.hints.watch(None, Hint.STATE) as watch:
-            watch.on_ring = self._ring
+            watch.on_notify = self._ring
             try:
                 await self._run()
             except Exception as error:  # noqa: BLE001 (no run may suffer for it)
@@ -111,7 +111,7 @@ class Exporter:
         return bool(page) and not self._ready
 
     async def _remember(self) -> None:
-        await self._store.remember(CURSOR, msgspec.json.encode(self._cursor))
+        await self._store.put(CURSOR, msgspec.json.encode(self._cursor))
 
     async def _heard(self, seen: StoredEvent) -> list[SpanData]:
         """Of a run that had begun before, what was heard then is heard again first."""

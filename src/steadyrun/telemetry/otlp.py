@@ -27,7 +27,7 @@ from opentelemetry.trace import (
 
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.secret import Secret
-from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.deps import Deps
 from steadyrun.telemetry.exporter import Exporter
 from steadyrun.telemetry.spans import SpanData
 from steadyrun.version import __version__
@@ -45,7 +45,7 @@ _KINDS = {"client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 
 @asynccontextmanager
 async def exporting(
-    endpoint: str, headers: Mapping[str, Secret], around: Surroundings, *, content: bool
+    endpoint: str, headers: Mapping[str, Secret], around: Deps, *, content: bool
 ) -> AsyncIterator[None]:
     """Export what happens until the block ends, and what is left then, if it can be done soon."""
     collector = OtlpCollector(endpoint, headers)

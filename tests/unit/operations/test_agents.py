@@ -14,12 +14,12 @@ from steadyrun.errors import (
     AgentHomeMissing,
     ConfigInvalid,
     Conflict,
+    InvalidUsage,
     NameTaken,
     NotFound,
     ReadOnly,
     RoleMissing,
     SteadyrunError,
-    Usage,
 )
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import Closed, Opened
@@ -40,7 +40,7 @@ from steadyrun.operations.agents import (
     resume,
     show,
 )
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.store import Store
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def desk(tmp_path: Path) -> OperationContext:
     clock = FakeClock()
     store = MemoryStore(clock)
     plain = desk_of(store, tmp_path, clock=clock)
@@ -59,22 +59,24 @@ def desk(tmp_path: Path) -> Desk:
     )
 
 
-def daemon(desk: Desk) -> SmallDaemon:
+def daemon(desk: OperationContext) -> SmallDaemon:
     assert isinstance(desk.daemon, SmallDaemon)
     return desk.daemon
 
 
-def do(verb: Callable[[Desk, Any], Awaitable[T]], desk: Desk, given: Struct) -> T:
+def do(
+    verb: Callable[[OperationContext, Any], Awaitable[T]], desk: OperationContext, given: Struct
+) -> T:
     return anyio.run(verb, desk, given)
 
 
-def ada(desk: Desk, **fields: Any) -> AddAgent:
+def ada(desk: OperationContext, **fields: Any) -> AddAgent:
     usual = AddAgent(name="ada", provider="scripted", home=str(desk.home))
     return replace(usual, **fields)
 
 
 @pytest.mark.parametrize("name", ["a", "7", "ada-2_x", "a" * 64])
-def test_a_good_name_is_taken(desk: Desk, name: str) -> None:
+def test_a_good_name_is_taken(desk: OperationContext, name: str) -> None:
     assert do(add, desk, ada(desk, name=name)).name == name
 
 
@@ -85,8 +87,8 @@ def test_a_good_name_is_taken(desk: Desk, name: str) -> None:
         "agt_x", "prc_x", "hld_x",
     ],
 )  # fmt: skip
-def test_a_bad_name_is_refused(desk: Desk, name: str) -> None:
-    with pytest.raises(Usage) as found:
+def test_a_bad_name_is_refused(desk: OperationContext, name: str) -> None:
+    with pytest.raises(InvalidUsage) as found:
         do(add, desk, ada(desk, name=name))
 
     assert repr(name) in found.value.message
@@ -97,33 +99,33 @@ def test_a_bad_name_is_refused(desk: Desk, name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
-        ({"provider": "nobody"}, Usage),
-        ({"fallback": ("nobody",)}, Usage),
-        ({"fallback": ("scripted",)}, Usage),
-        ({"fallback": ("shell", "shell")}, Usage),
+        ({"provider": "nobody"}, InvalidUsage),
+        ({"fallback": ("nobody",)}, InvalidUsage),
+        ({"fallback": ("scripted",)}, InvalidUsage),
+        ({"fallback": ("shell", "shell")}, InvalidUsage),
         ({"provider": "shell", "mode": "plan"}, AbilityMissing),
         ({"provider": "shell", "model": "m"}, AbilityMissing),
         ({"provider": "shell", "tier": "readonly"}, AbilityMissing),
         ({"fallback": ("shell",), "deny": ("Bash",)}, AbilityMissing),
-        ({"tier": "custom"}, Usage),
-        ({"tier": "readonly", "tools": ("Read",)}, Usage),
-        ({"tools": ("Raed",)}, Usage),
-        ({"deny": ("",)}, Usage),
-        ({"timeout": -1.0}, Usage),
-        ({"timeout": 0.0}, Usage),
-        ({"model": ""}, Usage),
-        ({"system": "a\0b"}, Usage),
-        ({"approvers": ("",)}, Usage),
-        ({"home": "here"}, Usage),
+        ({"tier": "custom"}, InvalidUsage),
+        ({"tier": "readonly", "tools": ("Read",)}, InvalidUsage),
+        ({"tools": ("Raed",)}, InvalidUsage),
+        ({"deny": ("",)}, InvalidUsage),
+        ({"timeout": -1.0}, InvalidUsage),
+        ({"timeout": 0.0}, InvalidUsage),
+        ({"model": ""}, InvalidUsage),
+        ({"system": "a\0b"}, InvalidUsage),
+        ({"approvers": ("",)}, InvalidUsage),
+        ({"home": "here"}, InvalidUsage),
         ({"home": "/no/such/directory"}, AgentHomeMissing),
         ({"role": "tester"}, RoleMissing),
-        ({"role": "../tester"}, Usage),
-        ({"role": ".hidden"}, Usage),
-        ({"role": ""}, Usage),
+        ({"role": "../tester"}, InvalidUsage),
+        ({"role": ".hidden"}, InvalidUsage),
+        ({"role": ""}, InvalidUsage),
     ],
 )
 def test_what_cannot_work_is_refused_and_nothing_is_written(
-    desk: Desk, fields: dict[str, Any], kind: type[SteadyrunError]
+    desk: OperationContext, fields: dict[str, Any], kind: type[SteadyrunError]
 ) -> None:
     with pytest.raises(kind) as found:
         do(add, desk, ada(desk, **fields))
@@ -132,38 +134,38 @@ def test_what_cannot_work_is_refused_and_nothing_is_written(
     assert do(list_all, desk, ListAgents()).agents == ()
 
 
-def test_a_home_that_is_a_file_is_no_home(desk: Desk) -> None:
+def test_a_home_that_is_a_file_is_no_home(desk: OperationContext) -> None:
     (desk.home / "file").touch()
 
     with pytest.raises(AgentHomeMissing):
         do(add, desk, ada(desk, home=str(desk.home / "file")))
 
 
-def test_a_role_is_a_file_of_that_name(desk: Desk) -> None:
+def test_a_role_is_a_file_of_that_name(desk: OperationContext) -> None:
     (desk.home / "roles").mkdir()
     (desk.home / "roles" / "tester.md").write_text("Test.")
 
     assert do(add, desk, ada(desk, role="tester")).role == "tester"
 
 
-def test_a_provider_whose_options_are_wrong_is_named(desk: Desk) -> None:
+def test_a_provider_whose_options_are_wrong_is_named(desk: OperationContext) -> None:
     def abilities(name: str) -> None:
         raise ConfigInvalid(f"providers.{name}.options: no", file=None)
 
-    broken = Desk(desk.store, desk.clock, desk.ids, desk.home, abilities, desk.enforce)
+    broken = OperationContext(desk.store, desk.clock, desk.ids, desk.home, abilities, desk.enforce)
 
     with pytest.raises(ConfigInvalid):
         do(add, broken, ada(desk))
 
 
-def test_names_are_taken_once(desk: Desk) -> None:
+def test_names_are_taken_once(desk: OperationContext) -> None:
     do(add, desk, ada(desk))
 
     with pytest.raises(NameTaken):
         do(add, desk, ada(desk))
 
 
-def test_only_what_is_said_is_changed(desk: Desk) -> None:
+def test_only_what_is_said_is_changed(desk: OperationContext) -> None:
     given = ada(desk, fallback=("shell",), system="be kind", timeout=5.0, model="m")
     was = do(add, desk, given)
 
@@ -176,7 +178,7 @@ def test_only_what_is_said_is_changed(desk: Desk) -> None:
     assert (page.system, page.timeout_seconds) == ("be kind", None)
 
 
-def test_a_tier_takes_the_place_of_tools_and_the_other_way_round(desk: Desk) -> None:
+def test_a_tier_takes_the_place_of_tools_and_the_other_way_round(desk: OperationContext) -> None:
     def changed(**fields: Any) -> tuple[Any, ...]:
         now = do(change, desk, SetAgent(name="ada", **fields))
         return now.tier, now.tools, now.deny
@@ -190,7 +192,7 @@ def test_a_tier_takes_the_place_of_tools_and_the_other_way_round(desk: Desk) -> 
     assert changed(clear=("tools", "deny")) == (None, None, ())
 
 
-def test_an_empty_list_of_tools_is_none_as_in_the_configuration(desk: Desk) -> None:
+def test_an_empty_list_of_tools_is_none_as_in_the_configuration(desk: OperationContext) -> None:
     def changed(**fields: Any) -> tuple[Any, ...]:
         now = do(change, desk, SetAgent(name="ada", **fields))
         return now.tier, now.tools, now.model
@@ -203,21 +205,23 @@ def test_an_empty_list_of_tools_is_none_as_in_the_configuration(desk: Desk) -> N
 
 
 @pytest.mark.parametrize("field", ["deny", "fallback", "budget", "approvers", "clear"])
-def test_another_list_that_names_nothing_changes_nothing(desk: Desk, field: str) -> None:
+def test_another_list_that_names_nothing_changes_nothing(
+    desk: OperationContext, field: str
+) -> None:
     before = do(add, desk, ada(desk, deny=("Bash",), approvers=("cli:a",)))
     changed, empty = SetAgent(name="ada", model="m"), {field: ()}
 
-    with pytest.raises(Usage, match=f"--{field} names nothing"):
+    with pytest.raises(InvalidUsage, match=f"--{field} names nothing"):
         do(change, desk, replace(changed, **empty))
     if field != "clear":
-        with pytest.raises(Usage, match=f"--{field} names nothing"):
+        with pytest.raises(InvalidUsage, match=f"--{field} names nothing"):
             do(add, desk, ada(desk, name="bob", **empty))
 
     assert do(list_all, desk, ListAgents()).agents == (before,)
 
 
-def test_a_tool_that_does_not_exist_is_told_with_the_nearest(desk: Desk) -> None:
-    with pytest.raises(Usage) as found:
+def test_a_tool_that_does_not_exist_is_told_with_the_nearest(desk: OperationContext) -> None:
+    with pytest.raises(InvalidUsage) as found:
         do(add, desk, ada(desk, tools=("Read", "Gerp")))
 
     assert (found.value.message, found.value.hint) == (
@@ -226,10 +230,10 @@ def test_a_tool_that_does_not_exist_is_told_with_the_nearest(desk: Desk) -> None
     )
 
 
-def test_a_new_provider_keeps_the_fallback(desk: Desk) -> None:
+def test_a_new_provider_keeps_the_fallback(desk: OperationContext) -> None:
     do(add, desk, ada(desk, fallback=("shell",)))
 
-    with pytest.raises(Usage, match="named twice"):
+    with pytest.raises(InvalidUsage, match="named twice"):
         do(change, desk, SetAgent(name="ada", provider="shell"))
     changed = do(change, desk, SetAgent(name="ada", provider="shell", clear=("fallback",)))
 
@@ -246,16 +250,18 @@ def test_a_new_provider_keeps_the_fallback(desk: Desk) -> None:
         (SetAgent(name="ada", home="/no/such"), "no directory"),
     ],
 )
-def test_a_change_that_cannot_be_is_refused(desk: Desk, given: SetAgent, said: str) -> None:
+def test_a_change_that_cannot_be_is_refused(
+    desk: OperationContext, given: SetAgent, said: str
+) -> None:
     before = do(add, desk, ada(desk))
 
-    with pytest.raises((Usage, AgentHomeMissing), match=said):
+    with pytest.raises((InvalidUsage, AgentHomeMissing), match=said):
         do(change, desk, given)
 
     assert do(list_all, desk, ListAgents()).agents == (before,)
 
 
-def test_an_agent_of_the_configuration_is_changed_there_only(desk: Desk) -> None:
+def test_an_agent_of_the_configuration_is_changed_there_only(desk: OperationContext) -> None:
     agent = Agent(AgentId("agt_1"), "ada", ("scripted",), str(desk.home), origin="config")
     anyio.run(desk.store.add_agent, agent)
 
@@ -266,7 +272,7 @@ def test_an_agent_of_the_configuration_is_changed_there_only(desk: Desk) -> None
     assert do(pause, desk, ChooseAgents("ada")).agents[0].state == "paused"
 
 
-def test_an_agent_with_work_stays_and_one_without_goes(desk: Desk) -> None:
+def test_an_agent_with_work_stays_and_one_without_goes(desk: OperationContext) -> None:
     added = do(add, desk, ada(desk))
     item = anyio.run(desk.store.accept, Message(AgentId(added.id), "go")).item
 
@@ -283,7 +289,7 @@ def test_an_agent_with_work_stays_and_one_without_goes(desk: Desk) -> None:
         do(show, desk, ShowAgent(added.id))
 
 
-def test_an_agent_whose_process_waits_stays_for_now(desk: Desk) -> None:
+def test_an_agent_whose_process_waits_stays_for_now(desk: OperationContext) -> None:
     added = do(add, desk, ada(desk))
 
     async def rest() -> None:
@@ -300,7 +306,7 @@ def test_an_agent_whose_process_waits_stays_for_now(desk: Desk) -> None:
         do(remove, desk, ShowAgent("ada"))
 
 
-def test_a_direct_agent_is_none_to_look_at(desk: Desk) -> None:
+def test_a_direct_agent_is_none_to_look_at(desk: OperationContext) -> None:
     direct = Agent(AgentId("agt_1"), "run_1", ("scripted",), str(desk.home), is_direct=True)
     anyio.run(desk.store.add_agent, direct)
 
@@ -309,14 +315,14 @@ def test_a_direct_agent_is_none_to_look_at(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("given", [ChooseAgents(), ChooseAgents("ada", all=True)])
-def test_a_pause_is_for_one_or_for_all(desk: Desk, given: ChooseAgents) -> None:
+def test_a_pause_is_for_one_or_for_all(desk: OperationContext, given: ChooseAgents) -> None:
     do(add, desk, ada(desk))
 
-    with pytest.raises(Usage, match="--all"):
+    with pytest.raises(InvalidUsage, match="--all"):
         do(pause, desk, given)
 
 
-def test_all_are_paused_and_go_on(desk: Desk) -> None:
+def test_all_are_paused_and_go_on(desk: OperationContext) -> None:
     for name in ("ada", "bob"):
         do(add, desk, ada(desk, name=name))
 
@@ -327,7 +333,7 @@ def test_all_are_paused_and_go_on(desk: Desk) -> None:
     assert [(agent.name, agent.state) for agent in one] == [("bob", "idle")]
 
 
-def test_a_state_says_why_nothing_or_what_is_done(desk: Desk) -> None:
+def test_a_state_says_why_nothing_or_what_is_done(desk: OperationContext) -> None:
     added = do(add, desk, ada(desk))
 
     async def states() -> list[Any]:
@@ -338,9 +344,9 @@ def test_a_state_says_why_nothing_or_what_is_done(desk: Desk) -> None:
             found.append((agent.state, agent.now, agent.process))
 
         store, agent_id = desk.store, AgentId(added.id)
-        await store.tell_gate("scripted", Closed(START.replace(year=2027), "limit"))
+        await store.update_gate("scripted", Closed(START.replace(year=2027), "limit"))
         await look()
-        await store.tell_gate("scripted", Opened())
+        await store.update_gate("scripted", Opened())
         await store.accept(Message(agent_id, "fix\n the  test"))
         holder = await store.join("test")
         [claim] = await store.claim(holder.id)
@@ -381,7 +387,7 @@ class Counted:
 
 
 def test_a_hundred_agents_are_listed_with_as_many_questions_as_one(
-    desk: Desk, tmp_path: Path
+    desk: OperationContext, tmp_path: Path
 ) -> None:
     async def asked(count: int) -> int:
         for _ in range(count):

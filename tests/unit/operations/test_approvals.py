@@ -6,12 +6,12 @@ import anyio
 import pytest
 
 from steadyrun.dialect import Enforced
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.ids import AgentId, ApprovalId, Ids, RunId
 from steadyrun.operations.approvals import answer_to
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.stores.memory.tables import Tables
 from steadyrun.testing.clock import START, FakeClock
@@ -21,9 +21,9 @@ ALWAYS = Answer(True, "eve", START, always=True)
 ELSEWHERE = Answer(True, "eve", START, provider="codex")
 
 
-def a_desk(store: MemoryStore) -> Desk:
+def a_desk(store: MemoryStore) -> OperationContext:
     clock = FakeClock()
-    return Desk(
+    return OperationContext(
         store,
         clock,
         Ids(clock.now),
@@ -39,9 +39,9 @@ def test_what_cannot_be_allowed_for_good_is_refused_by_name() -> None:
 
     async def main() -> None:
         desk = a_desk(MemoryStore(FakeClock(), tables=tables))
-        with pytest.raises(Usage, match="prc_1:1 cannot be allowed for good"):
+        with pytest.raises(InvalidUsage, match="prc_1:1 cannot be allowed for good"):
             await answer_to(desk, asked, ALWAYS)
-        with pytest.raises(Usage, match="prc_1:1 is about a tool: it takes no --provider"):
+        with pytest.raises(InvalidUsage, match="prc_1:1 is about a tool: it takes no --provider"):
             await answer_to(desk, asked, ELSEWHERE)
         assert await desk.store.approval(asked.id) == asked
 

@@ -13,7 +13,7 @@ from steadyrun.model.item import Message
 from steadyrun.model.run import Created, Finished
 from steadyrun.model.usage import Cost, Usage, UsageSum
 from steadyrun.operations.agents import ListAgents, list_all
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.costs import ShowCost, show
 from steadyrun.store import Grouping
 from steadyrun.stores.memory.store import MemoryStore
@@ -27,7 +27,7 @@ def midnight_at(moment: datetime) -> timezone:
     return timezone(-since if since <= timedelta(hours=12) else timedelta(hours=24) - since)
 
 
-async def spend(desk: Desk, agent: Agent, usd: float) -> None:
+async def spend(desk: OperationContext, agent: Agent, usd: float) -> None:
     store, now = desk.store, desk.clock.now()
     await store.accept(Message(agent.id, "work"))
     holder = await store.join("test")

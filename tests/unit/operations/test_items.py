@@ -7,16 +7,24 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from steadyrun.errors import Conflict, MessageTooLong, NotFound, Usage
+from steadyrun.errors import Conflict, InvalidUsage, MessageTooLong, NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.gate import Closed, Opened
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Attachment, Message, Payload
 from steadyrun.model.run import Created, Finished
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import AgentDocument
-from steadyrun.operations.items import ChooseItem, ListItems, Send, list_items, retry, send, show
+from steadyrun.operations.items import (
+    ChooseItem,
+    ListItems,
+    SendMessage,
+    list_items,
+    retry,
+    send,
+    show,
+)
 from steadyrun.operations.lookup import agent_document
 from steadyrun.operations.runs import Cancel, cancel
 from steadyrun.stores.memory.store import MemoryStore
@@ -28,74 +36,78 @@ FAR, NEAR = START.replace(year=2027), START.replace(month=12)
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def desk(tmp_path: Path) -> OperationContext:
     clock = FakeClock()
     store = MemoryStore(clock)
     plain = desk_of(store, tmp_path, clock=clock)
     daemon = SmallDaemon(store, tmp_path, clock, plain.ids)
     anyio.run(store.add_agent, Agent(ADA, "ada", ("scripted",), "/", followup="queue"))
-    return Desk(store, clock, plain.ids, tmp_path, plain.abilities, plain.enforce, daemon)
+    return OperationContext(
+        store, clock, plain.ids, tmp_path, plain.abilities, plain.enforce, daemon
+    )
 
 
 @pytest.mark.parametrize("text", ["", " \n\t"])
-def test_an_empty_message_is_refused(desk: Desk, text: str) -> None:
-    with pytest.raises(Usage, match="empty"):
-        anyio.run(send, desk, Send(agent="ada", text=text))
+def test_an_empty_message_is_refused(desk: OperationContext, text: str) -> None:
+    with pytest.raises(InvalidUsage, match="empty"):
+        anyio.run(send, desk, SendMessage(agent="ada", text=text))
 
 
-def test_a_message_of_a_mebibyte_is_taken_and_one_byte_more_is_not(desk: Desk) -> None:
+def test_a_message_of_a_mebibyte_is_taken_and_one_byte_more_is_not(desk: OperationContext) -> None:
     most = "ä" * (1024 * 512)
 
-    taken = anyio.run(send, desk, Send(agent="ada", text=most))
+    taken = anyio.run(send, desk, SendMessage(agent="ada", text=most))
     with pytest.raises(MessageTooLong) as found:
-        anyio.run(send, desk, Send(agent="ada", text=f"{most}x"))
+        anyio.run(send, desk, SendMessage(agent="ada", text=f"{most}x"))
 
     assert taken.text == most
     assert (found.value.found, found.value.most) == (1048577, 1048576)
     assert "file" in found.value.hint
 
 
-def test_nobody_is_not_told_anything(desk: Desk) -> None:
+def test_nobody_is_not_told_anything(desk: OperationContext) -> None:
     with pytest.raises(NotFound, match="bob"):
-        anyio.run(send, desk, Send(agent="bob", text="hello"))
+        anyio.run(send, desk, SendMessage(agent="bob", text="hello"))
 
 
-def test_what_is_not_said_is_as_the_agent_is_set(desk: Desk) -> None:
-    usual = anyio.run(send, desk, Send(agent="ada", text="one"))
-    said = anyio.run(send, desk, Send(agent="ada", text="two", followup="steer"))
+def test_what_is_not_said_is_as_the_agent_is_set(desk: OperationContext) -> None:
+    usual = anyio.run(send, desk, SendMessage(agent="ada", text="one"))
+    said = anyio.run(send, desk, SendMessage(agent="ada", text="two", followup="steer"))
 
     assert (usual.followup, said.followup) == ("queue", "steer")
     assert anyio.run(desk.store.item, ItemId(usual.id)).on_lost == "resume"
 
 
-def test_the_same_key_is_the_same_item(desk: Desk) -> None:
-    first = anyio.run(send, desk, Send(agent="ada", text="one", key="k"))
-    again = anyio.run(send, desk, Send(agent="ada", text="another", key="k"))
+def test_the_same_key_is_the_same_item(desk: OperationContext) -> None:
+    first = anyio.run(send, desk, SendMessage(agent="ada", text="one", key="k"))
+    again = anyio.run(send, desk, SendMessage(agent="ada", text="another", key="k"))
 
     assert again == first
 
 
-def test_a_queued_item_says_what_it_waits_for(desk: Desk) -> None:
+def test_a_queued_item_says_what_it_waits_for(desk: OperationContext) -> None:
     async def reasons() -> list[Any]:
         found: list[Any] = []
-        item = await send(desk, Send(agent="ada", text="one"))
-        later = await send(desk, Send(agent="ada", text="two"))
+        item = await send(desk, SendMessage(agent="ada", text="one"))
+        later = await send(desk, SendMessage(agent="ada", text="two"))
 
-        async def look(at: Desk = desk, which: str = item.id) -> None:
+        async def look(at: OperationContext = desk, which: str = item.id) -> None:
             document = await show(at, ChooseItem(which))
             found.append((document.waiting, document.until))
 
         await look()
         await look(which=later.id)
         await look(
-            at=Desk(desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce)
+            at=OperationContext(
+                desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce
+            )
         )
-        await desk.store.tell_gate("scripted", Closed(FAR, "limit"))
+        await desk.store.update_gate("scripted", Closed(FAR, "limit"))
         await look()
         await desk.store.pause(ADA)
         await look()
         await desk.store.resume(ADA)
-        await desk.store.tell_gate("scripted", Opened())
+        await desk.store.update_gate("scripted", Opened())
         holder = await desk.store.join("test")
         await desk.store.claim(holder.id)
         await look()
@@ -113,20 +125,20 @@ def test_a_queued_item_says_what_it_waits_for(desk: Desk) -> None:
     ]
 
 
-def test_who_has_a_fallback_waits_only_if_that_is_closed_as_well(desk: Desk) -> None:
+def test_who_has_a_fallback_waits_only_if_that_is_closed_as_well(desk: OperationContext) -> None:
     async def reasons() -> list[Any]:
         found: list[Any] = []
         was = await desk.store.agent("ada")
         await desk.store.set_agent(replace(was, providers=("scripted", "shell")), was=was)
-        item = await send(desk, Send(agent="ada", text="one"))
+        item = await send(desk, SendMessage(agent="ada", text="one"))
 
         async def look() -> None:
             document, agent = await show(desk, ChooseItem(item.id)), await _shown(desk)
             found.append((document.waiting, document.until, agent.state, agent.until))
 
-        await desk.store.tell_gate("scripted", Closed(FAR, "limit"))
+        await desk.store.update_gate("scripted", Closed(FAR, "limit"))
         await look()
-        await desk.store.tell_gate("shell", Closed(NEAR, "limit"))
+        await desk.store.update_gate("shell", Closed(NEAR, "limit"))
         await look()
         return found
 
@@ -136,14 +148,14 @@ def test_who_has_a_fallback_waits_only_if_that_is_closed_as_well(desk: Desk) -> 
     ]
 
 
-async def _shown(desk: Desk) -> AgentDocument:
+async def _shown(desk: OperationContext) -> AgentDocument:
     return await agent_document(desk, await desk.store.agent("ada"))
 
 
-def test_the_inbox_has_what_is_open_newest_first(desk: Desk) -> None:
+def test_the_inbox_has_what_is_open_newest_first(desk: OperationContext) -> None:
     async def listed() -> list[list[str]]:
         for text in ("one", "two", "three"):
-            await send(desk, Send(agent="ada", text=text))
+            await send(desk, SendMessage(agent="ada", text=text))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
         await desk.store.add_agent(direct)
         await desk.store.accept(Message(direct.id, "nobody's"))
@@ -161,9 +173,9 @@ def test_the_inbox_has_what_is_open_newest_first(desk: Desk) -> None:
     ]  # fmt: skip
 
 
-def test_a_page_of_other_items_does_not_hide_ours(desk: Desk) -> None:
+def test_a_page_of_other_items_does_not_hide_ours(desk: OperationContext) -> None:
     async def listed() -> list[str]:
-        await send(desk, Send(agent="ada", text="ours"))
+        await send(desk, SendMessage(agent="ada", text="ours"))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
         await desk.store.add_agent(direct)
         await desk.store.accept(Message(direct.id, "nobody's"))
@@ -174,24 +186,24 @@ def test_a_page_of_other_items_does_not_hide_ours(desk: Desk) -> None:
     assert anyio.run(listed) == ["ours"]
 
 
-def test_how_many_is_at_least_one(desk: Desk) -> None:
-    with pytest.raises(Usage, match="from 1 on"):
+def test_how_many_is_at_least_one(desk: OperationContext) -> None:
+    with pytest.raises(InvalidUsage, match="from 1 on"):
         anyio.run(list_items, desk, ListItems(limit=0))
 
 
-def test_the_beginning_of_an_id_is_enough_if_it_fits_one(desk: Desk) -> None:
-    first = anyio.run(send, desk, Send(agent="ada", text="one"))
+def test_the_beginning_of_an_id_is_enough_if_it_fits_one(desk: OperationContext) -> None:
+    first = anyio.run(send, desk, SendMessage(agent="ada", text="one"))
 
     assert anyio.run(show, desk, ChooseItem(first.id[:10])) == first
-    anyio.run(send, desk, Send(agent="ada", text="two"))
-    with pytest.raises(Usage, match="several"):
+    anyio.run(send, desk, SendMessage(agent="ada", text="two"))
+    with pytest.raises(InvalidUsage, match="several"):
         anyio.run(show, desk, ChooseItem("itm_"))
     for text in ("itm_none", "", "~", "run_1"):
         with pytest.raises(NotFound):
             anyio.run(show, desk, ChooseItem(text))
 
 
-async def run_one(desk: Desk, status: Any = "failed") -> ItemId:
+async def run_one(desk: OperationContext, status: Any = "failed") -> ItemId:
     holder = await desk.store.join("test")
     [claim] = await desk.store.claim(holder.id)
     run, now = desk.ids.run(), desk.clock.now()
@@ -200,7 +212,7 @@ async def run_one(desk: Desk, status: Any = "failed") -> ItemId:
     return claim.item.id
 
 
-def test_what_is_settled_can_be_asked_again_and_twice_is_once(desk: Desk) -> None:
+def test_what_is_settled_can_be_asked_again_and_twice_is_once(desk: OperationContext) -> None:
     async def again() -> list[Any]:
         file = Attachment("a.txt", "attachments/1", 3)
         payload = Payload((file,), {"of": "mine"})
@@ -227,8 +239,8 @@ def test_what_is_settled_can_be_asked_again_and_twice_is_once(desk: Desk) -> Non
     assert len({old, first.id, third.id}) == 3
 
 
-def test_what_is_queued_is_cancelled_at_once_and_stays_so(desk: Desk) -> None:
-    item = anyio.run(send, desk, Send(agent="ada", text="one"))
+def test_what_is_queued_is_cancelled_at_once_and_stays_so(desk: OperationContext) -> None:
+    item = anyio.run(send, desk, SendMessage(agent="ada", text="one"))
 
     found, again = [anyio.run(cancel, desk, Cancel(item.id, why)) for why in ("enough", "more")]
 
@@ -243,9 +255,9 @@ def test_what_is_queued_is_cancelled_at_once_and_stays_so(desk: Desk) -> None:
     assert error == ErrorFact("cancelled", "enough")
 
 
-def test_what_runs_is_asked_and_waited_for(desk: Desk) -> None:
+def test_what_runs_is_asked_and_waited_for(desk: OperationContext) -> None:
     async def ask() -> list[Any]:
-        item = await send(desk, Send(agent="ada", text="one"))
+        item = await send(desk, SendMessage(agent="ada", text="one"))
         holder = await desk.store.join("test")
         [claim] = await desk.store.claim(holder.id)
         run, now = desk.ids.run(), desk.clock.now()
@@ -272,7 +284,7 @@ def test_what_runs_is_asked_and_waited_for(desk: Desk) -> None:
     assert (run.status, run.is_over) == ("cancelled", True)
 
 
-def test_what_is_not_there_cannot_be_cancelled(desk: Desk) -> None:
+def test_what_is_not_there_cannot_be_cancelled(desk: OperationContext) -> None:
     for text in ("itm_1", "run_1", "ada", ""):
         with pytest.raises(NotFound):
             anyio.run(cancel, desk, Cancel(text))

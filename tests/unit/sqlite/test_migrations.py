@@ -81,7 +81,7 @@ def test_a_chain_of_an_earlier_version_is_gone_along(tmp_path: Path) -> None:
     async def look() -> None:
         store = await SqliteStore.open(tmp_path)
         try:
-            await store.tell_gate("claude", Closed(None, "by hand"))
+            await store.update_gate("claude", Closed(None, "by hand"))
             holder = (await store.join("worker")).id
             await store.accept(Message(AgentId("agt_ada"), "work"))
             [started] = await store.start(holder, _opened)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from steadyrun.model.ids import HolderId
-from steadyrun.stores.sqlite.db.liveness import Presence
+from steadyrun.stores.sqlite.db.liveness import Liveness
 
 CHILD = Path(__file__).parents[2] / "children" / "be_present.py"
 HOLDER = HolderId("hld_1")
@@ -25,66 +25,66 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_holder_is_there_until_it_vanishes(folder: Path) -> None:
-    ours, theirs = Presence(folder), Presence(folder)
-    assert not theirs.is_there(HOLDER)
+    ours, theirs = Liveness(folder), Liveness(folder)
+    assert not theirs.is_alive(HOLDER)
 
-    ours.appear(HOLDER)
-    assert ours.is_there(HOLDER)
-    assert theirs.is_there(HOLDER)
+    ours.acquire(HOLDER)
+    assert ours.is_alive(HOLDER)
+    assert theirs.is_alive(HOLDER)
 
-    ours.vanish(HOLDER)
-    assert not theirs.is_there(HOLDER)
+    ours.release(HOLDER)
+    assert not theirs.is_alive(HOLDER)
     assert list(folder.iterdir()) == []
 
 
 def test_vanishing_twice_or_unseen_is_fine(folder: Path) -> None:
-    presence = Presence(folder)
-    presence.appear(HOLDER)
+    presence = Liveness(folder)
+    presence.acquire(HOLDER)
 
-    presence.vanish(HOLDER)
-    presence.vanish(HOLDER)
-    presence.vanish(HolderId("hld_nobody"))
+    presence.release(HOLDER)
+    presence.release(HOLDER)
+    presence.release(HolderId("hld_nobody"))
     presence.vanish_all()
 
-    assert not presence.is_there(HOLDER)
+    assert not presence.is_alive(HOLDER)
 
 
 def test_looking_does_not_disturb_a_holder(folder: Path) -> None:
-    ours, theirs = Presence(folder), Presence(folder)
-    ours.appear(HOLDER)
+    ours, theirs = Liveness(folder), Liveness(folder)
+    ours.acquire(HOLDER)
 
-    seen = [theirs.is_there(HOLDER) for _ in range(100)]
+    seen = [theirs.is_alive(HOLDER) for _ in range(100)]
 
     assert seen == [True] * 100
 
 
 def test_a_stopped_process_is_there_and_a_killed_one_is_gone(folder: Path) -> None:
-    presence = Presence(folder)
+    presence = Liveness(folder)
     with _present(folder) as (child, _):
-        assert presence.is_there(HOLDER)
+        assert presence.is_alive(HOLDER)
 
         os.kill(child.pid, signal.SIGSTOP)
         _, status = os.waitpid(child.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
-        assert presence.is_there(HOLDER)
+        assert presence.is_alive(HOLDER)
 
         child.kill()
         child.wait(PATIENCE_SECONDS)
-        assert not presence.is_there(HOLDER)
+        assert not presence.is_alive(HOLDER)
 
 
 def test_children_of_a_killed_holder_do_not_keep_it_there(folder: Path) -> None:
-    presence = Presence(folder)
+    presence = Liveness(folder)
     with _present(folder) as (child, heir):
         child.kill()
         child.wait(PATIENCE_SECONDS)
 
         assert Path(f"/proc/{heir}/comm").read_text() == "cat\n"
-        assert not presence.is_there(HOLDER)
+        assert not presence.is_alive(HOLDER)
 
 
 def test_the_file_of_a_dead_holder_can_be_forgotten(folder: Path) -> None:
-    presence = Presence(folder)
+    presence = Liveness(folder)
     with _present(folder) as (child, _):
         child.kill()
         child.wait(PATIENCE_SECONDS)
@@ -93,7 +93,7 @@ def test_the_file_of_a_dead_holder_can_be_forgotten(folder: Path) -> None:
     presence.forget(HOLDER)
 
     assert list(folder.iterdir()) == []
-    assert not presence.is_there(HOLDER)
+    assert not presence.is_alive(HOLDER)
 
 
 @contextmanager

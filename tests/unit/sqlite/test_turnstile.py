@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steadyrun.errors import StoreBusy
-from steadyrun.stores.sqlite.db.write_lock import Turnstile
+from steadyrun.stores.sqlite.db.write_lock import WriteLock
 
 CHILD = Path(__file__).parents[2] / "children" / "hold_lock.py"
 SHORT_SECONDS = 0.05
@@ -113,8 +113,8 @@ def test_a_fault_other_than_a_lock_is_not_waited_for(place: Place) -> None:
 
 
 @contextmanager
-def _turnstile(place: Place, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[Turnstile]:
-    with closing(Turnstile(place.database, patience_seconds=patience_seconds)) as turnstile:
+def _turnstile(place: Place, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[WriteLock]:
+    with closing(WriteLock(place.database, patience_seconds=patience_seconds)) as turnstile:
         yield turnstile
 
 

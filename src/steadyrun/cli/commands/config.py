@@ -7,7 +7,7 @@ import msgspec
 
 from steadyrun.config import (
     Config,
-    Places,
+    Locations,
     as_document,
     describe,
     is_trusted,
@@ -75,7 +75,7 @@ def _findings(config: Config) -> list[str]:
     return found
 
 
-def _files(places: Places) -> dict[str, Any]:
+def _files(places: Locations) -> dict[str, Any]:
     project = places.project_file
     return {
         "home": printable(places.home),

@@ -12,7 +12,7 @@ from typing import Literal
 import anyio
 from msgspec import Struct
 
-from steadyrun.cli.commands.providers import BUILT_IN, Found, find_providers, version_of
+from steadyrun.cli.commands.providers import BUILT_IN, ProviderInfo, find_providers, version_of
 from steadyrun.cli.output import format as render
 from steadyrun.cli.systemd import WANTED, Unit, find_units
 from steadyrun.config import load, locate, printable
@@ -84,7 +84,7 @@ def _providers() -> Iterator[Finding]:
         yield _provider(found)
 
 
-def _provider(found: Found) -> Finding:
+def _provider(found: ProviderInfo) -> Finding:
     check = f"provider {found.name}"
     if found.repair or not found.is_there:
         return _unusable(check, found)
@@ -96,7 +96,7 @@ def _provider(found: Found) -> Finding:
     return Finding(check, "warn", detail, " ".join(repair for _, repair in doubts))
 
 
-def _unusable(check: str, found: Found) -> Finding:
+def _unusable(check: str, found: ProviderInfo) -> Finding:
     if found.repair:
         return Finding(check, "fail", found.problem, found.repair)
     # Not everybody wants every provider: only one that was configured must be there.
@@ -108,7 +108,7 @@ def _unusable(check: str, found: Found) -> Finding:
     return Finding(check, state, f"{found.program} was not found on PATH", f"{how}, or {setting}")
 
 
-def _doubts(found: Found) -> Iterator[tuple[str, str]]:
+def _doubts(found: ProviderInfo) -> Iterator[tuple[str, str]]:
     """What may be wrong with a program that is there, and what to do about it."""
     if found.problem:
         yield found.problem, f"See what it does when you run it: {found.path}"

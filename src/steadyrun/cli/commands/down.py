@@ -14,7 +14,7 @@ from steadyrun.cli.invoke import given_by, require_person, show
 from steadyrun.config import load
 from steadyrun.errors import DaemonUnreachable, RpcClosed, RpcTimeout, SteadyrunError
 from steadyrun.lib.task_group import task_group
-from steadyrun.operations.daemon import Ask, Stop
+from steadyrun.operations.daemon import StatusRequest, Stop
 from steadyrun.operations.documents import StatusDocument, Stopped
 from steadyrun.operations.registry import BY_NAME
 
@@ -59,7 +59,7 @@ async def _tell(home: Path, drain: float) -> None:
     began, told = anyio.current_time(), 0
     while True:
         try:
-            status: StatusDocument = await client.call(home, BY_NAME["status"], Ask())
+            status: StatusDocument = await client.call(home, BY_NAME["status"], StatusRequest())
         except SteadyrunError:
             # It is going, or of another version: there is nothing to tell.
             return

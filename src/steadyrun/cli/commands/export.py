@@ -22,7 +22,7 @@ from steadyrun.cli.output import format as render
 from steadyrun.config import Config, load, printable
 from steadyrun.drivers import keeper
 from steadyrun.drivers.launcher import PROCESSES
-from steadyrun.errors import Conflict, Usage
+from steadyrun.errors import Conflict, InvalidUsage
 from steadyrun.model.event_json import public
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
@@ -39,9 +39,9 @@ def export(args: Namespace) -> int:
         run, agent_name = anyio.run(_read, config, args.run, events)
         path = Path(args.output or f"{run.id}.tar.gz")
         try:
-            _write(path, Parcel(config, run, agent_name), events)
+            _write(path, RunArchive(config, run, agent_name), events)
         except OSError as error:
-            raise Usage(f"{path} cannot be written: {error.strerror}") from error
+            raise InvalidUsage(f"{path} cannot be written: {error.strerror}") from error
     shown = printable(path)
     print(render.to_json({"run": run.id, "file": shown}) if args.json else shown)
     return 0
@@ -62,7 +62,7 @@ async def _read_events(store: Store, run: Run, events: IO[bytes]) -> None:
         after = page[-1].cursor
 
 
-def _write(path: Path, parcel: "Parcel", events: IO[bytes]) -> None:
+def _write(path: Path, parcel: "RunArchive", events: IO[bytes]) -> None:
     """Write the archive, or nothing: one that is there already stays as it is."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -80,7 +80,7 @@ def _write(path: Path, parcel: "Parcel", events: IO[bytes]) -> None:
         raise
 
 
-class Parcel:
+class RunArchive:
     """What of a run is packed. The same run gives the same bytes."""
 
     def __init__(self, config: Config, run: Run, agent_name: str) -> None:

@@ -12,14 +12,14 @@ from steadyrun.cli.output import format as render
 from steadyrun.config import Config, ProviderSettings, load
 from steadyrun.dialect import Ability, Program
 from steadyrun.drivers import programs
-from steadyrun.drivers.programs import Look
-from steadyrun.errors import Usage
+from steadyrun.drivers.programs import ProgramReport
+from steadyrun.errors import InvalidUsage
 from steadyrun.lib.task_group import task_group
 
 BUILT_IN = "built in"
 
 
-class Found(Struct, frozen=True):
+class ProviderInfo(Struct, frozen=True):
     """A provider. `path` is its program; None if it was not found or is part of steadyrun.
 
     `is_tested` is None where the version or the tested range is not known; `login` is what says
@@ -55,9 +55,9 @@ def list_providers(args: Namespace) -> int:
     return 0
 
 
-def find_providers(config: Config) -> list[Found]:
+def find_providers(config: Config) -> list[ProviderInfo]:
     """All there are, by name. Their programs are asked at the same time."""
-    found: dict[str, Found] = {}
+    found: dict[str, ProviderInfo] = {}
 
     async def add(name: str) -> None:
         found[name] = await _find(config, name)
@@ -71,7 +71,7 @@ def find_providers(config: Config) -> list[Found]:
     return [found[name] for name in sorted(found)]
 
 
-def version_of(found: Found) -> str:
+def version_of(found: ProviderInfo) -> str:
     """The version, and whether it was tried; nothing if there is none."""
     if found.version is None or found.tested is None:
         return found.version or ""
@@ -80,7 +80,7 @@ def version_of(found: Found) -> str:
     return f"{found.version} ({'tested' if found.is_tested else f'not tested: that is {span}'})"
 
 
-def _lines(found: Found) -> Iterator[str]:
+def _lines(found: ProviderInfo) -> Iterator[str]:
     is_missing = not found.is_there and not found.problem
     yield f"{found.program}: not found" if is_missing else found.path or found.program
     facts = {
@@ -93,14 +93,14 @@ def _lines(found: Found) -> Iterator[str]:
     yield from (f"{name}: {fact}" for name, fact in facts.items() if fact)
 
 
-async def _find(config: Config, name: str) -> Found:
+async def _find(config: Config, name: str) -> ProviderInfo:
     settings = config.settings.providers.get(name, ProviderSettings())
     program: Program | None = DIALECTS[name].program
     command = settings.command or ()
     flaw, abilities, env = _configured(config, name, settings)
     look = await _look(program, command, env)
     known = program or Program(BUILT_IN)
-    return Found(
+    return ProviderInfo(
         name,
         command[0] if command else known.name,
         look.path,
@@ -127,20 +127,22 @@ def _login_by(program: Program) -> tuple[str, ...]:
 
 def _configured(
     config: Config, name: str, settings: ProviderSettings
-) -> tuple[Usage | None, frozenset[Ability], dict[str, str]]:
+) -> tuple[InvalidUsage | None, frozenset[Ability], dict[str, str]]:
     """What it can do and the variables it would get; an error where a launch would end with it."""
     inherited = {key: config.environ[key] for key in ("PATH", "HOME") if key in config.environ}
     try:
         abilities = make_dialect(name, settings.options).abilities
         given = {key: secret.reveal() for key, secret in config.provider_env(name).items()}
-    except Usage as error:
+    except InvalidUsage as error:
         return error, frozenset(), inherited
     return None, abilities, {**inherited, **given}
 
 
-async def _look(program: Program | None, command: tuple[str, ...], env: dict[str, str]) -> Look:
+async def _look(
+    program: Program | None, command: tuple[str, ...], env: dict[str, str]
+) -> ProgramReport:
     if program is None and not command:
-        return Look(is_there=True)
+        return ProgramReport(is_there=True)
     # A program that only runs ours is not asked.
     known = program or Program(command[0], version_args=())
     return await programs.look(known, command, env, str(Path.cwd()))

@@ -14,9 +14,9 @@ from steadyrun.config import Config, ProviderSettings, load
 from steadyrun.dialect import Dialect, Exit
 from steadyrun.drivers import keeper_client
 from steadyrun.drivers.launcher import PROCESSES
-from steadyrun.drivers.replay import Line, read_recording
+from steadyrun.drivers.replay import RecordedLine, read_recording
 from steadyrun.drivers.replay import replay as play
-from steadyrun.errors import NotFound, Usage
+from steadyrun.errors import InvalidUsage, NotFound
 from steadyrun.lib.framing import Frame, Lines
 from steadyrun.model.event import LiveEvent, StoredEvent, TextDelta, ThinkingDelta
 from steadyrun.model.event_json import public
@@ -43,17 +43,17 @@ def _exit_of(path: Path) -> Exit | None:
     return keeper_client.read_exit(path) if (path / "exit").exists() else None
 
 
-def _recorded(path: Path) -> Iterator[Line]:
+def _recorded(path: Path) -> Iterator[RecordedLine]:
     """The lines of a file, or of a process's directory, such as an export has."""
     try:
         yield from run_lines(path) if path.is_dir() else read_recording(path)
     except OSError as error:
-        raise Usage(f"{error.filename or path} cannot be read: {error.strerror}") from error
+        raise InvalidUsage(f"{error.filename or path} cannot be read: {error.strerror}") from error
 
 
 def _stored(
     config: Config, name: str, provider: str | None
-) -> tuple[Iterator[Line], str, Exit | None]:
+) -> tuple[Iterator[RecordedLine], str, Exit | None]:
     run = anyio.run(_find_run, config, name)
     directory = config.places.home / PROCESSES / (run.process or "none")
     if not (directory / "journal").exists():
@@ -70,15 +70,15 @@ async def _find_run(config: Config, name: str) -> Run:
         return await find_run(store, name)
 
 
-def run_lines(directory: Path) -> Iterator[Line]:
+def run_lines(directory: Path) -> Iterator[RecordedLine]:
     """What a process was told and printed, in the order in which its driver saw it."""
     sent = deque(keeper_client.read_sent(directory, after=0))
     for frame in _printed(directory / "journal"):
         while sent and sent[0].end < frame.end:
-            yield Line("in", _text(sent.popleft()))
-        yield Line("out", _text(frame))
+            yield RecordedLine("in", _text(sent.popleft()))
+        yield RecordedLine("out", _text(frame))
     for frame in sent:
-        yield Line("in", _text(frame))
+        yield RecordedLine("in", _text(frame))
 
 
 def _printed(journal: Path) -> Iterator[Frame]:
@@ -99,7 +99,7 @@ def _text(frame: Frame) -> str:
 def _dialect(config: Config, provider: str | None) -> Dialect:
     known = ", ".join(sorted(DIALECTS))
     if provider is None:
-        raise Usage("whose traffic is it?", hint=f"Add --provider; there are: {known}")
+        raise InvalidUsage("whose traffic is it?", hint=f"Add --provider; there are: {known}")
     if provider not in DIALECTS:
         raise NotFound("provider", provider, hint=f"There are: {known}")
     settings = config.settings.providers.get(provider, ProviderSettings())

@@ -24,7 +24,7 @@ from steadyrun.lib.task_group import task_group
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.event import RunStarted
 from steadyrun.model.run import Run, RunStatus
-from steadyrun.runtime.run.options import Wishes
+from steadyrun.runtime.run.options import RunOptions
 
 EXIT_CODES: dict[RunStatus, int] = {
     "completed": 0,
@@ -43,7 +43,7 @@ class Job(Struct, frozen=True):
     prompt: str
     provider: str
     cwd: str
-    wishes: Wishes
+    wishes: RunOptions
     is_detached: bool = False
     is_json: bool = False
     role: str | None = None
@@ -52,7 +52,7 @@ class Job(Struct, frozen=True):
 def run(args: Namespace) -> int:
     prompt, wishes, is_json = read_prompt(args.text), read_wishes(args), args.json or args.jsonl
     job = Job(prompt, args.provider, args.cwd, wishes, args.detach, is_json, args.role)
-    watch = Watch(job, _output(args))
+    watch = RunWatch(job, _output(args))
     try:
         return anyio.run(watch.see_through)
     finally:
@@ -66,7 +66,7 @@ def _output(args: Namespace) -> Output:
     return (EventLines if args.jsonl else LiveText)(sys.stdout, sys.stderr)
 
 
-class Watch:
+class RunWatch:
     """Starts a run and shows it, as long as somebody wants to see it."""
 
     def __init__(self, job: Job, output: Output) -> None:

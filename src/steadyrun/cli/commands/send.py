@@ -12,22 +12,22 @@ from anyio.abc import TaskGroup
 from steadyrun.api import client
 from steadyrun.app.operations import open_desk
 from steadyrun.cli import invoke
-from steadyrun.cli.event_stream import Hearing, Seen, Subject
+from steadyrun.cli.event_stream import EventFilter, EventStream, Seen
 from steadyrun.cli.main import EXIT_INTERRUPTED
 from steadyrun.cli.output import format as render
 from steadyrun.cli.output.live import LiveText
 from steadyrun.cli.output.tables import HELD_BACK, held_back
 from steadyrun.cli.stdin import read_input
 from steadyrun.config import Config, load
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.event import FollowupAbsorbed, RunEnded, RunStarted, StoredEvent
 from steadyrun.model.event_json import data_of
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Item
-from steadyrun.operations.context import Desk
+from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ItemDocument
-from steadyrun.operations.items import Send
+from steadyrun.operations.items import SendMessage
 from steadyrun.operations.lookup import item_document
 from steadyrun.operations.registry import BY_NAME
 
@@ -43,13 +43,13 @@ _OPERATION = BY_NAME["item.send"]
 
 def send(args: Namespace) -> int:
     if args.timeout is not None and not args.wait:
-        raise Usage("--timeout is for --wait", hint="Add --wait, or leave it out.")
+        raise InvalidUsage("--timeout is for --wait", hint="Add --wait, or leave it out.")
     if args.text == "-":
         args.text = read_input("message", is_asked_for=True, hint="")
     return anyio.run(_send, args, invoke.given_by(args, _OPERATION))
 
 
-async def _send(args: Namespace, given: Send) -> int:
+async def _send(args: Namespace, given: SendMessage) -> int:
     config = load()
     if args.wait:
         return await _send_and_wait(config, args, given)
@@ -60,7 +60,7 @@ async def _send(args: Namespace, given: Send) -> int:
     return 0
 
 
-async def _send_and_wait(config: Config, args: Namespace, given: Send) -> int:
+async def _send_and_wait(config: Config, args: Namespace, given: SendMessage) -> int:
     home = config.places.home
     # Before the store is touched: without a daemon nothing shall be made or accepted.
     async with client.connected(home):
@@ -75,7 +75,9 @@ async def _send_and_wait(config: Config, args: Namespace, given: Send) -> int:
 class _Watch:
     """Shows what becomes of an item, as long as somebody wants to see it."""
 
-    def __init__(self, desk: Desk, item: ItemDocument, after: int, *, as_json: bool) -> None:
+    def __init__(
+        self, desk: OperationContext, item: ItemDocument, after: int, *, as_json: bool
+    ) -> None:
         self._desk, self._item, self._after, self._as_json = desk, item, after, as_json
         self._output = None if as_json else LiveText(sys.stdout, sys.stderr)
         # The run that the item is in, and how the last one ended.
@@ -91,8 +93,8 @@ class _Watch:
     async def see_through(self, seconds: float | None) -> int:
         self._note(f"* {self._item.id} {held_back(self._item)} for {self._item.agent}")
         agent = (await self._desk.store.item(ItemId(self._item.id))).agent
-        hearing = Hearing(
-            self._desk.home, self._desk.store, Subject(agent=agent), self._after
+        hearing = EventStream(
+            self._desk.home, self._desk.store, EventFilter(agent=agent), self._after
         )  # fmt: skip
         with anyio.move_on_after(seconds):
             async with task_group() as tasks:

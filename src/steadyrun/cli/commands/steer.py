@@ -14,7 +14,7 @@ from steadyrun.cli.opened import open_home
 from steadyrun.cli.output import format as render
 from steadyrun.config import load
 from steadyrun.dialect import Refused
-from steadyrun.errors import Conflict, Usage
+from steadyrun.errors import Conflict, InvalidUsage
 from steadyrun.library import RunHandle
 from steadyrun.model.event import FollowupOffered, FollowupReturned
 from steadyrun.model.ids import ItemId
@@ -29,7 +29,7 @@ EXIT_TIMED_OUT = 7
 
 def steer(args: Namespace) -> int:
     if not args.text.strip():
-        raise Usage("the text is empty", hint='Type it: steadyrun steer RUN "…"')
+        raise InvalidUsage("the text is empty", hint='Type it: steadyrun steer RUN "…"')
     return anyio.run(_steer, args)
 
 

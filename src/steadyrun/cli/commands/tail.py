@@ -7,9 +7,9 @@ from typing import get_args
 import anyio
 
 from steadyrun.cli.commands.runs import opened
-from steadyrun.cli.event_stream import Hearing, Seen, Subject
+from steadyrun.cli.event_stream import EventFilter, EventStream, Seen
 from steadyrun.cli.output import format as render
-from steadyrun.errors import NotFound, Usage
+from steadyrun.errors import InvalidUsage, NotFound
 from steadyrun.model.event import EVENT_TYPES, RunEnded, StoredEvent, type_of
 from steadyrun.model.event_json import public
 from steadyrun.operations.lookup import find_run
@@ -29,10 +29,12 @@ _ERRORS = frozenset(
 def tail(args: Namespace) -> int:
     if (args.name is None) != args.all:
         hint = "usage: steadyrun tail AGENT|RUN|--all"
-        raise Usage("expected an agent, a run or --all", hint=hint)
+        raise InvalidUsage("expected an agent, a run or --all", hint=hint)
     unknown = [kind for kind in args.kind or () if kind not in KINDS]
     if unknown:
-        raise Usage(f"no kind of event {unknown[0]!r}", hint=f"There are: {', '.join(KINDS)}")
+        raise InvalidUsage(
+            f"no kind of event {unknown[0]!r}", hint=f"There are: {', '.join(KINDS)}"
+        )
     return anyio.run(_tail, args)
 
 
@@ -50,14 +52,14 @@ async def _tail(args: Namespace) -> int:
             await _print_after(store, about, args, printer)
             return 0
         if args.follow and not printer.is_over:
-            await Hearing(home, store, about, after).hear(printer.show)
+            await EventStream(home, store, about, after).hear(printer.show)
     return 0
 
 
 class _Printer:
     """Prints events of some kinds, of all if none is named."""
 
-    def __init__(self, kinds: Sequence[str] | None, about: Subject, *, as_json: bool) -> None:
+    def __init__(self, kinds: Sequence[str] | None, about: EventFilter, *, as_json: bool) -> None:
         self._kinds, self._about, self._as_json = kinds, about, as_json
         self.is_over = False
 
@@ -84,7 +86,7 @@ def is_kind(name: str, kind: str) -> bool:
 
 
 async def _last(
-    store: Store, about: Subject, wanted: int, printer: _Printer
+    store: Store, about: EventFilter, wanted: int, printer: _Printer
 ) -> list[StoredEvent]:  # fmt: skip
     """The newest events, so many that `wanted` of them are shown, if there are."""
     limit = wanted
@@ -96,7 +98,9 @@ async def _last(
         limit = min(limit * 8, _FARTHEST)
 
 
-async def _print_after(store: Store, about: Subject, args: Namespace, printer: _Printer) -> None:
+async def _print_after(
+    store: Store, about: EventFilter, args: Namespace, printer: _Printer
+) -> None:
     after, left = args.after, args.n
     while page := await store.events(after, agent=about.agent, run=about.run, limit=PAGE):
         after = page[-1].cursor
@@ -107,13 +111,13 @@ async def _print_after(store: Store, about: Subject, args: Namespace, printer: _
             return
 
 
-async def _subject(store: Store, text: str | None) -> Subject:
+async def _subject(store: Store, text: str | None) -> EventFilter:
     if text is None:
-        return Subject()
+        return EventFilter()
     if text.startswith("run_"):
-        return Subject(run=(await find_run(store, text)).id)
+        return EventFilter(run=(await find_run(store, text)).id)
     try:
-        return Subject(agent=(await store.agent(text)).id)
+        return EventFilter(agent=(await store.agent(text)).id)
     except NotFound as error:
         hint = "`steadyrun agents` and `steadyrun runs` list them."
         raise NotFound("agent or run", text, hint=hint) from error

@@ -14,13 +14,13 @@ from anyio.abc import TaskGroup
 
 from steadyrun.api import client
 from steadyrun.api.server import folder_of
-from steadyrun.app.daemon import RunningDaemon, open_daemon
+from steadyrun.app.daemon import DaemonHandle, open_daemon
 from steadyrun.cli.output import format as render
 from steadyrun.config import Config, load
 from steadyrun.errors import DaemonRunning, DaemonUnreachable, StartFailed
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.secret import Scrubber
-from steadyrun.operations.daemon import Ask
+from steadyrun.operations.daemon import StatusRequest
 from steadyrun.operations.documents import StatusDocument
 from steadyrun.operations.registry import BY_NAME
 from steadyrun.runtime.log import to_stderr
@@ -57,13 +57,13 @@ async def _serve(config: Config, args: Namespace) -> int:
     return 0
 
 
-def _greeting(daemon: RunningDaemon) -> str:
+def _greeting(daemon: DaemonHandle) -> str:
     state, found = daemon.state(), daemon.recovered
     adopted = f", {found.lanes} taken up" if found.lanes else ""
     return f"* up: {state.home}, process {state.pid}{adopted}; Ctrl-C ends it"
 
 
-async def _obey_signals(daemon: RunningDaemon, tasks: TaskGroup) -> None:
+async def _obey_signals(daemon: DaemonHandle, tasks: TaskGroup) -> None:
     """The first one waits for what runs, the next ones do not."""
     seconds: float | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -74,7 +74,7 @@ async def _obey_signals(daemon: RunningDaemon, tasks: TaskGroup) -> None:
             seconds = 0.0
 
 
-async def _stop(daemon: RunningDaemon, seconds: float | None) -> None:
+async def _stop(daemon: DaemonHandle, seconds: float | None) -> None:
     await daemon.stop(seconds, keep=False)
 
 
@@ -124,7 +124,7 @@ async def _started(home: Path, child: "subprocess.Popen[bytes]", log: Path) -> S
 
 async def _answer(home: Path) -> StatusDocument | None:
     try:
-        status: StatusDocument = await client.call(home, BY_NAME["status"], Ask())
+        status: StatusDocument = await client.call(home, BY_NAME["status"], StatusRequest())
     except DaemonUnreachable:
         return None
     return status

@@ -6,7 +6,7 @@ and the agent that has sent it, also those in a form.
 
 from typing import Any
 
-from steadyrun.dialect import Said
+from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.model.event import Event
 from steadyrun.model.usage import Usage
@@ -31,7 +31,7 @@ _ANSWER = "StructuredOutput"
 _SYNTHETIC, _NO_WORDS = "<synthetic>", "(no content)"
 
 
-def streamed(state: ClaudeState, line: StreamLine) -> list[Said]:
+def streamed(state: ClaudeState, line: StreamLine) -> list[DialectOutput]:
     """A piece of an answer, as it comes."""
     if line.parent_tool_use_id is not None:
         return []
@@ -45,7 +45,7 @@ def streamed(state: ClaudeState, line: StreamLine) -> list[Said]:
     return _called(state, event)
 
 
-def _called(state: ClaudeState, event: StreamEvent) -> list[Said]:
+def _called(state: ClaudeState, event: StreamEvent) -> list[DialectOutput]:
     if event.message is not None:
         state.streaming = event.message.id
         if state.turn:
@@ -56,7 +56,7 @@ def _called(state: ClaudeState, event: StreamEvent) -> list[Said]:
     return []
 
 
-def spoken(state: ClaudeState, line: AssistantLine) -> list[Said]:
+def spoken(state: ClaudeState, line: AssistantLine) -> list[DialectOutput]:
     """A part of an answer, whole."""
     if line.parent_tool_use_id is not None:
         return _sub_agent(state, line.message)
@@ -71,26 +71,26 @@ def spoken(state: ClaudeState, line: AssistantLine) -> list[Said]:
         turn.retry = None
     if state.offers:
         offers.note_spoken(state)
-    said: list[Said] = []
+    said: list[DialectOutput] = []
     for block in line.message.content:
         said += _part(state, line.message, block)
     return said
 
 
-def answered(state: ClaudeState, line: EchoLine) -> list[Said]:
+def answered(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
     """Results of tools; the other words are for the model."""
     content = line.message.content
     if isinstance(content, str):
         return []
     is_own = line.parent_tool_use_id is None
-    said: list[Said] = []
+    said: list[DialectOutput] = []
     for block in content:
         if block.type == "tool_result":
             said += _tool_end(state, block, is_own=is_own)
     return said
 
 
-def _part(state: ClaudeState, message: AssistantMessage, block: Block) -> list[Said]:
+def _part(state: ClaudeState, message: AssistantMessage, block: Block) -> list[DialectOutput]:
     match block.type:
         case "text":
             return _text(state, message, block.text)
@@ -104,7 +104,7 @@ def _part(state: ClaudeState, message: AssistantMessage, block: Block) -> list[S
             return []
 
 
-def _text(state: ClaudeState, message: AssistantMessage, text: str) -> list[Said]:
+def _text(state: ClaudeState, message: AssistantMessage, text: str) -> list[DialectOutput]:
     if not text or (message.model == _SYNTHETIC and text == _NO_WORDS):
         return []
     return [_final(state, text)]
@@ -116,11 +116,11 @@ def _final(state: ClaudeState, text: str) -> Event:
     return ev.TextFinal(text)
 
 
-def _sub_agent(state: ClaudeState, message: AssistantMessage) -> list[Said]:
+def _sub_agent(state: ClaudeState, message: AssistantMessage) -> list[DialectOutput]:
     """One that outlives its turn is not told of: nobody would end what it begins."""
     if state.turn is None:
         return []
-    said: list[Said] = []
+    said: list[DialectOutput] = []
     for block in message.content:
         if block.type in _TOOL_USES and not _is_answer(block):
             said += _tool_start(state, block)
@@ -131,7 +131,7 @@ def _is_answer(block: Block) -> bool:
     return block.type == "tool_use" and block.name == _ANSWER
 
 
-def _tool_start(state: ClaudeState, block: Block) -> list[Said]:
+def _tool_start(state: ClaudeState, block: Block) -> list[DialectOutput]:
     tool = OpenTool(block.name, bytes(block.input), is_answer=_is_answer(block))
     state.tools[block.id] = tool
     if tool.is_answer:
@@ -139,7 +139,7 @@ def _tool_start(state: ClaudeState, block: Block) -> list[Said]:
     return [ev.ToolStarted(block.id, tool.name, value_of(tool.input))]
 
 
-def _tool_end(state: ClaudeState, block: Block, *, is_own: bool) -> list[Said]:
+def _tool_end(state: ClaudeState, block: Block, *, is_own: bool) -> list[DialectOutput]:
     call = block.tool_use_id
     tool = state.tools.pop(call, None)
     if tool is None and not (is_own and state.turn):
@@ -149,13 +149,13 @@ def _tool_end(state: ClaudeState, block: Block, *, is_own: bool) -> list[Said]:
     if tool and tool.is_answer:
         return _answer_end(state, block)
     name, given = (tool.name, value_of(tool.input)) if tool else ("unknown", None)
-    output, seen = images.seen(state.turn, block.content)
+    output, seen = images.extract_images(state.turn, block.content)
     if block.is_error:
         return [*seen, ev.ToolFailed(call, name, given, output, _words(output))]
     return [*seen, ev.ToolCompleted(call, name, given, output)]
 
 
-def _answer_end(state: ClaudeState, block: Block) -> list[Said]:
+def _answer_end(state: ClaudeState, block: Block) -> list[DialectOutput]:
     """One that does not fit is turned down, and the model answers again; not if it was stopped."""
     if not block.is_error or (state.turn and state.turn.is_interrupted):
         return []

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from steadyrun.dialect import (
     Ability,
     Began,
+    DialectOutput,
     Ended,
     Enforced,
     Exit,
@@ -22,7 +23,6 @@ from steadyrun.dialect import (
     Offer,
     Program,
     Refused,
-    Said,
     Send,
     Turn,
     Verdict,
@@ -151,7 +151,7 @@ class Claude:
 
     # -- what was said
 
-    def sent(self, frame: Frame) -> list[Said]:
+    def sent(self, frame: Frame) -> list[DialectOutput]:
         try:
             told = told_of(frame.raw)
         except (ValueError, RecursionError):
@@ -166,7 +166,7 @@ class Claude:
             case other:
                 assert_never(other)
 
-    def _told(self, told: UserLine, frame: Frame) -> list[Said]:
+    def _told(self, told: UserLine, frame: Frame) -> list[DialectOutput]:
         """A recording has no keys: what is written while something is open is a follow-up."""
         kind, _, name = frame.key.partition(":")
         if kind == requests.BEGIN:
@@ -180,12 +180,12 @@ class Claude:
             return [*before, *offers.offered(self.state, name, told)]
         return [*before, *self._begun(name, told)]
 
-    def _begun(self, name: str, told: UserLine) -> list[Said]:
+    def _begun(self, name: str, told: UserLine) -> list[DialectOutput]:
         is_command = not told.should_query or offers.text_of(told).startswith("/")
         self.state.begin(OpenTurn(name, told.uuid, is_told=True, is_command=is_command))
         return [Began(name)]
 
-    def _asked(self, told: RequestLine) -> list[Said]:
+    def _asked(self, told: RequestLine) -> list[DialectOutput]:
         state, request = self.state, told.request
         asked = Asked(request.subtype)
         match request.subtype:
@@ -203,7 +203,7 @@ class Claude:
         state.asked[told.request_id] = asked
         return []
 
-    def _decided(self, told: AnswerLine) -> list[Said]:
+    def _decided(self, told: AnswerLine) -> list[DialectOutput]:
         request, decision = told.response.request_id, told.response.response
         verdict = decision.behavior if decision else "deny"
         if decision and isinstance(decision.updated_input, msgspec.Raw):
@@ -218,7 +218,7 @@ class Claude:
 
     # -- what was printed
 
-    def receive(self, frame: Frame) -> list[Said]:
+    def receive(self, frame: Frame) -> list[DialectOutput]:
         try:
             said = printed_of(frame.raw)
             self.state.has_spoken = True
@@ -233,7 +233,7 @@ class Claude:
                 raise msgspec.DecodeError(str(problem)) from problem
             return self.receive(replace(frame, raw=raw))
 
-    def _unfit(self, frame: Frame) -> list[Said]:
+    def _unfit(self, frame: Frame) -> list[DialectOutput]:
         """It is JSON and not as we know it: kept, and nobody is left waiting for it."""
         try:
             kind = kind_of(frame.raw)
@@ -250,22 +250,22 @@ class Claude:
             case _:
                 return [unknown]
 
-    def _spoken(self, said: AssistantLine, _: Frame) -> list[Said]:
+    def _spoken(self, said: AssistantLine, _: Frame) -> list[DialectOutput]:
         return content.spoken(self.state, said)
 
-    def _echoed(self, said: EchoLine, _: Frame) -> list[Said]:
+    def _echoed(self, said: EchoLine, _: Frame) -> list[DialectOutput]:
         if said.is_replay:
             return offers.echoed(self.state, said)
         return [] if said.is_synthetic else content.answered(self.state, said)
 
-    def _system(self, said: SystemLine, frame: Frame) -> list[Said]:
+    def _system(self, said: SystemLine, frame: Frame) -> list[DialectOutput]:
         heard = notices.heard(self.state, said.subtype, frame)
         return [ev.Unknown.of(frame.raw)] if heard is None else heard
 
-    def _result(self, said: ResultLine, _: Frame) -> list[Said]:
+    def _result(self, said: ResultLine, _: Frame) -> list[DialectOutput]:
         return turns.ended(self.state, said)
 
-    def _ask(self, said: AskLine, frame: Frame) -> list[Said]:
+    def _ask(self, said: AskLine, frame: Frame) -> list[DialectOutput]:
         request = said.request
         if request.subtype != "can_use_tool":
             return [requests.decline_line(frame.end, said.request_id), ev.Unknown.of(frame.raw)]
@@ -282,10 +282,10 @@ class Claude:
         )
         return [asked]
 
-    def _ask_cancelled(self, said: AskCancelLine, _: Frame) -> list[Said]:
+    def _ask_cancelled(self, said: AskCancelLine, _: Frame) -> list[DialectOutput]:
         return turns.resolved(self.state, said.request_id, "cancelled", "provider")
 
-    def _replied(self, said: ReplyLine, _: Frame) -> list[Said]:
+    def _replied(self, said: ReplyLine, _: Frame) -> list[DialectOutput]:
         reply = said.response
         asked = self.state.asked.pop(reply.request_id, None)
         if asked is None:
@@ -301,7 +301,7 @@ class Claude:
         is_cancelled = isinstance(answer, dict) and answer.get("cancelled") is True
         return offers.recalled(self.state, asked.offer, is_cancelled=is_cancelled)
 
-    def _turned_down(self, asked: Asked, reply: Reply) -> list[Said]:
+    def _turned_down(self, asked: Asked, reply: Reply) -> list[DialectOutput]:
         """Which model or mode it has now is not known then, and it will be told again."""
         state, why = self.state, f"{asked.subtype} was turned down: {reply.error}"
         if asked.subtype == "set_model":
@@ -313,7 +313,7 @@ class Claude:
                 return [Ended("failed", error=errors.mode_refused(why))]
         return [ev.Note(why)]
 
-    def _limited(self, said: LimitLine, _: Frame) -> list[Said]:
+    def _limited(self, said: LimitLine, _: Frame) -> list[DialectOutput]:
         info = said.info
         self.state.resets_at = info.resets_at if info.status == "rejected" else None
         if info.status in {"rejected", "allowed"}:
@@ -321,7 +321,7 @@ class Claude:
         used = "" if info.utilization is None else f", {info.utilization:.0%} used"
         return [ev.Note(f"limit {info.window}: {info.status}{used}{_until(info.resets_at)}")]
 
-    _HEARD: ClassVar[dict[type[Printed], Callable[["Claude", Any, Frame], list[Said]]]] = {
+    _HEARD: ClassVar[dict[type[Printed], Callable[["Claude", Any, Frame], list[DialectOutput]]]] = {
         AssistantLine: _spoken,
         EchoLine: _echoed,
         SystemLine: _system,
@@ -332,7 +332,7 @@ class Claude:
         LimitLine: _limited,
     }
 
-    def ended(self, last: Exit) -> list[Said]:
+    def ended(self, last: Exit) -> list[DialectOutput]:
         """What was not taken in was lost with the process; most of the rest is the driver's."""
         state = self.state
         end = turns.gone(state, last)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.dialect import Enforced, Image, Launch, LaunchRequest, Program, Rung, Turn
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.event import JsonObject
 from steadyrun.model.policy import TOOLS, Mode, Rights
 from steadyrun.providers.shared.arguments import (
@@ -287,7 +287,7 @@ def _schema(schema: JsonObject) -> str:
     given = msgspec.json.encode(schema)
     if len(given) > LONGEST_ARGUMENT_BYTES:
         expected = f"expected at most {LONGEST_ARGUMENT_BYTES} bytes"
-        raise Usage(f"the schema is too long: {expected}, found {len(given)}")
+        raise InvalidUsage(f"the schema is too long: {expected}, found {len(given)}")
     return given.decode()
 
 

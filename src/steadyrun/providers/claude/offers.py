@@ -5,21 +5,21 @@ An echo proves that a message was taken; that there is none proves nothing.
 
 from collections.abc import Iterable, Mapping
 
-from steadyrun.dialect import Began, Ended, Said
+from steadyrun.dialect import Began, DialectOutput, Ended
 from steadyrun.model import event as ev
 from steadyrun.providers.claude import errors
 from steadyrun.providers.claude.frames import Block, EchoLine, UserLine
 from steadyrun.providers.claude.state import ClaudeState, OpenOffer, OpenTurn
 
 
-def offered(state: ClaudeState, offer: str, told: UserLine) -> list[Said]:
+def offered(state: ClaudeState, offer: str, told: UserLine) -> list[DialectOutput]:
     """A message was written while a turn was open."""
     text = text_of(told)
     state.offers[offer] = OpenOffer(text, told.uuid, is_later=told.priority == "later")
     return [ev.FollowupOffered(offer, _shown(text))]
 
 
-def echoed(state: ClaudeState, line: EchoLine) -> list[Said]:
+def echoed(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
     """It has taken what it echoes: a prompt, a follow-up, or all that was queued in one."""
     texts = _texts(line.message.content)
     turn = state.turn
@@ -35,7 +35,7 @@ def echoed(state: ClaudeState, line: EchoLine) -> list[Said]:
     return [*first, *_absorbed(state, taken)]
 
 
-def next_turn(state: ClaudeState, place: int) -> list[Said]:
+def next_turn(state: ClaudeState, place: int) -> list[DialectOutput]:
     """A turn has begun that we did not begin: of what is queued, or of its own."""
     if state.offers and not state.is_woken:
         own = _own_turn(state, next(iter(state.offers)))
@@ -46,7 +46,7 @@ def next_turn(state: ClaudeState, place: int) -> list[Said]:
     return [Began(None)]
 
 
-def recalled(state: ClaudeState, name: str, *, is_cancelled: bool) -> list[Said]:
+def recalled(state: ClaudeState, name: str, *, is_cancelled: bool) -> list[DialectOutput]:
     """It has answered whether a message could still be taken back."""
     offer = state.offers.get(name)
     if offer is None:
@@ -70,7 +70,7 @@ def note_spoken(state: ClaudeState) -> None:
         offer.is_taken = offer.is_ripe
 
 
-def settled(state: ClaudeState) -> list[Said]:
+def settled(state: ClaudeState) -> list[DialectOutput]:
     """A turn has ended, or nothing is left to do: what must have been taken by now.
 
     Only a process that was not told to echo is believed without one; we never start such.
@@ -83,7 +83,7 @@ def settled(state: ClaudeState) -> list[Said]:
     return _absorbed(state, taken)
 
 
-def lost(state: ClaudeState) -> list[Said]:
+def lost(state: ClaudeState) -> list[DialectOutput]:
     """The process is gone, and what it had not taken with it."""
     offers, state.offers = state.offers, {}
     return [
@@ -120,14 +120,14 @@ def _found(offers: Mapping[str, OpenOffer], names: list[str], texts: list[str]) 
     return found
 
 
-def _own_turn(state: ClaudeState, name: str) -> list[Said]:
+def _own_turn(state: ClaudeState, name: str) -> list[DialectOutput]:
     offer = state.offers.pop(name)
     is_command = offer.text.startswith("/")
     state.begin(OpenTurn(name, offer.uuid, is_told=True, is_command=is_command))
     return [ev.FollowupOwnTurn(name, _shown(offer.text)), Began(name)]
 
 
-def _absorbed(state: ClaudeState, names: Iterable[str]) -> list[Said]:
+def _absorbed(state: ClaudeState, names: Iterable[str]) -> list[DialectOutput]:
     return [ev.FollowupAbsorbed(name, _shown(state.offers.pop(name).text)) for name in names]
 
 

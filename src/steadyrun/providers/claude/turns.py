@@ -6,7 +6,7 @@ in the background, or for what an earlier process has left behind.
 
 from msgspec.structs import replace
 
-from steadyrun.dialect import Began, Ended, Exit, Said
+from steadyrun.dialect import Began, DialectOutput, Ended, Exit
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost
 from steadyrun.providers.claude import errors, offers, usage
@@ -17,7 +17,7 @@ from steadyrun.providers.claude.state import ClaudeState, OpenTurn
 from steadyrun.providers.claude.usage import Spent
 
 
-def begun(state: ClaudeState, init: Init, place: int) -> list[Said]:
+def begun(state: ClaudeState, init: Init, place: int) -> list[DialectOutput]:
     """An `init` was printed. A turn that was told is open already."""
     state.has_init, state.held = True, None
     state.mode = init.mode or state.mode
@@ -26,21 +26,21 @@ def begun(state: ClaudeState, init: Init, place: int) -> list[Said]:
     return [*began, *_token(state, init.session_id), *_model(state, init), *_again(state)]
 
 
-def _token(state: ClaudeState, token: str) -> list[Said]:
+def _token(state: ClaudeState, token: str) -> list[DialectOutput]:
     before, state.token = state.token, token
     if before is None:
         return [ev.TokenBound(token)]
     return [] if before == token else [ev.TokenRotated(token)]
 
 
-def _model(state: ClaudeState, init: Init) -> list[Said]:
+def _model(state: ClaudeState, init: Init) -> list[DialectOutput]:
     if init.model is None or init.model == state.model:
         return []
     state.model = init.model
     return [ev.StatsUpdated(model=init.model)]
 
 
-def _again(state: ClaudeState) -> list[Said]:
+def _again(state: ClaudeState) -> list[DialectOutput]:
     """Some versions answer an interrupt that they read before the turn has begun, and go on.
 
     Others are about to end the turn: said again, it would hit what is queued.
@@ -52,7 +52,7 @@ def _again(state: ClaudeState) -> list[Said]:
     return [interrupt_line(f"{turn.name}:2")] if is_too_early else []
 
 
-def ended(state: ClaudeState, result: ResultLine) -> list[Said]:
+def ended(state: ClaudeState, result: ResultLine) -> list[DialectOutput]:
     """A `result` was printed."""
     turn = state.turn
     if turn is None:
@@ -70,7 +70,7 @@ def ended(state: ClaudeState, result: ResultLine) -> list[Said]:
     return [*settled, *token, *stats, *close(state, _end(state, result, spent))]
 
 
-def ended_somehow(state: ClaudeState, result: ResultLine | None) -> list[Said]:
+def ended_somehow(state: ClaudeState, result: ResultLine | None) -> list[DialectOutput]:
     """A `result` was printed that does not fit; None if it does not even say how it ended."""
     if result is not None:
         return ended(state, result)
@@ -79,7 +79,7 @@ def ended_somehow(state: ClaudeState, result: ResultLine | None) -> list[Said]:
     return close(state, failed) if turn else []
 
 
-def close(state: ClaudeState, end: Ended) -> list[Said]:
+def close(state: ClaudeState, end: Ended) -> list[DialectOutput]:
     """The open turn is over; what still runs without it is in the background."""
     asking = [ask.request for ask in state.asks.values() if not ask.is_sub_agent]
     moot = [each for ask in asking for each in resolved(state, ask, "cancelled", "provider")]
@@ -91,7 +91,7 @@ def close(state: ClaudeState, end: Ended) -> list[Said]:
     return [*moot, end]
 
 
-def resolved(state: ClaudeState, request: str, verdict: str, by: str) -> list[Said]:
+def resolved(state: ClaudeState, request: str, verdict: str, by: str) -> list[DialectOutput]:
     """A question was answered, or is not asked any more."""
     approvals = [name for name, ask in state.asks.items() if ask.request == request]
     for name in approvals:
@@ -99,7 +99,7 @@ def resolved(state: ClaudeState, request: str, verdict: str, by: str) -> list[Sa
     return [ev.ApprovalResolved(name, verdict, by) for name in approvals]
 
 
-def idle(state: ClaudeState) -> list[Said]:
+def idle(state: ClaudeState) -> list[DialectOutput]:
     """Nothing is queued any more. A turn ends by its result, not by this."""
     if state.turn is None:
         return offers.settled(state)
@@ -119,7 +119,7 @@ def gone(state: ClaudeState, last: Exit) -> Ended | None:
     return errors.exit_end(last, has_init=state.has_init, has_answered=has_answered)
 
 
-def _ended_without(state: ClaudeState, result: ResultLine) -> list[Said]:
+def _ended_without(state: ClaudeState, result: ResultLine) -> list[DialectOutput]:
     """A process that cannot start says so before it was told anything; its exit ends the turn."""
     if result.is_error and not state.has_init:
         state.held = _end(state, result, usage.spent(state, result))
@@ -130,7 +130,7 @@ def _ended_without(state: ClaudeState, result: ResultLine) -> list[Said]:
     return [Began(None), *_late_token(state, result), _end(state, result, spent)]
 
 
-def _late_token(state: ClaudeState, result: ResultLine) -> list[Said]:
+def _late_token(state: ClaudeState, result: ResultLine) -> list[DialectOutput]:
     """Some print nothing but a result; one that the model had a part in has a conversation."""
     is_real = not result.is_error or bool(result.total_cost_usd)
     if state.token is not None or result.session_id is None or not is_real:
@@ -158,7 +158,7 @@ def _is_named(turn: OpenTurn, result: ResultLine) -> bool:
     return turn.uuid is not None and turn.uuid in named
 
 
-def _ended_before(turn: OpenTurn, why: str, end: Ended | None = None) -> list[Said]:
+def _ended_before(turn: OpenTurn, why: str, end: Ended | None = None) -> list[DialectOutput]:
     """A result that is not for the open turn: nothing that was heard so far is of it."""
     turn.doubtful_end = end if turn.has_init else None
     turn.text = turn.error = None
@@ -190,7 +190,7 @@ def _text(result: ResultLine, turn: OpenTurn, out: Outcome) -> str | None:
     return turn.text if result.result is None else result.result
 
 
-def _stats(state: ClaudeState, result: ResultLine, spent: Spent) -> list[Said]:
+def _stats(state: ClaudeState, result: ResultLine, spent: Spent) -> list[DialectOutput]:
     if state.model is None:
         return []
     used, usage = (result.model_usage or {}).get(state.model), spent.usage

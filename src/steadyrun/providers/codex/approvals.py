@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from steadyrun.dialect import Said
+from steadyrun.dialect import DialectOutput
 from steadyrun.lib.framing import Frame
 from steadyrun.lib.jsonrpc import Request
 from steadyrun.model import event as ev
@@ -13,7 +13,7 @@ from steadyrun.providers.codex.frames import Asking
 from steadyrun.providers.codex.state import CodexState, OpenAsk
 
 
-def asked(state: CodexState, ask: Request, frame: Frame) -> list[Said]:
+def asked(state: CodexState, ask: Request, frame: Frame) -> list[DialectOutput]:
     """A question is an approval, or has its answer already."""
     decline = requests.decline_line(frame.end, ask.id, ask.method)
     try:

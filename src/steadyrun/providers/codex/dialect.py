@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from steadyrun.dialect import (
     Ability,
     Began,
+    DialectOutput,
     Enforced,
     Exit,
     Launch,
@@ -22,7 +23,6 @@ from steadyrun.dialect import (
     Offer,
     Program,
     Refused,
-    Said,
     Send,
     Turn,
     Verdict,
@@ -162,7 +162,7 @@ class Codex:
 
     # -- what was said
 
-    def sent(self, frame: Frame) -> list[Said]:
+    def sent(self, frame: Frame) -> list[DialectOutput]:
         try:
             told = jsonrpc.decode(frame.raw)
             match told:
@@ -178,7 +178,7 @@ class Codex:
         except msgspec.DecodeError:
             return []  # a recording may have what we would not say
 
-    def _told(self, told: Request, frame: Frame) -> list[Said]:
+    def _told(self, told: Request, frame: Frame) -> list[DialectOutput]:
         state, params = self.state, told.params_as(ToldParams)
         name = frame.key.partition(":")[2] or f"line{frame.number}"
         asked = Asked(told.method, name)
@@ -194,7 +194,7 @@ class Codex:
             state.wants_compaction = True
         return []
 
-    def _message(self, asked: Asked, params: ToldParams) -> list[Said]:
+    def _message(self, asked: Asked, params: ToldParams) -> list[DialectOutput]:
         """A recording has no keys: what is told while something is open is a follow-up."""
         state, is_elsewhere = self.state, self.state.is_other(params.thread_id)
         if is_elsewhere and state.turn:
@@ -204,7 +204,7 @@ class Codex:
         is_queued, asked.method = asked.method == _QUEUE, "turn/steer"
         return offers.offered(state, asked.name, params, is_queued=is_queued)
 
-    def _begun(self, name: str, params: ToldParams) -> list[Said]:
+    def _begun(self, name: str, params: ToldParams) -> list[DialectOutput]:
         state, thread = self.state, params.thread_id
         state.begin(OpenTurn(name))
         state.untold_mode = None
@@ -215,7 +215,7 @@ class Codex:
             state.beside.discard(thread)
         return [*offers.heeded(state), Began(name)]
 
-    def _opening(self, mode: str, thread: str | None) -> list[Said]:
+    def _opening(self, mode: str, thread: str | None) -> list[DialectOutput]:
         """A conversation is to be begun, or gone on with, in some mode."""
         if thread is not None:
             self.state.resumed, self.state.is_resumed = thread, True
@@ -225,7 +225,7 @@ class Codex:
 
     # -- what was printed
 
-    def receive(self, frame: Frame) -> list[Said]:
+    def receive(self, frame: Frame) -> list[DialectOutput]:
         try:
             heard = jsonrpc.decode(frame.raw)
         except msgspec.DecodeError:
@@ -235,7 +235,7 @@ class Codex:
         self.state.has_spoken |= not any(isinstance(each, ev.Unknown) for each in said)
         return said
 
-    def _heard(self, heard: jsonrpc.Message, frame: Frame) -> list[Said]:
+    def _heard(self, heard: jsonrpc.Message, frame: Frame) -> list[DialectOutput]:
         match heard:
             case Notification():
                 return self._news(heard, frame)
@@ -246,7 +246,7 @@ class Codex:
             case Request():
                 return approvals.asked(self.state, heard, frame)
 
-    def _other(self, frame: Frame) -> list[Said]:
+    def _other(self, frame: Frame) -> list[DialectOutput]:
         """It is no JSON-RPC: a line of `exec`, or an answer that is as good as none."""
         odd = odd_failure_of(frame.raw)
         if odd is not None:
@@ -259,7 +259,7 @@ class Codex:
         self.state.has_spoken |= line.type != launch.RESUMED
         return [ev.Unknown.of(frame.raw), *said] if codex_exec.is_odd(line) else said
 
-    def _news(self, news: Notification, frame: Frame) -> list[Said]:
+    def _news(self, news: Notification, frame: Frame) -> list[DialectOutput]:
         method = news.method
         if method in SILENT:
             return []
@@ -272,13 +272,13 @@ class Codex:
             return [*kept, *usage.delegated(self.state, said)]
         return _known(self._HEARD[kind](self, said, method, frame), frame)
 
-    def _turn(self, said: TurnNews, method: str, frame: Frame) -> list[Said]:
+    def _turn(self, said: TurnNews, method: str, frame: Frame) -> list[DialectOutput]:
         if method == "turn/started":
             return turns.started(self.state, said.turn, frame.end)
         kept = [] if said.turn.status in turns.STATUSES else [ev.Unknown.of(frame.raw)]
         return [*kept, *turns.completed(self.state, said.turn)]
 
-    def _item(self, said: ItemNews, method: str, _: Frame) -> list[Said] | None:
+    def _item(self, said: ItemNews, method: str, _: Frame) -> list[DialectOutput] | None:
         """What a turn that is over says late is told of its tools alone."""
         state, item = self.state, said.item
         is_tool = item.id in state.tools
@@ -287,7 +287,7 @@ class Codex:
         step = items.started if method == "item/started" else items.completed
         return step(state, item)
 
-    def _piece(self, said: Piece, method: str, _: Frame) -> list[Said]:
+    def _piece(self, said: Piece, method: str, _: Frame) -> list[DialectOutput]:
         state = self.state
         if state.turn is None or state.is_other(None, said.turn_id):
             return []
@@ -295,13 +295,13 @@ class Codex:
             return [ev.TextDelta(said.delta)]
         return items.thought(state, said)
 
-    def _part(self, said: PartNews, _: str, __: Frame) -> list[Said]:
+    def _part(self, said: PartNews, _: str, __: Frame) -> list[DialectOutput]:
         return [ev.ThinkingDelta("\n\n")] if said.summary_index and self.state.turn else []
 
-    def _usage(self, said: UsageNews, _: str, __: Frame) -> list[Said]:
+    def _usage(self, said: UsageNews, _: str, __: Frame) -> list[DialectOutput]:
         return usage.counted(self.state, said)
 
-    def _limits(self, said: LimitNews, _: str, __: Frame) -> list[Said]:
+    def _limits(self, said: LimitNews, _: str, __: Frame) -> list[DialectOutput]:
         """What is not told is as it was."""
         limits = said.rate_limits
         for name, window in (("primary", limits.primary), ("secondary", limits.secondary)):
@@ -310,7 +310,7 @@ class Codex:
                 self.state.windows[f"{prefix}{name}"] = window
         return []
 
-    def _error(self, said: ErrorNews, _: str, __: Frame) -> list[Said]:
+    def _error(self, said: ErrorNews, _: str, __: Frame) -> list[DialectOutput]:
         turn = self.state.turn
         fact = errors.fact_of(said.error, self.state.windows.values())
         if turn is None or self.state.is_other(None, said.turn_id):
@@ -323,30 +323,30 @@ class Codex:
         heeded = offers.heeded(self.state)
         return [*heeded, ev.ProviderRetrying(turn.retries, None, fact.code)]
 
-    def _warned(self, said: Warned, _: str, __: Frame) -> list[Said]:
+    def _warned(self, said: Warned, _: str, __: Frame) -> list[DialectOutput]:
         words = said.message or said.summary
         if not words or words in self.state.warnings:
             return []
         self.state.warnings.add(words)
         return [ev.Note(words)]
 
-    def _rerouted(self, said: Rerouted, _: str, __: Frame) -> list[Said]:
+    def _rerouted(self, said: Rerouted, _: str, __: Frame) -> list[DialectOutput]:
         self.state.model = said.to_model
         note = ev.Note(f"{said.to_model} answers in place of {said.from_model}")
         return [note, ev.StatsUpdated(model=said.to_model)]
 
-    def _server(self, said: ServerStatus, _: str, __: Frame) -> list[Said]:
+    def _server(self, said: ServerStatus, _: str, __: Frame) -> list[DialectOutput]:
         if said.status != "failed":
             return []
         return [ev.Note(f"the MCP server {said.name} did not start: {said.error}")]
 
-    def _hook(self, said: HookNews, _: str, __: Frame) -> list[Said]:
+    def _hook(self, said: HookNews, _: str, __: Frame) -> list[DialectOutput]:
         return turns.hooked(self.state, said)
 
-    def _withdrawn(self, said: Answered, _: str, __: Frame) -> list[Said]:
+    def _withdrawn(self, said: Answered, _: str, __: Frame) -> list[DialectOutput]:
         return turns.withdrawn(self.state, said.request_id)
 
-    _HEARD: ClassVar[dict[type[Struct], Callable[..., list[Said] | None]]] = {
+    _HEARD: ClassVar[dict[type[Struct], Callable[..., list[DialectOutput] | None]]] = {
         TurnNews: _turn,
         ItemNews: _item,
         Piece: _piece,
@@ -363,7 +363,7 @@ class Codex:
 
     # -- its answers
 
-    def _answered(self, reply: Response, frame: Frame) -> list[Said]:
+    def _answered(self, reply: Response, frame: Frame) -> list[DialectOutput]:
         asked = self.state.asked.pop(_key(reply.id), None)
         if asked is None:
             return [ev.Unknown.of(frame.raw)]
@@ -375,14 +375,14 @@ class Codex:
             return offers.accepted(self.state, asked.name)
         return []
 
-    def _turn_named(self, name: str, reply: Response) -> list[Said]:
+    def _turn_named(self, name: str, reply: Response) -> list[DialectOutput]:
         turn = self.state.turn
         if turn is None or turn.name != name:
             return []
         turn.id = reply.result_as(TurnBegun).turn.id
         return turns.bound(self.state)
 
-    def _opened(self, reply: Response, frame: Frame) -> list[Said]:
+    def _opened(self, reply: Response, frame: Frame) -> list[DialectOutput]:
         state = self.state
         if state.thread is not None:
             return []
@@ -396,7 +396,7 @@ class Codex:
         state.model = opened.model if isinstance(opened.model, str) else None
         return []
 
-    def _turned_down(self, reply: Failure, frame: Frame) -> list[Said]:
+    def _turned_down(self, reply: Failure, frame: Frame) -> list[DialectOutput]:
         state, why = self.state, reply.error.message
         asked = state.asked.pop(_key(reply.id), None)
         if asked is None:
@@ -412,7 +412,7 @@ class Codex:
             return offers.returned(state, asked.name, why)
         return [ev.Note(f"{asked.method} was turned down: {why}")]
 
-    def ended(self, last: Exit) -> list[Said]:
+    def ended(self, last: Exit) -> list[DialectOutput]:
         """What was not taken in was lost with the process; most of the rest is the driver's."""
         state = self.state
         end = turns.gone(state, last)
@@ -422,7 +422,7 @@ class Codex:
         return [*lost, end] if end else lost
 
 
-def _known(said: list[Said] | None, frame: Frame) -> list[Said]:
+def _known(said: list[DialectOutput] | None, frame: Frame) -> list[DialectOutput]:
     """What a line comes to; a line that is not known is kept."""
     return [ev.Unknown.of(frame.raw)] if said is None else said
 

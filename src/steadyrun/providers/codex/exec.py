@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from steadyrun.dialect import Began, Ended, Said
+from steadyrun.dialect import Began, DialectOutput, Ended
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.providers.codex import errors, items, turns, usage
@@ -17,11 +17,11 @@ from steadyrun.providers.codex.launch import RESUMED
 from steadyrun.providers.codex.state import CodexState, OpenTurn
 
 
-def heard(state: CodexState, line: ExecLine, place: int) -> list[Said] | None:
+def heard(state: CodexState, line: ExecLine, place: int) -> list[DialectOutput] | None:
     """What a line comes to; None if it is not known."""
     if line.type not in _HEARD:
         return None
-    first: list[Said] = []
+    first: list[DialectOutput] = []
     if line.type in _FIRST and not state.has_begun:
         state.begin(OpenTurn(f"self{place}"))
         first = [Began(None)]
@@ -37,13 +37,13 @@ def is_odd(line: ExecLine) -> bool:
     return line.type == "turn.failed" and line.why is None
 
 
-def _resumed(state: CodexState, line: ExecLine) -> list[Said]:
+def _resumed(state: CodexState, line: ExecLine) -> list[DialectOutput]:
     """A line of ours, before any of Codex: this conversation is to be gone on with."""
     state.is_resumed, state.resumed = True, line.thread_id
     return []
 
 
-def _opened(state: CodexState, line: ExecLine) -> list[Said]:
+def _opened(state: CodexState, line: ExecLine) -> list[DialectOutput]:
     if state.resumed not in {None, line.thread_id}:
         # What is no id at all is taken for nothing, and a new conversation begun.
         why = errors.not_there(f"there is no conversation {state.resumed}")
@@ -52,7 +52,7 @@ def _opened(state: CodexState, line: ExecLine) -> list[Said]:
     return turns.bound(state)
 
 
-def _step(state: CodexState, line: ExecLine) -> list[Said] | None:
+def _step(state: CodexState, line: ExecLine) -> list[DialectOutput] | None:
     if not line.item:
         return None
     item = exec_item_of(line.item)
@@ -64,20 +64,20 @@ def _step(state: CodexState, line: ExecLine) -> list[Said] | None:
     return step(state, item)
 
 
-def _updated(_: CodexState, line: ExecLine) -> list[Said] | None:
+def _updated(_: CodexState, line: ExecLine) -> list[DialectOutput] | None:
     """It will be told whole."""
     return [] if line.item and items.is_known(exec_item_of(line.item)) else None
 
 
-def _warned(state: CodexState, line: ExecLine) -> list[Said]:
+def _warned(state: CodexState, line: ExecLine) -> list[DialectOutput]:
     """It may try again, which is said in words only, or end without another line."""
     if state.turn and line.message:
         state.turn.error = errors.said(line.message)
     return [ev.Note(line.message)] if line.message else []
 
 
-def _completed(state: CodexState, line: ExecLine) -> list[Said]:
-    turn, note = state.turn, list[Said]()
+def _completed(state: CodexState, line: ExecLine) -> list[DialectOutput]:
+    turn, note = state.turn, list[DialectOutput]()
     used = line.used
     if turn and used:
         if state.is_resumed:
@@ -94,7 +94,7 @@ def _unasked(state: CodexState, used: Tokens | None) -> ErrorFact | None:
     return errors.not_asked() if is_empty else None
 
 
-def _failed(state: CodexState, line: ExecLine) -> list[Said]:
+def _failed(state: CodexState, line: ExecLine) -> list[DialectOutput]:
     return turns.close(state, _end(state, errors.said(line.why)))
 
 
@@ -108,7 +108,7 @@ def _end(state: CodexState, why: ErrorFact | None = None) -> Ended:
 
 
 _FIRST = frozenset({"thread.started", "turn.started"})
-_HEARD: dict[str, Callable[[CodexState, ExecLine], list[Said] | None]] = {
+_HEARD: dict[str, Callable[[CodexState, ExecLine], list[DialectOutput] | None]] = {
     RESUMED: _resumed,
     "thread.started": _opened,
     "turn.started": lambda _, __: [],

@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 
-from steadyrun.dialect import Said
+from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.providers.codex import offers
 from steadyrun.providers.codex.frames import Item, Piece, texts_in
 from steadyrun.providers.codex.state import CodexState, OpenTool, OpenTurn
 from steadyrun.providers.shared import images
-from steadyrun.providers.shared.images import Drawn
+from steadyrun.providers.shared.images import EncodedImage
 
 _ANSWER, _ASIDE = "final_answer", "commentary"
 _UNDRAWN = frozenset({"failed", "incomplete", "cancelled"})
@@ -28,7 +28,7 @@ _SILENT = frozenset(
 )
 
 
-def started(state: CodexState, item: Item) -> list[Said] | None:
+def started(state: CodexState, item: Item) -> list[DialectOutput] | None:
     """A step has begun; None if it is not known."""
     if item.type in _STARTED:
         return _STARTED[item.type](state, item)
@@ -39,7 +39,7 @@ def started(state: CodexState, item: Item) -> list[Said] | None:
     return [] if item.type in _SILENT else None
 
 
-def completed(state: CodexState, item: Item) -> list[Said] | None:
+def completed(state: CodexState, item: Item) -> list[DialectOutput] | None:
     """A step has ended; None if it is not known."""
     if item.type in _TOOLS:
         return _tool_end(state, item)
@@ -53,7 +53,7 @@ def is_known(item: Item) -> bool:
     return any(item.type in kinds for kinds in (_TOOLS, _STARTED, _COMPLETED, _SILENT))
 
 
-def thought(state: CodexState, piece: Piece) -> list[Said]:
+def thought(state: CodexState, piece: Piece) -> list[DialectOutput]:
     state.thoughts.add(piece.item_id)
     return [ev.ThinkingDelta(piece.delta)]
 
@@ -61,7 +61,7 @@ def thought(state: CodexState, piece: Piece) -> list[Said]:
 # -- words
 
 
-def _text(state: CodexState, item: Item) -> list[Said]:
+def _text(state: CodexState, item: Item) -> list[DialectOutput]:
     turn, text = state.turn, item.text
     if turn is None or not text:
         return []
@@ -74,7 +74,7 @@ def _text(state: CodexState, item: Item) -> list[Said]:
     return [ev.TextFinal(text)]
 
 
-def _thoughts(state: CodexState, item: Item) -> list[Said]:
+def _thoughts(state: CodexState, item: Item) -> list[DialectOutput]:
     """Thoughts that came in pieces were told."""
     if item.id in state.thoughts:
         state.thoughts.discard(item.id)
@@ -84,13 +84,13 @@ def _thoughts(state: CodexState, item: Item) -> list[Said]:
     return [ev.ThinkingDelta(text)] if text else []
 
 
-def _planned(state: CodexState, item: Item) -> list[Said]:
+def _planned(state: CodexState, item: Item) -> list[DialectOutput]:
     if state.turn and item.text:
         state.turn.plan = item.text
     return _noted(state, item)
 
 
-def _noted(_: CodexState, item: Item) -> list[Said]:
+def _noted(_: CodexState, item: Item) -> list[DialectOutput]:
     """A plan, or what `exec` calls an error and is a warning."""
     words = item.message or item.text
     return [ev.Note(words)] if words else []
@@ -99,7 +99,7 @@ def _noted(_: CodexState, item: Item) -> list[Said]:
 # -- compactions
 
 
-def _compaction(state: CodexState, _: Item) -> list[Said]:
+def _compaction(state: CodexState, _: Item) -> list[DialectOutput]:
     turn = state.turn
     if turn is None:
         return []
@@ -107,7 +107,7 @@ def _compaction(state: CodexState, _: Item) -> list[Said]:
     return [ev.CompactionStarted(_trigger(turn))]
 
 
-def _compacted(state: CodexState, _: Item) -> list[Said]:
+def _compacted(state: CodexState, _: Item) -> list[DialectOutput]:
     turn = state.turn
     if turn is None:
         return []
@@ -123,7 +123,7 @@ def _trigger(turn: OpenTurn) -> str:
 # -- tools
 
 
-def _tool_start(state: CodexState, item: Item) -> list[Said]:
+def _tool_start(state: CodexState, item: Item) -> list[DialectOutput]:
     """One that begins without a turn is not told of: nobody would end it."""
     if state.turn is None:
         return []
@@ -132,7 +132,7 @@ def _tool_start(state: CodexState, item: Item) -> list[Said]:
     return [ev.ToolStarted(item.id, name, given)]
 
 
-def _tool_end(state: CodexState, item: Item) -> list[Said]:
+def _tool_end(state: CodexState, item: Item) -> list[DialectOutput]:
     open_tool = state.tools.pop(item.id, None)
     if open_tool is None and state.turn is None:
         return []
@@ -140,7 +140,7 @@ def _tool_end(state: CodexState, item: Item) -> list[Said]:
     if open_tool and open_tool.is_cut_off:
         return [ev.Note(f"{name} {item.id} ended after its turn: {item.status}")]
     # Some are told of only when they have ended.
-    first: list[Said] = [] if open_tool else [ev.ToolStarted(item.id, name, given)]
+    first: list[DialectOutput] = [] if open_tool else [ev.ToolStarted(item.id, name, given)]
     output, seen = _output(state.turn, item)
     if (why := _failure(item)) is not None:
         return [*first, *seen, ev.ToolFailed(item.id, name, given, output, why)]
@@ -174,7 +174,7 @@ def _undrawn(item: Item) -> str | None:
     return item.status if item.status in _UNDRAWN and not is_there else None
 
 
-def _output(turn: OpenTurn | None, item: Item) -> tuple[Any, list[Said]]:
+def _output(turn: OpenTurn | None, item: Item) -> tuple[Any, list[DialectOutput]]:
     """What came of it, with the names of pictures in their place, and the new ones."""
     match item.type:
         case "commandExecution":
@@ -182,7 +182,7 @@ def _output(turn: OpenTurn | None, item: Item) -> tuple[Any, list[Said]]:
         case "mcpToolCall":
             return _answered(turn, item.result if isinstance(item.result, dict) else {})
         case "dynamicToolCall":
-            return _joined(*images.seen(turn, item.content_items))
+            return _joined(*images.extract_images(turn, item.content_items))
         case "imageGeneration":
             return _drawn(turn, item)
         case _:
@@ -190,9 +190,9 @@ def _output(turn: OpenTurn | None, item: Item) -> tuple[Any, list[Said]]:
             return item.results, []
 
 
-def _answered(turn: OpenTurn | None, result: dict[str, Any]) -> tuple[Any, list[Said]]:
+def _answered(turn: OpenTurn | None, result: dict[str, Any]) -> tuple[Any, list[DialectOutput]]:
     """What an MCP server has answered: for people, and for programs if that is something else."""
-    output, said = _joined(*images.seen(turn, result.get("content")))
+    output, said = _joined(*images.extract_images(turn, result.get("content")))
     data = result.get("structuredContent", result.get("structured_content"))
     if data is None or _is_same(output, data):
         return output, said
@@ -206,16 +206,16 @@ def _is_same(text: Any, data: Any) -> bool:
         return False
 
 
-def _drawn(turn: OpenTurn | None, item: Item) -> tuple[Any, list[Said]]:
+def _drawn(turn: OpenTurn | None, item: Item) -> tuple[Any, list[DialectOutput]]:
     """The name of a picture, or else where Codex has put it."""
-    said: list[Said] = []
+    said: list[DialectOutput] = []
     name = None
     if turn and isinstance(item.result, str):
-        name = images.produced(turn, Drawn("image/png", item.result), said)
+        name = images.produced(turn, EncodedImage("image/png", item.result), said)
     return name or _given("saved_path", "file_id")(item) or None, said
 
 
-def _joined(content: Any, said: list[Said]) -> tuple[Any, list[Said]]:
+def _joined(content: Any, said: list[DialectOutput]) -> tuple[Any, list[DialectOutput]]:
     """Texts alone are one text."""
     texts = texts_in(content)
     is_text = isinstance(content, list) and len(texts) == len(content)
@@ -257,7 +257,7 @@ _TOOLS: dict[str, tuple[str, Callable[[Item], Any]]] = {
     "sleep": ("sleep", _given("duration_ms")),
 }
 
-_Step = Callable[[CodexState, Item], list[Said]]
+_Step = Callable[[CodexState, Item], list[DialectOutput]]
 _STARTED: dict[str, _Step] = {
     "userMessage": offers.shown,
     "contextCompaction": _compaction,

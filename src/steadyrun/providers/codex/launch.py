@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.dialect import Enforced, Image, Launch, LaunchRequest, Program, Refused, Rung, Turn
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.event import JsonObject
 from steadyrun.model.policy import MCP, Mode, Rights
 from steadyrun.providers.codex.config_toml import LARGEST_INTEGER, check_toml, laid_over, toml
@@ -343,7 +343,7 @@ def _settled(settings: JsonObject) -> Iterator[str]:
         if size > LONGEST_ARGUMENT_BYTES:
             found = f"expected at most {LONGEST_ARGUMENT_BYTES} bytes, found {size}"
             hint = "Start Codex without one_shot, or use its own config file."
-            raise Usage(f"{key} is too long for an argument: {found}", hint=hint)
+            raise InvalidUsage(f"{key} is too long for an argument: {found}", hint=hint)
         yield from ("-c", argument)
 
 

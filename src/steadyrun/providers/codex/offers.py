@@ -5,7 +5,7 @@ taken at the very end of a turn may go unanswered: it is part of the conversatio
 in which nothing new is said gets it its answer.
 """
 
-from steadyrun.dialect import Began, Said
+from steadyrun.dialect import Began, DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.providers.codex.frames import Item, ToldParams, texts_in
 from steadyrun.providers.codex.state import CodexState, OpenOffer
@@ -15,7 +15,7 @@ _UNTAKEN = "the turn ended before it was taken"
 
 def offered(
     state: CodexState, name: str, params: ToldParams, *, is_queued: bool = False
-) -> list[Said]:
+) -> list[DialectOutput]:
     """A message was written that is not to begin a turn of ours."""
     text = " ".join(texts_in(params.input))
     client = params.client_user_message_id
@@ -23,7 +23,7 @@ def offered(
     return [ev.FollowupOffered(name, text)]
 
 
-def accepted(state: CodexState, name: str) -> list[Said]:
+def accepted(state: CodexState, name: str) -> list[DialectOutput]:
     """Too late, it is nobody's: the turn that it was for is over."""
     offer = state.offers.get(name)
     if offer is None:
@@ -33,12 +33,12 @@ def accepted(state: CodexState, name: str) -> list[Said]:
     return returned(state, name, _UNTAKEN) if is_late else []
 
 
-def returned(state: CodexState, name: str, why: str) -> list[Said]:
+def returned(state: CodexState, name: str, why: str) -> list[DialectOutput]:
     offer = state.offers.pop(name, None)
     return [] if offer is None else [ev.FollowupReturned(name, offer.text, why)]
 
 
-def shown(state: CodexState, item: Item) -> list[Said]:
+def shown(state: CodexState, item: Item) -> list[DialectOutput]:
     """A message is shown that the agent has from now on."""
     text = " ".join(texts_in(item.content))
     for offer in state.offers.values():
@@ -49,13 +49,13 @@ def shown(state: CodexState, item: Item) -> list[Said]:
     return []
 
 
-def heeded(state: CodexState) -> list[Said]:
+def heeded(state: CodexState) -> list[DialectOutput]:
     """The model was asked since: what was taken before is part of this turn."""
     names = [name for name, offer in state.offers.items() if offer.is_taken]
     return [ev.FollowupAbsorbed(name, state.offers.pop(name).text) for name in names]
 
 
-def settled(state: CodexState) -> list[Said]:
+def settled(state: CodexState) -> list[DialectOutput]:
     """The turn is over. What is not accepted yet will be refused, or is taken no more."""
     names = [
         name
@@ -70,10 +70,10 @@ def unheeded(state: CodexState) -> str | None:
     return next((name for name, offer in state.offers.items() if offer.is_taken), None)
 
 
-def own_turn(state: CodexState, name: str) -> list[Said]:
+def own_turn(state: CodexState, name: str) -> list[DialectOutput]:
     """A turn begins that is there for nothing else."""
     offer = state.offers.pop(name, None)
-    fate: list[Said] = [ev.FollowupOwnTurn(name, offer.text)] if offer else []
+    fate: list[DialectOutput] = [ev.FollowupOwnTurn(name, offer.text)] if offer else []
     return [*fate, Began(name)]
 
 
@@ -81,7 +81,7 @@ def next_queued(state: CodexState) -> str | None:
     return next((name for name, offer in state.offers.items() if offer.is_queued), None)
 
 
-def lost(state: CodexState) -> list[Said]:
+def lost(state: CodexState) -> list[DialectOutput]:
     """The process is gone, and what it had not taken with it."""
     taken = heeded(state)
     names = list(state.offers)

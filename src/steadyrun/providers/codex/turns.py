@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.dialect import STILL_RUNNING, Began, Ended, Exit, Said
+from steadyrun.dialect import STILL_RUNNING, Began, DialectOutput, Ended, Exit
 from steadyrun.lib.framing import Frame
 from steadyrun.lib.jsonrpc import Id
 from steadyrun.model import event as ev
@@ -32,7 +32,7 @@ _AGAINST = frozenset({"blocked", "stopped"})
 _FIRST_HOOKS = frozenset({"sessionStart", "userPromptSubmit", "preModelRequest"})
 
 
-def started(state: CodexState, turn: TurnBody, place: int) -> list[Said]:
+def started(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
     """A turn has begun. One that was told is open already."""
     mine = state.turn
     if mine is None:
@@ -44,17 +44,17 @@ def started(state: CodexState, turn: TurnBody, place: int) -> list[Said]:
     return [ev.Note(f"another turn began before this one had ended: {turn.id}")]
 
 
-def bound(state: CodexState) -> list[Said]:
+def bound(state: CodexState) -> list[DialectOutput]:
     """Without a turn there is nothing to go on with: a conversation is told of with its first."""
     before, state.bound_thread = state.bound_thread, state.thread
     if state.thread is None or before == state.thread:
         return []
-    model: list[Said] = [ev.StatsUpdated(model=state.model)] if state.model else []
+    model: list[DialectOutput] = [ev.StatsUpdated(model=state.model)] if state.model else []
     token = ev.TokenRotated(state.thread) if before else ev.TokenBound(state.thread)
     return [token, *model]
 
 
-def _own(state: CodexState, turn: TurnBody, place: int) -> list[Said]:
+def _own(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
     """Nobody has begun it, or it was queued."""
     queued = offers.next_queued(state)
     if queued is not None:
@@ -66,14 +66,14 @@ def _own(state: CodexState, turn: TurnBody, place: int) -> list[Said]:
     return [Began(None), *bound(state)]
 
 
-def begun_beside(state: CodexState, thread: str) -> list[Said]:
+def begun_beside(state: CodexState, thread: str) -> list[DialectOutput]:
     """Somebody begins a turn of another conversation before this one has ended. A process has one
     run at a time: there is none for it, and it is no follow-up."""
     state.beside.add(thread)
     return [ev.Note(f"a turn of {thread} was begun beside this one: it is kept as it is printed")]
 
 
-def heard_beside(state: CodexState, news: Struct, frame: Frame) -> list[Said]:
+def heard_beside(state: CodexState, news: Struct, frame: Frame) -> list[DialectOutput]:
     """A line of another conversation. Pieces are not kept: they come whole."""
     thread = getattr(news, "thread_id", None)
     if thread not in state.beside or isinstance(news, Piece | PartNews):
@@ -83,7 +83,7 @@ def heard_beside(state: CodexState, news: Struct, frame: Frame) -> list[Said]:
     return [ev.Unknown.of(frame.raw)]
 
 
-def completed(state: CodexState, ended: TurnBody) -> list[Said]:
+def completed(state: CodexState, ended: TurnBody) -> list[DialectOutput]:
     """A turn has ended."""
     turn = state.turn
     if turn is None or state.is_other(None, ended.id):
@@ -106,7 +106,7 @@ def completed(state: CodexState, ended: TurnBody) -> list[Said]:
     return [*before, *close(state, end), *_again(state, end)]
 
 
-def _again(state: CodexState, end: Ended) -> list[Said]:
+def _again(state: CodexState, end: Ended) -> list[DialectOutput]:
     """What was taken too late for an answer gets one; of a turn that failed it is a part."""
     unheeded = offers.unheeded(state)
     if end.status != "completed" or unheeded is None:
@@ -132,7 +132,7 @@ def _failed(state: CodexState, end: Ended, error: Any) -> Ended:
     return replace(end, status=status, error=fact, stop_reason=reason)
 
 
-def hooked(state: CodexState, news: HookNews) -> list[Said]:
+def hooked(state: CodexState, news: HookNews) -> list[DialectOutput]:
     """A hook of Codex's own settings has ended."""
     run, turn = news.run, state.turn
     if run.status not in _HOOK_STATUSES:
@@ -144,12 +144,12 @@ def hooked(state: CodexState, news: HookNews) -> list[Said]:
     return [ev.Note(f"a hook of Codex ({run.event_name}) {run.status}: {words}")]
 
 
-def refused(state: CodexState, why: ErrorFact) -> list[Said]:
+def refused(state: CodexState, why: ErrorFact) -> list[DialectOutput]:
     """The open turn was turned down."""
     return close(state, Ended("failed", error=why)) if state.turn else []
 
 
-def close(state: CodexState, end: Ended) -> list[Said]:
+def close(state: CodexState, end: Ended) -> list[DialectOutput]:
     """The open turn is over; what still runs may end later."""
     asked = _unasked(state)
     back = offers.settled(state)
@@ -167,21 +167,21 @@ def text_of(turn: OpenTurn) -> str | None:
     return turn.answer or turn.text or turn.aside or turn.plan
 
 
-def _unasked(state: CodexState) -> list[Said]:
+def _unasked(state: CodexState) -> list[DialectOutput]:
     return [each for ask in list(state.asks.values()) for each in withdrawn(state, ask.request)]
 
 
-def withdrawn(state: CodexState, request: Id) -> list[Said]:
+def withdrawn(state: CodexState, request: Id) -> list[DialectOutput]:
     """A question is not asked any more."""
     return _resolved(state, request, "cancelled", "provider")
 
 
-def decided(state: CodexState, request: Id, answer: Any) -> list[Said]:
+def decided(state: CodexState, request: Id, answer: Any) -> list[DialectOutput]:
     """A question was answered."""
     return _resolved(state, request, "allow" if is_allowing(answer) else "deny", "user")
 
 
-def _resolved(state: CodexState, request: Id, verdict: str, by: str) -> list[Said]:
+def _resolved(state: CodexState, request: Id, verdict: str, by: str) -> list[DialectOutput]:
     # 1 and "1" are different, and 0 is one of them.
     is_it = (type(request), request)
     names = [n for n, ask in state.asks.items() if (type(ask.request), ask.request) == is_it]
@@ -207,16 +207,16 @@ def _stated_answer(items: Any) -> str | None:
     return None
 
 
-def _given_up(turn: OpenTurn, end: Ended) -> list[Said]:
+def _given_up(turn: OpenTurn, end: Ended) -> list[DialectOutput]:
     """A compaction that was going on has failed."""
     if not turn.is_compacting:
         return []
     return [ev.CompactionFailed(end.error.code if end.error else end.status)]
 
 
-def _cut_off(state: CodexState) -> list[Said]:
+def _cut_off(state: CodexState) -> list[DialectOutput]:
     """Interrupted, Codex leaves its commands running, and a question about them unanswered."""
-    said: list[Said] = []
+    said: list[DialectOutput] = []
     for item, tool in state.tools.items():
         if tool.is_late:
             continue

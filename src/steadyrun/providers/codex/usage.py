@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from steadyrun.dialect import Said
+from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost, Usage
 from steadyrun.providers.codex import offers
@@ -20,7 +20,7 @@ from steadyrun.providers.shared import prices
 MOST_THREADS = 100
 
 
-def counted(state: CodexState, news: UsageNews) -> list[Said]:
+def counted(state: CodexState, news: UsageNews) -> list[DialectOutput]:
     """The sum has been told."""
     found, turn = news.token_usage, state.turn
     before = _remembered(state, news.thread_id or state.thread or "", found.total)
@@ -39,7 +39,7 @@ def counted(state: CodexState, news: UsageNews) -> list[Said]:
     return [*offers.heeded(state), ev.UsageUpdated(usage, turn.cost)]
 
 
-def delegated(state: CodexState, news: Any) -> list[Said]:
+def delegated(state: CodexState, news: Any) -> list[DialectOutput]:
     """Something of another conversation: what a sub-agent of this turn uses is used by the turn."""
     turn, thread = state.turn, getattr(news, "thread_id", None)
     if thread is None:

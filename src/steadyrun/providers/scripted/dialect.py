@@ -15,6 +15,7 @@ from msgspec import Struct
 from steadyrun.dialect import (
     Ability,
     Began,
+    DialectOutput,
     Ended,
     Enforced,
     Exit,
@@ -24,7 +25,6 @@ from steadyrun.dialect import (
     Program,
     Refused,
     Rung,
-    Said,
     Send,
     Turn,
     Verdict,
@@ -181,7 +181,7 @@ class Scripted:
         decision = Decide(ask, verdict.is_allowed, verdict.message, ends_turn, always)
         return [_send(f"decide:{approval}", decision)]
 
-    def sent(self, frame: Frame) -> list[Said]:
+    def sent(self, frame: Frame) -> list[DialectOutput]:
         try:
             told = told_of(frame.raw)
         except (ValueError, RecursionError):
@@ -199,7 +199,7 @@ class Scripted:
             case other:
                 assert_never(other)
 
-    def receive(self, frame: Frame) -> list[Said]:
+    def receive(self, frame: Frame) -> list[DialectOutput]:
         try:
             said = printed_of(frame.raw)
         except (ValueError, RecursionError) as error:
@@ -215,7 +215,7 @@ class Scripted:
             case _:
                 return [_fact(said)]
 
-    def ended(self, last: Exit) -> list[Said]:
+    def ended(self, last: Exit) -> list[DialectOutput]:
         """What was offered and not taken in was lost with the process; the rest is the driver's."""
         offers = self.state.offers
         self._remember(is_ready=False, offers={}, asks={}, background=0)
@@ -227,18 +227,18 @@ class Scripted:
         for name, value in changes.items():
             setattr(self.state, name, value)
 
-    def _begin(self, turn: str, taken: str | None) -> list[Said]:
+    def _begin(self, turn: str, taken: str | None) -> list[DialectOutput]:
         self._remember(turn=turn, text=None)
         return [Began(taken)]
 
-    def _decided(self, told: Decide) -> list[Said]:
+    def _decided(self, told: Decide) -> list[DialectOutput]:
         approvals = [name for name, ask in self.state.asks.items() if ask == told.ask]
         asks = {name: ask for name, ask in self.state.asks.items() if ask != told.ask}
         self._remember(asks=asks)
         verdict = "allow" if told.allow else "deny"
         return [ev.ApprovalResolved(name, verdict, by="user") for name in approvals]
 
-    def _turn(self, said: TurnPart) -> list[Said]:
+    def _turn(self, said: TurnPart) -> list[DialectOutput]:
         match said:
             case Ready(token):
                 self._remember(is_ready=True)
@@ -260,7 +260,7 @@ class Scripted:
         offers = self.state.offers
         self._remember(offers={each: offers[each] for each in offers if each != offer})
 
-    def _began(self, said: BeganFrame) -> list[Said]:
+    def _began(self, said: BeganFrame) -> list[DialectOutput]:
         """Ours began when we told it; what it prints of that is news only in a recording."""
         if said.by == "offer":
             self._settle(said.turn)
@@ -274,7 +274,7 @@ class Scripted:
         self._remember(prelude=said.turn)
         return [ev.Note(f"it had begun a turn of its own, {said.turn}, before it saw this one")]
 
-    def _ended(self, said: EndedFrame) -> list[Said]:
+    def _ended(self, said: EndedFrame) -> list[DialectOutput]:
         if said.turn == self.state.prelude:
             self._remember(prelude=None)
             return [ev.Note(f"its own turn {said.turn} ended: {said.status}")]

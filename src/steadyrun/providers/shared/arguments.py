@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from steadyrun.dialect import Image
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.media import (
     IMAGE_TYPES,
     LARGEST_IMAGE_BYTES,
@@ -21,19 +21,21 @@ def check_images(images: Sequence[Image]) -> None:
     """Refuse pictures that are too many, too large or of another kind."""
     total = sum(len(image.data) for image in images)
     if len(images) > MOST_IMAGES:
-        raise Usage(f"expected at most {MOST_IMAGES} images, found {len(images)}")
+        raise InvalidUsage(f"expected at most {MOST_IMAGES} images, found {len(images)}")
     for number, image in enumerate(images, 1):
         _check_image(number, image)
     if total > LARGEST_IMAGES_BYTES:
         expected = f"expected at most {_mb(LARGEST_IMAGES_BYTES)} of images"
-        raise Usage(f"{expected}, found {_mb(total)}", hint="Send fewer, or make them smaller.")
+        raise InvalidUsage(
+            f"{expected}, found {_mb(total)}", hint="Send fewer, or make them smaller."
+        )
 
 
 def word(what: str, value: str) -> str:
     """The value, if it can be an argument."""
     if not is_word(value):
         found = f"expected a name that does not begin with -, found {value[:80]!r}"
-        raise Usage(f"{what}: {found}")
+        raise InvalidUsage(f"{what}: {found}")
     return value
 
 
@@ -50,13 +52,13 @@ def refuse(option: str, expected: str, found: object) -> NoReturn:
 def _check_image(number: int, image: Image) -> None:
     if image.media_type not in IMAGE_TYPES:
         found = f"image {number}: expected png, jpeg, webp or gif, found {image.media_type!r}"
-        raise Usage(found, hint="Convert it first.")
+        raise InvalidUsage(found, hint="Convert it first.")
     if image_type(image.data) != image.media_type:
         expected = f"image {number}: expected {image.media_type}"
-        raise Usage(f"{expected}, found something else", hint="Is it the right file?")
+        raise InvalidUsage(f"{expected}, found something else", hint="Is it the right file?")
     if len(image.data) > LARGEST_IMAGE_BYTES:
         expected = f"image {number}: expected at most {_mb(LARGEST_IMAGE_BYTES)}"
-        raise Usage(f"{expected}, found {_mb(len(image.data))}", hint="Make it smaller.")
+        raise InvalidUsage(f"{expected}, found {_mb(len(image.data))}", hint="Make it smaller.")
 
 
 def _mb(size: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from steadyrun.dialect import Picture, Said
+from steadyrun.dialect import DialectOutput, Picture
 from steadyrun.model import event as ev
 
 MOST_IMAGES = 10
@@ -22,7 +22,7 @@ class Drawing(Protocol):
     has_left_out_images: bool
 
 
-class Drawn(Struct, frozen=True):
+class EncodedImage(Struct, frozen=True):
     """A picture as it is printed, in base64."""
 
     media_type: str
@@ -41,15 +41,15 @@ class Drawn(Struct, frozen=True):
             return b""
 
 
-def seen(turn: Drawing | None, content: Any) -> tuple[Any, list[Said]]:
+def extract_images(turn: Drawing | None, content: Any) -> tuple[Any, list[DialectOutput]]:
     """A tool's output with the names of pictures in their place, and the new ones among them."""
     if not isinstance(content, list):
         return content, []
-    said: list[Said] = []
+    said: list[DialectOutput] = []
     return [_named(turn, part, said) for part in content], said
 
 
-def produced(turn: Drawing, drawn: Drawn, said: list[Said]) -> str | None:
+def produced(turn: Drawing, drawn: EncodedImage, said: list[DialectOutput]) -> str | None:
     """The name of a picture; a new one is told. None if there are too many, it is too large, or it
     is none."""
     if name := turn.images.get(drawn.key):
@@ -70,7 +70,7 @@ def produced(turn: Drawing, drawn: Drawn, said: list[Said]) -> str | None:
     return name
 
 
-def _named(turn: Drawing | None, part: Any, said: list[Said]) -> Any:
+def _named(turn: Drawing | None, part: Any, said: list[DialectOutput]) -> Any:
     drawn = _drawn(part)
     if drawn is None:
         return part
@@ -78,7 +78,7 @@ def _named(turn: Drawing | None, part: Any, said: list[Said]) -> Any:
     return {"type": "image", "media_type": drawn.media_type, "name": name}
 
 
-def _drawn(part: Any) -> Drawn | None:
+def _drawn(part: Any) -> EncodedImage | None:
     """A picture is known by the shape of its block, whichever tool it comes from: the first is
     Anthropic's, the second is that of MCP, the third is OpenAI's."""
     match part:
@@ -86,13 +86,13 @@ def _drawn(part: Any) -> Drawn | None:
             "type": "image",
             "source": {"type": "base64", "media_type": str(kind), "data": str(data)},
         } if kind.startswith("image/"):
-            return Drawn(kind, data)
+            return EncodedImage(kind, data)
         case {"type": "image", "data": str(data), "mimeType": str(kind)} if kind.startswith(
             "image/"
         ):
-            return Drawn(kind, data)
+            return EncodedImage(kind, data)
         case {"type": "inputImage", "imageUrl": str(url)}:
             found = _DATA_URL.match(url)
-            return Drawn(found[1], url[found.end() :]) if found else None
+            return EncodedImage(found[1], url[found.end() :]) if found else None
         case _:
             return None

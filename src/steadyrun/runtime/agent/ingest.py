@@ -6,7 +6,7 @@ from typing import Protocol, TypeGuard
 from msgspec.structs import replace
 
 from steadyrun.dialect import RESUME_NOT_FOUND, Began, Ended, Turn
-from steadyrun.driver import Driver, Heard, Stretch
+from steadyrun.driver import Driver, DriverOutput, JournalBatch
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import BY_PROVIDER, approval_id
@@ -24,13 +24,13 @@ from steadyrun.model.event import (
     ToolStarted,
     UsageUpdated,
 )
-from steadyrun.model.gate import Answered, Suspected
+from steadyrun.model.gate import ProviderAnswered, Suspected
 from steadyrun.model.ids import RunId
 from steadyrun.model.run import Finished, StopReason, Touched
 from steadyrun.runtime.agent.process import LiveProcess
-from steadyrun.runtime.run.active_run import Runner
+from steadyrun.runtime.run.active_run import ActiveRun
 from steadyrun.runtime.run.permissions import with_breaches
-from steadyrun.store import Known
+from steadyrun.store import LaneSnapshot
 
 # The events that ask something of us.
 _ASKING = frozenset(
@@ -55,7 +55,7 @@ class Turning(Protocol):
     """Who knows which run a turn belongs to."""
 
     agent: Agent
-    runner: Runner | None
+    runner: ActiveRun | None
     # Whether a new conversation will do where the one to go on with is not there; it is not.
     may_begin_anew: bool
     is_missing: bool
@@ -95,13 +95,13 @@ async def reached(seat: Turning, live: LiveProcess, driver: Driver) -> None:
         seat.offer(live)
 
 
-async def _known(seat: Turning, live: LiveProcess) -> Known:
+async def _known(seat: Turning, live: LiveProcess) -> LaneSnapshot:
     """What its record says; what was read when it was taken up is good for the first time."""
     known, live.known = live.known, None
     run = seat.runner.id if seat.runner else None
     if known and (known.run.id if known.run else None) == run:
         return known
-    return (await live.store.known({seat.agent.id: run}))[seat.agent.id]
+    return (await live.store.lane_snapshots({seat.agent.id: run}))[seat.agent.id]
 
 
 def is_early(seat: Turning, live: LiveProcess) -> bool:
@@ -130,17 +130,17 @@ def _judged(
     return runner.judged(ended, token)
 
 
-async def hear(seat: Turning, live: LiveProcess, stretch: Stretch) -> None:
+async def hear(seat: Turning, live: LiveProcess, stretch: JournalBatch) -> None:
     """Record it, then do what it asks of us."""
-    if any(map(_is_used, stretch.heard)):
-        stretch = replace(stretch, heard=with_breaches(stretch.heard, live.rights))
-    asking = [each for each in stretch.heard if _is_asking(each)]
+    if any(map(_is_used, stretch.output)):
+        stretch = replace(stretch, output=with_breaches(stretch.output, live.rights))
+    asking = [each for each in stretch.output if _is_asking(each)]
     if any(type(each.event) is ApprovalResolved for each in asking):
         stretch = await _signed(live, stretch)
-        asking = [each for each in stretch.heard if _is_asking(each)]
-    is_plain = set(map(type, stretch.heard)) <= _PLAIN
+        asking = [each for each in stretch.output if _is_asking(each)]
+    is_plain = set(map(type, stretch.output)) <= _PLAIN
     if is_plain:
-        events: list[Emitted] = stretch.heard  # type: ignore[assignment]
+        events: list[Emitted] = stretch.output  # type: ignore[assignment]
         await live.recorder.write(events, stretch.offset, has_more=stretch.has_more)
     else:
         await _hear_turn(seat, live, stretch)
@@ -152,13 +152,13 @@ async def hear(seat: Turning, live: LiveProcess, stretch: Stretch) -> None:
         live.tell_change()
 
 
-async def _signed(live: LiveProcess, stretch: Stretch) -> Stretch:
+async def _signed(live: LiveProcess, stretch: JournalBatch) -> JournalBatch:
     """What a provider was told has been said by somebody: their name is in the record."""
-    heard = [await _with_name(live, each) for each in stretch.heard]
-    return replace(stretch, heard=heard)
+    heard = [await _with_name(live, each) for each in stretch.output]
+    return replace(stretch, output=heard)
 
 
-async def _with_name(live: LiveProcess, heard: Heard) -> Heard:
+async def _with_name(live: LiveProcess, heard: DriverOutput) -> DriverOutput:
     event = heard.event if type(heard) is Emitted else None
     if not isinstance(event, ApprovalResolved) or event.by == BY_PROVIDER:
         return heard
@@ -170,11 +170,11 @@ async def _with_name(live: LiveProcess, heard: Heard) -> Heard:
     return replace(heard, event=replace(event, by=known.answer.by)) if known.answer else heard
 
 
-async def _hear_turn(seat: Turning, live: LiveProcess, stretch: Stretch) -> None:
+async def _hear_turn(seat: Turning, live: LiveProcess, stretch: JournalBatch) -> None:
     """One frame with a turn's beginning or end in it; events go where they belong."""
     recorder, events = live.recorder, list[Emitted]()
     begun: RunId | None = None
-    for heard in stretch.heard:
+    for heard in stretch.output:
         match heard:
             case Emitted():
                 events.append(heard)
@@ -195,7 +195,7 @@ async def _hear_turn(seat: Turning, live: LiveProcess, stretch: Stretch) -> None
 
 
 async def _begin(
-    seat: Turning, live: LiveProcess, stretch: Stretch, events: list[Emitted], run: RunId
+    seat: Turning, live: LiveProcess, stretch: JournalBatch, events: list[Emitted], run: RunId
 ) -> None:
     recorder, is_recorded = live.recorder, live.begun == run
     if is_recorded:
@@ -213,7 +213,7 @@ async def _begin(
 async def _end(
     seat: Turning,
     live: LiveProcess,
-    stretch: Stretch,
+    stretch: JournalBatch,
     change: Finished | Touched,
     events: list[Emitted],
     begun: RunId | None,
@@ -249,13 +249,13 @@ def _stop_overspent(seat: Turning) -> None:
         seat.end_run("budget", seat.runner.overspent)
 
 
-async def _report(probe: Runner, live: LiveProcess, stretch: Stretch) -> None:
+async def _report(probe: ActiveRun, live: LiveProcess, stretch: JournalBatch) -> None:
     """Whoever is answered is not refused: others need not wait for the end of it."""
-    if any(type(each) is Emitted and type(each.event) in _ANSWERS for each in stretch.heard):
+    if any(type(each) is Emitted and type(each.event) in _ANSWERS for each in stretch.output):
         probe.is_probe = False
         run = await live.store.run(probe.id)
-        news = Answered(run.id, run.created_at)
-        await live.store.tell_gate(run.provider, news, account=run.account)
+        news = ProviderAnswered(run.id, run.created_at)
+        await live.store.update_gate(run.provider, news, account=run.account)
 
 
 async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
@@ -275,12 +275,12 @@ async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
         delay = None if event.delay_ms is None else timedelta(milliseconds=event.delay_ms)
         news = Suspected(delay, "it was asked to wait")
         process = live.process
-        await live.store.tell_gate(process.provider, news, account=process.account)
+        await live.store.update_gate(process.provider, news, account=process.account)
 
 
-def _is_used(heard: Heard) -> bool:
+def _is_used(heard: DriverOutput) -> bool:
     return type(heard) is Emitted and type(heard.event) is ToolCompleted
 
 
-def _is_asking(heard: Heard) -> TypeGuard[Emitted]:
+def _is_asking(heard: DriverOutput) -> TypeGuard[Emitted]:
     return type(heard) is Emitted and type(heard.event) in _ASKING

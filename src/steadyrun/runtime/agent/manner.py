@@ -5,9 +5,9 @@ from typing import Protocol, TypeVar
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created, Run
-from steadyrun.runtime.prompt.builder import Order
-from steadyrun.runtime.run.active_run import Runner
-from steadyrun.runtime.run.retry import Again
+from steadyrun.runtime.prompt.builder import TurnPlan
+from steadyrun.runtime.run.active_run import ActiveRun
+from steadyrun.runtime.run.retry import RetryDecision
 
 # The seat.
 Sits = TypeVar("Sits", contravariant=True)  # noqa: PLC0105 (it is a word in what follows)
@@ -20,7 +20,9 @@ class Manner(Protocol[Sits]):
     def is_patient(self) -> bool:
         """Whether to wait for a store that cannot be written."""
 
-    async def order(self, seat: Sits, runner: Runner, *, again: Again | None) -> Order:
+    async def order(
+        self, seat: Sits, runner: ActiveRun, *, again: RetryDecision | None
+    ) -> TurnPlan:
         """What is to be told, and to which process; `again`: how, if not for the first time."""
 
     async def created(self, seat: Sits, run: RunId, item: Item) -> Created:
@@ -32,7 +34,7 @@ class Manner(Protocol[Sits]):
     def keeps(self, seat: Sits) -> bool:
         """Whether the process may wait for the next item."""
 
-    async def again(self, seat: Sits, run: Run, *, was_told: bool) -> Again | None:
+    async def again(self, seat: Sits, run: Run, *, was_told: bool) -> RetryDecision | None:
         """A run has ended: whether its item is run once more. `was_told`: its turn may have been
         told."""
 

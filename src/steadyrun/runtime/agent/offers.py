@@ -23,7 +23,7 @@ from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Claim, Item
 from steadyrun.runtime.attachments import kept_at
 from steadyrun.runtime.prompt.recovery import with_files
-from steadyrun.store import MOST_TAKEN_BYTES, Known, Store
+from steadyrun.store import MOST_TAKEN_BYTES, LaneSnapshot, Store
 
 # What a CLI has not taken in yet, at most.
 _MOST_OPEN = 16
@@ -45,7 +45,7 @@ class Speaker(Protocol):
     async def note(self, *events: Event) -> None: ...
 
 
-class Followups:
+class OpenOffers:
     """The open offers of one process, and the items behind them."""
 
     def __init__(self, store: Store, process: Speaker, *, home: Path, is_direct: bool) -> None:
@@ -97,7 +97,9 @@ class Followups:
             room = MOST_TAKEN_BYTES - sum(self.open.values())
             most = _MOST_OPEN - len(self.open)
             is_full = most <= 0 or not await self._fits(claim, room)
-            taken = [] if is_full else await self._store.take(claim, most, most_bytes=room)
+            taken = (
+                [] if is_full else await self._store.offer_followups(claim, most, most_bytes=room)
+            )
             self.may_have_more = is_full or bool(taken)
             self.open |= {item.id: _size(item) for item in taken}
         for item in taken:
@@ -159,7 +161,7 @@ class Followups:
         self.open.pop(item, None)
         self._unwanted.discard(item)
 
-    async def take_up(self, known: Known) -> None:
+    async def take_up(self, known: LaneSnapshot) -> None:
         """Go on with the offers of an earlier holder: the record tells how far each has come."""
         self.open, self._untold = {}, []
         self._has_more = self._has_more or known.has_steerable
@@ -216,7 +218,7 @@ class Followups:
             if item not in self.open:
                 # Turned down already, for another reason.
                 return
-            await self._store.give_back(self._claimed(), item)
+            await self._store.return_offer(self._claimed(), item)
             if self._is_direct:
                 await self._store.cancel(item)
             self.forget(item)

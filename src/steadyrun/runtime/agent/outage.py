@@ -24,12 +24,12 @@ _LONGEST_SECONDS = 30.0
 Answer = TypeVar("Answer")
 
 
-def longer(pause: float) -> float:
+def next_delay(pause: float) -> float:
     """The pause that follows this one."""
     return min(2 * pause, _LONGEST_SECONDS)
 
 
-async def written(
+async def retry_write(
     verb: Callable[[], Awaitable[Answer]], is_worth_it: Callable[[StoreFailed], Awaitable[bool]]
 ) -> Answer:
     """Write, again and again while the store cannot be written and that may change."""
@@ -41,10 +41,10 @@ async def written(
             if not await is_worth_it(error):
                 raise
             await anyio.sleep(pause)
-            pause = longer(pause)
+            pause = next_delay(pause)
 
 
-class Trouble:
+class StoreOutage:
     """What an agent's record has to say of itself, as soon as it can be written."""
 
     def __init__(self, agent: str, feed: Feed, clock: Clock) -> None:

@@ -11,22 +11,22 @@ import anyio
 from anyio.abc import TaskGroup
 
 from steadyrun.dialect import Ability, Turn
-from steadyrun.driver import Driver, Stretch
+from steadyrun.driver import Driver, JournalBatch
 from steadyrun.errors import KeeperGone, StoreFailed
-from steadyrun.lib.signal import Bell
+from steadyrun.lib.signal import Signal
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Event
 from steadyrun.model.ids import RunId
-from steadyrun.model.item import Claim, Hold
+from steadyrun.model.item import Claim, Lease
 from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
-from steadyrun.runtime.agent.offers import Followups
-from steadyrun.runtime.agent.outage import PAUSE_SECONDS, longer, written
+from steadyrun.runtime.agent.offers import OpenOffers
+from steadyrun.runtime.agent.outage import PAUSE_SECONDS, next_delay, retry_write
 from steadyrun.runtime.agent.recorder import Recorder
-from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.events.bus import Feed
-from steadyrun.store import Known
+from steadyrun.store import LaneSnapshot
 
 Answer = TypeVar("Answer")
 
@@ -37,7 +37,7 @@ class Ear(Protocol):
     async def reached(self, live: "LiveProcess", driver: Driver) -> None:
         """It can be spoken to, maybe not for the first time; nothing of it was heard yet."""
 
-    async def hear(self, live: "LiveProcess", stretch: Stretch) -> None: ...
+    async def hear(self, live: "LiveProcess", stretch: JournalBatch) -> None: ...
 
     async def failed(self, error: StoreFailed) -> bool:
         """The record cannot be written. Whether to try again later."""
@@ -48,8 +48,8 @@ class LiveProcess:
 
     def __init__(
         self,
-        around: Surroundings,
-        hold: Hold,
+        around: Deps,
+        hold: Lease,
         agent: Agent,
         process: Process,
         *,
@@ -58,7 +58,7 @@ class LiveProcess:
     ) -> None:
         self.process = process
         # What the record said when it was taken up, until that was used.
-        self.known: Known | None = None
+        self.known: LaneSnapshot | None = None
         # What it was launched with.
         self.rights = Rights()
         # The run that has begun with it by the record, as long as that was not heard.
@@ -69,7 +69,7 @@ class LiveProcess:
         self.is_closing = False
         self.hold = hold
         self.store = around.store
-        self.offers = Followups(around.store, self, home=around.home, is_direct=agent.is_direct)
+        self.offers = OpenOffers(around.store, self, home=around.home, is_direct=agent.is_direct)
         self._feed = feed
         self._around, self._agent = around, agent
         self._ear = ear
@@ -77,7 +77,7 @@ class LiveProcess:
         self._driver: Driver | None = None
         self._last: Driver | None = None
         self._recorder: Recorder | None = None
-        self._changed = Bell()
+        self._changed = Signal()
         # What is being said; cancelled when there is nobody to say it to.
         self._saying: list[anyio.CancelScope] = []
         self._driving: anyio.CancelScope | None = None
@@ -120,7 +120,7 @@ class LiveProcess:
         await anyio.sleep(pause)
         self._is_stale = True
         is_news = self._around.clock.monotonic() - started_at > 2 * pause
-        return PAUSE_SECONDS if is_news else longer(pause)
+        return PAUSE_SECONDS if is_news else next_delay(pause)
 
     async def _drive(self, tasks: TaskGroup) -> None:
         around = self._around
@@ -139,7 +139,7 @@ class LiveProcess:
             await driver.follow()
             await recorder.flush()
 
-    async def _hear(self, stretch: Stretch) -> None:
+    async def _hear(self, stretch: JournalBatch) -> None:
         await self._ear.hear(self, stretch)
 
     def _fall_silent(self) -> None:
@@ -168,7 +168,7 @@ class LiveProcess:
 
     async def note(self, *events: Event) -> None:
         """Record what the runtime itself has to say."""
-        await written(lambda: self.recorder.note(*events), self._ear.failed)
+        await retry_write(lambda: self.recorder.note(*events), self._ear.failed)
 
     def claimed(self, claim: Claim) -> None:
         """What it says from now on is said for this claim."""
@@ -220,7 +220,7 @@ class LiveProcess:
             await self._changed.wait()
 
     def tell_change(self) -> None:
-        self._changed.ring()
+        self._changed.notify()
 
     @property
     def driver(self) -> Driver | None:

@@ -12,15 +12,15 @@ from steadyrun.errors import SteadyrunError
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import RecordPhase
 from steadyrun.model.gate import account_of
-from steadyrun.model.item import Hold
+from steadyrun.model.item import Lease
 from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 from steadyrun.runtime.agent.process import Ear, LiveProcess
-from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.events.bus import Feed
 from steadyrun.runtime.log import fact
-from steadyrun.runtime.prompt.builder import Order
-from steadyrun.store import Known
+from steadyrun.runtime.prompt.builder import TurnPlan
+from steadyrun.store import LaneSnapshot
 
 Answer = TypeVar("Answer")
 
@@ -33,7 +33,7 @@ class Sitter(Ear, Protocol):
     is_held: bool
 
     @property
-    def hold(self) -> Hold: ...
+    def hold(self) -> Lease: ...
 
     async def write(self, verb: Callable[[], Awaitable[Answer]], phase: RecordPhase) -> Answer:
         """Write, as often as it takes."""
@@ -42,10 +42,10 @@ class Sitter(Ear, Protocol):
         """Nobody hears this process any more."""
 
 
-class OwnProcess:
+class ProcessSlot:
     """The process of one seat."""
 
-    def __init__(self, around: Surroundings, sitter: Sitter, tasks: TaskGroup) -> None:
+    def __init__(self, around: Deps, sitter: Sitter, tasks: TaskGroup) -> None:
         self.live: LiveProcess | None = None
         # What an earlier holder has launched it for, if that is for the item that runs: it is told
         # nothing else.
@@ -71,7 +71,7 @@ class OwnProcess:
         """What it was launched for is done."""
         self._launched = None
 
-    async def launch(self, order: Order) -> LiveProcess:
+    async def launch(self, order: TurnPlan) -> LiveProcess:
         around, agent, sitter = self._around, self._sitter.agent, self._sitter
         name, now = around.ids.process(), around.clock.now()
         place = around.drivers.place(name)
@@ -91,7 +91,9 @@ class OwnProcess:
         self._launched = self.hear(process, order.request.rights)
         return self._launched
 
-    def hear(self, process: Process, rights: Rights, known: Known | None = None) -> LiveProcess:
+    def hear(
+        self, process: Process, rights: Rights, known: LaneSnapshot | None = None
+    ) -> LiveProcess:
         """Hear it from now on, to its end. It was launched with these rights; `known`: what the
         record says of what it does."""
         sitter = self._sitter

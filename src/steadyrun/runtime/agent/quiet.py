@@ -5,17 +5,17 @@ from typing import Protocol
 import anyio
 
 from steadyrun.runtime.agent.process import LiveProcess
-from steadyrun.runtime.run.active_run import Runner
-from steadyrun.runtime.run.timeouts import ClockLimits
+from steadyrun.runtime.run.active_run import ActiveRun
+from steadyrun.runtime.run.timeouts import Timeouts
 
 
 class Running(Protocol):
     """Where runs go on, one after the other."""
 
-    runner: Runner | None
+    runner: ActiveRun | None
 
 
-async def until_quiet(seat: Running, live: LiveProcess, limits: ClockLimits) -> None:
+async def until_quiet(seat: Running, live: LiveProcess, limits: Timeouts) -> None:
     """Wait for the end of what runs, and until nothing is offered that could begin a turn: what
     stays open too long is called back. A turn has the clocks of its run, and no other."""
     # What an earlier holder had offered is known only then.

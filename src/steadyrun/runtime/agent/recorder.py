@@ -8,7 +8,7 @@ from typing import Any
 
 from anyio.abc import TaskGroup
 
-from steadyrun.driver import Stretch
+from steadyrun.driver import JournalBatch
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Appended, Batch, StoredRow
 from steadyrun.model.event import (
@@ -25,11 +25,11 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.event_codec import Row, stored_events
 from steadyrun.model.ids import RunId
-from steadyrun.model.item import Hold
+from steadyrun.model.item import Lease
 from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import Change, Finished, Launched, Touched
 from steadyrun.model.session import ResumeToken
-from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.events.bus import Feed
 
 _MOST_GATHERED = 5000
@@ -43,8 +43,8 @@ class Recorder:
 
     def __init__(
         self,
-        around: Surroundings,
-        claim: Hold,
+        around: Deps,
+        claim: Lease,
         process: Process,
         *,
         agent: Agent,
@@ -108,7 +108,7 @@ class Recorder:
         self,
         finished: Finished | Touched,
         events: Sequence[Emitted],
-        stretch: Stretch,
+        stretch: JournalBatch,
         ours: Sequence[Event] = (),
     ) -> None:
         """A turn ended, with its run or before the run's own. It is remembered in the same commit

@@ -16,69 +16,69 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from steadyrun.dialect import Ended, Turn
-from steadyrun.driver import Driver, Stretch
+from steadyrun.driver import Driver, JournalBatch
 from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, SteadyrunError, StoreFailed
-from steadyrun.lib.signal import Bell
+from steadyrun.lib.signal import Signal
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact, Note, RecordPhase
 from steadyrun.model.ids import ItemId, RunId
-from steadyrun.model.item import Claim, Hold, Item, Message
+from steadyrun.model.item import Claim, Item, Lease, Message
 from steadyrun.model.run import Finished, Metadata, Orphaned, Run, StopReason
 from steadyrun.runtime.agent.ingest import hear, is_early, reached
 from steadyrun.runtime.agent.manner import Manner
-from steadyrun.runtime.agent.outage import Trouble, written
+from steadyrun.runtime.agent.outage import StoreOutage, retry_write
 from steadyrun.runtime.agent.process import LiveProcess
-from steadyrun.runtime.agent.process_slot import OwnProcess
+from steadyrun.runtime.agent.process_slot import ProcessSlot
 from steadyrun.runtime.agent.quiet import until_quiet
-from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.events.bus import Feed
-from steadyrun.runtime.prompt.builder import Order
-from steadyrun.runtime.recovery import Left
-from steadyrun.runtime.run.active_run import Runner
-from steadyrun.runtime.run.retry import Again, begins_anew, metadata_of
-from steadyrun.store import Call, Started
+from steadyrun.runtime.prompt.builder import TurnPlan
+from steadyrun.runtime.recovery import AbandonedProcess
+from steadyrun.runtime.run.active_run import ActiveRun
+from steadyrun.runtime.run.retry import RetryDecision, begins_anew, metadata_of
+from steadyrun.store import PendingRequests, Started
 
 Answer = TypeVar("Answer")
 
-_ANEW = Again(False, 0.0, is_fresh=True, one_shot=False, why="conversation")
+_ANEW = RetryDecision(False, 0.0, is_fresh=True, one_shot=False, why="conversation")
 
 
-class Seat:
+class AgentWorker:
     """One agent's lane in this process."""
 
     def __init__(
-        self, around: Surroundings, agent: Agent, manner: "Manner[Seat]", tasks: TaskGroup
+        self, around: Deps, agent: Agent, manner: "Manner[AgentWorker]", tasks: TaskGroup
     ) -> None:
         self.agent = agent
         self.feed = Feed(around.scrubber, around.hub)
-        self.runner: Runner | None = None
+        self.runner: ActiveRun | None = None
         # Called when there is somebody again who can see to what others want.
         self.on_sit: Callable[[], None] = lambda: None
         self.idle_since = around.clock.monotonic()
         self._around, self._store, self._clock = around, around.store, around.clock
         self._manner = manner
         self._tasks = tasks
-        self._hold: Hold | None = None
+        self._hold: Lease | None = None
         # Whether an item runs; else only the process is kept, if there is one.
         self.is_held = False
-        self._own = OwnProcess(around, self, tasks)
-        self.trouble = Trouble(agent.name, self.feed, around.clock)
+        self._own = ProcessSlot(around, self, tasks)
+        self.trouble = StoreOutage(agent.name, self.feed, around.clock)
         # How the item is run, if not for the first time; whether its conversation is gone, and may.
-        self._again: Again | None = None
+        self._again: RetryDecision | None = None
         self.is_missing = self.may_begin_anew = False
         self._stopping: StopReason | None = None
         # A turn has begun whose run is not made yet: it is made when the turn is heard again.
         self._unseated: Claim | None = None
         # Whoever ends or begins a run has it: the two must not meet.
         self._turning = asyncio.Lock()
-        self._seated = Bell()
+        self._seated = Signal()
 
     @property
     def live(self) -> LiveProcess | None:
         return self._own.live
 
     @property
-    def hold(self) -> Hold:
+    def hold(self) -> Lease:
         assert self._hold
         return self._hold
 
@@ -107,9 +107,9 @@ class Seat:
 
     def take_up(
         self,
-        hold: Hold,
+        hold: Lease,
         run: Run | None,
-        left: Left | None,
+        left: AbandonedProcess | None,
         *,
         credit: timedelta = timedelta(),
     ) -> None:
@@ -138,15 +138,15 @@ class Seat:
             await self._running().go_on()
         await self._finish()
 
-    def _sit(self, claim: Claim, runner: Runner) -> None:
+    def _sit(self, claim: Claim, runner: ActiveRun) -> None:
         self._hold, self.runner, self.is_held = claim, runner, True
         if self.live:
             self.live.claimed(claim)
-        self._seated.ring()
+        self._seated.notify()
         self.on_sit()
 
-    def _runner(self, claim: Claim, run: RunId, *, is_adopted: bool = False) -> Runner:
-        runner = Runner(self._around, claim, self.agent, run, is_adopted=is_adopted)
+    def _runner(self, claim: Claim, run: RunId, *, is_adopted: bool = False) -> ActiveRun:
+        runner = ActiveRun(self._around, claim, self.agent, run, is_adopted=is_adopted)
         runner.stopped = self._stopping
         return runner
 
@@ -177,10 +177,10 @@ class Seat:
                 await self._take_stock(runner, live)
             self._own.has_served()
 
-    async def _ordered(self) -> Order:
+    async def _ordered(self) -> TurnPlan:
         return await self._manner.order(self, self._running(), again=self._again)
 
-    async def _begin_anew(self, runner: Runner, live: LiveProcess) -> None:
+    async def _begin_anew(self, runner: ActiveRun, live: LiveProcess) -> None:
         """The conversation was not there, and a new one will do."""
         self._again = _ANEW
         await live.note(Note("the conversation to go on with is not there: a new one begins"))
@@ -190,7 +190,7 @@ class Seat:
         self.is_missing = runner.is_over = False
         self.on_sit()
 
-    async def _take_stock(self, runner: Runner, live: LiveProcess) -> None:
+    async def _take_stock(self, runner: ActiveRun, live: LiveProcess) -> None:
         """The process is gone, and the run has not ended."""
         if runner.stopped:
             runner.end_by(runner.judged(Ended("cancelled"), None))
@@ -201,7 +201,7 @@ class Seat:
         await self._write_cut(runner)
         await self._own.end()
 
-    async def _process_for(self, order: Order) -> LiveProcess:
+    async def _process_for(self, order: TurnPlan) -> LiveProcess:
         live, own = self.live, self._own
         if live and (own.taken_up or own.serves(order.seal)):
             own.taken_up = None
@@ -237,26 +237,26 @@ class Seat:
             return False
         return self._manner.keeps(self)
 
-    async def _next(self, runner: Runner) -> Again | None:
+    async def _next(self, runner: ActiveRun) -> RetryDecision | None:
         """Whether the item is run once more."""
         await self._write_cut(runner)
         run = await self.write(lambda: self._store.run(runner.id), "settle")
         was_told = run.started_at is not None if runner.was_told is None else runner.was_told
         return await self._manner.again(self, run, was_told=was_told or runner.is_begun)
 
-    async def _write_cut(self, runner: Runner) -> None:
+    async def _write_cut(self, runner: ActiveRun) -> None:
         claim, run, cut = runner.claim, runner.id, runner.cut
         if cut is not None:
             await self.write(lambda: self._store.change(claim, run, cut), "settle")
 
-    async def _try_again(self, runner: Runner, again: Again) -> bool:
+    async def _try_again(self, runner: ActiveRun, again: RetryDecision) -> bool:
         """Make a new run of the item; False if somebody does not want that any more."""
         await self._own.end()
         if not self._stopping:
             await anyio.sleep(again.after_seconds)
         old, spends = runner.claim, again.spends
         try:
-            claim = await self.write(lambda: self._store.again(old, spends=spends), "start")
+            claim = await self.write(lambda: self._store.retry(old, spends=spends), "start")
         except ChangeRefused:
             return False
         self._again = again
@@ -265,7 +265,7 @@ class Seat:
         self._running().know(run)
         return True
 
-    async def _rest(self, runner: Runner) -> bool:
+    async def _rest(self, runner: ActiveRun) -> bool:
         """Settle, and keep the process; False if it has begun something else meanwhile."""
         async with self._turning:
             if self.runner is not runner or not runner.is_over:
@@ -274,11 +274,11 @@ class Seat:
             self._manner.settled(self, item)
             if self.runner is runner:
                 self.is_held, self.runner = False, None
-                self._seated = Bell()
+                self._seated = Signal()
                 self.idle_since = self._clock.monotonic()
             return True
 
-    async def _go(self, runner: Runner) -> bool:
+    async def _go(self, runner: ActiveRun) -> bool:
         """Let the process end, then settle; False if it has begun something else meanwhile."""
         live = self.live
         if live and not live.is_gone:
@@ -311,7 +311,7 @@ class Seat:
         try:
             if not await self._own.end_idle():
                 return
-            await self.write(lambda: self._store.let_go(hold), "settle")
+            await self.write(lambda: self._store.release_lane(hold), "settle")
         except ChangeRefused:
             # An item has come meanwhile, and is ours.
             return
@@ -324,7 +324,7 @@ class Seat:
         if runner and self.is_held:
             await self.write(lambda: self._store.settle(runner.claim, ended), "settle")
         else:
-            await self.write(lambda: self._store.let_go(hold), "settle")
+            await self.write(lambda: self._store.release_lane(hold), "settle")
         self.is_held = False
         self.leave_behind()
 
@@ -352,7 +352,7 @@ class Seat:
         # Offers of an earlier holder are known now.
         self.on_sit()
 
-    async def hear(self, live: LiveProcess, stretch: Stretch) -> None:
+    async def hear(self, live: LiveProcess, stretch: JournalBatch) -> None:
         await hear(self, live, stretch)
 
     def over(self) -> None:
@@ -398,9 +398,9 @@ class Seat:
         unasked = Message(self.agent.id, "", kind="self")
         if self.is_held:
             offer = ItemId(took) if took in live.offers.open else None
-            return await self._store.go_on(self._running().claim, offer or unasked)
+            return await self._store.continue_with(self._running().claim, offer or unasked)
         try:
-            return await self._store.wake(self.hold, unasked)
+            return await self._store.start_unprompted(self.hold, unasked)
         except ChangeRefused:
             return None
 
@@ -416,7 +416,7 @@ class Seat:
 
     # -- what others want
 
-    async def called(self, call: Call) -> None:
+    async def called(self, call: PendingRequests) -> None:
         """Somebody wants something of the run, or of what was offered to it."""
         runner, live = self.runner, self.live
         if runner is None:
@@ -444,7 +444,7 @@ class Seat:
         if self.runner and not self.runner.stopped:
             self._tasks.start_soon(self._end_run, self.runner, reason, why)
 
-    async def _end_run(self, runner: Runner, reason: StopReason, why: str) -> None:
+    async def _end_run(self, runner: ActiveRun, reason: StopReason, why: str) -> None:
         # It is not ours any more: its record tells what becomes of it.
         with suppress(LeaseLost, KeeperGone):
             await runner.stop(reason, why)
@@ -477,11 +477,11 @@ class Seat:
         return True
 
     async def write(self, verb: Callable[[], Awaitable[Answer]], phase: RecordPhase) -> Answer:
-        answer = await written(verb, lambda error: self.failed(error, phase))
+        answer = await retry_write(verb, lambda error: self.failed(error, phase))
         if self.live and self.live.driver:
             await self.trouble.try_to_tell(self.live.recorder)
         return answer
 
-    def _running(self) -> Runner:
+    def _running(self) -> ActiveRun:
         assert self.runner
         return self.runner

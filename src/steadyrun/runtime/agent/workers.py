@@ -10,38 +10,38 @@ import anyio
 from anyio.abc import TaskGroup
 
 from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, StoreFailed
-from steadyrun.lib.notifier import Hint, Watch
+from steadyrun.lib.notifier import Hint, Waiter
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.ids import AgentId, ItemId, RunId
-from steadyrun.runtime.agent.worker import Seat
-from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.agent.worker import AgentWorker
+from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.log import bug, fact
 from steadyrun.runtime.run.active_run import Deed
-from steadyrun.store import Call
+from steadyrun.store import PendingRequests
 
 # How often the clocks are looked at, and how late that may be before it tells something.
 _TICK_SECONDS = 0.5
 _LATE_SECONDS = 1.0
 
 
-class Seats:
+class AgentWorkers:
     """All seats of this process, by agent."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Deps) -> None:
         self._around = around
-        self._seats: dict[AgentId, Seat] = {}
+        self._seats: dict[AgentId, AgentWorker] = {}
         # Who could not see to all that was wanted; None: nobody has looked, as nobody was there.
         self._missed: set[AgentId] | None = None
-        self._bell: Watch | None = None
+        self._bell: Waiter | None = None
         # Called when somebody has left.
         self.on_leave: Callable[[], None] = lambda: None
         # Runs that others have left and that a gate waits for.
         self.probes: set[RunId] = set()
 
-    def __iter__(self) -> Iterator[Seat]:
+    def __iter__(self) -> Iterator[AgentWorker]:
         return iter(list(self._seats.values()))
 
-    def add(self, seat: Seat) -> None:
+    def add(self, seat: AgentWorker) -> None:
         self._seats[seat.agent.id] = seat
         seat.on_sit = partial(self._look_again, seat.agent.id)
         self._look_again(seat.agent.id)
@@ -49,22 +49,22 @@ class Seats:
     def _look_again(self, agent: AgentId) -> None:
         """A lane is ours before anybody sits there: what was wanted meanwhile is wanted still."""
         if self._bell and (self._missed is None or agent in self._missed):
-            self._bell.ring()
+            self._bell.notify()
 
-    def know_probe(self, seat: Seat) -> None:
+    def know_probe(self, seat: AgentWorker) -> None:
         """Somebody else has begun what runs there."""
         if seat.runner:
             seat.runner.is_probe = seat.runner.id in self.probes
 
-    def remove(self, seat: Seat) -> None:
+    def remove(self, seat: AgentWorker) -> None:
         if self._seats.get(seat.agent.id) is seat:
             del self._seats[seat.agent.id]
             self.on_leave()
 
-    def of(self, agent: AgentId) -> Seat | None:
+    def of(self, agent: AgentId) -> AgentWorker | None:
         return self._seats.get(agent)
 
-    def running(self, run: RunId) -> Seat | None:
+    def running(self, run: RunId) -> AgentWorker | None:
         """Where a run goes on."""
         return next((each for each in self if each.runner and each.runner.id == run), None)
 
@@ -98,7 +98,7 @@ class Seats:
         if not self._seats:
             return None
         try:
-            calls = await self._around.store.calls(self._around.holder)
+            calls = await self._around.store.pending_requests(self._around.holder)
         except StoreFailed as error:
             # Nothing is lost by this: it is asked again.
             fact("store.failed", phase="calls", code=error.code)
@@ -109,7 +109,7 @@ class Seats:
                 tasks.start_soon(_done, seat, partial(seat.called, call))
         return {call.agent for call in calls if not self._hears(call)}
 
-    def _hears(self, call: Call) -> bool:
+    def _hears(self, call: PendingRequests) -> bool:
         """Whether all that shall stop can be stopped now, and who asked can be answered."""
         seat = self._seats.get(call.agent)
         runner = seat.runner if seat else None
@@ -121,7 +121,7 @@ class Seats:
         return offered | {runner.claim.item.id} >= set(call.cancelled)
 
 
-async def _done(seat: Seat, deed: Deed) -> None:
+async def _done(seat: AgentWorker, deed: Deed) -> None:
     try:
         await deed()
     except (LeaseLost, KeeperGone, ChangeRefused):

@@ -25,16 +25,16 @@ MOST_WAITING = 20_000
 _PAGE = 5000
 
 
-class Look(Enum):
+class StreamSignal(Enum):
     """In place of news: look into the store."""
 
     AGAIN = auto()
 
 
-News = LiveEvent | list[StoredEvent] | Look
+News = LiveEvent | list[StoredEvent] | StreamSignal
 
 
-class Listener:
+class Subscription:
     """What one listener has not heard yet."""
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class Listener:
         self.is_over = False
 
     def tell(self, news: News) -> None:
-        if news is Look.AGAIN and self._news and self._news[-1] is Look.AGAIN:
+        if news is StreamSignal.AGAIN and self._news and self._news[-1] is StreamSignal.AGAIN:
             return
         self._waiting += len(news) if isinstance(news, list) else 1
         if self._waiting > MOST_WAITING:
             self._news.clear()
-            self._waiting, news = 1, Look.AGAIN
+            self._waiting, news = 1, StreamSignal.AGAIN
         self._news.append(news)
         self._rung.set()
 
@@ -69,15 +69,15 @@ class Listener:
         return news
 
 
-class Hub:
+class EventBus:
     """Passes news of all feeds of this process to whoever listens to everything."""
 
     def __init__(self) -> None:
-        self._listeners: set[Listener] = set()
+        self._listeners: set[Subscription] = set()
 
     @contextmanager
-    def listen(self) -> Iterator[Listener]:
-        listener = Listener()
+    def listen(self) -> Iterator[Subscription]:
+        listener = Subscription()
         self._listeners.add(listener)
         try:
             yield listener
@@ -96,15 +96,15 @@ class Hub:
 class Feed:
     """Passes news of one agent to whoever listens; live events without secrets."""
 
-    def __init__(self, scrubber: Scrubber, hub: Hub | None = None) -> None:
+    def __init__(self, scrubber: Scrubber, hub: EventBus | None = None) -> None:
         self._live = LiveScrubber(scrubber)
-        self._hub = hub or Hub()
-        self._listeners: set[Listener] = set()
+        self._hub = hub or EventBus()
+        self._listeners: set[Subscription] = set()
         self._is_over = False
 
     @contextmanager
-    def listen(self) -> Iterator[Listener]:
-        listener = Listener()
+    def listen(self) -> Iterator[Subscription]:
+        listener = Subscription()
         listener.is_over = self._is_over
         self._listeners.add(listener)
         try:
@@ -132,7 +132,7 @@ class Feed:
     def end(self) -> None:
         """Nothing more will come; what is stored may still have to be read."""
         self._is_over = True
-        self.tell(Look.AGAIN)
+        self.tell(StreamSignal.AGAIN)
         for listener in self._listeners:
             listener.end()
 
@@ -143,7 +143,7 @@ async def events_of(
     """Everything of a run in order, up to its last event: what is stored, then what comes."""
     reader = _Reader(store, run)
     with feed.listen() as listener:
-        news: News | None = Look.AGAIN
+        news: News | None = StreamSignal.AGAIN
         while news is not None:
             if isinstance(news, LiveEvent):
                 if news.run == run:
@@ -157,7 +157,7 @@ async def events_of(
 
 
 async def follow_live(
-    store: Store, hub: Hub, after: int, *, agent: Agent | None = None, run: RunId | None = None
+    store: Store, hub: EventBus, after: int, *, agent: Agent | None = None, run: RunId | None = None
 ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
     """Every event after a cursor, of an agent, a run or all: what is stored, then what comes, and
     what comes from other processes, too. Never ends."""
@@ -167,8 +167,8 @@ async def follow_live(
         hub.listen() as listener,
         store.hints.watch(reader.agent, Hint.STATE) as watch,
     ):
-        watch.on_ring = lambda: listener.tell(Look.AGAIN)
-        news: News | None = Look.AGAIN
+        watch.on_notify = lambda: listener.tell(StreamSignal.AGAIN)
+        news: News | None = StreamSignal.AGAIN
         while news is not None:
             if not isinstance(news, LiveEvent):
                 async for event in reader.new(news):
@@ -185,9 +185,11 @@ class _Follower:
         self.agent = agent
         self._store, self._cursor, self._run = store, after, run
 
-    async def new(self, news: list[StoredEvent] | Look) -> AsyncGenerator[StoredEvent, None]:
+    async def new(
+        self, news: list[StoredEvent] | StreamSignal
+    ) -> AsyncGenerator[StoredEvent, None]:
         """What is told is taken as it is only where nothing can lie between."""
-        told = [] if isinstance(news, Look) else news
+        told = [] if isinstance(news, StreamSignal) else news
         if told and told[-1].cursor <= self._cursor:
             return
         is_all = self.agent is None and self._run is None
@@ -216,8 +218,8 @@ class _Reader:
         # The agent's next event, if it is known: told without it, something was left out.
         self._seq: int | None = None
 
-    async def new(self, news: list[StoredEvent] | Look) -> list[StoredEvent]:
-        if isinstance(news, Look) or self._seq not in {None, news[0].seq}:
+    async def new(self, news: list[StoredEvent] | StreamSignal) -> list[StoredEvent]:
+        if isinstance(news, StreamSignal) or self._seq not in {None, news[0].seq}:
             found = await self._read()
             self._seq = None
         else:

@@ -48,7 +48,7 @@ repeat it.
 [End of the record.]"""
 
 
-class Told(Struct, frozen=True):
+class MissedRun(Struct, frozen=True):
     """A run that a conversation has not heard of, what it was for, and what was recorded of it.
 
     `reasons` are those that were given with answers, by the names of the questions."""
@@ -64,10 +64,10 @@ class Handover(Struct, frozen=True):
 
     why: str
     item: ItemId
-    told: tuple[Told, ...]
+    told: tuple[MissedRun, ...]
 
 
-def briefing(handover: Handover) -> str:
+def write_briefing(handover: Handover) -> str:
     """What was asked, what was done, what was said of it and which files it was about."""
     told = handover.told
     # The present request comes behind all this, as what it is.
@@ -126,7 +126,7 @@ def _quoted(text: str, most_bytes: int) -> str | None:
     return "\n".join(kept) or None
 
 
-def _asked(told: Iterable[Told]) -> dict[str, str]:
+def _asked(told: Iterable[MissedRun]) -> dict[str, str]:
     """Each item once: those that had a run, and those that a run took in while it went on."""
     found: dict[str, str] = {}
     for each in told:
@@ -138,7 +138,7 @@ def _asked(told: Iterable[Told]) -> dict[str, str]:
     return found
 
 
-def _decided(told: Sequence[Told]) -> Iterator[str]:
+def _decided(told: Sequence[MissedRun]) -> Iterator[str]:
     """What was said; and behind it, where it is kept, what was not allowed and is not to be tried
     again."""
     yield from (e.text for each in told for e in each.events if isinstance(e, TextFinal))
@@ -157,7 +157,7 @@ def _denied(
     return f"Denied by {resolved.by}: {what}" + (f": {reason}" if reason else "")
 
 
-def _deeds(told: Iterable[Told]) -> Iterator[str]:
+def _deeds(told: Iterable[MissedRun]) -> Iterator[str]:
     """A line for each tool that was used, with what it gave, and one for the end of each run."""
     for each in told:
         given = {e.tool_call_id: e.tool_input for e in each.events if isinstance(e, ToolStarted)}
@@ -181,7 +181,7 @@ def _evidence(output: object) -> str:
     return cut(" ".join(text[:_LOOKED_AT_CHARS].split()), _LONGEST_EVIDENCE_BYTES)
 
 
-def _files(told: Iterable[Told]) -> list[str]:
+def _files(told: Iterable[MissedRun]) -> list[str]:
     """Each once; those that were changed behind those that were only read."""
     read: dict[str, None] = {}
     changed: dict[str, None] = {}

@@ -19,20 +19,20 @@ from steadyrun.model.item import Attachment, Item
 from steadyrun.model.run import Run
 from steadyrun.model.session import Session
 from steadyrun.runtime.attachments import kept_at
-from steadyrun.runtime.deps import Ask, Surroundings
-from steadyrun.runtime.prompt.briefing import briefing
-from steadyrun.runtime.prompt.handover import look_back
+from steadyrun.runtime.deps import Deps, RunRequest
+from steadyrun.runtime.prompt.briefing import write_briefing
+from steadyrun.runtime.prompt.handover import load_handover
 from steadyrun.runtime.prompt.recovery import recovery_context, retry_notice, with_files
-from steadyrun.runtime.prompt.system import Standing, agent_environment, read_standing
-from steadyrun.runtime.run.active_run import Runner
+from steadyrun.runtime.prompt.system import SystemPrompt, agent_environment, read_system_prompt
+from steadyrun.runtime.run.active_run import ActiveRun
 from steadyrun.runtime.run.permissions import permitted
-from steadyrun.runtime.run.retry import Again
+from steadyrun.runtime.run.retry import RetryDecision
 
 # How many settled items a new conversation is reminded of, at most.
 _RECENT = 20
 
 
-class Order(Struct, frozen=True):
+class TurnPlan(Struct, frozen=True):
     """A turn, and the process it is for: one with that seal, else a new one."""
 
     turn: Turn
@@ -58,16 +58,18 @@ class Place(Protocol):
         """Whether a process with this seal is there and can be told."""
 
 
-class Bridge:
+class TurnBuilder:
     """Makes orders for the items of lasting agents."""
 
-    def __init__(self, around: Surroundings, key: bytes) -> None:
+    def __init__(self, around: Deps, key: bytes) -> None:
         """`key` seals what processes were launched with."""
         self._around, self._store = around, around.store
         self._home = around.home
         self._key = key
 
-    async def order(self, place: Place, runner: Runner, *, again: Again | None) -> Order:
+    async def order(
+        self, place: Place, runner: ActiveRun, *, again: RetryDecision | None
+    ) -> TurnPlan:
         """What is told for the runner's item; `again`: how, if not for the first time."""
         agent, item = self._equipped(place.agent), runner.claim.item
         one_shot = again is not None and again.one_shot
@@ -77,23 +79,25 @@ class Bridge:
             turn = place.taken_up
             if turn.key != runner.id:
                 turn = replace(await self._turn(agent, item, runner.id), mode=None)
-            return Order(turn, launch_request(agent, turn, None, Standing(None)), or_fresh=True)
+            return TurnPlan(
+                turn, launch_request(agent, turn, None, SystemPrompt(None)), or_fresh=True
+            )
         is_appended = agent.provider in self._around.appended
-        standing = read_standing(agent, home=self._home, appended=is_appended)
+        standing = read_system_prompt(agent, home=self._home, appended=is_appended)
         drivers, file = self._around.drivers, standing.permissions
         agent, notes = permitted(drivers, agent, file, one_shot=one_shot)
         env = agent_environment(agent, self._home)
         turn = await self._turn(agent, item, runner.id, one_shot=one_shot)
         request = replace(launch_request(agent, turn, None, standing), one_shot=one_shot)
         seal = self._sealed(agent.provider, request, env)
-        order = Order(turn, request, env, seal, notes=(*standing.notes, *notes))
+        order = TurnPlan(turn, request, env, seal, notes=(*standing.notes, *notes))
         if again is not None and again.is_fresh:
             await self._retire(runner, agent.provider)
         elif place.serves(seal):
             return order
         return await self._launching(agent, item, order)
 
-    async def _retire(self, runner: Runner, provider: str) -> None:
+    async def _retire(self, runner: ActiveRun, provider: str) -> None:
         """Go on without the present conversation, unless it is the new one already."""
         run = await self._store.run(runner.id)
         session = await self._store.session(runner.claim.agent, provider)
@@ -106,17 +110,17 @@ class Bridge:
         model = agent.model or self._around.drivers.model(agent.provider)
         return replace(agent, model=model)
 
-    async def _launching(self, agent: Agent, item: Item, order: Order) -> Order:
+    async def _launching(self, agent: Agent, item: Item, order: TurnPlan) -> TurnPlan:
         """What a new process needs besides: the conversation, and what that cannot know."""
         token = None
         if self._converses(agent):
             token = self._token(agent, await self._store.session(agent.id, agent.provider))
         run, now, resumes = RunId(order.turn.key), self._around.clock.now(), token is not None
-        change = await look_back(self._store, agent, item, run, now, resumes=resumes)
+        change = await load_handover(self._store, agent, item, run, now, resumes=resumes)
         order = replace(order, notes=(*change.notes, *order.notes))
         if not self._converses(agent):
             return order
-        context = briefing(change.handover) if change.handover else None
+        context = write_briefing(change.handover) if change.handover else None
         if context is None and token is None:
             recent = await self._store.items(agent.id, include_settled=True, limit=_RECENT)
             context = recovery_context(recent)
@@ -181,20 +185,20 @@ def _content(place: Path) -> bytes:
         return stream.read()
 
 
-async def direct_order(
-    around: Surroundings, agent: Agent, item: Item, run: RunId, ask: Ask
-) -> Order:
+async def build_direct(
+    around: Deps, agent: Agent, item: Item, run: RunId, ask: RunRequest
+) -> TurnPlan:
     """What was asked of a provider itself: it is told that, and what its role is if it has one."""
     turn = Turn(run, item.text, ask.images, ask.schema)
     standing = await around.standing(agent)
     agent, notes = permitted(around.drivers, agent, standing.permissions)
     request = launch_request(agent, turn, ask.resume, standing)
     env = {**ask.env, **agent_environment(agent, around.home)}
-    return Order(turn, request, env, or_fresh=ask.or_fresh, notes=(*standing.notes, *notes))
+    return TurnPlan(turn, request, env, or_fresh=ask.or_fresh, notes=(*standing.notes, *notes))
 
 
 def launch_request(
-    agent: Agent, turn: Turn, resume: str | None, standing: Standing
+    agent: Agent, turn: Turn, resume: str | None, standing: SystemPrompt
 ) -> LaunchRequest:
     return LaunchRequest(
         turn,

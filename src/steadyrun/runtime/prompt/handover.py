@@ -10,7 +10,7 @@ from steadyrun.model.event import ApprovalRequested, ApprovalResolved, FollowupA
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
-from steadyrun.runtime.prompt.briefing import Handover, Told, reason_to_change
+from steadyrun.runtime.prompt.briefing import Handover, MissedRun, reason_to_change
 from steadyrun.store import Store
 
 # How many runs are told of, and how many events of each, at most. What was asked and not allowed is
@@ -21,7 +21,7 @@ _LOOKED_AT = 1000
 _LASTING = (FollowupAbsorbed, ApprovalRequested, ApprovalResolved)
 
 
-class Change(Struct, frozen=True):
+class ProviderChange(Struct, frozen=True):
     """What is to be told where the provider is another one than before: to the conversation, if it
     has missed anything, and to whoever reads the record."""
 
@@ -29,9 +29,9 @@ class Change(Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-async def look_back(
+async def load_handover(
     store: Store, agent: Agent, item: Item, run: RunId, now: datetime, *, resumes: bool
-) -> Change:
+) -> ProviderChange:
     """`agent` as it works now. What it did with its present provider is known there if that
     `resumes` its conversation."""
     before = [each for each in await store.runs(agent.id, before=run, limit=_RUNS) if _began(each)]
@@ -48,7 +48,7 @@ async def look_back(
     reasons = await _reasons(store, agent.id) if missed else {}
     told = tuple([await _told(store, each, reasons) for each in reversed(missed)])
     handover = Handover(f"{why}; you go on.", item.id, told) if told else None
-    return Change(handover, tuple(notes))
+    return ProviderChange(handover, tuple(notes))
 
 
 def _missed(before: Sequence[Run], provider: str, *, resumes: bool) -> list[Run]:
@@ -67,11 +67,11 @@ def _began(run: Run) -> bool:
     return run.started_at is not None
 
 
-async def _told(store: Store, run: Run, reasons: Mapping[RunId, Mapping[str, str]]) -> Told:
+async def _told(store: Store, run: Run, reasons: Mapping[RunId, Mapping[str, str]]) -> MissedRun:
     item = await store.item(run.item) if run.item else None
     seen = [each.event for each in await store.last_events(run=run.id, limit=_LOOKED_AT)]
     lasting = [event for event in seen[:-_EVENTS] if isinstance(event, _LASTING)]
-    return Told(item, run, (*lasting, *seen[-_EVENTS:]), reasons.get(run.id, {}))
+    return MissedRun(item, run, (*lasting, *seen[-_EVENTS:]), reasons.get(run.id, {}))
 
 
 async def _reasons(store: Store, agent: AgentId) -> dict[RunId, dict[str, str]]:

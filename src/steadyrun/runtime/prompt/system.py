@@ -12,12 +12,12 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.errors import AgentHomeMissing, FileUnusable, PathRefused, RoleMissing, Usage
+from steadyrun.errors import AgentHomeMissing, FileUnusable, InvalidUsage, PathRefused, RoleMissing
 from steadyrun.lib.safe_files import open_regular, unreadable
 from steadyrun.lib.safe_paths import Scope, shown
 from steadyrun.model.agent import ROLE_RULE, Agent, is_role_name
 from steadyrun.model.policy import Permissions, read_permissions
-from steadyrun.model.text import Flaw
+from steadyrun.model.text import Problem
 
 ROLES = "roles"
 # Who it is, whom it works for, and how.
@@ -34,7 +34,7 @@ to nobody."""
 _REMEMBERED = 256
 
 
-class Standing(Struct, frozen=True):
+class SystemPrompt(Struct, frozen=True):
     """What a provider is told before everything else, and what whoever runs it should know.
 
     `is_added`: it comes after the provider's own system prompt, and not in its place.
@@ -47,14 +47,14 @@ class Standing(Struct, frozen=True):
     permissions: Permissions | None = None
 
 
-def read_standing(agent: Agent, *, home: Path, appended: bool = False) -> Standing:
+def read_system_prompt(agent: Agent, *, home: Path, appended: bool = False) -> SystemPrompt:
     """Compose it from files as they are now; `home` is ours, with the roles in it.
 
     `appended`: the provider is configured to be told something of its own, which takes the place of
     the agent's own files. A run that nobody gave a role has nothing but what it was told itself.
     """
     if agent.is_direct and agent.role is None:
-        return Standing(agent.system)
+        return SystemPrompt(agent.system)
     require_home(agent)
     own = Scope.of(agent.home)
     permissions, notes = _permissions(own)
@@ -66,7 +66,7 @@ def read_standing(agent: Agent, *, home: Path, appended: bool = False) -> Standi
         ("Instructions", agent.system or ""),
     ]
     told = [f"# {heading}\n{text.strip()}" for heading, text in parts if text.strip()]
-    return Standing("\n\n".join(told), notes, is_added=True, permissions=permissions)
+    return SystemPrompt("\n\n".join(told), notes, is_added=True, permissions=permissions)
 
 
 def require_home(agent: Agent) -> None:
@@ -78,7 +78,7 @@ def require_home(agent: Agent) -> None:
 def require_role(role: str, home: Path) -> Path:
     """The file of a role, else `RoleMissing`; what can be none is `Usage`."""
     if not is_role_name(role):
-        raise Usage(f"expected the name of a role, found {role[:80]!r}", hint=ROLE_RULE)
+        raise InvalidUsage(f"expected the name of a role, found {role[:80]!r}", hint=ROLE_RULE)
     file = home / ROLES / f"{role}.md"
     if not file.exists():
         raise RoleMissing(role, file=file)
@@ -116,7 +116,7 @@ def _permissions(scope: Scope) -> tuple[Permissions | None, tuple[str, ...]]:
     if text is None:
         return None, ()
     found = read_permissions(text)
-    if isinstance(found, Flaw):
+    if isinstance(found, Problem):
         file = shown(scope.roots[0] / PERMISSIONS)
         raise FileUnusable(file, found.problem, hint=found.hint)
     if len(found.note) <= LONGEST_NOTE:

@@ -31,10 +31,16 @@ from steadyrun.model.item import Claim, cancel_fact
 from steadyrun.model.run import STOPPED, Created, Finished, Orphaned, Run, StopReason, Touched
 from steadyrun.model.usage import Cost, Usage, both, cost_of_both
 from steadyrun.runtime.agent.process import LiveProcess
-from steadyrun.runtime.deps import Surroundings
+from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.log import fact
-from steadyrun.runtime.run.budget import Meter, budget_question, load_meter, spent_of, why_reached
-from steadyrun.runtime.run.timeouts import Signs, asked_seconds, next_alarm, why_stopped
+from steadyrun.runtime.run.budget import (
+    BudgetMeter,
+    budget_question,
+    load_budget_meter,
+    spent_of,
+    why_reached,
+)
+from steadyrun.runtime.run.timeouts import Activity, asked_seconds, next_deadline, why_stopped
 
 # Where a run keeps how long it may take, and why it is being stopped.
 WALL, STOP = "wall_seconds", "stopping"
@@ -42,11 +48,11 @@ WALL, STOP = "wall_seconds", "stopping"
 Deed = Callable[[], Awaitable[None]]
 
 
-class Runner:
+class ActiveRun:
     """One run, from its beginning or from where an earlier holder has left it."""
 
     def __init__(
-        self, around: Surroundings, claim: Claim, agent: Agent, run: RunId, *, is_adopted: bool
+        self, around: Deps, claim: Claim, agent: Agent, run: RunId, *, is_adopted: bool
     ) -> None:
         self.id = run
         self.claim = claim
@@ -81,7 +87,7 @@ class Runner:
         self._heard: UsageUpdated | None = None
         # Which limits it has reached.
         self._reached: list[BudgetReached] = []
-        self._meter: Meter | None = None
+        self._meter: BudgetMeter | None = None
         self._told_at: float | None = None
         # The provider has said that it will try again at this time.
         self._patient_until = 0.0
@@ -156,7 +162,7 @@ class Runner:
         """It goes on with this process."""
         self._live = live
 
-    def go_on_from(self, live: LiveProcess, before: "Runner | None") -> None:
+    def go_on_from(self, live: LiveProcess, before: "ActiveRun | None") -> None:
         """Its turn has begun by itself, maybe after that of another run."""
         self._live, self.is_begun = live, True
         self.missed = before.stopped if before else None
@@ -239,7 +245,7 @@ class Runner:
             return []
         if self._meter is None:
             store, agent, rules = self._store, self._agent, self._budgets
-            self._meter = await load_meter(store, agent, self.id, rules, self._reached)
+            self._meter = await load_budget_meter(store, agent, self.id, rules, self._reached)
         reached = self._meter.hear(usage, cost)
         self._reached += reached
         return reached
@@ -375,7 +381,9 @@ class Runner:
                 self._denied.add(approval)
                 yield partial(self._deny, approval)
         alarm = (
-            None if self.is_over or self.stopped else next_alarm(self._limits, self._signs(driver))
+            None
+            if self.is_over or self.stopped
+            else next_deadline(self._limits, self._signs(driver))
         )
         if alarm is None:
             return
@@ -399,8 +407,8 @@ class Runner:
         self.approvals = {name: at + seconds for name, at in self.approvals.items()}
         self._look_at = 0.0
 
-    def _signs(self, driver: Driver) -> Signs:
-        return Signs(
+    def _signs(self, driver: Driver) -> Activity:
+        return Activity(
             self._started_at,
             self._told_at,
             driver.heard_at,

@@ -38,7 +38,7 @@ from steadyrun.store import Store
 BUDGET = "budget"
 
 
-class Meter:
+class BudgetMeter:
     """Counts what one run spends. Of each limit it tells 80 % and 100 % once."""
 
     def __init__(
@@ -88,14 +88,14 @@ def budget_question(run: RunId, reached: Sequence[BudgetReached]) -> ApprovalReq
     return ApprovalRequested(f"{BUDGET}-{run}", None, BUDGET, asked, about="budget")
 
 
-async def load_meter(
+async def load_budget_meter(
     store: Store, agent: Agent, run: RunId, rules: BudgetRules, told: Iterable[BudgetReached]
-) -> Meter:
+) -> BudgetMeter:
     """What the agent has spent before, in the windows that the run belongs to."""
     found = await store.run(run)
     own = spent_by(found.usage, found.cost)
     windows = await _windows(store, agent, found.created_at, rules, own)
-    return Meter(agent.policy.budget, windows, rules, told)
+    return BudgetMeter(agent.policy.budget, windows, rules, told)
 
 
 async def extend(
@@ -107,7 +107,7 @@ async def extend(
         allowed = extended_by(mark, budget)
         if allowed is not None:
             key = _key(agent.id, mark.limit, mark.unit, mark.since)
-            await store.remember(key, msgspec.json.encode(allowed))
+            await store.put(key, msgspec.json.encode(allowed))
             extended.append(Extended(mark.limit, mark.unit, allowed))
     return tuple(extended)
 
@@ -131,7 +131,7 @@ async def _extended(
     found: dict[Unit, float] = {}
     for unit in UNITS:
         if agent.policy.budget.of(limit, unit) is not None:
-            kept = await store.recall(_key(agent.id, limit, unit, since))
+            kept = await store.get(_key(agent.id, limit, unit, since))
             if kept:
                 found[unit] = msgspec.json.decode(kept, type=float)
     return found

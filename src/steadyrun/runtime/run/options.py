@@ -9,16 +9,16 @@ from typing import Any, TypedDict, get_args
 import msgspec
 
 from steadyrun.dialect import Ability, Image
-from steadyrun.errors import Usage
+from steadyrun.errors import InvalidUsage
 from steadyrun.model.policy import Mode, tools_flaw
 from steadyrun.model.run import Metadata
-from steadyrun.model.text import Flaw, suggest, utf8
+from steadyrun.model.text import Problem, suggest, utf8
 from steadyrun.model.validation import count_flaw, dollars_flaw, seconds_flaw
 from steadyrun.model.variables import variable_flaw
 from steadyrun.runtime.inbox import check_metadata
 
 
-class Wishes(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """What may be asked of a run beyond its prompt. What its provider cannot do is refused."""
 
     mode: Mode
@@ -43,72 +43,74 @@ NEEDS: Mapping[str, Ability] = {
 }  # fmt: skip
 
 
-def check_wishes(wishes: Wishes) -> None:
+def validate_options(wishes: RunOptions) -> None:
     """`Usage` names the first that nobody could grant."""
     for name, wish in wishes.items():
         if name not in _FLAWS:
-            raise Usage(f"unknown wish {name[:80]!r}", hint=suggest(name, _FLAWS))
+            raise InvalidUsage(f"unknown wish {name[:80]!r}", hint=suggest(name, _FLAWS))
         flaw = _FLAWS[name](wish)
         if flaw:
-            raise Usage(f"{name}: {flaw.problem}", hint=flaw.hint)
+            raise InvalidUsage(f"{name}: {flaw.problem}", hint=flaw.hint)
     if wishes.get("or_fresh") and "resume" not in wishes:
-        raise Usage("or_fresh is for a conversation to resume", hint="Name one, or leave it.")
+        raise InvalidUsage(
+            "or_fresh is for a conversation to resume", hint="Name one, or leave it."
+        )
     check_metadata(wishes.get("metadata", {}))
 
 
-def _mode_flaw(wish: object) -> Flaw | None:
+def _mode_flaw(wish: object) -> Problem | None:
     known = get_args(Mode)
     if wish in known:
         return None
-    return Flaw(f"unknown mode {repr(wish)[:80]}", suggest(str(wish), known))
+    return Problem(f"unknown mode {repr(wish)[:80]}", suggest(str(wish), known))
 
 
-def _text_flaw(wish: object) -> Flaw | None:
+def _text_flaw(wish: object) -> Problem | None:
     if not isinstance(wish, str) or not wish:
         return _expected("a text", wish)
     utf8(wish)
-    return Flaw("must not contain a NUL character") if "\0" in wish else None
+    return Problem("must not contain a NUL character") if "\0" in wish else None
 
 
-def _tools_flaw(wish: object) -> Flaw | None:
+def _tools_flaw(wish: object) -> Problem | None:
     if not _is_list_of(wish, str):
         return _expected("a list of names", wish, hint='Like this: tools=["Read"]')
     return tools_flaw(None, tuple(wish))  # type: ignore[arg-type]
 
 
-def _images_flaw(wish: object) -> Flaw | None:
+def _images_flaw(wish: object) -> Problem | None:
     hint = 'Like this: images=[Image("image/png", data)]'
     return None if _is_list_of(wish, Image) else _expected("a list of Image", wish, hint=hint)
 
 
-def _object_flaw(wish: object) -> Flaw | None:
+def _object_flaw(wish: object) -> Problem | None:
     if not isinstance(wish, dict):
         return _expected("an object", wish, hint="Give a dict.")
     try:
         msgspec.json.encode(wish)
     except (TypeError, ValueError, RecursionError) as error:
-        return Flaw(f"cannot be written as JSON: {error}")
+        return Problem(f"cannot be written as JSON: {error}")
     return None
 
 
-def _env_flaw(wish: object) -> Flaw | None:
+def _env_flaw(wish: object) -> Problem | None:
     # A value is never repeated: it may be a secret.
     if not isinstance(wish, Mapping) or not all(isinstance(each, str) for each in wish.values()):
-        return Flaw("expected texts by name", 'Like this: env={"LANG": "C"}')
+        return Problem("expected texts by name", 'Like this: env={"LANG": "C"}')
     for name, value in wish.items():
-        flaw = variable_flaw(name) if isinstance(name, str) else Flaw("is no text")
+        flaw = variable_flaw(name) if isinstance(name, str) else Problem("is no text")
         if flaw is None and "\0" in value:
-            flaw = Flaw("must not contain a NUL character")
+            flaw = Problem("must not contain a NUL character")
         if flaw:
-            return Flaw(f"{repr(name)[:80]} {flaw.problem}", flaw.hint)
+            return Problem(f"{repr(name)[:80]} {flaw.problem}", flaw.hint)
     return None
 
 
-def _switch_flaw(wish: object) -> Flaw | None:
+def _switch_flaw(wish: object) -> Problem | None:
     return None if isinstance(wish, bool) else _expected("True or False", wish)
 
 
-def _turns_flaw(wish: object) -> Flaw | None:
+def _turns_flaw(wish: object) -> Problem | None:
     return count_flaw(wish, "turns")
 
 
@@ -118,11 +120,11 @@ def _is_list_of(wish: object, kind: type) -> bool:
     return is_list and all(isinstance(each, kind) for each in wish)  # type: ignore[attr-defined]
 
 
-def _expected(what: str, found: object, *, hint: str = "Leave it out if there is none.") -> Flaw:
-    return Flaw(f"expected {what}, found {repr(found)[:80]}", hint)
+def _expected(what: str, found: object, *, hint: str = "Leave it out if there is none.") -> Problem:
+    return Problem(f"expected {what}, found {repr(found)[:80]}", hint)
 
 
-_FLAWS: Mapping[str, Callable[[object], Flaw | None]] = {
+_FLAWS: Mapping[str, Callable[[object], Problem | None]] = {
     "mode": _mode_flaw,
     "model": _text_flaw,
     "tools": _tools_flaw,

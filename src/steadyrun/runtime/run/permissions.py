@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from steadyrun.dialect import Enforced, Refused
-from steadyrun.driver import Drivers, Heard
+from steadyrun.driver import DriverOutput, Launcher
 from steadyrun.errors import AbilityMissing
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Emitted, PolicyViolated, ToolCompleted
@@ -13,7 +13,7 @@ from steadyrun.model.policy import Permissions, Rights, breach, rights
 
 
 def permitted(
-    drivers: Drivers, agent: Agent, file: Permissions | None = None, *, one_shot: bool = False
+    drivers: Launcher, agent: Agent, file: Permissions | None = None, *, one_shot: bool = False
 ) -> tuple[Agent, tuple[str, ...]]:
     """The agent with the policy that its provider will keep to, and what is to be told of that; or
     `AbilityMissing`."""
@@ -34,11 +34,11 @@ def require_kept(
     return found
 
 
-def with_breaches(heard: Sequence[Heard], held: Rights) -> list[Heard]:
+def with_breaches(heard: Sequence[DriverOutput], held: Rights) -> list[DriverOutput]:
     """What was heard; behind each tool that was used against these rights, that it was.
 
     A tool that failed may have been refused, and is none."""
-    found: list[Heard] = []
+    found: list[DriverOutput] = []
     place, moved = None, 0
     for each in heard:
         if type(each) is not Emitted:

@@ -1,4 +1,4 @@
-"""A run has ended: what becomes of its item? Pure: None settles it, an `Again` runs it once more.
+"""A run has ended: what becomes of its item? Pure: None settles it, an `RetryDecision` runs it once more.
 
     how the run ended                               run again, at most      at its own cost
     ended by itself, a limit, a gate, a person      never                   -
@@ -57,7 +57,7 @@ _ONCE: frozenset[str] = frozenset({"hang", "journal_full", "conversation"})
 _OF_THE_CLI: frozenset[Why] = frozenset({"crash", "stall"})
 
 
-class Again(Struct, frozen=True):
+class RetryDecision(Struct, frozen=True):
     """Run the item once more, `after_seconds`.
 
     `is_fresh`: in a new conversation, the present token is retired first. `one_shot`: on a process
@@ -73,7 +73,7 @@ class Again(Struct, frozen=True):
     free: tuple[str, ...] = ()
 
 
-def verdict(run: Run, item: Item, *, was_told: bool) -> Again | None:
+def decide_retry(run: Run, item: Item, *, was_told: bool) -> RetryDecision | None:
     """`was_told`: the turn was, or may have been, written to the provider's process."""
     assert run.is_terminal
     why = _why(run)
@@ -102,13 +102,13 @@ def with_corruption(run: Run, before: Run | None) -> Run:
     return replace(run, error=replace(run.error, code=CONVERSATION_CORRUPT))
 
 
-def metadata_of(again: Again, attempt: int) -> Metadata:
-    """What the next run has to be created with: `verdict` reads it when that run ends, in
+def metadata_of(again: RetryDecision, attempt: int) -> Metadata:
+    """What the next run has to be created with: `decide_retry` reads it when that run ends, in
     whichever process."""
     return {METADATA_KEY: {"attempt": attempt, "after": again.why, "free": list(again.free)}}
 
 
-def carried(before: Run) -> Metadata:
+def carry_over(before: Run) -> Metadata:
     """What the next run of an item that was queued again takes over from the one `before`."""
     known = before.metadata.get(METADATA_KEY)
     return {} if known is None else {METADATA_KEY: known}
@@ -131,32 +131,32 @@ def _why(run: Run) -> Why | None:
     return _BY_CODE.get(run.error.code) if run.error else None
 
 
-def _once(why: Why, run: Run, item: Item, *, was_told: bool) -> Again | None:
+def _once(why: Why, run: Run, item: Item, *, was_told: bool) -> RetryDecision | None:
     # Without its conversation a turn has done nothing, whatever was written.
     is_new = why == "conversation"
     is_forbidden = was_told and item.on_lost == "fail" and not is_new
     free = _free(run)
     if is_forbidden or why in free:
         return None
-    return Again(False, 0.0, is_new, one_shot=False, why=why, free=(*free, why))
+    return RetryDecision(False, 0.0, is_new, one_shot=False, why=why, free=(*free, why))
 
 
-def _tried(why: Why, run: Run, item: Item) -> Again | None:
+def _tried(why: Why, run: Run, item: Item) -> RetryDecision | None:
     number = item.tries + 1
     if item.on_lost == "fail" or number > MOST_TRIES:
         return None
     return _numbered(number, why, _free(run), spends=True)
 
 
-def _untold(why: Why, run: Run) -> Again | None:
+def _untold(why: Why, run: Run) -> RetryDecision | None:
     free = _free(run)
     number = sum(each not in _ONCE for each in free) + 1
     return _numbered(number, why, (*free, why), spends=False) if number <= MOST_TRIES else None
 
 
-def _numbered(number: int, why: Why, free: tuple[str, ...], *, spends: bool) -> Again:
+def _numbered(number: int, why: Why, free: tuple[str, ...], *, spends: bool) -> RetryDecision:
     one_shot = number > 1 and why in _OF_THE_CLI
-    return Again(
+    return RetryDecision(
         spends, WAIT_SECONDS * number, is_fresh=False, one_shot=one_shot, why=why, free=free
     )
 

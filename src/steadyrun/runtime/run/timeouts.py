@@ -9,7 +9,7 @@ from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Emitted
 from steadyrun.model.run import StopReason
 
 
-class ClockLimits(Struct, frozen=True):
+class Timeouts(Struct, frozen=True):
     """How long may it take? Seconds; None or 0 is without limit."""
 
     # From the start of the run to its end, without the time in which a person was asked.
@@ -32,7 +32,7 @@ class ClockLimits(Struct, frozen=True):
     approval: float | None = 600.0
 
 
-class Signs(Struct, frozen=True):
+class Activity(Struct, frozen=True):
     """What is known of a run's life, in seconds of the monotonic clock."""
 
     started_at: float
@@ -49,38 +49,38 @@ class Signs(Struct, frozen=True):
     is_warned: bool = False
 
 
-class Alarm(Struct, frozen=True):
+class Deadline(Struct, frozen=True):
     """What to do, and when: stop for that reason, or only warn."""
 
     at: float
     reason: StopReason | None
 
 
-def next_alarm(limits: ClockLimits, signs: Signs) -> Alarm | None:
+def next_deadline(limits: Timeouts, signs: Activity) -> Deadline | None:
     """The first clock that will ring if nothing more is heard."""
     wall = limits.wall if not signs.is_asking else None
-    alarms = [Alarm(signs.started_at + wall, "wall_timeout")] if wall else []
+    alarms = [Deadline(signs.started_at + wall, "wall_timeout")] if wall else []
     if not signs.is_waiting:
         alarms += _silence(limits, signs)
     return min(alarms, key=lambda alarm: alarm.at, default=None)
 
 
-def _silence(limits: ClockLimits, signs: Signs) -> list[Alarm]:
+def _silence(limits: Timeouts, signs: Activity) -> list[Deadline]:
     since = max(signs.heard_at, signs.said_at, signs.told_at or signs.started_at)
     has_answered = signs.told_at is None or signs.heard_at > signs.told_at
     alarms = []
     if limits.hang and not has_answered:
-        alarms.append(Alarm(since + limits.hang, "hang"))
+        alarms.append(Deadline(since + limits.hang, "hang"))
     if limits.stall and signs.is_one_shot:
-        alarms.append(Alarm(since + limits.stall, "stall"))
+        alarms.append(Deadline(since + limits.stall, "stall"))
     if limits.idle:
-        alarms.append(Alarm(since + limits.idle, "idle_timeout"))
+        alarms.append(Deadline(since + limits.idle, "idle_timeout"))
     if limits.warning and not signs.is_warned:
-        alarms.append(Alarm(since + limits.warning, None))
+        alarms.append(Deadline(since + limits.warning, None))
     return alarms
 
 
-def why_stopped(reason: StopReason, limits: ClockLimits, silent_seconds: float) -> str | None:
+def why_stopped(reason: StopReason, limits: Timeouts, silent_seconds: float) -> str | None:
     """What a clock that has rung has to say."""
     silent = f"{round(silent_seconds * 1000)}ms"
     match reason:

@@ -14,7 +14,15 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import Cost, UsageSum
-from steadyrun.store import PAGE, Call, Grouping, Holder, Known, Lane, Look
+from steadyrun.store import (
+    PAGE,
+    AgentOverview,
+    Grouping,
+    Holder,
+    Lane,
+    LaneSnapshot,
+    PendingRequests,
+)
 from steadyrun.stores.memory import tables as rows
 from steadyrun.stores.memory.tables import Tables
 
@@ -37,10 +45,12 @@ class MemoryReads:
         lasting = [a for a in agents if not a.is_direct and a.removed_at is None]
         return sorted(lasting, key=lambda a: a.name)
 
-    async def looks(self, since: datetime, *, agent: AgentId | None = None) -> list[Look]:
+    async def agent_overviews(
+        self, since: datetime, *, agent: AgentId | None = None
+    ) -> list[AgentOverview]:
         chosen = [each for each in await self.agents() if agent in {None, each.id}]
         return [
-            Look(
+            AgentOverview(
                 each,
                 rows.lane_of(self._tables, each.id),
                 await self.session(each.id, each.provider),
@@ -84,7 +94,7 @@ class MemoryReads:
     async def holders(self) -> list[Holder]:
         return sorted(self._tables.holders.values(), key=lambda h: h.id)
 
-    async def calls(self, holder: HolderId) -> list[Call]:
+    async def pending_requests(self, holder: HolderId) -> list[PendingRequests]:
         lanes = [lane for lane in self._tables.lanes.values() if lane.status == "held"]
         calls = [rows.call_on(self._tables, lane) for lane in lanes if lane.holder == holder]
         wanted = [each for each in calls if each.cancelled or each.has_steerable or each.answers]
@@ -109,7 +119,7 @@ class MemoryReads:
         found = [run for run in self._tables.runs.values() if run.id.startswith(prefix)]
         return sorted(found, key=lambda r: r.id)[:limit]
 
-    async def costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
+    async def run_costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
         known = self._tables.runs
         return {run: known[run].cost for run in runs if run in known}
 
@@ -138,7 +148,9 @@ class MemoryReads:
         placed = self._placed(agent, run)
         return [self._stored(e) for e in placed[max(0, len(placed) - limit) :]]
 
-    async def known(self, lanes: Mapping[AgentId, RunId | None]) -> dict[AgentId, Known]:
+    async def lane_snapshots(
+        self, lanes: Mapping[AgentId, RunId | None]
+    ) -> dict[AgentId, LaneSnapshot]:
         return {agent: rows.known(self._tables, agent, run) for agent, run in lanes.items()}
 
     async def usage(
@@ -195,7 +207,7 @@ class MemoryReads:
                 totals[name] = rows.added(totals.get(name, UsageSum()), run)
         return totals
 
-    async def recall(self, key: str) -> bytes | None:
+    async def get(self, key: str) -> bytes | None:
         return self._tables.kv.get(key)
 
     async def gates(self, *, include_others: bool = False) -> list[Gate]:

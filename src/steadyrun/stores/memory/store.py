@@ -10,7 +10,7 @@ from datetime import datetime
 
 from steadyrun.errors import ChangeRefused
 from steadyrun.lib.clock import Clock
-from steadyrun.lib.notifier import Hint, Hints
+from steadyrun.lib.notifier import Hint, Notifier
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval, told_of
 from steadyrun.model.batch import Appended, Batch, StoredRow, fresh_part
@@ -23,11 +23,11 @@ from steadyrun.model.event import (
 from steadyrun.model.event_codec import decode_events, encode_events
 from steadyrun.model.gate import Accounts, Gate, GateNews, GateRules, on_account
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Hold, Item, Message, cancel_fact
+from steadyrun.model.item import Claim, Item, Lease, Message, cancel_fact
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Holder, Lost, Start, Started
+from steadyrun.store import MOST_TAKEN_BYTES, AbandonedLane, Accepted, Holder, Start, Started
 from steadyrun.stores.memory import approvals
 from steadyrun.stores.memory import tables as rows
 from steadyrun.stores.memory.gates import GateKeeper
@@ -45,14 +45,14 @@ class MemoryStore(MemoryReads):
         *,
         ids: Ids | None = None,
         tables: Tables | None = None,
-        hints: Hints | None = None,
+        hints: Notifier | None = None,
         scrubber: Scrubber | None = None,
         rules: GateRules | None = None,
         accounts: Accounts | None = None,
         machine: str = "here",
     ) -> None:
         super().__init__(tables or Tables(), {} if accounts is None else accounts)
-        self.hints = hints or Hints()
+        self.hints = hints or Notifier()
         self._clock = clock
         self._ids = ids or Ids(clock.now)
         self._scrubber = scrubber or Scrubber()
@@ -65,7 +65,7 @@ class MemoryStore(MemoryReads):
         with self._transaction([agent.id]) as t:
             rows.add_agent(t, agent)
 
-    async def hire(
+    async def start_direct(
         self,
         holder: HolderId,
         agent: Agent,
@@ -105,7 +105,7 @@ class MemoryStore(MemoryReads):
             t.agents[agent] = rows.altered(known, removed_at=self._clock.now())
             del t.lanes[agent]
 
-    async def retire_token(self, hold: Hold, provider: str, reason: str) -> None:
+    async def retire_token(self, hold: Lease, provider: str, reason: str) -> None:
         with self._transaction([hold.agent]) as t:
             rows.owned(t, hold)
             known = t.sessions.get((hold.agent, provider))
@@ -121,7 +121,7 @@ class MemoryStore(MemoryReads):
             accepted = rows.accept(t, new, message, now)
             for started in self._begin(t, start, 1, message.agent, now) if start else ():
                 accepted = accepted.begun(started)
-        self.hints.ring([message.agent], Hint.STATE if accepted.started else Hint.WORK)
+        self.hints.notify([message.agent], Hint.STATE if accepted.started else Hint.WORK)
         return accepted
 
     async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
@@ -165,7 +165,7 @@ class MemoryStore(MemoryReads):
             rows.require_holder(t, holder)
             ready = rows.claimable(t, holder, agent, self._gates.shut(t, now))
             claims = [rows.claim(t, lane, holder, now) for lane, _ in ready[:limit]]
-        self.hints.ring(claim.agent for claim in claims)
+        self.hints.notify(claim.agent for claim in claims)
         return claims
 
     async def start(
@@ -180,7 +180,7 @@ class MemoryStore(MemoryReads):
         now, start = self._clock.now(), Start(holder, opened, but_not)
         with self._transaction([]) as t:
             started = self._begin(t, start, limit, agent, now)
-        self.hints.ring((each.agent.id for each in started), Hint.STATE)
+        self.hints.notify((each.agent.id for each in started), Hint.STATE)
         return started
 
     def _begin(
@@ -209,7 +209,7 @@ class MemoryStore(MemoryReads):
         rows.bind_run(t, claim, created.id, created)
         return rows.started(t, claim, agent, self._change(t, created.id, created))
 
-    async def take(
+    async def offer_followups(
         self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
     ) -> list[Item]:
         now = self._clock.now()
@@ -230,7 +230,7 @@ class MemoryStore(MemoryReads):
             offer = rows.offer(t, claim, item)
             t.items[item] = rows.altered(offer, delivery="absorbed", run=main.run)
 
-    async def give_back(self, claim: Claim, item: ItemId) -> None:
+    async def return_offer(self, claim: Claim, item: ItemId) -> None:
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
             rows.requeue(t, rows.offer(t, claim, item), self._clock.now())
@@ -246,7 +246,7 @@ class MemoryStore(MemoryReads):
             rows.free(t, claim.agent, self._clock.now())
             return t.items[item.id]
 
-    async def go_on(self, claim: Claim, to: ItemId | Message) -> Claim:
+    async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
         now, new = self._clock.now(), self._ids.item()
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
@@ -261,7 +261,7 @@ class MemoryStore(MemoryReads):
                     rows.settle_with(t, item, run, now)
             return Claim(claim.agent, claim.holder, claim.fence, started)
 
-    async def again(self, claim: Claim, *, spends: bool) -> Claim:
+    async def retry(self, claim: Claim, *, spends: bool) -> Claim:
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
             item = rows.main_of(t, claim, "again")
@@ -306,19 +306,19 @@ class MemoryStore(MemoryReads):
         for other in rows.in_lane(t, claim.agent, "running"):
             rows.settle_with(t, other, run, self._clock.now())
 
-    async def wake(self, hold: Hold, message: Message) -> Claim:
+    async def start_unprompted(self, hold: Lease, message: Message) -> Claim:
         now, new = self._clock.now(), self._ids.item()
         with self._transaction([hold.agent]) as t:
             rows.warm(t, hold, "wake")
             item = rows.start_unasked(t, hold, message, new, now, "wake")
             return Claim(hold.agent, hold.holder, hold.fence, item)
 
-    async def let_go(self, hold: Hold) -> None:
+    async def release_lane(self, hold: Lease) -> None:
         with self._transaction([hold.agent]) as t:
             lane = rows.altered(rows.warm(t, hold, "let_go"), holder=None)
             t.lanes[lane.agent] = rows.waiting(lane, self._clock.now())
 
-    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[Lost]:
+    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[AbandonedLane]:
         with self._transaction([]) as t:
             rows.require_holder(t, holder)
             lanes = [
@@ -330,7 +330,7 @@ class MemoryStore(MemoryReads):
             ]
             lanes.sort(key=lambda lane: lane.agent)
             lost = [rows.take_over(t, lane, holder) for lane in lanes]
-        self.hints.ring(each.agent.id for each in lost)
+        self.hints.notify(each.agent.id for each in lost)
         return lost
 
     # -- runs, processes, events
@@ -344,21 +344,21 @@ class MemoryStore(MemoryReads):
                 rows.bind_run(t, claim, run, change)
             return self._change(t, run, change)
 
-    async def open_process(self, hold: Hold, process: Process) -> None:
+    async def open_process(self, hold: Lease, process: Process) -> None:
         with self._transaction([hold.agent]) as t:
             rows.owned(t, hold)
             if process.id in t.processes or process.agent != hold.agent:
                 raise ChangeRefused("open_process", found=f"{process.id} belongs elsewhere")
             t.processes[process.id] = process
 
-    async def close_process(self, hold: Hold, process: ProcessId) -> None:
+    async def close_process(self, hold: Lease, process: ProcessId) -> None:
         with self._transaction([hold.agent]) as t:
             rows.owned(t, hold)
             found = rows.process_of(t, hold, process)
             closed_at = found.closed_at or self._clock.now()
             t.processes[process] = rows.altered(found, closed_at=closed_at)
 
-    async def append(self, hold: Hold, batch: Batch) -> Appended:
+    async def append(self, hold: Lease, batch: Batch) -> Appended:
         with self._transaction([hold.agent]) as t:
             rows.owned(t, hold)
             return self._append(t, hold, batch)
@@ -372,20 +372,22 @@ class MemoryStore(MemoryReads):
             answered = approvals.answer(t, approval, clean)
             if answered.about == "budget" and answered is not was:
                 self._place(t, answered.agent, None, None, [told_of(answered)])
-        self.hints.ring([answered.agent])
+        self.hints.notify([answered.agent])
         return answered
 
     # -- gates
 
-    async def tell_gate(self, provider: str, news: GateNews, *, account: str | None = None) -> Gate:
+    async def update_gate(
+        self, provider: str, news: GateNews, *, account: str | None = None
+    ) -> Gate:
         with self._transaction([]) as t:
             told = self._gates.tell(t, provider, account, news, self._clock.now())
-        self.hints.ring_all()
+        self.hints.notify_all()
         return told
 
     # -- what else is to be remembered
 
-    async def remember(self, key: str, value: bytes) -> None:
+    async def put(self, key: str, value: bytes) -> None:
         with self._transaction([]) as t:
             t.kv[key] = value
 
@@ -401,7 +403,7 @@ class MemoryStore(MemoryReads):
         tables = self._tables.copy()
         yield tables
         self._tables.become(tables)
-        self.hints.ring(agents)
+        self.hints.notify(agents)
 
     def _change(self, t: Tables, run: RunId, change: Change) -> Run:
         before = t.runs.get(run)
@@ -420,7 +422,7 @@ class MemoryStore(MemoryReads):
                 self._gates.ended(t, after)
         return after
 
-    def _append(self, t: Tables, hold: Hold, batch: Batch) -> Appended:
+    def _append(self, t: Tables, hold: Lease, batch: Batch) -> Appended:
         process = rows.process_of(t, hold, batch.process)
         fresh, marks = fresh_part(
             batch, kinds_of(batch.events), offset=process.offset, marks=process.marks

@@ -18,8 +18,8 @@ from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId
 from steadyrun.model.item import (
     Claim,
     Delivery,
-    Hold,
     Item,
+    Lease,
     Message,
     status_after,
     status_of_absorbed,
@@ -30,12 +30,12 @@ from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import UsageSum, tokens_of
 from steadyrun.store import (
     DEDUP_RETENTION,
+    AbandonedLane,
     Accepted,
-    Call,
     Holder,
-    Known,
     Lane,
-    Lost,
+    LaneSnapshot,
+    PendingRequests,
     Started,
 )
 
@@ -115,7 +115,7 @@ def item_of(t: Tables, item: ItemId) -> Item:
     return t.items[item]
 
 
-def owned(t: Tables, hold: Hold) -> Lane:
+def owned(t: Tables, hold: Lease) -> Lane:
     lane = t.lanes.get(hold.agent)
     if lane is None or (lane.holder, lane.fence) != (hold.holder, hold.fence):
         raise LeaseLost(hold.agent, fence=hold.fence)
@@ -129,7 +129,7 @@ def held(t: Tables, claim: Claim) -> Lane:
     return lane
 
 
-def warm(t: Tables, hold: Hold, verb: str) -> Lane:
+def warm(t: Tables, hold: Lease, verb: str) -> Lane:
     lane = owned(t, hold)
     if lane.status != "warm":
         raise ChangeRefused(verb, found=f"the lane is {lane.status}")
@@ -160,14 +160,14 @@ def within(items: Sequence[Item], most_bytes: int) -> Iterator[Item]:
         yield item
 
 
-def call_on(t: Tables, lane: Lane) -> Call:
+def call_on(t: Tables, lane: Lane) -> PendingRequests:
     running = in_lane(t, lane.agent, "running")
     cancelled = tuple(item.id for item in running if item.cancel_requested)
     answered = [a for a in t.approvals.values() if a.agent == lane.agent]
     answers = [a for a in answered if a.status == "answered"]
     answers.sort(key=lambda a: (a.asked_at, a.id))
     is_steered = bool(steerable(t, lane.agent))
-    return Call(lane.agent, cancelled, is_steered, tuple(answers))
+    return PendingRequests(lane.agent, cancelled, is_steered, tuple(answers))
 
 
 def is_main(item: Item) -> bool:
@@ -181,14 +181,14 @@ def offer(t: Tables, claim: Claim, item: ItemId) -> Item:
     return found
 
 
-def process_of(t: Tables, hold: Hold, process: ProcessId) -> Process:
+def process_of(t: Tables, hold: Lease, process: ProcessId) -> Process:
     found = t.processes.get(process)
     if found is None or found.agent != hold.agent:
         raise NotFound("process", process)
     return found
 
 
-def run_of(t: Tables, hold: Hold, run: RunId) -> Run:
+def run_of(t: Tables, hold: Lease, run: RunId) -> Run:
     found = t.runs.get(run)
     if found is None or found.agent != hold.agent:
         raise NotFound("run", run)
@@ -280,20 +280,20 @@ def started(t: Tables, claim: Claim, agent: Agent, run: Run) -> Started:
     )
 
 
-def take_over(t: Tables, lane: Lane, holder: HolderId) -> Lost:
+def take_over(t: Tables, lane: Lane, holder: HolderId) -> AbandonedLane:
     fence, agent = lane.fence + 1, t.agents[lane.agent]
     t.lanes[lane.agent] = altered(lane, holder=holder, fence=fence)
     main = next((item for item in in_lane(t, agent.id, "running") if is_main(item)), None)
     run = t.runs[main.run] if main and main.run else None
-    return Lost(
-        Claim(agent.id, holder, fence, main) if main else Hold(agent.id, holder, fence),
+    return AbandonedLane(
+        Claim(agent.id, holder, fence, main) if main else Lease(agent.id, holder, fence),
         agent,
         run,
         tuple(open_processes(t, agent.id)),
     )
 
 
-def known(t: Tables, agent: AgentId, name: RunId | None) -> Known:
+def known(t: Tables, agent: AgentId, name: RunId | None) -> LaneSnapshot:
     if agent not in t.agents:
         raise NotFound("agent", agent)
     run = t.runs.get(name) if name is not None else None
@@ -303,7 +303,7 @@ def known(t: Tables, agent: AgentId, name: RunId | None) -> Known:
     followups = [item for item in open_ if item.delivery in {"offered", "returned"}]
     told = [each.emitted for each in t.events if run and each.run == run.id]
     *_, last = t.agents[agent].provider, *[p.provider for p in open_processes(t, agent)]
-    return Known(
+    return LaneSnapshot(
         run,
         t.sessions.get((agent, run.provider if run else last)),
         tuple(sorted(followups, key=lambda item: item.seq)),
@@ -327,7 +327,7 @@ def ended_run(t: Tables, item: Item, verb: str) -> Run:
 
 
 def start_unasked(
-    t: Tables, hold: Hold, message: Message, new: ItemId, now: datetime, verb: str
+    t: Tables, hold: Lease, message: Message, new: ItemId, now: datetime, verb: str
 ) -> Item:
     if message.agent != hold.agent:
         raise ChangeRefused(verb, found=f"the message is for {message.agent}")

@@ -20,7 +20,15 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import Cost, UsageSum
-from steadyrun.store import PAGE, Call, Grouping, Holder, Known, Lane, Look
+from steadyrun.store import (
+    PAGE,
+    AgentOverview,
+    Grouping,
+    Holder,
+    Lane,
+    LaneSnapshot,
+    PendingRequests,
+)
 from steadyrun.stores.sqlite.db import schema
 from steadyrun.stores.sqlite.db.errors import translated
 from steadyrun.stores.sqlite.sql import approvals, gates, kv, overview, queries, rows, snapshot
@@ -46,7 +54,9 @@ class SqliteReads:
     async def agents(self) -> list[Agent]:
         return await self._read(queries.agents)
 
-    async def looks(self, since: datetime, *, agent: AgentId | None = None) -> list[Look]:
+    async def agent_overviews(
+        self, since: datetime, *, agent: AgentId | None = None
+    ) -> list[AgentOverview]:
         return await self._read(lambda c: overview.looks(c, agent, since))
 
     async def token(self, provider: str, token: str) -> ResumeToken | None:
@@ -74,7 +84,7 @@ class SqliteReads:
     async def holders(self) -> list[Holder]:
         return await self._read(queries.holders)
 
-    async def calls(self, holder: HolderId) -> list[Call]:
+    async def pending_requests(self, holder: HolderId) -> list[PendingRequests]:
         return await self._read(lambda c: queries.calls(c, holder))
 
     async def run(self, run: RunId) -> Run:
@@ -88,7 +98,7 @@ class SqliteReads:
     async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
         return await self._read(lambda c: queries.runs_like(c, prefix, limit))
 
-    async def costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
+    async def run_costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
         return await self._read(lambda c: queries.costs(c, runs)) if runs else {}
 
     async def process(self, process: ProcessId) -> Process:
@@ -112,7 +122,9 @@ class SqliteReads:
     ) -> list[StoredEvent]:
         return await self._read(lambda c: queries.last_events(c, agent, run, limit))
 
-    async def known(self, lanes: Mapping[AgentId, RunId | None]) -> dict[AgentId, Known]:
+    async def lane_snapshots(
+        self, lanes: Mapping[AgentId, RunId | None]
+    ) -> dict[AgentId, LaneSnapshot]:
         return await self._read(lambda c: snapshot.known(c, lanes))
 
     async def usage(
@@ -141,7 +153,7 @@ class SqliteReads:
     ) -> dict[str, UsageSum]:
         return await self._read(lambda c: queries.usage_by(c, by, agent, since, zone))
 
-    async def recall(self, key: str) -> bytes | None:
+    async def get(self, key: str) -> bytes | None:
         return await self._read(lambda c: kv.recall(c, key))
 
     async def gates(self, *, include_others: bool = False) -> list[Gate]:

@@ -20,22 +20,22 @@ from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused
 from steadyrun.lib.clock import Clock, SystemClock
-from steadyrun.lib.notifier import Hint, Hints
+from steadyrun.lib.notifier import Hint, Notifier
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.batch import Appended, Batch
 from steadyrun.model.gate import Accounts, Gate, GateNews, GateRules
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Hold, Item, Message, cancel_fact
+from steadyrun.model.item import Claim, Item, Lease, Message, cancel_fact
 from steadyrun.model.process import Process
 from steadyrun.model.run import Change, Created, Run
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import MOST_TAKEN_BYTES, Accepted, Holder, Lost, Start, Started
+from steadyrun.store import MOST_TAKEN_BYTES, AbandonedLane, Accepted, Holder, Start, Started
 from steadyrun.stores.sqlite.db import schema
-from steadyrun.stores.sqlite.db.change_watcher import Watcher
+from steadyrun.stores.sqlite.db.change_watcher import ChangeWatcher
 from steadyrun.stores.sqlite.db.errors import translated
-from steadyrun.stores.sqlite.db.liveness import Presence
-from steadyrun.stores.sqlite.db.settings import Terms
+from steadyrun.stores.sqlite.db.liveness import Liveness
+from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.db.write_lock import PATIENCE_SECONDS
 from steadyrun.stores.sqlite.db.writer import Writer
 from steadyrun.stores.sqlite.reads import SqliteReads
@@ -63,15 +63,17 @@ DATABASE = "steadyrun.db"
 class SqliteStore(SqliteReads):
     """One process's view of the record in `home`. Open it on the event loop that uses it."""
 
-    def __init__(self, home: Path, clock: Clock, ids: Ids, hints: Hints, terms: Terms) -> None:
+    def __init__(
+        self, home: Path, clock: Clock, ids: Ids, hints: Notifier, terms: StoreSettings
+    ) -> None:
         super().__init__(home / DATABASE, terms.accounts)
         self.hints = hints
         self._clock = clock
         self._ids = ids
         self._terms = terms
-        self._presence = Presence(home / "holders")
+        self._presence = Liveness(home / "holders")
         self._writer: Writer | None = None
-        self._watcher: Watcher | None = None
+        self._watcher: ChangeWatcher | None = None
 
     @classmethod
     async def open(  # noqa: PLR0913 (each has a default but the home)
@@ -80,7 +82,7 @@ class SqliteStore(SqliteReads):
         *,
         clock: Clock | None = None,
         ids: Ids | None = None,
-        hints: Hints | None = None,
+        hints: Notifier | None = None,
         scrubber: Scrubber | None = None,
         rules: GateRules | None = None,
         accounts: Accounts | None = None,
@@ -91,9 +93,9 @@ class SqliteStore(SqliteReads):
         A write waits up to `patience_seconds` for other processes, then raises `StoreBusy`.
         """
         clock = clock or SystemClock()
-        ids, hints = ids or Ids(clock.now), hints or Hints()
+        ids, hints = ids or Ids(clock.now), hints or Notifier()
         accounts = {} if accounts is None else accounts
-        terms = Terms(scrubber or Scrubber(), rules or GateRules(), accounts)
+        terms = StoreSettings(scrubber or Scrubber(), rules or GateRules(), accounts)
         store = cls(home, clock, ids, hints, terms)
         loop = asyncio.get_running_loop()
         await anyio.to_thread.run_sync(store._open, loop, patience_seconds)
@@ -103,7 +105,7 @@ class SqliteStore(SqliteReads):
     def _open(self, loop: asyncio.AbstractEventLoop, patience_seconds: float) -> None:
         _prepare(self._path)
         self._writer = Writer(
-            self._path, loop, patience_seconds=patience_seconds, heard=self.hints.ring_all
+            self._path, loop, patience_seconds=patience_seconds, heard=self.hints.notify_all
         )
         self._is_open = True
 
@@ -125,7 +127,7 @@ class SqliteStore(SqliteReads):
     async def add_agent(self, agent: Agent) -> None:
         await self._accept(lambda c: agents.add(c, agent), agent.id)
 
-    async def hire(
+    async def start_direct(
         self,
         holder: HolderId,
         agent: Agent,
@@ -151,7 +153,7 @@ class SqliteStore(SqliteReads):
         now = self._clock.now()
         await self._accept(lambda c: agents.remove(c, agent, now), agent)
 
-    async def retire_token(self, hold: Hold, provider: str, reason: str) -> None:
+    async def retire_token(self, hold: Lease, provider: str, reason: str) -> None:
         await self._accept(
             lambda c: runs.retire_token(c, hold, provider, reason, self._terms),
             hold.agent,
@@ -172,13 +174,13 @@ class SqliteStore(SqliteReads):
 
         accepted = await self._accept(accept)
         # What is started already is nobody's work any more.
-        self.hints.ring([message.agent], Hint.STATE if accepted.started else Hint.WORK)
+        self.hints.notify([message.agent], Hint.STATE if accepted.started else Hint.WORK)
         return accepted
 
     async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
         now, why = self._clock.now(), cancel_fact(reason and self._terms.scrubber.clean(reason))
         cancelled = await self._accept(lambda c: items.cancel(c, item, why, now))
-        self.hints.ring([cancelled.agent])
+        self.hints.notify([cancelled.agent])
         return cancelled
 
     # -- lanes
@@ -193,13 +195,13 @@ class SqliteStore(SqliteReads):
         now = self._clock.now()
         holder = Holder(self._ids.holder(), kind, platform.node(), __version__, now)
         with translated(self._path):
-            self._presence.appear(holder.id)
+            self._presence.acquire(holder.id)
         await self._accept(lambda c: holders.add(c, holder))
         return holder
 
     async def leave(self, holder: HolderId) -> None:
         await self._accept(lambda c: holders.remove(c, holder))
-        self._presence.vanish(holder)
+        self._presence.release(holder)
 
     async def claim(
         self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None
@@ -213,7 +215,7 @@ class SqliteStore(SqliteReads):
             return [each.claim for each in chosen]
 
         claims = await self._accept(claim)
-        self.hints.ring((claim.agent for claim in claims), Hint.STATE)
+        self.hints.notify((claim.agent for claim in claims), Hint.STATE)
         return claims
 
     async def start(
@@ -227,7 +229,7 @@ class SqliteStore(SqliteReads):
     ) -> list[Started]:
         now, start = self._clock.now(), Start(holder, opened, but_not)
         started = await self._accept(lambda c: self._begin(c, start, limit, agent, now))
-        self.hints.ring((each.agent.id for each in started), Hint.STATE)
+        self.hints.notify((each.agent.id for each in started), Hint.STATE)
         return started
 
     def _begin(
@@ -241,7 +243,7 @@ class SqliteStore(SqliteReads):
         holders.require(connection, start.holder)
         return claims.start(connection, start, limit, agent, now, self._terms)
 
-    async def take(
+    async def offer_followups(
         self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
     ) -> list[Item]:
         now = self._clock.now()
@@ -252,7 +254,7 @@ class SqliteStore(SqliteReads):
     async def absorb(self, claim: Claim, item: ItemId) -> None:
         await self._accept(lambda c: offers.absorb(c, claim, item), claim.agent, Hint.STATE)
 
-    async def give_back(self, claim: Claim, item: ItemId) -> None:
+    async def return_offer(self, claim: Claim, item: ItemId) -> None:
         now = self._clock.now()
         await self._accept(lambda c: offers.give_back(c, claim, item, now), claim.agent)
 
@@ -260,11 +262,11 @@ class SqliteStore(SqliteReads):
         now = self._clock.now()
         return await self._accept(lambda c: items.release(c, claim, now), claim.agent)
 
-    async def go_on(self, claim: Claim, to: ItemId | Message) -> Claim:
+    async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
         now, new = self._clock.now(), self._ids.item()
         return await self._accept(lambda c: offers.go_on(c, claim, to, new, now), claim.agent)
 
-    async def again(self, claim: Claim, *, spends: bool) -> Claim:
+    async def retry(self, claim: Claim, *, spends: bool) -> Claim:
         now = self._clock.now()
         return await self._accept(lambda c: items.again(c, claim, spends, now), claim.agent)
 
@@ -286,17 +288,17 @@ class SqliteStore(SqliteReads):
             lambda c: runs.rest(c, claim, change, written, now, terms), claim.agent
         )
 
-    async def wake(self, hold: Hold, message: Message) -> Claim:
+    async def start_unprompted(self, hold: Lease, message: Message) -> Claim:
         now, new = self._clock.now(), self._ids.item()
         return await self._accept(lambda c: warm.wake(c, hold, message, new, now), hold.agent)
 
-    async def let_go(self, hold: Hold) -> None:
+    async def release_lane(self, hold: Lease) -> None:
         await self._accept(lambda c: warm.let_go(c, hold), hold.agent)
 
-    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[Lost]:
+    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[AbandonedLane]:
         presence = self._presence
         lost = await self._accept(lambda c: holders.reap(c, holder, presence, lasting=lasting))
-        self.hints.ring((each.agent.id for each in lost), Hint.STATE)
+        self.hints.notify((each.agent.id for each in lost), Hint.STATE)
         return lost
 
     # -- runs, processes, events
@@ -306,23 +308,23 @@ class SqliteStore(SqliteReads):
             lambda c: runs.change(c, claim, run, change, self._terms), claim.agent, Hint.STATE
         )
 
-    async def open_process(self, hold: Hold, process: Process) -> None:
+    async def open_process(self, hold: Lease, process: Process) -> None:
         await self._accept(lambda c: runs.open_process(c, hold, process), hold.agent, Hint.STATE)
 
-    async def close_process(self, hold: Hold, process: ProcessId) -> None:
+    async def close_process(self, hold: Lease, process: ProcessId) -> None:
         now = self._clock.now()
         await self._accept(
             lambda c: runs.close_process(c, hold, process, now), hold.agent, Hint.STATE
         )
 
-    async def append(self, hold: Hold, batch: Batch) -> Appended:
+    async def append(self, hold: Lease, batch: Batch) -> Appended:
         written = Written.of(batch, self._terms.scrubber)
         appended = await self._writing().write(
             lambda c: runs.append(c, hold, written, self._terms),
             is_durable=False,
             lane=hold.agent,
         )
-        self.hints.ring([hold.agent], Hint.EVENTS)
+        self.hints.notify([hold.agent], Hint.EVENTS)
         return appended
 
     # -- approvals
@@ -330,22 +332,24 @@ class SqliteStore(SqliteReads):
     async def answer(self, approval: ApprovalId, answer: Answer) -> Approval:
         clean = replace(answer, reason=self._terms.scrubber.clean(answer.reason))
         answered = await self._accept(lambda c: approvals.answer(c, approval, clean, self._terms))
-        self.hints.ring([answered.agent])
+        self.hints.notify([answered.agent])
         return answered
 
     # -- gates
 
-    async def tell_gate(self, provider: str, news: GateNews, *, account: str | None = None) -> Gate:
+    async def update_gate(
+        self, provider: str, news: GateNews, *, account: str | None = None
+    ) -> Gate:
         now = self._clock.now()
         told = await self._accept(
             lambda c: gates.tell(c, provider, account, news, now, self._terms)
         )
-        self.hints.ring_all()
+        self.hints.notify_all()
         return told
 
     # -- what else is to be remembered
 
-    async def remember(self, key: str, value: bytes) -> None:
+    async def put(self, key: str, value: bytes) -> None:
         await self._accept(lambda c: kv.remember(c, key, value))
 
     # -- how verbs reach the database
@@ -359,7 +363,7 @@ class SqliteStore(SqliteReads):
         """Write what somebody relies on from now on, then tell those who wait for it."""
         result = await self._writing().write(work, is_durable=True, lane=agent)
         if agent is not None:
-            self.hints.ring([agent], hint)
+            self.hints.notify([agent], hint)
         return result
 
     def _writing(self) -> Writer:
@@ -372,7 +376,7 @@ class SqliteStore(SqliteReads):
         if self._watcher is None:
             log = self._path.with_name(self._path.name + "-wal")
             writer = self._writing()
-            self._watcher = Watcher(log, writer.look, lambda: writer.commits)
+            self._watcher = ChangeWatcher(log, writer.look, lambda: writer.commits)
 
 
 def _prepare(path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 
 from steadyrun.dialect import Ability, Image
-from steadyrun.errors import AbilityMissing, NotFound, Usage
+from steadyrun.errors import AbilityMissing, InvalidUsage, NotFound
 from steadyrun.model.event import RunStarted, StoredEvent
 from steadyrun.testing.provider_conformance.fixtures import (
     check_order,
@@ -176,7 +176,7 @@ async def check_a_program_that_does_not_speak_ends_the_run(harness: ProviderHarn
 async def check_a_missing_directory_is_an_error_with_a_name(harness: ProviderHarness) -> None:
     async with program(harness) as library:
         start = library.start(text_of(harness, "answers"), cwd=Path("/nowhere"))
-        error = await refused(Usage, start)
+        error = await refused(InvalidUsage, start)
 
     assert "/nowhere" in error.message
     assert error.hint

@@ -20,8 +20,8 @@ HOME, WORK = {"claude": "home"}, {"claude": "work"}
 async def check_a_gate_is_told_with_its_account(harness: StoreHarness) -> None:
     store, until = await harness.open(accounts=WORK), harness.clock.now() + MINUTE
 
-    await store.tell_gate("claude", Closed(until, "limit"))
-    await store.tell_gate("claude", Opened())
+    await store.update_gate("claude", Closed(until, "limit"))
+    await store.update_gate("claude", Opened())
 
     told = [each.event for each in await store.events()]
     assert told == [GateClosed("claude", until, "limit", 0, "work"), GateOpened("claude", "work")]
@@ -33,11 +33,11 @@ async def check_the_present_account_is_told(harness: StoreHarness) -> None:
     closed = Closed(harness.clock.now() + MINUTE, "limit")
 
     told = [
-        await home.tell_gate("claude", closed),
-        await work.tell_gate("claude", Suspected(None, "asked to wait")),
-        await work.tell_gate("codex", closed),
+        await home.update_gate("claude", closed),
+        await work.update_gate("claude", Suspected(None, "asked to wait")),
+        await work.update_gate("codex", closed),
     ]
-    by_name = await work.tell_gate("claude", closed, account="home")
+    by_name = await work.update_gate("claude", closed, account="home")
 
     assert [gate.account for gate in told] == ["home", "work", ""]
     assert by_name.account == "home"
@@ -49,13 +49,13 @@ async def check_the_present_account_is_told(harness: StoreHarness) -> None:
 
 async def check_another_account_is_neither_closed_nor_opened(harness: StoreHarness) -> None:
     home, work = await harness.open(accounts=HOME), await harness.open(accounts=WORK)
-    await home.tell_gate("claude", Closed(None, "by hand"))
+    await home.update_gate("claude", Closed(None, "by hand"))
     before = await home.gates()
 
-    await work.tell_gate("claude", Opened())
+    await work.update_gate("claude", Opened())
     assert await home.gates() == before
-    await work.tell_gate("claude", Closed(None, "by hand"))
-    await home.tell_gate("claude", Opened())
+    await work.update_gate("claude", Closed(None, "by hand"))
+    await home.update_gate("claude", Opened())
 
     assert await _states(harness, home) == {("claude", "home"): "open"}
     assert await _states(harness, work) == {("claude", "work"): "held"}
@@ -126,7 +126,7 @@ async def check_a_probe_is_one_of_its_own_account(harness: StoreHarness) -> None
     others = [await set_scene(harness, name, store=home) for name in ("bo", "cy")]
     for each in (scene, *others):
         await each.send()
-    await home.tell_gate("claude", Closed(harness.clock.now() + MINUTE, "limit"))
+    await home.update_gate("claude", Closed(harness.clock.now() + MINUTE, "limit"))
     harness.clock.advance(MINUTE)
     before = await home.gates()
 
@@ -149,7 +149,7 @@ async def check_a_chain_goes_past_the_present_account_only(harness: StoreHarness
     scene = await set_scene(harness, store=store, fallback=["codex"])
     closed = Closed(harness.clock.now() + MINUTE, "limit")
     for provider, account in (("claude", "home"), ("claude", ""), ("codex", "")):
-        await store.tell_gate(provider, closed, account=account)
+        await store.update_gate(provider, closed, account=account)
     await scene.send()
     await scene.send()
 
@@ -167,7 +167,7 @@ async def check_what_an_account_was_refused_is_not_forgotten_by_others(
     """News by name, as a daemon tells it that begins: of every account that is known."""
     work, now = await harness.open(accounts=WORK), harness.clock.now()
     run = harness.ids.run()
-    await work.tell_gate("claude", Limited(run, now, now + MINUTE, "limit"), account="home")
+    await work.update_gate("claude", Limited(run, now, now + MINUTE, "limit"), account="home")
 
     [gate] = await work.gates(include_others=True)
 

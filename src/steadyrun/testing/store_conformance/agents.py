@@ -31,7 +31,9 @@ async def check_a_direct_agent_is_hired_at_work(harness: StoreHarness) -> None:
     holder = (await store.join("worker")).id
     agent = _direct(harness, "run_1")
 
-    started = await store.hire(holder, agent, Message(agent.id, "go", "call"), _opened(harness))
+    started = await store.start_direct(
+        holder, agent, Message(agent.id, "go", "call"), _opened(harness)
+    )
 
     claim, run = started.claim, started.run
     assert (claim.agent, claim.holder, claim.fence) == (agent.id, holder, 1)
@@ -51,15 +53,15 @@ async def check_who_cannot_be_hired_leaves_nothing(harness: StoreHarness) -> Non
     await store.leave(gone)
     opened, go = _opened(harness), Message(bo.id, "go")
 
-    elsewhere = store.hire(scene.holder, bo, Message(scene.agent, "go"), opened)
+    elsewhere = store.start_direct(scene.holder, bo, Message(scene.agent, "go"), opened)
     await refused_whole(store, ChangeRefused, elsewhere)
-    taken = store.hire(scene.holder, agent, Message(agent.id, "go"), opened)
+    taken = store.start_direct(scene.holder, agent, Message(agent.id, "go"), opened)
     await refused_whole(store, NameTaken, taken)
-    await refused_whole(store, HolderGone, store.hire(gone, bo, go, opened))
-    await refused_whole(store, NotFound, store.hire(scene.holder, bo, go, _unknown))
+    await refused_whole(store, HolderGone, store.start_direct(gone, bo, go, opened))
+    await refused_whole(store, NotFound, store.start_direct(scene.holder, bo, go, _unknown))
     until = harness.clock.now() + timedelta(minutes=15)
-    await store.tell_gate("claude", Closed(until, "rate limit"))
-    await refused_whole(store, ChangeRefused, store.hire(scene.holder, bo, go, opened))
+    await store.update_gate("claude", Closed(until, "rate limit"))
+    await refused_whole(store, ChangeRefused, store.start_direct(scene.holder, bo, go, opened))
 
     await refused(NotFound, store.agent(agent.id))
     await refused(NotFound, store.agent(bo.id))
@@ -79,7 +81,7 @@ async def check_a_look_tells_how_every_agent_stands(harness: StoreHarness) -> No
     await scene.send("later")
     await store.add_agent(_direct(harness, "run_1"))
 
-    [first, second] = await store.looks(since)
+    [first, second] = await store.agent_overviews(since)
 
     assert [first.agent, second.agent] == await store.agents()
     assert [first.lane, second.lane] == [await store.lane(a.id) for a in await store.agents()]
@@ -88,20 +90,22 @@ async def check_a_look_tells_how_every_agent_stands(harness: StoreHarness) -> No
     assert (second.item, second.run) == (await store.item(claim.item.id), working.run)
     assert first.usage == await store.usage(agent=ada.scene.agent, since=since)
     assert (first.usage.runs, second.usage) == (1, UsageSum())
-    assert [look.usage.runs for look in await store.looks(early - timedelta(hours=9))] == [2, 1]
-    assert await store.looks(since, agent=scene.agent) == [second]
+    assert [
+        look.usage.runs for look in await store.agent_overviews(early - timedelta(hours=9))
+    ] == [2, 1]
+    assert await store.agent_overviews(since, agent=scene.agent) == [second]
 
 
 async def check_nothing_goes_on_once_the_run_has_ended(harness: StoreHarness) -> None:
     working = await set_working(harness)
     store, scene = working.store, working.scene
     absorbed = await scene.send("more")
-    await store.take(working.claim)
+    await store.offer_followups(working.claim)
     await store.absorb(working.claim, absorbed.id)
-    [going] = await store.looks(harness.clock.now())
+    [going] = await store.agent_overviews(harness.clock.now())
 
     await store.change(working.claim, working.run, scene.ended())
-    [ended] = await store.looks(harness.clock.now())
+    [ended] = await store.agent_overviews(harness.clock.now())
 
     assert going.item
     assert (going.item.id, going.run) == (working.claim.item.id, working.run)
@@ -204,7 +208,7 @@ async def check_nothing_more_comes_to_who_is_removed(harness: StoreHarness) -> N
     ):
         await refused_whole(store, NotFound, verb)
     for late in (
-        store.take(claim),
+        store.offer_followups(claim),
         store.settle(claim),
         store.append(claim, working.batch(0, 10, run=None)),
         store.close_process(claim, working.process),
@@ -226,7 +230,7 @@ async def check_who_has_work_is_not_removed(harness: StoreHarness) -> None:
     await store.remove_agent(scene.agent)
     warm = await set_warm(harness, "bo", store=store)
     await refused_whole(store, ChangeRefused, store.remove_agent(warm.scene.agent))
-    await store.let_go(warm.claim)
+    await store.release_lane(warm.claim)
     await store.remove_agent(warm.scene.agent)
     await refused_whole(store, NotFound, store.remove_agent(AgentId("agt_none")))
 

@@ -99,18 +99,18 @@ async def check_the_holder_hears_of_an_answer_until_it_is_told(harness: StoreHar
     working = await set_working(harness)
     store, holder = working.store, working.scene.holder
     first, second = await _ask(working, 0), await _ask(working, 1)
-    assert await store.calls(holder) == []
+    assert await store.pending_requests(holder) == []
     await store.answer(second, _no(harness))
     await store.answer(first, _yes(harness))
 
-    [call] = await store.calls(holder)
+    [call] = await store.pending_requests(holder)
     assert [each.id for each in call.answers] == [first, second]
     await _tell(working, 2, ApprovalResolved("1", "allow", "ada"))
-    [call] = await store.calls(holder)
+    [call] = await store.pending_requests(holder)
     assert [each.id for each in call.answers] == [second]
     await _tell(working, 3, ApprovalResolved("2", "deny", "ada"))
 
-    assert await store.calls(holder) == []
+    assert await store.pending_requests(holder) == []
     assert [each.status for each in await store.approvals(include_settled=True)] == [
         "resolved", "resolved",
     ]  # fmt: skip
@@ -121,7 +121,7 @@ async def check_nobody_else_hears_of_an_answer(harness: StoreHarness) -> None:
     other = await set_scene(harness, "bo", store=working.store)
     await working.store.answer(await _ask(working, 0), _yes(harness))
 
-    assert await working.store.calls(other.holder) == []
+    assert await working.store.pending_requests(other.holder) == []
 
 
 async def check_an_answer_waits_for_the_next_holder(harness: StoreHarness) -> None:
@@ -133,7 +133,7 @@ async def check_an_answer_waits_for_the_next_holder(harness: StoreHarness) -> No
     next_one = (await store.join("worker")).id
     await store.reap(next_one)
 
-    [call] = await store.calls(next_one)
+    [call] = await store.pending_requests(next_one)
 
     assert [each.id for each in call.answers] == [approval]
 
@@ -206,7 +206,7 @@ async def check_a_yes_about_a_budget_lets_the_lane_go_on(harness: StoreHarness) 
     assert told.seq is not None
     assert last.seq is not None
     assert told.seq == last.seq + 1
-    assert await store.calls(working.scene.holder) == []
+    assert await store.pending_requests(working.scene.holder) == []
 
 
 async def check_who_was_paused_besides_stays_so(harness: StoreHarness) -> None:

@@ -39,7 +39,9 @@ async def check_a_closed_gate_is_passed_by(harness: StoreHarness) -> None:
     await scene.finish(accepted.started.claim)
 
     bo = Agent(harness.ids.agent(), "bo", ("claude", "codex"), "/home/bo")
-    hired = await scene.store.hire(scene.holder, bo, Message(bo.id, "work"), _opened(harness))
+    hired = await scene.store.start_direct(
+        scene.holder, bo, Message(bo.id, "work"), _opened(harness)
+    )
     assert (hired.agent, hired.run.provider) == (bo.on("codex"), "codex")
     await scene.finish(hired.claim)
 
@@ -55,7 +57,7 @@ async def check_the_first_provider_has_the_next_item_when_its_gate_opens(
     for _ in range(2):
         await scene.send()
     [first] = await _started(scene)
-    await scene.store.tell_gate("claude", Opened())
+    await scene.store.update_gate("claude", Opened())
     assert await _started(scene) == [], "what runs goes on where it is"
     await scene.store.rest(first.claim, scene.ended())
 
@@ -83,7 +85,7 @@ async def check_a_run_that_is_limited_goes_on_elsewhere(harness: StoreHarness) -
 async def check_a_suspicion_changes_no_provider(harness: StoreHarness) -> None:
     scene = await set_scene(harness, fallback=["codex"])
     await scene.send()
-    await scene.store.tell_gate("claude", Suspected(timedelta(seconds=2), "asked to wait"))
+    await scene.store.update_gate("claude", Suspected(timedelta(seconds=2), "asked to wait"))
     assert await _started(scene) == []
     assert await scene.store.claim(scene.holder) == []
 
@@ -94,7 +96,7 @@ async def check_a_suspicion_changes_no_provider(harness: StoreHarness) -> None:
     await scene.finish(started.claim)
     await scene.send()
     await _close(scene, "claude")
-    await scene.store.tell_gate("codex", Suspected(timedelta(seconds=2), "asked to wait"))
+    await scene.store.update_gate("codex", Suspected(timedelta(seconds=2), "asked to wait"))
     assert await _started(scene) == [], "nor that of the fallback"
 
 
@@ -147,7 +149,7 @@ async def check_nobody_is_hired_whose_whole_chain_is_closed(harness: StoreHarnes
         await _close(scene, provider)
     bo = Agent(harness.ids.agent(), "bo", ("claude", "codex"), "/home/bo")
 
-    verb = scene.store.hire(scene.holder, bo, Message(bo.id, "work"), _opened(harness))
+    verb = scene.store.start_direct(scene.holder, bo, Message(bo.id, "work"), _opened(harness))
 
     await refused_whole(scene.store, ChangeRefused, verb)
 
@@ -159,7 +161,7 @@ async def check_a_process_that_waits_has_its_own_conversation(harness: StoreHarn
     await store.append(working.claim, working.batch(0, 10, token=working.token("one")))
     await store.close_process(working.claim, working.process)
     await store.rest(working.claim, scene.ended())
-    assert (await store.known({scene.agent: None}))[scene.agent].session
+    assert (await store.lane_snapshots({scene.agent: None}))[scene.agent].session
 
     await _close(scene, "claude")
     await scene.send()
@@ -167,12 +169,12 @@ async def check_a_process_that_waits_has_its_own_conversation(harness: StoreHarn
     await scene.open_process(started.claim, provider="codex")
     await store.rest(started.claim, scene.ended())
 
-    assert (await store.known({scene.agent: None}))[scene.agent].session is None
+    assert (await store.lane_snapshots({scene.agent: None}))[scene.agent].session is None
 
 
 async def _close(scene: Scene, provider: str) -> None:
     until = scene.harness.clock.now() + MINUTE
-    await scene.store.tell_gate(provider, Closed(until, "limit"))
+    await scene.store.update_gate(provider, Closed(until, "limit"))
 
 
 async def _started(scene: Scene) -> list[Started]:

@@ -130,7 +130,7 @@ async def set_working(harness: StoreHarness, name: str = "ada", **fields: Any) -
 
 
 async def set_warm(harness: StoreHarness, name: str = "ada", **fields: Any) -> Working:
-    """A scene whose only item was run; the lane was kept. Its claim is good as a `Hold` only."""
+    """A scene whose only item was run; the lane was kept. Its claim is good as a `Lease` only."""
     working = await set_working(harness, name, **fields)
     await working.store.rest(working.claim, working.scene.ended())
     return working
@@ -150,8 +150,8 @@ async def set_eventful(harness: StoreHarness) -> Working:
     await store.append(claim, working.batch(100, 150, token=working.token("two")))
     await working.scene.send("later")
     await working.scene.send("last")
-    await store.take(claim)
-    await store.tell_gate("codex", Closed(now + timedelta(hours=1), "limit"), account="work")
+    await store.offer_followups(claim)
+    await store.update_gate("codex", Closed(now + timedelta(hours=1), "limit"), account="work")
     await _settle_another(harness, store, working)
     await store.pause(await hire(harness, store, "paused"))
     await _keep_warm(harness, store, working)
@@ -273,8 +273,8 @@ async def everything(store: Store) -> dict[str, object]:
         "events": await store.events(limit=ALL),
         "last": await store.last_events(limit=ALL),
         "known": [
-            await store.known({agent.id: None for agent in agents}),
-            *[await store.known({run.agent: run.id}) for run in runs],
+            await store.lane_snapshots({agent.id: None for agent in agents}),
+            *[await store.lane_snapshots({run.agent: run.id}) for run in runs],
         ],
         "usage": [await store.usage(), *[await store.usage(agent=a.id) for a in agents]],
         "gates": await store.gates(),

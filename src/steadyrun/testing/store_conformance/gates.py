@@ -35,10 +35,10 @@ async def check_a_gate_that_closes_and_opens_is_told(harness: StoreHarness) -> N
     store, now = await harness.open(), harness.clock.now()
     until = now + MINUTE
 
-    closed = await store.tell_gate("claude", Closed(until, "rate limit"))
+    closed = await store.update_gate("claude", Closed(until, "rate limit"))
     assert await store.gates() == [closed]
     assert (closed.account, closed.until, closed.reason) == ("", until, "rate limit")
-    opened = await store.tell_gate("claude", Opened())
+    opened = await store.update_gate("claude", Opened())
 
     assert await store.gates() == [opened] == [Gate("claude")]
     events = await store.events()
@@ -56,11 +56,11 @@ async def check_a_gate_that_closes_and_opens_is_told(harness: StoreHarness) -> N
 
 async def check_what_changes_nothing_about_a_gate_is_not_told(harness: StoreHarness) -> None:
     store, until = await harness.open(), harness.clock.now() + MINUTE
-    await store.tell_gate("claude", Opened())
-    await store.tell_gate("claude", Booted(is_probe_over=True))
+    await store.update_gate("claude", Opened())
+    await store.update_gate("claude", Booted(is_probe_over=True))
     assert (await store.gates(), await store.events()) == ([], [])
     for reason in ("limit", "the same again"):
-        await store.tell_gate("claude", Closed(until, reason))
+        await store.update_gate("claude", Closed(until, reason))
 
     assert len(await store.events()) == 1
     [gate] = await store.gates()
@@ -72,7 +72,7 @@ async def check_a_suspicion_is_told_and_passes(harness: StoreHarness) -> None:
     await scene.send()
     until = harness.clock.now() + timedelta(seconds=2)
 
-    await scene.store.tell_gate("claude", Suspected(timedelta(seconds=2), "asked to wait"))
+    await scene.store.update_gate("claude", Suspected(timedelta(seconds=2), "asked to wait"))
 
     assert _told(await scene.store.events()) == [GateSuspect("claude", until, "asked to wait")]
     assert await _started(scene) == []
@@ -97,7 +97,7 @@ async def check_a_run_that_is_limited_closes_its_gate(harness: StoreHarness) -> 
         assert (gate.run, gate.hit_at) == (started.run.id, now)
         last = (await scene.store.last_events(limit=1))[0]
         assert last.event == GateClosed("claude", stated, f"{started.run.id} was rate limited", 0)
-        await scene.store.tell_gate("claude", Opened())
+        await scene.store.update_gate("claude", Opened())
 
 
 async def check_a_limit_that_comes_with_events_keeps_them_in_order(harness: StoreHarness) -> None:
@@ -120,7 +120,7 @@ async def check_a_gate_that_is_ready_takes_one(harness: StoreHarness) -> None:
     crew = [scene] + [await set_scene(harness, n, store=scene.store) for n in ("bo", "cy", "di")]
     for each in crew:
         await each.send()
-    await scene.store.tell_gate("claude", Closed(harness.clock.now() + MINUTE, "limit"))
+    await scene.store.update_gate("claude", Closed(harness.clock.now() + MINUTE, "limit"))
     harness.clock.advance(MINUTE)
 
     [probe] = await _started(scene)
@@ -139,7 +139,7 @@ async def check_a_probe_that_shows_nothing_makes_room_for_the_next(harness: Stor
     scene = await set_scene(harness)
     for _ in range(2):
         await scene.send()
-    await scene.store.tell_gate("claude", Closed(harness.clock.now() + MINUTE, "limit"))
+    await scene.store.update_gate("claude", Closed(harness.clock.now() + MINUTE, "limit"))
     harness.clock.advance(MINUTE)
     [probe] = await _started(scene)
 
@@ -157,7 +157,7 @@ async def check_events_of_gates_leave_no_gap_in_those_of_agents(harness: StoreHa
     for n in range(3):
         await store.append(working.claim, working.batch(10 * n, 10 * n + 10))
         until = harness.clock.now() + (n + 1) * MINUTE
-        await store.tell_gate("codex", Closed(until, "limit"))
+        await store.update_gate("codex", Closed(until, "limit"))
 
     events = await store.events()
 
@@ -176,7 +176,7 @@ async def check_followers_of_everything_hear_of_gates(harness: StoreHarness) -> 
 
     with anyio.fail_after(PATIENCE_SECONDS):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(store.tell_gate, "claude", Closed(until, "limit"))
+            tasks.start_soon(store.update_gate, "claude", Closed(until, "limit"))
             feed = follow(store)
             seen = await anext(feed)
             await feed.aclose()
@@ -186,7 +186,7 @@ async def check_followers_of_everything_hear_of_gates(harness: StoreHarness) -> 
 
 async def check_a_gate_keeps_no_secret(harness: StoreHarness) -> None:
     store, word = await harness.open(), harness.secret.reveal()
-    await store.tell_gate("claude", Closed(harness.clock.now() + MINUTE, f"said {word}"))
+    await store.update_gate("claude", Closed(harness.clock.now() + MINUTE, f"said {word}"))
 
     assert word not in str(await store.gates())
     assert word not in str(await store.events())
@@ -194,17 +194,17 @@ async def check_a_gate_keeps_no_secret(harness: StoreHarness) -> None:
 
 async def check_what_is_remembered_is_recalled(harness: StoreHarness) -> None:
     store, other = await harness.open(), await harness.open()
-    assert await store.recall("beat") is None
+    assert await store.get("beat") is None
 
-    await store.remember("beat", b"\x00one")
-    await store.remember("", b"")
-    await other.remember("beat", b"two")
+    await store.put("beat", b"\x00one")
+    await store.put("", b"")
+    await other.put("beat", b"two")
 
     assert [await _recalled(each) for each in (store, other)] == [(b"two", b"")] * 2
 
 
 async def _recalled(store: Store) -> tuple[bytes | None, bytes | None]:
-    return await store.recall("beat"), await store.recall("")
+    return await store.get("beat"), await store.get("")
 
 
 async def _started(scene: Scene) -> list[Started]:

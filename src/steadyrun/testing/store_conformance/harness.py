@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from steadyrun.lib.notifier import Hints
+from steadyrun.lib.notifier import Notifier
 from steadyrun.model.gate import Accounts
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.item import Claim
@@ -24,7 +24,9 @@ class StoreHarness(Protocol):
     ids: Ids
     secret: Secret
 
-    async def open(self, hints: Hints | None = None, *, accounts: Accounts | None = None) -> Store:
+    async def open(
+        self, hints: Notifier | None = None, *, accounts: Accounts | None = None
+    ) -> Store:
         """Another process's view of the same record. The harness closes all at the end."""
 
     async def claim_and_die(self, agent: AgentId | None = None) -> Claim:

@@ -298,12 +298,12 @@ async def check_what_is_given_back_and_cancelled_keeps_the_reason(harness: Store
     working = await set_working(harness)
     store, scene = working.store, working.scene
     offered, absorbed = await scene.send("offered"), await scene.send("absorbed")
-    await store.take(working.claim, limit=2)
+    await store.offer_followups(working.claim, limit=2)
     await store.absorb(working.claim, absorbed.id)
     for item in (offered, absorbed):
         await store.cancel(item.id, "never mind")
 
-    await store.give_back(working.claim, offered.id)
+    await store.return_offer(working.claim, offered.id)
     await scene.finish(working.claim, "cancelled", stop_reason="user_stop")
 
     found = [await store.item(item.id) for item in (offered, absorbed)]

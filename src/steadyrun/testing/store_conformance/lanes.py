@@ -185,7 +185,7 @@ async def check_what_runs_goes_on_while_paused(harness: StoreHarness) -> None:
     later = await scene.send()
     await scene.store.pause(scene.agent)
 
-    [taken] = await scene.store.take(claim)
+    [taken] = await scene.store.offer_followups(claim)
     await scene.begin(claim)
     settled = await scene.finish(claim)
 
@@ -202,7 +202,7 @@ async def check_a_closed_gate_skips_the_lane_until_its_time(harness: StoreHarnes
     await scene.send()
     await send(harness, scene.store, codex, "work")
     until = harness.clock.now() + timedelta(minutes=15)
-    await scene.store.tell_gate("claude", Closed(until, "rate limit"))
+    await scene.store.update_gate("claude", Closed(until, "rate limit"))
 
     [claim] = await scene.store.claim(scene.holder, limit=5)
     assert claim.agent == codex
@@ -217,11 +217,11 @@ async def check_a_gate_can_be_opened_by_hand(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     other = await harness.open()
     await scene.send()
-    closed = await other.tell_gate("claude", Closed(None, "by hand"))
+    closed = await other.update_gate("claude", Closed(None, "by hand"))
     assert await scene.store.gates() == [closed]
     assert await scene.store.claim(scene.holder) == []
 
-    await other.tell_gate("claude", Opened())
+    await other.update_gate("claude", Opened())
 
     assert await scene.store.gates() == [Gate("claude")]
     assert (await scene.claim()).agent == scene.agent
@@ -276,7 +276,11 @@ async def check_a_claim_ends_once(harness: StoreHarness) -> None:
     await scene.begin(claim)
     settled = await scene.finish(claim)
 
-    for verb in (scene.store.settle(claim), scene.store.release(claim), scene.store.take(claim)):
+    for verb in (
+        scene.store.settle(claim),
+        scene.store.release(claim),
+        scene.store.offer_followups(claim),
+    ):
         error = await refused_whole(scene.store, LeaseLost, verb)
         assert (error.agent, error.fence) == (scene.agent, claim.fence)
     assert await scene.store.item(settled.id) == settled
@@ -342,7 +346,7 @@ async def check_claiming_nothing_changes_nothing(harness: StoreHarness) -> None:
     before = await everything(scene.store)
 
     assert await scene.store.claim(scene.holder) == []
-    assert await scene.store.take(claim) == []
+    assert await scene.store.offer_followups(claim) == []
     assert await scene.store.reap(scene.holder) == []
 
     assert await everything(scene.store) == before

@@ -53,7 +53,7 @@ async def _set_ending(
     claim = await scene.claim()
     run = await scene.begin(claim)
     later = [await scene.send(f"later {n}") for n in range(followups)]
-    await scene.store.take(claim, limit=followups - 1)
+    await scene.store.offer_followups(claim, limit=followups - 1)
     for item in later[:absorbed]:
         await scene.store.absorb(claim, item.id)
     if status:
@@ -65,7 +65,7 @@ async def check_a_followup_becomes_an_own_turn_in_one_step(harness: StoreHarness
     ending = await _set_ending(harness, 3)
     store, before = ending.store, await ending.store.lane(ending.scene.agent)
 
-    claim = await store.go_on(ending.claim, ending.later[1].id)
+    claim = await store.continue_with(ending.claim, ending.later[1].id)
 
     assert (claim.agent, claim.holder) == (ending.claim.agent, ending.claim.holder)
     assert (claim.fence, claim.item.id) == (ending.claim.fence, ending.later[1].id)
@@ -84,7 +84,7 @@ async def check_a_followup_becomes_an_own_turn_in_one_step(harness: StoreHarness
 
 async def check_an_own_turn_absorbs_the_offers_that_stayed(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 3)
-    claim = await ending.store.go_on(ending.claim, ending.later[1].id)
+    claim = await ending.store.continue_with(ending.claim, ending.later[1].id)
 
     run = await ending.scene.begin(claim)
     await ending.store.absorb(claim, ending.later[0].id)
@@ -100,7 +100,7 @@ async def check_an_own_turn_absorbs_the_offers_that_stayed(harness: StoreHarness
 async def check_what_the_run_absorbed_is_settled_on_going_on(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 3, absorbed=1)
 
-    await ending.store.go_on(ending.claim, ending.later[1].id)
+    await ending.store.continue_with(ending.claim, ending.later[1].id)
 
     shared = await ending.store.item(ending.later[0].id)
     assert (shared.status, shared.delivery, shared.run) == ("completed", "absorbed", ending.run)
@@ -112,7 +112,7 @@ async def check_a_turn_that_nobody_asked_for_is_last_in_the_lane(harness: StoreH
     store, now = ending.store, harness.clock.now()
     before = await store.lane(ending.scene.agent)
 
-    claim = await store.go_on(ending.claim, ending.unasked("k"))
+    claim = await store.continue_with(ending.claim, ending.unasked("k"))
 
     item = claim.item
     assert item == await store.item(item.id)
@@ -137,7 +137,7 @@ async def check_a_message_that_is_known_is_no_new_turn(harness: StoreHarness) ->
     ending = await _set_ending(harness, 1)
     await ending.scene.send(key="k")
 
-    verb = ending.store.go_on(ending.claim, ending.unasked("k"))
+    verb = ending.store.continue_with(ending.claim, ending.unasked("k"))
 
     await refused_whole(ending.store, ChangeRefused, verb)
 
@@ -150,12 +150,12 @@ async def check_a_claim_goes_on_once_its_run_has_ended(harness: StoreHarness) ->
     [unbegun] = await store.claim(bo.holder, agent=bo.agent)
 
     for to in (offer, ending.unasked()):
-        await refused_whole(store, ChangeRefused, store.go_on(ending.claim, to))
+        await refused_whole(store, ChangeRefused, store.continue_with(ending.claim, to))
     message = Message(bo.agent, "by itself", "self")
-    await refused_whole(store, ChangeRefused, store.go_on(unbegun, message))
+    await refused_whole(store, ChangeRefused, store.continue_with(unbegun, message))
     await store.change(ending.claim, ending.run, ending.scene.ended("failed"))
 
-    assert (await store.go_on(ending.claim, offer)).item.id == offer
+    assert (await store.continue_with(ending.claim, offer)).item.id == offer
     assert (await store.item(ending.claim.item.id)).status == "failed"
 
 
@@ -167,9 +167,11 @@ async def check_a_claim_goes_on_to_what_was_offered_to_it(harness: StoreHarness)
     foreign = await _offer_elsewhere(ending, harness)
 
     for item in (ending.later[0], ending.later[2], ending.claim.item, queued, foreign):
-        await refused_whole(store, ChangeRefused, store.go_on(ending.claim, item.id))
-    await refused_whole(store, ChangeRefused, store.go_on(ending.claim, Message(bo, "by itself")))
-    await refused_whole(store, NotFound, store.go_on(ending.claim, ItemId("itm_none")))
+        await refused_whole(store, ChangeRefused, store.continue_with(ending.claim, item.id))
+    await refused_whole(
+        store, ChangeRefused, store.continue_with(ending.claim, Message(bo, "by itself"))
+    )
+    await refused_whole(store, NotFound, store.continue_with(ending.claim, ItemId("itm_none")))
 
 
 async def _offer_elsewhere(ending: _Ending, harness: StoreHarness) -> Item:
@@ -177,7 +179,7 @@ async def _offer_elsewhere(ending: _Ending, harness: StoreHarness) -> Item:
     await send(harness, ending.store, agent, "work")
     [claim] = await ending.store.claim(ending.scene.holder, agent=agent)
     await send(harness, ending.store, agent, "later")
-    [offer] = await ending.store.take(claim)
+    [offer] = await ending.store.offer_followups(claim)
     return offer
 
 
@@ -188,17 +190,17 @@ async def check_a_claim_that_is_over_does_not_go_on(harness: StoreHarness) -> No
     [claim] = await reaped(store, (await store.join("reaper")).id)
 
     for to in (ending.later[0].id, ending.unasked()):
-        error = await refused_whole(store, LeaseLost, store.go_on(ending.claim, to))
+        error = await refused_whole(store, LeaseLost, store.continue_with(ending.claim, to))
         assert (error.agent, error.fence) == (ending.claim.agent, ending.claim.fence)
 
-    assert (await store.go_on(claim, ending.later[0].id)).fence == claim.fence
+    assert (await store.continue_with(claim, ending.later[0].id)).fence == claim.fence
     assert (await store.item(ending.claim.item.id)).status == "completed"
 
 
 async def check_an_item_is_settled_once(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 3)
     store = ending.store
-    claim = await store.go_on(ending.claim, ending.later[0].id)
+    claim = await store.continue_with(ending.claim, ending.later[0].id)
     settled = await store.item(ending.claim.item.id)
 
     for write in _writes(ending):
@@ -215,9 +217,9 @@ async def check_an_item_that_was_absorbed_later_ends_with_that_run(harness: Stor
     """The claim that went on from it ends nothing, though the item is running, and has a run."""
     ending = await _set_ending(harness, 2, "rate_limited")
     store = ending.store
-    claim = await store.go_on(ending.claim, ending.later[0].id)
+    claim = await store.continue_with(ending.claim, ending.later[0].id)
     run = await ending.scene.begin(claim)
-    [offer, _] = await store.take(claim, limit=2)
+    [offer, _] = await store.offer_followups(claim, limit=2)
     assert (offer.id, offer.run) == (ending.claim.item.id, ending.run)
 
     for write in _writes(ending):
@@ -242,8 +244,8 @@ def _writes(ending: _Ending) -> list[Callable[[], Awaitable[object]]]:
         lambda: store.release(claim),
         lambda: store.absorb(claim, offer),
         lambda: store.change(claim, run, created),
-        lambda: store.go_on(claim, offer),
-        lambda: store.go_on(claim, ending.unasked()),
+        lambda: store.continue_with(claim, offer),
+        lambda: store.continue_with(claim, ending.unasked()),
     ]
 
 
@@ -251,7 +253,7 @@ async def check_a_rate_limited_item_is_queued_again_on_going_on(harness: StoreHa
     ending = await _set_ending(harness, 4, "rate_limited", absorbed=1)
     store = ending.store
 
-    claim = await store.go_on(ending.claim, ending.later[1].id)
+    claim = await store.continue_with(ending.claim, ending.later[1].id)
 
     assert await ending.statuses() == [
         ("queued", "none"),
@@ -264,7 +266,7 @@ async def check_a_rate_limited_item_is_queued_again_on_going_on(harness: StoreHa
     await ending.scene.begin(claim)
     await ending.scene.finish(claim)
     assert (await store.lane(ending.scene.agent)).queued == 4
-    await store.tell_gate("claude", Opened())
+    await store.update_gate("claude", Opened())
     again = await ending.scene.claim()
     assert (again.item.id, again.item.attempt) == (ending.claim.item.id, 2)
 
@@ -272,12 +274,12 @@ async def check_a_rate_limited_item_is_queued_again_on_going_on(harness: StoreHa
 async def check_an_item_may_have_its_own_turn_after_all(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 2, "rate_limited")
     store = ending.store
-    claim = await store.go_on(ending.claim, ending.unasked())
+    claim = await store.continue_with(ending.claim, ending.unasked())
     run = await ending.scene.begin(claim)
-    await store.take(claim)
+    await store.offer_followups(claim)
     await store.change(claim, run, ending.scene.ended())
 
-    again = await store.go_on(claim, ending.claim.item.id)
+    again = await store.continue_with(claim, ending.claim.item.id)
 
     assert (again.item.delivery, again.item.attempt, again.item.run) == ("own_turn", 2, None)
     await ending.scene.begin(again)
@@ -286,7 +288,7 @@ async def check_an_item_may_have_its_own_turn_after_all(harness: StoreHarness) -
 
 async def check_an_interrupted_own_turn_keeps_its_place(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 3)
-    claim = await ending.store.go_on(ending.claim, ending.later[0].id)
+    claim = await ending.store.continue_with(ending.claim, ending.later[0].id)
 
     await ending.store.release(claim)
 
@@ -307,10 +309,10 @@ async def check_what_a_claim_went_on_to_is_reaped(harness: StoreHarness) -> None
         dead = await harness.claim_and_die()
         run = await scene.begin(dead)
         await scene.send("later")
-        [offer] = await scene.store.take(dead)
+        [offer] = await scene.store.offer_followups(dead)
         await scene.store.change(dead, run, scene.ended())
         to = Message(scene.agent, "by itself", "self") if is_unasked else offer.id
-        went_on = await scene.store.go_on(dead, to)
+        went_on = await scene.store.continue_with(dead, to)
 
         [claim] = await reaped(scene.store, scene.holder)
 
@@ -329,7 +331,7 @@ async def check_a_lane_that_goes_on_is_never_free(harness: StoreHarness) -> None
     claim, [first, second] = ending.claim, [item.id for item in ending.later[:2]]
     turns: list[ItemId | Message] = [first, ending.unasked(), second]
     for to in turns:
-        verbs = [other.claim(rival), ending.store.go_on(claim, to), other.claim(rival)]
+        verbs = [other.claim(rival), ending.store.continue_with(claim, to), other.claim(rival)]
 
         before, claim, after = await overlapping(harness, verbs)
 
@@ -346,7 +348,7 @@ async def check_a_paused_lane_goes_on(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 2)
     await ending.store.pause(ending.scene.agent)
 
-    claim = await ending.store.go_on(ending.claim, ending.later[0].id)
+    claim = await ending.store.continue_with(ending.claim, ending.later[0].id)
 
     assert (await ending.store.lane(ending.scene.agent)).is_paused
     await ending.scene.begin(claim)

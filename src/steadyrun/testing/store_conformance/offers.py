@@ -42,14 +42,17 @@ async def check_the_holder_takes_followups_in_order(harness: StoreHarness) -> No
     held = await _set_held(harness, 3)
     store = held.scene.store
 
-    taken = [*await store.take(held.claim), *await store.take(held.claim, limit=5)]
+    taken = [
+        *await store.offer_followups(held.claim),
+        *await store.offer_followups(held.claim, limit=5),
+    ]
 
     assert [item.id for item in taken] == [item.id for item in held.later]
     assert {(item.status, item.delivery) for item in taken} == {("running", "offered")}
     assert taken[0].started_at == harness.clock.now()
     assert taken == [await store.item(item.id) for item in taken]
     assert (await store.lane(held.scene.agent)).queued == 0
-    assert await store.take(held.claim) == []
+    assert await store.offer_followups(held.claim) == []
 
 
 async def check_what_shall_wait_is_never_taken(harness: StoreHarness) -> None:
@@ -59,10 +62,10 @@ async def check_what_shall_wait_is_never_taken(harness: StoreHarness) -> None:
     steering = await held.scene.send("steer")
     assert (waiting.followup, steering.followup) == ("queue", "steer")
 
-    taken = await store.take(held.claim, limit=5)
+    taken = await store.offer_followups(held.claim, limit=5)
 
     assert [item.id for item in taken] == [steering.id]
-    assert await store.take(held.claim, limit=5) == []
+    assert await store.offer_followups(held.claim, limit=5) == []
     await held.scene.finish(held.claim)
     assert (await held.scene.claim()).item.id == waiting.id
 
@@ -74,7 +77,7 @@ async def check_no_more_is_taken_than_fits(harness: StoreHarness) -> None:
     sent = [(await send(text)).id for text in texts]
 
     async def take(limit: int, most_bytes: int) -> list[ItemId]:
-        return [i.id for i in await store.take(held.claim, limit, most_bytes=most_bytes)]
+        return [i.id for i in await store.offer_followups(held.claim, limit, most_bytes=most_bytes)]
 
     assert await take(9, 40) == sent[:3], "ß has two bytes"
     assert await take(9, 40) == sent[3:4], "one that is too long alone is taken alone"
@@ -90,18 +93,22 @@ async def check_nobody_else_takes_a_followup(harness: StoreHarness) -> None:
     early = Claim(held.claim.agent, held.claim.holder, held.claim.fence - 1, held.claim.item)
 
     for claim in (forged, early):
-        error = await refused_whole(other, LeaseLost, other.take(claim))
+        error = await refused_whole(other, LeaseLost, other.offer_followups(claim))
         assert (error.agent, error.fence) == (claim.agent, claim.fence)
     assert await other.claim(rival.id) == []
 
-    assert [item.id for item in await held.scene.store.take(held.claim)] == [held.later[0].id]
+    assert [item.id for item in await held.scene.store.offer_followups(held.claim)] == [
+        held.later[0].id
+    ]
 
 
 async def check_two_takes_never_get_the_same_followup(harness: StoreHarness) -> None:
     held = await _set_held(harness, 6)
     stores = [held.scene.store, await harness.open()]
 
-    answers = await overlapping(harness, [s.take(held.claim, limit=2) for s in stores * 2])
+    answers = await overlapping(
+        harness, [s.offer_followups(held.claim, limit=2) for s in stores * 2]
+    )
 
     taken = [item.id for answer in answers for item in answer]
     assert sorted(taken) == sorted(item.id for item in held.later)
@@ -111,14 +118,14 @@ async def check_two_takes_never_get_the_same_followup(harness: StoreHarness) -> 
 async def check_a_returned_followup_keeps_its_place(harness: StoreHarness) -> None:
     held = await _set_held(harness, 3)
     store = held.scene.store
-    await store.take(held.claim, limit=2)
+    await store.offer_followups(held.claim, limit=2)
     await store.absorb(held.claim, held.later[1].id)
 
-    await store.give_back(held.claim, held.later[0].id)
+    await store.return_offer(held.claim, held.later[0].id)
 
     assert await held.status(0) == ("queued", "returned")
     assert (await store.lane(held.scene.agent)).queued == 2
-    again = await store.take(held.claim, limit=2)
+    again = await store.offer_followups(held.claim, limit=2)
     assert [item.id for item in again] == [held.later[2].id], "it was given back"
     await held.scene.finish(held.claim)
     assert (await held.scene.claim()).item.id == held.later[0].id
@@ -127,7 +134,7 @@ async def check_a_returned_followup_keeps_its_place(harness: StoreHarness) -> No
 async def check_an_absorbed_followup_carries_the_run(harness: StoreHarness) -> None:
     held = await _set_held(harness, 1)
     store = held.scene.store
-    await store.take(held.claim)
+    await store.offer_followups(held.claim)
 
     await store.absorb(held.claim, held.later[0].id)
 
@@ -139,14 +146,14 @@ async def check_an_absorbed_followup_carries_the_run(harness: StoreHarness) -> N
 async def check_only_an_offer_is_absorbed_or_given_back(harness: StoreHarness) -> None:
     held = await _set_held(harness, 2)
     store = held.scene.store
-    await store.take(held.claim)
+    await store.offer_followups(held.claim)
     await store.absorb(held.claim, held.later[0].id)
     elsewhere = await send(harness, store, await hire(harness, store, "bo"), "not ours")
 
     for item in (held.later[0].id, held.later[1].id, held.claim.item.id, elsewhere.id):
         await refused_whole(store, ChangeRefused, store.absorb(held.claim, item))
-        await refused_whole(store, ChangeRefused, store.give_back(held.claim, item))
-    for verb in (store.absorb, store.give_back):
+        await refused_whole(store, ChangeRefused, store.return_offer(held.claim, item))
+    for verb in (store.absorb, store.return_offer):
         await refused_whole(store, NotFound, verb(held.claim, ItemId("itm_none")))
 
 
@@ -159,7 +166,7 @@ async def _settled_statuses(
     """How main, absorbed, offered and queued item stand after a run that ended so."""
     held = await _set_held(harness, 3)
     store = held.scene.store
-    await store.take(held.claim, limit=2)
+    await store.offer_followups(held.claim, limit=2)
     await store.absorb(held.claim, held.later[0].id)
     everyone = [held.claim.item, *held.later]
     for n in cancelled:
@@ -252,7 +259,7 @@ async def check_every_ending_settles_its_item(harness: StoreHarness) -> None:
 async def check_an_interrupted_item_goes_first_again(harness: StoreHarness) -> None:
     held = await _set_held(harness, 2)
     store = held.scene.store
-    await store.take(held.claim)
+    await store.offer_followups(held.claim)
     await store.absorb(held.claim, held.later[0].id)
     await held.scene.finish(held.claim, "cancelled", stop_reason="shutdown")
 
@@ -260,7 +267,7 @@ async def check_an_interrupted_item_goes_first_again(harness: StoreHarness) -> N
 
     assert (again.item.id, again.item.attempt) == (held.claim.item.id, 2)
     assert again.item.run is None
-    taken = await store.take(again, limit=5)
+    taken = await store.offer_followups(again, limit=5)
     assert [(item.id, item.attempt) for item in taken] == [(held.later[1].id, 0)]
 
 
@@ -269,7 +276,7 @@ async def check_release_returns_offers_too(harness: StoreHarness) -> None:
     await scene.send()
     claim = await scene.claim()
     later = [await scene.send(), await scene.send()]
-    await scene.store.take(claim, limit=2)
+    await scene.store.offer_followups(claim, limit=2)
     await scene.store.absorb(claim, later[0].id)
 
     await scene.store.release(claim)
@@ -285,7 +292,7 @@ async def check_an_accept_beside_a_take_is_never_lost(harness: StoreHarness) -> 
     other = await harness.open()
     for n in range(6):
         verbs = [
-            held.scene.store.take(held.claim, limit=9),
+            held.scene.store.offer_followups(held.claim, limit=9),
             other.accept(Message(held.scene.agent, "more")),
         ]
 
@@ -295,4 +302,4 @@ async def check_an_accept_beside_a_take_is_never_lost(harness: StoreHarness) -> 
     queued = sum(item.status == "queued" for item in items)
     assert len(items) == 1 + 1 + 6
     assert (await other.lane(held.scene.agent)).queued == queued
-    assert len(await held.scene.store.take(held.claim, limit=9)) == queued
+    assert len(await held.scene.store.offer_followups(held.claim, limit=9)) == queued

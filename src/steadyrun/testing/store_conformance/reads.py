@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import anyio
 
-from steadyrun.lib.notifier import Hint, Hints
+from steadyrun.lib.notifier import Hint, Notifier
 from steadyrun.model.event import StoredEvent
 from steadyrun.model.gate import Closed
 from steadyrun.model.ids import AgentId, RunId
@@ -26,7 +26,7 @@ from steadyrun.testing.store_conformance.harness import StoreHarness
 POLL_SECONDS = 0.02
 
 
-class LostHints(Hints):
+class LostHints(Notifier):
     """Nobody ever hears anything."""
 
     def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
@@ -36,21 +36,21 @@ class LostHints(Hints):
         """Say nothing."""
 
 
-class DoubledHints(Hints):
+class DoubledHints(Notifier):
     """Everything is said twice, and to everybody as well."""
 
     def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
         known = list(agents)
-        super().ring(known)
-        super().ring(known)
-        super().ring_all()
+        super().notify(known)
+        super().notify(known)
+        super().notify_all()
 
     def ring_all(self) -> None:
-        super().ring_all()
-        super().ring_all()
+        super().notify_all()
+        super().notify_all()
 
 
-class LateHints(Hints):
+class LateHints(Notifier):
     """Each hint is heard only when the next one comes; the last is never heard."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class LateHints(Hints):
     def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
         late, self._held_back = self._held_back, list(agents)
         if late is not None:
-            super().ring(late)
+            super().notify(late)
 
     def ring_all(self) -> None:
         self.ring([])
@@ -148,7 +148,7 @@ async def check_a_waiter_is_woken_by_a_write_elsewhere(harness: StoreHarness) ->
         lambda: writer.change(working.claim, working.run, Launched(now)),
         lambda: writer.cancel(working.claim.item.id),
         lambda: writer.pause(agent),
-        lambda: writer.tell_gate("codex", Closed(None, "by hand")),
+        lambda: writer.update_gate("codex", Closed(None, "by hand")),
         lambda: writer.settle(working.claim, working.scene.ended()),
     ):
         with anyio.fail_after(PATIENCE_SECONDS), waiter.hints.watch(agent) as watch:
@@ -187,7 +187,7 @@ async def check_late_hints_only_cost_time(harness: StoreHarness) -> None:
     await _check_work_goes_on(harness, LateHints(), LateHints())
 
 
-async def _check_work_goes_on(harness: StoreHarness, front: Hints, back: Hints) -> None:
+async def _check_work_goes_on(harness: StoreHarness, front: Notifier, back: Notifier) -> None:
     """Messages in through one store, worked off and followed through another."""
     inbox, store = await harness.open(front), await harness.open(back)
     working = await set_working(harness, store=store)

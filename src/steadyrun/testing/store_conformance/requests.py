@@ -1,7 +1,7 @@
 """Promises about calls: a holder learns in one question what is wanted of its lanes."""
 
 from steadyrun.model.item import Message
-from steadyrun.store import Call
+from steadyrun.store import PendingRequests
 from steadyrun.testing.store_conformance.fixtures import (
     hire,
     send,
@@ -17,7 +17,7 @@ async def check_nobody_is_called_for_nothing(harness: StoreHarness) -> None:
     store, scene = working.store, working.scene
     await store.accept(Message(scene.agent, "wait", followup="queue"))
 
-    assert await store.calls(scene.holder) == []
+    assert await store.pending_requests(scene.holder) == []
 
 
 async def check_a_call_tells_what_can_be_taken(harness: StoreHarness) -> None:
@@ -25,24 +25,26 @@ async def check_a_call_tells_what_can_be_taken(harness: StoreHarness) -> None:
     store, scene = working.store, working.scene
     item = await scene.send("more")
 
-    assert await store.calls(scene.holder) == [Call(scene.agent, (), True)]
-    await store.take(working.claim)
-    assert await store.calls(scene.holder) == []
-    await store.give_back(working.claim, item.id)
+    assert await store.pending_requests(scene.holder) == [PendingRequests(scene.agent, (), True)]
+    await store.offer_followups(working.claim)
+    assert await store.pending_requests(scene.holder) == []
+    await store.return_offer(working.claim, item.id)
 
-    assert await store.calls(scene.holder) == [], "what was given back is not taken again"
+    assert await store.pending_requests(scene.holder) == [], (
+        "what was given back is not taken again"
+    )
 
 
 async def check_a_call_tells_what_shall_stop(harness: StoreHarness) -> None:
     working = await set_working(harness)
     store, scene = working.store, working.scene
     offered, absorbed = [await scene.send(text) for text in ("offered", "absorbed")]
-    await store.take(working.claim, limit=2)
+    await store.offer_followups(working.claim, limit=2)
     await store.absorb(working.claim, absorbed.id)
     for item in (working.claim.item, offered, absorbed):
         await (await harness.open()).cancel(item.id)
 
-    [call] = await store.calls(scene.holder)
+    [call] = await store.pending_requests(scene.holder)
 
     assert sorted(call.cancelled) == [working.claim.item.id, offered.id, absorbed.id]
     assert (call.agent, call.has_steerable) == (scene.agent, False)
@@ -59,9 +61,13 @@ async def check_calls_are_for_running_lanes_of_the_holder(harness: StoreHarness)
     await store.pause(warm.scene.agent)
     await store.pause(await hire(harness, store, "ed"))
 
-    assert [call.agent for call in await store.calls(mine.scene.holder)] == [mine.scene.agent]
-    assert [call.agent for call in await store.calls(other.scene.holder)] == [other.scene.agent]
-    assert await store.calls(warm.scene.holder) == []
+    assert [call.agent for call in await store.pending_requests(mine.scene.holder)] == [
+        mine.scene.agent
+    ]
+    assert [call.agent for call in await store.pending_requests(other.scene.holder)] == [
+        other.scene.agent
+    ]
+    assert await store.pending_requests(warm.scene.holder) == []
 
 
 async def check_calls_are_in_the_order_of_agents(harness: StoreHarness) -> None:
@@ -73,4 +79,6 @@ async def check_calls_are_in_the_order_of_agents(harness: StoreHarness) -> None:
     for agent in agents[::-1]:
         await send(harness, scene.store, agent, "more")
 
-    assert [call.agent for call in await scene.store.calls(scene.holder)] == sorted(agents)
+    assert [call.agent for call in await scene.store.pending_requests(scene.holder)] == sorted(
+        agents
+    )

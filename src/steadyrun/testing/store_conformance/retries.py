@@ -12,7 +12,7 @@ async def check_an_item_is_run_again_under_its_claim(harness: StoreHarness) -> N
     await store.change(working.claim, working.run, scene.ended("failed"))
     lane = await store.lane(scene.agent)
 
-    claim = await store.again(working.claim, spends=True)
+    claim = await store.retry(working.claim, spends=True)
 
     assert (claim.agent, claim.holder) == (working.claim.agent, working.claim.holder)
     assert (claim.fence, claim.item.id) == (working.claim.fence, working.claim.item.id)
@@ -35,7 +35,7 @@ async def check_only_what_it_costs_is_counted_as_a_try(harness: StoreHarness) ->
     for n, spends in enumerate((False, True, False, True), start=2):
         run = await scene.begin(claim)
         await scene.store.change(claim, run, scene.ended("failed"))
-        claim = await scene.store.again(claim, spends=spends)
+        claim = await scene.store.retry(claim, spends=spends)
         assert (claim.item.attempt, claim.item.tries, claim.item.before) == (n, (n - 1) // 2, run)
 
     await scene.begin(claim)
@@ -47,12 +47,12 @@ async def check_what_came_with_the_run_is_back_in_its_place(harness: StoreHarnes
     working = await set_working(harness)
     store, scene, claim = working.store, working.scene, working.claim
     later = [await scene.send(text) for text in ("absorbed", "offered", "stopped", "queued")]
-    await store.take(claim, limit=3)
+    await store.offer_followups(claim, limit=3)
     await store.absorb(claim, later[0].id)
     await store.cancel(later[2].id)
     await store.change(claim, working.run, scene.ended("failed"))
 
-    await store.again(claim, spends=False)
+    await store.retry(claim, spends=False)
 
     found = [await store.item(item.id) for item in later]
     assert [(item.status, item.delivery) for item in found] == [
@@ -62,7 +62,7 @@ async def check_what_came_with_the_run_is_back_in_its_place(harness: StoreHarnes
         ("queued", "none"),
     ]
     assert (await store.lane(scene.agent)).queued == 3
-    taken = await store.take(claim, limit=5)
+    taken = await store.offer_followups(claim, limit=5)
     assert [item.id for item in taken] == [later[3].id]
 
 
@@ -70,13 +70,13 @@ async def check_an_own_turn_is_told_when_it_is_run_again(harness: StoreHarness) 
     working = await set_working(harness)
     store, scene, claim = working.store, working.scene, working.claim
     await scene.send("later")
-    [later] = await store.take(claim)
+    [later] = await store.offer_followups(claim)
     await store.change(claim, working.run, scene.ended("completed"))
-    own = await store.go_on(claim, later.id)
+    own = await store.continue_with(claim, later.id)
     run = await scene.begin(own)
     await store.change(own, run, scene.ended("failed"))
 
-    again = await store.again(own, spends=True)
+    again = await store.retry(own, spends=True)
 
     assert own.item.delivery == "own_turn"
     assert (again.item.id, again.item.delivery) == (later.id, "none")
@@ -87,13 +87,13 @@ async def check_only_what_has_ended_is_run_again(harness: StoreHarness) -> None:
     store = scene.store
     await scene.send()
     claim = await scene.claim()
-    await refused_whole(store, ChangeRefused, store.again(claim, spends=True))
+    await refused_whole(store, ChangeRefused, store.retry(claim, spends=True))
     run = await scene.begin(claim)
-    await refused_whole(store, ChangeRefused, store.again(claim, spends=True))
+    await refused_whole(store, ChangeRefused, store.retry(claim, spends=True))
     await store.change(claim, run, scene.ended("failed"))
     await store.cancel(claim.item.id)
 
-    await refused_whole(store, ChangeRefused, store.again(claim, spends=True))
+    await refused_whole(store, ChangeRefused, store.retry(claim, spends=True))
 
     assert (await store.settle(claim)).status == "cancelled"
 

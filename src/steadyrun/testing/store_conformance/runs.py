@@ -131,10 +131,10 @@ async def check_what_runs_have_cost_is_one_question(harness: StoreHarness) -> No
     costs = [Cost(1.5, "known"), Cost(0.25, "estimated"), Cost()]
     runs = [await _finished_run(scene, cost=cost) for cost in costs]
 
-    found = await scene.store.costs([*(run.id for run in runs[1:]), RunId("run_none")])
+    found = await scene.store.run_costs([*(run.id for run in runs[1:]), RunId("run_none")])
 
     assert found == {run.id: cost for run, cost in zip(runs[1:], costs[1:], strict=True)}
-    assert await scene.store.costs([]) == {}
+    assert await scene.store.run_costs([]) == {}
 
 
 async def check_runs_are_found_by_the_beginning_of_their_id(harness: StoreHarness) -> None:

@@ -13,7 +13,7 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Message
-from steadyrun.store import Known
+from steadyrun.store import LaneSnapshot
 from steadyrun.testing.store_conformance.fixtures import (
     Working,
     hire,
@@ -34,7 +34,7 @@ async def check_a_run_is_known_with_its_conversation(harness: StoreHarness) -> N
 
     run, session = await store.run(working.run), await store.session(agent, "claude")
     assert session
-    assert known == Known(run, session, (), (), has_steerable=False)
+    assert known == LaneSnapshot(run, session, (), (), has_steerable=False)
     assert run.events == 1, "that of a run that has not ended, too"
 
 
@@ -79,7 +79,7 @@ async def check_what_is_known_of_a_run_is_told_by_its_own_events(harness: StoreH
     claim = await scene.claim()
     run = await scene.begin(claim)
 
-    known = await store.known({scene.agent: run})
+    known = await store.lane_snapshots({scene.agent: run})
 
     assert known[scene.agent].events == ()
 
@@ -88,9 +88,9 @@ async def check_followups_are_known_as_long_as_they_are_open(harness: StoreHarne
     working = await set_working(harness)
     store, scene, claim = working.store, working.scene, working.claim
     sent = [await scene.send(text) for text in ("absorbed", "returned", "offered", "queued")]
-    await store.take(claim, limit=3)
+    await store.offer_followups(claim, limit=3)
     await store.absorb(claim, sent[0].id)
-    await store.give_back(claim, sent[1].id)
+    await store.return_offer(claim, sent[1].id)
 
     known = await _known(working)
 
@@ -107,7 +107,7 @@ async def check_it_is_known_whether_there_is_something_to_take(harness: StoreHar
     await scene.send("more")
 
     assert (await _known(working)).has_steerable
-    await store.take(working.claim)
+    await store.offer_followups(working.claim)
     assert not (await _known(working)).has_steerable
 
 
@@ -127,15 +127,17 @@ async def check_each_lane_is_known_by_itself(harness: StoreHarness) -> None:
         new: None,
     }
 
-    known = await store.known(lanes)
+    known = await store.lane_snapshots(lanes)
 
-    assert known == {agent: (await store.known({agent: lanes[agent]}))[agent] for agent in lanes}
+    assert known == {
+        agent: (await store.lane_snapshots({agent: lanes[agent]}))[agent] for agent in lanes
+    }
     runs = [each.run.id if each.run else None for each in known.values()]
     assert runs == [first.run, second.run, None, None]
     assert [each.has_steerable for each in known.values()] == [True, False, False, False]
     tokens = [each.session.current for each in known.values() if each.session]
     assert [token.token for token in tokens if token] == ["two", "three"]
-    assert await store.known({}) == {}
+    assert await store.lane_snapshots({}) == {}
 
 
 async def check_what_is_not_there_is_not_known(harness: StoreHarness) -> None:
@@ -143,11 +145,11 @@ async def check_what_is_not_there_is_not_known(harness: StoreHarness) -> None:
     store, agent = working.store, working.scene.agent
     other = await hire(harness, store, "bo")
 
-    assert (await refused(NotFound, store.known({agent: RunId("run_x")}))).kind == "run"
-    assert (await refused(NotFound, store.known({other: working.run}))).kind == "run"
-    assert (await refused(NotFound, store.known({AgentId("agt_x"): None}))).kind == "agent"
+    assert (await refused(NotFound, store.lane_snapshots({agent: RunId("run_x")}))).kind == "run"
+    assert (await refused(NotFound, store.lane_snapshots({other: working.run}))).kind == "run"
+    assert (await refused(NotFound, store.lane_snapshots({AgentId("agt_x"): None}))).kind == "agent"
 
 
-async def _known(working: Working) -> Known:
+async def _known(working: Working) -> LaneSnapshot:
     agent = working.scene.agent
-    return (await working.store.known({agent: working.run}))[agent]
+    return (await working.store.lane_snapshots({agent: working.run}))[agent]

@@ -104,7 +104,7 @@ async def check_a_start_knows_the_run_before(harness: StoreHarness) -> None:
     assert (second.claim.item.before, second.claim.item.attempt) == (first.run.id, 2)
     await scene.store.change(second.claim, second.run.id, scene.ended("rate_limited"))
     await scene.store.release(second.claim)
-    await scene.store.tell_gate("claude", Opened())
+    await scene.store.update_gate("claude", Opened())
     claim = await scene.claim()
     assert (claim.item.run, claim.item.before) == (None, second.run.id)
 
@@ -144,7 +144,7 @@ async def check_nothing_starts_while_paused_or_gated(harness: StoreHarness) -> N
     scene = await set_scene(harness)
     await scene.send()
     until = harness.clock.now() + timedelta(minutes=15)
-    await scene.store.tell_gate("claude", Closed(until, "rate limit"))
+    await scene.store.update_gate("claude", Closed(until, "rate limit"))
     assert await _started(scene) == []
     harness.clock.advance(until - harness.clock.now())
     await scene.store.pause(scene.agent)
@@ -160,7 +160,7 @@ async def check_where_nothing_is_ready_nobody_is_told(harness: StoreHarness) -> 
     store, rung = scene.store, list[str]()
 
     with store.hints.watch(None) as watch:
-        watch.on_ring = lambda: rung.append("rung")
+        watch.on_notify = lambda: rung.append("rung")
         assert await _started(scene) == []
         assert await store.claim(scene.holder) == []
         assert await store.reap(scene.holder) == []
@@ -226,7 +226,7 @@ async def check_what_cannot_start_is_accepted_all_the_same(harness: StoreHarness
     await store.pause(scene.agent)
     answers.append(await store.accept(Message(scene.agent, "paused"), start))
     await store.resume(scene.agent)
-    await store.tell_gate("claude", Closed(until, "rate limit"))
+    await store.update_gate("claude", Closed(until, "rate limit"))
     answers.append(await store.accept(Message(scene.agent, "gated"), start))
 
     assert [each.started for each in answers] == [None, None, None]

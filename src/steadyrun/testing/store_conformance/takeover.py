@@ -105,7 +105,7 @@ async def check_a_reaped_lane_is_settled_by_its_new_holder(harness: StoreHarness
     dead = await harness.claim_and_die()
     run = await scene.begin(dead)
     followup = await scene.send("later")
-    await scene.store.take(dead)
+    await scene.store.offer_followups(dead)
     [claim] = await reaped(scene.store, scene.holder)
     assert claim.item.run == run
 
@@ -140,7 +140,7 @@ async def check_a_lane_won_again_refuses_the_old_claim(harness: StoreHarness) ->
     new = await scene.claim()
     assert (new.agent, new.holder, new.item.id) == (old.agent, old.holder, old.item.id)
 
-    for verb in (scene.store.take(old), scene.store.release(old), scene.begin(old)):
+    for verb in (scene.store.offer_followups(old), scene.store.release(old), scene.begin(old)):
         await refused_whole(scene.store, LeaseLost, verb)
 
     await scene.begin(new)
@@ -183,7 +183,7 @@ async def _set_dead(harness: StoreHarness, name: str = "ada") -> tuple[Working, 
     run = await scene.begin(dead)
     process = await scene.open_process(dead)
     await scene.send("later")
-    [offer] = await scene.store.take(dead)
+    [offer] = await scene.store.offer_followups(dead)
     return Working(scene, dead, run, process), offer.id
 
 
@@ -202,13 +202,16 @@ def _writes(working: Working, offer: ItemId) -> list[tuple[str, Callable[[], Awa
     opened = Process(scene.harness.ids.process(), claim.agent, "claude", "here", "/keepers/2", now)
     created = Created(new, claim.agent, claim.item.id, "claude", now)
     return [
-        ("take", lambda: store.take(claim)),
+        ("offer_followups", lambda: store.offer_followups(claim)),
         ("absorb", lambda: store.absorb(claim, offer)),
-        ("give_back", lambda: store.give_back(claim, offer)),
+        ("return_offer", lambda: store.return_offer(claim, offer)),
         ("release", lambda: store.release(claim)),
-        ("go_on", lambda: store.go_on(claim, offer)),
-        ("go_on unasked", lambda: store.go_on(claim, Message(claim.agent, "by itself", "self"))),
-        ("again", lambda: store.again(claim, spends=True)),
+        ("continue_with", lambda: store.continue_with(claim, offer)),
+        (
+            "go_on unasked",
+            lambda: store.continue_with(claim, Message(claim.agent, "by itself", "self")),
+        ),
+        ("retry", lambda: store.retry(claim, spends=True)),
         ("settle", lambda: store.settle(claim, scene.ended())),
         ("rest", lambda: store.rest(claim, scene.ended())),
         ("settle with a batch", lambda: store.settle(claim, scene.ended(), working.batch(0, 5))),

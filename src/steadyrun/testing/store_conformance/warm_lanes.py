@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.gate import Closed
-from steadyrun.model.item import Hold, Message
+from steadyrun.model.item import Lease, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Cancelled
 from steadyrun.store import Lane
@@ -25,7 +25,7 @@ async def check_resting_settles_the_item_and_keeps_the_lane(harness: StoreHarnes
     working = await set_working(harness)
     store, scene = working.store, working.scene
     later = [await scene.send(text) for text in ("absorbed", "offered", "queued")]
-    await store.take(working.claim, limit=2)
+    await store.offer_followups(working.claim, limit=2)
     await store.absorb(working.claim, later[0].id)
     harness.clock.advance(timedelta(seconds=1))
 
@@ -89,7 +89,7 @@ async def check_a_paused_or_gated_warm_lane_is_unclaimable(harness: StoreHarness
     assert await store.claim(scene.holder) == []
     await store.resume(scene.agent)
     until = harness.clock.now() + timedelta(minutes=1)
-    await store.tell_gate("claude", Closed(until, "limit"))
+    await store.update_gate("claude", Closed(until, "limit"))
     assert await store.claim(scene.holder) == []
 
     harness.clock.advance(timedelta(minutes=1))
@@ -121,12 +121,12 @@ async def check_what_has_rested_runs_nothing_more(harness: StoreHarness) -> None
     await scene.send("next")
 
     for verb in (
-        store.take(claim),
+        store.offer_followups(claim),
         store.settle(claim, scene.ended()),
         store.rest(claim, scene.ended()),
         store.release(claim),
-        store.again(claim, spends=False),
-        store.go_on(claim, Message(claim.agent, "by itself", "self")),
+        store.retry(claim, spends=False),
+        store.continue_with(claim, Message(claim.agent, "by itself", "self")),
         store.change(claim, working.run, Cancelled(harness.clock.now())),
         scene.begin(claim),
     ):
@@ -141,9 +141,9 @@ async def check_a_turn_begun_in_a_warm_lane_runs_before_what_is_queued(
     queued = await scene.send("queued")
     await store.pause(scene.agent)
     until = harness.clock.now() + timedelta(hours=1)
-    await store.tell_gate("claude", Closed(until, "limit"))
+    await store.update_gate("claude", Closed(until, "limit"))
 
-    claim = await store.wake(_hold(working), Message(scene.agent, "by itself", "self"))
+    claim = await store.start_unprompted(_hold(working), Message(scene.agent, "by itself", "self"))
 
     item, lane = claim.item, await _lane(working)
     assert (claim.holder, claim.fence) == (scene.holder, working.claim.fence)
@@ -163,17 +163,17 @@ async def check_only_a_warm_lane_is_woken_or_let_go(harness: StoreHarness) -> No
     elsewhere = await set_scene(harness, "bo", store=store)
 
     for wrong in (Message(elsewhere.agent, "not ours", "self"), Message(scene.agent, "", key="k")):
-        await refused_whole(store, ChangeRefused, store.wake(hold, wrong))
+        await refused_whole(store, ChangeRefused, store.start_unprompted(hold, wrong))
     await scene.claim()
 
-    await refused_whole(store, ChangeRefused, store.wake(hold, message))
-    await refused_whole(store, ChangeRefused, store.let_go(hold))
+    await refused_whole(store, ChangeRefused, store.start_unprompted(hold, message))
+    await refused_whole(store, ChangeRefused, store.release_lane(hold))
 
 
 async def check_a_lane_let_go_is_idle_or_ready(harness: StoreHarness) -> None:
     working = await set_warm(harness)
     store, hold = working.store, _hold(working)
-    await store.let_go(hold)
+    await store.release_lane(hold)
     lane = await _lane(working)
     assert (lane.status, lane.holder, lane.ready_at) == ("idle", None, None)
     for verb in _writes(working):
@@ -183,7 +183,7 @@ async def check_a_lane_let_go_is_idle_or_ready(harness: StoreHarness) -> None:
     await busy.scene.send("next")
     since = (await _lane(busy)).ready_at
     harness.clock.advance(timedelta(seconds=1))
-    await store.let_go(_hold(busy))
+    await store.release_lane(_hold(busy))
 
     lane = await _lane(busy)
     assert (lane.status, lane.holder, lane.queued) == ("ready", None, 1)
@@ -226,7 +226,7 @@ async def check_a_wake_up_beside_letting_go_is_never_lost(harness: StoreHarness)
         scene, other = working.scene, await harness.open()
         verbs: list[Awaitable[object]] = [
             other.accept(Message(scene.agent, "second")),
-            working.store.let_go(_hold(working)),
+            working.store.release_lane(_hold(working)),
         ]
 
         await overlapping(harness, verbs if n % 2 else verbs[::-1])
@@ -257,7 +257,7 @@ async def check_a_warm_lane_is_reaped_without_an_item(harness: StoreHarness) -> 
 
     [lost] = await store.reap(scene.holder)
 
-    assert lost.hold == Hold(scene.agent, scene.holder, working.claim.fence + 1)
+    assert lost.hold == Lease(scene.agent, scene.holder, working.claim.fence + 1)
     assert lost.agent == await store.agent("ada")
     assert lost.run is None
     assert [process.id for process in lost.processes] == [working.process]
@@ -265,7 +265,7 @@ async def check_a_warm_lane_is_reaped_without_an_item(harness: StoreHarness) -> 
     for verb in _writes(working):
         await refused_whole(store, LeaseLost, verb())
     await store.append(lost.hold, working.batch(0, 10, run=None))
-    await store.let_go(lost.hold)
+    await store.release_lane(lost.hold)
 
 
 async def check_what_was_queued_in_a_reaped_warm_lane_runs(harness: StoreHarness) -> None:
@@ -292,9 +292,9 @@ async def _set_dead_and_warm(harness: StoreHarness) -> Working:
     return working
 
 
-def _hold(working: Working) -> Hold:
+def _hold(working: Working) -> Lease:
     claim = working.claim
-    return Hold(claim.agent, claim.holder, claim.fence)
+    return Lease(claim.agent, claim.holder, claim.fence)
 
 
 async def _lane(working: Working) -> Lane:
@@ -303,7 +303,7 @@ async def _lane(working: Working) -> Lane:
 
 async def _let_go(working: Working) -> bool:
     try:
-        await working.store.let_go(_hold(working))
+        await working.store.release_lane(_hold(working))
     except ChangeRefused:
         return False
     return True
@@ -315,8 +315,8 @@ def _writes(working: Working) -> list[Callable[[], Awaitable[object]]]:
     now = working.scene.harness.clock.now()
     opened = Process(ids.process(), hold.agent, "claude", "here", "/keepers/2", now)
     return [
-        lambda: store.wake(hold, Message(hold.agent, "by itself", "self")),
-        lambda: store.let_go(hold),
+        lambda: store.start_unprompted(hold, Message(hold.agent, "by itself", "self")),
+        lambda: store.release_lane(hold),
         lambda: store.append(hold, working.batch(0, 10, run=None)),
         lambda: store.open_process(hold, opened),
         lambda: store.close_process(hold, working.process),

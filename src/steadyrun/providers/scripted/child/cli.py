@@ -3,9 +3,9 @@
 import contextlib
 from pathlib import Path
 
-from steadyrun.providers.scripted.child.input_queue import Desk, Settings
+from steadyrun.providers.scripted.child.input_queue import InputQueue, PlayerSettings
 from steadyrun.providers.scripted.child.memory import Memory
-from steadyrun.providers.scripted.child.player import Performance
+from steadyrun.providers.scripted.child.player import Player
 from steadyrun.providers.scripted.child.wire import Wire, loads, write
 
 
@@ -15,9 +15,9 @@ def main(argv: list[str]) -> int:
         write(2, b"usage: scripted_child MEMORY SETTINGS\n")
         return 2
     wire = Wire()
-    settings = Settings(**loads(Path(argv[1]).read_bytes()))
-    desk = Desk(wire, settings, Memory(Path(argv[0]), settings.resume))
+    settings = PlayerSettings(**loads(Path(argv[1]).read_bytes()))
+    desk = InputQueue(wire, settings, Memory(Path(argv[0]), settings.resume))
     with contextlib.suppress(BrokenPipeError):
         for turn in desk.turns():
-            Performance(desk, turn).run()
+            Player(desk, turn).run()
     return 0

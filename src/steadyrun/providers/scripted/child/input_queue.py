@@ -12,7 +12,7 @@ from steadyrun.providers.scripted.child.wire import Args, Wire, loads, say
 LONGEST_WAIT_SECONDS = 3600.0
 
 
-class Settings(NamedTuple):
+class PlayerSettings(NamedTuple):
     """What the process was launched with."""
 
     resume: str | None = None
@@ -26,10 +26,10 @@ class Settings(NamedTuple):
     max_cost_usd: float | None = None
 
 
-class Desk:
+class InputQueue:
     """Everything that was said to us and is not answered yet."""
 
-    def __init__(self, wire: Wire, settings: Settings, memory: Memory) -> None:
+    def __init__(self, wire: Wire, settings: PlayerSettings, memory: Memory) -> None:
         self.wire, self.settings, self.memory = wire, settings, memory
         self.offers: dict[str, str] = {}
         self.answers: dict[str, Args] = {}

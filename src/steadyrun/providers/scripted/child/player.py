@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from steadyrun.providers.scripted.child.input_queue import LONGEST_WAIT_SECONDS, Desk
+from steadyrun.providers.scripted.child.input_queue import LONGEST_WAIT_SECONDS, InputQueue
 from steadyrun.providers.scripted.child.schema_sample import least
 from steadyrun.providers.scripted.child.script import Failed, Turn, steps_of
 from steadyrun.providers.scripted.child.wire import Args, frame, say, write
@@ -23,10 +23,10 @@ class Interrupted(Exception):
     """The turn ends here because somebody said so."""
 
 
-class Performance:
+class Player:
     """One turn. Every `do_` is a step."""
 
-    def __init__(self, desk: Desk, turn: Turn) -> None:
+    def __init__(self, desk: InputQueue, turn: Turn) -> None:
         self.desk, self.turn = desk, turn
         self.said = [turn.text] if turn.by != "self" else []
         self.result: str | None = None

@@ -18,7 +18,7 @@ _AGAIN_SECONDS = (0.003, 0.005, 0.01, 0.02, 0.05, 0.1)
 _SAFETY_SECONDS = 1.0
 
 
-class Watcher:
+class ChangeWatcher:
     """Calls `look` soon after the log file was written to, by anybody."""
 
     def __init__(self, log: Path, look: Callable[[], None], own_commits: Callable[[], int]) -> None:

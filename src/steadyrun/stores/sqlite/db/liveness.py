@@ -11,14 +11,14 @@ from pathlib import Path
 from steadyrun.model.ids import HolderId
 
 
-class Presence:
+class Liveness:
     """The locks of this process's holders, and a look at those of others."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._held: dict[HolderId, int] = {}
 
-    def appear(self, holder: HolderId) -> None:
+    def acquire(self, holder: HolderId) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(
             self._file(holder), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
@@ -26,7 +26,7 @@ class Presence:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         self._held[holder] = descriptor
 
-    def vanish(self, holder: HolderId) -> None:
+    def release(self, holder: HolderId) -> None:
         descriptor = self._held.pop(holder, None)
         if descriptor is not None:
             self.forget(holder)
@@ -34,9 +34,9 @@ class Presence:
 
     def vanish_all(self) -> None:
         for holder in list(self._held):
-            self.vanish(holder)
+            self.release(holder)
 
-    def is_there(self, holder: HolderId) -> bool:
+    def is_alive(self, holder: HolderId) -> bool:
         try:
             descriptor = os.open(self._file(holder), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -6,7 +6,7 @@ from steadyrun.model.gate import Accounts, GateRules
 from steadyrun.model.secret import Scrubber
 
 
-class Terms(NamedTuple):
+class StoreSettings(NamedTuple):
     scrubber: Scrubber
     gate: GateRules
     accounts: Accounts

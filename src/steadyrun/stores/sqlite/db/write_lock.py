@@ -21,7 +21,7 @@ _FIRST_PAUSE_SECONDS = 0.0002
 _LONGEST_PAUSE_SECONDS = 0.005
 
 
-class Turnstile:
+class WriteLock:
     """Begins write transactions, in turn with other processes."""
 
     def __init__(self, database: Path, *, patience_seconds: float = PATIENCE_SECONDS) -> None:

@@ -25,7 +25,7 @@ import anyio.lowlevel
 from steadyrun.stores.sqlite.db import schema
 from steadyrun.stores.sqlite.db.commit_window import CommitWindow
 from steadyrun.stores.sqlite.db.errors import named, translated
-from steadyrun.stores.sqlite.db.write_lock import Turnstile
+from steadyrun.stores.sqlite.db.write_lock import WriteLock
 
 T = TypeVar("T")
 _IS_DURABLE = attrgetter("is_durable")
@@ -111,7 +111,7 @@ class Writer:
         self._window = CommitWindow()
         self.commits = 0
         with translated(path):
-            self._turnstile = Turnstile(path, patience_seconds=patience_seconds)
+            self._turnstile = WriteLock(path, patience_seconds=patience_seconds)
             self._connection = schema.connect(path)
             # From here on, whatever another process writes is news. The first look may have to wait
             # for one that is just opening or closing: only after it does the turnstile wait alone.

@@ -12,9 +12,9 @@ from steadyrun.model.batch import Batch
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved
 from steadyrun.model.event_codec import decode_events, encode_events
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, RunId
-from steadyrun.stores.sqlite.db.settings import Terms
+from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.sql import items, rows
-from steadyrun.stores.sqlite.sql.events import Ledger
+from steadyrun.stores.sqlite.sql.events import EventLog
 from steadyrun.stores.sqlite.sql.rows import Connection, micros
 
 _ADD = """
@@ -118,7 +118,9 @@ def forget(connection: Connection, agent: AgentId) -> None:
     connection.execute(_FORGET, {"agent": agent})
 
 
-def answer(connection: Connection, name: ApprovalId, given: Answer, terms: Terms) -> Approval:
+def answer(
+    connection: Connection, name: ApprovalId, given: Answer, terms: StoreSettings
+) -> Approval:
     known = approval(connection, name)
     if known.answer and known.answer.says() == given.says():
         return known
@@ -132,10 +134,10 @@ def answer(connection: Connection, name: ApprovalId, given: Answer, terms: Terms
     return answered
 
 
-def _go_on(connection: Connection, answered: Approval, terms: Terms) -> None:
+def _go_on(connection: Connection, answered: Approval, terms: StoreSettings) -> None:
     """Nobody waits who would tell the record; the agent may work again, if it may."""
     assert answered.answer
-    ledger = Ledger(connection, answered.agent, rows.lane(connection, answered.agent).event_seq)
+    ledger = EventLog(connection, answered.agent, rows.lane(connection, answered.agent).event_seq)
     ledger.add(None, 1, encode_events([told_of(answered)], terms.scrubber))
     ledger.close()
     if answered.answer.is_allowed and not answered.is_paused_besides:

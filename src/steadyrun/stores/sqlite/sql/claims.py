@@ -11,7 +11,7 @@ from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created
 from steadyrun.store import Start, Started
-from steadyrun.stores.sqlite.db.settings import Terms
+from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.sql import gates, items, rows, runs
 from steadyrun.stores.sqlite.sql.items import Chosen
 from steadyrun.stores.sqlite.sql.rows import PROCESS_COLUMNS, Connection
@@ -30,7 +30,7 @@ def start(
     limit: int,
     agent: AgentId | None,
     now: datetime,
-    terms: Terms,
+    terms: StoreSettings,
 ) -> list[Started]:
     """Several at once, unless some gate takes one and no more: then each is let through by itself,
     and the next one finds the gate as that has left it."""
@@ -49,7 +49,7 @@ def _start(
     connection: Connection,
     chosen: Chosen,
     opened: Callable[[Agent, Item], Created],
-    terms: Terms,
+    terms: StoreSettings,
 ) -> Started:
     claim = chosen.claim
     agent = rows.agent(connection, claim.agent).on(chosen.provider)

@@ -19,7 +19,7 @@ ADD_BATCH = """
 """
 
 
-class Ledger:
+class EventLog:
     """The end of one agent's record during one transaction. Nothing is written before
     `write` or `close`."""
 

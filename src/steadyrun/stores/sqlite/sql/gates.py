@@ -24,7 +24,7 @@ from steadyrun.model.gate import (
     shut_providers,
 )
 from steadyrun.model.run import Run
-from steadyrun.stores.sqlite.db.settings import Terms
+from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.sql import rows
 from steadyrun.stores.sqlite.sql.events import ADD_BATCH, NEXT_CURSOR
 from steadyrun.stores.sqlite.sql.rows import Connection
@@ -50,7 +50,7 @@ def tell(
     account: str | None,
     news: GateNews,
     now: datetime,
-    terms: Terms,
+    terms: StoreSettings,
 ) -> Gate:
     """Tell the gate of an account, or of the present one."""
     account = account_of(provider, terms.accounts) if account is None else account
@@ -58,14 +58,14 @@ def tell(
     return _step(connection, gate, news, now, terms)[0]
 
 
-def begun(connection: Connection, run: Run, terms: Terms) -> None:
+def begun(connection: Connection, run: Run, terms: StoreSettings) -> None:
     """A run was let through: whether it is the one that finds out how things are."""
     gate = _known(connection, run.provider, run.account)
     if gate and gate.is_closed:
         _step(connection, gate, Dispatched(run.id), run.created_at, terms)
 
 
-def ended(connection: Connection, run: Run, terms: Terms) -> bool:
+def ended(connection: Connection, run: Run, terms: StoreSettings) -> bool:
     """What the end of a run tells its gate; whether that is an event."""
     news, now = news_of(run), run.ended_at
     assert now
@@ -76,14 +76,14 @@ def ended(connection: Connection, run: Run, terms: Terms) -> bool:
 
 
 def shut(
-    connection: Connection, now: datetime, terms: Terms, but_not: Collection[str] = ()
+    connection: Connection, now: datetime, terms: StoreSettings, but_not: Collection[str] = ()
 ) -> Shut:
     """The providers that nobody may be sent to; `but_not` are waited for, too."""
     closed, suspect = shut_providers(gates(connection, terms.accounts), now)
     return Shut(closed, suspect.union(but_not))
 
 
-def awaiting_probe(connection: Connection, now: datetime, terms: Terms) -> bool:
+def awaiting_probe(connection: Connection, now: datetime, terms: StoreSettings) -> bool:
     """Whether some provider takes one run and no more."""
     present = gates(connection, terms.accounts)
     return any(gate_state(gate, now) == "ready" for gate in present)
@@ -101,7 +101,7 @@ def _known(connection: Connection, provider: str, account: str) -> Gate | None:
 
 
 def _step(
-    connection: Connection, before: Gate, news: GateNews, now: datetime, terms: Terms
+    connection: Connection, before: Gate, news: GateNews, now: datetime, terms: StoreSettings
 ) -> tuple[Gate, bool]:
     after = gate_step(before, news, now, terms.gate)
     after = replace(after, reason=terms.scrubber.clean(after.reason))
@@ -114,7 +114,7 @@ def _step(
     return after, event is not None
 
 
-def _add_event(connection: Connection, event: Event, now: datetime, terms: Terms) -> None:
+def _add_event(connection: Connection, event: Event, now: datetime, terms: StoreSettings) -> None:
     """It has a cursor, like every event, and nobody to count it."""
     [cursor] = connection.execute(f"SELECT {NEXT_CURSOR}").fetchone()
     values = {

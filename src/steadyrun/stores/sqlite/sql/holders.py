@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from steadyrun.errors import HolderGone
 from steadyrun.model.ids import AgentId, HolderId
-from steadyrun.model.item import Claim, Hold
+from steadyrun.model.item import Claim, Lease
 from steadyrun.model.process import Process
-from steadyrun.store import Holder, Lost
-from steadyrun.stores.sqlite.db.liveness import Presence
+from steadyrun.store import AbandonedLane, Holder
+from steadyrun.stores.sqlite.db.liveness import Liveness
 from steadyrun.stores.sqlite.sql import rows
 from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, PROCESS_COLUMNS, Connection, micros
 
@@ -55,14 +55,14 @@ _TAKE_OVER = """
 
 
 def reap(
-    connection: Connection, holder: HolderId, presence: Presence, *, lasting: bool
-) -> list[Lost]:
+    connection: Connection, holder: HolderId, presence: Liveness, *, lasting: bool
+) -> list[AbandonedLane]:
     require(connection, holder)
     known = [name for [name] in connection.execute(_HOLDERS).fetchall()]
-    gone = [name for name in known if not presence.is_there(name)]
+    gone = [name for name in known if not presence.is_alive(name)]
     values = {"holder": holder, "gone": rows.listed(gone), "lasting": lasting}
     holds = [
-        Hold(agent, holder, fence)
+        Lease(agent, holder, fence)
         for agent, fence in sorted(connection.execute(_TAKE_OVER, values).fetchall())
     ]
     for name in gone:
@@ -93,7 +93,7 @@ _PROCESSES = f"""
 """  # noqa: S608
 
 
-def _left(connection: Connection, holds: Sequence[Hold]) -> list[Lost]:
+def _left(connection: Connection, holds: Sequence[Lease]) -> list[AbandonedLane]:
     """What is known of these lanes: a question for each table, however many lanes there are."""
     values = {"agents": rows.listed(hold.agent for hold in holds)}
     agents = {a.id: a for a in map(rows.agent_from, connection.execute(_AGENTS, values))}
@@ -110,5 +110,5 @@ def _left(connection: Connection, holds: Sequence[Hold]) -> list[Lost]:
         agent, item = agents[hold.agent], items.get(hold.agent)
         run = runs[item.run] if item and item.run else None
         claim = Claim(hold.agent, hold.holder, hold.fence, item) if item else hold
-        lost.append(Lost(claim, agent, run, tuple(processes[agent.id])))
+        lost.append(AbandonedLane(claim, agent, run, tuple(processes[agent.id])))
     return lost

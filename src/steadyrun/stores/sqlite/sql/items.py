@@ -12,9 +12,9 @@ from steadyrun.model.gate import Shut
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import (
     Claim,
-    Hold,
     Item,
     ItemStatus,
+    Lease,
     Message,
     Payload,
     status_after,
@@ -185,7 +185,7 @@ def _claim(
     return Claim(agent, holder, fence, rows.item_from(head))
 
 
-def owned(connection: Connection, hold: Hold) -> Lane:
+def owned(connection: Connection, hold: Lease) -> Lane:
     """The lane, if it is still this holder's."""
     lane = rows.maybe_lane(connection, hold.agent)
     if lane is None or (lane.holder, lane.fence) != (hold.holder, hold.fence):

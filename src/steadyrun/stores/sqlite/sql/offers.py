@@ -5,7 +5,7 @@ from datetime import datetime
 
 from steadyrun.errors import ChangeRefused
 from steadyrun.model.ids import ItemId
-from steadyrun.model.item import Claim, Delivery, Hold, Item, Message
+from steadyrun.model.item import Claim, Delivery, Item, Lease, Message
 from steadyrun.stores.sqlite.sql import items, rows
 from steadyrun.stores.sqlite.sql.items import held, main_of
 from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, Connection, micros
@@ -97,7 +97,7 @@ def go_on(
 
 
 def start_unasked(
-    connection: Connection, hold: Hold, message: Message, new: ItemId, now: datetime, verb: str
+    connection: Connection, hold: Lease, message: Message, new: ItemId, now: datetime, verb: str
 ) -> Item:
     """Accept a message and run it at once, whatever else is queued."""
     if message.agent != hold.agent:

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from steadyrun.model.ids import AgentId
 from steadyrun.model.usage import UsageSum
-from steadyrun.store import Look
+from steadyrun.store import AgentOverview
 from steadyrun.stores.sqlite.sql import rows
 from steadyrun.stores.sqlite.sql.queries import USAGE_COLUMNS
 from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, LANE_COLUMNS, Connection, micros
@@ -37,7 +37,7 @@ _USED = f"""
 """  # noqa: S608
 
 
-def looks(connection: Connection, agent: AgentId | None, since: datetime) -> list[Look]:
+def looks(connection: Connection, agent: AgentId | None, since: datetime) -> list[AgentOverview]:
     connection.execute("BEGIN")
     try:
         return _looks(connection, {"agent": agent, "since": micros(since)})
@@ -45,7 +45,7 @@ def looks(connection: Connection, agent: AgentId | None, since: datetime) -> lis
         connection.execute("COMMIT")
 
 
-def _looks(connection: Connection, about: dict[str, object]) -> list[Look]:
+def _looks(connection: Connection, about: dict[str, object]) -> list[AgentOverview]:
     found = connection.execute(_AGENTS, about).fetchall()
     sessions = {row[:2]: row[2:] for row in connection.execute(_SESSIONS, about)}
     doing = {row[1]: rows.item_from(row) for row in connection.execute(_GOING_ON, about)}
@@ -57,5 +57,5 @@ def _looks(connection: Connection, about: dict[str, object]) -> list[Look]:
         session = rows.session_from(kept) if kept else None
         run = item.run if item else None
         usage = used.get(agent.id, UsageSum())
-        looks.append(Look(agent, rows.lane_from(tuple(lane)), session, item, run, usage))
+        looks.append(AgentOverview(agent, rows.lane_from(tuple(lane)), session, item, run, usage))
     return looks

@@ -15,7 +15,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import Cost, UsageSum
-from steadyrun.store import Call, Grouping, Holder
+from steadyrun.store import Grouping, Holder, PendingRequests
 from steadyrun.stores.sqlite.sql import approvals, rows
 from steadyrun.stores.sqlite.sql.rows import (
     ITEM_COLUMNS,
@@ -79,11 +79,11 @@ _CALLS = """
 _item_ids = msgspec.json.Decoder(tuple[ItemId, ...])
 
 
-def calls(connection: Connection, holder: HolderId) -> list[Call]:
+def calls(connection: Connection, holder: HolderId) -> list[PendingRequests]:
     answers = approvals.answers(connection, holder)
     found = connection.execute(_CALLS, {"holder": holder})
     return [
-        Call(
+        PendingRequests(
             agent,
             _item_ids.decode(cancelled),
             bool(has_steerable),

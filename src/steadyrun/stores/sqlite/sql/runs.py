@@ -18,7 +18,7 @@ from steadyrun.model.event import (
 from steadyrun.model.event_codec import encode_events
 from steadyrun.model.gate import on_account
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
-from steadyrun.model.item import Claim, Hold, Item
+from steadyrun.model.item import Claim, Item, Lease
 from steadyrun.model.process import Marks, Process
 from steadyrun.model.run import (
     TERMINAL,
@@ -34,9 +34,9 @@ from steadyrun.model.run import (
 )
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.stores.sqlite.db.settings import Terms
+from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.sql import approvals, gates, items, rows, warm
-from steadyrun.stores.sqlite.sql.events import NEXT_CURSOR, Ledger
+from steadyrun.stores.sqlite.sql.events import NEXT_CURSOR, EventLog
 from steadyrun.stores.sqlite.sql.rows import EVENT_SEQ, Connection, maybe_micros, micros
 
 
@@ -87,7 +87,7 @@ def settle(
     change_: Change | None,
     written: Written | None,
     now: datetime,
-    terms: Terms,
+    terms: StoreSettings,
 ) -> Item:
     _end(connection, claim, change_, written, now, terms)
     items.free(connection, claim.agent, now)
@@ -100,7 +100,7 @@ def rest(
     change_: Change | None,
     written: Written | None,
     now: datetime,
-    terms: Terms,
+    terms: StoreSettings,
 ) -> Item:
     _end(connection, claim, change_, written, now, terms)
     warm.keep(connection, claim.agent, now)
@@ -113,7 +113,7 @@ def _end(
     change_: Change | None,
     written: Written | None,
     now: datetime,
-    terms: Terms,
+    terms: StoreSettings,
 ) -> None:
     """Settle what the claim ran; what becomes of the lane is open."""
     ledger = _ledger(connection, claim)
@@ -131,7 +131,9 @@ def _end(
     items.settle_all(connection, claim, run, now)
 
 
-def change(connection: Connection, claim: Claim, run: RunId, change_: Change, terms: Terms) -> Run:
+def change(
+    connection: Connection, claim: Claim, run: RunId, change_: Change, terms: StoreSettings
+) -> Run:
     ledger = _ledger(connection, claim)
     before = rows.maybe_run(connection, run)
     if before is not None:
@@ -143,7 +145,7 @@ def change(connection: Connection, claim: Claim, run: RunId, change_: Change, te
     return after
 
 
-def create(connection: Connection, claim: Claim, created: Created, terms: Terms) -> Run:
+def create(connection: Connection, claim: Claim, created: Created, terms: StoreSettings) -> Run:
     """The run of an item that has none: it was claimed just now, in this transaction."""
     if rows.maybe_run(connection, created.id):
         raise ChangeRefused("created", found=f"there is a run {created.id} already")
@@ -155,17 +157,17 @@ def create(connection: Connection, claim: Claim, created: Created, terms: Terms)
     return run
 
 
-def append(connection: Connection, hold: Hold, written: Written, terms: Terms) -> Appended:
+def append(connection: Connection, hold: Lease, written: Written, terms: StoreSettings) -> Appended:
     ledger = _append(connection, hold, written, terms)
     cursor = ledger.close()
     return Appended(ledger.added, ledger.seq, cursor, tuple(ledger.rows))
 
 
-def _ledger(connection: Connection, claim: Claim) -> Ledger:
-    return Ledger(connection, claim.agent, items.held(connection, claim).event_seq)
+def _ledger(connection: Connection, claim: Claim) -> EventLog:
+    return EventLog(connection, claim.agent, items.held(connection, claim).event_seq)
 
 
-def open_process(connection: Connection, hold: Hold, process: Process) -> None:
+def open_process(connection: Connection, hold: Lease, process: Process) -> None:
     items.owned(connection, hold)
     is_known = rows.one(connection, _SELECT_OWNER, {"process": process.id})
     if is_known or process.agent != hold.agent:
@@ -176,7 +178,7 @@ def open_process(connection: Connection, hold: Hold, process: Process) -> None:
 _SELECT_OWNER = "SELECT agent_id FROM processes WHERE process_id = :process"
 
 
-def close_process(connection: Connection, hold: Hold, process: ProcessId, now: datetime) -> None:
+def close_process(connection: Connection, hold: Lease, process: ProcessId, now: datetime) -> None:
     items.owned(connection, hold)
     _process_of(connection, hold, process)
     connection.execute(_CLOSE_PROCESS, {"process": process, "now": micros(now)})
@@ -212,7 +214,7 @@ _SELECT_PLACE = f"""
 """  # noqa: S608
 
 
-def _place(connection: Connection, hold: Hold, batch: Batch) -> _Place:
+def _place(connection: Connection, hold: Lease, batch: Batch) -> _Place:
     """Find the place of a batch, and refuse what is not the claim's."""
     values = {"agent": hold.agent, "process": batch.process, "run": batch.run}
     row = rows.one(connection, _SELECT_PLACE, values)
@@ -224,12 +226,14 @@ def _place(connection: Connection, hold: Hold, batch: Batch) -> _Place:
     return place
 
 
-def _append(connection: Connection, hold: Hold, written: Written, terms: Terms) -> Ledger:
+def _append(
+    connection: Connection, hold: Lease, written: Written, terms: StoreSettings
+) -> EventLog:
     place, process = _place(connection, hold, written.batch), written.batch.process
     marks = Marks(place.mark_s, place.mark_x, place.mark_r)
     fresh, marks = fresh_part(written.batch, written.kinds, offset=place.offset, marks=marks)
     _check_run(hold, fresh, place)
-    ledger = Ledger(
+    ledger = EventLog(
         connection, hold.agent, place.seq, process=process, next_cursor=place.next_cursor
     )
     if isinstance(fresh.change, Launched):
@@ -249,7 +253,7 @@ def _append(connection: Connection, hold: Hold, written: Written, terms: Terms) 
     return ledger
 
 
-def _check_run(hold: Hold, batch: Batch, place: _Place) -> None:
+def _check_run(hold: Lease, batch: Batch, place: _Place) -> None:
     if batch.run is None:
         return
     _own(place.run_agent, hold, "run", batch.run)
@@ -257,13 +261,19 @@ def _check_run(hold: Hold, batch: Batch, place: _Place) -> None:
         raise ChangeRefused("append", found=f"{batch.run} is {place.run_status}")
 
 
-def _change_run(connection: Connection, ledger: Ledger, batch: Batch, terms: Terms) -> None:
+def _change_run(
+    connection: Connection, ledger: EventLog, batch: Batch, terms: StoreSettings
+) -> None:
     if batch.run and batch.change:
         _change(connection, ledger, rows.run(connection, batch.run), batch.change, terms)
 
 
 def _change(
-    connection: Connection, ledger: Ledger, before: Run | None, change_: Change, terms: Terms
+    connection: Connection,
+    ledger: EventLog,
+    before: Run | None,
+    change_: Change,
+    terms: StoreSettings,
 ) -> Run:
     """Take one step of the reducer and write row and event."""
     after = step(before, on_account(change_, terms.accounts))
@@ -313,7 +323,7 @@ def _bind_token(connection: Connection, agent: AgentId, provider: str, token: Re
 
 
 def retire_token(
-    connection: Connection, hold: Hold, provider: str, reason: str, terms: Terms
+    connection: Connection, hold: Lease, provider: str, reason: str, terms: StoreSettings
 ) -> None:
     items.owned(connection, hold)
     known = rows.maybe_session(connection, hold.agent, provider)
@@ -340,13 +350,13 @@ def _check_created(claim: Claim, run: RunId, created: Created) -> None:
         raise ChangeRefused("created", found="the claim is for another agent or item")
 
 
-def _process_of(connection: Connection, hold: Hold, process: ProcessId) -> Process:
+def _process_of(connection: Connection, hold: Lease, process: ProcessId) -> Process:
     found = rows.process(connection, process)
     _own(found.agent, hold, "process", process)
     return found
 
 
-def _own(agent: AgentId | None, hold: Hold, kind: str, name: str) -> None:
+def _own(agent: AgentId | None, hold: Lease, kind: str, name: str) -> None:
     """A claim reaches only what belongs to its own agent."""
     if agent != hold.agent:
         raise NotFound(kind, name)

@@ -8,7 +8,7 @@ from steadyrun.model.event_codec import decode_events
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
-from steadyrun.store import Known
+from steadyrun.store import LaneSnapshot
 from steadyrun.stores.sqlite.sql import rows
 from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, Connection
 
@@ -54,7 +54,9 @@ _TELLING = """
 _MARKS = {"followup": b"followup.", "approval": b"approval.", "budget": b"budget."}
 
 
-def known(connection: Connection, lanes: Mapping[AgentId, RunId | None]) -> dict[AgentId, Known]:
+def known(
+    connection: Connection, lanes: Mapping[AgentId, RunId | None]
+) -> dict[AgentId, LaneSnapshot]:
     values = {"agents": rows.listed(lanes)}
     providers = dict(connection.execute(_PROVIDERS, values).fetchall())
     providers.update(connection.execute(_PROCESSES, values).fetchall())
@@ -75,7 +77,7 @@ def known(connection: Connection, lanes: Mapping[AgentId, RunId | None]) -> dict
             raise NotFound("agent", agent)
         session = sessions.get((agent, run.provider if run else providers[agent]))
         told = tuple(events[run.id]) if run else ()
-        found[agent] = Known(run, session, tuple(followups[agent]), told, agent in steerable)
+        found[agent] = LaneSnapshot(run, session, tuple(followups[agent]), told, agent in steerable)
     return found
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from steadyrun.errors import ChangeRefused
 from steadyrun.model.ids import AgentId, ItemId
-from steadyrun.model.item import Claim, Hold, Message
+from steadyrun.model.item import Claim, Lease, Message
 from steadyrun.stores.sqlite.sql import items, offers
 from steadyrun.stores.sqlite.sql.rows import Connection, micros
 
@@ -29,7 +29,9 @@ def keep(connection: Connection, agent: AgentId, now: datetime) -> None:
     connection.execute(_KEEP, {"agent": agent, "now": micros(now)})
 
 
-def wake(connection: Connection, hold: Hold, message: Message, new: ItemId, now: datetime) -> Claim:
+def wake(
+    connection: Connection, hold: Lease, message: Message, new: ItemId, now: datetime
+) -> Claim:
     """`new` is the id that the message gets."""
     _require_warm(connection, hold, "wake")
     item = offers.start_unasked(connection, hold, message, new, now, "wake")
@@ -37,12 +39,12 @@ def wake(connection: Connection, hold: Hold, message: Message, new: ItemId, now:
     return Claim(hold.agent, hold.holder, hold.fence, item)
 
 
-def let_go(connection: Connection, hold: Hold) -> None:
+def let_go(connection: Connection, hold: Lease) -> None:
     _require_warm(connection, hold, "let_go")
     connection.execute(_LET_GO, {"agent": hold.agent})
 
 
-def _require_warm(connection: Connection, hold: Hold, verb: str) -> None:
+def _require_warm(connection: Connection, hold: Lease, verb: str) -> None:
     lane = items.owned(connection, hold)
     if lane.status != "warm":
         raise ChangeRefused(verb, found=f"the lane is {lane.status}")
