@@ -335,8 +335,8 @@ class Store(Protocol):
         self, claim: Claim, change: Change | None = None, batch: Batch | None = None
     ) -> Item:
         """As `settle`, but the lane stays with its holder, warm, under the same fence: its process
-        waits for the next item. The claim can run nothing more (`ChangeRefused`); as a `Lease` it is
-        good until the lane is let go or taken over."""
+        waits for the next item. The claim can run nothing more (`ChangeRefused`); as a `Lease` it
+        is valid until the lane is released or taken over."""
 
     async def start_unprompted(self, hold: Lease, message: Message) -> Claim:
         """The process in a warm lane has begun a turn that nobody asked for (kind "self"): its item

@@ -15,8 +15,8 @@ from tests.chaos import oracle, prompts
 from tests.chaos.scenario import CONFIG, SCRIPTED, Scenario, Sent
 from tests.chaos.victims import victims
 from tests.children.keeper_driver import eventually
-from tests.commands import ROOT
-from tests.require import require
+from tests.support.commands import ROOT
+from tests.support.require import require
 
 SIZE_MEGABYTES = 160
 MESSAGES = 12

@@ -25,7 +25,7 @@ from steadyrun.testing.model_servers.faults import Gate
 from tests.chaos import oracle
 from tests.chaos.scenario import Scenario, Sent
 from tests.chaos.victims import victims
-from tests.stage import CLAUDE, CODEX, Cli, reached
+from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, reached
 
 CONFIG = """
 [daemon]

@@ -16,7 +16,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from tests.children import chaos_daemon
 from tests.children.chaos_daemon import Order, Word
-from tests.commands import ROOT
+from tests.support.commands import ROOT
 
 PATIENCE_SECONDS = 60.0
 

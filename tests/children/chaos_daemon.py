@@ -1,6 +1,6 @@
 """A program that forks daemons, to be killed.
 
-It reads an `TurnPlan` from each line of stdin, forks a process that obeys it, and tells on stdout what
+It reads an `Order` from each line of stdin, forks a process that obeys it, and tells on stdout what
 becomes of it, a `Word` in each line: forking is quicker than starting Python for each of hundreds
 of deaths. Several may live at a time.
 """

@@ -12,7 +12,7 @@ from steadyrun.model.item import Message
 from steadyrun.operations.spool import drain
 from steadyrun.store import Accepted
 from steadyrun.stores.sqlite import SqliteStore
-from tests.small_daemon import desk_of
+from tests.support.fake_daemon import desk_of
 
 
 class LastAccept:

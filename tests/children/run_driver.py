@@ -1,6 +1,6 @@
 """A program that drives one run, to be killed while it does.
 
-The first line on its stdin is an `TurnPlan`, those after it are each a `Wish`. It prints the run's id,
+The first line on its stdin is an `Order`, those after it are each a `Wish`. It prints the run's id,
 then every event as a line of JSON, and ends when nothing is left to drive.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from tests.small_daemon import served
+from tests.support.fake_daemon import served
 
 
 async def main(home: Path, *, is_idle: bool) -> None:

@@ -27,7 +27,7 @@ from steadyrun.testing.provider_conformance import (
     Situation,
 )
 from tests.conformance.harness import CANARY, LibraryHarness
-from tests.stage import PATIENCE_SECONDS, Cli
+from tests.support.real_cli_stage import PATIENCE_SECONDS, Cli
 
 WORKERS = 3
 Kept = Mapping[str, "Future[None]"]

@@ -26,9 +26,9 @@ from steadyrun.testing.provider_conformance import (
     Situation,
 )
 from tests.children import fake_claude, fake_codex
-from tests.commands import ROOT
 from tests.conformance.harness import CANARY, LibraryHarness
-from tests.require import require
+from tests.support.commands import ROOT
+from tests.support.require import require
 
 PATIENCE_SECONDS = 60
 WORKERS = 3

@@ -11,8 +11,8 @@ from pathlib import Path
 from steadyrun import errors
 from steadyrun.cli.systemd import WANTED, Unit, find_units, read_service
 from steadyrun.runtime.log import FACTS
-from tests.commands import ROOT, environment, first_run, steadyrun
-from tests.require import require
+from tests.support.commands import ROOT, environment, first_run, steadyrun
+from tests.support.require import require
 
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 

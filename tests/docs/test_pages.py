@@ -9,7 +9,7 @@ import pytest
 
 from steadyrun import __version__
 from steadyrun.cli.main import COMMANDS
-from tests.commands import ROOT, first_run, python, steadyrun
+from tests.support.commands import ROOT, first_run, python, steadyrun
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")

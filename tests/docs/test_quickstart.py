@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from steadyrun.drivers import keeper
-from tests.commands import COMMAND, ROOT, environment
+from tests.support.commands import COMMAND, ROOT, environment
 
 LIMIT_SECONDS = 120.0
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)

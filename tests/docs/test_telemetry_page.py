@@ -16,9 +16,9 @@ from steadyrun.model.usage import Cost, Usage
 from steadyrun.telemetry.exporter import MOST_SENT, WAITS
 from steadyrun.telemetry.otlp import LONGEST_TEXT
 from steadyrun.telemetry.spans import INPUT
-from tests.commands import ROOT
-from tests.homes import a_home
-from tests.unit.test_spans import BEGUN, TOOL, heard, record
+from tests.support.cli_home import a_home
+from tests.support.commands import ROOT
+from tests.unit.telemetry.test_spans import BEGUN, TOOL, heard, record
 
 PAGE = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
 CONFIGS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

@@ -9,9 +9,9 @@ import anyio
 
 from steadyrun.model.ids import AgentId
 from tests.children.keeper_driver import eventually
-from tests.commands import steadyrun
-from tests.homes import Home, a_home, end, until_said, waits
-from tests.team import script, victim, working
+from tests.support.cli_home import Home, a_home, end, until_said, waits
+from tests.support.commands import steadyrun
+from tests.support.daemon_harness import script, victim, working
 
 LIMITED = 'script:[{"rate_limit": {"resets_in": 600}}]'
 KEY_A, KEY_B = "7f3a-ziegelrot-5be1", "91c2-grasgruen-08ad"

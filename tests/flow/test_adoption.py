@@ -56,7 +56,7 @@ from steadyrun.stores.sqlite import SqliteStore
 from tests.children import adoption_driver
 from tests.children.adoption_driver import GATES, PATIENCE_SECONDS, Order, Outcome, stories
 from tests.children.keeper_driver import eventually, is_locked, parent, spec, start
-from tests.commands import ROOT
+from tests.support.commands import ROOT
 
 ALL = 1_000_000
 DRIVERS = 2

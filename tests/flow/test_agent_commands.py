@@ -19,7 +19,7 @@ import pytest
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.stores.sqlite import SqliteStore
-from tests.commands import COMMAND, ROOT, environment, steadyrun
+from tests.support.commands import COMMAND, ROOT, environment, steadyrun
 
 AGENT_KEYS = [
     "id", "name", "provider", "fallback", "home", "role", "model", "mode", "tier", "tools", "deny",

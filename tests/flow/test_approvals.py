@@ -22,10 +22,10 @@ from steadyrun.model.ids import AgentId
 from steadyrun.providers.scripted import child as scripted_child
 from steadyrun.runtime.dispatcher import Capacity
 from tests.children.keeper_driver import eventually
-from tests.commands import COMMAND
-from tests.homes import Home, a_home, end
-from tests.team import Home as Team
-from tests.team import opened, says, script, victim, working
+from tests.support.cli_home import Home, a_home, end
+from tests.support.commands import COMMAND
+from tests.support.daemon_harness import Home as Team
+from tests.support.daemon_harness import opened, says, script, victim, working
 
 ASKS = (
     {"approval": {"name": "Bash", "input": {"command": "rm x"}, "output": "ok"}},

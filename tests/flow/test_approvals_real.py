@@ -15,9 +15,9 @@ from steadyrun.testing.model_servers.anthropic import call
 from steadyrun.testing.model_servers.content import Answer, answer
 from steadyrun.testing.model_servers.protocol import Steps
 from tests.children.keeper_driver import eventually
-from tests.codex_stage import asks_for
-from tests.homes import Home, a_home, end
-from tests.stage import CLAUDE, CODEX, Cli, Stage, staged
+from tests.support.cli_home import Home, a_home, end
+from tests.support.codex_stage import asks_for
+from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, Stage, staged
 
 
 @pytest.fixture(params=[CLAUDE, CODEX], ids=lambda cli: cli.name)

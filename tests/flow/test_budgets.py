@@ -16,9 +16,9 @@ from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from steadyrun.operations.approvals import answer_to
 from tests.children.keeper_driver import eventually
-from tests.commands import COMMAND, steadyrun
-from tests.homes import a_home
-from tests.team import Home, says, script, victim, working
+from tests.support.cli_home import a_home
+from tests.support.commands import COMMAND, steadyrun
+from tests.support.daemon_harness import Home, says, script, victim, working
 
 
 def costs(usd: float | None, tokens: int = 100) -> dict[str, object]:

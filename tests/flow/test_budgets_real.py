@@ -14,10 +14,10 @@ from steadyrun.model.policy import Policy
 from steadyrun.model.usage import tokens_of
 from steadyrun.testing.model_servers.anthropic import Ask, answer
 from steadyrun.testing.model_servers.content import Answer, Tokens
-from tests.flow.test_teammates_real import shell
-from tests.real_team import working
-from tests.stage import CLAUDE, CODEX, Cli, staged
-from tests.team import Team
+from tests.flow.test_agents_real import shell
+from tests.support.daemon_harness import Team
+from tests.support.real_agents import working
+from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, staged
 
 # So much is used by each answer of a model that never stops.
 EACH = 1000

@@ -22,7 +22,7 @@ from steadyrun.testing.model_servers.anthropic import (
     thinking,
 )
 from steadyrun.testing.model_servers.faults import Gate, Refusal
-from tests.stage import (
+from tests.support.real_cli_stage import (
     PNG,
     Played,
     Stage,

@@ -55,8 +55,8 @@ from steadyrun.testing.model_servers.faults import (
     unauthorized,
 )
 from tests.children.keeper_driver import eventually
-from tests.commands import steadyrun as command
-from tests.stage import PATIENCE_SECONDS, Played, Stage, reached, staged, until
+from tests.support.commands import steadyrun as command
+from tests.support.real_cli_stage import PATIENCE_SECONDS, Played, Stage, reached, staged, until
 
 KEY, OAUTH = "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN"
 SUBSCRIPTION = {KEY: "", OAUTH: "sk-ant-oat01-dummy"}

@@ -16,7 +16,7 @@ from steadyrun.library import Offered
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import answer, call, text
 from steadyrun.testing.model_servers.faults import Gate
-from tests.adopting import (
+from tests.support.killed_driver import (
     ENDS,
     Driver,
     Home,
@@ -37,7 +37,7 @@ from tests.adopting import (
     wait_until_idle,
     words_of,
 )
-from tests.stage import Stage, staged, times_told, until
+from tests.support.real_cli_stage import Stage, staged, times_told, until
 
 ASKING = {"mode": "default"}
 BEGUN = ["run.started", "token.bound", "stats.updated"]

@@ -13,7 +13,7 @@ import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import Answer, Ask, answer, call
-from tests.stage import Played, Stage, staged
+from tests.support.real_cli_stage import Played, Stage, staged
 
 SEARCH = "find out what is in the file"
 

@@ -27,8 +27,8 @@ from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.stores.sqlite import SqliteStore
-from tests.commands import COMMAND, environment, first_run, steadyrun
-from tests.require import require
+from tests.support.commands import COMMAND, environment, first_run, steadyrun
+from tests.support.require import require
 
 ENVELOPE = ["v", "cursor", "seq", "id", "type", "at", "agent", "run", "provider", "data"]
 ENDING = {

@@ -26,7 +26,7 @@ from steadyrun.testing.model_servers.content import (
 from steadyrun.testing.model_servers.faults import Gate
 from steadyrun.testing.model_servers.openai_common import codex_limit
 from steadyrun.testing.model_servers.protocol import Ask, Step
-from tests.stage import (
+from tests.support.real_cli_stage import (
     CODEX,
     PNG,
     Played,

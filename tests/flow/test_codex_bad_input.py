@@ -23,12 +23,12 @@ from steadyrun.model.event_json import public
 from steadyrun.model.run import Run
 from steadyrun.testing.model_servers.anthropic import Steps, answer, call, text
 from steadyrun.testing.model_servers.faults import Gate, Refusal, not_found, unauthorized
-from tests.ahead import Ahead, library_ahead
 from tests.children.keeper_driver import eventually
-from tests.codex_stage import in_order, on_stage
-from tests.commands import steadyrun as command
-from tests.real_codex import codex_environment, codex_home, real_codex
-from tests.stage import CODEX, Cli, Played, Stage, reached, staged, until
+from tests.support.codex_stage import in_order, on_stage
+from tests.support.commands import steadyrun as command
+from tests.support.fast_clock import Ahead, library_ahead
+from tests.support.real_cli_stage import CODEX, Cli, Played, Stage, reached, staged, until
+from tests.support.real_codex import codex_environment, codex_home, real_codex
 
 KEY, SECRET = "SIMULATED_KEY", "sk-dummy"
 NOWHERE = "00000000-0000-4000-8000-000000000009"

@@ -38,10 +38,9 @@ from steadyrun.testing.model_servers.faults import (
 from steadyrun.testing.model_servers.openai_common import codex_limit
 from steadyrun.testing.model_servers.openai_responses import ResponsesServer, ResponsesWire
 from steadyrun.testing.model_servers.protocol import Fields
-from tests.ahead import Ahead, library_ahead, with_clocks
-from tests.codex_stage import in_order
-from tests.real_codex import codex_environment, codex_home
-from tests.stage import (
+from tests.support.codex_stage import in_order
+from tests.support.fast_clock import Ahead, library_ahead, with_clocks
+from tests.support.real_cli_stage import (
     CODEX,
     Cli,
     Ear,
@@ -54,6 +53,7 @@ from tests.stage import (
     until,
     warm,
 )
+from tests.support.real_codex import codex_environment, codex_home
 
 RESETS_AT = 1_894_785_857
 WEEK_MINUTES = 10_080

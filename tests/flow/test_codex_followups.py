@@ -16,7 +16,7 @@ from steadyrun.providers.codex.dialect import Codex
 from steadyrun.testing.model_servers.content import Answer, Call, answer, call, text
 from steadyrun.testing.model_servers.faults import Gate
 from steadyrun.testing.model_servers.protocol import Ask
-from tests.stage import (
+from tests.support.real_cli_stage import (
     CODEX,
     MOMENTS,
     Ear,

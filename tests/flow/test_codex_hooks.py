@@ -8,8 +8,8 @@ import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import answer
-from tests.real_codex import StartedAppServer, codex_environment, codex_home
-from tests.stage import CODEX, Cli, staged
+from tests.support.real_cli_stage import CODEX, Cli, staged
+from tests.support.real_codex import StartedAppServer, codex_environment, codex_home
 
 # It lets pass what has no "secret" in it.
 GUARD = "if grep -q secret; then echo not today >&2; exit 2; fi"

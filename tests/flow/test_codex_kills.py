@@ -16,7 +16,20 @@ from steadyrun.library import Offered, RunHandle
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import Steps, answer, text
 from steadyrun.testing.model_servers.faults import Gate, Hang
-from tests.adopting import (
+from tests.support.codex_stage import (
+    ASKING,
+    BEGUN,
+    DONE,
+    asks_for,
+    go_on,
+    held,
+    held_cli,
+    in_command,
+    on_stage,
+    runs,
+    words_in_order,
+)
+from tests.support.killed_driver import (
     ENDS,
     Driver,
     Home,
@@ -35,20 +48,7 @@ from tests.adopting import (
     wait_for_words,
     wait_until_idle,
 )
-from tests.codex_stage import (
-    ASKING,
-    BEGUN,
-    DONE,
-    asks_for,
-    go_on,
-    held,
-    held_cli,
-    in_command,
-    on_stage,
-    runs,
-    words_in_order,
-)
-from tests.stage import reached, times_told, until
+from tests.support.real_cli_stage import reached, times_told, until
 
 
 @pytest.fixture(scope="module")

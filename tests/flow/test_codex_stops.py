@@ -13,10 +13,20 @@ from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import answer, text
 from steadyrun.testing.model_servers.faults import Gate
-from tests.adopting import Home, Tool, check, cli_of, driven, harmed, kill_keepers, read, state_of
-from tests.ahead import Ahead, library_ahead, with_clocks
-from tests.codex_stage import BEGUN, DONE, held, held_cli, in_command, on_stage, runs
-from tests.stage import until
+from tests.support.codex_stage import BEGUN, DONE, held, held_cli, in_command, on_stage, runs
+from tests.support.fast_clock import Ahead, library_ahead, with_clocks
+from tests.support.killed_driver import (
+    Home,
+    Tool,
+    check,
+    cli_of,
+    driven,
+    harmed,
+    kill_keepers,
+    read,
+    state_of,
+)
+from tests.support.real_cli_stage import until
 
 # -- the keeper is killed
 

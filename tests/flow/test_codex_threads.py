@@ -16,8 +16,8 @@ from steadyrun.testing.model_servers.content import Answer, Tokens, answer, text
 from steadyrun.testing.model_servers.faults import Gate
 from steadyrun.testing.model_servers.openai_responses import ResponsesServer
 from steadyrun.testing.model_servers.protocol import Ask
-from tests.real_cli import LIMIT_SECONDS, Frame
-from tests.real_codex import StartedAppServer, is_turn_end
+from tests.support.real_cli import LIMIT_SECONDS, Frame
+from tests.support.real_codex import StartedAppServer, is_turn_end
 
 
 class Recorded(StartedAppServer):

@@ -11,8 +11,8 @@ import pytest
 from steadyrun.errors import InvalidUsage
 from steadyrun.operations.costs import moment_of
 from steadyrun.providers.shared.prices import price_list
-from tests.commands import steadyrun
-from tests.homes import a_home
+from tests.support.cli_home import a_home
+from tests.support.commands import steadyrun
 
 NOW = datetime(2026, 3, 29, 22, 30, tzinfo=UTC)
 BERLIN = ZoneInfo("Europe/Berlin")

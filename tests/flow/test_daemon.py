@@ -16,8 +16,8 @@ from steadyrun.lib.clock import SystemClock
 from steadyrun.model.ids import Ids
 from steadyrun.operations.spool import put
 from tests.children.keeper_driver import eventually
-from tests.commands import ROOT, environment
-from tests.homes import PATIENCE_SECONDS, Home, a_home, end, until_said, waits
+from tests.support.cli_home import PATIENCE_SECONDS, Home, a_home, end, until_said, waits
+from tests.support.commands import ROOT, environment
 
 
 @pytest.fixture

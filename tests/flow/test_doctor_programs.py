@@ -20,7 +20,7 @@ from steadyrun.lib.file_follower import FileWatches
 from steadyrun.model.ids import Ids
 from steadyrun.model.process import Process
 from steadyrun.providers.template import Parrot
-from tests.commands import steadyrun
+from tests.support.commands import steadyrun
 
 INSTALL = "npm install -g claude"
 

@@ -19,7 +19,7 @@ from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created
 from tests.children import fake_claude
-from tests.team import Home, Team, most_processes, says, script, victim, working
+from tests.support.daemon_harness import Home, Team, most_processes, says, script, victim, working
 
 COMMAND = msgspec.json.encode([sys.executable, "-I", "-S", fake_claude.__file__]).decode()
 CONFIG = f"[providers.claude]\ncommand = {COMMAND}\n"

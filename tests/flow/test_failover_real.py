@@ -21,8 +21,8 @@ from steadyrun.testing.model_servers.anthropic import answer, call
 from steadyrun.testing.model_servers.faults import rate_limited
 from steadyrun.testing.model_servers.model_server import ModelServer
 from steadyrun.testing.model_servers.protocol import Steps
-from tests.stage import CLAUDE, CODEX, Cli, Stage, staged
-from tests.team import KEY, USUAL, Team, facts, most_processes
+from tests.support.daemon_harness import KEY, USUAL, Team, facts, most_processes
+from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, Stage, staged
 
 PATIENCE_SECONDS = 90.0
 # How often each asks before it gives up.

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tests.children.keeper_driver import eventually
-from tests.commands import steadyrun
-from tests.homes import PATIENCE_SECONDS, a_home
+from tests.support.cli_home import PATIENCE_SECONDS, a_home
+from tests.support.commands import steadyrun
 
 LIMITED = 'script:[{"rate_limit": {"resets_in": 600}}]'
 

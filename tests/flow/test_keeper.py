@@ -36,8 +36,8 @@ from tests.children.keeper_driver import (
     spec,
     start,
 )
-from tests.commands import ROOT
-from tests.require import require
+from tests.support.commands import ROOT
+from tests.support.require import require
 
 CHILDREN = ROOT / "tests/children"
 OK = {"type": "ok"}

@@ -12,8 +12,8 @@ from steadyrun.model.gate import gate_state
 from steadyrun.testing.model_servers.anthropic import answer, unified_limit
 from steadyrun.testing.model_servers.faults import Refusal, rate_limited, usage_limited
 from steadyrun.testing.model_servers.openai_common import codex_limit
-from tests.real_team import working
-from tests.stage import CLAUDE, CODEX, Cli, staged
+from tests.support.real_agents import working
+from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, staged
 
 # Longer than it takes to start the CLI and to be refused.
 AHEAD_SECONDS = 12

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, environment
+from tests.support.commands import ROOT, environment
 
 TARGETS = ("setup", "up", "test", "check", "bench", "ci-deps")
 

@@ -28,7 +28,7 @@ from steadyrun.operations.items import ChooseItem, ListItems, SendMessage
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
 from steadyrun.operations.runs import Cancel
 from steadyrun.testing.clock import FakeClock, seeded_ids
-from tests.small_daemon import opened, served
+from tests.support.fake_daemon import opened, served
 
 PATIENCE_SECONDS = 60.0
 # What an operation answers, or why it does not.

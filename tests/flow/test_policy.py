@@ -10,7 +10,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from tests.children import fake_claude
-from tests.team import Home, script, victim, working
+from tests.support.daemon_harness import Home, script, victim, working
 
 # It reads over what it is started with, and uses any tool.
 COMMAND = msgspec.json.encode([sys.executable, "-I", "-S", fake_claude.__file__]).decode()

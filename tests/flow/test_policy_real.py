@@ -11,10 +11,10 @@ from steadyrun.errors import AbilityMissing, FileUnusable
 from steadyrun.model.budget import Budget
 from steadyrun.model.policy import DENIED, TIERS, TOOLS, Mode, Policy, Tier
 from steadyrun.testing.model_servers.anthropic import answer
-from tests.codex_stage import on_stage, runs
-from tests.real_cli import real_claude
-from tests.real_team import working
-from tests.stage import CLAUDE, CODEX, Stage, staged
+from tests.support.codex_stage import on_stage, runs
+from tests.support.real_agents import working
+from tests.support.real_cli import real_claude
+from tests.support.real_cli_stage import CLAUDE, CODEX, Stage, staged
 
 
 def offered(folder: Path, policy: Policy, permissions: str = "") -> set[str]:

@@ -18,8 +18,8 @@ import pytest
 from steadyrun.drivers.keeper_client import is_alive
 from steadyrun.lib.clock import SystemClock
 from tests.children.keeper_driver import eventually
-from tests.commands import COMMAND, LIMIT_SECONDS, environment, python, steadyrun
-from tests.stage import left_behind
+from tests.support.commands import COMMAND, LIMIT_SECONDS, environment, python, steadyrun
+from tests.support.real_cli_stage import left_behind
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
 KEY = "sk-" + "a1B2" * 8

@@ -20,7 +20,7 @@ from steadyrun.testing.model_servers.anthropic import answer, call
 from steadyrun.testing.model_servers.content import Answer, Call
 from steadyrun.testing.model_servers.faults import rate_limited
 from steadyrun.testing.model_servers.protocol import Steps
-from tests.stage import CLAUDE, CODEX, Cli, Played, Stage, staged, until
+from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, Played, Stage, staged, until
 
 DOT = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -40,8 +40,8 @@ from steadyrun.operations.registry import BY_NAME
 from steadyrun.runtime.events import bus
 from steadyrun.store import Started
 from steadyrun.stores.sqlite import SqliteStore
-from tests.require import require
-from tests.small_daemon import Play, SmallDaemon, desk_of, served
+from tests.support.fake_daemon import Play, SmallDaemon, desk_of, served
+from tests.support.require import require
 
 PATIENCE_SECONDS = 60.0
 Body = Callable[[OperationContext, SmallDaemon], Awaitable[None]]

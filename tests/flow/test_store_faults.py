@@ -37,7 +37,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Created
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.disk_filler import Story
-from tests.require import require
+from tests.support.require import require
 
 CHILDREN = Path(__file__).parents[1] / "children"
 AGENT = AgentId("agt_1")

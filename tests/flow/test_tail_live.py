@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.children.keeper_driver import eventually
-from tests.homes import Home, a_home, end, until_said, waits
+from tests.support.cli_home import Home, a_home, end, until_said, waits
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from steadyrun.model import event as ev
 from steadyrun.telemetry.exporter import CURSOR
 from tests.children.keeper_driver import eventually
-from tests.collector import Collector, Seen, collecting
-from tests.commands import COMMAND, environment
-from tests.homes import PATIENCE_SECONDS, Home, a_home, end
+from tests.support.cli_home import PATIENCE_SECONDS, Home, a_home, end
+from tests.support.commands import COMMAND, environment
+from tests.support.otlp_collector import Collector, Seen, collecting
 
 PROMPT_WORD, INPUT_WORD, OUTPUT_WORD, ANSWER_WORD = "ultramarine", "vermilion", "ochre", "umber"
 HEADER = "tok_4711_ziegelrot"

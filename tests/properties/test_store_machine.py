@@ -99,7 +99,7 @@ class Lockstep(World):
         verbs: dict[str, Callable[[Store], Awaitable[object]]] = {
             "resume": lambda store: store.resume(agent),
             "pause": lambda store: store.pause(agent),
-            "gate": lambda store: store.tell_gate(provider, news, account=account),
+            "gate": lambda store: store.update_gate(provider, news, account=account),
         }
         self._both(verbs[verb])
 
@@ -159,8 +159,8 @@ class Lockstep(World):
 
     @rule(key=st.sampled_from(["beat", ""]), value=st.binary(max_size=3))
     def remember(self, key: str, value: bytes) -> None:
-        self._both(lambda store: store.remember(key, value))
-        self._both(lambda store: store.recall(key))
+        self._both(lambda store: store.put(key, value))
+        self._both(lambda store: store.get(key))
 
     @precondition(lambda self: self.works)
     @rule(n=small, provider=providers, reason=texts)
@@ -210,13 +210,13 @@ class Lockstep(World):
         claim = self._work(n).claim
         if text is not None:
             self._accept(claim.agent, text, None)
-        self._both(lambda store: store.take(claim, limit, most_bytes=most_bytes))
+        self._both(lambda store: store.offer_followups(claim, limit, most_bytes=most_bytes))
 
     @precondition(lambda self: self.works)
     @rule(n=small, item=small, is_absorbed=st.booleans())
     def absorb_or_give_back(self, n: int, item: int, is_absorbed: bool) -> None:
         claim, offer = self._work(n).claim, self._item(item)
-        self._both(lambda store: (store.absorb if is_absorbed else store.give_back)(claim, offer))
+        self._both(lambda store: (store.absorb if is_absorbed else store.return_offer)(claim, offer))
 
     @precondition(lambda self: self.works)
     @rule(n=small)
@@ -262,7 +262,7 @@ class Lockstep(World):
             case "next":
                 self._next(work, data)
             case _:
-                self._both(lambda store: store.let_go(work.claim))
+                self._both(lambda store: store.release_lane(work.claim))
 
     # -- runs, processes, events
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.commands import steadyrun
 from tests.recordings.recorded import CLIS, HERE, Cli, Recording, index, recordings, telling
+from tests.support.commands import steadyrun
 
 RECORDINGS = recordings()
 FILES = sorted(path for cli in CLIS for path in (HERE / cli).rglob("*.json*"))

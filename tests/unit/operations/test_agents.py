@@ -44,7 +44,7 @@ from steadyrun.operations.context import OperationContext
 from steadyrun.store import Store
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
-from tests.small_daemon import SmallDaemon, desk_of
+from tests.support.fake_daemon import SmallDaemon, desk_of
 
 T = TypeVar("T")
 

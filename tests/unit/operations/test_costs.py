@@ -18,7 +18,7 @@ from steadyrun.operations.costs import ShowCost, show
 from steadyrun.store import Grouping
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import FakeClock
-from tests.small_daemon import desk_of
+from tests.support.fake_daemon import desk_of
 
 
 def midnight_at(moment: datetime) -> timezone:

@@ -29,7 +29,7 @@ from steadyrun.operations.lookup import agent_document
 from steadyrun.operations.runs import Cancel, cancel
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
-from tests.small_daemon import SmallDaemon, desk_of
+from tests.support.fake_daemon import SmallDaemon, desk_of
 
 ADA = AgentId("agt_1")
 FAR, NEAR = START.replace(year=2027), START.replace(month=12)

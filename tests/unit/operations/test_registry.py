@@ -9,7 +9,7 @@ from scripts.commands import PAGE, TABLE, renewed, table
 from steadyrun.cli.main import COMMANDS, OWN, build_parser
 from steadyrun.cli.output.tables import TEXTS
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
-from tests.commands import ROOT
+from tests.support.commands import ROOT
 
 
 def test_the_table_of_commands_is_current() -> None:

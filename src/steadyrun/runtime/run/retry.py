@@ -1,4 +1,5 @@
-"""A run has ended: what becomes of its item? Pure: None settles it, an `RetryDecision` runs it once more.
+"""Decides whether a finished run is retried. Pure: None settles the item, a `RetryDecision` runs it
+once more.
 
     how the run ended                               run again, at most      at its own cost
     ended by itself, a limit, a gate, a person      never                   -

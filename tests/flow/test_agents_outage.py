@@ -1,0 +1,307 @@
+"""What if the record cannot be written for a while? It is waited for, told, and nothing is lost."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from steadyrun.errors import StoreBusy
+from steadyrun.lib.task_group import task_group
+from steadyrun.model import event as ev
+from steadyrun.model.event import LiveEvent
+from steadyrun.model.gate import Opened
+from steadyrun.model.ids import AgentId
+from steadyrun.runtime.dispatcher import Capacity
+from steadyrun.store import Store
+from steadyrun.stores.sqlite import SqliteStore
+from tests.children.adoption_steps import WatchedStore
+from tests.children.keeper_driver import eventually
+from tests.support.daemon_harness import Team, says, script, wait_for, working
+
+Answer = TypeVar("Answer")
+
+# How long the daemon's store waits for others, in place of half a minute.
+SHORT_SECONDS = 0.2
+
+
+class Lock:
+    """Somebody else who is in the store, and does not leave."""
+
+    def __init__(self, home: Path) -> None:
+        self._connection = sqlite3.connect(
+            home / "steadyrun.db", isolation_level=None, timeout=30, check_same_thread=False
+        )
+
+    def take(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def leave(self) -> None:
+        self._connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@dataclass
+class Trap:
+    """Locks the store right before the named step of the daemon, the first time; the daemon's own
+    store then says that it is busy."""
+
+    step: str
+    lock: Lock
+    is_set: bool = False
+    is_sprung: bool = False
+
+    async def take(self, names: Sequence[str], doing: Awaitable[Answer]) -> Answer:
+        if self.is_set and self.step in names and not self.is_sprung:
+            self.is_sprung = True
+            await anyio.to_thread.run_sync(self.lock.take)
+        return await doing
+
+
+@asynccontextmanager
+async def trapped(place: Path, step: str, room: Capacity) -> AsyncIterator[Team]:
+    """A team whose store is locked at that step, until the daemon has told of it."""
+    (place / "home").mkdir()
+    impatient = await SqliteStore.open(place / "home", patience_seconds=SHORT_SECONDS)
+    trap = Trap(step, Lock(place / "home"))
+    try:
+        async with (
+            working(place, room, watched=lambda _: _watched(impatient, trap)) as team,
+            task_group() as tasks,
+        ):
+            # What a daemon does at its start is over then.
+            await team.done(await team.hire("zoe", "shell"), "echo hello")
+            tasks.start_soon(_free, team, trap)
+            trap.is_set = True
+            yield team
+            assert trap.is_sprung
+            tasks.cancel_scope.cancel()
+    finally:
+        trap.lock.close()
+        await impatient.close()
+
+
+def _watched(store: Store, trap: "Trap | Busy") -> Any:
+    return WatchedStore(store, trap)  # type: ignore[arg-type]
+
+
+async def _free(team: Team, trap: Trap) -> None:
+    def is_told() -> bool:
+        told = team.facts.of("store.failed")
+        return any("agent" in each or trap.step == each["phase"] for each in told)
+
+    await anyio.to_thread.run_sync(eventually, is_told, "the trouble")
+    trap.lock.leave()
+
+
+# -- what is done meanwhile
+
+
+async def _talk(team: Team, ada: AgentId) -> None:
+    assert (await team.done(ada, says("one"))).reply == "one"
+
+
+async def _crash(team: Team, ada: AgentId) -> None:
+    item = await team.done(ada, script({"text": "one"}, {"crash": 3}))
+    assert (item.status, item.attempt) == ("failed", 4)
+
+
+async def _limit(team: Team, ada: AgentId) -> None:
+    item = await team.send(ada, script({"text": "one"}, {"rate_limit": {"resets_in": 3600}}))
+    await team.until_lane(ada, "warm")
+    [gate] = await team.store.gates()
+    assert gate.until
+    await team.store.cancel(item)
+    await team.store.update_gate(gate.provider, Opened())
+
+
+async def _steer(team: Team, ada: AgentId) -> None:
+    item = await team.send(
+        ada, script({"text": "one"}, team.gates.until("go"), {"text": "done"}, {"text": "over"})
+    )
+    await team.until_said(ada, "one")
+    more = await team.send(ada, "more")
+    await team.until_told(ada, ev.FollowupOffered)
+    team.gates.open("go")
+    assert (await team.settled(item)).status == "completed"
+    assert (await team.settled(more)).status == "completed"
+
+
+async def _leave_over(team: Team, ada: AgentId) -> None:
+    item = await team.send(ada, script({"text": "one"}, team.gates.until("go")))
+    await team.until_said(ada, "one")
+    own = await team.send(ada, says("two"))
+    await team.until_told(ada, ev.FollowupOffered)
+    team.gates.open("go")
+    assert (await team.settled(item)).status == "completed"
+    assert (await team.settled(own)).delivery == "own_turn"
+
+
+async def _wake(team: Team, ada: AgentId) -> None:
+    later = {"self_turn": {"after": 1.0, "steps": [{"text": "by itself"}]}}
+    await team.done(ada, script(later, {"text": "one"}))
+    await team.until_said(ada, "by itself")
+    await team.until_idle(ada)
+
+
+async def _make_room(team: Team, ada: AgentId) -> None:
+    await team.done(ada, says("one"))
+    bob = await team.hire("bob")
+    assert (await team.done(bob, says("two"))).reply == "two"
+    assert (await team.done(ada, says("three"))).reply == "three"
+
+
+Story = Callable[[Team, AgentId], Awaitable[None]]
+# The step, what is done, and what is told of it in the record.
+STORIES: dict[str, tuple[Story, str | None]] = {
+    "start": (_talk, None),
+    "open_process": (_talk, "start"),
+    "append started": (_talk, "append"),
+    "append ended": (_talk, "append"),
+    "rest": (_talk, "settle"),
+    "retry": (_crash, "start"),
+    "change created": (_crash, "start"),
+    "close_process": (_crash, "settle"),
+    "offer_followups": (_steer, "append"),
+    "absorb": (_steer, "append"),
+    "continue_with": (_leave_over, "append"),
+    "start_unprompted": (_wake, "append"),
+    "release_lane": (_make_room, "settle"),
+}
+
+
+@pytest.mark.parametrize("step", STORIES)
+def test_a_store_that_is_busy_for_a_while_delays_and_nothing_else(
+    tmp_path: Path, step: str
+) -> None:
+    story, phase = STORIES[step]
+
+    async def main() -> None:
+        async with trapped(tmp_path, step, Capacity(processes=1)) as team:
+            ada = await team.hire("ada")
+            await story(team, ada)
+            eve = await team.hire("eve")
+            assert (await team.done(eve, says("I am fine"))).status == "completed"
+            assert (await team.done(ada, says("so am I"))).status == "completed"
+
+            texts = await team.texts(ada)
+            assert texts.count("one") == (4 if story is _crash else 1)
+            failed = await team.of(ada, ev.RecordFailed)
+            assert [each.phase for each in failed] == ([phase] if phase else [])
+            events = await team.events(ada)
+            assert [seen.seq for seen in events] == [*range(1, len(events) + 1)]
+
+    anyio.run(main)
+
+
+@dataclass
+class Busy:
+    """A store that is busy the second time somebody asks for the lanes of the dead."""
+
+    reaps: int = 0
+
+    async def take(self, names: Sequence[str], doing: Awaitable[Answer]) -> Answer:
+        self.reaps += "reap" in names
+        answer = await doing
+        if "reap" in names and self.reaps == 2:
+            raise StoreBusy("somebody else writes", path=Path("steadyrun.db"))
+        return answer
+
+
+def test_a_store_that_is_busy_when_the_lanes_of_the_dead_are_looked_at_is_no_bug(
+    tmp_path: Path,
+) -> None:
+    busy = Busy()
+
+    async def main() -> None:
+        # Whoever works here asserts that there is no bug.
+        async with working(tmp_path, watched=lambda store: _watched(store, busy)) as team:
+            ada = await team.hire("ada")
+            await wait_for(lambda: team.facts.of("store.failed"), "the trouble")
+            assert (await team.done(ada, says("one"))).reply == "one"
+
+            assert busy.reaps == 2
+            assert team.facts.of("store.failed") == [{"phase": "reap", "code": "store_busy"}]
+
+    anyio.run(main)
+
+
+def test_whoever_listens_hears_of_the_trouble_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "home").mkdir()
+        impatient = await SqliteStore.open(tmp_path / "home", patience_seconds=SHORT_SECONDS)
+        lock = Lock(tmp_path / "home")
+        async with working(tmp_path, watched=lambda _: impatient) as team:
+            ada = await team.hire("ada")
+            item = await team.send(ada, script({"text": "one"}, team.gates.until("go")))
+            await team.until_said(ada, "one")
+            seat = team.daemon.seats.of(ada)
+            assert seat
+            with seat.feed.listen() as listener:
+                lock.take()
+                team.gates.open("go")
+                while not isinstance(news := await listener.next(), LiveEvent):
+                    pass
+                assert isinstance(news.event, ev.RecordFailed)
+                assert news.run == (await team.store.item(item)).run
+                assert await team.of(ada, ev.RecordFailed) == []
+                lock.leave()
+            assert (await team.settled(item)).status == "completed"
+            await team.until_told(ada, ev.RecordFailed)
+        lock.close()
+        await impatient.close()
+
+    anyio.run(main)
+
+
+class Bug:
+    """Something is wrong with ourselves: a step that goes wrong, once."""
+
+    def __init__(self, step: str) -> None:
+        self._step: str | None = step
+
+    async def take(self, names: Sequence[str], doing: Coroutine[Any, Any, Answer]) -> Answer:
+        if self._step in names:
+            self._step = None
+            doing.close()
+            raise RuntimeError("nobody has thought of this")
+        return await doing
+
+
+BUGS = ["open_process", "append started", "append ended", "rest", "close_process", "release_lane"]
+
+
+@pytest.mark.parametrize("step", BUGS)
+def test_a_bug_in_the_run_of_one_agent_ends_nothing_else(tmp_path: Path, step: str) -> None:
+    async def main() -> None:
+        buggy, room = Bug(step), Capacity(processes=1)
+        async with working(
+            tmp_path,
+            room,
+            watched=lambda store: WatchedStore(store, buggy),  # type: ignore[arg-type]
+            has_bugs=True,
+        ) as team:
+            ada, bob = await team.hire("ada"), await team.hire("bob")
+            first = await team.done(ada, says("one"))
+            # Who makes room for this one is ada, if her process still waits.
+            assert (await team.done(bob, says("two"))).reply == "two"
+            assert (await team.done(ada, says("three"))).reply == "three"
+
+            # What has come to its end before anybody could give it up has come to its end.
+            may_end = step not in {"open_process", "append ended"}
+            assert may_end or first.status == "failed"
+            if first.status == "failed":
+                assert first.error
+                assert first.error.code == "internal"
+            else:
+                assert first.reply == "one"
+            assert len(await team.store.open_processes()) <= 1
+
+    anyio.run(main)

@@ -1,0 +1,510 @@
+"""Does talking with the real Claude Code hold? Turns, tools, follow-ups, and stopping them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from steadyrun.dialect import Ended, LaunchRequest, Refused, Turn
+from steadyrun.library import Offered, RunHandle, Steadyrun
+from steadyrun.model import event as ev
+from steadyrun.model.item import Item
+from steadyrun.model.run import Run
+from steadyrun.providers.claude.dialect import Claude
+from steadyrun.store import follow
+from steadyrun.testing.model_servers.anthropic import Answer, Ask, Call, answer, call, text
+from steadyrun.testing.model_servers.faults import Gate, Hang
+from tests.support.real_cli_stage import (
+    MOMENTS,
+    Ear,
+    Held,
+    Played,
+    Stage,
+    closed,
+    fates,
+    printed,
+    reached,
+    sent_keys,
+    staged,
+    texts,
+    there,
+    times_told,
+    until,
+    warm,
+)
+
+
+def waiting(folder: Path, **more: object) -> Call:
+    """A command that makes `folder/begun` and lasts until there is `folder/go`."""
+    begun, go = folder / "begun", folder / "go"
+    loop = f"touch {begun}; until [ -e {go} ]; do sleep 0.02; done; echo it ended"
+    return call("Bash", command=loop, **more)
+
+
+# -- two turns on one process
+
+
+def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_path: Path) -> None:
+    turns = [
+        Turn("one", "first"),
+        Turn("two", "second", model="claude-haiku-4-5", mode="plan"),
+        Turn("three", "third", model="claude-haiku-4-5", mode="plan"),
+        Turn("four", "fourth", mode="full_auto"),
+    ]
+
+    async def main(stage: Stage) -> list[Ended]:
+        ear = Ear()
+        first = LaunchRequest(turns[0], str(stage.cwd), model="claude-opus-4-8", mode="full_auto")
+        async with warm(stage, Claude, first, ear) as driver:
+            for number, turn in enumerate(turns, 1):
+                await driver.begin(turn)
+                await ear.until_ended(number)
+            await closed(driver, stage)
+        return ear.ends
+
+    # Before a turn with another model, Claude Code tells of the change.
+    with staged(tmp_path, lambda ask: answer(f"Heard {ask.said.splitlines()[-1]}.")) as stage:
+        ends = anyio.run(main, stage)
+
+        assert [(end.status, end.text) for end in ends] == [
+            ("completed", "Heard first."),
+            ("completed", "Heard second."),
+            ("completed", "Heard third."),
+            ("completed", "Heard fourth."),
+        ]
+        assert sent_keys(stage) == [
+            "open",
+            "begin:one",
+            *("mode:two", "model:two", "begin:two"),
+            "begin:three",
+            *("mode:four", "begin:four"),
+        ]
+        asks = stage.server.main_asks
+        assert [ask.model for ask in asks] == ["claude-opus-4-8", *["claude-haiku-4-5"] * 3]
+        assert ["Plan mode is active" in str(ask.news) for ask in asks] == [
+            False,
+            True,
+            False,
+            False,
+        ]
+        # One conversation: the last turn knows those before.
+        assert [turn.text in str(asks[3].messages) for turn in turns] == [True] * 4
+
+
+def test_a_turn_in_a_mode_that_it_turns_down_is_never_told(tmp_path: Path) -> None:
+    turns = [Turn("one", "first"), Turn("two", "second", mode="full_auto"), Turn("three", "third")]
+
+    async def main(stage: Stage) -> list[Ended]:
+        ear = Ear()
+        first = LaunchRequest(turns[0], str(stage.cwd))
+        async with warm(stage, Claude, first, ear) as driver:
+            told = []
+            for number, turn in enumerate(turns, 1):
+                told.append(await driver.begin(turn))
+                await ear.until_ended(number)
+            assert told == [True, False, True]
+            await closed(driver, stage)
+        return ear.ends
+
+    with staged(tmp_path, lambda ask: answer(f"Heard {ask.said.splitlines()[-1]}.")) as stage:
+        first, second, third = anyio.run(main, stage)
+
+        assert (first.text, third.text) == ("Heard first.", "Heard third.")
+        assert second.error is not None
+        assert (second.status, second.error.code) == ("failed", "mode_refused")
+        assert "bypassPermissions" in second.error.message
+        assert second.error.hint
+        assert not any("second" in str(ask.messages) for ask in stage.server.main_asks)
+
+
+# -- tools
+
+
+def test_tools_run_alone_and_in_parallel(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text(f"in {name}")
+    script = [
+        answer("I look.", call("Bash", command="echo from the shell")),
+        answer(
+            call("Read", file_path=str(tmp_path / "a")),
+            call("Read", file_path=str(tmp_path / "b")),
+            call("Bash", command="echo quick"),
+            call("Bash", command="exit 3"),
+        ),
+        answer("Done."),
+    ]
+    with staged(tmp_path, script) as stage:
+        played = stage.played("look")
+
+        assert (played.run.status, played.run.text, played.run.tools) == ("completed", "Done.", 5)
+        assert [text.text for text in played.of(ev.TextFinal)] == ["I look.", "Done."]
+        started = {tool.tool_call_id: tool for tool in played.of(ev.ToolStarted)}
+        outputs = {tool.tool_call_id: tool.tool_output for tool in played.of(ev.ToolCompleted)}
+        [failed] = played.of(ev.ToolFailed)
+        first, *together = started
+        # They may end in any order; the model gets all their results at once.
+        assert [outputs.get(each) for each in started] == [
+            "from the shell",
+            "1\tin a",
+            "1\tin b",
+            "quick",
+            None,
+        ]
+        assert (failed.tool_call_id, failed.tool_name) == (together[-1], "Bash")
+        assert (failed.tool_input, failed.error) == ({"command": "exit 3"}, "Exit code 3")
+        asks = stage.server.main_asks
+        assert [sorted(result["tool_use_id"] for result in ask.results) for ask in asks] == [
+            [],
+            [first],
+            together,
+        ]
+
+
+# -- follow-ups
+
+
+def test_a_follow_up_while_it_streams_is_a_turn_of_its_own(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "say hello")
+            await reached(gate)
+            assert isinstance(await run.steer("and now?"), Offered)
+            gate.open()
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, [answer(text("Hel", gate, "lo.")), answer("Bye.")]) as stage:
+        played = anyio.run(main, stage)
+
+        assert fates(played) == {"and now?": ("own_turn", "completed")}
+        assert texts(played) == ["Hello.", "Bye."]
+        assert [ask.said for ask in stage.server.main_asks] == ["say hello", "and now?"]
+
+
+def test_several_follow_ups_while_it_streams_are_all_told_next(tmp_path: Path) -> None:
+    gate, words = Gate(), ("follow-1", "follow-2", "follow-3")
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "say hello")
+            await reached(gate)
+            for word in words:
+                assert isinstance(await run.steer(word), Offered)
+            gate.open()
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, lambda ask: answer(text("He", gate, "llo."))) as stage:
+        played = anyio.run(main, stage)
+
+        # As a rule they are one turn; sometimes Claude Code begins before it has read them all.
+        followups = [item for item in played.items if item.kind == "message"]
+        deliveries = [item.delivery for item in followups]
+        assert deliveries[0] == "own_turn"
+        assert set(deliveries) <= {"own_turn", "absorbed"}
+        assert {item.status for item in followups} == {"completed"}
+        turns = 1 + deliveries.count("own_turn")
+        assert texts(played) == ["Hello."] * turns
+        others = stage.server.main_asks[1:]
+        assert len(others) == turns - 1
+        assert "\n".join(ask.said for ask in others).split() == list(words)
+        assert [times_told(stage.server, word) for word in words] == [1, 1, 1]
+
+
+def test_follow_ups_while_a_tool_runs_are_taken_into_the_turn(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "work")
+            await there(tmp_path / "begun")
+            for word in ("follow-1", "follow-2"):
+                assert isinstance(await run.steer(word), Offered)
+            (tmp_path / "go").touch()
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, [answer(waiting(tmp_path)), answer("All done.")]) as stage:
+        played = anyio.run(main, stage)
+
+        assert fates(played) == {
+            "follow-1": ("absorbed", "completed"),
+            "follow-2": ("absorbed", "completed"),
+        }
+        assert texts(played) == ["All done."]
+        assert {item.run for item in played.items} == {played.run.id}
+        assert [len(ask.results) for ask in stage.server.main_asks] == [0, 1]
+        assert [times_told(stage.server, f"follow-{n}") for n in (1, 2)] == [1, 1]
+
+
+# -- follow-ups at the end of a turn
+
+LANES = 3
+
+
+async def run_of(library: Steadyrun, offered: Offered) -> RunHandle | None:
+    """The run that a follow-up has become; None if it came back."""
+    store = library._around.store
+    agent = (await store.item(offered.item)).agent
+    async for seen in follow(store, agent=agent):
+        match seen.event:
+            case ev.FollowupOwnTurn(item, _) if item == offered.item:
+                assert seen.run
+                return await library.run(seen.run)
+            case ev.FollowupReturned(item, _, _) if item == offered.item:
+                return None
+    raise AssertionError("there is no end of events")
+
+
+async def race(stage: Stage, library: Steadyrun, model: Held, lane: int) -> list[str]:
+    """Steer at each moment around the end of a turn, and return the words."""
+    words: list[str] = []
+    run: RunHandle | None = None
+    word = ""
+    for number, moment in enumerate(MOMENTS):
+        if run is None:
+            word = f"first-{lane}-{number}"
+            run = await stage.start(library, word)
+        await reached(model.gate(word))
+        model.gate(word).open()
+        await moment(run)
+        word = f"then-{lane}-{number}"
+        words.append(word)
+        answered = await run.steer(word)
+        run = None if isinstance(answered, Refused) else await run_of(library, answered)
+    model.gate(word).open()
+    return words
+
+
+async def all_races(stage: Stage, model: Held) -> tuple[list[str], list[Run], list[Item]]:
+    """The words of the follow-ups, and all runs and items there are at the end."""
+    words: list[str] = []
+    async with stage.library() as library:
+
+        async def one(lane: int) -> None:
+            words.extend(await race(stage, library, model, lane))
+
+        async with anyio.create_task_group() as tasks:
+            for lane in range(LANES):
+                tasks.start_soon(one, lane)
+        store = library._around.store
+        runs = [await (await library.run(run.id)).result() for run in await store.runs()]
+        agents = {run.agent for run in runs}
+        items = [await store.items(agent, include_settled=True) for agent in agents]
+        return words, runs, [item for lane in items for item in lane]
+
+
+def test_a_follow_up_at_the_end_of_a_turn_is_told_once_or_refused(tmp_path: Path) -> None:
+    model = Held()
+    with staged(tmp_path, model) as stage:
+        words, runs, items = anyio.run(all_races, stage, model)
+        asks = stage.server.main_asks
+
+        assert len(words) == LANES * len(MOMENTS) >= 20
+        # What was refused at once never became an item.
+        told = {item.text for item in items if item.delivery == "own_turn"}
+        for word in words:
+            assert [word in ask.said for ask in asks].count(True) == (word in told)
+            assert times_told(stage.server, word) == (word in told)
+        for item in items:
+            is_told = item.delivery == "own_turn" or item.kind == "call"
+            assert item.status == ("completed" if is_told else "cancelled")
+        # Every request was a turn, and every turn a run.
+        assert {(run.status, run.text) for run in runs} == {("completed", "I heard you.")}
+        assert sorted(ask.said for ask in asks) == sorted(
+            item.text for item in items if item.status == "completed"
+        )
+        assert len(runs) == len(asks)
+
+
+# -- stopping
+
+
+def test_a_stream_is_interrupted(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "talk")
+            await until(run, lambda event: isinstance(event, ev.TextDelta))
+            await run.cancel("enough")
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, [answer(text("Hel", gate, "lo."))]) as stage:
+        run = anyio.run(main, stage).run
+
+        assert (run.status, run.stop_reason, run.text) == ("cancelled", "user_stop", "Hel")
+        [ask] = stage.server.main_asks
+        assert stage.server.fate_of(ask.request.number) == "left"
+
+
+def test_a_tool_is_interrupted_with_its_own_children(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    command = f"sleep 1000 & echo $! >{child}.new; mv {child}.new {child}; wait"
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "work")
+            await there(child)
+            await run.cancel("enough")
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, [answer(call("Bash", command=command))]) as stage:
+        played = anyio.run(main, stage)
+
+        assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
+        [failed] = played.of(ev.ToolFailed)
+        assert failed.tool_name == "Bash"
+        assert len(stage.server.main_asks) == 1
+        assert not Path(f"/proc/{int(child.read_text())}").exists()
+
+
+def test_it_is_stopped_before_it_has_said_anything(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> list[Played]:
+        async with stage.library() as library:
+            asked = await stage.start(library, "asked and not answered")
+            await anyio.to_thread.run_sync(stage.server.wait_for_main, 1)
+            unborn = await stage.start(library, "never asked")
+            for run in (asked, unborn):
+                await run.cancel("enough")
+            return [await stage.read(await run.result()) for run in (asked, unborn)]
+
+    with staged(tmp_path, [Hang()]) as stage:
+        plays = anyio.run(main, stage)
+
+        assert [(played.run.status, played.run.stop_reason) for played in plays] == [
+            ("cancelled", "user_stop"),
+            ("cancelled", "user_stop"),
+        ]
+        assert [played.run.text for played in plays] == [None, None]
+        assert [ask.said for ask in stage.server.main_asks] == ["asked and not answered"]
+
+
+@pytest.mark.parametrize("is_in_tool", [False, True], ids=["streaming", "in a tool"])
+def test_what_is_queued_when_it_is_stopped_is_taken_back(tmp_path: Path, is_in_tool: bool) -> None:
+    gate, words = Gate(), ("follow-1", "follow-2")
+    first = answer(waiting(tmp_path)) if is_in_tool else answer(text("Hel", gate, "lo."))
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "talk")
+            await (there(tmp_path / "begun") if is_in_tool else reached(gate))
+            for word in words:
+                assert isinstance(await run.steer(word), Offered)
+            await run.cancel("enough")
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, [first]) as stage:
+        played = anyio.run(main, stage)
+
+        assert played.run.status == "cancelled"
+        assert fates(played) == dict.fromkeys(words, ("returned", "cancelled"))
+        assert sorted(each.text for each in played.of(ev.FollowupReturned)) == list(words)
+        assert len(stage.server.main_asks) == 1
+        assert [times_told(stage.server, word) for word in words] == [0, 0]
+
+
+# -- what is told
+
+
+def test_any_prompt_is_told_as_it_is(tmp_path: Path) -> None:
+    prompts = ("/compact now", "/etc/passwd?", "--help", "-p @nothing #it !ls", "ünï\u2028 \\ \"'")
+
+    async def main(stage: Stage) -> dict[str, str | None]:
+        async with stage.library() as library:
+            runs = {prompt: await stage.start(library, prompt) for prompt in prompts}
+            return {prompt: (await run.result()).text for prompt, run in runs.items()}
+
+    with staged(tmp_path, lambda ask: answer(f"told: {ask.said}")) as stage:
+        assert anyio.run(main, stage) == {prompt: f"told: {prompt}" for prompt in prompts}
+        assert len(stage.server.main_asks) == len(prompts)
+
+
+def test_a_slash_in_a_follow_up_is_no_command_either(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "say hello")
+            await reached(gate)
+            assert isinstance(await run.steer("/clear all"), Offered)
+            gate.open()
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, [answer(text("Hel", gate, "lo.")), answer("Bye.")]) as stage:
+        played = anyio.run(main, stage)
+
+        assert fates(played) == {"/clear all": ("own_turn", "completed")}
+        assert [ask.said for ask in stage.server.main_asks] == ["say hello", "/clear all"]
+
+
+def test_ten_megabytes_are_refused_by_name(tmp_path: Path) -> None:
+    with staged(tmp_path, [answer("too much")]) as stage:
+        run = stage.played("many words " * 1_000_000).run
+
+        assert run.status == "failed"
+        assert run.error
+        assert (run.error.code, run.error.retryable) == ("prompt_too_long", False)
+        assert run.error.hint
+        assert stage.server.main_asks == ()
+
+
+# -- in the background
+
+
+def background(folder: Path, held: Gate | None = None) -> Callable[[Ask], Answer]:
+    """A model that starts a command in the background, and hears of its end."""
+
+    def step(ask: Ask) -> Answer:
+        if ask.results:
+            return answer(text("It ", *([held] if held else []), "runs."))
+        if "<task-notification>" in ask.said:
+            return answer("It has ended.")
+        if "begin" in ask.said:
+            return answer(waiting(folder, run_in_background=True))
+        return answer(f"Heard {ask.said}.")
+
+    return step
+
+
+def test_a_turn_that_a_background_task_begins_is_a_run_of_its_own(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "begin")
+            await until(run, lambda event: isinstance(event, ev.RunCompleted))
+            (tmp_path / "go").touch()
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, background(tmp_path)) as stage:
+        played = anyio.run(main, stage)
+
+        assert texts(played) == ["It runs.", "It has ended."]
+        assert [(item.kind, item.status) for item in played.items] == [
+            ("call", "completed"),
+            ("self", "completed"),
+        ]
+        assert len(stage.server.main_asks) == 3
+
+
+def test_a_follow_up_and_the_end_of_a_background_task_are_told_apart(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "begin")
+            await reached(gate)
+            (tmp_path / "go").touch()
+            await printed(stage, b'"task_updated"')
+            assert isinstance(await run.steer("follow"), Offered)
+            gate.open()
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, background(tmp_path, gate)) as stage:
+        played = anyio.run(main, stage)
+
+        assert texts(played) == ["It runs.", "It has ended.", "Heard follow."]
+        assert [(item.kind, item.delivery) for item in played.items] == [
+            ("call", "none"),
+            ("message", "own_turn"),
+            ("self", "none"),
+        ]
+        assert times_told(stage.server, '"follow"') == 1

@@ -1,0 +1,396 @@
+"""What else goes on in the real Codex beside a turn's own words? Sub-agents, compactions, images,
+and an interrupt that comes too late."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from steadyrun.dialect import LaunchRequest, Turn, Verdict
+from steadyrun.model import event as ev
+from steadyrun.model.policy import Mode
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.testing.model_servers.content import (
+    Answer,
+    Call,
+    Tokens,
+    answer,
+    call,
+    text,
+    thinking,
+)
+from steadyrun.testing.model_servers.faults import Gate, Refusal
+from steadyrun.testing.model_servers.protocol import Ask, Step
+from tests.children.keeper_driver import eventually
+from tests.support.real_cli_stage import (
+    CODEX,
+    PNG,
+    Ear,
+    Played,
+    Stage,
+    asked,
+    closed,
+    fates,
+    reached,
+    resolved,
+    staged,
+    steered,
+    texts,
+    there,
+    times_told,
+    warm,
+)
+from tests.support.real_codex import MODEL
+
+RACES = 25
+
+# -- sub-agents
+
+
+def agent(tool: str, **arguments: object) -> Answer:
+    return answer(Call(tool, arguments, namespace="multi_agent_v1"))
+
+
+def delegating(work: Answer, *, is_waiting: bool = True) -> Callable[[Ask], Step]:
+    """A model that has another agent do some work."""
+
+    def step(ask: Ask) -> Step:
+        if "THE TASK" in ask.said:
+            return work
+        if "THE TASK" in str(ask.messages[:-1]) and "spawn_agent" not in str(ask.messages):
+            return answer("The task is done.")
+        if not ask.results:
+            return agent("spawn_agent", message="THE TASK")
+        if "agent_id" in ask.outputs[0] and is_waiting:
+            return agent("wait_agent", targets=[json.loads(ask.outputs[0])["agent_id"]])
+        return answer("All done.")
+
+    return step
+
+
+def test_what_another_agent_does_is_done_and_counted(tmp_path: Path) -> None:
+    work = answer(call("exec_command", cmd="touch made"))
+    with staged(tmp_path, delegating(work), cli=CODEX) as stage:
+        played = stage.played("go on")
+
+        assert (played.run.status, played.run.text) == ("completed", "All done.")
+        assert (stage.cwd / "made").exists()
+        # Its words are not the reply's.
+        assert [said.text for said in played.of(ev.TextFinal)] == ["All done."]
+        tools = [tool.tool_input["tool"] for tool in played.of(ev.ToolStarted)]
+        assert tools == ["spawnAgent", "wait"]
+        assert len(played.of(ev.ToolCompleted)) == 2
+        assert len(stage.server.main_asks) == 5
+        assert played.run.usage.input_tokens == 5 * 10
+
+
+def test_what_another_agent_asks_for_is_asked(tmp_path: Path) -> None:
+    wish = {"sandbox_permissions": "require_escalated", "justification": "may I?"}
+    work = answer(call("exec_command", cmd="touch made", **wish))
+    with staged(tmp_path, delegating(work), cli=CODEX) as stage:
+        played = asked(stage, [Verdict(True)])
+
+        assert (played.run.status, played.run.text) == ("completed", "All done.")
+        [request] = played.of(ev.ApprovalRequested)
+        assert "touch made" in request.tool_input["command"]
+        assert resolved(played) == [("allow", "library")]
+        assert (stage.cwd / "made").exists()
+
+
+@pytest.mark.parametrize("is_waiting", [True, False], ids=["waited for", "let go"])
+def test_another_agent_does_not_outlive_its_process(tmp_path: Path, is_waiting: bool) -> None:
+    begun = tmp_path / "begun"
+    work = answer(call("exec_command", cmd=f"touch {begun}; sleep 1000"))
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "go on")
+            if is_waiting:
+                await there(begun)
+                await run.cancel("enough")
+            return await stage.read(await run.result())
+
+    with staged(tmp_path, delegating(work, is_waiting=is_waiting), cli=CODEX) as stage:
+        played = anyio.run(main, stage)
+
+        # That nothing is left of it is what a stage looks for.
+        assert played.run.status == ("cancelled" if is_waiting else "completed")
+
+
+# -- models that write JavaScript to use their tools
+
+KNOWN = "gpt-6.1-sol"
+
+
+def js(code: str) -> Answer:
+    return answer(call("exec", code))
+
+
+def test_the_tools_in_a_script_are_told_each(tmp_path: Path) -> None:
+    patch = r"*** Begin Patch\n*** Add File: new.txt\n+hello\n*** End Patch\n"
+    script = [
+        js(
+            "await Promise.all([tools.exec_command({cmd: 'echo one'}), "
+            "tools.exec_command({cmd: 'echo two; exit 3'})])"
+        ),
+        js(f"await tools.apply_patch('{patch}')"),
+        js("throw new Error('bad')"),
+        answer("Done."),
+    ]
+    with staged(tmp_path, script, cli=CODEX) as stage:
+        played = stage.played("work", model=KNOWN)
+
+        assert (played.run.status, played.run.text) == ("completed", "Done.")
+        done = [(tool.tool_name, tool.tool_output) for tool in played.of(ev.ToolCompleted)]
+        assert done == [("commandExecution", "one\n"), ("fileChange", None)]
+        [failed] = played.of(ev.ToolFailed)
+        assert (failed.tool_output, failed.error) == ("two\n", "exit code 3")
+        assert len(played.of(ev.ToolStarted)) == 3
+        assert (stage.cwd / "new.txt").read_text() == "hello\n"
+        assert "Error: bad" in stage.server.main_asks[3].outputs[0]
+        assert played.of(ev.Unknown) == []
+
+
+@pytest.mark.parametrize("then", ["", "while (true) {}"], ids=["waiting", "in a loop"])
+def test_a_script_is_interrupted_with_what_it_has_begun(tmp_path: Path, then: str) -> None:
+    begun = tmp_path / "begun"
+    wait = "" if then else "await "
+    code = f"{wait}tools.exec_command({{cmd: 'touch {begun}; sleep 1000'}});\n"
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "work", model=KNOWN)
+            await there(begun)
+            await run.cancel("enough")
+            return await stage.read(await run.result())
+
+    # It gets to the loop only when the command has begun.
+    until = f"until [ -e {begun} ]; do sleep 0.01; done"
+    pause = f"await tools.exec_command({{cmd: '{until}'}});\n"
+    with staged(tmp_path, [js(f"{code}{pause}{then}")], cli=CODEX) as stage:
+        played = anyio.run(main, stage)
+
+        # That nothing is left of it is what a stage looks for.
+        assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
+        assert len(stage.server.main_asks) == 1
+
+
+# -- projects that nobody trusts
+
+
+@pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
+@pytest.mark.parametrize("mode", ["default", "full_auto", "dangerously_skip_permissions"])
+def test_what_a_project_says_is_not_done_unless_it_is_trusted(
+    tmp_path: Path, mode: Mode, is_one_shot: bool
+) -> None:
+    began = tmp_path / "began"
+    options = {"one_shot": is_one_shot}
+    script = [answer(call("exec_command", cmd="touch made")), answer("Done.")]
+    with staged(tmp_path, script, cli=CODEX, options=options) as stage:
+        (stage.cwd / ".git").mkdir()
+        (stage.cwd / ".codex").mkdir()
+        server = f'[mcp_servers.evil]\ncommand = "/usr/bin/touch"\nargs = ["{began}"]\n'
+        (stage.cwd / ".codex" / "config.toml").write_text(f'model = "theirs"\n{server}')
+        played = stage.played("work", mode=mode)
+        settings = (stage.user / "codex" / "config.toml").read_text()
+
+        assert (played.run.status, played.run.text) == ("completed", "Done.")
+        assert (stage.cwd / "made").exists()
+        assert not began.exists()
+        assert {ask.model for ask in stage.server.main_asks} == {MODEL}
+        # Nor is it trusted from now on.
+        assert "trust_level" not in settings
+
+
+# -- compactions
+
+
+class Filling:
+    """A model that fills its window until it is compacted."""
+
+    def __init__(self, summary: Step) -> None:
+        self._summary = summary
+
+    def __call__(self, ask: Ask) -> Step:
+        if self.is_compaction(ask):
+            return self._summary
+        if "SO FAR" in str(ask.messages):
+            return answer("At last.")
+        return answer(call("exec_command", cmd="echo round"), tokens=Tokens(60_000, 10))
+
+    @staticmethod
+    def is_compaction(ask: Ask) -> bool:
+        return "CONTEXT CHECKPOINT COMPACTION" in str(ask.messages)
+
+
+LIMITED = {"auto_compact_token_limit": 50_000}
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["told", "stopped"])
+def test_a_compaction_takes_a_follow_up_and_is_stopped(tmp_path: Path, is_cancelled: bool) -> None:
+    gate = Gate()
+
+    async def main(stage: Stage) -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "work")
+            await reached(gate)
+            await steered(stage, run, "and then?")
+            if is_cancelled:
+                await run.cancel("enough")
+            gate.open()
+            return await stage.read(await run.result())
+
+    model = Filling(answer(text("SO ", gate, "FAR.")))
+    with staged(tmp_path, model, cli=CODEX, options=LIMITED) as stage:
+        played = anyio.run(main, stage)
+
+        assert len(played.of(ev.CompactionStarted)) == 1
+        if is_cancelled:
+            assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
+            assert len(played.of(ev.CompactionFailed)) == 1
+            assert fates(played) == {"and then?": ("returned", "cancelled")}
+            assert times_told(stage.server, "and then?") == 0
+        else:
+            assert len(played.of(ev.CompactionCompleted)) == 1
+            assert fates(played) == {"and then?": ("absorbed", "completed")}
+            assert texts(played) == ["At last."]
+            assert times_told(stage.server, "and then?") == 1
+
+
+def test_a_compaction_that_fails_ends_the_turn(tmp_path: Path) -> None:
+    model = Filling(Refusal("invalid", message="no summary today"))
+    with staged(tmp_path, model, cli=CODEX, options=LIMITED) as stage:
+        played = stage.played("work")
+
+        assert played.run.status == "failed"
+        assert played.run.error
+        assert "no summary today" in played.run.error.message
+        assert len(played.of(ev.CompactionStarted)) == len(played.of(ev.CompactionFailed)) == 1
+        assert played.of(ev.CompactionCompleted) == []
+
+
+# -- what a command prints
+
+
+def test_whatever_a_command_prints_is_passed_on(tmp_path: Path) -> None:
+    script = [
+        answer(call("exec_command", cmd=r"printf 'a\xff\xfe\0b\r\n\x1b[31mred'")),
+        answer(call("exec_command", cmd="head -c 5000000 /dev/zero | tr '\\0' x")),
+        answer(call("exec_command", cmd="true")),
+        answer("Done."),
+    ]
+    with staged(tmp_path, script, cli=CODEX) as stage:
+        played = stage.played("print")
+
+        assert (played.run.status, played.run.text) == ("completed", "Done.")
+        strange, long, nothing = [tool.tool_output for tool in played.of(ev.ToolCompleted)]
+        assert strange.startswith("a")
+        assert strange.endswith("red")
+        assert "xxx" in long
+        assert not nothing
+        assert played.of(ev.Unknown) == []
+
+
+@pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
+def test_a_model_may_say_nothing_at_all(tmp_path: Path, is_one_shot: bool) -> None:
+    options = {"one_shot": is_one_shot}
+    with staged(tmp_path, [answer(thinking("Hm."))], cli=CODEX, options=options) as stage:
+        played = stage.played("What is this?")
+
+        assert (played.run.status, played.run.text) == ("completed", None)
+        assert played.of(ev.TextFinal) == []
+        assert played.run.usage.input_tokens == 10
+
+
+def test_a_picture_is_looked_at(tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(PNG)
+    script = [answer(call("view_image", path=str(picture))), answer("Two dots.")]
+    with staged(tmp_path, script, cli=CODEX) as stage:
+        played = stage.played("What is this?")
+
+        assert (played.run.status, played.run.text) == ("completed", "Two dots.")
+        [tool] = played.of(ev.ToolCompleted)
+        assert (tool.tool_name, tool.tool_input["path"]) == ("viewImage", str(picture))
+        assert "input_image" in str(stage.server.main_asks[1].results)
+
+
+# -- interrupts
+
+
+async def interrupts(stage: Stage, ear: Ear, gates: list[Gate]) -> None:
+    """Interrupt the turns of a process around their ends."""
+    turns = [Turn(f"t{number}", f"first-{number}") for number in range(RACES)]
+    first = LaunchRequest(turns[0], str(stage.cwd), mode=stage.cli.mode)
+    async with warm(stage, Codex, first, ear) as driver:
+        for number, (turn, gate) in enumerate(zip(turns, gates, strict=True)):
+            await driver.begin(turn)
+            await reached(gate)
+            enough = len(ear.events) + number % 5
+            gate.open()
+            await until_heard(ear, enough, number)
+            await driver.interrupt()
+            await ear.until_ended(number + 1)
+        last = Turn("last", "the last")
+        await driver.begin(last)
+        await ear.until_ended(RACES + 1)
+        await closed(driver, stage)
+
+
+async def until_heard(ear: Ear, events: int, ends: int) -> None:
+    await ear.until(lambda: len(ear.events) > events or len(ear.ends) > ends)
+
+
+def test_an_interrupt_at_the_end_of_a_turn_does_not_reach_the_next(tmp_path: Path) -> None:
+    ear, gates = Ear(), [Gate() for _ in range(RACES)]
+    script = [*(answer(text("Hel", gate, "lo.")) for gate in gates), answer("Here.")]
+    with staged(tmp_path, script, cli=CODEX) as stage:
+        anyio.run(interrupts, stage, ear, gates)
+
+        *raced, last = ear.ends
+        assert (last.status, last.text) == ("completed", "Here.")
+        assert {(end.status, end.text) for end in raced} <= {
+            ("cancelled", None),
+            ("cancelled", "Hello."),
+            ("completed", "Hello."),
+        }
+        assert len(stage.server.main_asks) == RACES + 1
+
+
+def test_what_an_interrupted_turn_has_begun_ends_before_the_next(tmp_path: Path) -> None:
+    """Also before it has told of a command, which runs by then."""
+    pids, turns = tmp_path / "pids", [Turn(f"t{number}", "work") for number in range(5)]
+    command = call("exec_command", cmd=f"echo $$ >>{pids}; sleep 1000")
+
+    async def main(stage: Stage) -> None:
+        ear = Ear()
+        first = LaunchRequest(turns[0], str(stage.cwd), mode=stage.cli.mode)
+        async with warm(stage, Codex, first, ear) as driver:
+            for number, turn in enumerate(turns, 1):
+                await driver.begin(turn)
+                await written(pids, number)
+                assert await driver.interrupt()
+                await ear.until_ended(number)
+            await anyio.to_thread.run_sync(eventually, lambda: not running(pids), "their ends")
+            await closed(driver, stage)
+
+    with staged(tmp_path, lambda ask: answer(command), cli=CODEX) as stage:
+        anyio.run(main, stage)
+
+        assert len(stage.server.main_asks) == len(turns)
+
+
+async def written(path: Path, count: int) -> None:
+    """There are so many lines."""
+    await anyio.to_thread.run_sync(eventually, lambda: len(lines(path)) == count, "a line")
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def running(pids: Path) -> list[str]:
+    return [pid for pid in lines(pids) if Path(f"/proc/{pid}").exists()]

@@ -1,0 +1,103 @@
+"""The real Claude Code takes a simulated server for its model."""
+
+from pathlib import Path
+
+from steadyrun.testing.model_servers.anthropic import (
+    MessagesServer,
+    Steps,
+    Tokens,
+    answer,
+    call,
+    text,
+)
+from steadyrun.testing.model_servers.faults import Break, Cut, Gate, overloaded
+from tests.support.real_cli import (
+    Frame,
+    StartedClaude,
+    control,
+    is_idle,
+    is_result,
+    kind_of,
+    user,
+)
+
+FIRST, SECOND = "0" * 7 + "1-0000-4000-8000-000000000001", "0" * 7 + "2-0000-4000-8000-000000000002"
+
+
+def result_of(frames: list[Frame]) -> Frame:
+    [result] = [frame for frame in frames if is_result(frame)]
+    return result
+
+
+def test_a_turn_with_a_tool_call_and_a_second_turn_on_one_process(tmp_path: Path) -> None:
+    script: Steps = [
+        answer("I look.", call("Bash", command="echo from the shell"), tokens=Tokens(100, 20)),
+        lambda ask: answer(f"It says: {ask.results[0]['content']}"),
+        answer("Again."),
+    ]
+    with MessagesServer(script) as server, StartedClaude(tmp_path, server.url) as claude:
+        claude.tell(user("look", FIRST))
+        first = claude.hear_until(is_idle)
+        claude.tell(user("once more", SECOND))
+        second = claude.hear_until(is_idle)
+        claude.end_input()
+
+        assert claude.hear_rest() == []
+        assert claude.exit_code() == 0
+        assert result_of(first)["result"] == "It says: from the shell"
+        assert result_of(second)["result"] == "Again."
+        assert [frame["uuid"] for frame in first + second if frame.get("isReplay")] == [
+            FIRST,
+            SECOND,
+        ]
+        assert len(server.main_asks) == 3
+        assert "once more" in server.main_asks[2].said
+
+
+def test_an_interrupt_at_a_gate_leaves_the_request(tmp_path: Path) -> None:
+    gate = Gate()
+    script = [answer(text("Hel", gate, "lo")), answer("Still here.")]
+    with MessagesServer(script) as server, StartedClaude(tmp_path, server.url) as claude:
+        claude.tell(user("talk"))
+        claude.hear_until(lambda frame: "text_delta" in str(frame))
+        claude.tell(control("stop", "interrupt"))
+        stopped = claude.hear_until(is_idle)
+        claude.tell(user("and now?"))
+        after = claude.hear_until(is_idle)
+
+        assert result_of(stopped)["terminal_reason"] == "aborted_streaming"
+        server.wait_until(lambda: server.fate_of(server.main_asks[0].request.number) == "left")
+        assert result_of(after)["result"] == "Still here."
+
+
+def test_broken_streams_are_asked_again_as_steps_of_their_own(tmp_path: Path) -> None:
+    script: Steps = [
+        overloaded(),
+        answer(text("Hel", Cut())),
+        answer("Hello."),
+        answer(text("Bye", Break("server"))),
+        answer("Bye-bye."),
+    ]
+    with MessagesServer(script) as server, StartedClaude(tmp_path, server.url) as claude:
+        claude.tell(user("greet"))
+        first = claude.hear_until(is_idle)
+        claude.tell(user("part"))
+        second = claude.hear_until(is_idle)
+
+        assert "system/api_retry" in [kind_of(frame) for frame in first]
+        assert [result_of(frames)["result"] for frames in (first, second)] == ["Hello.", "Bye-bye."]
+        assert server.script.unused == 0
+
+
+def test_counting_tokens_eats_no_step_and_a_process_without_tools_is_served(tmp_path: Path) -> None:
+    with (
+        MessagesServer([answer("Main.")]) as server,
+        StartedClaude(tmp_path, server.url, "--tools", "") as claude,
+    ):
+        claude.tell(user("/context"))
+        claude.hear_until(is_idle)
+        claude.tell(user("hello"))
+
+        assert result_of(claude.hear_until(is_idle))["result"] == "Main."
+        assert len(server.main_asks) == 1
+        assert len(server.side_asks) > 0

@@ -1,0 +1,260 @@
+"""The real Codex takes a simulated server for its model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steadyrun.testing.model_servers.content import Tokens, answer, call, raw, text, thinking
+from steadyrun.testing.model_servers.faults import (
+    Break,
+    Cut,
+    Gate,
+    Hang,
+    not_found,
+    overloaded,
+    rate_limited,
+    server_error,
+    too_long,
+    unauthorized,
+    usage_limited,
+    without_credit,
+)
+from steadyrun.testing.model_servers.openai_common import codex_limit
+from steadyrun.testing.model_servers.openai_responses import ResponsesServer
+from steadyrun.testing.model_servers.protocol import Ask, Step, Steps
+from tests.support.real_cli import Frame, is_kind, kind_of
+from tests.support.real_codex import StartedAppServer, StartedExec, is_turn_end
+
+RESETS_AT = 1794830000
+
+
+def items_of(frames: list[Frame], kind: str) -> list[Frame]:
+    """The items of a kind that `exec` has completed."""
+    done = [frame["item"] for frame in frames if kind_of(frame) == "item.completed"]
+    return [item for item in done if item["type"] == kind]
+
+
+def test_a_text_is_the_whole_of_a_turn(tmp_path: Path) -> None:
+    script = [answer(text("Hel", "lo."), tokens=Tokens(100, 20, cache_read=30, reasoning=7))]
+    with (
+        ResponsesServer(script) as server,
+        StartedExec(tmp_path, server.url, "say hello") as codex,
+    ):
+        frames = codex.hear_rest()
+
+        assert codex.exit_code() == 0
+        assert [item["text"] for item in items_of(frames, "agent_message")] == ["Hello."]
+        assert frames[-1]["usage"] == {
+            "input_tokens": 130,
+            "cached_input_tokens": 30,
+            "cache_write_input_tokens": 0,
+            "output_tokens": 20,
+            "reasoning_output_tokens": 7,
+        }
+        [ask] = server.main_asks
+        assert ask.said == "say hello"
+        assert "exec_command" in ask.tools
+        assert "sk-dummy" not in str(server.requests)
+
+
+def test_a_command_is_run_and_its_output_comes_back(tmp_path: Path) -> None:
+    script: Steps = [
+        answer(thinking("hm"), "I look.", call("exec_command", cmd="echo from the shell")),
+        lambda ask: answer(f"It says: {ask.outputs[0].splitlines()[-1]}"),
+    ]
+    with ResponsesServer(script) as server, StartedExec(tmp_path, server.url, "look") as codex:
+        frames = codex.hear_rest()
+
+        [command] = items_of(frames, "command_execution")
+        assert (command["aggregated_output"], command["exit_code"]) == ("from the shell\n", 0)
+        assert [item["text"] for item in items_of(frames, "reasoning")] == ["hm"]
+        told = [item["text"] for item in items_of(frames, "agent_message")]
+        assert told == ["I look.", "It says: from the shell"]
+
+
+def test_its_own_provider_takes_the_server_for_openai(tmp_path: Path) -> None:
+    def step(ask: Ask) -> Step:
+        if ask.messages[-1].get("type") == "compaction_trigger":
+            return answer(raw(type="compaction", id="cmp_1", encrypted_content="c2lt"))
+        return answer("Here.")
+
+    with (
+        ResponsesServer(step) as server,
+        StartedAppServer(
+            tmp_path,
+            server.url,
+            *("-c", 'model_provider="openai"'),
+            *("-c", f'openai_base_url="{server.url}/v1"'),
+        ) as codex,
+    ):
+        thread = codex.start_thread()
+        codex.start_turn(thread, "where?")
+        codex.hear_until(is_turn_end)
+        codex.ask("thread/compact/start", threadId=thread)
+        *_, compacted = codex.hear_until(is_turn_end)
+        codex.start_turn(thread, "and now?")
+        codex.hear_until(is_turn_end)
+
+        assert compacted["params"]["turn"]["status"] == "completed"
+        assert "error" not in codex.outline()
+        assert "compaction" in [item["type"] for item in server.main_asks[-1].messages]
+
+
+def test_the_tools_that_ask_for_approval(tmp_path: Path) -> None:
+    patch = "apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: a\n+b\n*** End Patch\nEOF"
+    escalated = {"sandbox_permissions": "require_escalated", "justification": "may I?"}
+    script = [
+        answer(call("exec_command", cmd=patch)),
+        answer(call("exec_command", cmd="echo hi", **escalated)),
+        answer(call("request_permissions", permissions={"network": {"enabled": True}})),
+        answer("Refused."),
+    ]
+    declined = {"decision": "decline"}
+    refusals: list[Frame] = [declined, declined, {"permissions": {}}]
+    asked = []
+    with (
+        ResponsesServer(script) as server,
+        StartedAppServer(tmp_path, server.url, "--enable", "request_permissions_tool") as codex,
+    ):
+        thread = codex.start_thread(approvalPolicy="on-request", sandbox="read-only")
+        codex.start_turn(thread, "change it")
+        for refusal in refusals:
+            *_, request = codex.hear_until(lambda frame: "id" in frame and "method" in frame)
+            asked.append(request["method"])
+            codex.tell({"id": request["id"], "result": refusal})
+        codex.hear_until(is_turn_end)
+
+        assert asked == [
+            "item/fileChange/requestApproval",
+            "item/commandExecution/requestApproval",
+            "item/permissions/requestApproval",
+        ]
+        assert not (codex.cwd / "a").exists()
+
+
+def test_a_turn_that_fails_is_an_exit_code(tmp_path: Path) -> None:
+    with (
+        ResponsesServer([too_long()]) as server,
+        StartedExec(tmp_path, server.url, "hi") as codex,
+    ):
+        assert kind_of(codex.hear_rest()[-1]) == "turn.failed"
+        assert codex.exit_code() == 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault, how often Codex asks with one retry of each kind, and what it calls it."""
+
+    step: Step
+    asks: int
+    info: Any
+
+
+FAULTS = {
+    "rate limit": Case(
+        rate_limited(), 1, {"responseTooManyFailedAttempts": {"httpStatusCode": 429}}
+    ),
+    "rate limit with a time": Case(
+        rate_limited(0), 2, {"responseTooManyFailedAttempts": {"httpStatusCode": 429}}
+    ),
+    "usage limit": Case(usage_limited(resets_at=RESETS_AT), 1, "usageLimitExceeded"),
+    "no credit": Case(without_credit(), 1, "usageLimitExceeded"),
+    "overload": Case(overloaded(), 2, "serverOverloaded"),
+    "overload in mid-stream": Case(answer(text("Hel", Break())), 1, "serverOverloaded"),
+    "server error": Case(server_error(), 4, "internalServerError"),
+    "error in mid-stream": Case(answer(text("Hel", Break("server"))), 2, "other"),
+    "bad key": Case(unauthorized(), 2, {"httpConnectionFailed": {"httpStatusCode": 401}}),
+    "no such model": Case(not_found(), 1, "modelNotFound"),
+    "too long": Case(too_long(), 1, "other"),
+    "too long in mid-stream": Case(answer(Break("too_long")), 1, "contextWindowExceeded"),
+    "cut stream": Case(answer(text("Hel", Cut())), 2, "other"),
+    "cut before headers": Case(Hang(), 4, "other"),
+    "stalled stream": Case(answer(text("Hel", Gate())), 2, "other"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS.keys())
+def test_a_fault_is_told_as_what_it_is(case: Case, tmp_path: Path) -> None:
+    if isinstance(case.step, Hang):
+        case.step.gate.open()
+    with (
+        ResponsesServer([], rest=case.step) as server,
+        StartedAppServer(tmp_path, server.url, retries=1, idle_ms=500) as codex,
+    ):
+        codex.start_turn(codex.start_thread(), "hi")
+        frames = codex.hear_until(is_turn_end)
+
+        turn = frames[-1]["params"]["turn"]
+        assert (turn["status"], turn["error"]["codexErrorInfo"]) == ("failed", case.info)
+        assert len(server.main_asks) == case.asks
+
+
+def test_a_request_that_is_never_answered_is_left_by_an_interrupt(tmp_path: Path) -> None:
+    hang = Hang()
+    with (
+        ResponsesServer([hang, answer("Still here.")]) as server,
+        StartedAppServer(tmp_path, server.url) as codex,
+    ):
+        thread = codex.start_thread()
+        turn = codex.start_turn(thread, "hi")
+        hang.gate.wait_until_reached()
+        codex.ask("turn/interrupt", threadId=thread, turnId=turn)
+        *_, stopped = codex.hear_until(is_turn_end)
+        server.wait_until(lambda: server.fate_of(0) == "left")
+        codex.start_turn(thread, "and now?")
+        *_, ended = codex.hear_until(is_turn_end)
+
+        assert stopped["params"]["turn"]["status"] == "interrupted"
+        assert ended["params"]["turn"]["items"][-1]["text"] == "Still here."
+
+
+def test_a_broken_stream_is_asked_again_and_limits_are_told(tmp_path: Path) -> None:
+    limits = {
+        **codex_limit(88, RESETS_AT),
+        **codex_limit(12, RESETS_AT, window_minutes=10080, slot="secondary"),
+    }
+    script: Sequence[Step] = [answer(text("Hel", Cut())), answer("Hello.", headers=limits)]
+    with (
+        ResponsesServer(script) as server,
+        StartedAppServer(tmp_path, server.url) as codex,
+    ):
+        codex.start_turn(codex.start_thread(), "greet")
+        codex.hear_until(is_kind("error"))
+        *_, told = codex.hear_until(is_kind("account/rateLimits/updated"))
+        *_, ended = codex.hear_until(is_turn_end)
+
+        assert told["params"]["rateLimits"]["primary"] == {
+            "usedPercent": 88,
+            "windowDurationMins": 300,
+            "resetsAt": RESETS_AT,
+        }
+        assert ended["params"]["turn"]["items"][-1]["text"] == "Hello."
+        assert server.script.unused == 0
+
+
+@pytest.mark.parametrize(
+    ("picture", "is_taken"),
+    [
+        ({"type": "image", "url": "https://example.com/cat.png"}, False),
+        ({"type": "image", "url": "data:image/png;base64,iVBORw0KGgo="}, True),
+        ({"type": "localImage", "path": "/nonexistent/cat.png"}, True),
+    ],
+    ids=["an address", "inline", "a file that is not there"],
+)
+def test_the_address_of_a_picture_is_refused(
+    tmp_path: Path, picture: dict[str, str], is_taken: bool
+) -> None:
+    """So ours are always inline, and read by ourselves: a file that is not there is no error."""
+    with ResponsesServer([answer("Fine.")]) as server, StartedAppServer(tmp_path, server.url) as cx:
+        thread = cx.start_thread()
+        told = [{"type": "text", "text": "look"}, picture]
+        asked = cx.ask("turn/start", threadId=thread, input=told)
+        *_, reply = cx.hear_until(lambda frame: frame.get("id") == asked)
+
+        assert ("result" in reply) is is_taken
+        if is_taken:
+            cx.hear_until(is_turn_end)
+        assert len(server.main_asks) == is_taken

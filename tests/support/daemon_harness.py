@@ -1,0 +1,341 @@
+"""A team at work: a daemon in this process, real keepers, scripted CLIs.
+
+async with working(tmp_path) as team:
+    ada = await team.hire("ada")
+    item = await team.settled(await team.send(ada, says("hello")))
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from steadyrun.app.runtime import open_runtime
+from steadyrun.config import load
+from steadyrun.drivers import keeper
+from steadyrun.drivers.keeper_client import read_sent
+from steadyrun.lib.clock import Clock, SystemClock
+from steadyrun.lib.task_group import task_group
+from steadyrun.model import event as ev
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import StoredEvent
+from steadyrun.model.ids import AgentId, Ids, ItemId
+from steadyrun.model.item import Item, Message
+from steadyrun.model.run import Run
+from steadyrun.model.secret import Scrubber
+from steadyrun.runtime.daemon import Daemon
+from steadyrun.runtime.dispatcher import Capacity
+from steadyrun.runtime.log import FactFormatter
+from steadyrun.store import Store
+from steadyrun.stores.sqlite import SqliteStore
+from tests.children.keeper_driver import eventually
+from tests.support.real_cli_stage import left_behind
+
+PATIENCE_SECONDS = 40.0
+KEY = b"k" * 32
+ALL = 100_000
+_DAEMON = Path(__file__).parents[1] / "children" / "team_daemon.py"
+USUAL = Capacity()
+
+Event = TypeVar("Event")
+
+
+def script(*steps: object) -> str:
+    return "script:" + msgspec.json.encode(steps).decode()
+
+
+def says(text: str) -> str:
+    return script({"text": text})
+
+
+class Gates:
+    """Files that a script waits for."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def until(self, name: str) -> dict[str, str]:
+        """The step that waits for it."""
+        return {"until": str(self._place / f"gate-{name}")}
+
+    def open(self, name: str) -> None:
+        (self._place / f"gate-{name}").touch()
+
+
+@dataclass
+class Home:
+    """A home with agents, and what a person would do there; a daemon may be anywhere."""
+
+    place: Path
+    store: Store
+    gates: Gates = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gates = Gates(self.place)
+
+    async def hire(self, name: str, provider: str = "scripted", **fields: Any) -> AgentId:
+        home = self.place / name
+        home.mkdir(exist_ok=True)
+        agent = Agent(Ids(SystemClock().now).agent(), name, (provider,), str(home))
+        await self.store.add_agent(msgspec.structs.replace(agent, **fields))
+        return agent.id
+
+    async def change(self, agent: AgentId, **fields: Any) -> None:
+        was = await self.store.agent(agent)
+        await self.store.set_agent(msgspec.structs.replace(was, **fields), was=was)
+
+    async def send(self, agent: AgentId, text: str, **fields: Any) -> ItemId:
+        return (await self.store.accept(Message(agent, text, **fields))).item.id
+
+    async def done(self, agent: AgentId, text: str, **fields: Any) -> Item:
+        """An item that was sent and is settled."""
+        return await self.settled(await self.send(agent, text, **fields))
+
+    async def settled(self, item: ItemId) -> Item:
+        agent = (await self.store.item(item)).agent
+        await self.until(agent, self._is_settled(item))
+        return await self.store.item(item)
+
+    def _is_settled(self, item: ItemId) -> Callable[[], Awaitable[bool]]:
+        async def is_it() -> bool:
+            return (await self.store.item(item)).is_settled
+
+        return is_it
+
+    async def until(self, agent: AgentId | None, is_it: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for what the store will say of an agent, or of all."""
+        with self.store.hints.watch(agent) as watch:
+            while not await is_it():
+                await watch.wait(0.5)
+
+    async def until_lane(self, agent: AgentId, status: str) -> None:
+        async def is_it() -> bool:
+            return (await self.store.lane(agent)).status == status
+
+        await self.until(agent, is_it)
+
+    async def until_told(self, agent: AgentId, kind: type[ev.Event], count: int = 1) -> None:
+        """So many events of a kind are in the agent's record."""
+
+        async def is_it() -> bool:
+            return len(await self.of(agent, kind)) >= count
+
+        await self.until(agent, is_it)
+
+    async def until_said(self, agent: AgentId, text: str) -> None:
+        async def is_it() -> bool:
+            return text in await self.texts(agent)
+
+        await self.until(agent, is_it)
+
+    async def until_idle(self, agent: AgentId) -> None:
+        """Nothing runs, and nothing is queued."""
+
+        async def is_it() -> bool:
+            lane = await self.store.lane(agent)
+            return lane.status in {"idle", "warm"} and not lane.queued
+
+        await self.until(agent, is_it)
+
+    async def runs(self, agent: AgentId) -> list[Run]:
+        """In the order in which they were begun."""
+        return sorted(await self.store.runs(agent), key=lambda run: run.id)
+
+    async def events(self, agent: AgentId) -> list[StoredEvent]:
+        return await self.store.last_events(agent=agent, limit=ALL)
+
+    async def of(self, agent: AgentId, kind: type[Event]) -> list[Event]:
+        return [seen.event for seen in await self.events(agent) if isinstance(seen.event, kind)]
+
+    async def texts(self, agent: AgentId) -> list[str]:
+        return [each.text for each in await self.of(agent, ev.TextFinal)]
+
+    async def notes(self, agent: AgentId) -> list[str]:
+        return [each.text for each in await self.of(agent, ev.Note)]
+
+    async def process_of(self, agent: AgentId) -> str:
+        [process] = await self.store.open_processes(agent)
+        return process.id
+
+
+@dataclass
+class Team(Home):
+    """A home whose daemon is in this process."""
+
+    daemon: Daemon
+    facts: "Facts"
+
+
+@asynccontextmanager
+async def most_processes(home: Home) -> AsyncIterator[list[int]]:
+    """How many processes were open at most, all agents together: looked at whenever anything
+    happens."""
+    most = [0]
+
+    async def look() -> None:
+        with home.store.hints.watch(None) as watch:
+            while True:
+                most[0] = max(most[0], len(await home.store.open_processes()))
+                await watch.wait(0.05)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        yield most
+        tasks.cancel_scope.cancel()
+
+
+def begun(place: Path) -> list[tuple[str, str]]:
+    """Every turn that any process of this home was told: the run and the text, in order."""
+    found = []
+    for directory in (place / "home" / "processes").glob("*"):
+        for frame in read_sent(directory, 0):
+            if frame.key.startswith("begin:"):
+                text = msgspec.json.decode(frame.raw)["text"]
+                found.append((frame.key.removeprefix("begin:"), text))
+    return sorted(found)
+
+
+def times_told(place: Path, words: str) -> int:
+    return sum(words in text for _, text in begun(place))
+
+
+def cli_of(process: str) -> int:
+    """The CLI itself: the oldest of what carries its mark."""
+    return min(keeper.marked(process))
+
+
+async def wait_for(ask: Callable[[], Any], what: str) -> None:
+    await anyio.to_thread.run_sync(eventually, ask, what)
+
+
+class Facts(logging.Handler):
+    """What an operator would read meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        # Those with a field that an operator would not see.
+        self.cut: list[str] = []
+        self._formatter = FactFormatter(Scrubber())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "cut" in self._formatter.facts_of(record):
+            self.cut.append(record.getMessage())
+        self.told.append((record.getMessage(), getattr(record, "fields", {})))
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [fields for each, fields in self.told if each == name]
+
+
+@contextmanager
+def facts(*, has_bugs: bool = False) -> Iterator[Facts]:
+    """The facts of this process; none of them may be a bug, unless there is one."""
+    log, found = logging.getLogger("steadyrun"), Facts()
+    level = log.level
+    log.addHandler(found)
+    log.setLevel(logging.INFO)
+    try:
+        yield found
+        assert bool(found.of("bug")) == has_bugs, found.of("bug")
+        assert found.cut == []
+    finally:
+        log.removeHandler(found)
+        log.setLevel(level)
+
+
+@asynccontextmanager
+async def opened(place: Path) -> AsyncIterator[Home]:
+    """A home, for somebody who is no daemon."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        store = await SqliteStore.open(place / "home")
+        try:
+            yield Home(place, store)
+        finally:
+            await store.close()
+
+
+class Victim:
+    """A daemon in a process of its own, to be killed."""
+
+    def __init__(self, place: Path, step: str = "") -> None:
+        """It kills itself at that step, if there is one."""
+        argv = [sys.executable, str(_DAEMON), str(place / "home"), step]
+        environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, env=environ)
+
+    async def up(self) -> None:
+        """It takes items in."""
+        assert self._process.stdout
+        said = await anyio.to_thread.run_sync(self._process.stdout.readline)
+        assert said == b"up\n", said
+
+    async def until_dead(self) -> None:
+        """It has come to its step."""
+        code = await anyio.to_thread.run_sync(self._process.wait, PATIENCE_SECONDS)
+        assert code == -signal.SIGKILL
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout
+        self._process.stdout.close()
+
+
+@asynccontextmanager
+async def victim(place: Path, step: str = "") -> AsyncIterator[tuple[Home, Victim]]:
+    """A home, and a daemon that is killed at that step, or at the end of the block."""
+    async with opened(place) as home:
+        daemon = Victim(place, step)
+        try:
+            yield home, daemon
+        finally:
+            daemon.kill()
+
+
+@asynccontextmanager
+async def working(
+    place: Path,
+    room: Capacity = USUAL,
+    *,
+    config: str = "",
+    clock: Clock | None = None,
+    watched: Callable[[Store], Store] = lambda store: store,
+    drain: float = 10.0,
+    has_bugs: bool = False,
+    **limits: float | None,
+) -> AsyncIterator[Team]:
+    """A daemon at work, stopped in the end; nothing may be left running behind it.
+
+    `watched` is what the daemon sees of its store.
+    """
+    home = place / "home"
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(config)
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
+    settings = load(home=home, cwd=place, environ=environ)
+    with anyio.fail_after(PATIENCE_SECONDS), facts(has_bugs=has_bugs) as told:
+        async with (
+            open_runtime(settings, kind="daemon", machine="here") as usual,
+            task_group() as tasks,
+        ):
+            around = replace(usual, limits=msgspec.structs.replace(usual.limits, **limits))
+            store = watched(around.store)
+            around = replace(around, clock=clock or around.clock, store=store)
+            daemon = Daemon(around, tasks, room=room, key=KEY)
+            await daemon.recover()
+            tasks.start_soon(daemon.serve)
+            yield Team(place, usual.store, daemon, told)
+            await daemon.stop(drain_seconds=drain, keep=False)
+            tasks.cancel_scope.cancel()
+    # A keeper says that all is over, and then ends itself.
+    eventually(lambda: not left_behind(place), "the end of all that was started")

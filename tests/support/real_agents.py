@@ -1,0 +1,49 @@
+"""A daemon with one agent, whose provider is a real CLI.
+
+with staged(tmp_path, [answer("One.")], cli=CODEX) as stage:
+    async with working(stage) as (team, ada):
+        await team.done(ada, "the request")
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from steadyrun.app.runtime import open_runtime
+from steadyrun.lib.task_group import task_group
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import AgentId
+from steadyrun.model.policy import Policy
+from steadyrun.runtime.daemon import Daemon
+from tests.support.daemon_harness import KEY, USUAL, Team, facts
+from tests.support.real_cli_stage import Stage
+
+PATIENCE_SECONDS = 90.0
+
+
+@asynccontextmanager
+async def working(
+    stage: Stage, policy: Policy | None = None
+) -> AsyncIterator[tuple[Team, AgentId]]:
+    """The agent may do everything unless a policy says otherwise."""
+    with anyio.fail_after(PATIENCE_SECONDS), facts() as told:
+        async with (
+            open_runtime(stage.config, kind="daemon", machine="here") as around,
+            task_group() as tasks,
+        ):
+            daemon = Daemon(around, tasks, room=USUAL, key=KEY)
+            await daemon.recover()
+            tasks.start_soon(daemon.serve)
+            team = Team(stage.cwd.parent, around.store, daemon, told)
+            agent = Agent(
+                around.ids.agent(),
+                "ada",
+                (stage.cli.name,),
+                str(stage.cwd),
+                policy=policy or Policy(stage.cli.mode),
+            )
+            await around.store.add_agent(agent)
+            yield team, agent.id
+            await daemon.stop(drain_seconds=10, keep=False)
+            tasks.cancel_scope.cancel()

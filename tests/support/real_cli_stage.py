@@ -1,0 +1,375 @@
+"""A real CLI on a stage of its own: a home, a working directory, a simulated model.
+
+with staged(tmp_path, [answer("42")], cli=CODEX) as stage:
+    played = stage.played("What is six times seven?")
+"""
+
+import base64
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+import steadyrun
+from steadyrun.config import Config, ProviderSettings, load
+from steadyrun.dialect import Dialect, Ended, LaunchRequest, Verdict
+from steadyrun.driver import JournalBatch
+from steadyrun.drivers.keeper_client import read_sent
+from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
+from steadyrun.drivers.process_driver import ProcessDriver
+from steadyrun.lib.clock import SystemClock
+from steadyrun.lib.file_follower import FileWatches
+from steadyrun.library import Offered, RunHandle, Steadyrun
+from steadyrun.model import event as ev
+from steadyrun.model.event import Emitted, LiveEvent, StoredEvent
+from steadyrun.model.ids import AgentId, HolderId, ProcessId
+from steadyrun.model.item import Item
+from steadyrun.model.policy import Mode
+from steadyrun.model.process import Process
+from steadyrun.model.run import Run
+from steadyrun.stores.sqlite import SqliteStore
+from steadyrun.testing.model_servers.anthropic import Ask, MessagesServer, Steps
+from steadyrun.testing.model_servers.content import Answer, answer, text
+from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.model_server import ModelServer
+from steadyrun.testing.model_servers.openai_responses import ResponsesServer
+from tests.children.keeper_driver import eventually, is_locked
+from tests.support.real_cli import claude_environment, descendants, real_claude
+from tests.support.real_codex import codex_environment, codex_home, real_codex
+
+PATIENCE_SECONDS = 60.0
+ALL = 1_000_000
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
+    "gg=="
+)
+
+Seen = StoredEvent | LiveEvent
+Event = TypeVar("Event")
+
+
+@dataclass(frozen=True)
+class Played:
+    """How a run went, and everything in the record of its home."""
+
+    run: Run
+    stored: list[StoredEvent]
+    items: list[Item]
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [seen.event for seen in self.stored if isinstance(seen.event, kind)]
+
+
+@dataclass(frozen=True)
+class Cli:
+    """A CLI, its environment in a folder beside a model's server, the mode that asks nothing."""
+
+    name: str
+    program: Callable[[], Path]
+    environment: Callable[[Path, str], dict[str, str]]
+    server: type[ModelServer]
+    mode: Mode
+
+
+def _codex(folder: Path, url: str) -> dict[str, str]:
+    codex_home(folder, url)
+    return codex_environment(folder)
+
+
+CLAUDE = Cli("claude", real_claude, claude_environment, MessagesServer, "full_auto")
+CODEX = Cli("codex", real_codex, _codex, ResponsesServer, "dangerously_skip_permissions")
+
+
+class Stage:
+    """A home with a real CLI as its provider."""
+
+    def __init__(
+        self, folder: Path, server: ModelServer, settings: ProviderSettings, cli: Cli = CLAUDE
+    ) -> None:
+        self.server, self.cli = server, cli
+        self.home, self.cwd = folder / "steadyrun", folder / "work"
+        self.cwd.mkdir(exist_ok=True)
+        self.user = folder / "user"
+        self.user.mkdir(exist_ok=True)
+        self._settings = settings
+
+    @property
+    def config(self) -> Config:
+        given = self.cli.environment(self.user, self.server.url)
+        environ = {key: given.pop(key) for key in ("PATH", "HOME", "LANG")}
+        config = load(home=self.home, cwd=self.cwd, environ=environ)
+        settings = msgspec.structs.replace(
+            self._settings,
+            command=(str(self.cli.program()),),
+            env={**given, **self._settings.env},
+        )
+        both = msgspec.structs.replace(config.settings, providers={self.cli.name: settings})
+        return replace(config, settings=both)
+
+    @asynccontextmanager
+    async def library(self) -> AsyncIterator[Steadyrun]:
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with steadyrun.open(self.config) as library:
+                yield library
+
+    async def start(self, library: Steadyrun, prompt: str, **wishes: Any) -> RunHandle:
+        wishes.setdefault("mode", self.cli.mode)
+        return await library.start(prompt, provider=self.cli.name, cwd=self.cwd, **wishes)
+
+    def played(self, prompt: str, **wishes: Any) -> Played:
+        """Run a prompt to its end."""
+
+        async def main() -> Played:
+            async with self.library() as library:
+                run = await self.start(library, prompt, **wishes)
+                return await self.read(await run.result())
+
+        return anyio.run(main)
+
+    async def read(self, run: Run) -> Played:
+        """The record of the run's home, from the store itself."""
+        store = await SqliteStore.open(self.home)
+        try:
+            run = await store.run(run.id)
+            items = await store.items(run.agent, include_settled=True)
+            stored = await store.last_events(agent=run.agent, limit=ALL)
+        finally:
+            await store.close()
+        return Played(run, stored, sorted(items, key=lambda item: item.seq))
+
+
+@contextmanager
+def staged(folder: Path, script: Steps, *, cli: Cli = CLAUDE, **settings: Any) -> Iterator[Stage]:
+    """A stage whose model plays `script`; nothing may be left running behind it."""
+    cli.program()
+    with cli.server(script) as server:
+        yield Stage(folder, server, ProviderSettings(**settings), cli)
+    # A keeper says that all is over, and then ends itself.
+    eventually(lambda: not left_behind(folder), "the end of all that was started")
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Processes that still have to do with a folder: in their arguments, environment or place."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            texts = [(process / name).read_bytes() for name in ("cmdline", "environ")]
+            texts.append(str((process / "cwd").readlink()).encode())
+        except OSError:
+            continue
+        if any(str(folder).encode() in text for text in texts):
+            found.append(f"{process.name} {texts[0][:200]!r}")
+    return found
+
+
+async def until(run: RunHandle, is_it: Callable[[Any], bool]) -> Any:
+    """The first event, stored or live, that is the one."""
+    async for seen in run.events():
+        if is_it(seen.event):
+            return seen.event
+    raise AssertionError("the run ended without it")
+
+
+def tree_of(pid: int) -> list[int]:
+    """A process and all below it."""
+    return [pid, *descendants(pid)]
+
+
+async def reached(gate: Gate) -> None:
+    """An answer has come to the gate."""
+    await anyio.to_thread.run_sync(gate.wait_until_reached)
+
+
+def times_told(server: ModelServer, words: str) -> int:
+    """How often the model was told these words; what it was told once stays in what it is asked."""
+    return max((_written(ask).count(words) for ask in server.main_asks), default=0)
+
+
+def _written(ask: Ask) -> str:
+    return json.dumps(list(ask.messages), ensure_ascii=False)
+
+
+# -- what became of it
+
+
+def fates(played: Played) -> dict[str, tuple[str, str]]:
+    """What became of each follow-up."""
+    followups = [item for item in played.items if item.kind == "message"]
+    return {item.text: (item.delivery, item.status) for item in followups}
+
+
+def texts(played: Played) -> list[str | None]:
+    """What each run has said, in order."""
+    return [end.text for end in played.of(ev.RunCompleted)]
+
+
+def resolved(played: Played) -> list[tuple[str, str]]:
+    return [(each.verdict, each.by) for each in played.of(ev.ApprovalResolved)]
+
+
+async def there(path: Path) -> None:
+    await anyio.to_thread.run_sync(eventually, path.exists, f"{path.name}")
+
+
+async def printed(stage: Stage, words: bytes) -> None:
+    """The only process of the stage has printed this."""
+    [journal] = stage.home.glob("processes/*/journal")
+    await anyio.to_thread.run_sync(eventually, lambda: words in journal.read_bytes(), str(words))
+
+
+async def steered(stage: Stage, run: RunHandle, *words: str) -> None:
+    """Codex has accepted these words for its turn."""
+    for word in words:
+        offered = await run.steer(word)
+        assert isinstance(offered, Offered)
+        await printed(stage, f'"offer:{offered.item}"'.encode())
+
+
+# -- approvals
+
+
+def is_asking(event: Any) -> bool:
+    return isinstance(event, ev.ApprovalRequested)
+
+
+def asked(stage: Stage, verdicts: Sequence[Verdict], **wishes: Any) -> Played:
+    """A run that asks before it does anything, and is answered so, one after the other."""
+
+    async def main() -> Played:
+        async with stage.library() as library:
+            run = await stage.start(library, "work", mode="default", **wishes)
+            left = list(verdicts)
+            async for seen in run.events():
+                if isinstance(seen.event, ev.ApprovalRequested):
+                    await run.decide(seen.event.approval, left.pop(0))
+            assert left == []
+            return await stage.read(await run.result())
+
+    return anyio.run(main)
+
+
+# -- the end of a turn
+
+Moment = Callable[[RunHandle], Awaitable[None]]
+
+
+def looks(count: int) -> Moment:
+    """So many looks into the store later."""
+
+    async def moment(run: RunHandle) -> None:
+        for _ in range(count):
+            await run._store.run(run.id)
+
+    return moment
+
+
+def sight_of(kind: type[ev.Event]) -> Moment:
+    async def moment(run: RunHandle) -> None:
+        await until(run, lambda event: isinstance(event, kind))
+
+    return moment
+
+
+# When to steer, from the last piece of an answer on.
+MOMENTS: tuple[Moment, ...] = (
+    *(looks(count) for count in (0, 2, 5, 9, 14, 20)),
+    sight_of(ev.TextFinal),
+    sight_of(ev.RunCompleted),
+)
+
+
+class Held:
+    """A model that answers every message in two pieces, with a gate between them."""
+
+    def __init__(self) -> None:
+        self._gates: dict[str, Gate] = {}
+
+    def gate(self, word: str) -> Gate:
+        return self._gates.setdefault(word, Gate())
+
+    def __call__(self, ask: Ask) -> Answer:
+        return answer(text("I heard ", self.gate(ask.said), "you."))
+
+
+# -- many turns on one process
+
+
+class Ear:
+    """Hears what a driver passes on."""
+
+    def __init__(self) -> None:
+        self.ends: list[Ended] = []
+        self.events: list[Any] = []
+        self._rung = anyio.Event()
+
+    async def hear(self, stretch: JournalBatch) -> None:
+        self.ends += [heard for heard in stretch.output if isinstance(heard, Ended)]
+        self.events += [heard.event for heard in stretch.output if isinstance(heard, Emitted)]
+        self._rung.set()
+        self._rung = anyio.Event()
+
+    async def until_ended(self, count: int) -> Ended:
+        await self.until(lambda: len(self.ends) >= count)
+        return self.ends[-1]
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        """Wait for something that only what is heard can change."""
+        while not is_true():
+            await self._rung.wait()
+
+
+@asynccontextmanager
+async def warm(
+    stage: Stage, dialect: Callable[[], Dialect], first: LaunchRequest, ear: Ear
+) -> AsyncIterator[ProcessDriver]:
+    """A driver of one process that is not ended after its turn."""
+    cli, process = stage.cli, warm_process(stage)
+
+    def env() -> dict[str, str]:
+        return cli.environment(stage.user, stage.server.url)
+
+    setup = ProviderSetup(dialect, env, (str(cli.program()),))
+    with FileWatches() as watches, anyio.fail_after(PATIENCE_SECONDS):
+        clock = SystemClock()
+        drivers = KeeperLauncher(stage.home, {cli.name: setup}, clock=clock, watches=watches)
+        await drivers.launch(process, first)
+        async with (
+            drivers.drive(process, holder=HolderId("warm"), fence=1, sink=ear.hear) as driver,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(driver.follow)
+            yield driver
+            tasks.cancel_scope.cancel()
+
+
+def warm_process(stage: Stage) -> Process:
+    return Process(
+        ProcessId(f"proc_{stage.cli.name}_{os.getpid()}"),
+        AgentId("agent_warm"),
+        stage.cli.name,
+        "here",
+        "processes/warm",
+        datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+async def closed(driver: ProcessDriver, stage: Stage) -> None:
+    """Let the process go and see it end."""
+    await driver.close()
+    directory = stage.home / warm_process(stage).keeper
+    await anyio.to_thread.run_sync(
+        eventually, lambda: not is_locked(directory), "the end of the process"
+    )
+
+
+def sent_keys(stage: Stage) -> list[str]:
+    frames = read_sent(stage.home / warm_process(stage).keeper, after=0)
+    return [frame.key for frame in sorted(frames, key=lambda frame: frame.number)]

@@ -1,0 +1,497 @@
+"""Does the Dialect of Codex read and say the right things? From lines, without a process."""
+
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from msgspec import DecodeError
+
+from steadyrun.dialect import (
+    RESUME_NOT_FOUND,
+    Began,
+    Dialect,
+    Ended,
+    Exit,
+    Image,
+    LaunchRequest,
+    Offer,
+    Refused,
+    Send,
+    Turn,
+    Verdict,
+)
+from steadyrun.model import event as ev
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.providers.codex.launch import PROGRAM, CodexOptions
+from steadyrun.providers.codex.state import CodexState
+from tests.support.codex_lines import (
+    AGAIN,
+    ONCE,
+    REQUEST,
+    Talk,
+    ask,
+    begun,
+    command,
+    completed,
+    delta,
+    done,
+    interrupted,
+    news,
+    opened,
+    ready,
+    refusal,
+    reply,
+    resolved,
+    shaken,
+    started,
+    text,
+    user,
+    working,
+)
+from tests.support.dialect_talker import the_end, told
+
+# -- the contract
+
+
+def test_it_keeps_the_contract() -> None:
+    dialect: Dialect = Codex()
+
+    assert dialect.name == "codex"
+    assert dialect.program is PROGRAM
+    assert dialect.options_type is CodexOptions
+    assert isinstance(dialect.state, CodexState)
+    assert not dialect.is_ready
+    assert not dialect.has_background
+
+
+def test_a_process_for_one_turn_can_do_less() -> None:
+    assert Codex().abilities - Codex(ONCE).abilities == {
+        "steer", "interrupt", "multi_turn", "approvals", "usage",
+    }  # fmt: skip
+    assert not {"recall", "tools", "max_turns"} & Codex().abilities
+
+
+def test_every_line_has_a_key_that_is_its_id() -> None:
+    talk = working()
+    talk.hear(ask())
+    talk.hear(command())
+    dialect = talk.dialect
+
+    sends = [
+        *dialect.open(REQUEST),
+        *dialect.begin(Turn("t2", "x", model="m2", mode="plan")),
+        dialect.steer(Offer("o2", "y")),
+        dialect.interrupt(),
+        *dialect.decide(next(iter(dialect.state.asks)), Verdict(True)),
+        *talk.hear(interrupted()),
+    ]
+
+    lines = [each for each in sends if isinstance(each, Send)]
+    keys = [send.key for send in lines]
+    place = next(key for key in keys if key.startswith("decide:"))
+    assert keys == [
+        "open", "initialized", "thread:default", "begin:t2", "offer:o2", "interrupt:t1", place,
+        "terminate:c1",
+    ]  # fmt: skip
+    assert [told(send).get("id") for send in lines] == [
+        "open", None, "thread:default", "begin:t2", "offer:o2", "interrupt:t1", 0, "terminate:c1",
+    ]  # fmt: skip
+
+
+def test_a_line_is_one_line() -> None:
+    talk = working()
+    odd = talk.hear(ask(), {"id": 1, "method": "news/ask"})
+    dialect = talk.dialect
+
+    sends = [
+        *dialect.open(AGAIN),
+        *dialect.begin(Turn("t2", "two\nlines")),
+        dialect.steer(Offer("o2", "two\nlines")),
+        dialect.interrupt(),
+        *dialect.decide(next(iter(dialect.state.asks)), Verdict(False)),
+        *odd,
+    ]
+
+    assert not [send for send in sends if isinstance(send, Send) and b"\n" in send.raw]
+
+
+def test_asking_changes_nothing() -> None:
+    talk = working()
+    talk.hear(ask(), command())
+    talk.tell(talk.dialect.steer(Offer("o1", "and this")))
+    dialect = talk.dialect
+    before = deepcopy(dialect.state)
+
+    dialect.open(AGAIN)
+    dialect.begin(Turn("t2", "x", model="m2", mode="plan"))
+    dialect.steer(Offer("o2", "x"))
+    assert dialect.recall("o1") is None  # type: ignore[func-returns-value]
+    dialect.interrupt()
+    dialect.decide(next(iter(dialect.state.asks)), Verdict(True))
+    assert not dialect.is_ready
+
+    assert dialect.state == before
+
+
+# -- the handshake
+
+
+def test_all_of_the_handshake_is_sent_at_once() -> None:
+    hello, initialized, thread = Talk().dialect.open(REQUEST)
+
+    assert told(hello)["method"] == "initialize"
+    assert told(hello)["params"]["capabilities"] == {"experimentalApi": True}
+    assert told(initialized) == {"method": "initialized"}
+    assert told(thread)["method"] == "thread/start"
+    assert told(thread)["params"]["cwd"] == "/"
+    assert "jsonrpc" not in told(hello)
+
+
+def test_a_conversation_that_is_gone_on_with_has_the_same_settings() -> None:
+    start, resume = Talk().dialect.open(REQUEST)[-1], Talk().dialect.open(AGAIN)[-1]
+
+    assert told(resume)["method"] == "thread/resume"
+    more = {"threadId": "th1", "excludeTurns": True}
+    assert told(resume)["params"] == {**told(start)["params"], **more}
+
+
+def test_a_turn_may_begin_once_there_is_a_conversation() -> None:
+    talk = shaken(REQUEST, reply("open", userAgent="x"))
+    before = talk.dialect.is_ready
+
+    talk.hear(opened())
+
+    assert (before, talk.dialect.is_ready) == (False, True)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_conversation_is_told_by_the_answer_and_once(first: bool) -> None:
+    lines = [opened(), news("thread/started", thread={"id": "th1"})]
+    talk = shaken(REQUEST, reply("open"))
+
+    said = talk.hear(*(lines if first else reversed(lines)))
+    said += talk.turn() + talk.hear(reply("begin:t1", turn={"id": "turn1"}), started(), completed())
+    said += talk.turn("t2")
+
+    assert said.count(ev.TokenBound("th1")) == 1
+    assert ev.StatsUpdated(model="m1") in said
+
+
+def test_a_conversation_without_a_turn_is_no_conversation_yet() -> None:
+    """Codex writes it down with its first turn, and could not go on with it before."""
+    talk = shaken(REQUEST, reply("open"))
+
+    assert not [each for each in talk.hear(opened()) if isinstance(each, ev.TokenBound)]
+
+
+def test_a_mode_that_is_not_quite_there_is_told() -> None:
+    talk = Talk()
+    request = LaunchRequest(Turn("t1", "x"), "/", mode="accept_edits")
+
+    said = talk.tell(*talk.dialect.open(request))
+
+    assert [type(each) for each in said] == [ev.Note]
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer", "code"),
+    [
+        (AGAIN, refusal("thread:default", "no rollout found for thread id th1"), RESUME_NOT_FOUND),
+        (AGAIN, refusal("thread:default", "invalid thread id"), RESUME_NOT_FOUND),
+        (AGAIN, refusal("thread:default", "internal", -32603), "provider_error"),
+        (REQUEST, refusal("thread:default", "Model provider `x` not found"), "provider_error"),
+    ],
+)
+def test_a_conversation_that_is_not_there_fails_the_turn(
+    request_: LaunchRequest, answer: Any, code: str
+) -> None:
+    talk = shaken(request_, reply("open"))
+    talk.hear(answer)
+    assert talk.dialect.is_ready
+
+    [send] = talk.dialect.begin(Turn("t1", "hello"))
+    began = talk.tell(send)
+    end = the_end(talk.hear(refusal("begin:t1", "thread not found: th1")))
+
+    assert told(send)["params"]["threadId"] == (request_.resume or "")
+    assert began == [Began("t1")]
+    assert (end.status, end.error and end.error.code) == ("failed", code)
+    assert end.error
+    assert end.error.message == answer["error"]["message"]
+
+
+@pytest.mark.parametrize("result", [None, {}, {"thread": {}}, {"thread": "th1"}, [], 7])
+def test_an_answer_without_a_conversation_leaves_nobody_waiting(result: Any) -> None:
+    talk = Talk()
+    talk.tell(*talk.dialect.open(REQUEST))
+    talk.hear(reply("open"))
+    with suppress(DecodeError):
+        talk.hear({"id": "thread:default", "result": result})
+
+    assert talk.dialect.is_ready
+    talk.turn()
+    assert the_end(talk.hear(refusal("begin:t1", "thread not found"))).status == "failed"
+
+
+def test_a_handshake_that_is_turned_down_fails_the_turn() -> None:
+    talk = shaken(REQUEST, refusal("open", "bad client"))
+    talk.hear(refusal("thread:default", "Not initialized"))
+    talk.turn()
+
+    end = the_end(talk.hear(refusal("begin:t1", "Not initialized")))
+
+    assert end.error
+    assert end.error.code == "provider_error"
+
+
+# -- turns
+
+
+def test_a_turn_is_told_under_its_own_name() -> None:
+    [send] = ready().dialect.begin(Turn("t1", "hello"))
+
+    params = told(send)["params"]
+    assert told(send)["method"] == "turn/start"
+    assert (params["threadId"], params["clientUserMessageId"]) == ("th1", "t1")
+    assert params["input"] == [{"type": "text", "text": "hello"}]
+    assert "outputSchema" not in params
+    assert "model" not in params
+
+
+def test_a_turn_says_all_that_was_asked_for() -> None:
+    schema = {"type": "object"}
+    turn = Turn("t1", "look", (Image("image/png", b"\x89"),), schema, "m2", "plan")
+
+    [send] = ready().dialect.begin(turn)
+
+    params = told(send)["params"]
+    assert [part["type"] for part in params["input"]] == ["text", "image"]
+    assert params["input"][1]["url"].startswith("data:image/png;base64,")
+    assert (params["model"], params["outputSchema"]) == ("m2", schema)
+    assert params["approvalPolicy"] == "never"
+    assert params["sandboxPolicy"] == {"type": "readOnly"}
+
+
+def test_a_turn_begins_when_it_is_told_and_ends_when_it_has_completed() -> None:
+    talk = ready()
+
+    began = talk.turn()
+    said = talk.hear(
+        reply("begin:t1", turn={"id": "turn1"}),
+        news("thread/status/changed", status={"type": "active"}),
+        started(), user("t1"), begun("agentMessage", "m1", text=""), delta("h"), text("hi"),
+        news("thread/status/changed", status={"type": "idle"}),
+        completed("hi"),
+    )  # fmt: skip
+
+    assert began == [Began("t1")]
+    assert said[:2] == [ev.TokenBound("th1"), ev.StatsUpdated(model="m1")]
+    assert said[2:-2] == [ev.TextDelta("h"), ev.TextFinal("hi")]
+    assert isinstance(said[-2], ev.StatsUpdated)
+    assert (the_end(said).status, the_end(said).text) == ("completed", "hi")
+    assert talk.dialect.is_ready
+
+
+@pytest.mark.parametrize("status", ["idle", "systemError", "notLoaded", "active", "news"])
+def test_its_state_ends_no_turn(status: str) -> None:
+    talk = working()
+
+    assert talk.hear(news("thread/status/changed", status={"type": status})) == []
+    assert not talk.dialect.is_ready
+
+
+def test_a_turn_whose_answer_is_late_is_known_by_its_start() -> None:
+    talk = ready()
+    talk.turn()
+
+    talk.hear(started("turn1"), text("hi"), completed("hi"))
+
+    assert talk.dialect.state.turn is None
+    assert talk.hear(reply("begin:t1", turn={"id": "turn1"})) == []
+
+
+def test_a_turn_that_is_turned_down_has_failed() -> None:
+    talk = ready()
+    talk.turn()
+
+    end = the_end(talk.hear(refusal("begin:t1", "Input exceeds the maximum", -32602)))
+
+    assert (end.status, end.error and end.error.code) == ("failed", "provider_error")
+    assert talk.dialect.is_ready
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"id": "begin:t1", "error": "boom"},
+        {"id": "begin:t1", "error": {"code": -32600}},
+        {"id": "begin:t1", "error": {"message": "boom"}},
+        {"id": "begin:t1", "error": {"code": "x", "message": 7}},
+    ],
+)
+def test_a_turn_that_is_turned_down_in_an_odd_way_has_failed_too(answer: Any) -> None:
+    talk = ready()
+    talk.turn()
+
+    said = talk.hear(answer)
+
+    assert the_end(said).status == "failed"
+
+
+def test_the_end_of_another_turn_ends_nothing() -> None:
+    talk = working()
+
+    said = talk.hear(completed("x", turn="other"))
+
+    assert [type(each) for each in said] == [ev.Note]
+    assert not talk.dialect.is_ready
+
+
+def test_what_the_turn_before_says_late_is_not_taken_for_the_next() -> None:
+    talk = working()
+    talk.hear(completed("hi"))
+    talk.turn("t2")
+
+    said = talk.hear(text("late"), delta("late"), user("t1"), completed("hi"))
+
+    assert not [each for each in said if isinstance(each, ev.TextFinal | ev.TextDelta | Ended)]
+    talk.hear(reply("begin:t2", turn={"id": "turn2"}), started("turn2"))
+    assert the_end(talk.hear(completed(turn="turn2"))).text is None
+
+
+def test_a_turn_that_nobody_asked_for_is_told_as_one() -> None:
+    talk = working()
+    talk.hear(completed())
+
+    said = talk.hear(started("turn2"), text("I went on", turn="turn2"), completed(turn="turn2"))
+
+    assert said[:2] == [Began(None), ev.TextFinal("I went on")]
+    assert the_end(said).text == "I went on"
+
+
+def test_each_turn_of_its_own_is_interrupted_by_a_name_of_its_own() -> None:
+    talk = ready()
+    keys = set[str]()
+    for number in range(2):
+        talk.hear(started(f"own{number}"))
+        send = talk.dialect.interrupt()
+        assert send
+        keys.add(send.key)
+        talk.hear(completed(turn=f"own{number}"))
+
+    assert len(keys) == 2
+
+
+def test_what_another_conversation_says_is_not_ours() -> None:
+    talk = working()
+    before = deepcopy(talk.dialect.state)
+
+    said = talk.hear(
+        news("turn/started", threadId="th2", turn={"id": "x"}),
+        news("item/completed", threadId="th2", turnId="x", item={"type": "agentMessage"}),
+        news("item/started", threadId="th2", turnId="x", item={"type": "commandExecution"}),
+        news("item/agentMessage/delta", threadId="th2", turnId="x", itemId="m", delta="x"),
+        news("error", threadId="th2", turnId="x", error={"message": "x"}, willRetry=False),
+        news("warning", threadId="th2", message="of another"),
+        news("turn/completed", threadId="th2", turn={"id": "turn1", "status": "failed"}),
+    )
+
+    assert said == []
+    assert talk.dialect.state == before
+
+
+# -- what is not known
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        news("news/of/tomorrow", x=1),
+        begun("newItem"),
+        done("newItem"),
+        reply("of nobody"),
+        refusal("of nobody"),
+        {"type": "novelty"},
+    ],
+)
+def test_what_nobody_knows_is_kept(line: Any) -> None:
+    talk = working()
+    [said] = talk.hear(line)
+
+    assert isinstance(said, ev.Unknown)
+    assert said.text
+    assert not talk.dialect.is_ready
+
+
+@pytest.mark.parametrize("method", ["warning", "configWarning", "deprecationNotice"])
+def test_a_warning_is_told_once(method: str) -> None:
+    talk = working()
+    words = {"summary": "careful"} if method != "warning" else {"message": "careful"}
+
+    said = talk.hear(news(method, **words), news(method, **words), completed())
+    talk.turn("t2")
+    said += talk.hear(news(method, **words), news(method, **{**words, "extra": 1}))
+
+    assert said.count(ev.Note("careful")) == 1
+
+
+def test_another_model_is_told() -> None:
+    said = working().hear(news("model/rerouted", fromModel="m1", toModel="m2", reason="x"))
+
+    assert ev.StatsUpdated(model="m2") in said
+
+
+def test_a_server_that_did_not_start_is_told() -> None:
+    talk = ready()
+    states = [
+        news("mcpServer/startupStatus/updated", name="x", status=status, error=why)
+        for status, why in (("starting", None), ("ready", None), ("failed", "no such program"))
+    ]
+
+    [note] = talk.hear(*states)
+
+    assert note == ev.Note("the MCP server x did not start: no such program")
+
+
+# -- the end of the process
+
+
+def test_an_exit_after_the_last_turn_says_nothing() -> None:
+    talk = working()
+    talk.hear(completed())
+
+    assert talk.dialect.ended(Exit(1, stderr="no rollout found")) == []
+    assert not talk.dialect.is_ready
+
+
+def test_an_exit_in_mid_turn_is_for_the_driver_to_tell() -> None:
+    talk = working()
+    talk.hear(ask())
+
+    assert talk.dialect.ended(Exit(0)) == []
+    assert talk.hear(resolved()) == []
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_one_that_ends_before_it_has_answered_is_no_codex(code: int) -> None:
+    talk = shaken()
+
+    end = the_end(talk.dialect.ended(Exit(code, stderr="error: unexpected argument\n")))
+
+    assert end.error
+    assert end.error.code == "cli_incompatible"
+    assert end.exit_code == code
+
+
+def test_one_that_was_stopped_is_not_explained() -> None:
+    assert shaken().dialect.ended(Exit(1, reason="wall_timeout", stderr="is archived")) == []
+    assert shaken().dialect.ended(Exit(signal=9)) == []
+
+
+def test_a_process_for_one_turn_is_neither_steered_nor_interrupted() -> None:
+    dialect = Talk(ONCE).dialect
+
+    assert isinstance(dialect.steer(Offer("o1", "x")), Refused)
+    assert dialect.interrupt() is None
+    assert dialect.open(REQUEST) == []

@@ -1,0 +1,266 @@
+"""Can another driver go on with a Codex process, and does anything it prints break one?"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from steadyrun.dialect import Began, Ended, Exit, Offer, Send, Turn, Verdict
+from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
+from steadyrun.lib.framing import Frame
+from steadyrun.model import event as ev
+from steadyrun.model.event import Emitted
+from steadyrun.providers.codex.dialect import Codex
+from steadyrun.providers.codex.state import CodexState
+from tests.support.codex_lines import (
+    AGAIN,
+    Talk,
+    ask,
+    begun,
+    command,
+    command_done,
+    completed,
+    delta,
+    done,
+    error,
+    failed,
+    interrupted,
+    limits,
+    news,
+    question,
+    ready,
+    refusal,
+    reply,
+    resolved,
+    started,
+    text,
+    tokens,
+    usage,
+    user,
+    window,
+    working,
+)
+from tests.support.dialect_talker import NOW, play
+
+
+def conversation() -> list[Frame]:
+    """Something of everything."""
+    talk = ready(AGAIN)
+    dialect = talk.dialect
+    talk.hear(usage(tokens(1000, 100), turn="of old"), news("configWarning", summary="careful"))
+    talk.tell(*dialect.begin(Turn("t1", "hello", model="m2", mode="plan")))
+    talk.tell(dialect.interrupt())
+    talk.hear(reply("begin:t1", turn={"id": "turn1"}), started(), user("t1"))
+    talk.hear(begun("contextCompaction", "k"), usage(tokens(1000, 100)))
+    talk.hear(done("contextCompaction", "k"), begun("agentMessage", "m1"), delta("h"), text("hi"))
+    talk.hear(usage(tokens(1100, 120, cached=10)), limits(window(100, 1794785857)))
+    talk.hear(news("item/reasoning/summaryTextDelta", itemId="r1", delta="hm", turnId="turn1"))
+    talk.hear(command("c1"), command("c2"), ask(0, item="c1"), ask("0", "fileChange"))
+    picture = {"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]}
+    talk.hear(done("mcpToolCall", "c4", server="s", tool="t", result=picture))
+    for offer in ("o1", "o2", "o3"):
+        talk.tell(dialect.steer(Offer(offer, offer)))
+    talk.tell(*dialect.decide(next(iter(dialect.state.asks)), Verdict(True)))
+    talk.hear(resolved(0), reply("offer:o1", turnId="turn1"), refusal("offer:o2"), user("o1"))
+    talk.tell(*_sends(talk.hear(question("item/tool/requestUserInput", 3), command_done("c2"))))
+    talk.hear(error("serverOverloaded"), begun("reasoning", "r1"), {"method": "news"})
+    talk.tell(*_sends(talk.hear(interrupted(), resolved("0"), refusal("offer:o3"))))
+    talk.hear(reply("terminate:c1", terminated=True), command_done("c1", "failed", -1))
+    talk.turn("t2")
+    talk.hear(reply("begin:t2", turn={"id": "turn2"}), started("turn2"), user("t2", turn="turn2"))
+    talk.tell(dialect.steer(Offer("o4", "o4")))
+    talk.hear(text("x", turn="turn2"), reply("offer:o4", turnId="turn2"), user("o4", turn="turn2"))
+    talk.tell(*_sends(talk.hear(completed("x", turn="turn2"))))
+    talk.hear(
+        reply("again:o4", turn={"id": "turn3"}), started("turn3"), command("c9", turn="turn3")
+    )
+    talk.hear(failed("usageLimitExceeded", turn="turn3"), started("turn4"))
+    talk.hear(completed("y", turn="turn4"))
+    talk.turn("t5")
+    talk.hear(refusal("begin:t5", "no"))
+    return talk.log
+
+
+def _sends(said: list[Any]) -> list[Send]:
+    return [each for each in said if isinstance(each, Send)]
+
+
+FRAMES = conversation()
+LAST = Exit(1, stderr="x")
+
+
+@given(st.integers(0, len(FRAMES)))
+def test_another_driver_goes_on_from_anywhere(cut: int) -> None:
+    first, second, whole = TurnTracker(Codex()), TurnTracker(Codex()), TurnTracker(Codex())
+
+    before = play(first, FRAMES[:cut])
+    second.restore(first.save())
+    after = [*play(second, FRAMES[cut:]), *second.exited(LAST, NOW)]
+
+    assert [*before, *after] == [*play(whole, FRAMES), *whole.exited(LAST, NOW)]
+
+
+@given(st.integers(0, len(FRAMES)))
+def test_looking_changes_nothing_at_any_time(cut: int) -> None:
+    turns = TurnTracker(Codex())
+    play(turns, FRAMES[:cut])
+    dialect = turns.dialect
+    before = deepcopy(dialect.state)
+
+    dialect.open(AGAIN)
+    dialect.begin(Turn("t9", "x"))
+    dialect.steer(Offer("o9", "x"))
+    dialect.interrupt()
+    for approval in before.asks:
+        dialect.decide(approval, Verdict(True))
+        dialect.decide(approval, Verdict(False, ends_turn=True))
+    assert dialect.is_ready in {True, False}
+
+    assert dialect.state == before
+
+
+def test_what_is_remembered_does_not_grow_with_what_was_said() -> None:
+    talk = working()
+    sizes = list[int]()
+    for number in range(20):
+        turn, name = f"turn{number + 1}", f"t{number + 2}"
+        offer, item = f"o{number}", f"c{number}"
+        talk.hear(command(item, turn=turn), ask(number, item=item), text("hi", turn=turn))
+        talk.hear(usage(tokens(number, number), turn=turn), news("warning", message="careful"))
+        talk.tell(talk.dialect.steer(Offer(offer, offer)), talk.dialect.interrupt())
+        talk.hear(command_done(item), refusal(f"offer:{offer}"), reply(f"interrupt:t{number + 1}"))
+        talk.hear(completed("hi", turn=turn), resolved(number))
+        sizes.append(len(msgspec.msgpack.encode(talk.dialect.state)))
+        talk.turn(name)
+        talk.hear(reply(f"begin:{name}", turn={"id": f"turn{number + 2}"}))
+
+    assert max(sizes) - sizes[0] < 40
+
+
+@pytest.mark.parametrize("value", [10**30, -(10**30), 1e300, "\ud7ff", ["x"] * 100])
+def test_it_can_be_saved_whatever_a_tool_is_given(value: Any) -> None:
+    talk = working()
+    talk.hear(command("c1", command=value), begun("mcpToolCall", "c2", arguments={"n": value}))
+    talk.hear(ask(0, "permissions", permissions={"n": value}))
+
+    saved = msgspec.msgpack.encode(talk.dialect.state)
+
+    assert msgspec.msgpack.decode(saved, type=CodexState) == talk.dialect.state
+
+
+# -- whatever it prints
+
+GARBAGE: list[Any] = [
+    None, True, 0, -1, 1.5, 10**30, "", "x", "turn1", "th1", [], [[]], [{}], {}, {"x": {"type": 1}},
+]  # fmt: skip
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a value."""
+    yield path
+    keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
+    for key in keys:
+        yield from paths(value[key], (*path, key))
+
+
+def changed(frame: Frame, path: tuple[Any, ...], value: Any) -> Frame:
+    line = json.loads(frame.raw)
+    if not path:
+        return replace(frame, raw=json.dumps(value).encode())
+    inner = line
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return replace(frame, raw=json.dumps(line).encode())
+
+
+PRINTED = [n for n, frame in enumerate(FRAMES) if not frame.number]
+PLACES = [(n, path) for n in PRINTED for path in paths(json.loads(FRAMES[n].raw))]
+
+
+def events(told: list[TrackedOutput]) -> list[Any]:
+    return [each.event if isinstance(each, Emitted) else each for each in told]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(GARBAGE)), max_size=3))
+def test_whatever_is_wrong_in_it_everything_that_begins_ends(changes: list[Any]) -> None:
+    frames, done_ = list(FRAMES), set[int]()
+    for (number, path), value in changes:
+        if number not in done_:
+            frames[number] = changed(frames[number], path, value)
+            done_.add(number)
+    turns = TurnTracker(Codex())
+
+    told: list[TrackedOutput] = []
+    for frame in frames:
+        told += play(turns, [frame])
+        if told and isinstance(told[-1], Ended):
+            turns.save()
+    heard = events([*told, *turns.exited(LAST, NOW)])
+
+    _check_ends(heard)
+
+
+def _check_ends(heard: list[Any]) -> None:
+    kinds = Counter(map(type, heard))
+    assert kinds[Began] == kinds[Ended]
+    fates = [each.item for each in heard if isinstance(each, FATES)]
+    offered = [each.item for each in heard if isinstance(each, ev.FollowupOffered)]
+    assert sorted(fates) == sorted(offered)
+    asked = [each.approval for each in heard if isinstance(each, ev.ApprovalRequested)]
+    answered = [each.approval for each in heard if isinstance(each, ev.ApprovalResolved)]
+    assert sorted(asked) == sorted(answered)
+    begun_ = Counter(each.tool_call_id for each in heard if isinstance(each, ev.ToolStarted))
+    ended = Counter(each.tool_call_id for each in heard if isinstance(each, TOOL_ENDS))
+    assert begun_ == ended
+
+
+FATES = (ev.FollowupAbsorbed, ev.FollowupOwnTurn, ev.FollowupReturned)
+TOOL_ENDS = (ev.ToolCompleted, ev.ToolFailed)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_lines_may_be_left_out_or_come_twice(data: st.DataObject) -> None:
+    frames = list[Frame]()
+    for frame in FRAMES:
+        times = 1 if frame.number else data.draw(st.sampled_from([1, 1, 1, 1, 0, 2]))
+        frames += [frame] * times
+    turns = TurnTracker(Codex())
+
+    heard = events([*play(turns, frames), *turns.exited(LAST, NOW)])
+
+    kinds = Counter(map(type, heard))
+    assert kinds[Began] == kinds[Ended]
+    fates = Counter(each.item for each in heard if isinstance(each, FATES))
+    assert not [item for item, times in fates.items() if times > 1]
+
+
+@given(st.integers(0, len(FRAMES)), st.sampled_from(GARBAGE))
+def test_a_question_is_never_left_without_an_answer(cut: int, params: Any) -> None:
+    turns = TurnTracker(Codex())
+    play(turns, FRAMES[:cut])
+    raw = json.dumps({"id": 99, "method": "item/fileChange/requestApproval", "params": params})
+
+    told = turns.received(Frame(raw.encode(), 10**6), NOW)
+
+    sent = [each for each in told if isinstance(each, Send)]
+    assert len(sent) + ("1000000" in turns.dialect.state.asks) == 1
+
+
+def test_the_talk_of_these_tests_says_something_of_everything() -> None:
+    heard = events(play(TurnTracker(Codex()), FRAMES))
+
+    missing = {*FATES, *TOOL_ENDS, ev.ApprovalResolved, ev.CompactionCompleted, ev.TokenBound,
+               ev.ProviderRetrying, ev.Unknown, ev.UsageUpdated, ev.ThinkingDelta,
+               ev.ImageProduced} - set(map(type, heard))  # fmt: skip
+    assert missing == set()
+    assert isinstance(Talk().dialect.state, CodexState)

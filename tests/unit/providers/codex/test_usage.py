@@ -1,0 +1,375 @@
+"""What has a turn of Codex used, and when may it use more?"""
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadyrun.dialect import DialectOutput
+from steadyrun.model import event as ev
+from steadyrun.model.event import LimitWindow
+from steadyrun.model.usage import Cost, Usage
+from steadyrun.providers.codex.state import CodexState
+from steadyrun.providers.codex.usage import MOST_THREADS
+from steadyrun.providers.shared import prices
+from tests.support.codex_lines import (
+    AGAIN,
+    Talk,
+    completed,
+    error,
+    failed,
+    interrupted,
+    limits,
+    news,
+    ready,
+    reply,
+    started,
+    tokens,
+    usage,
+    window,
+    working,
+)
+from tests.support.dialect_talker import the_end
+
+
+def used(*lines: Any, talk: Talk | None = None) -> Usage | None:
+    return the_end((talk or working()).hear(*lines, completed())).usage
+
+
+def next_turn(talk: Talk) -> Talk:
+    """The turn t2, which Codex calls turn2."""
+    talk.turn("t2")
+    talk.hear(reply("begin:t2", turn={"id": "turn2"}), started("turn2"))
+    return talk
+
+
+def test_what_was_read_from_a_cache_is_told_apart() -> None:
+    assert used(usage(tokens(100, 20, cached=30, written=10))) == Usage(60, 20, 30, 10)
+
+
+def test_calls_are_added_up() -> None:
+    said = working().hear(usage(tokens(100, 20)), usage(tokens(150, 30), tokens(50, 10)))
+
+    assert [each.usage for each in said if isinstance(each, ev.UsageUpdated)] == [
+        Usage(100, 20, 0, 0), Usage(150, 30, 0, 0),
+    ]  # fmt: skip
+
+
+def test_what_is_said_again_is_not_used_again() -> None:
+    line = usage(tokens(100, 20))
+
+    assert used(line, line, line) == Usage(100, 20, 0, 0)
+
+
+def test_nothing_used_is_not_known_and_no_zero() -> None:
+    assert used() is None
+    assert used(usage(tokens())) is None
+
+
+def test_a_turn_that_only_hears_the_sum_again_has_used_nothing() -> None:
+    """As one does that fails with its first call."""
+    talk = working()
+    talk.hear(usage(tokens(100, 20)), completed())
+    next_turn(talk)
+
+    end = the_end(talk.hear(usage(tokens(100, 20), turn="turn2"), failed(turn="turn2")))
+
+    assert end.usage is None
+
+
+def test_each_turn_has_its_own() -> None:
+    talk = working()
+    talk.hear(usage(tokens(100, 20)), completed())
+    next_turn(talk)
+
+    end = the_end(talk.hear(usage(tokens(130, 25), tokens(30, 5), "turn2"), interrupted("turn2")))
+
+    assert end.usage == Usage(30, 5, 0, 0)
+
+
+def test_what_a_compaction_says_of_the_size_is_not_used() -> None:
+    after = {**tokens(), "totalTokens": 6018}
+
+    assert used(usage(tokens(100, 20)), usage(tokens(100, 20), after)) == Usage(100, 20, 0, 0)
+
+
+def resumed() -> Talk:
+    talk = ready(AGAIN)
+    talk.turn()
+    return talk
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_what_was_used_before_is_told_again_and_does_not_count(is_late: bool) -> None:
+    """It comes after the conversation is opened, perhaps after the turn was told."""
+    before = usage(tokens(1000, 200), tokens(10, 2), "of old")
+    talk = ready(AGAIN)
+    if not is_late:
+        talk.hear(before)
+    talk.turn()
+    if is_late:
+        talk.hear(before)
+    talk.hear(reply("begin:t1", turn={"id": "turn1"}), started())
+
+    assert used(usage(tokens(1100, 220), tokens(100, 20)), talk=talk) == Usage(100, 20, 0, 0)
+
+
+def test_gone_on_with_and_not_told_what_was_used_the_last_call_counts() -> None:
+    talk = resumed()
+    talk.hear(reply("begin:t1", turn={"id": "turn1"}), started())
+
+    assert used(usage(tokens(1100, 220), tokens(100, 20)), talk=talk) == Usage(100, 20, 0, 0)
+
+
+@pytest.mark.parametrize("now", [tokens(50, 10), tokens(200, 10), tokens(120, 30, cached=1)])
+def test_where_a_sum_falls_the_last_call_counts(now: Any) -> None:
+    talk = working()
+    talk.hear(usage(tokens(100, 20, cached=5)), completed())
+    next_turn(talk)
+
+    end = the_end(talk.hear(usage(now, tokens(7, 3), "turn2"), completed(turn="turn2")))
+
+    assert end.usage == Usage(7, 3, 0, 0)
+
+
+def test_what_another_conversation_uses_is_not_ours() -> None:
+    talk = working()
+
+    assert used(usage(tokens(9, 9), threadId="th2"), talk=talk) is None
+
+
+def told_turn(
+    talk: Talk, thread: str, total: dict[str, int], last: dict[str, int] | None = None
+) -> Usage | None:
+    """What a turn of a conversation has used, at the end of which these sums are told."""
+    number = len(talk.log)
+    turn = f"turn{number}"
+    talk.write({"id": number, "method": "turn/start", "params": {"threadId": thread}})
+    talk.hear({"id": number, "result": {"turn": {"id": turn}}}, started(turn, threadId=thread))
+    sums = usage(total, last, turn, threadId=thread)
+    return the_end(talk.hear(sums, completed(turn=turn, thread=thread))).usage
+
+
+def test_a_conversation_that_is_come_back_to_has_used_what_its_sum_grew_by() -> None:
+    talk = ready()
+
+    assert told_turn(talk, "th1", tokens(100, 10)) == Usage(100, 10, 0, 0)
+    assert told_turn(talk, "th2", tokens(50, 5)) == Usage(50, 5, 0, 0)
+    assert told_turn(talk, "th1", tokens(120, 12), tokens(20, 2)) == Usage(20, 2, 0, 0)
+    assert told_turn(talk, "th2", tokens(50, 5), tokens(50, 5)) is None
+
+
+def test_what_a_forked_conversation_begins_with_is_not_used_again() -> None:
+    """It is told before a turn of it is."""
+    talk = ready()
+    told_turn(talk, "th1", tokens(100, 10))
+    talk.hear(usage(tokens(100, 10), threadId="fork"))
+
+    assert told_turn(talk, "fork", tokens(150, 15), tokens(50, 5)) == Usage(50, 5, 0, 0)
+
+
+def test_of_too_many_conversations_the_last_call_counts() -> None:
+    talk = ready()
+    for number in range(MOST_THREADS + 1):
+        talk.hear(usage(tokens(100, 10), threadId=f"other{number}"))
+
+    found = told_turn(talk, "other0", tokens(120, 12), tokens(20, 2))
+
+    assert found == Usage(20, 2, 0, 0)
+    assert len(talk.dialect.state.totals) == MOST_THREADS
+
+
+def of_subagent(root: str = "turn1", turn: str = "sub1") -> Any:
+    return news("turn/started", threadId="sub", turn={"id": turn, "rootTurnId": root})
+
+
+def test_what_a_sub_agent_uses_is_used_by_the_turn() -> None:
+    """Its conversation may begin with one that was paid for: of the first sum the last call counts,
+    of others what they have grown by."""
+    first = usage(tokens(1000, 100), tokens(10, 1), "sub1", threadId="sub")
+    second = usage(tokens(1030, 103), tokens(7, 7), "sub1", threadId="sub")
+
+    assert used(usage(tokens(5, 5)), of_subagent(), first) == Usage(15, 6, 0, 0)
+    assert used(usage(tokens(5, 5)), of_subagent(), first, first, second) == Usage(45, 9, 0, 0)
+
+
+def test_sub_agents_that_are_long_over_are_forgotten() -> None:
+    talk = working()
+    talk.hear(of_subagent(), usage(tokens(9, 9), turn="sub1", threadId="sub"))
+
+    for number in range(MOST_THREADS):
+        talk.hear(usage(tokens(9, 9), threadId=f"other{number}"))
+
+    assert talk.dialect.state.subagents == set()
+
+
+@pytest.mark.parametrize("turn", ["root", "inner"])
+def test_a_turn_with_two_names_has_used_what_either_is_told_of(turn: str) -> None:
+    talk = ready()
+    talk.hear(news("turn/started", turn={"id": "inner", "rootTurnId": "root"}))
+
+    said = talk.hear(usage(tokens(9, 9), turn=turn), completed(turn="root"))
+
+    assert the_end(said).usage == Usage(9, 9, 0, 0)
+
+
+@pytest.mark.parametrize("line", [of_subagent(root="turn0"), of_subagent(root="")])
+def test_what_the_sub_agent_of_another_turn_uses_is_not_counted(line: Any) -> None:
+    assert used(line, usage(tokens(9, 9), turn="sub1", threadId="sub")) is None
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 1000)] * 4, st.booleans()), max_size=12))
+def test_however_often_sums_are_told_a_turn_has_used_what_they_grew_by(
+    calls: list[tuple[int, int, int, int, bool]],
+) -> None:
+    talk, lines, sums = working(), [], [0, 0, 0, 0]
+    for fresh, got, cached, written, is_repeated in calls:
+        call = (fresh + cached + written, got, cached, written)
+        sums = [one + other for one, other in zip(sums, call, strict=True)]
+        lines += [usage(tokens(*sums), tokens(*call))] * (1 + is_repeated)
+
+    found = used(*lines, talk=talk)
+
+    total, got, cached, written = sums
+    expected = Usage(total - cached - written, got, cached, written)
+    assert found == (expected if any(sums) else None)
+
+
+BIG = 10**30
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        usage(tokens(BIG, 1)),
+        usage(tokens(1, 1), {**tokens(1, 1), "totalTokens": BIG}),
+        usage(tokens(-5, -5)),
+        limits(window(BIG, BIG, BIG)),
+        limits(window(-1, -1, -1)),
+        limits(window(1e300, 1e300)),
+    ],
+)
+def test_it_can_be_saved_whatever_numbers_it_says(line: Any) -> None:
+    talk = working()
+    with suppress(msgspec.DecodeError):  # it is kept as it is
+        talk.hear(line)
+    talk.hear(completed())
+
+    saved = msgspec.msgpack.encode(talk.dialect.state)
+
+    assert msgspec.msgpack.decode(saved, type=CodexState) == talk.dialect.state
+
+
+@pytest.mark.parametrize("counted", [-5, -1])
+def test_less_than_nothing_is_not_used(counted: int) -> None:
+    talk = working()
+    with suppress(msgspec.DecodeError):  # it is kept as it is
+        talk.hear(usage(tokens(counted, counted)))
+
+    end = the_end(talk.hear(completed()))
+
+    assert end.usage is None or min(msgspec.structs.astuple(end.usage)) >= 0
+
+
+# -- prices
+
+
+def test_tokens_have_the_price_of_the_model_that_has_answered() -> None:
+    """From the turn on in which another one took its place."""
+    talk = working()
+    rerouted = news("model/rerouted", fromModel="m1", toModel="gpt-5", turnId="turn1")
+
+    first = the_end(talk.hear(rerouted, usage(tokens(1000, 100)), completed()))
+    next_turn(talk)
+    line = usage(tokens(3000, 300), tokens(2000, 200), "turn2")
+    second = the_end(talk.hear(line, completed(turn="turn2")))
+
+    assert [first.cost, second.cost] == [
+        prices.estimated("gpt-5", Usage(number * 1000, number * 100, 0, 0), is_one_call=True)
+        for number in (1, 2)
+    ]
+    assert first.cost
+    assert first.cost.kind == "estimated"
+
+
+def test_tokens_of_a_model_that_nobody_knows_have_no_price() -> None:
+    assert the_end(working().hear(usage(tokens(1000, 100)), completed())).cost == Cost()
+
+
+# -- stats
+
+
+def stats(said: list[DialectOutput]) -> ev.StatsUpdated:
+    return [each for each in said if isinstance(each, ev.StatsUpdated)][-1]
+
+
+def test_the_end_tells_the_figures() -> None:
+    said = working().hear(usage(tokens(100, 20, cached=30)), completed("x"))
+
+    assert stats(said) == ev.StatsUpdated("m1", 1000, 30, 0, 20, "completed")
+
+
+# -- windows
+
+SOON, LATE = 1794785857, 1794790000
+
+
+def at(epoch: float) -> datetime:
+    return datetime.fromtimestamp(epoch, UTC)
+
+
+def retry_at(*lines: Any, info: Any = "usageLimitExceeded") -> datetime | None:
+    end = the_end(working().hear(*lines, failed(info)))
+    assert end.error
+    return end.error.retry_at
+
+
+def test_a_limit_ends_when_all_that_is_used_up_begins_anew() -> None:
+    assert retry_at(limits(window(100, SOON), window(100, LATE))) == at(LATE)
+    assert retry_at(limits(window(100, SOON), window(88, LATE))) == at(SOON)
+    assert retry_at(limits(window(100, LATE)), limits(window(120, SOON), limit="x")) == at(LATE)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[], [limits(window(88, SOON))], [limits(window(100, None))], [limits(window(100, 1e300))]],
+)
+def test_a_time_that_was_not_said_is_not_known(lines: Any) -> None:
+    assert retry_at(*lines) is None
+
+
+def test_only_a_limit_has_a_time() -> None:
+    assert retry_at(limits(window(100, SOON)), info="serverOverloaded") is None
+
+
+@pytest.mark.parametrize("later", [limits(), limits(None, window(1, LATE)), limits(limit="other")])
+def test_what_is_not_said_is_as_it_was(later: Any) -> None:
+    assert retry_at(limits(window(100, SOON)), later) == at(SOON)
+
+
+def test_a_window_that_has_begun_anew_is_not_full() -> None:
+    assert retry_at(limits(window(100, SOON)), limits(window(3, LATE))) is None
+
+
+def test_windows_are_told_at_the_end() -> None:
+    said = working().hear(
+        limits(window(12, SOON), window(50, LATE, None)), limits(window(1, None, 5), limit="x"),
+        completed(),
+    )  # fmt: skip
+
+    assert stats(said).limits == (
+        LimitWindow("primary", 12, 300, at(SOON)),
+        LimitWindow("secondary", 50, None, at(LATE)),
+        LimitWindow("x primary", 1, 5, None),
+    )
+
+
+def test_a_limit_that_passes_is_a_retry() -> None:
+    said = working().hear(error({"httpConnectionFailed": {"httpStatusCode": 429}}), completed("x"))
+
+    assert ev.ProviderRetrying(1, None, "rate_limited") in said
+    assert the_end(said).status == "completed"

@@ -1,0 +1,280 @@
+"""Does a message become an item whole, or not at all?"""
+
+import hashlib
+import os
+import resource
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from steadyrun.errors import FileUnusable, InvalidUsage, MessageTooLong, StoreFull, StoreUnusable
+from steadyrun.lib.clock import SystemClock
+from steadyrun.model.agent import Agent
+from steadyrun.model.ids import AgentId, ItemId
+from steadyrun.model.item import Attachment, Item, Payload
+from steadyrun.runtime.attachments import LARGEST_FILE_BYTES, MOST_FILES
+from steadyrun.runtime.inbox import LONGEST_KEY, LONGEST_TEXT_BYTES, accept
+from steadyrun.stores.memory.store import MemoryStore
+from tests.support.real_cli_stage import PNG
+
+MIB = 1024 * 1024
+
+
+class Box:
+    """An agent with an inbox, and a home for what comes with its messages."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder / "sender", folder / "home"
+        self.folder.mkdir()
+        self.agent = Agent(
+            AgentId("agt_1"),
+            "ada",
+            ("scripted",),
+            str(folder),
+            followup="queue",
+            on_lost="retry",
+        )
+
+    def file(self, name: str, content: bytes = b"content") -> Path:
+        file = self.folder / name
+        file.write_bytes(content)
+        return file
+
+    def accept(self, *texts: str, **given: Any) -> list[Item]:
+        """Accept each text, and return all items there are, oldest first."""
+
+        async def main() -> list[Item]:
+            store = MemoryStore(SystemClock())
+            await store.add_agent(self.agent)
+            for text in texts:
+                await accept(store.accept, self.agent, text, home=self.home, **given)
+            return sorted(await store.items(), key=lambda item: item.seq)
+
+        return anyio.run(main)
+
+    def refuse(self, text: str = "look", **given: Any) -> InvalidUsage:
+        """Accepting is refused: there is no item then, and nothing was copied."""
+
+        async def main() -> InvalidUsage:
+            store = MemoryStore(SystemClock())
+            await store.add_agent(self.agent)
+            with pytest.raises(InvalidUsage) as refused:
+                await accept(store.accept, self.agent, text, home=self.home, **given)
+            assert await store.items(include_settled=True) == []
+            return refused.value
+
+        error = anyio.run(main)
+        assert self.kept == []
+        return error
+
+    @property
+    def kept(self) -> Sequence[Path]:
+        return sorted(self.home.rglob("*"))[1:]
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    return Box(tmp_path)
+
+
+def test_what_a_message_does_not_say_its_agent_does(box: Box) -> None:
+    [item] = box.accept("hello")
+
+    assert (item.text, item.followup, item.on_lost) == ("hello", "queue", "retry")
+    assert (item.kind, item.status, item.payload) == ("message", "queued", Payload())
+
+
+def test_what_a_message_says_is_stronger(box: Box) -> None:
+    payload = Payload(metadata={"from": "mail"}, retry_of=ItemId("itm_1"))
+
+    [item] = box.accept("hello", followup="steer", on_lost="fail", payload=payload)
+
+    assert (item.followup, item.on_lost, item.payload) == ("steer", "fail", payload)
+
+
+def test_a_key_makes_it_one(box: Box) -> None:
+    items = box.accept("hello", "hello", key="k")
+
+    assert [item.text for item in items] == ["hello"]
+
+
+class TestTexts:
+    @pytest.mark.parametrize("text", ["", " \n\t "])
+    def test_nothing_to_do_is_refused(self, box: Box, text: str) -> None:
+        assert "empty" in box.refuse(text).message
+
+    def test_half_a_character_is_refused_by_its_place(self, box: Box) -> None:
+        assert "half a character at 2" in box.refuse("ab\ud800").message
+
+    def test_the_longest_text_is_taken(self, box: Box) -> None:
+        [item] = box.accept("ü" * (LONGEST_TEXT_BYTES // 2))
+
+        assert len(item.text.encode()) == LONGEST_TEXT_BYTES
+
+    def test_a_longer_one_is_refused_with_both_sizes(self, box: Box) -> None:
+        error = box.refuse("ü" * (5 * MIB // 2))
+
+        assert isinstance(error, MessageTooLong)
+        assert (error.found, error.most) == (5 * MIB, MIB)
+        assert f"{MIB} bytes, found {5 * MIB}" in error.message
+
+    @pytest.mark.parametrize("key", ["", "k" * (LONGEST_KEY + 1), "\udcff"])
+    def test_a_key_is_a_short_text(self, box: Box, key: str) -> None:
+        assert box.refuse(key=key).message.startswith("expected a")
+
+    @pytest.mark.parametrize(
+        ("metadata", "found"),
+        [
+            ({"x": object()}, "cannot be written as JSON"),
+            ({"x": "\ud800"}, "cannot be written as JSON"),
+            ({"x": "y" * 65536}, "at most 65536 bytes of metadata"),
+            ({"wall_seconds": 1}, "may not have 'wall_seconds'"),
+        ],
+    )
+    def test_metadata_can_be_written_down(
+        self, box: Box, metadata: dict[str, Any], found: str
+    ) -> None:
+        assert found in box.refuse(payload=Payload(metadata=metadata)).message
+
+
+class TestFiles:
+    def test_a_file_is_kept_by_its_content(self, box: Box) -> None:
+        file, picture = box.file("notes.txt", b"some notes"), box.file("no ending", PNG)
+
+        [item] = box.accept("look", files=[file, picture])
+
+        digests = [hashlib.sha256(content).hexdigest() for content in (b"some notes", PNG)]
+        assert item.payload.files == (
+            Attachment("notes.txt", f"attachments/{digests[0]}", 10),
+            Attachment("no ending", f"attachments/{digests[1]}", len(PNG), "image/png"),
+        )
+        assert [path.name for path in box.kept] == sorted(digests)
+        assert (box.home / "attachments" / digests[0]).read_bytes() == b"some notes"
+
+    def test_only_its_owner_may_read_it(self, box: Box) -> None:
+        box.accept("look", files=[box.file("a")])
+
+        [kept] = box.kept
+        assert (kept.parent.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o700, 0o600)
+
+    def test_what_was_accepted_needs_its_sender_no_more(self, box: Box) -> None:
+        file = box.file("a", b"before")
+
+        [item] = box.accept("look", files=[file])
+        file.write_bytes(b"after!")
+
+        assert (box.home / item.payload.files[0].place).read_bytes() == b"before"
+
+    def test_the_same_content_is_kept_once(self, box: Box) -> None:
+        files = [box.file("a", b"same"), box.file("b", b"same")]
+
+        items = box.accept("one", "two", files=files)
+
+        assert [[file.name for file in item.payload.files] for item in items] == [["a", "b"]] * 2
+        assert len(box.kept) == 1
+
+    def test_files_that_are_kept_already_come_first(self, box: Box) -> None:
+        before = Attachment("old", "attachments/0", 1)
+
+        [item] = box.accept("look", files=[box.file("a")], payload=Payload(files=(before,)))
+
+        assert [file.name for file in item.payload.files] == ["old", "a"]
+
+    def test_a_link_that_its_sender_names_is_followed(self, box: Box) -> None:
+        link = box.folder / "link.txt"
+        link.symlink_to(box.file("real.txt", b"real"))
+
+        [item] = box.accept("look", files=[link])
+
+        [file] = item.payload.files
+        assert (file.name, (box.home / file.place).read_bytes()) == ("link.txt", b"real")
+
+    def test_a_long_name_keeps_its_ending(self, box: Box) -> None:
+        [item] = box.accept("look", files=[box.file("n" * 200 + ".txt")])
+
+        assert item.payload.files[0].name == "n" * 96 + ".txt"
+
+    @pytest.mark.parametrize(
+        "name", ["a\nb", "a\x1b[2Jb", "a\u202eb", "a\x7f", os.fsdecode(b"\xff")]
+    )
+    def test_a_name_that_fools_a_terminal_is_refused(self, box: Box, name: str) -> None:
+        error = box.refuse(files=[box.file("good"), box.file(name)])
+
+        assert "its name has control characters" in error.message
+        assert error.message.isprintable()
+
+    @pytest.mark.parametrize("name", ["Bericht März.txt", "1\u202f2.png", "👩\u200d🔧.md"])
+    def test_a_name_may_have_what_people_write(self, box: Box, name: str) -> None:
+        [item] = box.accept("look", files=[box.file(name)])
+
+        assert item.payload.files[0].name == name
+
+    def test_one_that_is_not_there_is_named(self, box: Box) -> None:
+        error = box.refuse(files=[box.file("there"), box.folder / "missing"])
+
+        assert isinstance(error, FileUnusable)
+        assert error.file == str(box.folder / "missing")
+        assert "No such file" in error.problem
+
+    def test_only_regular_files_are_read(self, box: Box) -> None:
+        os.mkfifo(box.folder / "pipe")
+        (box.folder / "link").symlink_to("pipe")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(box.folder / "s"))
+            for path in (box.folder / "pipe", box.folder / "link", box.folder / "s", box.folder,
+                         Path("/dev/zero")):  # fmt: skip
+                error = box.refuse(files=[box.file("a"), path])
+
+                assert error.message == f"{path}: expected a regular file, found something else"
+
+    def test_a_path_that_can_be_none_is_refused(self, box: Box) -> None:
+        assert "null" in box.refuse(files=[Path("x\0/y")]).message
+
+    def test_a_file_may_not_be_too_large(self, box: Box) -> None:
+        sparse = box.file("large")
+        os.truncate(sparse, LARGEST_FILE_BYTES + 1)
+
+        error = box.refuse(files=[sparse])
+
+        assert f"at most {LARGEST_FILE_BYTES} bytes, found {LARGEST_FILE_BYTES + 1}" in str(error)
+
+    def test_all_together_may_not_be_too_large(self, box: Box) -> None:
+        files = [box.file(name) for name in "abc"]
+        for file in files:
+            os.truncate(file, 17 * MIB)
+
+        assert f"at most {50 * MIB} bytes of files, found {51 * MIB}" in str(
+            box.refuse(files=files)
+        )
+
+    def test_there_may_not_be_too_many(self, box: Box) -> None:
+        files = [box.file("a")] * (MOST_FILES + 1)
+
+        assert "at most 16 files, found 17" in box.refuse(files=files).message
+        assert len(box.accept("look", files=files[:-1])[0].payload.files) == MOST_FILES
+
+    def test_there_may_not_be_more_pictures_than_a_prompt_takes(self, box: Box) -> None:
+        assert "at most 10 images, found 11" in box.refuse(files=[box.file("a", PNG)] * 11).message
+
+    def test_a_home_that_cannot_be_written_to_is_named(self, box: Box) -> None:
+        box.home.mkdir()
+        (box.home / "attachments").write_text("in the way")
+
+        with pytest.raises(StoreUnusable, match="attachments: a file cannot be kept"):
+            box.accept("look", files=[box.file("a")])
+
+    def test_a_copy_that_did_not_fit_leaves_nothing_behind(self, box: Box) -> None:
+        file, limits = box.file("a", b"x" * 4096), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+        try:
+            with pytest.raises(StoreFull, match="a file cannot be kept"):
+                box.accept("look", files=[file])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+        assert [path.name for path in box.kept] == []

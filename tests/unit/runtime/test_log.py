@@ -1,0 +1,178 @@
+"""Facts are lines of JSON, of a few kinds, without anything that agents say."""
+
+import json
+import logging
+import math
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadyrun.model.secret import REDACTED, Scrubber, Secret
+from steadyrun.runtime.log import (
+    FACTS,
+    LONGEST_FIELD,
+    FactFormatter,
+    FactName,
+    LogFields,
+    bug,
+    fact,
+    to_stderr,
+)
+
+SECRET = "correct-horse-battery"
+LOG = logging.getLogger("steadyrun")
+values = st.one_of(
+    st.text(),
+    st.integers(),
+    st.floats(),
+    st.booleans(),
+    st.none(),
+    st.binary(),
+    st.lists(st.text()),
+)
+
+
+class Reader:
+    """Reads what was told since it last looked."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._capsys.readouterr().err.splitlines()]
+
+    def line(self) -> dict[str, Any]:
+        [line] = self.lines()
+        return line
+
+
+@pytest.fixture
+def reader(capsys: pytest.CaptureFixture[str]) -> Iterator[Reader]:
+    with to_stderr(Scrubber([Secret(SECRET)])):
+        yield Reader(capsys)
+
+
+def formatted(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    record = LOG.makeRecord("steadyrun", logging.INFO, "f.py", 1, name, (), None)
+    record.fields = fields
+    return dict(json.loads(FactFormatter(Scrubber([Secret(SECRET)])).format(record)))
+
+
+@pytest.mark.parametrize("kind", FACTS, ids=lambda kind: kind.name)
+def test_every_fact_is_one_line_with_its_time_level_and_fields(
+    kind: LogFields, reader: Reader
+) -> None:
+    fact(kind.name, agent="agt_1", count=3, seconds=0.5, is_kept=True, item=None)
+
+    line = reader.line()
+    assert list(line)[:3] == ["at", "level", "fact"]
+    assert line.pop("at").endswith("+00:00")
+    assert line == {
+        "level": kind.level,
+        "fact": kind.name,
+        "agent": "agt_1",
+        "count": 3,
+        "seconds": 0.5,
+        "is_kept": True,
+        "item": None,
+    }
+
+
+def test_the_list_of_facts_is_whole_and_each_says_what_it_means() -> None:
+    names = [kind.name for kind in FACTS]
+
+    assert sorted(names) == sorted(get_args(FactName))
+    assert all(kind.meaning for kind in FACTS)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("a" * LONGEST_FIELD + "b", "a" * LONGEST_FIELD),
+        ("please delete it", None),
+        ("two\nlines", None),
+        ("\x1b[2J", None),
+        ("\ud800", None),
+        (["prompt"], None),
+        (b"prompt", None),
+        (10**30, None),
+        (SECRET, REDACTED),
+        ("sk-ant-api03-" + "x" * 40, REDACTED),
+    ],
+)
+def test_what_may_not_be_told_is_cut_and_named(value: Any, told: Any, reader: Reader) -> None:
+    fact("run.ended", run="run_1", reason=value)
+
+    line = reader.line()
+    assert (line["run"], line["reason"], line["cut"]) == ("run_1", told, ["reason"])
+
+
+def test_a_field_cannot_pass_for_one_of_ours(reader: Reader) -> None:
+    fact("run.ended", level="x", at="x", fact="x", cut=None)
+
+    line = reader.line()
+    assert (line["level"], line["fact"]) == ("info", "run.ended")
+    assert line["at"] != "x"
+    assert line["cut"] == ["level", "at", "fact", "cut"]
+
+
+def test_a_bug_is_told_by_its_type_and_place_without_its_words(reader: Reader) -> None:
+    with pytest.raises(ValueError, match="prompt") as caught:
+        int("the prompt was")
+    bug(caught.value, agent="agt_1")
+
+    line = reader.line()
+    assert (line["fact"], line["level"], line["error"]) == ("bug", "error", "ValueError")
+    assert line["where"].startswith("test_log.py:")
+    assert (line["agent"], "prompt" in str(line)) == ("agt_1", False)
+
+
+def test_an_error_that_was_never_raised_has_no_place(reader: Reader) -> None:
+    bug(ValueError())
+
+    assert reader.line()["where"] is None
+
+
+def test_what_is_no_fact_is_a_bug_and_its_words_are_not_told(reader: Reader) -> None:
+    LOG.warning("the prompt was %s", "x")
+    fact("no.such", agent="agt_1")  # type: ignore[arg-type]
+
+    first, second = reader.lines()
+    assert (first["fact"], first["error"]) == ("bug", "no_fact")
+    assert (second["fact"], second["level"]) == ("bug", "error")
+    assert first["where"].startswith("test_facts:")
+    assert "prompt" not in str(first)
+
+
+def test_nobody_who_did_not_ask_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with to_stderr(Scrubber()):
+        pass
+    fact("bug")
+
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_is_gone_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = StringIO()
+    gone.close()
+    monkeypatch.setattr("sys.stderr", gone)
+
+    with to_stderr(Scrubber()):
+        fact("daemon.started", pid=1)
+
+
+@given(st.dictionaries(st.text(), values))
+def test_whatever_is_told_is_one_line_of_json_with_one_word_fields(fields: dict[str, Any]) -> None:
+    line = formatted("run.ended", fields)
+
+    assert line["fact"] == "run.ended"
+    for name, value in fields.items():
+        is_told = name in line and line[name] == value and name not in line.get("cut", [])
+        is_nan = isinstance(value, float) and not math.isfinite(value)
+        assert is_told or is_nan or name in line["cut"]
+        if isinstance(value, str) and is_told:
+            assert value == "" or value.split() == [value]

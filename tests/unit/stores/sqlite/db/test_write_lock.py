@@ -1,0 +1,136 @@
+"""Do write transactions begin in turn, and does waiting for one end?"""
+
+import select
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from steadyrun.errors import StoreBusy
+from steadyrun.stores.sqlite.db.write_lock import WriteLock
+
+CHILD = Path(__file__).parents[4] / "children" / "hold_lock.py"
+SHORT_SECONDS = 0.05
+PATIENCE_SECONDS = 30.0
+
+
+class Place:
+    """A database and its turnstile."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database = folder / "test.db"
+        self.turnstile = folder / "test.turnstile"
+        with closing(self.connect()) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("CREATE TABLE t (n)")
+
+    def connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self.database, isolation_level=None, timeout=0, check_same_thread=False
+        )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_it_begins_a_write_transaction(place: Place) -> None:
+    with _turnstile(place) as turnstile, closing(place.connect()) as connection:
+        turnstile.begin(connection)
+
+        assert connection.in_transaction
+        with closing(place.connect()) as other, pytest.raises(sqlite3.OperationalError):
+            other.execute("BEGIN IMMEDIATE")
+
+
+def test_who_waits_for_the_database_gives_up_as_busy_and_lets_others_pass(place: Place) -> None:
+    with (
+        closing(place.connect()) as writer,
+        closing(place.connect()) as connection,
+        _turnstile(place, SHORT_SECONDS) as turnstile,
+    ):
+        writer.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy) as refused:
+            turnstile.begin(connection)
+        assert refused.value.retryable
+        assert not connection.in_transaction
+        writer.execute("COMMIT")
+
+        with _turnstile(place) as other:
+            other.begin(connection)
+        assert connection.in_transaction
+
+
+def test_who_cannot_pass_gives_up_as_busy_and_passes_later(place: Place) -> None:
+    with (
+        closing(place.connect()) as connection,
+        _turnstile(place, SHORT_SECONDS) as turnstile,
+    ):
+        with _holding(place.turnstile), pytest.raises(StoreBusy):
+            turnstile.begin(connection)
+        assert not connection.in_transaction
+
+        turnstile.begin(connection)
+        assert connection.in_transaction
+
+
+def test_a_killed_process_leaves_the_turnstile_open(place: Place) -> None:
+    with closing(place.connect()) as connection, _turnstile(place) as turnstile:
+        with _holding(place.turnstile) as child:
+            child.kill()
+            child.wait(PATIENCE_SECONDS)
+
+        turnstile.begin(connection)
+
+        assert connection.in_transaction
+
+
+def test_who_has_begun_lets_the_next_one_into_the_turnstile(place: Place) -> None:
+    """Passing is for beginning only: the next one waits for the database, in front of the queue."""
+    with closing(place.connect()) as connection, _turnstile(place) as turnstile:
+        turnstile.begin(connection)
+
+        # It says that it has the lock, or this raises.
+        with _holding(place.turnstile):
+            assert connection.in_transaction
+
+
+def test_a_fault_other_than_a_lock_is_not_waited_for(place: Place) -> None:
+    with closing(place.connect()) as connection, _turnstile(place) as turnstile:
+        turnstile.begin(connection)
+
+        with pytest.raises(sqlite3.OperationalError, match="within a transaction"):
+            turnstile.begin(connection)
+
+        connection.execute("ROLLBACK")
+        turnstile.begin(connection)
+        assert connection.in_transaction
+
+
+@contextmanager
+def _turnstile(place: Place, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[WriteLock]:
+    with closing(WriteLock(place.database, patience_seconds=patience_seconds)) as turnstile:
+        yield turnstile
+
+
+@contextmanager
+def _holding(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that has the lock on `path`."""
+    with subprocess.Popen(
+        [sys.executable, str(CHILD), str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    ) as child:
+        assert child.stdout is not None
+        try:
+            assert select.select([child.stdout], [], [], PATIENCE_SECONDS)[0]
+            assert child.stdout.readline() == b"held\n"
+            yield child
+        finally:
+            child.kill()

@@ -1,0 +1,318 @@
+"""Does each span reach the collector, whatever the collector does?"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from opentelemetry.trace import get_tracer_provider
+
+from steadyrun.errors import StoreFull
+from steadyrun.lib.task_group import task_group
+from steadyrun.model import event as ev
+from steadyrun.model.agent import Agent
+from steadyrun.model.event import Event
+from steadyrun.model.ids import AgentId
+from steadyrun.model.item import Message
+from steadyrun.model.run import Created, Finished
+from steadyrun.model.secret import Scrubber, Secret
+from steadyrun.store import Store
+from steadyrun.telemetry.exporter import MOST_SENT, Exporter
+from steadyrun.telemetry.otlp import LONGEST_TEXT, OtlpCollector, address
+from steadyrun.telemetry.spans import SpanData
+from tests.support.daemon_harness import facts, wait_for
+from tests.support.fake_daemon import Play, SmallDaemon, opened
+from tests.support.otlp_collector import collecting
+
+PATIENCE_SECONDS = 20.0
+SECRET = "hunter2-hunter2"
+TOOL = (ev.ToolStarted("call_1", "Bash"), ev.ToolCompleted("call_1", "Bash"))
+
+
+class Took:
+    """A collector that refuses as often as it is told to."""
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.batches: list[list[SpanData]] = []
+        self.tries = 0
+        self._refusals = refusals
+
+    def send(self, spans: Sequence[SpanData]) -> bool:
+        self.tries += 1
+        if self.tries <= self._refusals:
+            return False
+        self.batches.append(list(spans))
+        return True
+
+    @property
+    def names(self) -> list[str]:
+        return [span.name for batch in self.batches for span in batch]
+
+
+class Record:
+    """A record to write runs into."""
+
+    def __init__(self, daemon: SmallDaemon) -> None:
+        self._daemon, self.store = daemon, daemon.store
+
+    async def begin(self, text: str = "go") -> Play:
+        agent = Agent(AgentId(f"agt_{text}"), text, ("scripted",), "/")
+        await self.store.add_agent(agent)
+        await self.store.accept(Message(agent.id, text))
+        holder = await self.store.join("daemon")
+        [started] = await self.store.start(
+            holder.id,
+            lambda agent, item: Created(
+                self._daemon.ids.run(), agent.id, item.id, agent.provider, self._daemon.clock.now()
+            ),
+        )
+        play = Play(self._daemon, started)
+        await play.begin()
+        return play
+
+    async def end(self, play: Play, *events: Event, text: str = "done") -> None:
+        if events:
+            await play.say(*events)
+        ended = Finished(self._daemon.clock.now(), "completed", text=text)
+        await self.store.settle(play._started.claim, ended)
+
+    async def told(
+        self,
+        took: Took,
+        *,
+        content: bool = False,
+        waits: Sequence[float] = (),
+        store: Any = None,
+        until: Callable[[], object] = lambda: True,
+    ) -> None:
+        """Export what there is, as a daemon that starts and ends does, not before `until`."""
+        scrubber = Scrubber([Secret(SECRET)])
+        exporter = Exporter(store or self.store, took, scrubber, content=content, waits=waits)
+        await exporter.begin()
+        async with task_group() as tasks:
+            tasks.start_soon(exporter.run)
+            await wait_for(until, "what is exported")
+            exporter.end()
+
+
+@asynccontextmanager
+async def recording(place: Path) -> AsyncIterator[Record]:
+    """A record that somebody has exported before anything happened."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        async with opened(place) as (_, daemon):
+            record = Record(daemon)
+            await record.told(Took())
+            yield record
+
+
+def test_what_was_there_before_the_first_time_is_not_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as (_, daemon):
+            record, took = Record(daemon), Took()
+            await record.end(await record.begin("old"))
+            await record.told(took)
+            assert took.names == []
+
+            await record.end(await record.begin("new"))
+            await record.told(took)
+            await record.told(took)
+
+        assert took.names == ["invoke_agent new"]
+
+    anyio.run(main)
+
+
+def test_a_run_that_went_on_meanwhile_is_known_from_its_beginning(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with recording(tmp_path) as record:
+            first, second = Took(), Took()
+            play = await record.begin("ada")
+            await play.say(TOOL[0])
+            await record.told(first)
+
+            await record.end(play, TOOL[1])
+            await record.told(second)
+
+            begun = (await record.store.events())[0]
+            started = next(e for e in await record.store.events() if e.event == TOOL[0])
+        assert first.names == []
+        assert second.names == ["execute_tool Bash", "invoke_agent ada"]
+        [[tool, run]] = second.batches
+        assert (run.start, tool.start) == (begun.at, started.at)
+        assert run.attributes["steadyrun.item"]
+
+    anyio.run(main)
+
+
+def test_what_was_refused_is_tried_again_and_told_as_a_fact_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with recording(tmp_path) as record:
+            await record.end(await record.begin("ada"))
+            took = Took(refusals=2)
+            with facts() as told:
+                await record.told(took, until=lambda: took.batches, waits=(0, 0, 0))
+        assert took.names == ["invoke_agent ada"]
+        assert took.tries == 3
+        assert told.of("telemetry.failed") == [{"spans": 1}]
+        assert told.of("telemetry.dropped") == []
+
+    anyio.run(main)
+
+
+def test_what_is_never_taken_is_left_out_and_the_next_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with recording(tmp_path) as record:
+            await record.end(await record.begin("ada"))
+            took = Took(refusals=3)
+            with facts() as told:
+                dropped = partial(told.of, "telemetry.dropped")
+                await record.told(took, until=dropped, waits=(0, 0))
+                await record.end(await record.begin("bob"))
+                await record.told(took)
+        assert took.names == ["invoke_agent bob"]
+        assert told.of("telemetry.dropped") == [{"spans": 1}]
+
+    anyio.run(main)
+
+
+def test_what_could_not_be_sent_before_the_end_is_there_for_the_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with recording(tmp_path) as record:
+            await record.end(await record.begin("ada"))
+            took = Took(refusals=1)
+            await record.told(took, waits=(60.0,))
+            assert (took.tries, took.names) == (1, [])
+
+            await record.told(took)
+
+        assert took.names == ["invoke_agent ada"]
+
+    anyio.run(main)
+
+
+def test_many_are_sent_in_batches(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with recording(tmp_path) as record:
+            tools = [
+                each
+                for n in range(MOST_SENT)
+                for each in (ev.ToolStarted(f"c{n}", "Bash"), ev.ToolCompleted(f"c{n}", "Bash"))
+            ]
+            await record.end(await record.begin("ada"), *tools)
+            took = Took()
+            await record.told(took)
+        assert [len(batch) for batch in took.batches] == [MOST_SENT, 1]
+
+    anyio.run(main)
+
+
+def test_what_was_asked_goes_out_without_secrets_and_only_if_wanted(tmp_path: Path) -> None:
+    async def main() -> tuple[str, str]:
+        async with recording(tmp_path) as record:
+            plain, took = Took(), Took()
+            await record.end(await record.begin(f"ask-{SECRET}"))
+            await record.told(plain)
+            await record.end(await record.begin(f"again-{SECRET}"), text=f"so {SECRET}")
+            await record.told(took, content=True)
+            return str(plain.batches), str(took.batches)
+
+    plain, full = anyio.run(main)
+
+    assert "gen_ai.input.messages" not in plain
+    assert "gen_ai.input.messages" in full
+    assert SECRET not in plain + full
+
+
+class Failing:
+    """A store whose disk is full, for one verb and once."""
+
+    def __init__(self, store: Store, verb: str) -> None:
+        self._store, self._verb = store, verb
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._verb:
+            return getattr(self._store, name)
+        self._verb = ""
+        return self._fail
+
+    async def _fail(self, *_: object, **__: object) -> None:
+        raise StoreFull("no room", path=Path("store.db"))
+
+
+@pytest.mark.parametrize("verb", ["events", "remember"])
+def test_a_store_that_fails_is_a_fact_and_no_span_is_missed(tmp_path: Path, verb: str) -> None:
+    async def main() -> None:
+        async with recording(tmp_path) as record:
+            await record.end(await record.begin("ada"))
+            took, store = Took(), record.store
+            with facts() as told:
+                await record.told(took, store=Failing(store, verb))
+            await record.told(took)
+        assert told.of("store.failed") == [{"error": "store_full"}]
+        # Told twice at most, and then it is the same.
+        assert set(took.names) == {"invoke_agent ada"}
+        assert len({span.id for batch in took.batches for span in batch}) == 1
+
+    anyio.run(main)
+
+
+def test_a_mistake_in_here_is_a_fact_and_nobody_elses_trouble(tmp_path: Path) -> None:
+    class Broken(Took):
+        def send(self, spans: Sequence[SpanData]) -> bool:
+            raise ValueError(spans)
+
+    async def main() -> None:
+        async with recording(tmp_path) as record:
+            await record.end(await record.begin("ada"))
+            await record.told(Broken())
+
+    with facts(has_bugs=True) as told:
+        anyio.run(main)
+
+    assert told.of("bug")[0]["error"] == "ValueError"
+
+
+def test_a_text_that_is_too_long_is_cut_and_a_refusal_is_told(tmp_path: Path) -> None:
+    async def main() -> list[SpanData]:
+        async with recording(tmp_path) as record:
+            took = Took()
+            await record.end(await record.begin("ada"), text="x" * LONGEST_TEXT * 2)
+            await record.told(took, content=True)
+            return took.batches[0]
+
+    spans = anyio.run(main)
+    with collecting() as collector:
+        otlp = OtlpCollector(collector.endpoint, {"x-team": Secret("blue")})
+        is_taken = otlp.send(spans)
+        collector.status = 400
+        is_refused = not otlp.send(spans)
+        otlp.close()
+        [run] = collector.wait(1)
+
+    assert (is_taken, is_refused) == (True, True)
+    assert len(run.attributes["gen_ai.output.messages"]) == LONGEST_TEXT
+    assert collector.asked[0][1]["x-team"] == "blue"
+
+
+def test_the_tracers_of_the_process_are_not_ours() -> None:
+    before = get_tracer_provider()
+
+    OtlpCollector("http://127.0.0.1:4318", {}).close()
+
+    assert get_tracer_provider() is before
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+        ("http://127.0.0.1:4318/", "http://127.0.0.1:4318/v1/traces"),
+        ("https://example.org/otlp", "https://example.org/otlp/v1/traces"),
+        ("https://example.org/otlp/v1/traces", "https://example.org/otlp/v1/traces"),
+    ],
+)
+def test_an_endpoint_may_be_named_with_and_without_its_path(endpoint: str, url: str) -> None:
+    assert address(endpoint) == url
