@@ -44,13 +44,17 @@ LaneStatus = Literal["idle", "ready", "held", "warm"]
 
 
 class Holder(Struct, frozen=True):
-    """A process that may own lanes, as long as it lives."""
+    """A process that may own lanes for as long as it is alive.
+
+    `is_alive` is read from the operating system, not from the record. A holder whose process has
+    ended without `leave` is listed until another holder reaps it, and is not alive."""
 
     id: HolderId
     kind: str
     machine: str
     version: str
     joined_at: datetime
+    is_alive: bool = True
 
 
 class Lane(Struct, frozen=True):
@@ -250,7 +254,10 @@ class Store(Protocol):
     async def leave(self, holder: HolderId) -> None:
         """Stop being one; what it still holds is there for `reap`."""
 
-    async def holders(self) -> list[Holder]: ...
+    async def holders(self) -> list[Holder]:
+        """The holders that have joined and were not removed, by id, with whether each is alive.
+
+        A lane whose holder is not among the living ones is abandoned: `reap` takes it over."""
 
     async def claim(
         self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None

@@ -58,7 +58,7 @@ class MemoryHarness:
         store = await self.open()
         holder = await store.join("child")
         [claim] = await store.claim(holder.id, agent=agent)
-        await store.leave(holder.id)
+        self._tables.kill(holder.id)
         return claim
 
     @asynccontextmanager

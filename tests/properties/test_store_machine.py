@@ -216,7 +216,9 @@ class Lockstep(World):
     @rule(n=small, item=small, is_absorbed=st.booleans())
     def absorb_or_give_back(self, n: int, item: int, is_absorbed: bool) -> None:
         claim, offer = self._work(n).claim, self._item(item)
-        self._both(lambda store: (store.absorb if is_absorbed else store.return_offer)(claim, offer))
+        self._both(
+            lambda store: (store.absorb if is_absorbed else store.return_offer)(claim, offer)
+        )
 
     @precondition(lambda self: self.works)
     @rule(n=small)

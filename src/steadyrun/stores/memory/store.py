@@ -321,15 +321,17 @@ class MemoryStore(MemoryReads):
     async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[AbandonedLane]:
         with self._transaction([]) as t:
             rows.require_holder(t, holder)
+            alive = {each.id: each for each in t.holders.values() if each.is_alive}
             lanes = [
                 lane
                 for lane in t.lanes.values()
                 if lane.holder
-                and lane.holder not in t.holders
+                and lane.holder not in alive
                 and (lasting or t.agents[lane.agent].is_direct)
             ]
             lanes.sort(key=lambda lane: lane.agent)
             lost = [rows.take_over(t, lane, holder) for lane in lanes]
+            t.holders = alive
         self.hints.notify(each.agent.id for each in lost)
         return lost
 

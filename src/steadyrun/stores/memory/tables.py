@@ -69,6 +69,10 @@ class Tables:
     approvals: dict[ApprovalId, Approval] = field(default_factory=dict)
     kv: dict[str, bytes] = field(default_factory=dict)
 
+    def kill(self, holder: HolderId) -> None:
+        """Make a holder dead, as if its process had ended without `leave`."""
+        self.holders[holder] = altered(self.holders[holder], is_alive=False)
+
     def copy(self) -> "Tables":
         """Rows are frozen, so copying the tables is enough."""
         return Tables(*(getattr(self, f.name).copy() for f in dataclasses.fields(self)))

@@ -31,7 +31,17 @@ from steadyrun.store import (
 )
 from steadyrun.stores.sqlite.db import schema
 from steadyrun.stores.sqlite.db.errors import translated
-from steadyrun.stores.sqlite.sql import approvals, gates, kv, overview, queries, rows, snapshot
+from steadyrun.stores.sqlite.db.liveness import Liveness
+from steadyrun.stores.sqlite.sql import (
+    approvals,
+    gates,
+    holders,
+    kv,
+    overview,
+    queries,
+    rows,
+    snapshot,
+)
 from steadyrun.stores.sqlite.sql.rows import Connection
 
 T = TypeVar("T")
@@ -41,9 +51,10 @@ _MOST_READERS = 4
 class SqliteReads:
     """The verbs that only read."""
 
-    def __init__(self, path: Path, accounts: Accounts) -> None:
+    def __init__(self, path: Path, liveness: Liveness, accounts: Accounts) -> None:
         self.accounts = accounts
         self._path = path
+        self._liveness = liveness
         self._is_open = False
         self._readers: list[sqlite3.Connection] = []
         self._reading = anyio.CapacityLimiter(_MOST_READERS)
@@ -82,7 +93,7 @@ class SqliteReads:
         return await self._read(lambda c: rows.lane(c, agent))
 
     async def holders(self) -> list[Holder]:
-        return await self._read(queries.holders)
+        return await self._read(lambda c: holders.holders(c, self._liveness))
 
     async def pending_requests(self, holder: HolderId) -> list[PendingRequests]:
         return await self._read(lambda c: queries.calls(c, holder))

@@ -66,12 +66,11 @@ class SqliteStore(SqliteReads):
     def __init__(
         self, home: Path, clock: Clock, ids: Ids, hints: Notifier, terms: StoreSettings
     ) -> None:
-        super().__init__(home / DATABASE, terms.accounts)
+        super().__init__(home / DATABASE, Liveness(home / "holders"), terms.accounts)
         self.hints = hints
         self._clock = clock
         self._ids = ids
         self._terms = terms
-        self._presence = Liveness(home / "holders")
         self._writer: Writer | None = None
         self._watcher: ChangeWatcher | None = None
 
@@ -120,7 +119,7 @@ class SqliteStore(SqliteReads):
             self._watcher.close()
         self._close_readers()
         writer.close()
-        self._presence.vanish_all()
+        self._liveness.vanish_all()
 
     # -- agents and sessions
 
@@ -195,13 +194,13 @@ class SqliteStore(SqliteReads):
         now = self._clock.now()
         holder = Holder(self._ids.holder(), kind, platform.node(), __version__, now)
         with translated(self._path):
-            self._presence.acquire(holder.id)
+            self._liveness.acquire(holder.id)
         await self._accept(lambda c: holders.add(c, holder))
         return holder
 
     async def leave(self, holder: HolderId) -> None:
         await self._accept(lambda c: holders.remove(c, holder))
-        self._presence.release(holder)
+        self._liveness.release(holder)
 
     async def claim(
         self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None
@@ -296,8 +295,8 @@ class SqliteStore(SqliteReads):
         await self._accept(lambda c: warm.let_go(c, hold), hold.agent)
 
     async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[AbandonedLane]:
-        presence = self._presence
-        lost = await self._accept(lambda c: holders.reap(c, holder, presence, lasting=lasting))
+        liveness = self._liveness
+        lost = await self._accept(lambda c: holders.reap(c, holder, liveness, lasting=lasting))
         self.hints.notify((each.agent.id for each in lost), Hint.STATE)
         return lost
 

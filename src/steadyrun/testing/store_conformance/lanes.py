@@ -329,7 +329,9 @@ async def check_holders_come_and_go(harness: StoreHarness) -> None:
     first = await store.join("worker")
     second = await other.join("cli")
 
-    assert {h.id for h in await store.holders()} == {first.id, second.id}
+    assert (first.is_alive, second.is_alive) == (True, True)
+    for each in (store, other):
+        assert await each.holders() == sorted([first, second], key=lambda h: h.id)
     assert (first.kind, second.kind) == ("worker", "cli")
     assert first.joined_at == harness.clock.now()
     await other.leave(second.id)

@@ -56,6 +56,25 @@ async def check_a_holder_that_is_gone_is_reaped(harness: StoreHarness) -> None:
     assert dead.holder not in {holder.id for holder in await scene.store.holders()}
 
 
+async def check_a_dead_holder_is_listed_as_not_alive_until_it_is_reaped(
+    harness: StoreHarness,
+) -> None:
+    scene = await set_scene(harness)
+    other = await harness.open()
+    await scene.send()
+    dead = await harness.claim_and_die()
+
+    for store in (scene.store, other):
+        found = {holder.id: holder.is_alive for holder in await store.holders()}
+        assert found == {scene.holder: True, dead.holder: False}
+
+    await scene.store.reap(scene.holder)
+    for store in (scene.store, other):
+        assert [(each.id, each.is_alive) for each in await store.holders()] == [
+            (scene.holder, True)
+        ]
+
+
 async def check_the_living_are_not_reaped(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     await scene.send()

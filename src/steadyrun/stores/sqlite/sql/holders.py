@@ -10,7 +10,13 @@ from steadyrun.model.process import Process
 from steadyrun.store import AbandonedLane, Holder
 from steadyrun.stores.sqlite.db.liveness import Liveness
 from steadyrun.stores.sqlite.sql import rows
-from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, PROCESS_COLUMNS, Connection, micros
+from steadyrun.stores.sqlite.sql.rows import (
+    ITEM_COLUMNS,
+    PROCESS_COLUMNS,
+    Connection,
+    micros,
+    moment,
+)
 
 _ADD_HOLDER = "INSERT INTO holders VALUES (:holder, :kind, :machine, :version, :now)"
 _REMOVE_HOLDER = "DELETE FROM holders WHERE holder_id = :holder"
@@ -31,6 +37,16 @@ def remove(connection: Connection, holder: HolderId) -> None:
     connection.execute(_REMOVE_HOLDER, {"holder": holder})
 
 
+_HOLDERS = "SELECT holder_id, kind, machine, version, joined_at FROM holders ORDER BY holder_id"
+
+
+def holders(connection: Connection, liveness: Liveness) -> list[Holder]:
+    return [
+        Holder(name, kind, machine, version, moment(joined_at), liveness.is_alive(name))
+        for name, kind, machine, version, joined_at in connection.execute(_HOLDERS)
+    ]
+
+
 _IS_HOLDER = "SELECT 1 FROM holders WHERE holder_id = :holder"
 
 
@@ -40,7 +56,7 @@ def require(connection: Connection, holder: HolderId) -> None:
         raise HolderGone(holder)
 
 
-_HOLDERS = """
+_KNOWN_HOLDERS = """
     SELECT holder_id FROM holders
     UNION
     SELECT holder_id FROM lanes WHERE holder_id IS NOT NULL
@@ -55,11 +71,11 @@ _TAKE_OVER = """
 
 
 def reap(
-    connection: Connection, holder: HolderId, presence: Liveness, *, lasting: bool
+    connection: Connection, holder: HolderId, liveness: Liveness, *, lasting: bool
 ) -> list[AbandonedLane]:
     require(connection, holder)
-    known = [name for [name] in connection.execute(_HOLDERS).fetchall()]
-    gone = [name for name in known if not presence.is_alive(name)]
+    known = [name for [name] in connection.execute(_KNOWN_HOLDERS).fetchall()]
+    gone = [name for name in known if not liveness.is_alive(name)]
     values = {"holder": holder, "gone": rows.listed(gone), "lasting": lasting}
     holds = [
         Lease(agent, holder, fence)
@@ -67,7 +83,7 @@ def reap(
     ]
     for name in gone:
         connection.execute(_REMOVE_HOLDER, {"holder": name})
-        presence.forget(name)
+        liveness.forget(name)
     return _left(connection, holds)
 
 

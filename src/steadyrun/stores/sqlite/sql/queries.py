@@ -15,7 +15,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import Cost, UsageSum
-from steadyrun.store import Grouping, Holder, PendingRequests
+from steadyrun.store import Grouping, PendingRequests
 from steadyrun.stores.sqlite.sql import approvals, rows
 from steadyrun.stores.sqlite.sql.rows import (
     ITEM_COLUMNS,
@@ -45,16 +45,6 @@ def agent(connection: Connection, name: str) -> Agent:
 
 def agents(connection: Connection) -> list[Agent]:
     return [rows.agent_from(row) for row in connection.execute(_AGENTS)]
-
-
-_HOLDERS = "SELECT holder_id, kind, machine, version, joined_at FROM holders ORDER BY holder_id"
-
-
-def holders(connection: Connection) -> list[Holder]:
-    return [
-        Holder(holder, kind, machine, version, moment(joined_at))
-        for holder, kind, machine, version, joined_at in connection.execute(_HOLDERS)
-    ]
 
 
 _CALLS = """
