@@ -27,9 +27,9 @@ from steadyrun.model.policy import (
     Permissions,
     Policy,
     Tier,
+    check_tools,
     read_permissions,
     rights,
-    tools_flaw,
 )
 from steadyrun.providers.claude import launch as claude_launch
 from steadyrun.providers.claude.launch import ClaudeOptions
@@ -185,7 +185,7 @@ KEPT = {"claude": claude, "codex": codex, "scripted": scripted, "shell": shell}
 def test_a_file_is_read_as_it_was_written(file: Permissions) -> None:
     read = read_permissions(msgspec.json.encode(file).decode())
 
-    assert read == (tools_flaw(file.tier, file.tools) or file)
+    assert read == (check_tools(file.tier, file.tools) or file)
 
 
 @given(st.text())

@@ -22,7 +22,6 @@ from steadyrun.api.server import (
     WITHOUT_HELLO,
     Hello,
     folder_of,
-    reached,
 )
 from steadyrun.errors import (
     DaemonUnreachable,
@@ -35,6 +34,7 @@ from steadyrun.errors import (
 from steadyrun.lib import jsonrpc
 from steadyrun.lib.framing import Lines
 from steadyrun.lib.jsonrpc import Failure, Notification, Response
+from steadyrun.lib.unix_socket import socket_path
 from steadyrun.operations.documents import AsOf
 from steadyrun.operations.events import Follow
 from steadyrun.operations.registry import BY_NAME, Operation
@@ -171,7 +171,7 @@ class DaemonConnection:
 
 async def _connect(home: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
-        with reached(folder_of(home)) as path:
+        with socket_path(folder_of(home)) as path:
             return await asyncio.open_unix_connection(path)
     except OSError as error:
         raise DaemonUnreachable(home, found=os.strerror(error.errno or 0)) from error

@@ -10,8 +10,8 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from steadyrun.lib import jsonrpc
 from steadyrun.lib.jsonrpc import Notification, Request
 from steadyrun.lib.jsonrpc_peer import Peer, Service
 from steadyrun.lib.task_group import task_group
+from steadyrun.lib.unix_socket import socket_path
 from steadyrun.model.event_json import public
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.events import Stream
@@ -84,22 +85,12 @@ def _inode(file: Path) -> int | None:
         return None
 
 
-@contextmanager
-def reached(folder: Path) -> Iterator[str]:
-    """A path to the socket. It may have 107 bytes only: it goes through the folder's descriptor."""
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}/socket"
-    finally:
-        os.close(descriptor)
-
-
 def _bind(folder: Path) -> socket.socket:
     folder.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)
     (folder / "socket").unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    with reached(folder) as path:
+    with socket_path(folder) as path:
         listener.bind(path)
         Path(path).chmod(0o600)
     listener.listen(_WAITING_CALLERS)

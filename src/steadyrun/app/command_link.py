@@ -4,9 +4,10 @@ The directory it was installed into may be that of a whole Python environment: f
 `python` and `pip` would take the place of those of the agent's project.
 """
 
-import os
 import sysconfig
 from pathlib import Path
+
+from steadyrun.lib.atomic import write_link
 
 BIN = "bin"
 _NAME = "steadyrun"
@@ -34,9 +35,5 @@ def _installed() -> Path | None:
 
 
 def _point(link: Path, command: Path) -> None:
-    """Others on the same home may do the same at the same time."""
     link.parent.mkdir(mode=0o700, exist_ok=True)
-    ours = link.with_name(f".{_NAME}-{os.getpid()}")
-    ours.unlink(missing_ok=True)
-    ours.symlink_to(command)
-    ours.replace(link)
+    write_link(link, command)

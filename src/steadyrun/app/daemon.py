@@ -5,7 +5,6 @@ has left, and only then callers. Whatever is wrong with the first ones is said b
 """
 
 import contextlib
-import fcntl
 import math
 import os
 import platform
@@ -26,6 +25,7 @@ from steadyrun.app.runtime import open_runtime
 from steadyrun.app.sync_agents import sync
 from steadyrun.config import Config, DaemonSettings
 from steadyrun.errors import ConfigInvalid, DaemonRunning, StoreUnusable
+from steadyrun.lib.flock import open_lock, try_lock
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, RunId
@@ -209,7 +209,7 @@ async def locked(home: Path) -> AsyncIterator[None]:
     folder = folder_of(home)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_lock(folder / LOCK)
     except OSError as error:
         raise StoreUnusable(str(error.strerror), path=folder) from error
     try:
@@ -223,14 +223,8 @@ async def locked(home: Path) -> AsyncIterator[None]:
 
 async def _lock(descriptor: int, home: Path) -> None:
     limit = anyio.current_time() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if anyio.current_time() > limit:
-                said = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
-                pid = int(said) if said.isdecimal() else None
-                raise DaemonRunning(home, pid=pid) from error
-            await anyio.sleep(_LOOK_SECONDS)
-        else:
-            return
+    while not try_lock(descriptor):
+        if anyio.current_time() > limit:
+            said = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+            raise DaemonRunning(home, pid=int(said) if said.isdecimal() else None)
+        await anyio.sleep(_LOOK_SECONDS)

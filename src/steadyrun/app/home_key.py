@@ -4,11 +4,11 @@ What a process was launched with and on whose account it works is compared by fi
 in the record, and without the key nobody finds out what they were made of.
 """
 
-import fcntl
 import os
 from pathlib import Path
 
 from steadyrun.errors import StoreUnusable
+from steadyrun.lib.flock import lock, open_lock
 
 _FILE = "seal"
 _BYTES = 32
@@ -19,7 +19,7 @@ def seal_key(home: Path) -> bytes:
     file = home / _FILE
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_lock(file)
         try:
             return _whole(descriptor) or _made(descriptor)
         finally:
@@ -30,7 +30,7 @@ def seal_key(home: Path) -> bytes:
 
 def _made(descriptor: int) -> bytes:
     """Somebody else may be about to make it as well: the second one finds it made."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    lock(descriptor)
     found = _whole(descriptor)
     if found:
         return found

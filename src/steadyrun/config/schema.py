@@ -16,7 +16,7 @@ from steadyrun.config.validators import CHECKS, NAMES, check_seconds, unknown
 from steadyrun.model.agent import OnLimited
 from steadyrun.model.budget import Budget, Unknown
 from steadyrun.model.item import Followup, OnLost
-from steadyrun.model.policy import Mode, Tier, tools_flaw
+from steadyrun.model.policy import Mode, Tier, check_tools
 from steadyrun.model.text import Problem, suggest
 
 # What a project's file may set before anybody has trusted it: nothing that could start a command
@@ -143,7 +143,7 @@ def leaves(
         elif isinstance(value, dict):
             yield from leaves(source, kind=inner, table=value, path=here)
         else:
-            raise _flawed(source, here, Problem(f"expected a table, found {_name_type(value)}"))
+            raise _invalid(source, here, Problem(f"expected a table, found {_name_type(value)}"))
 
 
 def pattern_of(path: KeyPath) -> str:
@@ -214,15 +214,15 @@ def _checked(source: Source, kind: Any, path: KeyPath, value: Any) -> Any:
     try:
         value = msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        raise _flawed(source, path, _wrong_type(path[-1], kind, value)) from None
+        raise _invalid(source, path, _wrong_type(path[-1], kind, value)) from None
     check = _CHECKS.get(pattern_of(path))
     flaw = check(value) if check else None
     if flaw:
-        raise _flawed(source, path, flaw)
+        raise _invalid(source, path, flaw)
     return value
 
 
-def _flawed(source: Source, path: KeyPath, flaw: Problem) -> Exception:
+def _invalid(source: Source, path: KeyPath, flaw: Problem) -> Exception:
     return source.invalid(path, f"{dotted(path)}: {flaw.problem}", hint=flaw.hint)
 
 
@@ -249,7 +249,7 @@ def _check_agent(path: KeyPath, agent: Table, sources: dict[KeyPath, Source]) ->
         here = (*path, "fallback")
         problem = f"{dotted(here)}: names {agent['provider']!r}, which is the provider already"
         raise sources[here].invalid(here, problem)
-    flaw = tools_flaw(agent.get("tier"), agent.get("tools"))
+    flaw = check_tools(agent.get("tier"), agent.get("tools"))
     if flaw:
         here = next(found for key in ("tools", "tier") if (found := (*path, key)) in sources)
         raise sources[here].invalid(here, f"{dotted(here)}: {flaw.problem}", hint=flaw.hint)

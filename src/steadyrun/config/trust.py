@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from steadyrun.config.locations import PROJECT_FILE, Locations, locate
 from steadyrun.config.schema import leaves
 from steadyrun.config.toml_source import Source, read_bytes, read_source
 from steadyrun.errors import ConfigInvalid, NotFound
+from steadyrun.lib.atomic import write_file
 
 
 def trust(
@@ -64,19 +64,9 @@ def _read(places: Locations) -> dict[str, str]:
 
 def _write(places: Locations, digests: dict[str, str]) -> None:
     file = places.trusted_file
-    draft = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
     try:
         places.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_new(draft, json.dumps(digests, indent=1, sort_keys=True).encode())
-        draft.replace(file)
+        write_file(file, json.dumps(digests, indent=1, sort_keys=True).encode())
     except OSError as error:
-        draft.unlink(missing_ok=True)
         reason = error.strerror or type(error).__name__
         raise ConfigInvalid(f"cannot be written: {reason}", file=file) from error
-
-
-def _write_new(file: Path, content: bytes) -> None:
-    with open(file, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())

@@ -13,10 +13,9 @@ from steadyrun.config.toml_source import shorten
 from steadyrun.config.variables import is_malformed
 from steadyrun.model.agent import NAME_RULE, ROLE_RULE, is_agent_name, is_role_name
 from steadyrun.model.budget import LIMITS
-from steadyrun.model.policy import names_flaw
+from steadyrun.model.policy import check_tool_names
 from steadyrun.model.text import Problem, suggest
-from steadyrun.model.validation import count_flaw, dollars_flaw, seconds_flaw
-from steadyrun.model.variables import variable_flaw
+from steadyrun.model.validation import check_count, check_dollars, check_timeout, check_variable
 
 # The registry of providers will take its place.
 PROVIDERS = (
@@ -151,7 +150,7 @@ def _from_to(least: int, most: int) -> Callable[[int], Problem | None]:
 
 
 def _check_tokens(value: int) -> Problem | None:
-    return count_flaw(value, "tokens")
+    return check_count(value, "tokens")
 
 
 def _check_zone(value: str) -> Problem | None:
@@ -197,7 +196,7 @@ def _check_factor(value: float) -> Problem | None:
 NAMES: dict[str, Callable[[str], Problem | None]] = {
     "providers.*": _check_provider,
     "agents.*": _check_agent_name,
-    "providers.*.env.*": variable_flaw,
+    "providers.*.env.*": check_variable,
     "telemetry.headers.*": _check_header,
 }
 CHECKS: dict[str, Callable[[Any], Problem | None]] = {
@@ -221,14 +220,14 @@ CHECKS: dict[str, Callable[[Any], Problem | None]] = {
     "agents.*.fallback": _check_fallback,
     "agents.*.home": _check_home,
     "agents.*.model": _check_text,
-    "agents.*.deny": names_flaw,
+    "agents.*.deny": check_tool_names,
     "agents.*.role": _check_role,
     "agents.*.system": _check_text,
-    "agents.*.wall_seconds": seconds_flaw,
-    **{f"agents.*.budget.{limit}": dollars_flaw for limit in LIMITS},
+    "agents.*.wall_seconds": check_timeout,
+    **{f"agents.*.budget.{limit}": check_dollars for limit in LIMITS},
     **{f"agents.*.budget.{limit}_tokens": _check_tokens for limit in LIMITS},
     "budgets.timezone": _check_zone,
-    "budgets.unknown_usd_per_million": dollars_flaw,
+    "budgets.unknown_usd_per_million": check_dollars,
     "telemetry.endpoint": _check_endpoint,
     "telemetry.headers.*": _check_header_template,
 }

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import subprocess
 import sys
@@ -18,8 +17,10 @@ from msgspec import Struct
 from steadyrun.dialect import Exit, LaunchRequest, Rung
 from steadyrun.drivers import keeper
 from steadyrun.errors import KeeperFailed, KeeperGone, LaunchFailed, LeaseLost
+from steadyrun.lib.flock import is_locked, wait_until_unlocked
 from steadyrun.lib.framing import Frame
 from steadyrun.lib.signal import Signal
+from steadyrun.lib.unix_socket import socket_path
 from steadyrun.model.ids import HolderId
 
 VERSION = 1
@@ -114,7 +115,7 @@ class KeeperConnection(asyncio.Protocol):
 
     @property
     def is_over(self) -> bool:
-        return self._over.rung > 0
+        return self._over.count > 0
 
     async def until_over(self) -> None:
         await self._over.wait(since=0)
@@ -222,17 +223,10 @@ async def connect(directory: Path, holder: HolderId, agent: str, fence: int) -> 
 
 async def _connect(directory: Path, link: KeeperConnection) -> KeeperConnection:
     try:
-        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise KeeperGone(directory.name, found=f"its directory: {error.strerror}") from error
-    try:
-        # The path of a socket may have 107 bytes only: go through the directory's descriptor.
-        path = f"/proc/self/fd/{folder}/socket"
-        await asyncio.get_running_loop().create_unix_connection(lambda: link, path)
+        with socket_path(directory) as path:
+            await asyncio.get_running_loop().create_unix_connection(lambda: link, path)
     except OSError as error:
         raise KeeperGone(directory.name, found=str(error.strerror)) from error
-    finally:
-        os.close(folder)
     return link
 
 
@@ -247,11 +241,7 @@ class KeptProcess(Struct, frozen=True):
 
 def is_alive(directory: Path) -> bool:
     """Whether outer or keeper live: they hold the lock as long as one of them does."""
-    try:
-        _share_lock(directory, fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
+    return is_locked(directory / "lock")
 
 
 def was_started(directory: Path) -> bool | None:
@@ -268,19 +258,7 @@ def was_started(directory: Path) -> bool | None:
 
 async def wait_until_gone(directory: Path) -> None:
     """Wait for the end of both."""
-    await anyio.to_thread.run_sync(_share_lock, directory, 0, abandon_on_cancel=True)
-
-
-def _share_lock(directory: Path, flags: int) -> None:
-    # Shared: several may look at the same time without seeing each other.
-    try:
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | flags)
-    finally:
-        os.close(descriptor)
+    await anyio.to_thread.run_sync(wait_until_unlocked, directory / "lock", abandon_on_cancel=True)
 
 
 class _ExitFile(Struct, frozen=True):

@@ -32,6 +32,7 @@ from steadyrun.drivers import keeper, keeper_client
 from steadyrun.drivers.keeper_client import KeeperConnection, KeptProcess
 from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker, end_from_exit
 from steadyrun.errors import KeeperGone, LeaseLost
+from steadyrun.lib.atomic import write_file
 from steadyrun.lib.clock import Clock
 from steadyrun.lib.file_follower import FileWatches, JournalFollower, TailFollower
 from steadyrun.lib.framing import Frame, Lines
@@ -120,7 +121,7 @@ class ProcessDriver:
             if self._opening and await self._send_all(self._dialect.open(self._opening)):
                 self._opening = None
         while not self._has_begun(turn):
-            seen = self._changed.rung
+            seen = self._changed.count
             async with self._speaking():
                 if not is_wanted():
                     return False
@@ -143,7 +144,7 @@ class ProcessDriver:
 
     async def steer(self, offer: Offer) -> Refused | None:
         while True:
-            seen = self._changed.rung
+            seen = self._changed.count
             async with self._speaking():
                 is_open = self._turns.is_open
                 answer = self._dialect.steer(offer) if is_open else Refused("no turn is running")
@@ -431,7 +432,4 @@ def _write(directory: Path, pictures: Mapping[str, bytes]) -> None:
     for name, data in pictures.items():
         file = directory / name
         if not file.exists():
-            part = file.with_suffix(".part")
-            part.touch(mode=0o600)
-            part.write_bytes(data)
-            part.replace(file)
+            write_file(file, data, is_durable=False)

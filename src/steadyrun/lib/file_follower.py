@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from steadyrun.lib.inotify import ANY_OF_THEM, open_inotify
+from steadyrun.lib.signal import Signal
 
 CHUNK_BYTES = 256 * 1024
 # What is there at a time is seldom more.
@@ -161,8 +162,7 @@ class JournalFollower:
         self.is_behind = False
         # Whether something was written since we have last seen the end.
         self.has_grown = True
-        # Whoever waits for something to read.
-        self._reader: asyncio.Future[None] | None = None
+        self._changed = Signal()
         self._told = told
         self._file = path.open("rb", buffering=0)
         self._watches = watches
@@ -177,8 +177,7 @@ class JournalFollower:
         self._is_lagging = True
         while not (chunk := self._grown()) and not (self.is_finished or self._is_called):
             self._is_lagging = False
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
+            await self._changed.wait()
         # Called while there was something to read, it is called for the next time.
         self._is_called = self._is_called and bool(chunk)
         return chunk
@@ -186,19 +185,19 @@ class JournalFollower:
     def call(self) -> None:
         """Somebody wants whoever reads: it waits no longer, now or the next time."""
         self._is_called = self.has_grown = True
-        self._go_on()
+        self._changed.notify()
 
     def finish(self) -> None:
         """The writer is gone: what is in the file now is all there will be."""
         self.is_finished = self.has_grown = True
-        self._go_on()
+        self._changed.notify()
 
     def close(self) -> None:
         self._watches.remove(self._watch, self._wake)
         self._file.close()
         # Whoever is still reading learns that the file is closed.
         self.has_grown = True
-        self._go_on()
+        self._changed.notify()
 
     def __enter__(self) -> Self:
         return self
@@ -210,13 +209,9 @@ class JournalFollower:
         # Looking is cheaper than a task that is woken for nothing.
         if is_sure or self._size() != self.offset:
             self.has_grown = True
-            self._go_on()
+            self._changed.notify()
             if self._told:
                 self._told()
-
-    def _go_on(self) -> None:
-        if self._reader and not self._reader.done():
-            self._reader.set_result(None)
 
     def _grown(self) -> bytes:
         """As `unread`, without a look where nothing was written."""

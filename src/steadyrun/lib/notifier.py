@@ -9,6 +9,8 @@ from enum import IntEnum
 
 import anyio
 
+from steadyrun.lib.signal import Signal
+
 # Hints may be lost: whoever waits looks again at least this often.
 FALLBACK_POLL_SECONDS = 15.0
 
@@ -30,19 +32,18 @@ class Waiter:
         self.of = of
         # Called at each hint, for whoever waits for other things as well.
         self.on_notify: Callable[[], None] = _nothing
-        self._bell = anyio.Event()
+        self._signal, self._seen = Signal(), 0
 
     def notify(self) -> None:
-        self._bell.set()
+        self._signal.notify()
         self.on_notify()
 
     async def wait(self, limit_seconds: float = FALLBACK_POLL_SECONDS) -> bool:
         """Return at the next hint, True, or after the limit, False. Either way: look again."""
         with anyio.move_on_after(limit_seconds):
-            await self._bell.wait()
-        rung = self._bell.is_set()
-        self._bell = anyio.Event()
-        return rung
+            await self._signal.wait(since=self._seen)
+        before, self._seen = self._seen, self._signal.count
+        return self._seen > before
 
 
 class Notifier:

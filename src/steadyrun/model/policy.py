@@ -120,16 +120,16 @@ def read_permissions(text: str) -> Permissions | Problem:
         return Problem("expected a JSON object, found something else")
     if twice := _said_twice(text):
         return Problem(f"has {twice[:80]!r} twice", "Leave one of both out.")
-    if isinstance(tier := given.get("tier"), str) and (flaw := tier_flaw(tier)):
+    if isinstance(tier := given.get("tier"), str) and (flaw := check_tier(tier)):
         return flaw
     try:
         found = msgspec.convert(given, Permissions)
     except msgspec.ValidationError as error:
         return Problem(f"cannot be understood: {error}", "It may have tier, tools and note.")
-    return tools_flaw(found.tier, found.tools) or found
+    return check_tools(found.tier, found.tools) or found
 
 
-def tools_flaw(tier: Tier | None, tools: Sequence[str] | None) -> Problem | None:
+def check_tools(tier: Tier | None, tools: Sequence[str] | None) -> Problem | None:
     """What is wrong with a tier and a list of tools that stand together."""
     if tier == "custom" and tools is None:
         return Problem("the tier custom needs a list of tools", f"Name some of: {', '.join(TOOLS)}")
@@ -138,10 +138,10 @@ def tools_flaw(tier: Tier | None, tools: Sequence[str] | None) -> Problem | None
     for name in tools or ():
         if name in DENIED:
             return Problem(f"the tool {name!r} is denied to everybody", "Leave it out.")
-    return names_flaw(tools or ())
+    return check_tool_names(tools or ())
 
 
-def names_flaw(names: Iterable[str]) -> Problem | None:
+def check_tool_names(names: Iterable[str]) -> Problem | None:
     """The first that is no tool's name, and the nearest one."""
     known = (*TOOLS, *MORE_TOOLS, *DENIED)
     for name in names:
@@ -150,7 +150,7 @@ def names_flaw(names: Iterable[str]) -> Problem | None:
     return None
 
 
-def tier_flaw(name: str) -> Problem | None:
+def check_tier(name: str) -> Problem | None:
     """What is wrong with the name of a tier."""
     known = get_args(Tier)
     return None if name in known else Problem(f"unknown tier {name[:80]!r}", suggest(name, known))

@@ -1,20 +1,24 @@
 """How much may be asked for? Amounts from whoever sets them: a file, a command, a program."""
 
+import re
+
 from steadyrun.model.text import Problem
 
 # More than anybody means, and less than any store or clock minds.
 MOST = 10**12
+OURS = "STEADYRUN_"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def dollars_flaw(value: object) -> Problem | None:
+def check_dollars(value: object) -> Problem | None:
     return None if _is_above_none(value) else _expected("a number of dollars above 0", value)
 
 
-def seconds_flaw(value: object) -> Problem | None:
+def check_timeout(value: object) -> Problem | None:
     return None if _is_above_none(value) else _expected("a number of seconds above 0", value)
 
 
-def count_flaw(value: object, what: str) -> Problem | None:
+def check_count(value: object, what: str) -> Problem | None:
     """It is no whole number from 1 on."""
     is_count = isinstance(value, int) and _is_above_none(value)
     return None if is_count else _expected(f"a number of {what} above 0", value)
@@ -30,3 +34,12 @@ def _is_above_none(value: object) -> bool:
 def _expected(what: str, found: object) -> Problem:
     hint = f"It may be up to {MOST}; leave it out for no limit."
     return Problem(f"expected {what}, found {repr(found)[:80]}", hint)
+
+
+def check_variable(name: str) -> Problem | None:
+    if name.startswith(OURS):
+        hint = "Choose another name: these tell a process of its agent."
+        return Problem(f"may not be set: names that begin with {OURS} are ours", hint=hint)
+    if _VARIABLE.fullmatch(name):
+        return None
+    return Problem("cannot be the name of a variable", hint="Use letters, digits and _.")

@@ -18,9 +18,9 @@ from steadyrun.errors import (
 from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, OnLimited, is_agent_name
 from steadyrun.model.budget import Budget, parsed
 from steadyrun.model.item import Followup, OnLost
-from steadyrun.model.policy import Mode, Policy, Tier, names_flaw, rights, tools_flaw
+from steadyrun.model.policy import Mode, Policy, Tier, check_tool_names, check_tools, rights
 from steadyrun.model.session import Session
-from steadyrun.model.validation import seconds_flaw
+from steadyrun.model.validation import check_timeout
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import (
     AgentDocument,
@@ -417,14 +417,14 @@ def _check_words(agent: Agent) -> None:
             )
     if not all(agent.approvers):
         raise InvalidUsage("--approvers: expected names, found ''", hint="Leave it out.")
-    if agent.wall_seconds is not None and (flaw := seconds_flaw(agent.wall_seconds)):
+    if agent.wall_seconds is not None and (flaw := check_timeout(agent.wall_seconds)):
         raise InvalidUsage(f"--timeout: {flaw.problem}", hint=flaw.hint)
 
 
 def _check_rights(desk: OperationContext, agent: Agent) -> None:
     """Each provider that may come to work for it keeps to what it may do."""
     policy = agent.policy
-    flaw = tools_flaw(policy.tier, policy.allowed_tools) or names_flaw(policy.deny)
+    flaw = check_tools(policy.tier, policy.allowed_tools) or check_tool_names(policy.deny)
     if flaw:
         raise InvalidUsage(flaw.problem, hint=flaw.hint)
     for provider in agent.providers:

@@ -4,7 +4,6 @@ A letter is an operation with a key, so that delivering it twice is harmless: it
 was done, and whoever is killed in between does it again.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.errors import InvalidUsage, SteadyrunError
+from steadyrun.lib.atomic import write_file
 from steadyrun.model.ids import Ids
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.registry import BY_NAME, Operation
@@ -102,15 +102,8 @@ def _read(file: Path) -> SpooledCall:
 
 def _write(folder: Path, name: str, letter: SpooledCall) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Not yet `.json`: nobody takes half a letter for one.
-    part, whole = folder / f"{name}.part", folder / name
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(letter))
-        file.flush()
-        os.fsync(descriptor)
-    part.rename(whole)
-    return whole
+    write_file(folder / name, msgspec.json.encode(letter))
+    return folder / name
 
 
 def _put_aside(file: Path) -> None:

@@ -7,13 +7,13 @@ import errno
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from steadyrun.errors import FileUnusable, InvalidUsage, StoreFailed, StoreFull, StoreUnusable
+from steadyrun.lib.atomic import sync_directory, write_file
 from steadyrun.lib.safe_files import open_regular
 from steadyrun.lib.safe_paths import shown
 from steadyrun.model.item import Attachment
@@ -107,27 +107,10 @@ def _kept(name: str, file: Path, stream: BinaryIO, home: Path) -> Attachment:
 def _write(place: Path, content: bytes) -> None:
     """Put it there whole or not at all, for good."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not place.exists():
-        descriptor, name = tempfile.mkstemp(prefix=".new-", dir=place.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            Path(name).replace(place)
-        except BaseException:
-            with suppress(OSError):
-                Path(name).unlink()
-            raise
-    _sync(place.parent)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if place.exists():
+        sync_directory(place.parent)
+    else:
+        write_file(place, content)
 
 
 def _failed(error: OSError, path: Path) -> StoreFailed:

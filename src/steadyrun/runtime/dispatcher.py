@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from steadyrun.errors import HolderGone, LeaseLost, SteadyrunError, StoreFailed
 from steadyrun.lib.notifier import FALLBACK_POLL_SECONDS, Hint, Waiter
+from steadyrun.lib.signal import Signal
 from steadyrun.model.agent import Agent, choose
 from steadyrun.model.event import ErrorFact, Event
 from steadyrun.model.gate import next_change, shut_gate, shut_providers
@@ -85,7 +86,7 @@ class Dispatcher:
         seats.on_leave = self.ring
         self._bridge = bridge
         self._bell: Waiter | None = None
-        self._quiet = anyio.Event()
+        self._quiet = Signal()
         # One at a time: how much room there is is known again when what was started has its place.
         self._starting = asyncio.Lock()
         # What the record of an agent still has to say of itself, when it has a process again.
@@ -111,8 +112,7 @@ class Dispatcher:
         """There may be something to do."""
         if self._bell:
             self._bell.notify()
-        self._quiet.set()
-        self._quiet = anyio.Event()
+        self._quiet.notify()
 
     async def _take_in(self) -> None:
         while not self.is_draining and self.slots.free:

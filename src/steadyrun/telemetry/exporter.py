@@ -13,6 +13,7 @@ import msgspec
 
 from steadyrun.errors import NotFound, StoreFailed
 from steadyrun.lib.notifier import Hint
+from steadyrun.lib.signal import Signal
 from steadyrun.model.event import RunStarted, StoredEvent
 from steadyrun.model.ids import ItemId
 from steadyrun.model.secret import Scrubber
@@ -57,7 +58,7 @@ class Exporter:
         self._ready: list[SpanData] = []
         # The last event that was heard.
         self._cursor = 0
-        self._bell, self._ending = anyio.Event(), anyio.Event()
+        self._changed, self._ending = Signal(), anyio.Event()
 
     async def begin(self) -> None:
         """Find the place to go on from."""
@@ -71,7 +72,7 @@ class Exporter:
     async def run(self) -> None:
         """Export until `end`. Whatever goes wrong here is told, and is nobody else's trouble."""
         with self._store.hints.watch(None, Hint.STATE) as watch:
-            watch.on_notify = self._ring
+            watch.on_notify = self._changed.notify
             try:
                 await self._run()
             except Exception as error:  # noqa: BLE001 (no run may suffer for it)
@@ -80,20 +81,18 @@ class Exporter:
     def end(self) -> None:
         """Let `run` return once all that is stored was offered to the collector."""
         self._ending.set()
-        self._ring()
-
-    def _ring(self) -> None:
-        self._bell.set()
+        self._changed.notify()
 
     async def _run(self) -> None:
         while True:
-            self._bell = anyio.Event()
+            seen = self._changed.count
             is_last = self._ending.is_set()
             has_more = await self._step()
             if is_last and not has_more:
                 return
             if not has_more and not self._ending.is_set():
-                await _wait(self._bell, _LOOK_SECONDS)
+                with anyio.move_on_after(_LOOK_SECONDS):
+                    await self._changed.wait(since=seen)
                 await _wait(self._ending, _GATHER_SECONDS)
 
     async def _step(self) -> bool:

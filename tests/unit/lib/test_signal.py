@@ -1,4 +1,4 @@
-"""A bell wakes all who wait, and whoever comes too late for a ring is told so."""
+"""A notification wakes all waiting tasks; a task that was too late does not wait for it."""
 
 import anyio
 import anyio.lowlevel
@@ -6,54 +6,54 @@ import anyio.lowlevel
 from steadyrun.lib.signal import Signal
 
 
-def test_a_ring_wakes_everybody_who_waits() -> None:
+def test_a_notification_wakes_all_waiting_tasks() -> None:
     woken: list[int] = []
 
-    async def wait(bell: Signal, number: int) -> None:
-        await bell.wait()
+    async def wait(signal: Signal, number: int) -> None:
+        await signal.wait()
         woken.append(number)
 
     async def main() -> None:
-        bell = Signal()
+        signal = Signal()
         async with anyio.create_task_group() as tasks:
             for number in range(3):
-                tasks.start_soon(wait, bell, number)
+                tasks.start_soon(wait, signal, number)
             await anyio.lowlevel.checkpoint()
             assert not woken
-            bell.notify()
+            signal.notify()
 
     anyio.run(main)
     assert woken == [0, 1, 2]
 
 
-def test_a_ring_that_came_before_is_not_waited_for() -> None:
+def test_a_wait_since_an_earlier_count_returns_at_once() -> None:
     async def main() -> None:
-        bell = Signal()
-        seen = bell.rung
-        bell.notify()
-        await bell.wait(seen)
+        signal = Signal()
+        seen = signal.count
+        signal.notify()
+        await signal.wait(seen)
         with anyio.move_on_after(0) as scope:
-            await bell.wait(bell.rung)
+            await signal.wait(signal.count)
         assert scope.cancelled_caught
 
     anyio.run(main)
 
 
-def test_whoever_gives_up_leaves_the_others_waiting() -> None:
+def test_a_cancelled_wait_leaves_the_other_tasks_waiting() -> None:
     woken: list[str] = []
 
-    async def wait(bell: Signal) -> None:
-        await bell.wait()
+    async def wait(signal: Signal) -> None:
+        await signal.wait()
         woken.append("the other")
 
     async def main() -> None:
-        bell = Signal()
+        signal = Signal()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait, bell)
+            tasks.start_soon(wait, signal)
             with anyio.move_on_after(0):
-                await bell.wait()
+                await signal.wait()
             assert not woken
-            bell.notify()
+            signal.notify()
 
     anyio.run(main)
     assert woken == ["the other"]

@@ -1,6 +1,5 @@
 """Is everything in order here? Each check says what it found and what repairs it."""
 
-import fcntl
 import os
 import stat
 import sys
@@ -19,6 +18,7 @@ from steadyrun.config import load, locate, printable
 from steadyrun.config.locations import process_environ
 from steadyrun.drivers import programs
 from steadyrun.errors import SteadyrunError
+from steadyrun.lib.flock import is_locked
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 
 OLDEST_PYTHON = (3, 11)
@@ -181,12 +181,10 @@ def _daemon(home: Path) -> Finding:
 
 def _is_locked(path: Path) -> tuple[bool, str]:
     """Whether somebody has the lock, and the first word that is in it."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True, next(iter(file.read(64).split()), "")
+    if not is_locked(path):
         return False, ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return True, next(iter(file.read(64).split()), "")
 
 
 def _systemd(environ: Mapping[str, str]) -> Iterator[Finding]:

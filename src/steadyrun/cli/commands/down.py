@@ -1,7 +1,5 @@
 """How does the daemon end? It is asked to, and gone when its socket and its lock are free."""
 
-import fcntl
-import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -13,6 +11,7 @@ from steadyrun.api.server import folder_of
 from steadyrun.cli.invoke import given_by, require_person, show
 from steadyrun.config import load
 from steadyrun.errors import DaemonUnreachable, RpcClosed, RpcTimeout, SteadyrunError
+from steadyrun.lib.flock import is_locked
 from steadyrun.lib.task_group import task_group
 from steadyrun.operations.daemon import StatusRequest, Stop
 from steadyrun.operations.documents import StatusDocument, Stopped
@@ -90,16 +89,4 @@ async def _answers(home: Path) -> bool:
 
 
 def _is_locked(home: Path) -> bool:
-    try:
-        descriptor = os.open(folder_of(home) / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        # Shared, so that two who look at once do not take each other for the daemon.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)
+    return is_locked(folder_of(home) / "lock")

@@ -20,6 +20,7 @@ from steadyrun.cli.output.tables import HELD_BACK, held_back
 from steadyrun.cli.stdin import read_input
 from steadyrun.config import Config, load
 from steadyrun.errors import InvalidUsage
+from steadyrun.lib.signal import Signal
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.event import FollowupAbsorbed, RunEnded, RunStarted, StoredEvent
 from steadyrun.model.event_json import data_of
@@ -85,7 +86,7 @@ class _Watch:
         self._ended: Seen | None = None
         # How far the record was heard.
         self._heard = after
-        self._bell = anyio.Event()
+        self._changed = Signal()
         self._exit: int | None = None
         # Whether it was said why nothing happens.
         self._has_said_why = item.waiting in HELD_BACK
@@ -123,19 +124,15 @@ class _Watch:
             self._show(seen)
         if isinstance(seen, StoredEvent):
             self._heard = seen.cursor
-            self._ring()
+            self._changed.notify()
         return False
-
-    def _ring(self) -> None:
-        self._bell.set()
-        self._bell = anyio.Event()
 
     def _show(self, seen: Seen) -> None:
         if self._output:
             self._output.show(seen)
         if isinstance(seen.event, get_args(RunEnded)):
             self._ended = seen
-            self._ring()
+            self._changed.notify()
 
     async def _settled(self, agent: AgentId) -> Item:
         store = self._desk.store
@@ -164,7 +161,7 @@ class _Watch:
             return
         with anyio.move_on_after(_LAST_SECONDS):
             while self._heard < last[0].cursor:
-                await self._bell.wait()
+                await self._changed.wait()
         if self._ended is None or self._ended.run != item.run:
             self._show(last[0])
 

@@ -11,6 +11,7 @@ from steadyrun.cli.commands.answer import user
 from steadyrun.cli.output import format as render
 from steadyrun.dialect import Verdict
 from steadyrun.errors import SteadyrunError
+from steadyrun.lib.signal import Signal
 from steadyrun.library import RunHandle
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved, LiveEvent, StoredEvent
 
@@ -37,13 +38,13 @@ class Approvals:
         self._can_ask = can_ask()
         # Open questions in their order, and what stops each from being asked.
         self._open: dict[str, tuple[ApprovalRequested, anyio.CancelScope]] = {}
-        self._more = anyio.Event()
+        self._more = Signal()
 
     async def hear(self, seen: StoredEvent | LiveEvent) -> None:
         match seen.event:
             case ApprovalRequested() as asked if self._can_ask:
                 self._open[asked.approval] = (asked, anyio.CancelScope())
-                self._more.set()
+                self._more.notify()
             case ApprovalRequested() as asked:
                 self._say(f"  ! denied {asked.tool_name}: {_NOBODY}. {_HINT}")
                 await self._decide(asked, Verdict(False, _NOBODY), by=_NOBODY_NAME)
@@ -63,7 +64,6 @@ class Approvals:
                     said = Verdict(is_allowed, "" if is_allowed else "the user said no")
                     await self._decide(asked, said, by=user())
                 self._open.pop(asked.approval, None)
-            self._more = anyio.Event()
             await self._more.wait()
 
     async def _decide(self, asked: ApprovalRequested, verdict: Verdict, *, by: str) -> None:

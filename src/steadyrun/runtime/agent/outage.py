@@ -11,6 +11,7 @@ from typing import TypeVar
 import anyio
 
 from steadyrun.errors import StoreFailed
+from steadyrun.lib.backoff import iterate_delays
 from steadyrun.lib.clock import Clock
 from steadyrun.model.event import Event, EventId, LiveEvent, RecordFailed, RecordPhase
 from steadyrun.model.ids import RunId
@@ -19,29 +20,23 @@ from steadyrun.runtime.events.bus import Feed
 from steadyrun.runtime.log import fact
 
 PAUSE_SECONDS = 0.5
-_LONGEST_SECONDS = 30.0
+LONGEST_SECONDS = 30.0
 
 Answer = TypeVar("Answer")
-
-
-def next_delay(pause: float) -> float:
-    """The pause that follows this one."""
-    return min(2 * pause, _LONGEST_SECONDS)
 
 
 async def retry_write(
     verb: Callable[[], Awaitable[Answer]], is_worth_it: Callable[[StoreFailed], Awaitable[bool]]
 ) -> Answer:
     """Write, again and again while the store cannot be written and that may change."""
-    pause = PAUSE_SECONDS
+    pauses = iterate_delays(PAUSE_SECONDS, longest=LONGEST_SECONDS)
     while True:
         try:
             return await verb()
         except StoreFailed as error:
             if not await is_worth_it(error):
                 raise
-            await anyio.sleep(pause)
-            pause = next_delay(pause)
+            await anyio.sleep(next(pauses))
 
 
 class StoreOutage:

@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 from steadyrun.dialect import Ability, Turn
 from steadyrun.driver import Driver, JournalBatch
 from steadyrun.errors import KeeperGone, StoreFailed
+from steadyrun.lib.backoff import next_delay
 from steadyrun.lib.signal import Signal
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.agent import Agent
@@ -22,7 +23,7 @@ from steadyrun.model.item import Claim, Lease
 from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 from steadyrun.runtime.agent.offers import OpenOffers
-from steadyrun.runtime.agent.outage import PAUSE_SECONDS, next_delay, retry_write
+from steadyrun.runtime.agent.outage import LONGEST_SECONDS, PAUSE_SECONDS, retry_write
 from steadyrun.runtime.agent.recorder import Recorder
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.events.bus import Feed
@@ -120,7 +121,7 @@ class LiveProcess:
         await anyio.sleep(pause)
         self._is_stale = True
         is_news = self._around.clock.monotonic() - started_at > 2 * pause
-        return PAUSE_SECONDS if is_news else next_delay(pause)
+        return PAUSE_SECONDS if is_news else next_delay(pause, longest=LONGEST_SECONDS)
 
     async def _drive(self, tasks: TaskGroup) -> None:
         around = self._around

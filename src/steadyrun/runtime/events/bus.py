@@ -5,7 +5,6 @@ are, and deltas and raw output as they come. One that is slow loses deltas, neve
 reads them from the store again.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from enum import Enum, auto
 from typing import get_args
 
 from steadyrun.lib.notifier import Hint
+from steadyrun.lib.signal import Signal
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent
 from steadyrun.model.ids import AgentId, RunId
@@ -40,7 +40,7 @@ class Subscription:
     def __init__(self) -> None:
         self._news: deque[News] = deque()
         self._waiting = 0
-        self._rung = asyncio.Event()
+        self._changed = Signal()
         self.is_over = False
 
     def tell(self, news: News) -> None:
@@ -51,17 +51,16 @@ class Subscription:
             self._news.clear()
             self._waiting, news = 1, StreamSignal.AGAIN
         self._news.append(news)
-        self._rung.set()
+        self._changed.notify()
 
     def end(self) -> None:
         self.is_over = True
-        self._rung.set()
+        self._changed.notify()
 
     async def next(self) -> News | None:
         """The next thing; None once it is over and all is read."""
         while not self._news and not self.is_over:
-            self._rung.clear()
-            await self._rung.wait()
+            await self._changed.wait()
         if not self._news:
             return None
         news = self._news.popleft()

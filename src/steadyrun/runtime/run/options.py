@@ -10,11 +10,10 @@ import msgspec
 
 from steadyrun.dialect import Ability, Image
 from steadyrun.errors import InvalidUsage
-from steadyrun.model.policy import Mode, tools_flaw
+from steadyrun.model.policy import Mode, check_tools
 from steadyrun.model.run import Metadata
 from steadyrun.model.text import Problem, suggest, utf8
-from steadyrun.model.validation import count_flaw, dollars_flaw, seconds_flaw
-from steadyrun.model.variables import variable_flaw
+from steadyrun.model.validation import check_count, check_dollars, check_timeout, check_variable
 from steadyrun.runtime.inbox import check_metadata
 
 
@@ -46,9 +45,9 @@ NEEDS: Mapping[str, Ability] = {
 def validate_options(wishes: RunOptions) -> None:
     """`Usage` names the first that nobody could grant."""
     for name, wish in wishes.items():
-        if name not in _FLAWS:
-            raise InvalidUsage(f"unknown wish {name[:80]!r}", hint=suggest(name, _FLAWS))
-        flaw = _FLAWS[name](wish)
+        if name not in _CHECKS:
+            raise InvalidUsage(f"unknown wish {name[:80]!r}", hint=suggest(name, _CHECKS))
+        flaw = _CHECKS[name](wish)
         if flaw:
             raise InvalidUsage(f"{name}: {flaw.problem}", hint=flaw.hint)
     if wishes.get("or_fresh") and "resume" not in wishes:
@@ -58,32 +57,32 @@ def validate_options(wishes: RunOptions) -> None:
     check_metadata(wishes.get("metadata", {}))
 
 
-def _mode_flaw(wish: object) -> Problem | None:
+def _check_mode(wish: object) -> Problem | None:
     known = get_args(Mode)
     if wish in known:
         return None
     return Problem(f"unknown mode {repr(wish)[:80]}", suggest(str(wish), known))
 
 
-def _text_flaw(wish: object) -> Problem | None:
+def _check_text(wish: object) -> Problem | None:
     if not isinstance(wish, str) or not wish:
         return _expected("a text", wish)
     utf8(wish)
     return Problem("must not contain a NUL character") if "\0" in wish else None
 
 
-def _tools_flaw(wish: object) -> Problem | None:
+def _check_tools(wish: object) -> Problem | None:
     if not _is_list_of(wish, str):
         return _expected("a list of names", wish, hint='Like this: tools=["Read"]')
-    return tools_flaw(None, tuple(wish))  # type: ignore[arg-type]
+    return check_tools(None, tuple(wish))  # type: ignore[arg-type]
 
 
-def _images_flaw(wish: object) -> Problem | None:
+def _check_images(wish: object) -> Problem | None:
     hint = 'Like this: images=[Image("image/png", data)]'
     return None if _is_list_of(wish, Image) else _expected("a list of Image", wish, hint=hint)
 
 
-def _object_flaw(wish: object) -> Problem | None:
+def _check_object(wish: object) -> Problem | None:
     if not isinstance(wish, dict):
         return _expected("an object", wish, hint="Give a dict.")
     try:
@@ -93,12 +92,12 @@ def _object_flaw(wish: object) -> Problem | None:
     return None
 
 
-def _env_flaw(wish: object) -> Problem | None:
+def _check_env(wish: object) -> Problem | None:
     # A value is never repeated: it may be a secret.
     if not isinstance(wish, Mapping) or not all(isinstance(each, str) for each in wish.values()):
         return Problem("expected texts by name", 'Like this: env={"LANG": "C"}')
     for name, value in wish.items():
-        flaw = variable_flaw(name) if isinstance(name, str) else Problem("is no text")
+        flaw = check_variable(name) if isinstance(name, str) else Problem("is no text")
         if flaw is None and "\0" in value:
             flaw = Problem("must not contain a NUL character")
         if flaw:
@@ -106,12 +105,12 @@ def _env_flaw(wish: object) -> Problem | None:
     return None
 
 
-def _switch_flaw(wish: object) -> Problem | None:
+def _check_switch(wish: object) -> Problem | None:
     return None if isinstance(wish, bool) else _expected("True or False", wish)
 
 
-def _turns_flaw(wish: object) -> Problem | None:
-    return count_flaw(wish, "turns")
+def _check_turns(wish: object) -> Problem | None:
+    return check_count(wish, "turns")
 
 
 def _is_list_of(wish: object, kind: type) -> bool:
@@ -124,18 +123,18 @@ def _expected(what: str, found: object, *, hint: str = "Leave it out if there is
     return Problem(f"expected {what}, found {repr(found)[:80]}", hint)
 
 
-_FLAWS: Mapping[str, Callable[[object], Problem | None]] = {
-    "mode": _mode_flaw,
-    "model": _text_flaw,
-    "tools": _tools_flaw,
-    "system": _text_flaw,
-    "resume": _text_flaw,
-    "or_fresh": _switch_flaw,
-    "max_turns": _turns_flaw,
-    "max_cost_usd": dollars_flaw,
-    "schema": _object_flaw,
-    "images": _images_flaw,
-    "timeout_seconds": seconds_flaw,
-    "metadata": _object_flaw,
-    "env": _env_flaw,
+_CHECKS: Mapping[str, Callable[[object], Problem | None]] = {
+    "mode": _check_mode,
+    "model": _check_text,
+    "tools": _check_tools,
+    "system": _check_text,
+    "resume": _check_text,
+    "or_fresh": _check_switch,
+    "max_turns": _check_turns,
+    "max_cost_usd": check_dollars,
+    "schema": _check_object,
+    "images": _check_images,
+    "timeout_seconds": check_timeout,
+    "metadata": _check_object,
+    "env": _check_env,
 }

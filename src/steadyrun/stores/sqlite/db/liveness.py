@@ -4,10 +4,10 @@ The kernel lets go of the lock when the process ends, however it ends: no heartb
 no confusion when a process id is used again.
 """
 
-import fcntl
 import os
 from pathlib import Path
 
+from steadyrun.lib.flock import is_locked, lock, open_lock
 from steadyrun.model.ids import HolderId
 
 
@@ -20,10 +20,8 @@ class Liveness:
 
     def acquire(self, holder: HolderId) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(
-            self._file(holder), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-        )
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        descriptor = open_lock(self._file(holder), os.O_EXCL)
+        lock(descriptor)
         self._held[holder] = descriptor
 
     def release(self, holder: HolderId) -> None:
@@ -37,19 +35,7 @@ class Liveness:
             self.release(holder)
 
     def is_alive(self, holder: HolderId) -> bool:
-        try:
-            descriptor = os.open(self._file(holder), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            # Shared, so that two who look at once do not take each other for the holder.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        else:
-            return False
-        finally:
-            os.close(descriptor)
+        return is_locked(self._file(holder))
 
     def forget(self, holder: HolderId) -> None:
         """Remove the file of a holder that is gone."""

@@ -5,7 +5,6 @@ again. Here a process must pass the turnstile before it may ask, and holds it un
 who has just written stands behind who was waiting.
 """
 
-import fcntl
 import os
 import sqlite3
 import threading
@@ -13,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from steadyrun.lib.backoff import iterate_delays
+from steadyrun.lib.flock import open_lock, try_lock, unlock
 from steadyrun.stores.sqlite.db.errors import busy
 
 # Longer than any transaction of ours; a stopped process is the likely reason when it passes.
@@ -27,36 +28,27 @@ class WriteLock:
     def __init__(self, database: Path, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._database = database
         self._patience_seconds = patience_seconds
-        file = database.with_suffix(".turnstile")
-        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = open_lock(database.with_suffix(".turnstile"))
         self._pause = threading.Event()
 
     def begin(self, connection: sqlite3.Connection) -> None:
         """Begin an immediate transaction, or raise `StoreBusy` when patience ends."""
         limit = time.monotonic() + self._patience_seconds
-        self._until(self._pass_turnstile, limit)
+        self._until(lambda: try_lock(self._descriptor), limit)
         try:
             self._until(lambda: _begins(connection), limit)
         finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            unlock(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def _pass_turnstile(self) -> bool:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
     def _until(self, succeeds: Callable[[], bool], limit: float) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+        pauses = iterate_delays(_FIRST_PAUSE_SECONDS, longest=_LONGEST_PAUSE_SECONDS)
         while not succeeds():
             if time.monotonic() > limit:
                 raise busy(self._database)
-            self._pause.wait(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            self._pause.wait(next(pauses))
 
 
 def _begins(connection: sqlite3.Connection) -> bool:
