@@ -181,10 +181,8 @@ def _daemon(home: Path) -> Finding:
 
 def _is_locked(path: Path) -> tuple[bool, str]:
     """Whether somebody has the lock, and the first word that is in it."""
-    if not is_locked(path):
-        return False, ""
     with path.open(encoding="utf-8", errors="replace") as file:
-        return True, next(iter(file.read(64).split()), "")
+        return is_locked(path), next(iter(file.read(64).split()), "")
 
 
 def _systemd(environ: Mapping[str, str]) -> Iterator[Finding]:
