@@ -1,4 +1,4 @@
-"""The pages are true: links lead somewhere, commands exist, examples run."""
+"""Checks that the pages are true: links lead to files, commands exist, examples run."""
 
 import re
 import shlex
@@ -30,7 +30,7 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     assert missing == []
 
 
-def test_every_decision_is_in_the_list() -> None:
+def test_every_decision_is_listed() -> None:
     folder = ROOT / "docs/decisions"
     listed = set(LINK.findall((folder / "README.md").read_text(encoding="utf-8")))
 
@@ -48,7 +48,7 @@ def test_every_command_is_documented() -> None:
     assert missing == []
 
 
-def test_every_command_that_is_documented_exists() -> None:
+def test_every_documented_command_exists() -> None:
     page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
     known = {command.words for command in COMMANDS}
 
@@ -57,23 +57,61 @@ def test_every_command_that_is_documented_exists() -> None:
     assert named == known
 
 
-def test_the_readme_names_both_commands_and_its_examples_run(tmp_path: Path) -> None:
+def test_readme_names_both_commands_and_its_examples_run(tmp_path: Path) -> None:
     start, examples = blocks("README.md", "sh")
     home = tmp_path / "home"
     first_run(home)
 
     typed = [shlex.split(line, comments=True) for line in examples.splitlines()]
-    codes = [steadyrun(home, *words[1:]).returncode for words in typed]
+    done = [steadyrun(home, *words[1:]) for words in typed]
 
     assert [line.split("#")[0].split() for line in start.splitlines()] == [
         ["make", "up"],
         ["make", "test"],
     ]
     assert all(words[0] == ".venv/bin/steadyrun" for words in typed)
-    assert codes == [0] * 7
+    assert [each.returncode for each in done] == [0] * 5
 
 
-def test_ci_calls_what_the_readme_tells_users_to_call() -> None:
+def test_readme_shows_the_real_output_of_its_examples(tmp_path: Path) -> None:
+    [sample] = blocks("README.md", "python")
+    shown_by_python, shown_by_cli = blocks("README.md", "text")
+    [_, examples] = blocks("README.md", "sh")
+    program = tmp_path / "example.py"
+    program.write_text(sample, encoding="utf-8")
+
+    from_python = python(tmp_path / "home", program)
+    from_cli = steadyrun(tmp_path / "home", *shlex.split(examples.splitlines()[0])[1:])
+
+    assert from_python.stdout == shown_by_python
+    printed = sorted((from_cli.stdout + from_cli.stderr).splitlines())
+    assert without_ids(printed) == without_ids(sorted(shown_by_cli.splitlines()))
+
+
+def without_ids(lines: list[str]) -> list[str]:
+    """Leave out what differs from run to run: ids and durations."""
+    return [re.sub(r"run_\w+|\s*[\d.]+m?s\b", "", line) for line in lines]
+
+
+TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+def test_every_guarantee_names_a_test_that_exists() -> None:
+    page = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
+    named = TEST_NAME.findall(page)
+
+    missing = [f"{file}::{name}" for file, name in named if not has_test(ROOT / file, name)]
+
+    assert len(named) >= 30
+    assert len(named) == page.count("`tests/")
+    assert missing == []
+
+
+def has_test(file: Path, name: str) -> bool:
+    return file.exists() and (not name or f"\ndef {name}(" in file.read_text(encoding="utf-8"))
+
+
+def test_ci_runs_the_make_targets_for_dependencies_check_and_test() -> None:
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
 
     called = re.findall(r"^make (\S+)$", script, re.MULTILINE)
@@ -81,7 +119,7 @@ def test_ci_calls_what_the_readme_tells_users_to_call() -> None:
     assert called == ["ci-deps", "check", "test"]
 
 
-def test_the_python_example_of_the_stores_page_runs(tmp_path: Path) -> None:
+def test_stores_page_example_runs(tmp_path: Path) -> None:
     [example] = blocks("docs/stores.md", "python")
     home = tmp_path / "home"
     first_run(home)
@@ -94,7 +132,7 @@ def test_the_python_example_of_the_stores_page_runs(tmp_path: Path) -> None:
     assert anyio.run(main, home) == 6
 
 
-def test_the_example_of_the_library_page_runs(tmp_path: Path) -> None:
+def test_library_page_example_runs(tmp_path: Path) -> None:
     [example] = blocks("docs/library.md", "python")
     program = tmp_path / "example.py"
     program.write_text(example, encoding="utf-8")
@@ -105,7 +143,7 @@ def test_the_example_of_the_library_page_runs(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("completed ")
 
 
-def test_the_changelog_has_its_form_and_this_version() -> None:
+def test_changelog_follows_its_format_and_has_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
     versions = re.findall(r"^## \[(.+?)\](?: - \d{4}-\d{2}-\d{2})?$", text, re.MULTILINE)
@@ -115,11 +153,11 @@ def test_the_changelog_has_its_form_and_this_version() -> None:
     assert headings <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
-def test_the_page_for_agents_is_short() -> None:
+def test_agents_page_is_short() -> None:
     assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) <= 40
 
 
-def test_every_dependency_has_its_reason() -> None:
+def test_every_dependency_has_a_reason() -> None:
     page = (ROOT / "docs/dependencies.md").read_text(encoding="utf-8")
     asked = [
         re.split(r"[<>=]", line)[0]
@@ -132,7 +170,7 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 @pytest.mark.parametrize("lock", ["pip", "dev", "bench", "lock"])
-def test_requirements_are_hashed_and_name_no_place(lock: str) -> None:
+def test_requirements_are_hashed_and_name_no_index(lock: str) -> None:
     text = (ROOT / f"requirements/{lock}.txt").read_text(encoding="utf-8")
 
     pins = re.findall(r"^\S+==\S+ \\$", text, re.MULTILINE)

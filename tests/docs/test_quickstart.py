@@ -1,8 +1,9 @@
-"""Does the quickstart work as it is written, and does every stop of the tour exist?"""
+"""Checks that the quickstart runs as written, and that the code named by other pages exists."""
 
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 from steadyrun.drivers import keeper
@@ -13,7 +14,7 @@ BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STOP = re.compile(r"`(src/[\w/]+\.py)::(\w+)`")
 
 
-def test_the_quickstart_is_what_a_newcomer_can_type(tmp_path: Path) -> None:
+def test_quickstart_runs_as_written(tmp_path: Path) -> None:
     home = tmp_path / "home"
     blocks = BLOCK.findall((ROOT / "docs/quickstart.md").read_text(encoding="utf-8"))
     env = environment(home)
@@ -42,7 +43,7 @@ def test_the_quickstart_is_what_a_newcomer_can_type(tmp_path: Path) -> None:
     assert left.returncode == 69, "the last command has ended the daemon"
 
 
-def test_every_stop_of_the_tour_is_there() -> None:
+def test_every_stop_of_the_tour_exists() -> None:
     page = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
     stops = re.findall(r"^(\d+)\. ", page, re.MULTILINE)
     named = STOP.findall(page)
@@ -56,3 +57,35 @@ def test_every_stop_of_the_tour_is_there() -> None:
 
 
 _NAMED = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+MODULE = re.compile(r"`((?:src/steadyrun/)?[a-z_]+/[\w/]+\.py)`")
+
+
+def test_every_module_of_the_architecture_page_exists() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = [name for name in MODULE.findall(page) if not name.startswith(("tests/", "scripts/"))]
+
+    missing = [name for name in named if not (ROOT / "src/steadyrun" / name).exists()]
+
+    assert len(named) >= 20
+    assert missing == []
+
+
+def test_architecture_page_lists_the_layers_of_the_import_rules() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    [layers] = [
+        contract["layers"]
+        for contract in rules["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers" and contract["containers"] == ["steadyrun"]
+    ]
+    wanted = [name.strip() for layer in layers for name in layer.split("|")]
+
+    table = page.split("## Layers")[1].split("## ")[0]
+    listed = [
+        name
+        for row in re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    ]
+
+    assert listed == wanted
