@@ -13,7 +13,7 @@ from steadyrun.app.operations import open_desk
 from steadyrun.cli.commands.providers import find_providers
 from steadyrun.config import Config, load, printable
 from steadyrun.errors import NameTaken, SteadyrunError
-from steadyrun.operations.agents import AddAgent, add
+from steadyrun.operations.agents import AddAgentRequest, add
 
 DEMO = "demo"
 
@@ -37,7 +37,7 @@ async def _hire(config: Config) -> None:
     await place.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with open_desk(config) as desk:
         try:
-            await add(desk, AddAgent(name=DEMO, provider="scripted", home=str(place)))
+            await add(desk, AddAgentRequest(name=DEMO, provider="scripted", home=str(place)))
         except NameTaken:
             # It is there since the last time, or somebody else has that name: both are fine.
             return

@@ -47,7 +47,7 @@ from steadyrun.model.policy import Policy, rights
 from steadyrun.model.run import Run
 from steadyrun.model.text import utf8
 from steadyrun.model.usage import Cost
-from steadyrun.operations.approvals import answer_to, approval_documents, find_approval
+from steadyrun.operations.approvals import answer_approval, build_approval_documents, find_approval
 from steadyrun.operations.documents import ApprovalDocument
 from steadyrun.runtime.deps import RunRequest
 from steadyrun.runtime.direct_runs import DirectRuns
@@ -154,7 +154,7 @@ class Steadyrun:
         """What agents and runs ask, newest first."""
         store = self._around.store
         found = await store.approvals(include_settled=include_settled, limit=limit)
-        return await approval_documents(store, found)
+        return await build_approval_documents(store, found)
 
     async def answer(
         self,
@@ -174,8 +174,8 @@ class Steadyrun:
         store, now = self._around.store, self._around.clock.now()
         answer = Answer(allow, by, now, reason, always and allow, provider=provider)
         known = await find_approval(store, approval)
-        answered = await answer_to(desk_among(self._around), known, answer)
-        [document] = await approval_documents(store, [answered])
+        answered = await answer_approval(desk_among(self._around), known, answer)
+        [document] = await build_approval_documents(store, [answered])
         return document
 
     async def _go_on(self, provider: str, home: str, wishes: RunOptions) -> None:
@@ -259,7 +259,7 @@ class RunHandle:
         )
         with contextlib.suppress(NotFound, Conflict):
             known = await self._store.approval(approval_id(run.process, approval))
-            await answer_to(desk_among(self._holding.around), known, answer)
+            await answer_approval(desk_among(self._holding.around), known, answer)
 
     async def cancel(self, reason: str | None = None) -> Run:
         """Ask for the end of the run. It may take a moment; an ended run stays as it is."""

@@ -32,11 +32,16 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, Ids, ItemId
 from steadyrun.model.item import Followup, Item, Message, OnLost
 from steadyrun.operations import spool
-from steadyrun.operations.agents import AddAgent, ChooseAgents, SetAgent, ShowAgent
-from steadyrun.operations.daemon import Stop
-from steadyrun.operations.items import SendMessage
+from steadyrun.operations.agents import (
+    AddAgentRequest,
+    AgentRequest,
+    AgentSelection,
+    SetAgentRequest,
+)
+from steadyrun.operations.daemon import StopDaemonRequest
+from steadyrun.operations.items import SendRequest
 from steadyrun.operations.registry import BY_NAME
-from steadyrun.operations.runs import Cancel
+from steadyrun.operations.runs import CancelRequest
 from steadyrun.stores.sqlite import SqliteStore
 from tests.chaos import prompts
 from tests.chaos.victims import Victim, Victims
@@ -146,12 +151,12 @@ class Scenario:
 
     async def stop_daemon(self) -> None:
         """Ask it to end; it may be killed over that."""
-        await self.call("daemon.stop", Stop(drain=20.0))
+        await self.call("daemon.stop", StopDaemonRequest(drain=20.0))
 
     async def down(self) -> None:
         """End the daemon as a person would."""
         assert self.daemon
-        assert await self.call("daemon.stop", Stop(drain=20.0))
+        assert await self.call("daemon.stop", StopDaemonRequest(drain=20.0))
         await self.daemon.end()
 
     async def run_directly(self, **order: object) -> Victim:
@@ -209,7 +214,7 @@ class Scenario:
         """Its answer tells whether it was accepted; with a key it is said again, else it may be
         lost with whoever was asked."""
         sent.on_lost = "resume"
-        given = SendMessage(agent=name, text=sent.text, key=sent.key, followup=followup)
+        given = SendRequest(agent=name, text=sent.text, key=sent.key, followup=followup)
         try:
             answer = await client.call(self.home, BY_NAME["item.send"], given, seconds=30)
             sent.item = ItemId(answer.id)
@@ -225,14 +230,14 @@ class Scenario:
         given = {"agent": "ada", "text": sent.text}
         ids = Ids(SystemClock().now)
         assert sent.key
-        await spool.put(self.home, ids, "item.send", given, key=sent.key)
+        await spool.spool_call(self.home, ids, "item.send", given, key=sent.key)
 
     async def cancel(self, sent: Sent, *, by_socket: bool = False) -> None:
         if sent.item is None:
             return
         sent.is_cancelled = True
         if by_socket:
-            await self.call("item.cancel", Cancel(id=sent.item, wait_seconds=0.0))
+            await self.call("item.cancel", CancelRequest(id=sent.item, wait_seconds=0.0))
         else:
             await self.store.cancel(sent.item)
 
@@ -345,18 +350,18 @@ class Scenario:
     async def add_and_remove_agent(self) -> None:
         name = f"x{self.dice.randrange(10**9)}"
         folder = str(self.place / "work")
-        await self.call("agent.add", AddAgent(name=name, provider="scripted", home=folder))
-        await self.call("agent.rm", ShowAgent(name=name))
+        await self.call("agent.add", AddAgentRequest(name=name, provider="scripted", home=folder))
+        await self.call("agent.rm", AgentRequest(name=name))
 
     async def change_agent(self, name: str) -> None:
         """From here on its process is not of today any more."""
-        await self.call("agent.set", SetAgent(name=name, system=f"Be {self.dice.random()}."))
+        await self.call("agent.set", SetAgentRequest(name=name, system=f"Be {self.dice.random()}."))
 
     async def pause_and_resume(self) -> None:
         name = self.dice.choice(SCRIPTED)
-        await self.call("agent.pause", ChooseAgents(name=name))
+        await self.call("agent.pause", AgentSelection(name=name))
         await self.send(prompts.says, name, way="store")
-        await self.call("agent.resume", ChooseAgents(name=name))
+        await self.call("agent.resume", AgentSelection(name=name))
 
     async def forget(self, name: str) -> None:
         """The conversation of an agent is not there any more."""

@@ -135,5 +135,5 @@ def _watch_letters(steps: ChaosSteps) -> None:
             super().unlink(missing_ok)
             steps.pass_by("after", "letter")
 
-    find = spool._letters
-    spool._letters = lambda folder: [Watched(file) for file in find(folder)]
+    find = spool._list_files
+    spool._list_files = lambda folder: [Watched(file) for file in find(folder)]

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from steadyrun.model.item import Message
-from steadyrun.operations.spool import drain
+from steadyrun.operations.spool import drain_spool
 from steadyrun.store import Accepted
 from steadyrun.stores.sqlite import SqliteStore
 from tests.support.fake_daemon import desk_of
@@ -32,7 +32,7 @@ class LastAccept:
 
 async def main(home: Path) -> None:
     store: Any = LastAccept(await SqliteStore.open(home))
-    await drain(desk_of(store, home))
+    await drain_spool(desk_of(store, home))
 
 
 if __name__ == "__main__":

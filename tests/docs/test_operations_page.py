@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from steadyrun import errors
-from steadyrun.cli.systemd import WANTED, Unit, find_units, read_service
+from steadyrun.cli.systemd import REQUIRED_SETTINGS, SystemdUnit, find_units, read_service
 from steadyrun.runtime.log import FACTS
 from tests.support.commands import ROOT, environment, first_run, steadyrun
 from tests.support.require import require
@@ -27,14 +27,16 @@ def test_the_unit_of_the_page_is_one_that_doctor_likes(tmp_path: Path) -> None:
     unit.parent.mkdir(parents=True)
     unit.write_text(block("ini"))
 
-    assert list(find_units({"HOME": str(tmp_path)}, tmp_path)) == [Unit(unit)]
+    assert list(find_units({"HOME": str(tmp_path)}, tmp_path)) == [SystemdUnit(unit)]
     says = read_service([unit.read_text()])
     assert says["ExecStop"].endswith("steadyrun down --keep")
     assert (says["TimeoutStopSec"], says["Restart"]) == ("90", "on-failure")
 
 
 def test_the_page_says_what_each_line_that_doctor_wants_is_for() -> None:
-    assert [key for key, value in WANTED.items() if f"| `{key}={value}` |" not in PAGE] == []
+    assert [
+        key for key, value in REQUIRED_SETTINGS.items() if f"| `{key}={value}` |" not in PAGE
+    ] == []
 
 
 def test_the_page_lists_exactly_the_facts_there_are() -> None:

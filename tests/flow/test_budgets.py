@@ -14,7 +14,7 @@ from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
-from steadyrun.operations.approvals import answer_to
+from steadyrun.operations.approvals import answer_approval
 from tests.children.keeper_driver import eventually
 from tests.support.cli_home import a_home
 from tests.support.commands import COMMAND, steadyrun
@@ -50,7 +50,7 @@ async def allowed(team: Home, agent: AgentId, **fields: Any) -> list[tuple[str, 
     """What may be spent once somebody has allowed more."""
     answer = Answer(True, "eve", SystemClock().now(), **fields)
     async with open_desk(load(team.place / "home")) as desk:
-        answered = await answer_to(desk, await question(team, agent), answer)
+        answered = await answer_approval(desk, await question(team, agent), answer)
     assert answered.answer
     return [(each.limit, each.unit, round(each.allowed, 6)) for each in answered.answer.extended]
 

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from steadyrun.errors import InvalidUsage
-from steadyrun.operations.costs import moment_of
+from steadyrun.operations.costs import parse_since
 from steadyrun.providers.shared.prices import price_list
 from tests.support.cli_home import a_home
 from tests.support.commands import steadyrun
@@ -96,7 +96,7 @@ def test_today_begins_where_the_configuration_says(tmp_path: Path) -> None:
     ],
 )
 def test_since_is_a_moment_of_the_time_zone(text: str, begin: datetime) -> None:
-    assert moment_of(text, NOW, BERLIN) == begin
+    assert parse_since(text, NOW, BERLIN) == begin
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_since_is_a_moment_of_the_time_zone(text: str, begin: datetime) -> None:
 )
 def test_what_is_no_moment_is_refused(text: str) -> None:
     with pytest.raises(InvalidUsage, match="expected today"):
-        moment_of(text, NOW, BERLIN)
+        parse_since(text, NOW, BERLIN)
 
 
 def test_an_agent_that_is_not_there_is_not_found(tmp_path: Path) -> None:

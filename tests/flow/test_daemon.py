@@ -14,7 +14,7 @@ import pytest
 from steadyrun.drivers import keeper
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model.ids import Ids
-from steadyrun.operations.spool import put
+from steadyrun.operations.spool import spool_call
 from tests.children.keeper_driver import eventually
 from tests.support.cli_home import PATIENCE_SECONDS, Home, a_home, end, until_said, waits
 from tests.support.commands import ROOT, environment
@@ -112,7 +112,7 @@ def test_a_daemon_begins_in_its_order(home: Home) -> None:
     closed = home.run("gate", "close", "scripted", "--for", "1h", "--reason", "we said so")
     ids = Ids(SystemClock().now)
     letter = {"agent": "bo", "text": "hello"}
-    anyio.run(lambda: put(home.path, ids, "item.send", letter, key="letter"))
+    anyio.run(lambda: spool_call(home.path, ids, "item.send", letter, key="letter"))
     before = len(home.log())
     home.up()
     facts = [json.loads(line)["fact"] for line in home.log()[before:] if line.startswith("{")]

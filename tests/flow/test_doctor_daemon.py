@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from steadyrun.cli.commands.doctor import doctor
-from steadyrun.cli.systemd import WANTED, Unit, find_units, read_service
+from steadyrun.cli.systemd import REQUIRED_SETTINGS, SystemdUnit, find_units, read_service
 
 NAME = "steadyrun.service"
 GOOD = """\
@@ -40,7 +40,7 @@ class Machine:
         checks = json.loads(self._capsys.readouterr().out)["checks"]
         return code, [each for each in checks if each["check"] == check]
 
-    def find(self) -> list[Unit]:
+    def find(self) -> list[SystemdUnit]:
         return list(find_units({"HOME": str(self.home)}, self.root))
 
     @contextmanager
@@ -142,9 +142,9 @@ def test_a_unit_of_the_machine_is_found_too_and_each_by_itself(machine: Machine)
     of_machine = write(machine.root / "etc/systemd/system/steadyrun@.service", BAD)
     write(machine.root / "usr/lib/systemd/system/steadyrun@.service", GOOD)
 
-    none = dict.fromkeys(WANTED)
+    none = dict.fromkeys(REQUIRED_SETTINGS)
 
-    assert machine.find() == [Unit(of_user), Unit(of_machine, none)]
+    assert machine.find() == [SystemdUnit(of_user), SystemdUnit(of_machine, none)]
 
 
 def test_a_drop_in_counts_more_than_its_unit_and_the_nearer_one_of_two(machine: Machine) -> None:
@@ -152,14 +152,14 @@ def test_a_drop_in_counts_more_than_its_unit_and_the_nearer_one_of_two(machine: 
     far = machine.root / "usr/lib/systemd/system" / f"{NAME}.d"
     near = machine.root / "etc/systemd/system" / f"{NAME}.d"
     write(far / "10-kill.conf", "[Service]\nKillMode=none\n")
-    assert machine.find() == [Unit(path, {"KillMode": "none"})]
+    assert machine.find() == [SystemdUnit(path, {"KillMode": "none"})]
 
     write(near / "10-kill.conf", "[Service]\nOOMPolicy=\n")
-    assert machine.find() == [Unit(path, {"OOMPolicy": None})]
+    assert machine.find() == [SystemdUnit(path, {"OOMPolicy": None})]
 
     write(far / "20-more.conf", "[Service]\nOOMPolicy=continue\n")
     write(far / "30-more.txt", "[Service]\nOOMPolicy=stop\n")
-    assert machine.find() == [Unit(path)]
+    assert machine.find() == [SystemdUnit(path)]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_unit_that_does_something_else_is_left_alone(machine: Machine, start: 
 def test_a_daemon_can_be_started_in_many_ways(machine: Machine, start: str) -> None:
     path = write(machine.units / NAME, GOOD.replace("%h/.local/bin/steadyrun up", start))
 
-    assert machine.find() == [Unit(path)]
+    assert machine.find() == [SystemdUnit(path)]
 
 
 def test_a_unit_that_cannot_be_read_is_a_warning(machine: Machine) -> None:
@@ -212,4 +212,4 @@ def test_a_unit_with_bytes_that_are_no_text_is_read(machine: Machine) -> None:
     path = write(machine.units / NAME, "")
     path.write_bytes(b"[Unit]\nDescription=\xff\n" + GOOD.encode())
 
-    assert machine.find() == [Unit(path)]
+    assert machine.find() == [SystemdUnit(path)]

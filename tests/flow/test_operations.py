@@ -13,20 +13,20 @@ from msgspec import Struct
 from steadyrun.api import client, errors
 from steadyrun.errors import SteadyrunError
 from steadyrun.operations.agents import (
-    AddAgent,
-    ChooseAgents,
-    ListAgents,
-    SetAgent,
-    ShowAgent,
+    AddAgentRequest,
+    AgentRequest,
+    AgentSelection,
+    ListAgentsRequest,
+    SetAgentRequest,
 )
-from steadyrun.operations.approvals import DenyApproval, GiveApproval, ListApprovals
+from steadyrun.operations.approvals import ApproveRequest, DenyRequest, ListApprovalsRequest
 from steadyrun.operations.context import OperationContext
-from steadyrun.operations.costs import ShowCost
-from steadyrun.operations.daemon import StatusRequest, Stop
-from steadyrun.operations.gates import CloseGate, ListGates, OpenGate
-from steadyrun.operations.items import ChooseItem, ListItems, SendMessage
+from steadyrun.operations.costs import CostRequest
+from steadyrun.operations.daemon import StatusRequest, StopDaemonRequest
+from steadyrun.operations.gates import CloseGateRequest, ListGatesRequest, OpenGateRequest
+from steadyrun.operations.items import ItemRequest, ListItemsRequest, SendRequest
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
-from steadyrun.operations.runs import Cancel
+from steadyrun.operations.runs import CancelRequest
 from steadyrun.testing.clock import FakeClock, seeded_ids
 from tests.support.fake_daemon import opened, served
 
@@ -40,39 +40,42 @@ def script(work: Path) -> list[tuple[str, Struct]]:
     """What is asked, in order. An item or run is named by what all of its kind begin with."""
     home = str(work)
     return [
-        ("agent.list", ListAgents()),
-        ("agent.add", AddAgent(name="ada", provider="scripted", home=home, fallback=("shell",))),
-        ("agent.add", AddAgent(name="ada", provider="scripted", home=home)),
-        ("agent.add", AddAgent(name="bob", provider="nobody", home=home)),
-        ("agent.add", AddAgent(name="bob", provider="shell", home=f"{home}/nowhere")),
-        ("agent.add", AddAgent(name="bob", provider="shell", home=home, role="none")),
-        ("agent.set", SetAgent(name="ada", model="m", mode="plan", clear=("fallback",))),
-        ("agent.set", SetAgent(name="eve", model="m")),
-        ("agent.show", ShowAgent("ada")),
-        ("item.send", SendMessage(agent="ada", text="first", key="k")),
-        ("item.send", SendMessage(agent="ada", text="first", key="k")),
-        ("item.show", ChooseItem("itm_")),
-        ("item.retry", ChooseItem("itm_")),
-        ("agent.pause", ChooseAgents("ada")),
-        ("item.list", ListItems("ada")),
-        ("agent.rm", ShowAgent("ada")),
+        ("agent.list", ListAgentsRequest()),
+        (
+            "agent.add",
+            AddAgentRequest(name="ada", provider="scripted", home=home, fallback=("shell",)),
+        ),
+        ("agent.add", AddAgentRequest(name="ada", provider="scripted", home=home)),
+        ("agent.add", AddAgentRequest(name="bob", provider="nobody", home=home)),
+        ("agent.add", AddAgentRequest(name="bob", provider="shell", home=f"{home}/nowhere")),
+        ("agent.add", AddAgentRequest(name="bob", provider="shell", home=home, role="none")),
+        ("agent.set", SetAgentRequest(name="ada", model="m", mode="plan", clear=("fallback",))),
+        ("agent.set", SetAgentRequest(name="eve", model="m")),
+        ("agent.show", AgentRequest("ada")),
+        ("item.send", SendRequest(agent="ada", text="first", key="k")),
+        ("item.send", SendRequest(agent="ada", text="first", key="k")),
+        ("item.show", ItemRequest("itm_")),
+        ("item.retry", ItemRequest("itm_")),
+        ("agent.pause", AgentSelection("ada")),
+        ("item.list", ListItemsRequest("ada")),
+        ("agent.rm", AgentRequest("ada")),
         ("status", StatusRequest()),
-        ("item.cancel", Cancel("itm_")),
-        ("item.cancel", Cancel("run_")),
-        ("item.retry", ChooseItem("itm_")),
-        ("item.list", ListItems(all=True)),
-        ("agent.resume", ChooseAgents(all=True)),
-        ("gate.close", CloseGate("shell", 60.0, "the bill")),
-        ("gate.list", ListGates()),
-        ("gate.open", OpenGate("shell")),
-        ("approval.list", ListApprovals(all=True)),
-        ("approval.approve", GiveApproval("prc_", "eve")),
-        ("approval.deny", DenyApproval("prc_", "eve", "no")),
-        ("item.send", SendMessage(agent="ada", text="second", followup="queue")),
-        ("agent.list", ListAgents()),
-        ("cost.show", ShowCost()),
-        ("cost.show", ShowCost("ada", by="day", since="7d")),
-        ("daemon.stop", Stop(drain=2.0, keep=True)),
+        ("item.cancel", CancelRequest("itm_")),
+        ("item.cancel", CancelRequest("run_")),
+        ("item.retry", ItemRequest("itm_")),
+        ("item.list", ListItemsRequest(all=True)),
+        ("agent.resume", AgentSelection(all=True)),
+        ("gate.close", CloseGateRequest("shell", 60.0, "the bill")),
+        ("gate.list", ListGatesRequest()),
+        ("gate.open", OpenGateRequest("shell")),
+        ("approval.list", ListApprovalsRequest(all=True)),
+        ("approval.approve", ApproveRequest("prc_", "eve")),
+        ("approval.deny", DenyRequest("prc_", "eve", "no")),
+        ("item.send", SendRequest(agent="ada", text="second", followup="queue")),
+        ("agent.list", ListAgentsRequest()),
+        ("cost.show", CostRequest()),
+        ("cost.show", CostRequest("ada", by="day", since="7d")),
+        ("daemon.stop", StopDaemonRequest(drain=2.0, keep=True)),
         ("status", StatusRequest()),
     ]
 
@@ -83,7 +86,7 @@ async def asked(work: Path, way: Way) -> Answers:
         try:
             answer = await way(BY_NAME[name], given)
         except SteadyrunError as error:
-            answer = errors.failure_of(error)
+            answer = errors.to_document(error)
         answers.append((name, json.loads(msgspec.json.encode(answer))))
     return answers
 
@@ -147,14 +150,14 @@ def test_what_is_asked_comes_to_what_it_should(tmp_path: Path) -> None:
 def test_without_a_daemon_only_what_it_knows_is_missing(tmp_path: Path) -> None:
     async def both() -> tuple[Any, Any]:
         async with opened(tmp_path / "home") as (desk, daemon):
-            given = AddAgent(name="ada", provider="scripted", home=str(tmp_path))
+            given = AddAgentRequest(name="ada", provider="scripted", home=str(tmp_path))
             added = await BY_NAME["agent.add"].do(desk, given)
             daemon.processes[added.id] = "background"
             alone = OperationContext(
                 desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce
             )
             show = BY_NAME["agent.show"].do
-            return await show(desk, ShowAgent("ada")), await show(alone, ShowAgent("ada"))
+            return await show(desk, AgentRequest("ada")), await show(alone, AgentRequest("ada"))
 
     told, alone = anyio.run(both)
 
@@ -170,7 +173,7 @@ def test_what_only_a_daemon_can_do_is_refused_elsewhere(tmp_path: Path, name: st
                 desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce
             )
             operation = BY_NAME[name]
-            await operation.do(alone, operation.given())
+            await operation.do(alone, operation.request())
 
     with pytest.raises(SteadyrunError) as found:
         anyio.run(ask)

@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from steadyrun.api import client
-from steadyrun.api.client import connected
-from steadyrun.api.server import LONGEST_LINE_BYTES, Hello
+from steadyrun.api.client import connect
+from steadyrun.api.server import LONGEST_LINE_BYTES, HelloRequest
 from steadyrun.errors import (
     ChangeRefused,
     DaemonUnreachable,
@@ -31,11 +31,11 @@ from steadyrun.errors import (
 )
 from steadyrun.model import event as ev
 from steadyrun.model.event_json import public
-from steadyrun.operations.agents import AddAgent, ListAgents
+from steadyrun.operations.agents import AddAgentRequest, ListAgentsRequest
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ItemDocument
-from steadyrun.operations.events import Follow
-from steadyrun.operations.items import SendMessage
+from steadyrun.operations.events import FollowRequest
+from steadyrun.operations.items import SendRequest
 from steadyrun.operations.registry import BY_NAME
 from steadyrun.runtime.events import bus
 from steadyrun.store import Started
@@ -62,13 +62,13 @@ def with_daemon(home: Path, body: Body, bugs: list[tuple[str, Exception]] | None
 
 
 async def hire(desk: OperationContext, name: str = "ada") -> None:
-    given = AddAgent(name=name, provider="scripted", home=str(desk.home))
+    given = AddAgentRequest(name=name, provider="scripted", home=str(desk.home))
     await BY_NAME["agent.add"].do(desk, given)
 
 
 async def send(home: Path, text: str) -> ItemDocument:
     found: ItemDocument = await client.call(
-        home, BY_NAME["item.send"], SendMessage(agent="ada", text=text)
+        home, BY_NAME["item.send"], SendRequest(agent="ada", text=text)
     )
     return found
 
@@ -166,7 +166,7 @@ def test_a_home_with_a_very_long_path_works(tmp_path: Path) -> None:
 
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
-        found = await client.call(home, BY_NAME["agent.list"], ListAgents())
+        found = await client.call(home, BY_NAME["agent.list"], ListAgentsRequest())
         assert [agent.name for agent in found.agents] == ["ada"]
 
     with_daemon(home, look)
@@ -175,10 +175,10 @@ def test_a_home_with_a_very_long_path_works(tmp_path: Path) -> None:
 
 def test_no_daemon_is_a_named_error(home: Path) -> None:
     with pytest.raises(DaemonUnreachable) as found:
-        anyio.run(client.call, home, BY_NAME["agent.list"], ListAgents())
+        anyio.run(client.call, home, BY_NAME["agent.list"], ListAgentsRequest())
     (home / "daemon").mkdir(parents=True)
     with pytest.raises(DaemonUnreachable, match="No such file"):
-        anyio.run(client.call, home, BY_NAME["agent.list"], ListAgents())
+        anyio.run(client.call, home, BY_NAME["agent.list"], ListAgentsRequest())
 
     assert (found.value.exit_code, found.value.hint) == (69, "Start one: steadyrun up")
 
@@ -191,10 +191,10 @@ def test_a_socket_that_a_killed_daemon_left_is_no_daemon_and_no_hindrance(home: 
         os.close(folder)
 
     with pytest.raises(DaemonUnreachable, match="refused"):
-        anyio.run(client.call, home, BY_NAME["agent.list"], ListAgents())
+        anyio.run(client.call, home, BY_NAME["agent.list"], ListAgentsRequest())
 
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
-        await client.call(home, BY_NAME["agent.list"], ListAgents())
+        await client.call(home, BY_NAME["agent.list"], ListAgentsRequest())
 
     with_daemon(home, look)
 
@@ -211,7 +211,7 @@ def test_a_daemon_that_does_not_greet_was_not_asked(
         stopped.listen()
 
         with pytest.raises(DaemonUnreachable, match="no answer to hello"):
-            anyio.run(client.call, home, BY_NAME["agent.list"], ListAgents())
+            anyio.run(client.call, home, BY_NAME["agent.list"], ListAgentsRequest())
 
 
 def test_bad_lines_are_answered_and_the_next_good_one_too(home: Path) -> None:
@@ -263,12 +263,12 @@ def test_whoever_does_not_greet_gets_nothing_but_the_end(home: Path) -> None:
 )
 def test_only_versions_of_one_line_talk(home: Path, version: str, is_ours: bool) -> None:
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
-        async with connected(home, greets=False) as line:
+        async with connect(home, greets=False) as line:
             if is_ours:
-                await line.ask("hello", Hello(version), seconds=10)
+                await line.request("hello", HelloRequest(version), seconds=10)
             else:
                 with pytest.raises(VersionMismatch, match=version):
-                    await line.ask("hello", Hello(version), seconds=10)
+                    await line.request("hello", HelloRequest(version), seconds=10)
 
     with_daemon(home, look)
 
@@ -284,7 +284,7 @@ def test_a_bug_in_an_operation_is_reported_and_told_to_nobody(home: Path) -> Non
 
         daemon.process_state = broken  # type: ignore[method-assign]
         with pytest.raises(RpcRefused) as found:
-            await client.call(home, BY_NAME["agent.list"], ListAgents())
+            await client.call(home, BY_NAME["agent.list"], ListAgentsRequest())
         assert "hunter2" not in str(found.value)
 
     with_daemon(home, look, bugs)
@@ -308,7 +308,7 @@ def test_one_key_over_the_socket_and_in_the_store_at_once_is_one_item(home: Path
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         elsewhere = await SqliteStore.open(home)
-        operation, given = BY_NAME["item.send"], SendMessage(agent="ada", text="once", key="k")
+        operation, given = BY_NAME["item.send"], SendRequest(agent="ada", text="once", key="k")
         found: list[ItemDocument] = []
 
         async def by_socket() -> None:
@@ -361,7 +361,7 @@ def test_a_stream_tells_what_is_stored_then_what_comes(home: Path) -> None:
         await send(home, "one")
         play = Play(daemon, await start(daemon))
         await play.begin()
-        async with client.following(home, Follow(agent="ada", after=0)) as (as_of, events):
+        async with client.follow(home, FollowRequest(agent="ada", after=0)) as (as_of, events):
             heard = [read(await anext(events))]
             play.say_live(ev.TextDelta("half a "))
             heard.append(read(await anext(events)))
@@ -384,7 +384,7 @@ def test_a_stream_without_a_cursor_begins_now(home: Path) -> None:
         play = Play(daemon, await start(daemon))
         await play.begin()
         await play.say(ev.TextFinal("before"))
-        async with client.following(home, Follow()) as (as_of, events):
+        async with client.follow(home, FollowRequest()) as (as_of, events):
             await play.say(ev.TextFinal("after"))
             first = read(await anext(events))
 
@@ -395,20 +395,22 @@ def test_a_stream_without_a_cursor_begins_now(home: Path) -> None:
 
 def test_a_connection_has_one_stream(home: Path) -> None:
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
-        async with connected(home) as line:
-            await line.ask("events.follow", Follow(), seconds=10)
+        async with connect(home) as line:
+            await line.request("events.follow", FollowRequest(), seconds=10)
             with pytest.raises(ChangeRefused):
-                await line.ask("events.follow", Follow(), seconds=10)
+                await line.request("events.follow", FollowRequest(), seconds=10)
 
     with_daemon(home, look)
 
 
-@pytest.mark.parametrize("given", [Follow(agent="bob"), Follow(run="run_1"), Follow("ada", "run_")])
-def test_a_stream_of_nobody_is_refused(home: Path, given: Follow) -> None:
+@pytest.mark.parametrize(
+    "given", [FollowRequest(agent="bob"), FollowRequest(run="run_1"), FollowRequest("ada", "run_")]
+)
+def test_a_stream_of_nobody_is_refused(home: Path, given: FollowRequest) -> None:
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         with pytest.raises(SteadyrunError) as found:
-            async with client.following(home, given):
+            async with client.follow(home, given):
                 pass
         assert found.value.exit_code in {2, 3}
 
@@ -417,7 +419,7 @@ def test_a_stream_of_nobody_is_refused(home: Path, given: Follow) -> None:
 
 def test_whoever_goes_away_is_told_nothing_more(home: Path) -> None:
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
-        async with client.following(home, Follow()):
+        async with client.follow(home, FollowRequest()):
             while not daemon.listeners:
                 await anyio.lowlevel.checkpoint()
         while daemon.listeners:
@@ -437,7 +439,7 @@ def test_a_slow_reader_gets_every_stored_event_once_and_makes_nobody_wait(
         await send(home, "one")
         play = Play(daemon, await start(daemon))
         await play.begin()
-        async with client.following(home, Follow(after=0)) as (_, events):
+        async with client.follow(home, FollowRequest(after=0)) as (_, events):
             # All of it is written while nobody reads: far more than fits between the two.
             for number in range(batches):
                 for _ in range(each):

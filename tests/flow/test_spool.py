@@ -13,7 +13,7 @@ from steadyrun.errors import InvalidUsage
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, Ids
-from steadyrun.operations.spool import Drained, drain, put
+from steadyrun.operations.spool import DrainReport, drain_spool, spool_call
 from steadyrun.stores.sqlite import SqliteStore
 from tests.support.commands import ROOT
 from tests.support.fake_daemon import desk_of
@@ -27,10 +27,10 @@ async def hire(home: Path) -> None:
     await store.close()
 
 
-async def drained(home: Path) -> tuple[Drained, list[str]]:
+async def drained(home: Path) -> tuple[DrainReport, list[str]]:
     """What came of the letters, and all that was asked, oldest first."""
     store = await SqliteStore.open(home)
-    found = await drain(desk_of(store, home))
+    found = await drain_spool(desk_of(store, home))
     items = await store.items(include_settled=True)
     await store.close()
     return found, [item.text for item in reversed(items)]
@@ -39,7 +39,7 @@ async def drained(home: Path) -> tuple[Drained, list[str]]:
 async def write(home: Path, *texts: str, agent: str = "ada") -> list[Path]:
     ids = Ids(SystemClock().now)
     return [
-        await put(home, ids, "item.send", {"agent": agent, "text": text}, key=text)
+        await spool_call(home, ids, "item.send", {"agent": agent, "text": text}, key=text)
         for text in texts
     ]
 
@@ -52,7 +52,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_no_letters_are_nothing_to_do(home: Path) -> None:
-    assert anyio.run(drained, home) == (Drained(), [])
+    assert anyio.run(drained, home) == (DrainReport(), [])
 
 
 def test_letters_are_delivered_in_order_and_deleted(home: Path) -> None:
@@ -62,8 +62,8 @@ def test_letters_are_delivered_in_order_and_deleted(home: Path) -> None:
     found = anyio.run(drained, home)
     again = anyio.run(drained, home)
 
-    assert found == (Drained(done=3), ["one", "two", "three"])
-    assert again == (Drained(), ["one", "two", "three"])
+    assert found == (DrainReport(done=3), ["one", "two", "three"])
+    assert again == (DrainReport(), ["one", "two", "three"])
     assert modes == {0o600}
     assert list((home / "letters").iterdir()) == []
 
@@ -83,7 +83,7 @@ def test_a_letter_whose_carrier_was_killed_is_delivered_once(home: Path) -> None
 
     assert killed.returncode == -signal.SIGKILL
     assert was_there
-    assert found == (Drained(done=2), ["one", "two"])
+    assert found == (DrainReport(done=2), ["one", "two"])
 
 
 def test_what_cannot_be_done_now_stays(home: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_nobody_can_read_is_put_aside_and_the_others_are_delivered(
 
     found = anyio.run(drained, home)
 
-    assert found == (Drained(done=1, bad=("0.json",)), ["good"])
+    assert found == (DrainReport(done=1, bad=("0.json",)), ["good"])
     assert (home / "letters" / "bad" / "0.json").read_bytes() == raw
 
 
@@ -121,12 +121,12 @@ def test_half_a_letter_is_none(home: Path) -> None:
     (home / "letters").mkdir()
     (home / "letters" / "0.json.part").write_bytes(b'{"op":')
 
-    assert anyio.run(drained, home) == (Drained(), [])
+    assert anyio.run(drained, home) == (DrainReport(), [])
 
 
 def test_what_could_be_done_twice_cannot_wait_in_a_letter(home: Path) -> None:
     async def write_one() -> None:
-        await put(home, Ids(SystemClock().now), "agent.rm", {"name": "ada"}, key="k")
+        await spool_call(home, Ids(SystemClock().now), "agent.rm", {"name": "ada"}, key="k")
 
     with pytest.raises(InvalidUsage, match="takes no key"):
         anyio.run(write_one)

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadyrun.cli.event_stream import seen_in
+from steadyrun.cli.event_stream import decode_event
 from steadyrun.model.event import EventId, LiveEvent, StoredEvent
 from steadyrun.model.event_json import public
 from steadyrun.model.ids import RunId
@@ -26,7 +26,7 @@ unknown = st.builds(StoredEvent, cursors, cursors, ids, times, names, runs, name
 @settings(max_examples=200)
 @given(stored | live)
 def test_what_we_know_comes_back_as_it_was(told: StoredEvent | LiveEvent) -> None:
-    heard = seen_in(msgspec.Raw(msgspec.json.encode(public(told))))
+    heard = decode_event(msgspec.Raw(msgspec.json.encode(public(told))))
 
     assert heard == told
 
@@ -36,6 +36,6 @@ def test_what_we_know_comes_back_as_it_was(told: StoredEvent | LiveEvent) -> Non
 def test_what_we_do_not_know_is_shown_as_it_was(told: StoredEvent) -> None:
     line = msgspec.json.encode(public(told))
 
-    heard = seen_in(msgspec.Raw(line))
+    heard = decode_event(msgspec.Raw(line))
 
     assert json.loads(msgspec.json.encode(public(heard))) == json.loads(line)

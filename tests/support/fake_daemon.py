@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from steadyrun.api.server import serving
+from steadyrun.api.server import serve
 from steadyrun.app.runtime import make_dialect
 from steadyrun.dialect import Ability, Enforced, Refused
 from steadyrun.lib.clock import Clock, SystemClock
@@ -26,7 +26,7 @@ from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.operations.context import OperationContext, ProcessState
-from steadyrun.operations.documents import DaemonDocument, Live, Stopped
+from steadyrun.operations.documents import DaemonDocument, LiveCount, StoppedDocument
 from steadyrun.runtime.events.bus import News, StreamSignal, Subscription
 from steadyrun.store import Accepted, Started, Store
 from steadyrun.stores.sqlite import SqliteStore
@@ -59,8 +59,8 @@ class SmallDaemon:
             __version__,
             str(self.home),
             self.started_at,
-            Live(self.live, 5),
-            Live(len(self.processes), 5),
+            LiveCount(self.live, 5),
+            LiveCount(len(self.processes), 5),
             is_draining=bool(self.stopped),
         )
 
@@ -76,13 +76,13 @@ class SmallDaemon:
     async def release(self, agent: AgentId) -> None:
         self.processes.pop(agent, None)
 
-    async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
+    async def stop(self, drain_seconds: float | None, *, keep: bool) -> StoppedDocument:
         self.stopped.append((drain_seconds, keep))
         with anyio.move_on_after(0 if keep else drain_seconds):
             while self.live:
                 await self._quiet.wait()
         self.is_stopped.set()
-        return Stopped(0 if keep else self.live, self.live if keep else 0, 0)
+        return StoppedDocument(0 if keep else self.live, self.live if keep else 0, 0)
 
     async def follow(
         self, *, agent: AgentId | None, run: RunId | None, after: int
@@ -252,7 +252,7 @@ async def served(
     found: list[tuple[str, Exception]] = [] if bugs is None else bugs
     async with (
         opened(home, clock=clock, ids=ids) as (desk, daemon),
-        serving(desk, lambda method, bug: found.append((method, bug))),
+        serve(desk, lambda method, bug: found.append((method, bug))),
     ):
         yield desk, daemon
     if bugs is None:

@@ -16,12 +16,12 @@ import anyio
 import msgspec
 from msgspec import Raw, Struct
 
-from steadyrun.api.errors import FailureDocument, as_error, raised
+from steadyrun.api.errors import FailureDocument, build_error, from_refusal
 from steadyrun.api.server import (
     LONGEST_LINE_BYTES,
     WITHOUT_HELLO,
-    Hello,
-    folder_of,
+    HelloRequest,
+    locate_folder,
 )
 from steadyrun.errors import (
     DaemonUnreachable,
@@ -35,8 +35,8 @@ from steadyrun.lib import jsonrpc
 from steadyrun.lib.framing import Lines
 from steadyrun.lib.jsonrpc import Failure, Notification, Response
 from steadyrun.lib.unix_socket import socket_path
-from steadyrun.operations.documents import AsOf
-from steadyrun.operations.events import Follow
+from steadyrun.operations.documents import StreamStart
+from steadyrun.operations.events import FollowRequest
 from steadyrun.operations.registry import BY_NAME, Operation
 from steadyrun.version import __version__
 
@@ -49,7 +49,7 @@ _CHUNK_BYTES = 64 * 1024
 T = TypeVar("T")
 
 
-class _End(Struct, frozen=True):
+class StreamEnd(Struct, frozen=True):
     error: FailureDocument | None
 
 
@@ -57,27 +57,27 @@ async def call(
     home: Path, operation: Operation, given: Struct, *, seconds: float = ANSWER_SECONDS
 ) -> Any:
     """Have the daemon do it. `DaemonUnreachable`: it was not asked."""
-    async with connected(home, greets=operation.name != WITHOUT_HELLO) as line:
-        response = await line.ask(operation.name, given, seconds=seconds)
-        return _read(response, operation.answer)
+    async with connect(home, greets=operation.name != WITHOUT_HELLO) as line:
+        response = await line.request(operation.name, given, seconds=seconds)
+        return _decode_answer(response, operation.answer)
 
 
 @asynccontextmanager
-async def following(
-    home: Path, given: Follow
+async def follow(
+    home: Path, given: FollowRequest
 ) -> AsyncIterator[tuple[int, AsyncGenerator[Raw, None]]]:
     """The cursor that a stream begins after, and its events as they are on every surface."""
     operation = BY_NAME["events.follow"]
-    async with connected(home) as line:
-        response = await line.ask(operation.name, given, seconds=ANSWER_SECONDS)
-        events = _events(line)
+    async with connect(home) as line:
+        response = await line.request(operation.name, given, seconds=ANSWER_SECONDS)
+        events = _read_events(line)
         try:
-            yield _read(response, AsOf).as_of, events
+            yield _decode_answer(response, StreamStart).as_of, events
         finally:
             await events.aclose()
 
 
-def _read(response: Response, kind: type[T]) -> T:
+def _decode_answer(response: Response, kind: type[T]) -> T:
     try:
         return response.result_as(kind)
     except msgspec.DecodeError as error:
@@ -85,24 +85,24 @@ def _read(response: Response, kind: type[T]) -> T:
         raise RpcFailed(f"the daemon's answer cannot be read: {error}", hint=hint) from error
 
 
-async def _events(line: "DaemonConnection") -> AsyncGenerator[Raw, None]:
+async def _read_events(line: "DaemonConnection") -> AsyncGenerator[Raw, None]:
     while True:
-        match await line.next("events.follow"):
+        match await line.read_message("events.follow"):
             case Notification("event", params):
                 yield params
             case Notification("end") as end:
-                error = end.params_as(_End).error
+                error = end.params_as(StreamEnd).error
                 if error is not None:
-                    raise raised(error)
+                    raise build_error(error)
                 return
             case _:
                 continue
 
 
 @asynccontextmanager
-async def connected(home: Path, *, greets: bool = True) -> AsyncIterator["DaemonConnection"]:
+async def connect(home: Path, *, greets: bool = True) -> AsyncIterator["DaemonConnection"]:
     """A daemon that has greeted us."""
-    reader, writer = await _connect(home)
+    reader, writer = await _open_socket(home)
     try:
         line = DaemonConnection(reader, writer)
         if greets:
@@ -118,39 +118,39 @@ class DaemonConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._lines, self._numbers = Lines(), count(1)
-        self._heard: list[bytes] = []
+        self._frames: list[bytes] = []
 
-    async def ask(self, method: str, given: Struct, *, seconds: float) -> Response:
+    async def request(self, method: str, given: Struct, *, seconds: float) -> Response:
         number = next(self._numbers)
         request = jsonrpc.request(number, method, given)
         if len(request) > LONGEST_LINE_BYTES:
             raise MessageTooLong(found=len(request), most=LONGEST_LINE_BYTES)
         with anyio.move_on_after(seconds):
             await self._send(request, method)
-            return await self._answer(number, method)
+            return await self._read_answer(number, method)
         raise RpcTimeout(method, seconds=seconds)
 
-    async def next(self, method: str) -> jsonrpc.Message:
+    async def read_message(self, method: str) -> jsonrpc.Message:
         """The next line; `RpcClosed` if there is none."""
-        while not self._heard:
+        while not self._frames:
             chunk = await self._read()
             if not chunk:
                 raise RpcClosed(method)
-            self._heard = [frame.raw for frame in reversed(self._lines.feed(chunk))]
+            self._frames = [frame.raw for frame in reversed(self._lines.feed(chunk))]
         try:
-            return jsonrpc.decode(self._heard.pop())
+            return jsonrpc.decode(self._frames.pop())
         except msgspec.DecodeError as error:
             raise RpcFailed(f"the answer to {method} cannot be read: {error}") from error
 
-    async def _answer(self, number: int, method: str) -> Response:
+    async def _read_answer(self, number: int, method: str) -> Response:
         while True:
-            match await self.next(method):
+            match await self.read_message(method):
                 case Response(id=found) as response if found == number:
                     return response
                 # Without a number: it was not read as far as that.
                 case Failure(id=found, error=error) if found in {number, None}:
                     refused = RpcRefused(error.message, number=error.code, data=error.data)
-                    raise as_error(refused)
+                    raise from_refusal(refused)
                 case _:
                     continue
 
@@ -169,9 +169,9 @@ class DaemonConnection:
             return b""
 
 
-async def _connect(home: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _open_socket(home: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
-        with socket_path(folder_of(home)) as path:
+        with socket_path(locate_folder(home)) as path:
             return await asyncio.open_unix_connection(path)
     except OSError as error:
         raise DaemonUnreachable(home, found=os.strerror(error.errno or 0)) from error
@@ -179,7 +179,7 @@ async def _connect(home: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 async def _greet(home: Path, line: DaemonConnection) -> None:
     try:
-        await line.ask("hello", Hello(__version__), seconds=HELLO_SECONDS)
+        await line.request("hello", HelloRequest(__version__), seconds=HELLO_SECONDS)
     except RpcRefused:
         raise
     except RpcFailed as error:

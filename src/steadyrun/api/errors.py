@@ -9,7 +9,7 @@ from msgspec import Struct
 from steadyrun.errors import RpcRefused, SteadyrunError
 
 # JSON-RPC leaves these numbers to whoever answers.
-NUMBER = -32000
+ERROR_NUMBER = -32000
 
 
 class FailureDocument(Struct, frozen=True):
@@ -20,31 +20,33 @@ class FailureDocument(Struct, frozen=True):
     exit: int
 
 
-def failure_of(error: SteadyrunError) -> FailureDocument:
+def to_document(error: SteadyrunError) -> FailureDocument:
     return FailureDocument(
         error.code, error.message, error.hint, error.retryable, error.exit_code
     )  # fmt: skip
 
 
-def as_refusal(error: SteadyrunError) -> RpcRefused:
+def to_refusal(error: SteadyrunError) -> RpcRefused:
     """For the wire."""
-    facts = msgspec.to_builtins(failure_of(error))
-    return RpcRefused(error.message, number=NUMBER, data=facts)
+    facts = msgspec.to_builtins(to_document(error))
+    return RpcRefused(error.message, number=ERROR_NUMBER, data=facts)
 
 
-def as_error(refused: RpcRefused) -> SteadyrunError:
+def from_refusal(refused: RpcRefused) -> SteadyrunError:
     """What the other side has raised; what is no such failure stays what it is."""
     try:
-        return raised(msgspec.convert(refused.data, FailureDocument))
+        return build_error(msgspec.convert(refused.data, FailureDocument))
     except msgspec.ValidationError:
         return refused
 
 
-def raised(failure: FailureDocument) -> SteadyrunError:
+def build_error(failure: FailureDocument) -> SteadyrunError:
     """The error by its code, without the attributes of its kind; a code that only the other side
     knows has a kind of its own."""
     ours = SteadyrunError.__module__
-    known = {kind.code: kind for kind in _kinds(SteadyrunError) if kind.__module__ == ours}
+    known = {
+        kind.code: kind for kind in _list_error_types(SteadyrunError) if kind.__module__ == ours
+    }
     facts: dict[str, Any] = {
         "code": failure.code, "exit_code": failure.exit, "retryable": failure.retryable
     }  # fmt: skip
@@ -56,7 +58,7 @@ def raised(failure: FailureDocument) -> SteadyrunError:
     return error
 
 
-def _kinds(kind: type[SteadyrunError]) -> Iterator[type[SteadyrunError]]:
+def _list_error_types(kind: type[SteadyrunError]) -> Iterator[type[SteadyrunError]]:
     yield kind
     for child in kind.__subclasses__():
-        yield from _kinds(child)
+        yield from _list_error_types(child)

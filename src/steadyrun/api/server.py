@@ -20,7 +20,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from steadyrun.api.errors import as_refusal, failure_of
+from steadyrun.api.errors import to_document, to_refusal
 from steadyrun.errors import (
     ChangeRefused,
     InvalidUsage,
@@ -37,35 +37,35 @@ from steadyrun.lib.task_group import task_group
 from steadyrun.lib.unix_socket import socket_path
 from steadyrun.model.event_json import public
 from steadyrun.operations.context import OperationContext
-from steadyrun.operations.events import Stream
+from steadyrun.operations.events import EventFeed
 from steadyrun.operations.registry import BY_NAME
 from steadyrun.version import __version__
 
 LONGEST_LINE_BYTES = 8 * 1024 * 1024
 # Whoever cannot greet can still end the daemon, to start another one.
 WITHOUT_HELLO = "daemon.stop"
-_WAITING_CALLERS = 128
-_REST_SECONDS = 1.0
+_BACKLOG = 128
+_ACCEPT_RETRY_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("3i")
 
 # What an operator should know: the method, and what went wrong in it.
-Report = Callable[[str, Exception], None]
+ErrorReporter = Callable[[str, Exception], None]
 
 
-class Hello(Struct, frozen=True, forbid_unknown_fields=True):
+class HelloRequest(Struct, frozen=True, forbid_unknown_fields=True):
     version: str
 
 
-def folder_of(home: Path) -> Path:
+def locate_folder(home: Path) -> Path:
     return home / "daemon"
 
 
 @asynccontextmanager
-async def serving(desk: OperationContext, report: Report) -> AsyncIterator[None]:
+async def serve(desk: OperationContext, report: ErrorReporter) -> AsyncIterator[None]:
     """Answer calls until the block ends. Only one process of a home may do so: it has its lock."""
-    file = folder_of(desk.home) / "socket"
-    listener = await anyio.to_thread.run_sync(_bind, folder_of(desk.home))
-    ours = _inode(file)
+    file = locate_folder(desk.home) / "socket"
+    listener = await anyio.to_thread.run_sync(_bind, locate_folder(desk.home))
+    ours = _find_inode(file)
     try:
         async with task_group() as tasks:
             tasks.start_soon(_accept_all, listener, desk, report)
@@ -74,11 +74,11 @@ async def serving(desk: OperationContext, report: Report) -> AsyncIterator[None]
     finally:
         listener.close()
         # Who was taken for gone is outlived by another one, and that one's is not ours to remove.
-        if _inode(file) == ours:
+        if _find_inode(file) == ours:
             file.unlink(missing_ok=True)
 
 
-def _inode(file: Path) -> int | None:
+def _find_inode(file: Path) -> int | None:
     try:
         return file.stat().st_ino
     except FileNotFoundError:
@@ -93,11 +93,13 @@ def _bind(folder: Path) -> socket.socket:
     with socket_path(folder) as path:
         listener.bind(path)
         Path(path).chmod(0o600)
-    listener.listen(_WAITING_CALLERS)
+    listener.listen(_BACKLOG)
     return listener
 
 
-async def _accept_all(listener: socket.socket, desk: OperationContext, report: Report) -> None:
+async def _accept_all(
+    listener: socket.socket, desk: OperationContext, report: ErrorReporter
+) -> None:
     loop = asyncio.get_running_loop()
     async with task_group() as tasks:
         while True:
@@ -106,40 +108,44 @@ async def _accept_all(listener: socket.socket, desk: OperationContext, report: R
             except OSError as error:
                 # As long as there are no descriptors left: the caller waits.
                 report("accept", error)
-                await anyio.sleep(_REST_SECONDS)
+                await anyio.sleep(_ACCEPT_RETRY_SECONDS)
             else:
-                tasks.start_soon(_serve_one, connection, desk, report)
+                tasks.start_soon(_serve_safely, connection, desk, report)
 
 
-async def _serve_one(connection: socket.socket, desk: OperationContext, report: Report) -> None:
+async def _serve_safely(
+    connection: socket.socket, desk: OperationContext, report: ErrorReporter
+) -> None:
     try:
-        await _serve(connection, desk, report)
+        await _serve_caller(connection, desk, report)
     except Exception as bug:  # noqa: BLE001 (what one caller brings about is not the others' end)
         report("connection", bug)
 
 
-async def _serve(connection: socket.socket, desk: OperationContext, report: Report) -> None:
+async def _serve_caller(
+    connection: socket.socket, desk: OperationContext, report: ErrorReporter
+) -> None:
     """One caller, to the end of its connection."""
     connection.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=connection)
-    if not _is_ours(connection):
-        await _turn_away(writer)
+    if not _is_same_user(connection):
+        await _refuse(writer)
         return
     async with task_group() as tasks:
-        caller = _Caller(desk, tasks, report)
+        caller = CallerSession(desk, tasks, report)
         caller.peer = Peer(reader, writer, caller, longest_line=LONGEST_LINE_BYTES)
         await caller.peer.serve()
         tasks.cancel_scope.cancel()
 
 
-def _is_ours(connection: socket.socket) -> bool:
+def _is_same_user(connection: socket.socket) -> bool:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(found)
     return bool(uid == os.geteuid())
 
 
-async def _turn_away(writer: asyncio.StreamWriter) -> None:
-    refusal = as_refusal(NotAllowed("this daemon belongs to another user"))
+async def _refuse(writer: asyncio.StreamWriter) -> None:
+    refusal = to_refusal(NotAllowed("this daemon belongs to another user"))
     error = jsonrpc.RpcError(refusal.number, refusal.problem, refusal.data)
     writer.write(jsonrpc.failure(None, error))
     with contextlib.suppress(OSError):
@@ -147,55 +153,55 @@ async def _turn_away(writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
-class _Caller(Service):
+class CallerSession(Service):
     """Answers one connection."""
 
-    def __init__(self, desk: OperationContext, tasks: TaskGroup, report: Report) -> None:
-        self._desk, self._tasks, self._report = desk, tasks, report
+    def __init__(self, desk: OperationContext, tasks: TaskGroup, report: ErrorReporter) -> None:
+        self._context, self._tasks, self._report = desk, tasks, report
         self._is_greeted, self._has_stream = False, False
         self.peer: Peer
 
     async def answer(self, request: Request) -> Any:
         try:
             if request.method == "hello":
-                return self._greet(request.params_as(Hello))
-            return await self._do(request)
+                return self._greet(request.params_as(HelloRequest))
+            return await self._run_operation(request)
         except RpcRefused:
             raise
         except SteadyrunError as error:
-            raise as_refusal(error) from error
+            raise to_refusal(error) from error
 
     def broke(self, message: Request | Notification, error: Exception) -> None:
         self._report(message.method, error)
 
-    def _greet(self, hello: Hello) -> dict[str, Any]:
-        if _line_of(hello.version) != _line_of(__version__):
+    def _greet(self, hello: HelloRequest) -> dict[str, Any]:
+        if _parse_release_line(hello.version) != _parse_release_line(__version__):
             raise VersionMismatch(daemon=__version__, ours=hello.version)
         self._is_greeted = True
         return {"version": __version__}
 
-    async def _do(self, request: Request) -> Any:
+    async def _run_operation(self, request: Request) -> Any:
         operation = BY_NAME.get(request.method)
         if operation is None:
             return await super().answer(request)
         if not self._is_greeted and operation.name != WITHOUT_HELLO:
             raise InvalidUsage(f"expected hello first, found {operation.name}")
         try:
-            given = request.params_as(operation.given)
+            given = request.params_as(operation.request)
         except msgspec.DecodeError as error:
             raise InvalidUsage(f"{operation.name}: {error}") from error
-        answer = await operation.do(self._desk, given)
-        return self._begin(answer) if isinstance(answer, Stream) else answer
+        answer = await operation.do(self._context, given)
+        return self._start_stream(answer) if isinstance(answer, EventFeed) else answer
 
-    def _begin(self, stream: Stream) -> Struct:
+    def _start_stream(self, stream: EventFeed) -> Struct:
         if self._has_stream:
             raise ChangeRefused("events.follow", found="this connection has a stream already")
         self._has_stream = True
         # It is told nothing before its answer: that is written before any other task goes on.
-        self._tasks.start_soon(self._tell, stream)
+        self._tasks.start_soon(self._send_events, stream)
         return stream.answer
 
-    async def _tell(self, stream: Stream) -> None:
+    async def _send_events(self, stream: EventFeed) -> None:
         with contextlib.suppress(RpcClosed):
             try:
                 async with aclosing(stream.events) as events:
@@ -204,12 +210,12 @@ class _Caller(Service):
             except RpcClosed:
                 raise
             except SteadyrunError as error:
-                await self.peer.notify("end", {"error": failure_of(error)})
+                await self.peer.notify("end", {"error": to_document(error)})
             else:
                 await self.peer.notify("end", {"error": None})
 
 
-def _line_of(version: str) -> str:
+def _parse_release_line(version: str) -> str:
     """Those of one line understand each other: the first number, before 1.0 the first two."""
     major, _, rest = version.partition(".")
     return f"0.{rest.partition('.')[0]}" if major == "0" else major

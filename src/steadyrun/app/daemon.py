@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from steadyrun.api.server import folder_of, serving
+from steadyrun.api.server import locate_folder, serve
 from steadyrun.app.home_key import seal_key
 from steadyrun.app.operations import abilities_of, enforce_of, price_source
 from steadyrun.app.runtime import open_runtime
@@ -31,8 +31,8 @@ from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Message
 from steadyrun.operations.context import OperationContext, ProcessState
-from steadyrun.operations.documents import DaemonDocument, Live, Stopped
-from steadyrun.operations.spool import drain
+from steadyrun.operations.documents import DaemonDocument, LiveCount, StoppedDocument
+from steadyrun.operations.spool import drain_spool
 from steadyrun.runtime.daemon import Daemon, Recovered
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.dispatcher import Capacity
@@ -70,8 +70,8 @@ class DaemonHandle:
             __version__,
             str(self._around.home),
             self._started_at,
-            Live(sum(seat.is_held for seat in seats), worker.room.runs),
-            Live(sum(seat.live is not None for seat in seats), worker.room.processes),
+            LiveCount(sum(seat.is_held for seat in seats), worker.room.runs),
+            LiveCount(sum(seat.live is not None for seat in seats), worker.room.processes),
             worker.is_draining,
         )
 
@@ -89,7 +89,7 @@ class DaemonHandle:
         if seat and seat.is_idle:
             await self._daemon.worker.close(seat)
 
-    async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
+    async def stop(self, drain_seconds: float | None, *, keep: bool) -> StoppedDocument:
         """See `DaemonView`. Said again with less time, it takes less time; whoever has said it may
         leave."""
         usual = self._settings.drain_seconds
@@ -99,7 +99,7 @@ class DaemonHandle:
         store = self._around.store
         looks = await store.agent_overviews(self._around.clock.now())
         queued = sum(look.lane.queued for look in looks)
-        return Stopped(0 if keep else self._left, self._left if keep else 0, queued)
+        return StoppedDocument(0 if keep else self._left, self._left if keep else 0, queued)
 
     async def _stop(self, seconds: float, keep: bool) -> None:
         left = await self._daemon.stop(drain_seconds=seconds, keep=keep)
@@ -153,7 +153,7 @@ async def open_daemon(config: Config) -> AsyncIterator[DaemonHandle]:
             running.recovered = await daemon.recover(partial(_drain_letters, alone))
             tasks.start_soon(daemon.serve)
             fact("daemon.started", pid=os.getpid(), version=__version__)
-            async with serving(desk, lambda method, error: bug(error, method=method)):
+            async with serve(desk, lambda method, error: bug(error, method=method)):
                 yield running
             tasks.cancel_scope.cancel()
     fact("daemon.stopped", pid=os.getpid())
@@ -183,7 +183,7 @@ async def _sync(config: Config, around: Deps) -> None:
 
 
 async def _drain_letters(desk: OperationContext) -> None:
-    drained = await drain(desk)
+    drained = await drain_spool(desk)
     if drained != type(drained)():
         fact(
             "letters.drained",
@@ -206,7 +206,7 @@ def _room(config: Config) -> Capacity:
 @asynccontextmanager
 async def locked(home: Path) -> AsyncIterator[None]:
     """Hold the lock of the daemon of this home, or `DaemonRunning`."""
-    folder = folder_of(home)
+    folder = locate_folder(home)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = open_lock(folder / LOCK)

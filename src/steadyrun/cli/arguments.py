@@ -10,22 +10,22 @@ if TYPE_CHECKING:
     from typing import Any
 
     # Field, kind, how it is typed (empty: by its place), metavar, help, what it may be, needed?
-    Argument = tuple[str, str, tuple[str, ...], str, str, tuple[str, ...], bool]
+    ArgumentRow = tuple[str, str, tuple[str, ...], str, str, tuple[str, ...], bool]
     # Words, summary, operation, arguments.
-    Row = tuple[str, str, str, tuple[Argument, ...]]
+    CommandRow = tuple[str, str, str, tuple[ArgumentRow, ...]]
 
 _MOST = 100_000
 
 
-def add_all(parser: argparse.ArgumentParser, row: "Row") -> None:
+def add_arguments(parser: argparse.ArgumentParser, row: "CommandRow") -> None:
     """The arguments of a row of `table.py`."""
     for argument in row[3]:
         _add(parser, argument)
-    json_flag(parser)
+    add_json_flag(parser)
     parser.set_defaults(operation=row[2])
 
 
-def _add(parser: argparse.ArgumentParser, argument: "Argument") -> None:
+def _add(parser: argparse.ArgumentParser, argument: "ArgumentRow") -> None:
     field, kind, names, metavar, summary, values, is_needed = argument
     if kind == "constants":
         either = parser.add_mutually_exclusive_group()
@@ -34,70 +34,70 @@ def _add(parser: argparse.ArgumentParser, argument: "Argument") -> None:
             told = said[value]
             either.add_argument(name, dest=field, action="store_const", const=value, help=told)
         return
-    settings: dict[str, Any] = {"help": summary, **_settings(kind, metavar, values)}
+    settings: dict[str, Any] = {"help": summary, **_build_settings(kind, metavar, values)}
     if not names:
         parser.add_argument(field, nargs=None if is_needed else "?", **settings)
     else:
         parser.add_argument(*names, dest=field, required=is_needed, **settings)
 
 
-def _settings(kind: str, metavar: str, values: tuple[str, ...]) -> "dict[str, Any]":
+def _build_settings(kind: str, metavar: str, values: tuple[str, ...]) -> "dict[str, Any]":
     known: dict[str, dict[str, Any]] = {
         "text": {"metavar": metavar},
         "flag": {"action": "store_true", "default": None},
-        "count": {"metavar": metavar, "type": count},
-        "duration": {"metavar": metavar, "type": duration},
-        "wait": {"metavar": metavar, "type": wait},
+        "count": {"metavar": metavar, "type": parse_count},
+        "duration": {"metavar": metavar, "type": parse_timeout},
+        "wait": {"metavar": metavar, "type": parse_wait},
         "choice": {"metavar": metavar, "choices": values},
-        "words": {"metavar": metavar, "type": words},
+        "words": {"metavar": metavar, "type": parse_words},
         "path": {"metavar": metavar, "type": os.path.abspath},
         "paths": {"metavar": metavar, "type": os.path.abspath, "action": "append"},
     }
     return known[kind]
 
 
-def json_flag(parser: argparse.ArgumentParser) -> None:
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def duration(text: str) -> float:
-    return _seconds(text, may_be_none=False)
+def parse_timeout(text: str) -> float:
+    return _parse_seconds(text, may_be_none=False)
 
 
-def wait(text: str) -> float:
+def parse_wait(text: str) -> float:
     """A duration that may be none: not to wait at all."""
-    return _seconds(text, may_be_none=True)
+    return _parse_seconds(text, may_be_none=True)
 
 
-def _seconds(text: str, *, may_be_none: bool) -> float:
+def _parse_seconds(text: str, *, may_be_none: bool) -> float:
     # Not above: compiling a pattern is a part of the start-up budget.
     from steadyrun.cli.durations import parse_duration  # noqa: PLC0415
 
     try:
-        return parse_duration(text, may_be_none=may_be_none)
+        return parse_duration(text, allow_zero=may_be_none)
     except InvalidUsage as error:
         raise argparse.ArgumentTypeError(error.message) from error
 
 
-def dollars(text: str) -> float:
+def parse_dollars(text: str) -> float:
     is_number = text.isascii() and text.replace(".", "", 1).isdecimal() and len(text) <= 12
     if not is_number or float(text) <= 0:
         raise argparse.ArgumentTypeError(f"expected dollars above 0, found {text[:40]!r}")
     return float(text)
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     digits = text.lstrip("0") if text.isascii() and text.isdecimal() else ""
     if not 1 <= len(digits) <= 6 or int(digits) > _MOST:
         raise argparse.ArgumentTypeError(f"expected a number from 1 to {_MOST}, found {text!r}")
     return int(digits)
 
 
-def cursor(text: str) -> int:
+def parse_cursor(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise argparse.ArgumentTypeError(f"expected an event's cursor, found {text[:40]!r}")
     return int(text)
 
 
-def words(text: str) -> tuple[str, ...]:
+def parse_words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import anyio
 
 from steadyrun.app.runtime import open_runtime
-from steadyrun.cli.output.ask import deny
+from steadyrun.cli.output.ask import deny_unattended
 from steadyrun.config import load
 from steadyrun.lib.task_group import task_group
 from steadyrun.library import RunHandle
@@ -30,12 +30,12 @@ async def _hold() -> None:
         while runs := await holding.adopt():
             async with task_group() as watching:
                 for run in runs:
-                    watching.start_soon(_see_through, holding, run)
+                    watching.start_soon(_drive_until_end, holding, run)
         # What it was here for is over.
         tasks.cancel_scope.cancel()
 
 
-async def _see_through(holding: DirectRuns, run: RunId) -> None:
+async def _drive_until_end(holding: DirectRuns, run: RunId) -> None:
     async with task_group() as watching:
         watching.start_soon(_deny_all, RunHandle(holding, run))
         await holding.wait(run)
@@ -47,4 +47,4 @@ async def _deny_all(run: RunHandle) -> None:
     async with aclosing(run.events()) as events:
         async for seen in events:
             if isinstance(seen.event, ApprovalRequested):
-                await deny(run, seen.event)
+                await deny_unattended(run, seen.event)

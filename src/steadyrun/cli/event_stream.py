@@ -21,15 +21,15 @@ from steadyrun.model.event import (
     StoredEvent,
 )
 from steadyrun.model.ids import AgentId, RunId
-from steadyrun.operations.events import Follow
+from steadyrun.operations.events import FollowRequest
 from steadyrun.store import Store, follow
 
-Seen = StoredEvent | LiveEvent
+ShownEvent = StoredEvent | LiveEvent
 # Called for each event in order; True: that was enough.
-Tell = Callable[[Seen], Awaitable[bool]]
+EventHandler = Callable[[ShownEvent], Awaitable[bool]]
 
 # How long the record is read before a daemon is looked for again.
-_AGAIN_SECONDS = 2.0
+_RECONNECT_SECONDS = 2.0
 
 
 class EventFilter(Struct, frozen=True):
@@ -42,44 +42,44 @@ class EventFilter(Struct, frozen=True):
 class EventStream:
     """Hears everything after a cursor, once, wherever it comes from."""
 
-    def __init__(self, home: Path, store: Store, subject: EventFilter, after: int) -> None:
-        self._home, self._store, self._subject = home, store, subject
+    def __init__(self, home: Path, store: Store, filter_: EventFilter, after: int) -> None:
+        self._home, self._store, self._filter = home, store, filter_
         self._after = after
 
-    async def hear(self, tell: Tell) -> None:
+    async def follow(self, tell: EventHandler) -> None:
         while True:
-            if await self._from_daemon(tell) or await self._from_store(tell):
+            if await self._follow_daemon(tell) or await self._follow_store(tell):
                 return
 
-    async def _from_daemon(self, tell: Tell) -> bool:
-        given = Follow(self._subject.agent, self._subject.run, self._after)
+    async def _follow_daemon(self, tell: EventHandler) -> bool:
+        given = FollowRequest(self._filter.agent, self._filter.run, self._after)
         try:
-            async with client.following(self._home, given) as (_, events):
+            async with client.follow(self._home, given) as (_, events):
                 async for raw in events:
-                    if await self._pass_on(seen_in(raw), tell):
+                    if await self._deliver(decode_event(raw), tell):
                         return True
         except (DaemonUnreachable, RpcFailed, VersionMismatch):
             # Gone, or none that we understand: the record has it all but for what is live.
             return False
         return False
 
-    async def _from_store(self, tell: Tell) -> bool:
-        agent, run = self._subject.agent, self._subject.run
+    async def _follow_store(self, tell: EventHandler) -> bool:
+        agent, run = self._filter.agent, self._filter.run
         stored = follow(self._store, self._after, agent=agent, run=run)
-        with anyio.move_on_after(_AGAIN_SECONDS):
+        with anyio.move_on_after(_RECONNECT_SECONDS):
             async with aclosing(stored) as events:
                 async for event in events:
-                    if await self._pass_on(event, tell):
+                    if await self._deliver(event, tell):
                         return True
         return False
 
-    async def _pass_on(self, seen: Seen, tell: Tell) -> bool:
+    async def _deliver(self, seen: ShownEvent, tell: EventHandler) -> bool:
         if isinstance(seen, StoredEvent):
             self._after = seen.cursor
         return await tell(seen)
 
 
-class _Public(Struct, frozen=True):
+class PublicEvent(Struct, frozen=True):
     """An event as every surface shows it."""
 
     v: int
@@ -94,10 +94,10 @@ class _Public(Struct, frozen=True):
     data: JsonObject
 
 
-def seen_in(raw: Raw) -> Seen:
+def decode_event(raw: Raw) -> ShownEvent:
     """What `model.public.public` was made of."""
-    found = msgspec.json.decode(raw, type=_Public)
-    event = _event(found)
+    found = msgspec.json.decode(raw, type=PublicEvent)
+    event = _decode_event(found)
     if found.cursor is not None:
         return StoredEvent(
             found.cursor, found.seq, found.id, found.at, found.agent, found.run, found.provider,
@@ -107,7 +107,7 @@ def seen_in(raw: Raw) -> Seen:
     return LiveEvent(found.id, found.at, found.agent or "", found.run, found.provider, event)
 
 
-def _event(found: _Public) -> Event | Foreign:
+def _decode_event(found: PublicEvent) -> Event | Foreign:
     fields = {"type": found.type, **found.data}
     if found.v == VERSION:
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from steadyrun.cli.stdin import read_input
+from steadyrun.cli.stdin import read_stdin
 from steadyrun.config.locations import process_environ
 from steadyrun.dialect import Image
 from steadyrun.errors import InvalidUsage
@@ -21,13 +21,13 @@ def read_prompt(text: str | None) -> str:
     """The text as it was typed, or all of standard input."""
     hint = 'Type it: steadyrun run "…" --provider P, or pipe it in.'
     is_piped = text in {None, "-"}
-    prompt = read_input("prompt", is_asked_for=text == "-", hint=hint) if is_piped else text
+    prompt = read_stdin("prompt", is_requested=text == "-", hint=hint) if is_piped else text
     if not prompt or not prompt.strip():
         raise InvalidUsage("the prompt is empty", hint='Type it: steadyrun run "…" --provider P')
     return prompt
 
 
-def read_wishes(args: Namespace) -> RunOptions:
+def read_options(args: Namespace) -> RunOptions:
     """Everything that was asked for; what was not is left to the provider."""
     wishes: dict[str, Any] = {name: getattr(args, name) for name in _SAME_NAME}
     wishes["max_cost_usd"] = args.max_cost

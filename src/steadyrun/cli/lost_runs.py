@@ -12,8 +12,8 @@ from steadyrun.store import Store
 from steadyrun.stores.sqlite.db.liveness import Liveness
 
 # How long a command waits for the end of what has ended already to be written down.
-TAKE_IN_SECONDS = 2.0
-_LOOK_SECONDS = 0.25
+SETTLE_SECONDS = 2.0
+_POLL_SECONDS = 0.25
 
 
 def start_holder() -> None:
@@ -24,19 +24,19 @@ def start_holder() -> None:
     subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
-async def hand_over_lost(home: Path, store: Store) -> None:
+async def hand_over_abandoned(home: Path, store: Store) -> None:
     """Have lost runs driven; those whose process is gone are taken in to their end at once."""
-    lost = await _lost(home, store)
-    if not lost and not await _is_anybody_gone(home, store):
+    lost = await _find_abandoned(home, store)
+    if not lost and not await _has_dead_holder(home, store):
         return
     start_holder()
     ended = [process for process in lost if not is_alive(home / "processes" / process.id)]
-    with anyio.move_on_after(TAKE_IN_SECONDS), store.hints.watch(None) as watch:
-        while await _are_open(store, ended) or await _is_anybody_gone(home, store):
-            await watch.wait(_LOOK_SECONDS)
+    with anyio.move_on_after(SETTLE_SECONDS), store.hints.watch(None) as watch:
+        while await _has_open(store, ended) or await _has_dead_holder(home, store):
+            await watch.wait(_POLL_SECONDS)
 
 
-async def _lost(home: Path, store: Store) -> list[Process]:
+async def _find_abandoned(home: Path, store: Store) -> list[Process]:
     """The processes of direct runs that nobody drives; lasting agents are the daemon's."""
     presence = Liveness(home / "holders")
     found = []
@@ -48,7 +48,7 @@ async def _lost(home: Path, store: Store) -> list[Process]:
     return found
 
 
-async def _is_anybody_gone(home: Path, store: Store) -> bool:
+async def _has_dead_holder(home: Path, store: Store) -> bool:
     """Whether somebody was killed and nobody has looked yet what that one has left: it may be a run
     that has no process yet."""
     presence = Liveness(home / "holders")
@@ -58,7 +58,7 @@ async def _is_anybody_gone(home: Path, store: Store) -> bool:
     )
 
 
-async def _are_open(store: Store, processes: list[Process]) -> bool:
+async def _has_open(store: Store, processes: list[Process]) -> bool:
     for process in processes:
         if (await store.process(process.id)).closed_at is None:
             return True

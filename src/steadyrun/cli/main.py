@@ -1,4 +1,7 @@
-"""Which command was meant, and how does its failure look? Commands are imported when called."""
+"""Parses the command line, runs one command and reports its failure.
+
+A command is imported when it is called, so that `--help` and `--version` stay fast.
+"""
 
 import argparse
 import os
@@ -17,190 +20,194 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-# The same as `model.policy.Mode`, which would cost every command its imports.
+# The values of `model.policy.Mode`. Importing that module would slow down every command.
 MODES = ("default", "accept_edits", "plan", "full_auto", "dangerously_skip_permissions")
 _LONGEST_MESSAGE = 1000
 _HELP = ("-h", "--help")
 
 _EPILOG = """\
-Everything lives in $STEADYRUN_HOME (default ~/.steadyrun).
+All data is stored in $STEADYRUN_HOME (default ~/.steadyrun).
 exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 not found, 4 not allowed, 5 conflict,
             6 rate limited or paused, 7 timed out, 8 cancelled, 69 no daemon, 130 interrupted,
-            141 whoever read the output went away
+            141 output pipe closed
 """
 
 
 class Command:
-    """A command: `target` is `module:function` in this room, taking the parsed arguments."""
+    """A command. `target` is `module:function` in this package; it takes the parsed arguments."""
 
     def __init__(
         self,
         words: str,
         summary: str,
         target: str,
-        arguments: "Callable[[argparse.ArgumentParser], None]",
+        add_arguments: "Callable[[argparse.ArgumentParser], None]",
     ) -> None:
         self.words, self.summary, self.target = words, summary, target
-        self.arguments = arguments
+        self.add_arguments = add_arguments
 
 
-def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.json_flag(parser)
+def _add_json_argument(parser: argparse.ArgumentParser) -> None:
+    arguments.add_json_flag(parser)
 
 
-def _runs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--agent", metavar="NAME", help="only this agent's runs")
-    parser.add_argument("-n", type=arguments.count, default=20, metavar="N", help="how many (20)")
-    arguments.json_flag(parser)
-
-
-def _show_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
-    arguments.json_flag(parser)
-
-
-def _tail_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("name", nargs="?", metavar="AGENT|RUN", help="an agent's name, or a run's id")
-    add("--all", action="store_true", help="of every agent, and of gates")
-    add("-n", type=arguments.count, metavar="N", help="how many events (50)")
-    add("-f", "--follow", action="store_true", help="go on as events come")
-    add("--kind", type=arguments.words, metavar="A,B", help="only text, tool, run, … or error")
-    add("--after", type=arguments.cursor, metavar="CURSOR", help="what came after that event")
-    add("--jsonl", action="store_true", help="one JSON document a line")
+    add("--agent", metavar="NAME", help="only the runs of this agent")
+    add("-n", type=arguments.parse_count, default=20, metavar="N", help="number of runs (20)")
+    arguments.add_json_flag(parser)
 
 
-def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("text", nargs="?", metavar="TEXT", help="the prompt; - or nothing reads standard input")
-    add("--provider", required=True, metavar="P", help="who shall do it: `steadyrun providers`")
-    add("--model", metavar="NAME", help="the provider's model")
-    add("--cwd", default=".", metavar="DIR", help="where it works (here)")
+def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run id or the beginning of one")
+    arguments.add_json_flag(parser)
+
+
+def _add_tail_arguments(parser: argparse.ArgumentParser) -> None:
+    add, kinds = parser.add_argument, arguments.parse_words
+    add("name", nargs="?", metavar="AGENT|RUN", help="an agent name or a run id")
+    add("--all", action="store_true", help="events of all agents and gates")
+    add("-n", type=arguments.parse_count, metavar="N", help="number of events (50)")
+    add("-f", "--follow", action="store_true", help="print new events as they happen")
+    add("--kind", type=kinds, metavar="A,B", help="only these kinds: text, tool, run, … or error")
+    add("--after", type=arguments.parse_cursor, metavar="CURSOR", help="events after this cursor")
+    add("--jsonl", action="store_true", help="print one JSON document per line")
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    add, count = parser.add_argument, arguments.parse_count
+    add("text", nargs="?", metavar="TEXT", help="the prompt; - or no TEXT reads standard input")
+    add("--provider", required=True, metavar="P", help="the provider: see `steadyrun providers`")
+    add("--model", metavar="NAME", help="the model of the provider")
+    add("--cwd", default=".", metavar="DIR", help="the working directory (.)")
     add("--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES[:-1])} or {MODES[-1]}")
-    add("--tools", metavar="A,B", help="the only tools it may use")
-    add("--system", metavar="TEXT", help="added to the provider's system prompt")
-    add("--role", metavar="R", help="who it shall be: roles/R.md of the home")
-    add("--resume", metavar="TOKEN", help="go on with an earlier conversation")
-    add("--or-fresh", action="store_true", default=None, help="or begin a new one if it is gone")
-    add(
-        "--max-turns", type=arguments.count, metavar="N", help="stop after so many steps of its own"
-    )
-    add("--max-cost", type=arguments.dollars, metavar="USD", help="stop when it has cost so much")
-    add("--timeout", type=arguments.duration, metavar="DURATION", help="500ms, 6s, 10m, 2h")
-    add("--schema", metavar="FILE|JSON", help="a JSON Schema that the answer must fit")
-    add("--image", action="append", metavar="FILE", help="png, jpeg, gif or webp; may be repeated")
-    add("--metadata", metavar="JSON", help="an object that is kept with the run")
-    add("--env", action="append", metavar="NAME[=VALUE]", help="a variable that it has, too")
-    add("--detach", action="store_true", help="return as soon as it has begun")
-    _output_flags(parser)
+    add("--tools", metavar="A,B", help="allow only these tools")
+    add("--system", metavar="TEXT", help="text added to the system prompt of the provider")
+    add("--role", metavar="R", help="the role: roles/R.md in the home directory")
+    add("--resume", metavar="TOKEN", help="continue an earlier conversation")
+    add("--or-fresh", action="store_true", default=None,
+        help="start a new conversation if the earlier one does not exist any more")  # fmt: skip
+    add("--max-turns", type=count, metavar="N", help="stop after N turns of the agent")
+    add("--max-cost", type=arguments.parse_dollars, metavar="USD", help="stop at this cost")
+    add("--timeout", type=arguments.parse_timeout, metavar="DURATION", help="500ms, 6s, 10m, 2h")
+    add("--schema", metavar="FILE|JSON", help="a JSON Schema for the answer")
+    add("--image", action="append", metavar="FILE", help="png, jpeg, gif or webp; repeatable")
+    add("--metadata", metavar="JSON", help="a JSON object that is stored with the run")
+    add("--env", action="append", metavar="NAME[=VALUE]",
+        help="an environment variable for the process; repeatable")  # fmt: skip
+    add("--detach", action="store_true", help="return when the run has started")
+    _add_output_flags(parser)
 
 
-def _steer_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
-    parser.add_argument("text", metavar="TEXT", help="what it shall know or do as well")
-    arguments.json_flag(parser)
+def _add_steer_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run id or the beginning of one")
+    parser.add_argument("text", metavar="TEXT", help="the message")
+    arguments.add_json_flag(parser)
 
 
-def _send_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--wait", action="store_true", help="watch it until it is settled")
-    parser.add_argument("--timeout", type=arguments.duration, metavar="DURATION",
-                        help="with --wait: how long")  # fmt: skip
+def _add_send_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wait", action="store_true", help="watch the item until it is settled")
+    parser.add_argument("--timeout", type=arguments.parse_timeout, metavar="DURATION",
+                        help="with --wait: the longest time to wait")  # fmt: skip
 
 
-def _replay_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="RUN|FILE", help="a run's id, or a recording")
-    parser.add_argument("--provider", metavar="P", help="whose traffic it is; a run knows it")
-    parser.add_argument("--jsonl", action="store_true", help="one JSON document a line")
+def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="RUN|FILE", help="a run id or a recording")
+    parser.add_argument("--provider", metavar="P", help="the provider; required for a recording")
+    parser.add_argument("--jsonl", action="store_true", help="print one JSON document per line")
 
 
-def _export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id, or the beginning of one")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to (RUN.tar.gz, here)")
-    arguments.json_flag(parser)
+def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run id or the beginning of one")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the archive (./RUN.tar.gz)")
+    arguments.add_json_flag(parser)
 
 
-def _up_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--detach", action="store_true", help="return as soon as it has begun")
-    arguments.json_flag(parser)
+def _add_up_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--detach", action="store_true",
+                        help="run in the background; return when the daemon answers")  # fmt: skip
+    arguments.add_json_flag(parser)
 
 
-def _nothing(parser: argparse.ArgumentParser) -> None:
-    """It takes no arguments."""
+def _add_nothing(parser: argparse.ArgumentParser) -> None:
+    """Add no arguments."""
 
 
-# Commands of operations that do more than ask and show.
-OWN = {
-    "approve": ("commands.answer:answer", _nothing),
-    "cancel": ("commands.steer:cancel", _nothing),
-    "deny": ("commands.answer:answer", _nothing),
-    "down": ("commands.down:down", _nothing),
-    "send": ("commands.send:send", _send_arguments),
+# Operations whose command does more than call the operation and print the answer.
+CUSTOM_COMMANDS = {
+    "approve": ("commands.answer:answer", _add_nothing),
+    "cancel": ("commands.steer:cancel", _add_nothing),
+    "deny": ("commands.answer:answer", _add_nothing),
+    "down": ("commands.down:down", _add_nothing),
+    "send": ("commands.send:send", _add_send_arguments),
 }
 
 
-def _of_operation(row: "arguments.Row") -> Command:
-    target, further = OWN.get(row[0], ("invoke:call", _nothing))
+def _build_command(row: "arguments.CommandRow") -> Command:
+    target, add_more = CUSTOM_COMMANDS.get(row[0], ("invoke:run_operation", _add_nothing))
 
     def add(parser: argparse.ArgumentParser) -> None:
-        arguments.add_all(parser, row)
-        further(parser)
+        arguments.add_arguments(parser, row)
+        add_more(parser)
 
     return Command(row[0], row[1], target, add)
 
 
 COMMANDS = (
-    Command("up", "be the daemon that runs agents, until it is told to end", "commands.up:up",
-            _up_arguments),
-    Command("run", "run one prompt and watch it", "commands.run:run", _run_arguments),
-    Command("steer", "tell a running run something more", "commands.steer:steer", _steer_arguments),
-    *map(_of_operation, TABLE),
-    Command("runs", "list runs, newest first", "commands.runs:list_runs", _runs_arguments),
-    Command("show", "show one run", "commands.runs:show", _show_arguments),
-    Command("tail", "print the last events of an agent, a run or all", "commands.tail:tail",
-            _tail_arguments),
-    Command("replay", "play recorded traffic through its provider's dialect",
-            "commands.replay:replay", _replay_arguments),
-    Command("export", "pack a run for a bug report, without secrets",
-            "commands.export:export", _export_arguments),
-    Command("providers", "list who can do the work",
-            "commands.providers:list_providers", _no_arguments),
-    Command("config show", "print every setting and where it comes from",
-            "commands.config:show", _no_arguments),
-    Command("config path", "print which files are read", "commands.config:path", _no_arguments),
-    Command("config check", "check the configuration", "commands.config:check", _no_arguments),
-    Command("trust", "let this project's steadyrun.toml set everything",
-            "commands.config:trust", _no_arguments),
-    Command("doctor", "check this machine, the home directory and the store",
-            "commands.doctor:doctor", _no_arguments),
+    Command("up", "run the daemon in the foreground", "commands.up:up", _add_up_arguments),
+    Command("run", "run one prompt and watch it", "commands.run:run", _add_run_arguments),
+    Command("steer", "send a message to a running run", "commands.steer:steer",
+            _add_steer_arguments),
+    *map(_build_command, TABLE),
+    Command("runs", "list runs, newest first", "commands.runs:list_runs", _add_runs_arguments),
+    Command("show", "show one run", "commands.runs:show", _add_show_arguments),
+    Command("tail", "print the last events of an agent, a run or all agents",
+            "commands.tail:tail", _add_tail_arguments),
+    Command("replay", "replay recorded traffic and print its events",
+            "commands.replay:replay", _add_replay_arguments),
+    Command("export", "write a run to an archive, without secrets",
+            "commands.export:export", _add_export_arguments),
+    Command("providers", "list providers and their abilities",
+            "commands.providers:list_providers", _add_json_argument),
+    Command("config show", "print every setting and its origin",
+            "commands.config:show", _add_json_argument),
+    Command("config path", "print the configuration files",
+            "commands.config:show_path", _add_json_argument),
+    Command("config check", "check the configuration", "commands.config:check",
+            _add_json_argument),
+    Command("trust", "allow the steadyrun.toml of this project to set every key",
+            "commands.config:trust", _add_json_argument),
+    Command("doctor", "check the machine, the home directory and the store",
+            "commands.doctor:doctor", _add_json_argument),
 )  # fmt: skip
-# Started by other commands, never typed.
-HIDDEN = (Command("hold", "", "background:hold", _nothing),)
+# Started by other commands, not by users.
+HIDDEN = (Command("hold", "", "background:hold", _add_nothing),)
 
 
 def main(argv: list[str]) -> int:
-    """Run one command; every failure is a line on stderr and an exit code, never a traceback."""
+    """Run one command. Every failure is a line on stderr and an exit code, never a traceback."""
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (for good)
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (never closed)
     if sys.stdout is None:
         print("steadyrun: standard output is closed", file=sys.stderr)
         return 1
     for stream in (sys.stdout, sys.stderr):
-        # A file name or a message may hold what this terminal cannot show.
+        # A file name or a message may have characters that the encoding of the terminal lacks.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        code = _outcome([_valid(word) for word in argv])
+        code = _run_command([_replace_invalid(word) for word in argv])
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError as error:
-        code = _cannot_write(error)
+        code = _handle_write_error(error)
     return code
 
 
-def _outcome(argv: list[str]) -> int:
+def _run_command(argv: list[str]) -> int:
     options = argv[: argv.index("--")] if "--" in argv else argv
     as_json = "--json" in options or "--jsonl" in options
     try:
-        code = _call(build_parser(_first_word(argv)).parse_args(argv))
+        code = _call(build_parser(_find_first_word(argv)).parse_args(argv))
     except SystemExit as done:
         # argparse has printed the help or the version.
         code = int(done.code or 0)
@@ -211,8 +218,8 @@ def _outcome(argv: list[str]) -> int:
     return code
 
 
-def _cannot_write(error: OSError) -> int:
-    """Our output has nowhere to go; Python must not complain about that again at exit."""
+def _handle_write_error(error: OSError) -> int:
+    """Redirect the output to /dev/null: Python would report the same error again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
@@ -222,8 +229,8 @@ def _cannot_write(error: OSError) -> int:
 
 
 def build_parser(first: str | None = None) -> argparse.ArgumentParser:
-    """The whole command line, from `COMMANDS`; with its `first` word, only as much as is needed."""
-    parser = _Parser(
+    """Build the parser of all `COMMANDS`; with `first`, only of the commands that start with it."""
+    parser = _CommandParser(
         prog="steadyrun",
         description="A durable runtime for coding agents.",
         epilog=_EPILOG,
@@ -231,7 +238,7 @@ def build_parser(first: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"steadyrun {__version__}")
     is_list = first in _HELP
-    kind: Any = _Listed if is_list else _Parser
+    kind: Any = _SummaryParser if is_list else _CommandParser
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=kind)
     groups: dict[str, Any] = {"": commands}
     for command in (*COMMANDS, *HIDDEN):
@@ -243,39 +250,39 @@ def build_parser(first: str | None = None) -> argparse.ArgumentParser:
 def _add(groups: "dict[str, Any]", command: Command) -> None:
     group, _, word = command.words.rpartition(" ")
     if group not in groups:
-        # It may be a command by itself.
+        # A group such as `gate` may be a command as well.
         alone = groups.get(f"{group}!")
         inner = alone or groups[""].add_parser(group, help=f"see `steadyrun {group} --help`")
         groups[group] = inner.add_subparsers(metavar="COMMAND", required=alone is None)
-    # One without a summary is not listed.
+    # A command without a summary is not listed in the help.
     listed = {"help": command.summary} if command.summary else {}
     sub = groups[group].add_parser(word, description=command.summary, **listed)
     groups[f"{command.words}!"] = sub
-    if isinstance(sub, _Parser):
-        command.arguments(sub)
+    if isinstance(sub, _CommandParser):
+        command.add_arguments(sub)
         sub.set_defaults(target=command.target)
 
 
-def _first_word(argv: list[str]) -> str | None:
-    """What decides how much of the command line is needed; None if that cannot be told."""
+def _find_first_word(argv: list[str]) -> str | None:
+    """Find the word that selects the commands to build; None: all commands are needed."""
     known = {*_HELP, *(command.words.split()[0] for command in (*COMMANDS, *HIDDEN))}
     return argv[0] if argv and argv[0] in known else None
 
 
-class _Listed:
-    """In place of a parser of which the name and the summary are shown, and nothing else."""
+class _SummaryParser:
+    """Stands for the parser of a command of which the help shows the name and the summary only."""
 
     def __init__(self, **_: "Any") -> None: ...
 
-    def add_subparsers(self, **_: "Any") -> "_Listed":
+    def add_subparsers(self, **_: "Any") -> "_SummaryParser":
         return self
 
-    def add_parser(self, *_: "Any", **__: "Any") -> "_Listed":
+    def add_parser(self, *_: "Any", **__: "Any") -> "_SummaryParser":
         return self
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that raises what is wrong, so that it is reported like any other failure."""
+class _CommandParser(argparse.ArgumentParser):
+    """A parser that raises `InvalidUsage`, which is reported like every other error."""
 
     def __init__(self, **settings: "Any") -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -286,43 +293,43 @@ class _Parser(argparse.ArgumentParser):
 
 def _call(args: argparse.Namespace) -> int:
     module, _, function = args.target.partition(":")
-    room = __import__(f"steadyrun.cli.{module}", fromlist=[function])
-    # All is imported: from here on an interrupt is an exception again.
+    imported = __import__(f"steadyrun.cli.{module}", fromlist=[function])
+    # All imports are done: from here on Ctrl-C raises KeyboardInterrupt again.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    code: int = getattr(room, function)(args)
+    code: int = getattr(imported, function)(args)
     return code
 
 
 def _report(error: SteadyrunError, *, as_json: bool) -> int:
     if as_json:
-        import json  # noqa: PLC0415 (the start-up budget of every command that does not fail)
+        import json  # noqa: PLC0415 (start-up time: only a failed command needs it)
 
-        facts = {
+        document = {
             "code": error.code,
             "message": error.message,
             "hint": error.hint,
             "retryable": error.retryable,
         }
-        print(json.dumps({"error": facts}))
+        print(json.dumps({"error": document}))
     else:
-        print(f"steadyrun: {_one_line(error.message)}", file=sys.stderr)
+        print(f"steadyrun: {_to_one_line(error.message)}", file=sys.stderr)
         if error.hint:
-            print(f"  {_one_line(error.hint)}", file=sys.stderr)
+            print(f"  {_to_one_line(error.hint)}", file=sys.stderr)
     return error.exit_code
 
 
-def _one_line(text: str) -> str:
-    """Names in a message may hold anything: no control characters, and not without end."""
+def _to_one_line(text: str) -> str:
+    """Replace control characters and limit the length: a message may quote any name."""
     shown = "".join(char if char.isprintable() else "?" for char in text)
     return shown if len(shown) <= _LONGEST_MESSAGE else shown[:_LONGEST_MESSAGE] + "…"
 
 
-def _valid(word: str) -> str:
-    """An argument may be any bytes; no name or id has what is not valid text."""
+def _replace_invalid(word: str) -> str:
+    """Replace bytes that are not valid text. No name and no id has them."""
     return word.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _output_flags(parser: argparse.ArgumentParser) -> None:
+def _add_output_flags(parser: argparse.ArgumentParser) -> None:
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--json", action="store_true", help="print one JSON document at the end")
     either.add_argument("--jsonl", action="store_true", help="print each event as a line of JSON")

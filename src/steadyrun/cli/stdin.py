@@ -6,8 +6,8 @@ import sys
 from steadyrun.errors import InvalidUsage
 
 
-def read_input(what: str, *, is_asked_for: bool, hint: str) -> str:
-    if sys.stdin is None or (sys.stdin.isatty() and not is_asked_for):
+def read_stdin(what: str, *, is_requested: bool, hint: str) -> str:
+    if sys.stdin is None or (sys.stdin.isatty() and not is_requested):
         raise InvalidUsage(f"there is no {what}", hint=hint)
     try:
         return sys.stdin.buffer.read().decode()

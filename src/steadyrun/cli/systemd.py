@@ -12,14 +12,14 @@ from pathlib import Path
 from msgspec import Struct
 
 # What keeps agents alive when the daemon is stopped, and when one of them needs too much memory.
-WANTED: Mapping[str, str] = {"KillMode": "process", "OOMPolicy": "continue"}
+REQUIRED_SETTINGS: Mapping[str, str] = {"KillMode": "process", "OOMPolicy": "continue"}
 
 _SYSTEM = ("etc", "run", "usr/local/lib", "usr/lib", "lib")
 _CONTINUED = re.compile(r"\\\n")
 _STARTS = re.compile(r"\bsteadyrun[\"']?\s+(?:-\S+\s+)*up(?:\s|$)")
 
 
-class Unit(Struct, frozen=True):
+class SystemdUnit(Struct, frozen=True):
     """A unit that starts a daemon: what it says in place of what is wanted (None: nothing)."""
 
     path: Path
@@ -28,13 +28,13 @@ class Unit(Struct, frozen=True):
     problem: str = ""
 
 
-def find_units(environ: Mapping[str, str], root: Path = Path("/")) -> Iterator[Unit]:
+def find_units(environ: Mapping[str, str], root: Path = Path("/")) -> Iterator[SystemdUnit]:
     """The units of this user and of the machine."""
-    for folders in (_user_folders(environ, root), _system_folders(root)):
+    for folders in (_list_user_folders(environ, root), _list_system_folders(root)):
         names = sorted({path.name for each in folders for path in each.glob("*.service")})
         for name in names:
             if "steadyrun" in name:
-                yield from _unit(name, folders)
+                yield from _read_unit(name, folders)
 
 
 def read_service(texts: Iterable[str]) -> dict[str, str]:
@@ -51,20 +51,25 @@ def read_service(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _unit(name: str, folders: list[Path]) -> Iterator[Unit]:
+def _read_unit(name: str, folders: list[Path]) -> Iterator[SystemdUnit]:
     path = next(each / name for each in folders if os.path.lexists(each / name))
     try:
-        texts = [each.read_text(errors="replace") for each in (path, *_drop_ins(name, folders))]
+        texts = [
+            each.read_text(errors="replace") for each in (path, *_find_drop_ins(name, folders))
+        ]
     except OSError as error:
-        yield Unit(path, problem=error.strerror or str(error))
+        yield SystemdUnit(path, problem=error.strerror or str(error))
         return
     says = read_service(texts)
     if _STARTS.search(says.get("ExecStart", "")):
-        found = {key: says.get(key) or None for key in WANTED}
-        yield Unit(path, {key: found[key] for key in WANTED if found[key] != WANTED[key]})
+        found = {key: says.get(key) or None for key in REQUIRED_SETTINGS}
+        yield SystemdUnit(
+            path,
+            {key: found[key] for key in REQUIRED_SETTINGS if found[key] != REQUIRED_SETTINGS[key]},
+        )
 
 
-def _drop_ins(name: str, folders: list[Path]) -> list[Path]:
+def _find_drop_ins(name: str, folders: list[Path]) -> list[Path]:
     """Of two with the same name the one in the earlier folder counts."""
     found: dict[str, Path] = {}
     for folder in reversed(folders):
@@ -72,7 +77,7 @@ def _drop_ins(name: str, folders: list[Path]) -> list[Path]:
     return [found[each] for each in sorted(found)]
 
 
-def _user_folders(environ: Mapping[str, str], root: Path) -> list[Path]:
+def _list_user_folders(environ: Mapping[str, str], root: Path) -> list[Path]:
     home = Path(environ.get("HOME") or root / "nonexistent")
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     data = Path(environ.get("XDG_DATA_HOME") or home / ".local/share")
@@ -80,5 +85,5 @@ def _user_folders(environ: Mapping[str, str], root: Path) -> list[Path]:
     return [config / "systemd/user", *machine[:2], data / "systemd/user", *machine[2:]]
 
 
-def _system_folders(root: Path) -> list[Path]:
+def _list_system_folders(root: Path) -> list[Path]:
     return [root / each / "systemd/system" for each in _SYSTEM]

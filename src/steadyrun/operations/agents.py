@@ -31,24 +31,24 @@ from steadyrun.operations.documents import (
 )
 from steadyrun.operations.fields import arg
 from steadyrun.operations.gates import (
-    CloseGate,
-    OpenGate,
-    close_by_hand,
-    open_by_hand,
+    CloseGateRequest,
+    OpenGateRequest,
+    close_gate,
+    open_gate,
     require_provider,
 )
 from steadyrun.operations.lookup import (
-    agent_document,
-    agent_documents,
-    budget_question,
+    build_agent_document,
+    build_agent_documents,
+    explain_question,
     find_agent,
-    why_asked,
+    find_budget_question,
 )
 from steadyrun.runtime.prompt.system import require_home, require_role
 from steadyrun.runtime.run.permissions import require_kept
 
 # What begins so is an id.
-_IDS = ("agt_", "run_", "itm_", "prc_", "hld_")
+_ID_PREFIXES = ("agt_", "run_", "itm_", "prc_", "hld_")
 _CLEARED = {
     "role": "role", "model": "model", "fallback": "fallback", "timeout": "wall_seconds",
     "system": "system", "budget": "policy", "tier": "policy", "tools": "policy", "deny": "policy",
@@ -56,50 +56,50 @@ _CLEARED = {
 }  # fmt: skip
 _CLEARED_OTHERWISE = ("fallback", "policy")
 # Lists that say nothing if they are empty. One of tools says that there are none.
-_NAME_SOMETHING = ("deny", "fallback", "budget", "approvers", "clear")
+_NEVER_EMPTY = ("deny", "fallback", "budget", "approvers", "clear")
 
-Name = Annotated[str, arg("the agent's name", metavar="NAME")]
-Role = Annotated[str | None, arg("the file in roles/ that says its work", metavar="ROLE")]
-Model = Annotated[str | None, arg("the provider's model", metavar="MODEL")]
-Fallback = Annotated[
+NameArg = Annotated[str, arg("the agent's name", metavar="NAME")]
+RoleArg = Annotated[str | None, arg("the file in roles/ that says its work", metavar="ROLE")]
+ModelArg = Annotated[str | None, arg("the provider's model", metavar="MODEL")]
+FallbackArg = Annotated[
     tuple[str, ...] | None, arg("who takes over where its provider cannot", metavar="P,…")
 ]
-Timeout = Annotated[
+TimeoutArg = Annotated[
     float | None, arg("how long a run may take: 500ms, 6s, 10m, 2h", metavar="DURATION")
 ]
-BudgetWords = Annotated[
+BudgetArg = Annotated[
     tuple[str, ...] | None,
     arg("how much it may spend: run, agent, day, month in USD, run_tokens, …", metavar="day=5,…"),
 ]
-ItsTier = Annotated[
+TierArg = Annotated[
     Tier | None, arg("the tools it may use; custom goes with --tools", metavar="TIER")
 ]
-Tools = Annotated[
+ToolsArg = Annotated[
     tuple[str, ...] | None, arg("the only tools it may use; '' is none", metavar="A,B")
 ]
-Deny = Annotated[tuple[str, ...] | None, arg("tools it may not use", metavar="A,B")]
-Approvers = Annotated[
+DenyArg = Annotated[tuple[str, ...] | None, arg("tools it may not use", metavar="A,B")]
+ApproversArg = Annotated[
     tuple[str, ...] | None,
     arg("who may answer what it asks: cli:USER,… (whoever can)", metavar="WHO,…"),
 ]
-System = Annotated[str | None, arg("what it is always told", metavar="TEXT")]
+SystemArg = Annotated[str | None, arg("what it is always told", metavar="TEXT")]
 
 
-class AddAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Name
+class AddAgentRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: NameArg
     provider: Annotated[
         str, arg("who does its work: `steadyrun providers`", metavar="P", flag="--provider")
     ]
     home: Annotated[
         str, arg("the directory it works in", metavar="DIR", flag="--home", kind="path")
     ]
-    role: Role = None
-    model: Model = None
+    role: RoleArg = None
+    model: ModelArg = None
     mode: Annotated[Mode, arg("what it may do unasked", metavar="MODE")] = "default"
-    tier: ItsTier = None
-    tools: Tools = None
-    deny: Deny = None
-    fallback: Fallback = None
+    tier: TierArg = None
+    tools: ToolsArg = None
+    deny: DenyArg = None
+    fallback: FallbackArg = None
     followup: Annotated[
         Followup, arg("whether a message may enter a run that is going on (steer)")
     ] = "steer"
@@ -109,33 +109,33 @@ class AddAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_limited: Annotated[
         OnLimited, arg("whether it goes on by itself after a rate limit (wait)")
     ] = "wait"
-    budget: BudgetWords = None
-    approvers: Approvers = None
-    timeout: Timeout = None
-    system: System = None
+    budget: BudgetArg = None
+    approvers: ApproversArg = None
+    timeout: TimeoutArg = None
+    system: SystemArg = None
 
 
-class ShowAgent(Struct, frozen=True, forbid_unknown_fields=True):
-    name: Name
+class AgentRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    name: NameArg
 
 
-class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SetAgentRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is None stays as it is."""
 
-    name: Name
+    name: NameArg
     provider: Annotated[
         str | None, arg("who does its work: `steadyrun providers`", metavar="P")
     ] = None
     home: Annotated[
         str | None, arg("the directory it works in", metavar="DIR", kind="path")
     ] = None  # fmt: skip
-    role: Role = None
-    model: Model = None
+    role: RoleArg = None
+    model: ModelArg = None
     mode: Annotated[Mode | None, arg("what it may do unasked", metavar="MODE")] = None
-    tier: ItsTier = None
-    tools: Tools = None
-    deny: Deny = None
-    fallback: Fallback = None
+    tier: TierArg = None
+    tools: ToolsArg = None
+    deny: DenyArg = None
+    fallback: FallbackArg = None
     followup: Annotated[
         Followup | None, arg("whether a message may enter a run that is going on")
     ] = None
@@ -145,21 +145,21 @@ class SetAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_limited: Annotated[
         OnLimited | None, arg("whether it goes on by itself after a rate limit")
     ] = None
-    budget: BudgetWords = None
-    approvers: Approvers = None
-    timeout: Timeout = None
-    system: System = None
+    budget: BudgetArg = None
+    approvers: ApproversArg = None
+    timeout: TimeoutArg = None
+    system: SystemArg = None
     clear: Annotated[
         tuple[str, ...] | None,
         arg(f"what it shall have no more: {', '.join(_CLEARED)}", metavar="A,B"),
     ] = None
 
 
-class ListAgents(Struct, frozen=True, forbid_unknown_fields=True):
+class ListAgentsRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """There is nothing to say."""
 
 
-class ChooseAgents(Struct, frozen=True, forbid_unknown_fields=True):
+class AgentSelection(Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str | None, arg("the agent's name", metavar="AGENT", is_word=True)] = None
     all: Annotated[bool, arg("every agent")] = False
     provider: Annotated[
@@ -167,7 +167,7 @@ class ChooseAgents(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
 
 
-async def add(desk: OperationContext, given: AddAgent) -> AgentDocument:
+async def add(desk: OperationContext, given: AddAgentRequest) -> AgentDocument:
     _check_name(given.name)
     _check_lists(given, hint="Leave it out.")
     agent = Agent(
@@ -179,7 +179,7 @@ async def add(desk: OperationContext, given: AddAgent) -> AgentDocument:
         Policy(
             given.mode,
             given.tools,
-            _budget(given.budget or ()),
+            _parse_budget(given.budget or ()),
             tier=given.tier,
             deny=given.deny or (),
         ),
@@ -191,33 +191,33 @@ async def add(desk: OperationContext, given: AddAgent) -> AgentDocument:
         approvers=given.approvers or (),
         wall_seconds=given.timeout,
     )
-    await _check(desk, agent)
+    await _check_agent(desk, agent)
     await desk.store.add_agent(agent)
-    return await agent_document(desk, agent)
+    return await build_agent_document(desk, agent)
 
 
-async def show(desk: OperationContext, given: ShowAgent) -> AgentPage:
+async def show(desk: OperationContext, given: AgentRequest) -> AgentPage:
     agent = await find_agent(desk, given.name)
-    document = await agent_document(desk, agent)
+    document = await build_agent_document(desk, agent)
     known = {name: getattr(document, name) for name in AgentDocument.__struct_fields__}
     sessions = [await desk.store.session(agent.id, provider) for provider in agent.providers]
-    tokens = tuple(token for session in sessions if session for token in _tokens(session))
+    tokens = tuple(token for session in sessions if session for token in _build_tokens(session))
     return AgentPage(
         **known, system=agent.system, timeout_seconds=agent.wall_seconds, tokens=tokens
     )
 
 
-async def change(desk: OperationContext, given: SetAgent) -> AgentDocument:
+async def change(desk: OperationContext, given: SetAgentRequest) -> AgentDocument:
     was = await find_agent(desk, given.name)
     if was.origin == "config":
         raise ReadOnly(was.name)
-    agent = _changed(was, given)
-    await _check(desk, agent)
+    agent = _apply_changes(was, given)
+    await _check_agent(desk, agent)
     await desk.store.set_agent(agent, was=was)
-    return await agent_document(desk, agent)
+    return await build_agent_document(desk, agent)
 
 
-async def remove(desk: OperationContext, given: ShowAgent) -> RemovedDocument:
+async def remove(desk: OperationContext, given: AgentRequest) -> RemovedDocument:
     agent = await find_agent(desk, given.name)
     is_retired = bool(await desk.store.get(RETIRED + agent.id))
     if agent.origin == "config" and not is_retired:
@@ -236,58 +236,58 @@ async def remove(desk: OperationContext, given: ShowAgent) -> RemovedDocument:
     return RemovedDocument(agent.id, agent.name)
 
 
-async def list_all(desk: OperationContext, _: ListAgents) -> AgentsDocument:
-    return AgentsDocument(await agent_documents(desk))
+async def list_agents(desk: OperationContext, _: ListAgentsRequest) -> AgentsDocument:
+    return AgentsDocument(await build_agent_documents(desk))
 
 
-async def pause(desk: OperationContext, given: ChooseAgents) -> AgentsDocument:
-    chosen = await _chosen(desk, given)
+async def pause(desk: OperationContext, given: AgentSelection) -> AgentsDocument:
+    chosen = await _choose_agents(desk, given)
     if given.provider is not None:
-        await close_by_hand(desk, CloseGate(given.provider))
+        await close_gate(desk, CloseGateRequest(given.provider))
     for agent in chosen if given.provider is None else ():
         await desk.store.pause(agent.id)
-    return AgentsDocument(await agent_documents(desk, chosen))
+    return AgentsDocument(await build_agent_documents(desk, chosen))
 
 
-async def resume(desk: OperationContext, given: ChooseAgents) -> AgentsDocument:
+async def resume(desk: OperationContext, given: AgentSelection) -> AgentsDocument:
     """End a pause. Who has spent a budget goes on when its owner has said how."""
-    chosen = await _chosen(desk, given)
+    chosen = await _choose_agents(desk, given)
     if given.provider is not None:
-        await open_by_hand(desk, OpenGate(given.provider))
+        await open_gate(desk, OpenGateRequest(given.provider))
     for agent in chosen if given.provider is None else ():
-        refused = await _why_paused(desk, agent)
+        refused = await _find_resume_conflict(desk, agent)
         if refused is None:
             await desk.store.resume(agent.id)
         elif given.name is not None:
             raise refused
-    return AgentsDocument(await agent_documents(desk, chosen))
+    return AgentsDocument(await build_agent_documents(desk, chosen))
 
 
-async def _why_paused(desk: OperationContext, agent: Agent) -> Conflict | None:
+async def _find_resume_conflict(desk: OperationContext, agent: Agent) -> Conflict | None:
     """Why it takes more than a word to have it go on."""
     if await desk.store.get(RETIRED + agent.id):
         hint = f"Write it there again, or: steadyrun agent rm {agent.name}"
         return Conflict(f"{agent.name} is not in the configuration any more", hint=hint)
-    asked = await budget_question(desk.store, agent.id)
+    asked = await find_budget_question(desk.store, agent.id)
     if asked is None:
         return None
     hint = f"Allow it: steadyrun approve {asked.id}. Or not: steadyrun deny {asked.id} --reason …"
-    return Conflict(f"{agent.name} waits for its owner: {why_asked(asked)}", hint=hint)
+    return Conflict(f"{agent.name} waits for its owner: {explain_question(asked)}", hint=hint)
 
 
-async def switch(desk: OperationContext, agent: Agent, provider: str) -> Agent:
+async def switch_provider(desk: OperationContext, agent: Agent, provider: str) -> Agent:
     """Let another provider do the agent's work; the one it had is the next in line."""
     if provider == agent.provider:
         return agent
     if agent.origin == "config":
         raise ReadOnly(agent.name)
     switched = agent.on(provider)
-    await _check(desk, switched)
+    await _check_agent(desk, switched)
     await desk.store.set_agent(switched, was=agent)
     return switched
 
 
-async def _chosen(desk: OperationContext, given: ChooseAgents) -> list[Agent]:
+async def _choose_agents(desk: OperationContext, given: AgentSelection) -> list[Agent]:
     """Those who are meant; with a provider, those whose work it does."""
     if (given.name is not None) + given.all + (given.provider is not None) != 1:
         hint = "`steadyrun agents` lists them."
@@ -301,7 +301,7 @@ async def _chosen(desk: OperationContext, given: ChooseAgents) -> list[Agent]:
     ]
 
 
-def _tokens(session: Session) -> list[TokenDocument]:
+def _build_tokens(session: Session) -> list[TokenDocument]:
     present = () if session.current is None else (session.current,)
     return [
         TokenDocument(
@@ -314,19 +314,19 @@ def _tokens(session: Session) -> list[TokenDocument]:
 def _check_name(name: str) -> None:
     if not is_agent_name(name):
         raise InvalidUsage(f"{name!r} cannot be the name of an agent", hint=NAME_RULE)
-    if name.startswith(_IDS):
-        hint = f"Choose one that does not begin with {', '.join(_IDS)}."
+    if name.startswith(_ID_PREFIXES):
+        hint = f"Choose one that does not begin with {', '.join(_ID_PREFIXES)}."
         raise InvalidUsage(f"{name!r} looks like an id", hint=hint)
 
 
-def _check_lists(given: AddAgent | SetAgent, *, hint: str) -> None:
+def _check_lists(given: AddAgentRequest | SetAgentRequest, *, hint: str) -> None:
     """An empty list may be a variable that nobody has set: nothing is taken away by that."""
-    for name in _NAME_SOMETHING:
+    for name in _NEVER_EMPTY:
         if getattr(given, name, None) == ():
             raise InvalidUsage(f"--{name} names nothing", hint=hint)
 
 
-def _changed(was: Agent, given: SetAgent) -> Agent:
+def _apply_changes(was: Agent, given: SetAgentRequest) -> Agent:
     _check_lists(given, hint="Leave it out, or take away what it has with --clear.")
     clear = given.clear or ()
     unknown = [name for name in clear if name not in _CLEARED]
@@ -347,7 +347,7 @@ def _changed(was: Agent, given: SetAgent) -> Agent:
         "on_limited": given.on_limited,
         "wall_seconds": given.timeout,
         "approvers": given.approvers,
-        "policy": _policy(was.policy, given),
+        "policy": _apply_policy_changes(was.policy, given),
     }
     said_ = {name: value for name, value in new.items() if value is not None}
     none = {
@@ -360,7 +360,7 @@ def _changed(was: Agent, given: SetAgent) -> Agent:
     return replace(was, providers=(given.provider or was.provider, *fallback), **said_, **none)
 
 
-def _policy(was: Policy, given: SetAgent) -> Policy | None:
+def _apply_policy_changes(was: Policy, given: SetAgentRequest) -> Policy | None:
     """The policy with what was said of it; None if nothing was."""
     new: dict[str, Any] = {}
     clear = given.clear or ()
@@ -373,14 +373,14 @@ def _policy(was: Policy, given: SetAgent) -> Policy | None:
         new["deny"] = given.deny or ()
     if given.budget or "budget" in clear:
         # What is named is set, and the rest stays.
-        named = asdict(_budget(given.budget or ()))
+        named = asdict(_parse_budget(given.budget or ()))
         budget = Budget() if "budget" in clear else was.budget
         said_ = {name: value for name, value in named.items() if value is not None}
         new["budget"] = replace(budget, **said_)
     return replace(was, **new) if new else None
 
 
-def _budget(words: tuple[str, ...]) -> Budget:
+def _parse_budget(words: tuple[str, ...]) -> Budget:
     try:
         return parsed(words)
     except ValueError as error:
@@ -389,25 +389,25 @@ def _budget(words: tuple[str, ...]) -> Budget:
         ) from error
 
 
-async def _check(desk: OperationContext, agent: Agent) -> None:
+async def _check_agent(desk: OperationContext, agent: Agent) -> None:
     """Whatever is wrong with it, before anything is written."""
-    _check_words(agent)
+    _check_texts(agent)
     if len(set(agent.providers)) < len(agent.providers):
         raise InvalidUsage("a provider is named twice", hint="Name each in --fallback once.")
-    abilities, *_ = [_abilities(desk, provider) for provider in agent.providers]
+    abilities, *_ = [_require_abilities(desk, provider) for provider in agent.providers]
     if agent.policy.mode != "default" and "modes" not in abilities:
         raise AbilityMissing(agent.provider, "modes", asked="--mode")
     if agent.model is not None and "model" not in abilities:
         raise AbilityMissing(agent.provider, "model", asked="--model")
     for provider in agent.providers if agent.policy.budget != Budget() else ():
         # Whoever takes over is to be stopped as well.
-        if "usage" not in _abilities(desk, provider):
+        if "usage" not in _require_abilities(desk, provider):
             raise AbilityMissing(provider, "usage", asked="--budget")
     _check_rights(desk, agent)
     await anyio.to_thread.run_sync(_check_files, desk.home, agent)
 
 
-def _check_words(agent: Agent) -> None:
+def _check_texts(agent: Agent) -> None:
     """What the types of its fields leave open."""
     for name in ("model", "system"):
         text = getattr(agent, name)
@@ -432,7 +432,7 @@ def _check_rights(desk: OperationContext, agent: Agent) -> None:
         require_kept(provider, found, asked="--tier, --tools and --deny")
 
 
-def _abilities(desk: OperationContext, provider: str) -> frozenset[Ability]:
+def _require_abilities(desk: OperationContext, provider: str) -> frozenset[Ability]:
     found = desk.abilities(provider)
     if found is None:
         raise InvalidUsage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")

@@ -10,7 +10,7 @@ from steadyrun.errors import ChangeRefused, Conflict, InvalidUsage, NotAllowed, 
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.ids import ApprovalId
-from steadyrun.operations.agents import switch
+from steadyrun.operations.agents import switch_provider
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ApprovalDocument, ApprovalsDocument
 from steadyrun.operations.fields import arg, hidden
@@ -20,53 +20,55 @@ from steadyrun.store import Store
 
 _LIST = "`steadyrun approvals` lists them."
 
-Id = Annotated[
+ApprovalIdArg = Annotated[
     str, arg("a question's id, or how it begins or ends: `steadyrun approvals`", metavar="ID")
 ]
-By = Annotated[str, hidden("who answers")]
+AnsweredByArg = Annotated[str, hidden("who answers")]
 
 
-class ListApprovals(Struct, frozen=True, forbid_unknown_fields=True):
+class ListApprovalsRequest(Struct, frozen=True, forbid_unknown_fields=True):
     agent: Annotated[str | None, arg("only of this agent", metavar="AGENT", is_word=True)] = None
     all: Annotated[bool, arg("the settled ones, too")] = False
     limit: Annotated[int, arg("how many (50)", metavar="N", flag="-n")] = 50
 
 
-class GiveApproval(Struct, frozen=True, forbid_unknown_fields=True):
-    id: Id
-    by: By
+class ApproveRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    id: ApprovalIdArg
+    by: AnsweredByArg
     always: Annotated[bool, arg("nor need it ask again for the same in this conversation")] = False
     provider: Annotated[
         str | None, arg("of a budget: who is to go on instead", metavar="P", flag="--provider")
     ] = None
 
 
-class DenyApproval(Struct, frozen=True, forbid_unknown_fields=True):
-    id: Id
-    by: By
+class DenyRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    id: ApprovalIdArg
+    by: AnsweredByArg
     reason: Annotated[
         str, arg("why, for the agent and the record", metavar="TEXT", flag="--reason")
     ]
 
 
-async def list_all(desk: OperationContext, given: ListApprovals) -> ApprovalsDocument:
+async def list_approvals(desk: OperationContext, given: ListApprovalsRequest) -> ApprovalsDocument:
     if given.limit < 1:
         raise InvalidUsage(f"expected a number from 1 on, found {given.limit}")
     agent = None if given.agent is None else (await find_agent(desk, given.agent)).id
     found = await desk.store.approvals(agent, include_settled=given.all, limit=given.limit)
-    return ApprovalsDocument(await approval_documents(desk.store, found))
+    return ApprovalsDocument(await build_approval_documents(desk.store, found))
 
 
-async def approve(desk: OperationContext, given: GiveApproval) -> ApprovalDocument:
+async def approve(desk: OperationContext, given: ApproveRequest) -> ApprovalDocument:
     now = desk.clock.now()
     answer = Answer(True, given.by, now, always=given.always, provider=given.provider)
-    return await _answer(desk, given.id, answer)
+    return await _find_and_answer(desk, given.id, answer)
 
 
-async def deny(desk: OperationContext, given: DenyApproval) -> ApprovalDocument:
+async def deny(desk: OperationContext, given: DenyRequest) -> ApprovalDocument:
     if not given.reason.strip():
         raise InvalidUsage("the reason is empty", hint="Say why: the agent is told.")
-    return await _answer(desk, given.id, Answer(False, given.by, desk.clock.now(), given.reason))
+    return await _find_and_answer(
+        desk, given.id, Answer(False, given.by, desk.clock.now(), given.reason)
+    )
 
 
 async def find_approval(store: Store, text: str) -> Approval:
@@ -82,16 +84,16 @@ async def find_approval(store: Store, text: str) -> Approval:
     return found[0]
 
 
-async def answer_to(desk: OperationContext, approval: Approval, answer: Answer) -> Approval:
+async def answer_approval(desk: OperationContext, approval: Approval, answer: Answer) -> Approval:
     """Answer it, unless somebody else has, it is settled, or others have to."""
     agent = await desk.store.agent(approval.agent)
-    _check(agent, approval, answer)
+    _check_answer(agent, approval, answer)
     if approval.about == "budget":
         return await _answer_about_budget(desk, agent, approval, answer)
-    return await _give(desk.store, approval, answer)
+    return await _store_answer(desk.store, approval, answer)
 
 
-def _check(agent: Agent, approval: Approval, answer: Answer) -> None:
+def _check_answer(agent: Agent, approval: Approval, answer: Answer) -> None:
     if agent.approvers and answer.by not in agent.approvers:
         hint = f"They may: {', '.join(agent.approvers)}"
         raise NotAllowed(f"{answer.by} may not answer for {agent.name}", hint=hint)
@@ -113,31 +115,31 @@ async def _answer_about_budget(
     store = desk.store
     if answer.is_allowed and approval.status == "open":
         if answer.provider is not None:
-            agent = await switch(desk, agent, answer.provider)
+            agent = await switch_provider(desk, agent, answer.provider)
         extended = await extend(store, agent, desk.budgets, desk.clock.now())
         answer = replace(answer, extended=extended)
-    answered = await _give(store, approval, answer)
+    answered = await _store_answer(store, approval, answer)
     item = (await store.run(approval.run)).item
     if not answer.is_allowed and item is not None:
         await store.cancel(item, answer.reason)
     return answered
 
 
-async def _give(store: Store, approval: Approval, answer: Answer) -> Approval:
+async def _store_answer(store: Store, approval: Approval, answer: Answer) -> Approval:
     try:
         return await store.answer(approval.id, answer)
     except ChangeRefused as error:
-        raise Conflict(await _why_not(store, approval.id), hint=_LIST) from error
+        raise Conflict(await _explain_conflict(store, approval.id), hint=_LIST) from error
 
 
-async def _answer(desk: OperationContext, text: str, answer: Answer) -> ApprovalDocument:
+async def _find_and_answer(desk: OperationContext, text: str, answer: Answer) -> ApprovalDocument:
     approval = await find_approval(desk.store, text)
-    answered = await answer_to(desk, approval, answer)
-    [document] = await approval_documents(desk.store, [answered])
+    answered = await answer_approval(desk, approval, answer)
+    [document] = await build_approval_documents(desk.store, [answered])
     return document
 
 
-async def _why_not(store: Store, name: ApprovalId) -> str:
+async def _explain_conflict(store: Store, name: ApprovalId) -> str:
     found = await store.approval(name)
     if found.answer is None:
         return f"{found.id} is {found.status}: nobody waits for an answer"
@@ -145,14 +147,14 @@ async def _why_not(store: Store, name: ApprovalId) -> str:
     return f"{found.id} was {word} already, by {found.answer.by}"
 
 
-async def approval_documents(
+async def build_approval_documents(
     store: Store, found: Sequence[Approval]
 ) -> tuple[ApprovalDocument, ...]:
     names = {agent: (await store.agent(agent)).name for agent in {each.agent for each in found}}
-    return tuple(_document(each, names[each.agent]) for each in found)
+    return tuple(_build_document(each, names[each.agent]) for each in found)
 
 
-def _document(approval: Approval, agent: str) -> ApprovalDocument:
+def _build_document(approval: Approval, agent: str) -> ApprovalDocument:
     answer = approval.answer
     return ApprovalDocument(
         id=approval.id,

@@ -12,7 +12,7 @@ from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.ids import AgentId, Ids, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.policy import Rights
-from steadyrun.operations.documents import DaemonDocument, PriceSource, Stopped
+from steadyrun.operations.documents import DaemonDocument, PriceSource, StoppedDocument
 from steadyrun.store import Accepted, Store
 
 # What the process of an agent does; one with background tasks is not closed.
@@ -36,7 +36,7 @@ class DaemonView(Protocol):
     async def release(self, agent: AgentId) -> None:
         """End the agent's process if it only waits."""
 
-    async def stop(self, drain_seconds: float | None, *, keep: bool) -> Stopped:
+    async def stop(self, drain_seconds: float | None, *, keep: bool) -> StoppedDocument:
         """Begin nothing more, wait for what runs (None: as long as is usual), stop what is left or,
         with `keep`, leave it to its keepers. Returns when that is done; the daemon ends after. It
         goes on also when whoever asked has gone away, and this call is cancelled."""
@@ -65,5 +65,5 @@ class OperationContext:
     # Where estimates come from; None: nobody has said.
     prices: Callable[[], PriceSource] | None = None
 
-    async def take_in(self, message: Message) -> Accepted:
+    async def accept(self, message: Message) -> Accepted:
         return await (self.daemon or self.store).accept(message)

@@ -14,35 +14,35 @@ from steadyrun.operations.documents import CostDocument, CostRow
 from steadyrun.operations.fields import arg
 from steadyrun.operations.lookup import find_agent
 
-By = Literal["agent", "provider", "model", "day"]
+CostGrouping = Literal["agent", "provider", "model", "day"]
 _DAYS = 30
 _AGO = re.compile(r"([0-9]{1,4})([hd])", re.ASCII)
 _HOURS = {"h": 1, "d": 24}
 _FORMS = "today, month, a date such as 2026-01-31, or how long ago: 24h, 7d"
 
 
-class ShowCost(Struct, frozen=True, forbid_unknown_fields=True):
+class CostRequest(Struct, frozen=True, forbid_unknown_fields=True):
     agent: Annotated[str | None, arg("only of this agent", metavar="AGENT", is_word=True)] = None
-    by: Annotated[By, arg("what the rows are (agent)")] = "agent"
+    by: Annotated[CostGrouping, arg("what the rows are (agent)")] = "agent"
     since: Annotated[
         str | None, arg(f"{_FORMS} (all; by day: {_DAYS}d)", metavar="WHEN")
     ] = None  # fmt: skip
 
 
-async def show(desk: OperationContext, given: ShowCost) -> CostDocument:
+async def show(desk: OperationContext, given: CostRequest) -> CostDocument:
     agent = (await find_agent(desk, given.agent)).id if given.agent is not None else None
     now, zone = desk.clock.now(), desk.budgets.zone
-    since = None if given.since is None else moment_of(given.since, now, zone)
+    since = None if given.since is None else parse_since(given.since, now, zone)
     if given.by == "day":
         since = begin_of("day", since or now - timedelta(days=_DAYS - 1), zone)
     found = await desk.store.usage_by(given.by, agent=agent, since=since, zone=zone)
     total = await desk.store.usage(agent=agent, since=since)
-    rows = tuple(_row(key or None, each) for key, each in sorted(found.items()))
+    rows = tuple(_build_row(key or None, each) for key, each in sorted(found.items()))
     prices = desk.prices() if desk.prices else None
-    return CostDocument(given.by, rows, _row(None, total), since, str(zone), prices)
+    return CostDocument(given.by, rows, _build_row(None, total), since, str(zone), prices)
 
 
-def moment_of(text: str, now: datetime, zone: tzinfo) -> datetime:
+def parse_since(text: str, now: datetime, zone: tzinfo) -> datetime:
     """Since when `text` means, with days that begin in the zone; never a time to come."""
     found = _AGO.fullmatch(text)
     begin: datetime | None = None
@@ -51,13 +51,13 @@ def moment_of(text: str, now: datetime, zone: tzinfo) -> datetime:
     elif found:
         begin = now - timedelta(hours=int(found[1]) * _HOURS[found[2]])
     else:
-        begin = _begin_of_date(text, zone)
+        begin = _parse_date(text, zone)
     if begin is None or begin > now:
         raise InvalidUsage(f"expected {_FORMS}; found {text[:40]!r}")
     return begin
 
 
-def _begin_of_date(text: str, zone: tzinfo) -> datetime | None:
+def _parse_date(text: str, zone: tzinfo) -> datetime | None:
     try:
         day = date.fromisoformat(text)
         return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
@@ -65,5 +65,5 @@ def _begin_of_date(text: str, zone: tzinfo) -> datetime | None:
         return None
 
 
-def _row(key: str | None, total: UsageSum) -> CostRow:
+def _build_row(key: str | None, total: UsageSum) -> CostRow:
     return CostRow(key, *(getattr(total, name) for name in UsageSum.__struct_fields__))

@@ -6,17 +6,17 @@ from msgspec import Struct
 
 from steadyrun.errors import DaemonUnreachable
 from steadyrun.operations.context import DaemonView, OperationContext
-from steadyrun.operations.documents import StatusDocument, Stopped
+from steadyrun.operations.documents import StatusDocument, StoppedDocument
 from steadyrun.operations.fields import arg
-from steadyrun.operations.gates import gate_documents
-from steadyrun.operations.lookup import agent_documents
+from steadyrun.operations.gates import build_gate_documents
+from steadyrun.operations.lookup import build_agent_documents
 
 
 class StatusRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """There is nothing to say."""
 
 
-class Stop(Struct, frozen=True, forbid_unknown_fields=True):
+class StopDaemonRequest(Struct, frozen=True, forbid_unknown_fields=True):
     drain: Annotated[
         float | None,
         arg(
@@ -26,18 +26,18 @@ class Stop(Struct, frozen=True, forbid_unknown_fields=True):
     keep: Annotated[bool, arg("leave what runs to its keepers")] = False
 
 
-async def status(desk: OperationContext, _: StatusRequest) -> StatusDocument:
-    daemon = daemon_of(desk)
+async def load_status(desk: OperationContext, _: StatusRequest) -> StatusDocument:
+    daemon = require_daemon(desk)
     agents = await desk.store.agents()
-    gates = await gate_documents(desk, agents)
-    return StatusDocument(daemon.state(), await agent_documents(desk), gates)
+    gates = await build_gate_documents(desk, agents)
+    return StatusDocument(daemon.state(), await build_agent_documents(desk), gates)
 
 
-async def stop(desk: OperationContext, given: Stop) -> Stopped:
-    return await daemon_of(desk).stop(given.drain, keep=given.keep)
+async def stop(desk: OperationContext, given: StopDaemonRequest) -> StoppedDocument:
+    return await require_daemon(desk).stop(given.drain, keep=given.keep)
 
 
-def daemon_of(desk: OperationContext) -> DaemonView:
+def require_daemon(desk: OperationContext) -> DaemonView:
     if desk.daemon is None:
         raise DaemonUnreachable(desk.home, found="this process is none")
     return desk.daemon

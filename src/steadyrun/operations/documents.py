@@ -222,7 +222,7 @@ class ApprovalsDocument(Struct, frozen=True):
     approvals: tuple[ApprovalDocument, ...]
 
 
-class Live(Struct, frozen=True):
+class LiveCount(Struct, frozen=True):
     """How many there are, and may be."""
 
     live: int
@@ -234,8 +234,8 @@ class DaemonDocument(Struct, frozen=True):
     version: str
     home: str
     started_at: datetime
-    runs: Live
-    processes: Live
+    runs: LiveCount
+    processes: LiveCount
     is_draining: bool
 
 
@@ -245,7 +245,7 @@ class StatusDocument(Struct, frozen=True):
     gates: tuple[GateDocument, ...]
 
 
-class Stopped(Struct, frozen=True):
+class StoppedDocument(Struct, frozen=True):
     """What became of the runs when the daemon went down: stopped, left to their keepers; and how
     many items are queued for the next one. None where it did not say."""
 
@@ -254,7 +254,7 @@ class Stopped(Struct, frozen=True):
     queued: int | None
 
 
-class AsOf(Struct, frozen=True):
+class StreamStart(Struct, frozen=True):
     """A stream has begun: what it tells comes after this cursor."""
 
     as_of: int
@@ -284,7 +284,7 @@ class RunDocument(Struct, frozen=True, kw_only=True):
     ended_at: datetime | None
 
 
-def run_document(run: Run, agent_name: str) -> RunDocument:
+def build_run_document(run: Run, agent_name: str) -> RunDocument:
     same = {
         name: getattr(run, name)
         for name in RunDocument.__struct_fields__
@@ -293,7 +293,7 @@ def run_document(run: Run, agent_name: str) -> RunDocument:
     return RunDocument(run=run.id, agent=agent_name, **same)
 
 
-def gate_document(gate: Gate, now: datetime, *, is_present: bool) -> GateDocument:
+def build_gate_document(gate: Gate, now: datetime, *, is_present: bool) -> GateDocument:
     is_open = dispatchable(gate, now)
     return GateDocument(
         gate.provider,
@@ -310,7 +310,7 @@ def gate_document(gate: Gate, now: datetime, *, is_present: bool) -> GateDocumen
     )
 
 
-def cost_sum(usage: UsageSum) -> CostSum:
+def build_cost_sum(usage: UsageSum) -> CostSum:
     """Money that is not known is counted, never taken for nothing."""
     if usage.runs and usage.unknown_cost_runs == usage.runs:
         return CostSum(None, "unknown", usage.unknown_cost_runs)

@@ -9,29 +9,29 @@ from msgspec import Struct
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.operations.context import OperationContext
-from steadyrun.operations.daemon import daemon_of
-from steadyrun.operations.documents import AsOf
+from steadyrun.operations.daemon import require_daemon
+from steadyrun.operations.documents import StreamStart
 from steadyrun.operations.fields import hidden
 from steadyrun.operations.lookup import find_run
 
 
-class Follow(Struct, frozen=True, forbid_unknown_fields=True):
+class FollowRequest(Struct, frozen=True, forbid_unknown_fields=True):
     agent: Annotated[str | None, hidden("only of this agent, by its name or id")] = None
     run: Annotated[str | None, hidden("only of this run")] = None
     after: Annotated[int | None, hidden("the cursor of the last event that is known")] = None
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class EventFeed:
     """What a stream begins with, and what it tells."""
 
-    answer: AsOf
+    answer: StreamStart
     events: AsyncGenerator[StoredEvent | LiveEvent, None]
 
 
-async def follow(desk: OperationContext, given: Follow) -> Stream:
+async def follow(desk: OperationContext, given: FollowRequest) -> EventFeed:
     """Everything after the cursor, or after what is stored now."""
-    daemon, store = daemon_of(desk), desk.store
+    daemon, store = require_daemon(desk), desk.store
     if given.agent is not None and given.run is not None:
         raise InvalidUsage("expected an agent or a run, found both", hint="Leave one of them out.")
     agent = None if given.agent is None else (await store.agent(given.agent)).id
@@ -40,4 +40,4 @@ async def follow(desk: OperationContext, given: Follow) -> Stream:
     if after is None:
         newest = await store.last_events(limit=1)
         after = newest[-1].cursor if newest else 0
-    return Stream(AsOf(after), daemon.follow(agent=agent, run=run, after=after))
+    return EventFeed(StreamStart(after), daemon.follow(agent=agent, run=run, after=after))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Meta
 
-Kind = Literal["path", "paths", "wait"]
+ArgKind = Literal["path", "paths", "wait"]
 
 
 def arg(
@@ -18,7 +18,7 @@ def arg(
     *,
     metavar: str | None = None,
     flag: str | None = None,
-    kind: Kind | None = None,
+    kind: ArgKind | None = None,
     constants: Mapping[str, str] | None = None,
     is_word: bool = False,
 ) -> Meta:
@@ -37,4 +37,4 @@ def arg(
 
 def hidden(description: str) -> Meta:
     """A field that no command line has."""
-    return Meta(description=description, extra={"is_unsaid": True})
+    return Meta(description=description, extra={"is_hidden": True})

@@ -10,41 +10,41 @@ from steadyrun.errors import InvalidUsage
 from steadyrun.model.agent import Agent
 from steadyrun.model.gate import LONGEST, Closed, Gate, Opened, account_of, is_present
 from steadyrun.operations.context import OperationContext
-from steadyrun.operations.documents import GateDocument, GatesDocument, gate_document
+from steadyrun.operations.documents import GateDocument, GatesDocument, build_gate_document
 from steadyrun.operations.fields import arg
 
 _BY_HAND = "closed by hand"
 
-Provider = Annotated[str, arg("the provider's name: `steadyrun providers`", metavar="P")]
+ProviderArg = Annotated[str, arg("the provider's name: `steadyrun providers`", metavar="P")]
 
 
-class ListGates(Struct, frozen=True, forbid_unknown_fields=True):
+class ListGatesRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """There is nothing to say."""
 
 
-class OpenGate(Struct, frozen=True, forbid_unknown_fields=True):
-    provider: Provider
+class OpenGateRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    provider: ProviderArg
 
 
-class CloseGate(Struct, frozen=True, forbid_unknown_fields=True):
-    provider: Provider
+class CloseGateRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    provider: ProviderArg
     duration: Annotated[
         float | None, arg("for how long (until it is opened)", metavar="DURATION", flag="--for")
     ] = None
     reason: Annotated[str | None, arg("why, for whoever looks", metavar="TEXT")] = None
 
 
-async def list_all(desk: OperationContext, _: ListGates) -> GatesDocument:
-    return GatesDocument(await gate_documents(desk, await desk.store.agents()))
+async def list_gates(desk: OperationContext, _: ListGatesRequest) -> GatesDocument:
+    return GatesDocument(await build_gate_documents(desk, await desk.store.agents()))
 
 
-async def open_by_hand(desk: OperationContext, given: OpenGate) -> GatesDocument:
+async def open_gate(desk: OperationContext, given: OpenGateRequest) -> GatesDocument:
     require_provider(desk, given.provider)
     gate = await desk.store.update_gate(given.provider, Opened())
-    return GatesDocument((_document(desk, gate),))
+    return GatesDocument((_build_document(desk, gate),))
 
 
-async def close_by_hand(desk: OperationContext, given: CloseGate) -> GatesDocument:
+async def close_gate(desk: OperationContext, given: CloseGateRequest) -> GatesDocument:
     require_provider(desk, given.provider)
     until = None
     if given.duration is not None:
@@ -55,10 +55,10 @@ async def close_by_hand(desk: OperationContext, given: CloseGate) -> GatesDocume
         until = desk.clock.now() + timedelta(seconds=given.duration)
     news = Closed(until, given.reason or _BY_HAND)
     gate = await desk.store.update_gate(given.provider, news)
-    return GatesDocument((_document(desk, gate),))
+    return GatesDocument((_build_document(desk, gate),))
 
 
-async def gate_documents(
+async def build_gate_documents(
     desk: OperationContext, agents: Iterable[Agent]
 ) -> tuple[GateDocument, ...]:
     """Of every account that was ever closed, and of those that agents use now."""
@@ -68,7 +68,7 @@ async def gate_documents(
     unknown = present - {(gate.provider, gate.account) for gate in known}
     gates = [*known, *(Gate(*each) for each in unknown)]
     gates.sort(key=lambda gate: (gate.provider, gate.account))
-    return tuple(_document(desk, gate) for gate in gates)
+    return tuple(_build_document(desk, gate) for gate in gates)
 
 
 def require_provider(desk: OperationContext, provider: str) -> None:
@@ -76,6 +76,6 @@ def require_provider(desk: OperationContext, provider: str) -> None:
         raise InvalidUsage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
 
 
-def _document(desk: OperationContext, gate: Gate) -> GateDocument:
+def _build_document(desk: OperationContext, gate: Gate) -> GateDocument:
     used = is_present(gate.provider, gate.account, desk.store.accounts)
-    return gate_document(gate, desk.clock.now(), is_present=used)
+    return build_gate_document(gate, desk.clock.now(), is_present=used)

@@ -12,12 +12,17 @@ from steadyrun.model.item import Followup, Item
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ItemDocument, ItemsDocument
 from steadyrun.operations.fields import arg
-from steadyrun.operations.lookup import find_agent, find_item, item_document, item_documents
+from steadyrun.operations.lookup import (
+    build_item_document,
+    build_item_documents,
+    find_agent,
+    find_item,
+)
 from steadyrun.runtime.inbox import accept
 from steadyrun.store import PAGE
 
 
-class SendMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SendRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     agent: Annotated[str, arg("the agent's name", metavar="AGENT")]
     text: Annotated[str, arg("the message; - reads standard input", metavar="TEXT|-")]
     files: Annotated[
@@ -34,20 +39,20 @@ class SendMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     key: Annotated[str | None, arg("the same key again is the same item", metavar="K")] = None
 
 
-class ListItems(Struct, frozen=True, forbid_unknown_fields=True):
+class ListItemsRequest(Struct, frozen=True, forbid_unknown_fields=True):
     agent: Annotated[str | None, arg("only of this agent", metavar="AGENT", is_word=True)] = None
     all: Annotated[bool, arg("the settled ones, too")] = False
     limit: Annotated[int, arg("how many (50)", metavar="N", flag="-n")] = 50
 
 
-class ChooseItem(Struct, frozen=True, forbid_unknown_fields=True):
+class ItemRequest(Struct, frozen=True, forbid_unknown_fields=True):
     item: Annotated[str, arg("an item's id, or the beginning of one", metavar="ITEM")]
 
 
-async def send(desk: OperationContext, given: SendMessage) -> ItemDocument:
+async def send(desk: OperationContext, given: SendRequest) -> ItemDocument:
     agent = await find_agent(desk, given.agent)
     accepted = await accept(
-        desk.take_in,
+        desk.accept,
         agent,
         given.text,
         home=desk.home,
@@ -55,32 +60,32 @@ async def send(desk: OperationContext, given: SendMessage) -> ItemDocument:
         followup=given.followup,
         files=[Path(file) for file in given.files],
     )
-    return await item_document(desk, accepted.item)
+    return await build_item_document(desk, accepted.item)
 
 
-async def show(desk: OperationContext, given: ChooseItem) -> ItemDocument:
-    return await item_document(desk, await find_item(desk.store, given.item))
+async def show(desk: OperationContext, given: ItemRequest) -> ItemDocument:
+    return await build_item_document(desk, await find_item(desk.store, given.item))
 
 
-async def list_items(desk: OperationContext, given: ListItems) -> ItemsDocument:
+async def list_items(desk: OperationContext, given: ListItemsRequest) -> ItemsDocument:
     if given.limit < 1:
         raise InvalidUsage(f"expected a number from 1 on, found {given.limit}")
     if given.agent is not None:
         agent = (await find_agent(desk, given.agent)).id
         found = await desk.store.items(agent, include_settled=given.all, limit=given.limit)
     else:
-        found = await _of_lasting(desk, given)
-    return ItemsDocument(await item_documents(desk, found))
+        found = await _list_lasting(desk, given)
+    return ItemsDocument(await build_item_documents(desk, found))
 
 
-async def retry(desk: OperationContext, given: ChooseItem) -> ItemDocument:
+async def retry(desk: OperationContext, given: ItemRequest) -> ItemDocument:
     item = await find_item(desk.store, given.item)
     if not item.is_settled:
         hint = f"Wait for it, or cancel it first: steadyrun cancel {item.id}"
         raise Conflict(f"{item.id} is {item.status}", hint=hint)
     agent = await find_agent(desk, item.agent)
     accepted = await accept(
-        desk.take_in,
+        desk.accept,
         agent,
         item.text,
         home=desk.home,
@@ -89,10 +94,10 @@ async def retry(desk: OperationContext, given: ChooseItem) -> ItemDocument:
         on_lost=item.on_lost,
         payload=replace(item.payload, retry_of=item.id),
     )
-    return await item_document(desk, accepted.item)
+    return await build_item_document(desk, accepted.item)
 
 
-async def _of_lasting(desk: OperationContext, given: ListItems) -> list[Item]:
+async def _list_lasting(desk: OperationContext, given: ListItemsRequest) -> list[Item]:
     """A run that no agent was asked for has an item as well, which nobody looks for here."""
     lasting = {agent.id for agent in await desk.store.agents()}
     found: list[Item] = []

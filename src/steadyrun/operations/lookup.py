@@ -17,7 +17,7 @@ from steadyrun.operations.documents import (
     AgentState,
     ItemDocument,
     Waiting,
-    cost_sum,
+    build_cost_sum,
 )
 from steadyrun.store import AgentOverview, Lane, Store
 
@@ -60,40 +60,43 @@ async def find_run(store: Store, text: str) -> Run:
     return found[0]
 
 
-async def agent_documents(
+async def build_agent_documents(
     desk: OperationContext, agents: Iterable[Agent] | None = None
 ) -> tuple[AgentDocument, ...]:
     """Of these agents, or of all; a few questions for all of them together."""
-    gates, looks = await desk.store.gates(), await desk.store.agent_overviews(_midnight(desk))
+    gates, looks = (
+        await desk.store.gates(),
+        await desk.store.agent_overviews(_compute_midnight(desk)),
+    )
     chosen = None if agents is None else {agent.id for agent in agents}
     return tuple(
         [
-            await _agent_document(desk, look, gates)
+            await _build_agent_document(desk, look, gates)
             for look in looks
             if chosen is None or look.agent.id in chosen
         ]
     )
 
 
-async def agent_document(desk: OperationContext, agent: Agent) -> AgentDocument:
-    for look in await desk.store.agent_overviews(_midnight(desk), agent=agent.id):
-        return await _agent_document(desk, look, await desk.store.gates())
+async def build_agent_document(desk: OperationContext, agent: Agent) -> AgentDocument:
+    for look in await desk.store.agent_overviews(_compute_midnight(desk), agent=agent.id):
+        return await _build_agent_document(desk, look, await desk.store.gates())
     raise NotFound("agent", agent.name)
 
 
-def _midnight(desk: OperationContext) -> datetime:
+def _compute_midnight(desk: OperationContext) -> datetime:
     begin = begin_of("day", desk.clock.now(), desk.budgets.zone)
     assert begin
     return begin
 
 
-async def _agent_document(
+async def _build_agent_document(
     desk: OperationContext, look: AgentOverview, gates: Sequence[Gate]
 ) -> AgentDocument:
     agent, lane, session, item = look.agent, look.lane, look.session, look.item
     now = desk.clock.now()
     gate = awaited_gate(gates, agent.providers, now)
-    state = _state(desk, lane, is_gated=gate is not None)
+    state = _compute_state(desk, lane, is_gated=gate is not None)
     return AgentDocument(
         id=agent.id,
         name=agent.name,
@@ -113,30 +116,34 @@ async def _agent_document(
         origin=agent.origin,
         state=state,
         until=opens_at(gate, now) if gate and state == "gated" else None,
-        reason=await _reason(desk, lane),
+        reason=await _find_pause_reason(desk, lane),
         budget=agent.policy.budget,
         process=desk.daemon.process_state(agent.id) if desk.daemon else None,
         item=item.id if item else None,
         run=look.run,
-        now=_gist(item.text) if item else None,
+        now=_summarize_text(item.text) if item else None,
         queued=lane.queued,
         resume_token=session.current.token if session and session.current else None,
-        cost_today=cost_sum(look.usage),
+        cost_today=build_cost_sum(look.usage),
     )
 
 
-async def item_documents(desk: OperationContext, items: Sequence[Item]) -> tuple[ItemDocument, ...]:
+async def build_item_documents(
+    desk: OperationContext, items: Sequence[Item]
+) -> tuple[ItemDocument, ...]:
     gates = await desk.store.gates()
     agents = {agent: await desk.store.agent(agent) for agent in {item.agent for item in items}}
-    return tuple([await _item_document(desk, item, agents[item.agent], gates) for item in items])
+    return tuple(
+        [await _build_item_document(desk, item, agents[item.agent], gates) for item in items]
+    )
 
 
-async def item_document(desk: OperationContext, item: Item) -> ItemDocument:
-    [document] = await item_documents(desk, [item])
+async def build_item_document(desk: OperationContext, item: Item) -> ItemDocument:
+    [document] = await build_item_documents(desk, [item])
     return document
 
 
-def _state(desk: OperationContext, lane: Lane, *, is_gated: bool) -> AgentState:
+def _compute_state(desk: OperationContext, lane: Lane, *, is_gated: bool) -> AgentState:
     if lane.is_paused:
         return "paused"
     if lane.status == "held":
@@ -145,35 +152,35 @@ def _state(desk: OperationContext, lane: Lane, *, is_gated: bool) -> AgentState:
     return "gated" if is_gated else "idle"
 
 
-async def _reason(desk: OperationContext, lane: Lane) -> str | None:
+async def _find_pause_reason(desk: OperationContext, lane: Lane) -> str | None:
     """Why it is paused, if it is not because somebody wanted it."""
-    asked = await budget_question(desk.store, lane.agent) if lane.is_paused else None
-    return why_asked(asked) if asked else None
+    asked = await find_budget_question(desk.store, lane.agent) if lane.is_paused else None
+    return explain_question(asked) if asked else None
 
 
-async def budget_question(store: Store, agent: AgentId) -> Approval | None:
+async def find_budget_question(store: Store, agent: AgentId) -> Approval | None:
     """What is open about the budget of an agent."""
     found = await store.approvals(agent)
     return next((each for each in found if each.about == "budget"), None)
 
 
-def why_asked(question: Approval) -> str:
+def explain_question(question: Approval) -> str:
     return str(question.tool_input["why"])
 
 
-def _gist(text: str) -> str:
+def _summarize_text(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _GIST_CHARS else f"{line[: _GIST_CHARS - 1]}…"
 
 
-async def _item_document(
+async def _build_item_document(
     desk: OperationContext, item: Item, agent: Agent, gates: Sequence[Gate]
 ) -> ItemDocument:
     waiting: Waiting | None = None
     now = desk.clock.now()
     gate = awaited_gate(gates, agent.providers, now)
     if item.status == "queued":
-        waiting = await _waiting(desk, item, is_gated=gate is not None)
+        waiting = await _find_waiting(desk, item, is_gated=gate is not None)
     return ItemDocument(
         id=item.id,
         agent=agent.name,
@@ -196,10 +203,10 @@ async def _item_document(
     )
 
 
-async def _waiting(desk: OperationContext, item: Item, *, is_gated: bool) -> Waiting:
+async def _find_waiting(desk: OperationContext, item: Item, *, is_gated: bool) -> Waiting:
     lane = await desk.store.lane(item.agent)
     if lane.is_paused:
-        return "budget" if await _reason(desk, lane) else "paused"
+        return "budget" if await _find_pause_reason(desk, lane) else "paused"
     if is_gated:
         return "gate"
     if desk.daemon is None:

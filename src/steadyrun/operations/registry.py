@@ -1,4 +1,4 @@
-"""Which operations are there? One table: the command line and the socket are made from it."""
+"""The table of all operations. The command line and the socket are built from it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
@@ -9,123 +9,131 @@ from steadyrun.operations import agents, approvals, costs, daemon, events, gates
 from steadyrun.operations import documents as doc
 from steadyrun.operations.context import OperationContext
 
-# Who may ask: whoever may look, whoever works with agents, whoever sets them up.
-Scope = Literal["read", "operator", "admin"]
-# Whether asking twice does it once: by a key that must, may or cannot be given.
+# The right that a caller needs: to read, to work with agents, or to configure them.
+OperationScope = Literal["read", "operator", "admin"]
+# Whether a repeated call has one effect only: by a key that is required, optional or not accepted.
 Idempotency = Literal["required", "accepted", "none"]
-# A "store" operation is done by whoever has the store; only a daemon can do the others.
-Place = Literal["store", "daemon"]
+# A "store" operation needs the store only. A "daemon" operation needs the running daemon.
+OperationPlace = Literal["store", "daemon"]
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """One thing that can be asked. `words` are its commands; a stream answers with a `Stream`."""
+    """One operation. `words` are its commands. A stream operation returns an `EventFeed`."""
 
     name: str
     summary: str
-    given: type[Struct]
+    request: type[Struct]
     answer: type[Struct]
     do: Callable[[OperationContext, Any], Awaitable[Any]]
-    scope: Scope
+    scope: OperationScope
     idempotency: Idempotency = "none"
-    place: Place = "store"
+    place: OperationPlace = "store"
     is_stream: bool = False
     words: tuple[str, ...] = ()
 
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        name="agent.add", words=("agent add",), summary="add an agent",
-        given=agents.AddAgent, answer=doc.AgentDocument, do=agents.add, scope="admin",
+        name="agent.add", words=("agent add",), summary="add an agent", scope="admin",
+        request=agents.AddAgentRequest, answer=doc.AgentDocument, do=agents.add,
     ),
     Operation(
-        name="agent.show", words=("agent show",), summary="show an agent",
-        given=agents.ShowAgent, answer=doc.AgentPage, do=agents.show, scope="read",
+        name="agent.show", words=("agent show",), summary="show an agent", scope="read",
+        request=agents.AgentRequest, answer=doc.AgentPage, do=agents.show,
     ),
     Operation(
-        name="agent.set", words=("agent set",), summary="change an agent",
-        given=agents.SetAgent, answer=doc.AgentDocument, do=agents.change, scope="admin",
+        name="agent.set", words=("agent set",), summary="change an agent", scope="admin",
+        request=agents.SetAgentRequest, answer=doc.AgentDocument, do=agents.change,
     ),
     Operation(
-        name="agent.rm", words=("agent rm",), summary="remove an agent; its record stays",
-        given=agents.ShowAgent, answer=doc.RemovedDocument, do=agents.remove, scope="admin",
+        name="agent.rm", words=("agent rm",), scope="admin",
+        summary="remove an agent and keep its runs and events",
+        request=agents.AgentRequest, answer=doc.RemovedDocument, do=agents.remove,
     ),
     Operation(
-        name="agent.list", words=("agents",), summary="list agents and what they do",
-        given=agents.ListAgents, answer=doc.AgentsDocument, do=agents.list_all, scope="read",
+        name="agent.list", words=("agents",), summary="list agents and their state", scope="read",
+        request=agents.ListAgentsRequest, answer=doc.AgentsDocument, do=agents.list_agents,
     ),
     Operation(
-        name="agent.pause", words=("pause", "agent pause"),
-        summary="give an agent nothing new; what runs goes on",
-        given=agents.ChooseAgents, answer=doc.AgentsDocument, do=agents.pause, scope="operator",
+        name="agent.pause", words=("pause", "agent pause"), scope="operator",
+        summary="start no new runs for an agent; the current run continues",
+        request=agents.AgentSelection, answer=doc.AgentsDocument, do=agents.pause,
     ),
     Operation(
-        name="agent.resume", words=("resume", "agent resume"), summary="end a pause",
-        given=agents.ChooseAgents, answer=doc.AgentsDocument, do=agents.resume, scope="operator",
+        name="agent.resume", words=("resume", "agent resume"), scope="operator",
+        summary="end the pause of an agent",
+        request=agents.AgentSelection, answer=doc.AgentsDocument, do=agents.resume,
     ),
     Operation(
-        name="gate.list", words=("gate",), summary="show which providers may be used now",
-        given=gates.ListGates, answer=doc.GatesDocument, do=gates.list_all, scope="read",
+        name="gate.list", words=("gate",), summary="list gates of providers", scope="read",
+        request=gates.ListGatesRequest, answer=doc.GatesDocument, do=gates.list_gates,
     ),
     Operation(
-        name="gate.open", words=("gate open",), summary="let a provider be used again",
-        given=gates.OpenGate, answer=doc.GatesDocument, do=gates.open_by_hand, scope="operator",
+        name="gate.open", words=("gate open",), scope="operator",
+        summary="allow new runs with a provider",
+        request=gates.OpenGateRequest, answer=doc.GatesDocument, do=gates.open_gate,
     ),
     Operation(
-        name="gate.close", words=("gate close",), summary="give a provider nothing new",
-        given=gates.CloseGate, answer=doc.GatesDocument, do=gates.close_by_hand, scope="operator",
+        name="gate.close", words=("gate close",), scope="operator",
+        summary="start no new runs with a provider",
+        request=gates.CloseGateRequest, answer=doc.GatesDocument, do=gates.close_gate,
     ),
     Operation(
-        name="item.send", words=("send",), summary="send an agent a message",
-        given=items.SendMessage, answer=doc.ItemDocument, do=items.send, scope="operator",
+        name="item.send", words=("send",), summary="send a message to an agent", scope="operator",
+        request=items.SendRequest, answer=doc.ItemDocument, do=items.send,
         idempotency="accepted",
     ),
     Operation(
-        name="item.list", words=("inbox",), summary="list what agents were asked, newest first",
-        given=items.ListItems, answer=doc.ItemsDocument, do=items.list_items, scope="read",
+        name="item.list", words=("inbox",), scope="read",
+        summary="list messages to agents, newest first",
+        request=items.ListItemsRequest, answer=doc.ItemsDocument, do=items.list_items,
     ),
     Operation(
-        name="item.show", summary="show what was asked, and what became of it",
-        given=items.ChooseItem, answer=doc.ItemDocument, do=items.show, scope="read",
+        name="item.show", summary="show one message and its result", scope="read",
+        request=items.ItemRequest, answer=doc.ItemDocument, do=items.show,
     ),
     Operation(
-        name="item.cancel", words=("cancel",), summary="end a run, or what it shall do",
-        given=runs.Cancel, answer=doc.CancelledDocument, do=runs.cancel, scope="operator",
+        name="item.cancel", words=("cancel",), summary="cancel a run or an item", scope="operator",
+        request=runs.CancelRequest, answer=doc.CancelledDocument, do=runs.cancel,
     ),
     Operation(
-        name="item.retry", words=("retry",), summary="ask the same once more",
-        given=items.ChooseItem, answer=doc.ItemDocument, do=items.retry, scope="operator",
+        name="item.retry", words=("retry",), scope="operator",
+        summary="send a settled message again",
+        request=items.ItemRequest, answer=doc.ItemDocument, do=items.retry,
     ),
     Operation(
-        name="approval.list", words=("approvals",), summary="list what agents ask, newest first",
-        given=approvals.ListApprovals, answer=doc.ApprovalsDocument, do=approvals.list_all,
-        scope="read",
+        name="approval.list", words=("approvals",), scope="read",
+        summary="list approval requests, newest first",
+        request=approvals.ListApprovalsRequest, answer=doc.ApprovalsDocument,
+        do=approvals.list_approvals,
     ),
     Operation(
-        name="approval.approve", words=("approve",), summary="allow what an agent asks for",
-        given=approvals.GiveApproval, answer=doc.ApprovalDocument, do=approvals.approve,
-        scope="operator",
+        name="approval.approve", words=("approve",), scope="operator",
+        summary="approve a request of an agent",
+        request=approvals.ApproveRequest, answer=doc.ApprovalDocument, do=approvals.approve,
     ),
     Operation(
-        name="approval.deny", words=("deny",), summary="deny what an agent asks for",
-        given=approvals.DenyApproval, answer=doc.ApprovalDocument, do=approvals.deny,
-        scope="operator",
+        name="approval.deny", words=("deny",), scope="operator",
+        summary="deny a request of an agent",
+        request=approvals.DenyRequest, answer=doc.ApprovalDocument, do=approvals.deny,
     ),
     Operation(
-        name="cost.show", words=("cost",), summary="show what was spent",
-        given=costs.ShowCost, answer=doc.CostDocument, do=costs.show, scope="read",
+        name="cost.show", words=("cost",), summary="show tokens and costs", scope="read",
+        request=costs.CostRequest, answer=doc.CostDocument, do=costs.show,
     ),
     Operation(
-        name="status", words=("status",), summary="show the daemon, its agents and gates",
-        given=daemon.StatusRequest, answer=doc.StatusDocument, do=daemon.status, scope="read",
+        name="status", words=("status",), scope="read", place="daemon",
+        summary="show the daemon, its agents and closed gates",
+        request=daemon.StatusRequest, answer=doc.StatusDocument, do=daemon.load_status,
+    ),
+    Operation(
+        name="daemon.stop", words=("down",), summary="stop the daemon", scope="admin",
+        request=daemon.StopDaemonRequest, answer=doc.StoppedDocument, do=daemon.stop,
         place="daemon",
     ),
     Operation(
-        name="daemon.stop", words=("down",), summary="end the daemon",
-        given=daemon.Stop, answer=doc.Stopped, do=daemon.stop, scope="admin", place="daemon",
-    ),
-    Operation(
-        name="events.follow", summary="tell every event as it comes",
-        given=events.Follow, answer=doc.AsOf, do=events.follow, scope="read", place="daemon",
+        name="events.follow", summary="stream events as they happen", scope="read",
+        request=events.FollowRequest, answer=doc.StreamStart, do=events.follow, place="daemon",
         is_stream=True,
     ),
 )  # fmt: skip

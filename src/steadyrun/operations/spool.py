@@ -27,7 +27,7 @@ class SpooledCall(Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
-class StoredCall(Struct, frozen=True):
+class KeptCall(Struct, frozen=True):
     """A letter that stays, and why: it is tried again by the next one who drains."""
 
     file: str
@@ -35,48 +35,48 @@ class StoredCall(Struct, frozen=True):
     message: str
 
 
-class Drained(Struct, frozen=True):
+class DrainReport(Struct, frozen=True):
     """How many were done, which ones stay, and the files that nobody can read."""
 
     done: int = 0
-    kept: tuple[StoredCall, ...] = ()
+    kept: tuple[KeptCall, ...] = ()
     bad: tuple[str, ...] = ()
 
 
-async def put(home: Path, ids: Ids, op: str, given: Mapping[str, Any], *, key: str) -> Path:
+async def spool_call(home: Path, ids: Ids, op: str, given: Mapping[str, Any], *, key: str) -> Path:
     """Leave a letter. It is there, whole, when this returns."""
     letter = SpooledCall(op, dict(given), key)
-    _meant(letter)
+    _parse_call(letter)
     # The order of their names is the order they are delivered in.
     name = f"{ids.item().removeprefix('itm_')}.json"
-    return await anyio.to_thread.run_sync(_write, folder_of(home), name, letter)
+    return await anyio.to_thread.run_sync(_write, locate_spool(home), name, letter)
 
 
-async def drain(desk: OperationContext) -> Drained:
+async def drain_spool(desk: OperationContext) -> DrainReport:
     """Do what the letters say, oldest first."""
     done, kept, bad = 0, [], []
-    for file in await anyio.to_thread.run_sync(_letters, folder_of(desk.home)):
+    for file in await anyio.to_thread.run_sync(_list_files, locate_spool(desk.home)):
         try:
-            operation, given = _meant(await anyio.to_thread.run_sync(_read, file))
+            operation, given = _parse_call(await anyio.to_thread.run_sync(_read, file))
         except InvalidUsage:
-            await anyio.to_thread.run_sync(_put_aside, file)
+            await anyio.to_thread.run_sync(_set_aside, file)
             bad.append(file.name)
             continue
         try:
             await operation.do(desk, given)
         except SteadyrunError as error:
-            kept.append(StoredCall(file.name, error.code, error.message))
+            kept.append(KeptCall(file.name, error.code, error.message))
             continue
         await anyio.to_thread.run_sync(file.unlink)
         done += 1
-    return Drained(done, tuple(kept), tuple(bad))
+    return DrainReport(done, tuple(kept), tuple(bad))
 
 
-def folder_of(home: Path) -> Path:
+def locate_spool(home: Path) -> Path:
     return home / "letters"
 
 
-def _meant(letter: SpooledCall) -> tuple[Operation, Struct]:
+def _parse_call(letter: SpooledCall) -> tuple[Operation, Struct]:
     """The operation and its input; `Usage` where nobody could do that, or not twice."""
     operation = BY_NAME.get(letter.op)
     if operation is None:
@@ -84,12 +84,12 @@ def _meant(letter: SpooledCall) -> tuple[Operation, Struct]:
     if operation.idempotency == "none":
         raise InvalidUsage(f"{letter.op} takes no key, so it cannot wait in a letter")
     try:
-        return operation, msgspec.convert({**letter.input, "key": letter.key}, operation.given)
+        return operation, msgspec.convert({**letter.input, "key": letter.key}, operation.request)
     except msgspec.ValidationError as error:
         raise InvalidUsage(f"{letter.op}: {error}") from error
 
 
-def _letters(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json")) if folder.is_dir() else []
 
 
@@ -106,7 +106,7 @@ def _write(folder: Path, name: str, letter: SpooledCall) -> Path:
     return folder / name
 
 
-def _put_aside(file: Path) -> None:
+def _set_aside(file: Path) -> None:
     aside = file.parent / BAD
     aside.mkdir(mode=0o700, exist_ok=True)
     file.rename(aside / file.name)

@@ -31,13 +31,13 @@ def test_what_is_no_duration_is_named(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "0s", "0ms", "0.0h", "00"])
 def test_where_there_may_be_none_it_is_read(text: str) -> None:
-    assert parse_duration(text, may_be_none=True) == 0.0
+    assert parse_duration(text, allow_zero=True) == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "s", "-0s", "-1s", "9999h"])
 def test_what_is_no_duration_is_none_nowhere(text: str) -> None:
     with pytest.raises(InvalidUsage, match="500ms, 6s, 10m or 2h"):
-        parse_duration(text, may_be_none=True)
+        parse_duration(text, allow_zero=True)
 
 
 @given(st.integers(1, 8000), st.sampled_from(sorted(UNITS)))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadyrun.cli.commands import export
-from steadyrun.cli.commands.export import copy_clean
+from steadyrun.cli.commands.export import copy_scrubbed
 from steadyrun.model.secret import Scrubber, Secret
 
 SECRET = "hunter2-hunter2"
@@ -20,7 +20,7 @@ def test_a_cut_is_moved_with_the_lines_before_it(lines: list[bytes], data: st.Da
     before = b"".join(lines[:count])
     scrubber, target = Scrubber([Secret(SECRET)]), io.BytesIO()
 
-    moved = copy_clean(scrubber, io.BytesIO(b"".join(lines)), target, [len(before)])
+    moved = copy_scrubbed(scrubber, io.BytesIO(b"".join(lines)), target, [len(before)])
 
     assert target.getvalue() == scrubber.clean(b"".join(lines))
     assert moved == {len(before): len(scrubber.clean(before))}
@@ -32,7 +32,7 @@ def test_a_secret_is_found_wherever_the_pieces_end(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(export, "CHUNK_BYTES", size)
         target = io.BytesIO()
 
-        copy_clean(Scrubber([Secret(SECRET)]), io.BytesIO(text), target)
+        copy_scrubbed(Scrubber([Secret(SECRET)]), io.BytesIO(text), target)
 
         assert target.getvalue() == b"a [redacted] b\n" * 10
 
@@ -41,6 +41,6 @@ def test_a_private_key_of_many_lines_is_taken_out() -> None:
     key = b"-----BEGIN PRIVATE KEY-----\nQUJD\nREVG\n-----END PRIVATE KEY-----\n"
     target = io.BytesIO()
 
-    copy_clean(Scrubber(), io.BytesIO(b"before\n" + key + b"after\n"), target)
+    copy_scrubbed(Scrubber(), io.BytesIO(b"before\n" + key + b"after\n"), target)
 
     assert target.getvalue() == b"before\n[redacted]\nafter\n"

@@ -24,18 +24,18 @@ def stored(event: Event | Foreign) -> StoredEvent:
      (60_000, "1m00s"), (3_725_000, "62m05s")],
 )  # fmt: skip
 def test_a_duration_is_short(milliseconds: int | None, shown: str) -> None:
-    assert render.took(milliseconds) == shown
+    assert render.format_duration(milliseconds) == shown
 
 
 def test_an_unknown_cost_is_never_zero() -> None:
-    assert render.money(Cost()) == "unknown"
-    assert render.money(Cost(0.0, "known")) == "$0.0000"
-    assert render.money(Cost(1.5, "estimated")) == "~$1.5000"
+    assert render.format_money(Cost()) == "unknown"
+    assert render.format_money(Cost(0.0, "known")) == "$0.0000"
+    assert render.format_money(Cost(1.5, "estimated")) == "~$1.5000"
 
 
 def test_unknown_tokens_are_never_zero() -> None:
-    assert render.tokens(Usage()) == "unknown"
-    assert render.tokens(Usage(10, 2, 8)) == "10 in (8 cached) / 2 out"
+    assert render.format_tokens(Usage()) == "unknown"
+    assert render.format_tokens(Usage(10, 2, 8)) == "10 in (8 cached) / 2 out"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_unknown_tokens_are_never_zero() -> None:
     ],
 )
 def test_an_event_is_one_line(event: Event | Foreign, shown: str) -> None:
-    line = render.event_line(stored(event))
+    line = render.format_event(stored(event))
 
     assert line.startswith(f"03:04:05  {ev.type_of(event)}")
     assert line.endswith(shown)
@@ -62,7 +62,7 @@ def test_an_event_is_one_line(event: Event | Foreign, shown: str) -> None:
 
 
 def test_a_long_event_is_cut() -> None:
-    line = render.event_line(stored(ev.TextFinal("x" * 10_000)))
+    line = render.format_event(stored(ev.TextFinal("x" * 10_000)))
 
     assert len(line) < 200
     assert line.endswith("…")
@@ -71,8 +71,8 @@ def test_a_long_event_is_cut() -> None:
 def test_a_run_of_no_agent_shows_none() -> None:
     run = Run(RunId("run_1"), AgentId("agt_1"), None, "shell", AT, ended_at=AT + timedelta(0, 1))
 
-    [_, alone] = render.run_table([(run, "run_1")])
-    [_, named] = render.run_table([(run, "ada")])
+    [_, alone] = render.format_run_table([(run, "run_1")])
+    [_, named] = render.format_run_table([(run, "ada")])
 
     assert alone.split()[:4] == ["run_1", "starting", "-", "shell"]
     assert named.split()[2] == "ada"

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from steadyrun.cli.inputs import LARGEST_IMAGE_BYTES, read_image, read_schema, read_wishes
+from steadyrun.cli.inputs import LARGEST_IMAGE_BYTES, read_image, read_options, read_schema
 from steadyrun.cli.main import MODES, build_parser
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.policy import Mode
@@ -23,14 +23,14 @@ def test_the_modes_of_the_command_line_are_all_there_are() -> None:
 
 
 def test_what_was_not_asked_for_is_no_wish() -> None:
-    assert read_wishes(parsed("x")) == {}
+    assert read_options(parsed("x")) == {}
 
 
 def test_every_wish_has_its_type() -> None:
     words = ("--tools", "Read, Bash,", "--max-turns", "3", "--max-cost", "0.5", "--timeout", "2m",
              "--mode", "plan", "--schema", '{"type": "object"}')  # fmt: skip
 
-    assert read_wishes(parsed(*words)) == {
+    assert read_options(parsed(*words)) == {
         "tools": ("Read", "Bash"), "max_turns": 3, "max_cost_usd": 0.5, "timeout_seconds": 120.0,
         "mode": "plan", "schema": {"type": "object"},
     }  # fmt: skip

@@ -138,7 +138,7 @@ def test_on_a_terminal_a_line_never_wraps(name: str) -> None:
     )
 
     for line in err.rstrip("\n").split("\r"):
-        assert live.width(line) < 80
+        assert live.measure_width(line) < 80
 
 
 def test_text_and_progress_do_not_share_a_line_of_the_terminal() -> None:
@@ -167,7 +167,7 @@ def test_where_only_progress_is_on_a_terminal_the_text_stays_as_it_is() -> None:
     ],
 )
 def test_a_tool_call_is_told_in_a_few_words(given: object, shown: str) -> None:
-    assert live.tool_gist(ev.ToolStarted("1", "Tool", given)) == shown
+    assert live.summarize_tool(ev.ToolStarted("1", "Tool", given)) == shown
 
 
 def test_the_last_line_says_what_it_took() -> None:
@@ -178,7 +178,7 @@ def test_the_last_line_says_what_it_took() -> None:
         usage=Usage(41_000, 2100, 36_000),
     )
 
-    assert live.ending("run_31", ended) == [
+    assert live.format_ending("run_31", ended) == [
         "* done in 1m52s · $0.31 · 41k in (36k cached) / 2.1k out · run_31"
     ]
 
@@ -186,7 +186,7 @@ def test_the_last_line_says_what_it_took() -> None:
 def test_what_is_not_known_is_not_in_the_last_line() -> None:
     ended = ev.RunCompleted("completed", duration_ms=500)
 
-    assert live.ending("run_1", ended) == ["* done in 500ms · run_1"]
+    assert live.format_ending("run_1", ended) == ["* done in 500ms · run_1"]
 
 
 def test_a_failure_says_why_and_what_to_do() -> None:
@@ -194,7 +194,7 @@ def test_a_failure_says_why_and_what_to_do() -> None:
     diagnostic = ev.Diagnostic(1, "boom")
     ended = ev.RunFailed("failed", duration_ms=500, error=error, diagnostic=diagnostic)
 
-    assert live.ending("run_1", ended) == [
+    assert live.format_ending("run_1", ended) == [
         "* failed after 500ms · auth: no key · run_1", "  Log in.", "  stderr: boom",
     ]  # fmt: skip
 
@@ -205,7 +205,7 @@ def test_a_failure_says_why_and_what_to_do() -> None:
      (999_499, "999k"), (999_500, "1.0M"), (12_000_000, "12M")],
 )  # fmt: skip
 def test_a_count_is_short(number: int, shown: str) -> None:
-    assert live.count(number) == shown
+    assert live.format_count(number) == shown
 
 
 @pytest.mark.parametrize(
@@ -218,4 +218,4 @@ def test_money_is_short_and_unknown_is_nothing(cost: Cost, shown: str) -> None:
 
 
 def test_every_line_of_progress_is_of_an_event_that_exists() -> None:
-    assert set(live._LINES) <= set(EVENT_TYPES)
+    assert set(live._PROGRESS_FORMATTERS) <= set(EVENT_TYPES)

@@ -1,13 +1,13 @@
 """Is everything shown that is asked for?"""
 
-from steadyrun.cli.output.ask import question
+from steadyrun.cli.output.ask import format_question
 from steadyrun.model.event import ApprovalRequested
 
 
 def test_a_question_shows_all_of_what_would_be_done() -> None:
     command = "touch a " + "#" * 100_000 + "\ntouch hidden"
 
-    shown = question(ApprovalRequested("1", "c1", "Bash", {"command": command}))
+    shown = format_question(ApprovalRequested("1", "c1", "Bash", {"command": command}))
 
     assert shown.startswith("Bash ")
     assert shown.count("#") == 100_000

@@ -27,14 +27,14 @@ from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Message
 from steadyrun.model.run import Created, Finished
 from steadyrun.operations.agents import (
-    AddAgent,
-    ChooseAgents,
-    ListAgents,
-    SetAgent,
-    ShowAgent,
+    AddAgentRequest,
+    AgentRequest,
+    AgentSelection,
+    ListAgentsRequest,
+    SetAgentRequest,
     add,
     change,
-    list_all,
+    list_agents,
     pause,
     remove,
     resume,
@@ -70,8 +70,8 @@ def do(
     return anyio.run(verb, desk, given)
 
 
-def ada(desk: OperationContext, **fields: Any) -> AddAgent:
-    usual = AddAgent(name="ada", provider="scripted", home=str(desk.home))
+def ada(desk: OperationContext, **fields: Any) -> AddAgentRequest:
+    usual = AddAgentRequest(name="ada", provider="scripted", home=str(desk.home))
     return replace(usual, **fields)
 
 
@@ -93,7 +93,7 @@ def test_a_bad_name_is_refused(desk: OperationContext, name: str) -> None:
 
     assert repr(name) in found.value.message
     assert found.value.hint
-    assert do(list_all, desk, ListAgents()).agents == ()
+    assert do(list_agents, desk, ListAgentsRequest()).agents == ()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_cannot_work_is_refused_and_nothing_is_written(
         do(add, desk, ada(desk, **fields))
 
     assert found.value.hint
-    assert do(list_all, desk, ListAgents()).agents == ()
+    assert do(list_agents, desk, ListAgentsRequest()).agents == ()
 
 
 def test_a_home_that_is_a_file_is_no_home(desk: OperationContext) -> None:
@@ -169,9 +169,9 @@ def test_only_what_is_said_is_changed(desk: OperationContext) -> None:
     given = ada(desk, fallback=("shell",), system="be kind", timeout=5.0, model="m")
     was = do(add, desk, given)
 
-    changed = do(change, desk, SetAgent(name="ada", on_lost="fail", mode="plan"))
-    cleared = do(change, desk, SetAgent(name="ada", clear=("model", "timeout", "fallback")))
-    page = do(show, desk, ShowAgent("ada"))
+    changed = do(change, desk, SetAgentRequest(name="ada", on_lost="fail", mode="plan"))
+    cleared = do(change, desk, SetAgentRequest(name="ada", clear=("model", "timeout", "fallback")))
+    page = do(show, desk, AgentRequest("ada"))
 
     assert changed == replace(was, on_lost="fail", mode="plan")
     assert cleared == replace(changed, model=None, fallback=())
@@ -180,7 +180,7 @@ def test_only_what_is_said_is_changed(desk: OperationContext) -> None:
 
 def test_a_tier_takes_the_place_of_tools_and_the_other_way_round(desk: OperationContext) -> None:
     def changed(**fields: Any) -> tuple[Any, ...]:
-        now = do(change, desk, SetAgent(name="ada", **fields))
+        now = do(change, desk, SetAgentRequest(name="ada", **fields))
         return now.tier, now.tools, now.deny
 
     do(add, desk, ada(desk, tools=("Read",), deny=("Bash",)))
@@ -194,7 +194,7 @@ def test_a_tier_takes_the_place_of_tools_and_the_other_way_round(desk: Operation
 
 def test_an_empty_list_of_tools_is_none_as_in_the_configuration(desk: OperationContext) -> None:
     def changed(**fields: Any) -> tuple[Any, ...]:
-        now = do(change, desk, SetAgent(name="ada", **fields))
+        now = do(change, desk, SetAgentRequest(name="ada", **fields))
         return now.tier, now.tools, now.model
 
     assert do(add, desk, ada(desk, tools=())).tools == ()
@@ -209,7 +209,7 @@ def test_another_list_that_names_nothing_changes_nothing(
     desk: OperationContext, field: str
 ) -> None:
     before = do(add, desk, ada(desk, deny=("Bash",), approvers=("cli:a",)))
-    changed, empty = SetAgent(name="ada", model="m"), {field: ()}
+    changed, empty = SetAgentRequest(name="ada", model="m"), {field: ()}
 
     with pytest.raises(InvalidUsage, match=f"--{field} names nothing"):
         do(change, desk, replace(changed, **empty))
@@ -217,7 +217,7 @@ def test_another_list_that_names_nothing_changes_nothing(
         with pytest.raises(InvalidUsage, match=f"--{field} names nothing"):
             do(add, desk, ada(desk, name="bob", **empty))
 
-    assert do(list_all, desk, ListAgents()).agents == (before,)
+    assert do(list_agents, desk, ListAgentsRequest()).agents == (before,)
 
 
 def test_a_tool_that_does_not_exist_is_told_with_the_nearest(desk: OperationContext) -> None:
@@ -234,8 +234,8 @@ def test_a_new_provider_keeps_the_fallback(desk: OperationContext) -> None:
     do(add, desk, ada(desk, fallback=("shell",)))
 
     with pytest.raises(InvalidUsage, match="named twice"):
-        do(change, desk, SetAgent(name="ada", provider="shell"))
-    changed = do(change, desk, SetAgent(name="ada", provider="shell", clear=("fallback",)))
+        do(change, desk, SetAgentRequest(name="ada", provider="shell"))
+    changed = do(change, desk, SetAgentRequest(name="ada", provider="shell", clear=("fallback",)))
 
     assert (changed.provider, changed.fallback) == ("shell", ())
 
@@ -243,33 +243,36 @@ def test_a_new_provider_keeps_the_fallback(desk: OperationContext) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (SetAgent(name="ada"), "nothing to set"),
-        (SetAgent(name="ada", clear=("home",)), "cannot take 'home'"),
-        (SetAgent(name="ada", model="m", clear=("model",)), "set and cleared"),
-        (SetAgent(name="ada", tools=(), clear=("tools",)), "set and cleared"),
-        (SetAgent(name="ada", home="/no/such"), "no directory"),
+        (SetAgentRequest(name="ada"), "nothing to set"),
+        (SetAgentRequest(name="ada", clear=("home",)), "cannot take 'home'"),
+        (SetAgentRequest(name="ada", model="m", clear=("model",)), "set and cleared"),
+        (SetAgentRequest(name="ada", tools=(), clear=("tools",)), "set and cleared"),
+        (SetAgentRequest(name="ada", home="/no/such"), "no directory"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused(
-    desk: OperationContext, given: SetAgent, said: str
+    desk: OperationContext, given: SetAgentRequest, said: str
 ) -> None:
     before = do(add, desk, ada(desk))
 
     with pytest.raises((InvalidUsage, AgentHomeMissing), match=said):
         do(change, desk, given)
 
-    assert do(list_all, desk, ListAgents()).agents == (before,)
+    assert do(list_agents, desk, ListAgentsRequest()).agents == (before,)
 
 
 def test_an_agent_of_the_configuration_is_changed_there_only(desk: OperationContext) -> None:
     agent = Agent(AgentId("agt_1"), "ada", ("scripted",), str(desk.home), origin="config")
     anyio.run(desk.store.add_agent, agent)
 
-    for verb, given in ((change, SetAgent(name="ada", model="m")), (remove, ShowAgent("ada"))):
+    for verb, given in (
+        (change, SetAgentRequest(name="ada", model="m")),
+        (remove, AgentRequest("ada")),
+    ):
         with pytest.raises(ReadOnly) as found:
             do(verb, desk, given)
         assert (found.value.exit_code, found.value.code) == (4, "read_only")
-    assert do(pause, desk, ChooseAgents("ada")).agents[0].state == "paused"
+    assert do(pause, desk, AgentSelection("ada")).agents[0].state == "paused"
 
 
 def test_an_agent_with_work_stays_and_one_without_goes(desk: OperationContext) -> None:
@@ -277,16 +280,16 @@ def test_an_agent_with_work_stays_and_one_without_goes(desk: OperationContext) -
     item = anyio.run(desk.store.accept, Message(AgentId(added.id), "go")).item
 
     with pytest.raises(Conflict, match="ada has work"):
-        do(remove, desk, ShowAgent("ada"))
+        do(remove, desk, AgentRequest("ada"))
     anyio.run(desk.store.cancel, item.id)
-    removed = do(remove, desk, ShowAgent("ada"))
+    removed = do(remove, desk, AgentRequest("ada"))
 
     assert (removed.id, removed.name) == (added.id, "ada")
     with pytest.raises(NotFound, match="ada"):
-        do(show, desk, ShowAgent("ada"))
+        do(show, desk, AgentRequest("ada"))
     # By its id it is still there for its record, but it is no agent that can be told anything.
     with pytest.raises(NotFound):
-        do(show, desk, ShowAgent(added.id))
+        do(show, desk, AgentRequest(added.id))
 
 
 def test_an_agent_whose_process_waits_stays_for_now(desk: OperationContext) -> None:
@@ -303,7 +306,7 @@ def test_an_agent_whose_process_waits_stays_for_now(desk: OperationContext) -> N
     anyio.run(rest)
 
     with pytest.raises(Conflict, match="ada still has a process"):
-        do(remove, desk, ShowAgent("ada"))
+        do(remove, desk, AgentRequest("ada"))
 
 
 def test_a_direct_agent_is_none_to_look_at(desk: OperationContext) -> None:
@@ -311,11 +314,11 @@ def test_a_direct_agent_is_none_to_look_at(desk: OperationContext) -> None:
     anyio.run(desk.store.add_agent, direct)
 
     with pytest.raises(NotFound):
-        do(show, desk, ShowAgent("run_1"))
+        do(show, desk, AgentRequest("run_1"))
 
 
-@pytest.mark.parametrize("given", [ChooseAgents(), ChooseAgents("ada", all=True)])
-def test_a_pause_is_for_one_or_for_all(desk: OperationContext, given: ChooseAgents) -> None:
+@pytest.mark.parametrize("given", [AgentSelection(), AgentSelection("ada", all=True)])
+def test_a_pause_is_for_one_or_for_all(desk: OperationContext, given: AgentSelection) -> None:
     do(add, desk, ada(desk))
 
     with pytest.raises(InvalidUsage, match="--all"):
@@ -326,8 +329,8 @@ def test_all_are_paused_and_go_on(desk: OperationContext) -> None:
     for name in ("ada", "bob"):
         do(add, desk, ada(desk, name=name))
 
-    paused = do(pause, desk, ChooseAgents(all=True)).agents
-    one = do(resume, desk, ChooseAgents("bob")).agents
+    paused = do(pause, desk, AgentSelection(all=True)).agents
+    one = do(resume, desk, AgentSelection("bob")).agents
 
     assert [(agent.name, agent.state) for agent in paused] == [("ada", "paused"), ("bob", "paused")]
     assert [(agent.name, agent.state) for agent in one] == [("bob", "idle")]
@@ -340,7 +343,7 @@ def test_a_state_says_why_nothing_or_what_is_done(desk: OperationContext) -> Non
         found: list[Any] = []
 
         async def look() -> None:
-            agent = await show(desk, ShowAgent("ada"))
+            agent = await show(desk, AgentRequest("ada"))
             found.append((agent.state, agent.now, agent.process))
 
         store, agent_id = desk.store, AgentId(added.id)
@@ -396,7 +399,7 @@ def test_a_hundred_agents_are_listed_with_as_many_questions_as_one(
             await desk.store.add_agent(agent)
         counted = Counted(desk.store)
         seen = desk_of(cast("Store", counted), tmp_path, clock=desk.clock)
-        await list_all(seen, ListAgents())
+        await list_agents(seen, ListAgentsRequest())
         return counted.asked
 
     one = anyio.run(asked, 1)

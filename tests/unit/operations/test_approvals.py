@@ -10,7 +10,7 @@ from steadyrun.errors import InvalidUsage
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.ids import AgentId, ApprovalId, Ids, RunId
-from steadyrun.operations.approvals import answer_to
+from steadyrun.operations.approvals import answer_approval
 from steadyrun.operations.context import OperationContext
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.stores.memory.tables import Tables
@@ -40,9 +40,9 @@ def test_what_cannot_be_allowed_for_good_is_refused_by_name() -> None:
     async def main() -> None:
         desk = a_desk(MemoryStore(FakeClock(), tables=tables))
         with pytest.raises(InvalidUsage, match="prc_1:1 cannot be allowed for good"):
-            await answer_to(desk, asked, ALWAYS)
+            await answer_approval(desk, asked, ALWAYS)
         with pytest.raises(InvalidUsage, match="prc_1:1 is about a tool: it takes no --provider"):
-            await answer_to(desk, asked, ELSEWHERE)
+            await answer_approval(desk, asked, ELSEWHERE)
         assert await desk.store.approval(asked.id) == asked
 
     anyio.run(main)

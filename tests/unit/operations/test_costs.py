@@ -12,9 +12,9 @@ from steadyrun.model.budget import BudgetRules
 from steadyrun.model.item import Message
 from steadyrun.model.run import Created, Finished
 from steadyrun.model.usage import Cost, Usage, UsageSum
-from steadyrun.operations.agents import ListAgents, list_all
+from steadyrun.operations.agents import ListAgentsRequest, list_agents
 from steadyrun.operations.context import OperationContext
-from steadyrun.operations.costs import ShowCost, show
+from steadyrun.operations.costs import CostRequest, show
 from steadyrun.store import Grouping
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import FakeClock
@@ -61,7 +61,7 @@ def test_two_thousand_years_are_no_more_questions_than_a_day(tmp_path: Path) -> 
         await store.add_agent(ada)
         await spend(desk, ada, 1.0)
 
-        found = await show(desk, ShowCost(by="day", since="0001-01-02"))
+        found = await show(desk, CostRequest(by="day", since="0001-01-02"))
 
         assert store.asked == 2
         assert [row.key for row in found.rows] == [clock.now().date().isoformat()]
@@ -82,9 +82,9 @@ def test_a_day_begins_at_midnight_of_the_zone(tmp_path: Path) -> None:
         clock.advance(timedelta(hours=1))
         await spend(desk, ada, 0.25)
 
-        [agent] = (await list_all(desk, ListAgents())).agents
-        days = await show(desk, ShowCost(by="day"))
-        today = await show(desk, ShowCost(since="today"))
+        [agent] = (await list_agents(desk, ListAgentsRequest())).agents
+        days = await show(desk, CostRequest(by="day"))
+        today = await show(desk, CostRequest(since="today"))
 
         assert agent.cost_today.usd == 0.25
         assert [row.known_usd for row in days.rows] == [1.0, 0.25]

@@ -9,7 +9,12 @@ from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.run import Run
 from steadyrun.model.usage import UsageSum
-from steadyrun.operations.documents import CostSum, cost_sum, gate_document, run_document
+from steadyrun.operations.documents import (
+    CostSum,
+    build_cost_sum,
+    build_gate_document,
+    build_run_document,
+)
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -25,14 +30,14 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
     ],
 )
 def test_money_that_is_not_known_is_never_taken_for_nothing(usage: UsageSum, cost: CostSum) -> None:
-    assert cost_sum(usage) == cost
+    assert build_cost_sum(usage) == cost
 
 
 def test_a_gate_is_ready_from_the_moment_it_was_closed_until() -> None:
     gate = Gate("claude", is_closed=True, until=NOW, reason="limit")
 
-    before = gate_document(gate, NOW - timedelta(seconds=1), is_present=True)
-    then = gate_document(gate, NOW, is_present=True)
+    before = build_gate_document(gate, NOW - timedelta(seconds=1), is_present=True)
+    then = build_gate_document(gate, NOW, is_present=True)
 
     assert (before.state, before.until, before.dispatchable, before.reason) == (
         "closed", NOW, False, "limit",
@@ -43,7 +48,7 @@ def test_a_gate_is_ready_from_the_moment_it_was_closed_until() -> None:
 def test_a_run_has_every_key() -> None:
     run = Run(RunId("run_1"), AgentId("agt_1"), None, "claude", NOW)
 
-    document = msgspec.to_builtins(run_document(run, "ada"))
+    document = msgspec.to_builtins(build_run_document(run, "ada"))
 
     assert list(document) == [
         "run", "agent", "item", "provider", "model", "status", "stop_reason", "text", "usage",

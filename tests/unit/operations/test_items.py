@@ -17,16 +17,16 @@ from steadyrun.model.run import Created, Finished
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import AgentDocument
 from steadyrun.operations.items import (
-    ChooseItem,
-    ListItems,
-    SendMessage,
+    ItemRequest,
+    ListItemsRequest,
+    SendRequest,
     list_items,
     retry,
     send,
     show,
 )
-from steadyrun.operations.lookup import agent_document
-from steadyrun.operations.runs import Cancel, cancel
+from steadyrun.operations.lookup import build_agent_document
+from steadyrun.operations.runs import CancelRequest, cancel
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
 from tests.support.fake_daemon import SmallDaemon, desk_of
@@ -50,15 +50,15 @@ def desk(tmp_path: Path) -> OperationContext:
 @pytest.mark.parametrize("text", ["", " \n\t"])
 def test_an_empty_message_is_refused(desk: OperationContext, text: str) -> None:
     with pytest.raises(InvalidUsage, match="empty"):
-        anyio.run(send, desk, SendMessage(agent="ada", text=text))
+        anyio.run(send, desk, SendRequest(agent="ada", text=text))
 
 
 def test_a_message_of_a_mebibyte_is_taken_and_one_byte_more_is_not(desk: OperationContext) -> None:
     most = "ä" * (1024 * 512)
 
-    taken = anyio.run(send, desk, SendMessage(agent="ada", text=most))
+    taken = anyio.run(send, desk, SendRequest(agent="ada", text=most))
     with pytest.raises(MessageTooLong) as found:
-        anyio.run(send, desk, SendMessage(agent="ada", text=f"{most}x"))
+        anyio.run(send, desk, SendRequest(agent="ada", text=f"{most}x"))
 
     assert taken.text == most
     assert (found.value.found, found.value.most) == (1048577, 1048576)
@@ -67,20 +67,20 @@ def test_a_message_of_a_mebibyte_is_taken_and_one_byte_more_is_not(desk: Operati
 
 def test_nobody_is_not_told_anything(desk: OperationContext) -> None:
     with pytest.raises(NotFound, match="bob"):
-        anyio.run(send, desk, SendMessage(agent="bob", text="hello"))
+        anyio.run(send, desk, SendRequest(agent="bob", text="hello"))
 
 
 def test_what_is_not_said_is_as_the_agent_is_set(desk: OperationContext) -> None:
-    usual = anyio.run(send, desk, SendMessage(agent="ada", text="one"))
-    said = anyio.run(send, desk, SendMessage(agent="ada", text="two", followup="steer"))
+    usual = anyio.run(send, desk, SendRequest(agent="ada", text="one"))
+    said = anyio.run(send, desk, SendRequest(agent="ada", text="two", followup="steer"))
 
     assert (usual.followup, said.followup) == ("queue", "steer")
     assert anyio.run(desk.store.item, ItemId(usual.id)).on_lost == "resume"
 
 
 def test_the_same_key_is_the_same_item(desk: OperationContext) -> None:
-    first = anyio.run(send, desk, SendMessage(agent="ada", text="one", key="k"))
-    again = anyio.run(send, desk, SendMessage(agent="ada", text="another", key="k"))
+    first = anyio.run(send, desk, SendRequest(agent="ada", text="one", key="k"))
+    again = anyio.run(send, desk, SendRequest(agent="ada", text="another", key="k"))
 
     assert again == first
 
@@ -88,11 +88,11 @@ def test_the_same_key_is_the_same_item(desk: OperationContext) -> None:
 def test_a_queued_item_says_what_it_waits_for(desk: OperationContext) -> None:
     async def reasons() -> list[Any]:
         found: list[Any] = []
-        item = await send(desk, SendMessage(agent="ada", text="one"))
-        later = await send(desk, SendMessage(agent="ada", text="two"))
+        item = await send(desk, SendRequest(agent="ada", text="one"))
+        later = await send(desk, SendRequest(agent="ada", text="two"))
 
         async def look(at: OperationContext = desk, which: str = item.id) -> None:
-            document = await show(at, ChooseItem(which))
+            document = await show(at, ItemRequest(which))
             found.append((document.waiting, document.until))
 
         await look()
@@ -130,10 +130,10 @@ def test_who_has_a_fallback_waits_only_if_that_is_closed_as_well(desk: Operation
         found: list[Any] = []
         was = await desk.store.agent("ada")
         await desk.store.set_agent(replace(was, providers=("scripted", "shell")), was=was)
-        item = await send(desk, SendMessage(agent="ada", text="one"))
+        item = await send(desk, SendRequest(agent="ada", text="one"))
 
         async def look() -> None:
-            document, agent = await show(desk, ChooseItem(item.id)), await _shown(desk)
+            document, agent = await show(desk, ItemRequest(item.id)), await _shown(desk)
             found.append((document.waiting, document.until, agent.state, agent.until))
 
         await desk.store.update_gate("scripted", Closed(FAR, "limit"))
@@ -149,21 +149,24 @@ def test_who_has_a_fallback_waits_only_if_that_is_closed_as_well(desk: Operation
 
 
 async def _shown(desk: OperationContext) -> AgentDocument:
-    return await agent_document(desk, await desk.store.agent("ada"))
+    return await build_agent_document(desk, await desk.store.agent("ada"))
 
 
 def test_the_inbox_has_what_is_open_newest_first(desk: OperationContext) -> None:
     async def listed() -> list[list[str]]:
         for text in ("one", "two", "three"):
-            await send(desk, SendMessage(agent="ada", text=text))
+            await send(desk, SendRequest(agent="ada", text=text))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
         await desk.store.add_agent(direct)
         await desk.store.accept(Message(direct.id, "nobody's"))
-        await cancel(desk, Cancel((await list_items(desk, ListItems())).items[1].id))
+        await cancel(desk, CancelRequest((await list_items(desk, ListItemsRequest())).items[1].id))
         asked = (
-            ListItems(), ListItems("ada"), ListItems(all=True), ListItems(limit=1),
-            ListItems(all=True, limit=2),
-        )  # fmt: skip
+            ListItemsRequest(),
+            ListItemsRequest("ada"),
+            ListItemsRequest(all=True),
+            ListItemsRequest(limit=1),
+            ListItemsRequest(all=True, limit=2),
+        )
         return [
             [item.text for item in (await list_items(desk, each)).items] for each in asked
         ]  # fmt: skip
@@ -175,32 +178,32 @@ def test_the_inbox_has_what_is_open_newest_first(desk: OperationContext) -> None
 
 def test_a_page_of_other_items_does_not_hide_ours(desk: OperationContext) -> None:
     async def listed() -> list[str]:
-        await send(desk, SendMessage(agent="ada", text="ours"))
+        await send(desk, SendRequest(agent="ada", text="ours"))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
         await desk.store.add_agent(direct)
         await desk.store.accept(Message(direct.id, "nobody's"))
         for _ in range(600):
             await desk.store.accept(Message(direct.id, "nobody's"))
-        return [item.text for item in (await list_items(desk, ListItems())).items]
+        return [item.text for item in (await list_items(desk, ListItemsRequest())).items]
 
     assert anyio.run(listed) == ["ours"]
 
 
 def test_how_many_is_at_least_one(desk: OperationContext) -> None:
     with pytest.raises(InvalidUsage, match="from 1 on"):
-        anyio.run(list_items, desk, ListItems(limit=0))
+        anyio.run(list_items, desk, ListItemsRequest(limit=0))
 
 
 def test_the_beginning_of_an_id_is_enough_if_it_fits_one(desk: OperationContext) -> None:
-    first = anyio.run(send, desk, SendMessage(agent="ada", text="one"))
+    first = anyio.run(send, desk, SendRequest(agent="ada", text="one"))
 
-    assert anyio.run(show, desk, ChooseItem(first.id[:10])) == first
-    anyio.run(send, desk, SendMessage(agent="ada", text="two"))
+    assert anyio.run(show, desk, ItemRequest(first.id[:10])) == first
+    anyio.run(send, desk, SendRequest(agent="ada", text="two"))
     with pytest.raises(InvalidUsage, match="several"):
-        anyio.run(show, desk, ChooseItem("itm_"))
+        anyio.run(show, desk, ItemRequest("itm_"))
     for text in ("itm_none", "", "~", "run_1"):
         with pytest.raises(NotFound):
-            anyio.run(show, desk, ChooseItem(text))
+            anyio.run(show, desk, ItemRequest(text))
 
 
 async def run_one(desk: OperationContext, status: Any = "failed") -> ItemId:
@@ -221,15 +224,15 @@ def test_what_is_settled_can_be_asked_again_and_twice_is_once(desk: OperationCon
         )
         old = accepted.item
         with pytest.raises(Conflict, match="queued"):
-            await retry(desk, ChooseItem(old.id))
+            await retry(desk, ItemRequest(old.id))
         await run_one(desk)
-        first, second = [await retry(desk, ChooseItem(old.id)) for _ in range(2)]
+        first, second = [await retry(desk, ItemRequest(old.id)) for _ in range(2)]
         new = await desk.store.item(ItemId(first.id))
         assert first == second
         assert (new.text, new.on_lost, new.followup) == ("one", "fail", "steer")
         assert new.payload == replace(payload, retry_of=old.id)
         await run_one(desk)
-        third = await retry(desk, ChooseItem(first.id))
+        third = await retry(desk, ItemRequest(first.id))
         return [old.id, first, third]
 
     old, first, third = anyio.run(again)
@@ -240,9 +243,11 @@ def test_what_is_settled_can_be_asked_again_and_twice_is_once(desk: OperationCon
 
 
 def test_what_is_queued_is_cancelled_at_once_and_stays_so(desk: OperationContext) -> None:
-    item = anyio.run(send, desk, SendMessage(agent="ada", text="one"))
+    item = anyio.run(send, desk, SendRequest(agent="ada", text="one"))
 
-    found, again = [anyio.run(cancel, desk, Cancel(item.id, why)) for why in ("enough", "more")]
+    found, again = [
+        anyio.run(cancel, desk, CancelRequest(item.id, why)) for why in ("enough", "more")
+    ]
 
     assert (found.item, found.run, found.status, found.is_over) == (
         item.id,
@@ -251,22 +256,22 @@ def test_what_is_queued_is_cancelled_at_once_and_stays_so(desk: OperationContext
         True,
     )
     assert again == found
-    error = anyio.run(show, desk, ChooseItem(item.id)).error
+    error = anyio.run(show, desk, ItemRequest(item.id)).error
     assert error == ErrorFact("cancelled", "enough")
 
 
 def test_what_runs_is_asked_and_waited_for(desk: OperationContext) -> None:
     async def ask() -> list[Any]:
-        item = await send(desk, SendMessage(agent="ada", text="one"))
+        item = await send(desk, SendRequest(agent="ada", text="one"))
         holder = await desk.store.join("test")
         [claim] = await desk.store.claim(holder.id)
         run, now = desk.ids.run(), desk.clock.now()
         await desk.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
-        asked = await cancel(desk, Cancel(run))
+        asked = await cancel(desk, CancelRequest(run))
         found: list[Any] = [asked, (await desk.store.item(ItemId(item.id))).cancel_requested]
 
         async def wait() -> None:
-            found.append(await cancel(desk, Cancel(item.id, wait_seconds=30)))
+            found.append(await cancel(desk, CancelRequest(item.id, wait_seconds=30)))
 
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
@@ -274,7 +279,7 @@ def test_what_runs_is_asked_and_waited_for(desk: OperationContext) -> None:
                 await anyio.lowlevel.checkpoint()
                 ended = Finished(now, "cancelled", stop_reason="user_stop")
                 await desk.store.settle(claim, ended)
-        found.append(await cancel(desk, Cancel(run[:12])))
+        found.append(await cancel(desk, CancelRequest(run[:12])))
         return found
 
     asked, is_requested, waited, run = anyio.run(ask)
@@ -287,4 +292,4 @@ def test_what_runs_is_asked_and_waited_for(desk: OperationContext) -> None:
 def test_what_is_not_there_cannot_be_cancelled(desk: OperationContext) -> None:
     for text in ("itm_1", "run_1", "ada", ""):
         with pytest.raises(NotFound):
-            anyio.run(cancel, desk, Cancel(text))
+            anyio.run(cancel, desk, CancelRequest(text))

@@ -5,21 +5,21 @@ import re
 import msgspec
 import pytest
 
-from scripts.commands import PAGE, TABLE, renewed, table
-from steadyrun.cli.main import COMMANDS, OWN, build_parser
-from steadyrun.cli.output.tables import TEXTS
+from scripts.commands import PAGE, TABLE, build_table, update_page
+from steadyrun.cli.main import COMMANDS, CUSTOM_COMMANDS, build_parser
+from steadyrun.cli.output.tables import FORMATTERS
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
 from tests.support.commands import ROOT
 
 
 def test_the_table_of_commands_is_current() -> None:
-    assert TABLE.read_text(encoding="utf-8") == table(), "run scripts/commands.py"
+    assert TABLE.read_text(encoding="utf-8") == build_table(), "run scripts/commands.py"
 
 
 def test_the_list_of_operations_on_the_page_is_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
-    assert page == renewed(page), "run scripts/commands.py"
+    assert page == update_page(page), "run scripts/commands.py"
 
 
 def test_names_and_words_are_told_apart() -> None:
@@ -34,22 +34,22 @@ def test_every_operation_with_words_is_a_command_and_can_be_shown() -> None:
     words = {word for operation in OPERATIONS for word in operation.words}
 
     assert words <= {command.words for command in COMMANDS}
-    assert set(OWN) <= words
-    assert set(TEXTS) == {operation.name for operation in OPERATIONS if operation.words}
+    assert set(CUSTOM_COMMANDS) <= words
+    assert set(FORMATTERS) == {operation.name for operation in OPERATIONS if operation.words}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
 def test_every_field_of_an_input_is_described_and_no_other_is_taken(operation: Operation) -> None:
-    described = msgspec.json.schema(operation.given)
+    described = msgspec.json.schema(operation.request)
     [[_, kind]] = described["$defs"].items()
 
     assert all("description" in field for field in kind.get("properties", {}).values())
-    assert operation.given.__struct_config__.forbid_unknown_fields
+    assert operation.request.__struct_config__.forbid_unknown_fields
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
 def test_an_operation_with_a_key_says_that_it_takes_one(operation: Operation) -> None:
-    has_key = "key" in operation.given.__struct_fields__
+    has_key = "key" in operation.request.__struct_fields__
 
     assert (operation.idempotency == "accepted") == has_key
 

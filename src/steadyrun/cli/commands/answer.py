@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import anyio
 
-from steadyrun.cli.invoke import ask, given_by, show
+from steadyrun.cli.invoke import call_operation, parse_request, print_answer
 from steadyrun.config import is_agents_own, load
 from steadyrun.errors import NotAllowed
 from steadyrun.operations.registry import BY_NAME
@@ -22,13 +22,13 @@ def answer(args: Namespace) -> int:
 
 async def _answer(args: Namespace) -> int:
     operation = BY_NAME[args.operation]
-    given = given_by(args, operation, by=user())
-    found, _ = await ask(load(), operation, given)
-    show(operation, given, found, as_json=args.json)
+    given = parse_request(args, operation, by=find_user())
+    found, _ = await call_operation(load(), operation, given)
+    print_answer(operation, given, found, as_json=args.json)
     return 0
 
 
-def user() -> str:
+def find_user() -> str:
     """The name of whoever types, as the machine knows it."""
     try:
         return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"

@@ -30,9 +30,9 @@ def show(args: Namespace) -> int:
     return 0
 
 
-def path(args: Namespace) -> int:
+def show_path(args: Namespace) -> int:
     """Print where the configuration is looked for; works also when what it says is wrong."""
-    files = _files(locate())
+    files = _describe_files(locate())
     if args.json:
         return _print_json(files)
     user, project = files["user"], files["project"]
@@ -40,7 +40,7 @@ def path(args: Namespace) -> int:
     if project["path"] is None:
         print("project  none from here upwards")
     else:
-        print(f"project  {project['path']}  ({_standing(project['trusted'])})")
+        print(f"project  {project['path']}  ({_describe_trust(project['trusted'])})")
     return 0
 
 
@@ -49,8 +49,8 @@ def check(args: Namespace) -> int:
     config = load()
     if args.json:
         names = {kind: sorted(getattr(config.settings, kind)) for kind in ("providers", "agents")}
-        return _print_json({"ok": True, **_files(config.places), **names})
-    for line in _findings(config):
+        return _print_json({"ok": True, **_describe_files(config.places), **names})
+    for line in _list_findings(config):
         print(f"ok: {line}")
     return 0
 
@@ -64,18 +64,18 @@ def trust(args: Namespace) -> int:
     return 0
 
 
-def _findings(config: Config) -> list[str]:
-    files, settings = _files(config.places), config.settings
+def _list_findings(config: Config) -> list[str]:
+    files, settings = _describe_files(config.places), config.settings
     user, project = files["user"], files["project"]
     found = [f"user file {user['path']}" if user["exists"] else f"no user file {user['path']}"]
     if project["path"] is not None:
-        found.append(f"project file {project['path']} ({_standing(config.project_trusted)})")
+        found.append(f"project file {project['path']} ({_describe_trust(config.project_trusted)})")
     found.append(f"providers: {', '.join(sorted(settings.providers)) or 'none set'}")
     found.append(f"agents: {', '.join(sorted(settings.agents)) or 'none set'}")
     return found
 
 
-def _files(places: Locations) -> dict[str, Any]:
+def _describe_files(places: Locations) -> dict[str, Any]:
     project = places.project_file
     return {
         "home": printable(places.home),
@@ -88,7 +88,7 @@ def _files(places: Locations) -> dict[str, Any]:
     }
 
 
-def _standing(trusted: bool) -> str:
+def _describe_trust(trusted: bool) -> str:
     return "trusted" if trusted else "not trusted: it may set only harmless keys"
 
 

@@ -11,9 +11,9 @@ from typing import Literal
 import anyio
 from msgspec import Struct
 
-from steadyrun.cli.commands.providers import BUILT_IN, ProviderInfo, find_providers, version_of
+from steadyrun.cli.commands.providers import BUILT_IN, ProviderInfo, find_providers, format_version
 from steadyrun.cli.output import format as render
-from steadyrun.cli.systemd import WANTED, Unit, find_units
+from steadyrun.cli.systemd import REQUIRED_SETTINGS, SystemdUnit, find_units
 from steadyrun.config import load, locate, printable
 from steadyrun.config.locations import process_environ
 from steadyrun.drivers import programs
@@ -36,35 +36,35 @@ class Finding(Struct, frozen=True):
 
 
 def doctor(args: Namespace) -> int:
-    findings = list(examine(locate().home))
+    findings = list(run_checks(locate().home))
     if args.json:
         print(render.to_json({"checks": findings}))
     else:
         for finding in findings:
-            print(f"{finding.state:<5} {finding.check:<18} {render.plain(finding.detail)}")
+            print(f"{finding.state:<5} {finding.check:<18} {render.sanitize(finding.detail)}")
             if finding.repair:
-                print(f"{'':<24} -> {render.plain(finding.repair)}")
+                print(f"{'':<24} -> {render.sanitize(finding.repair)}")
     return 1 if any(finding.state == "fail" for finding in findings) else 0
 
 
-def examine(home: Path) -> Iterator[Finding]:
-    yield _python()
-    yield _config()
-    yield from _home(home)
-    yield anyio.run(_store, home)
-    yield _daemon(home)
-    yield from _systemd(process_environ())
-    yield from _providers()
+def run_checks(home: Path) -> Iterator[Finding]:
+    yield _check_python()
+    yield _check_config()
+    yield from _check_home(home)
+    yield anyio.run(_check_store, home)
+    yield _check_daemon(home)
+    yield from _check_systemd(process_environ())
+    yield from _check_providers()
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     version = ".".join(str(part) for part in sys.version_info[:3])
     if sys.version_info < OLDEST_PYTHON:
         return Finding("python", "fail", version, "Use Python 3.11 or later.")
     return Finding("python", "ok", version)
 
 
-def _config() -> Finding:
+def _check_config() -> Finding:
     try:
         config = load()
     except SteadyrunError as error:
@@ -74,29 +74,29 @@ def _config() -> Finding:
     return Finding("config", "ok", used)
 
 
-def _providers() -> Iterator[Finding]:
+def _check_providers() -> Iterator[Finding]:
     try:
         config = load()
     except SteadyrunError:
         # The configuration itself is what is wrong; that has been said.
         return
     for found in find_providers(config):
-        yield _provider(found)
+        yield _check_provider(found)
 
 
-def _provider(found: ProviderInfo) -> Finding:
+def _check_provider(found: ProviderInfo) -> Finding:
     check = f"provider {found.name}"
     if found.repair or not found.is_there:
-        return _unusable(check, found)
-    what = " ".join(filter(None, (found.path or BUILT_IN, version_of(found))))
-    doubts = list(_doubts(found))
+        return _report_unusable(check, found)
+    what = " ".join(filter(None, (found.path or BUILT_IN, format_version(found))))
+    doubts = list(_list_doubts(found))
     if not doubts:
         return Finding(check, "ok", f"{what}, login: {found.login}" if found.login else what)
     detail = "; ".join([what, *(doubt for doubt, _ in doubts if doubt)])
     return Finding(check, "warn", detail, " ".join(repair for _, repair in doubts))
 
 
-def _unusable(check: str, found: ProviderInfo) -> Finding:
+def _report_unusable(check: str, found: ProviderInfo) -> Finding:
     if found.repair:
         return Finding(check, "fail", found.problem, found.repair)
     # Not everybody wants every provider: only one that was configured must be there.
@@ -108,7 +108,7 @@ def _unusable(check: str, found: ProviderInfo) -> Finding:
     return Finding(check, state, f"{found.program} was not found on PATH", f"{how}, or {setting}")
 
 
-def _doubts(found: ProviderInfo) -> Iterator[tuple[str, str]]:
+def _list_doubts(found: ProviderInfo) -> Iterator[tuple[str, str]]:
     """What may be wrong with a program that is there, and what to do about it."""
     if found.problem:
         yield found.problem, f"See what it does when you run it: {found.path}"
@@ -124,7 +124,7 @@ def _doubts(found: ProviderInfo) -> Iterator[tuple[str, str]]:
         yield "no login was found", f"Log in with {found.login_with}{way}."
 
 
-def _home(home: Path) -> Iterator[Finding]:
+def _check_home(home: Path) -> Iterator[Finding]:
     shown = printable(home)
     try:
         found = home.stat()
@@ -146,7 +146,7 @@ def _home(home: Path) -> Iterator[Finding]:
         yield Finding("home", "ok", f"{shown} (mode 0700)")
 
 
-async def _store(home: Path) -> Finding:
+async def _check_store(home: Path) -> Finding:
     path = home / DATABASE
     shown = printable(path)
     try:
@@ -165,10 +165,10 @@ async def _store(home: Path) -> Finding:
     return Finding("store", "ok", f"{shown} ({path.stat().st_size} bytes, no damage found)")
 
 
-def _daemon(home: Path) -> Finding:
+def _check_daemon(home: Path) -> Finding:
     path = home / DAEMON_LOCK
     try:
-        runs, said = _is_locked(path)
+        runs, said = _read_lock(path)
     except FileNotFoundError:
         runs, said = False, ""
     except OSError as error:
@@ -179,27 +179,27 @@ def _daemon(home: Path) -> Finding:
     return Finding("daemon", "ok", f"one runs (pid {said})" if said.isdecimal() else "one runs")
 
 
-def _is_locked(path: Path) -> tuple[bool, str]:
+def _read_lock(path: Path) -> tuple[bool, str]:
     """Whether somebody has the lock, and the first word that is in it."""
     with path.open(encoding="utf-8", errors="replace") as file:
         return is_locked(path), next(iter(file.read(64).split()), "")
 
 
-def _systemd(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _check_systemd(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Nothing is said where no unit starts a daemon."""
     for unit in find_units(environ):
-        yield _unit(unit)
+        yield _check_unit(unit)
 
 
-def _unit(unit: Unit) -> Finding:
+def _check_unit(unit: SystemdUnit) -> Finding:
     shown = printable(unit.path)
     if unit.problem:
         return Finding("systemd", "warn", f"{shown}: {unit.problem}", "Make it readable.")
     if not unit.wrong:
-        says = ", ".join(f"{key}={value}" for key, value in WANTED.items())
+        says = ", ".join(f"{key}={value}" for key, value in REQUIRED_SETTINGS.items())
         return Finding("systemd", "ok", f"{shown} ({says})")
     found = ", ".join(f"{key}={value or '(not set)'}" for key, value in unit.wrong.items())
-    wanted = " and ".join(f"{key}={WANTED[key]}" for key in unit.wrong)
+    wanted = " and ".join(f"{key}={REQUIRED_SETTINGS[key]}" for key in unit.wrong)
     detail = f"{shown} has {found}: agents would be ended with the daemon, or with one another"
     repair = f"Set {wanted} in its [Service], then `systemctl daemon-reload` (a user's: --user)."
     return Finding("systemd", "fail", detail, repair)

@@ -26,7 +26,7 @@ from steadyrun.errors import Conflict, InvalidUsage
 from steadyrun.model.event_json import public
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
-from steadyrun.operations.documents import run_document
+from steadyrun.operations.documents import build_run_document
 from steadyrun.operations.lookup import find_run
 from steadyrun.store import Store
 
@@ -89,27 +89,27 @@ class RunArchive:
         self._directory = config.places.home / PROCESSES / (run.process or "none")
 
     def pack(self, archive: tarfile.TarFile, events: IO[bytes]) -> None:
-        document = render.to_json(run_document(self._run, self._agent_name))
+        document = render.to_json(build_run_document(self._run, self._agent_name))
         self._add(archive, "run.json", io.BytesIO(document.encode() + b"\n"))
         events.seek(0)
         self._add(archive, "events.jsonl", events)
-        frames = self._frames()
+        frames = self._read_frames()
         moved = self._add_file(archive, "journal", sorted({at for _, _, at, _ in frames}))
         if frames:
             sent = b"".join(
-                self._sent(n, key, moved.get(at, at), raw) for n, key, at, raw in frames
+                self._encode_sent(n, key, moved.get(at, at), raw) for n, key, at, raw in frames
             )
-            self._put(archive, f"{self._run.process}/sent", io.BytesIO(sent))
+            self._add_member(archive, f"{self._run.process}/sent", io.BytesIO(sent))
         for name in ("stderr", "exit"):
             self._add_file(archive, name, [])
 
-    def _frames(self) -> list[tuple[int, str, int, bytes]]:
+    def _read_frames(self) -> list[tuple[int, str, int, bytes]]:
         try:
             return keeper.read_sent((self._directory / "sent").read_bytes())
         except FileNotFoundError:
             return []
 
-    def _sent(self, number: int, key: str, at: int, raw: bytes) -> bytes:
+    def _encode_sent(self, number: int, key: str, at: int, raw: bytes) -> bytes:
         body: bytes = self._scrubber.clean(raw)
         header = {"n": number, "key": key, "at": at, "size": len(body)}
         return json.dumps(header, separators=(",", ":")).encode() + b"\n" + body + b"\n"
@@ -125,18 +125,18 @@ class RunArchive:
         self, archive: tarfile.TarFile, name: str, source: IO[bytes], cuts: Iterable[int] = ()
     ) -> dict[int, int]:
         with tempfile.TemporaryFile() as clean:
-            moved = copy_clean(self._scrubber, source, clean, cuts)
-            self._put(archive, name, clean)
+            moved = copy_scrubbed(self._scrubber, source, clean, cuts)
+            self._add_member(archive, name, clean)
         return moved
 
-    def _put(self, archive: tarfile.TarFile, name: str, clean: IO[bytes]) -> None:
+    def _add_member(self, archive: tarfile.TarFile, name: str, clean: IO[bytes]) -> None:
         member = tarfile.TarInfo(f"{self._run.id}/{name}")
         member.size, member.mode = clean.seek(0, os.SEEK_END), 0o600
         clean.seek(0)
         archive.addfile(member, clean)
 
 
-def copy_clean(
+def copy_scrubbed(
     scrubber: Scrubber, source: IO[bytes], target: IO[bytes], cuts: Iterable[int] = ()
 ) -> dict[int, int]:
     """Copy without secrets; return where each cut, the end of a line, is afterwards."""

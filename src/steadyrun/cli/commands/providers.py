@@ -50,8 +50,8 @@ def list_providers(args: Namespace) -> int:
         print(render.to_json({"providers": found}))
         return 0
     for each in found:
-        for number, line in enumerate(_lines(each)):
-            print(f"{'' if number else each.name:<12} {render.plain(line)}")
+        for number, line in enumerate(_format_lines(each)):
+            print(f"{'' if number else each.name:<12} {render.sanitize(line)}")
     return 0
 
 
@@ -60,7 +60,7 @@ def find_providers(config: Config) -> list[ProviderInfo]:
     found: dict[str, ProviderInfo] = {}
 
     async def add(name: str) -> None:
-        found[name] = await _find(config, name)
+        found[name] = await _find_provider(config, name)
 
     async def add_all() -> None:
         async with task_group() as tasks:
@@ -71,7 +71,7 @@ def find_providers(config: Config) -> list[ProviderInfo]:
     return [found[name] for name in sorted(found)]
 
 
-def version_of(found: ProviderInfo) -> str:
+def format_version(found: ProviderInfo) -> str:
     """The version, and whether it was tried; nothing if there is none."""
     if found.version is None or found.tested is None:
         return found.version or ""
@@ -80,11 +80,11 @@ def version_of(found: ProviderInfo) -> str:
     return f"{found.version} ({'tested' if found.is_tested else f'not tested: that is {span}'})"
 
 
-def _lines(found: ProviderInfo) -> Iterator[str]:
+def _format_lines(found: ProviderInfo) -> Iterator[str]:
     is_missing = not found.is_there and not found.problem
     yield f"{found.program}: not found" if is_missing else found.path or found.program
     facts = {
-        "version": version_of(found),
+        "version": format_version(found),
         "login": (found.login or "none found") if found.is_there and found.login_by else "",
         "problem": found.problem,
         "install": "" if found.is_there else found.install,
@@ -93,12 +93,12 @@ def _lines(found: ProviderInfo) -> Iterator[str]:
     yield from (f"{name}: {fact}" for name, fact in facts.items() if fact)
 
 
-async def _find(config: Config, name: str) -> ProviderInfo:
+async def _find_provider(config: Config, name: str) -> ProviderInfo:
     settings = config.settings.providers.get(name, ProviderSettings())
     program: Program | None = DIALECTS[name].program
     command = settings.command or ()
-    flaw, abilities, env = _configured(config, name, settings)
-    look = await _look(program, command, env)
+    flaw, abilities, env = _read_settings(config, name, settings)
+    look = await _inspect_program(program, command, env)
     known = program or Program(BUILT_IN)
     return ProviderInfo(
         name,
@@ -111,7 +111,7 @@ async def _find(config: Config, name: str) -> ProviderInfo:
         tested=known.tested,
         is_tested=look.is_tested,
         login=look.login,
-        login_by=_login_by(known),
+        login_by=_list_logins(known),
         login_with=known.login or known.name,
         install=known.install,
         problem=flaw.message if flaw else look.problem,
@@ -119,13 +119,13 @@ async def _find(config: Config, name: str) -> ProviderInfo:
     )
 
 
-def _login_by(program: Program) -> tuple[str, ...]:
+def _list_logins(program: Program) -> tuple[str, ...]:
     if program.login_file is None:
         return program.login_env
     return (*program.login_env, f"~/{program.login_folder[1]}/{program.login_file}")
 
 
-def _configured(
+def _read_settings(
     config: Config, name: str, settings: ProviderSettings
 ) -> tuple[InvalidUsage | None, frozenset[Ability], dict[str, str]]:
     """What it can do and the variables it would get; an error where a launch would end with it."""
@@ -138,7 +138,7 @@ def _configured(
     return None, abilities, {**inherited, **given}
 
 
-async def _look(
+async def _inspect_program(
     program: Program | None, command: tuple[str, ...], env: dict[str, str]
 ) -> ProgramReport:
     if program is None and not command:

@@ -30,28 +30,28 @@ CHUNK_BYTES = 1024 * 1024
 def replay(args: Namespace) -> int:
     config, path = load(), Path(args.source)
     lines, provider, last = (
-        (_recorded(path), args.provider, _exit_of(path))
+        (_read_recorded(path), args.provider, _find_exit(path))
         if path.exists()
-        else _stored(config, args.source, args.provider)
+        else _read_stored(config, args.source, args.provider)
     )
-    for seen in play(_dialect(config, provider), lines, last):
+    for seen in play(_build_dialect(config, provider), lines, last):
         _print(seen, as_json=args.jsonl)
     return 0
 
 
-def _exit_of(path: Path) -> Exit | None:
+def _find_exit(path: Path) -> Exit | None:
     return keeper_client.read_exit(path) if (path / "exit").exists() else None
 
 
-def _recorded(path: Path) -> Iterator[RecordedLine]:
+def _read_recorded(path: Path) -> Iterator[RecordedLine]:
     """The lines of a file, or of a process's directory, such as an export has."""
     try:
-        yield from run_lines(path) if path.is_dir() else read_recording(path)
+        yield from read_process_lines(path) if path.is_dir() else read_recording(path)
     except OSError as error:
         raise InvalidUsage(f"{error.filename or path} cannot be read: {error.strerror}") from error
 
 
-def _stored(
+def _read_stored(
     config: Config, name: str, provider: str | None
 ) -> tuple[Iterator[RecordedLine], str, Exit | None]:
     run = anyio.run(_find_run, config, name)
@@ -59,7 +59,7 @@ def _stored(
     if not (directory / "journal").exists():
         hint = "Raw files are kept for a time only; a run that never started has none."
         raise NotFound("journal of", run.id, hint=hint)
-    return run_lines(directory), provider or run.provider, _exit_of(directory)
+    return read_process_lines(directory), provider or run.provider, _find_exit(directory)
 
 
 async def _find_run(config: Config, name: str) -> Run:
@@ -70,18 +70,18 @@ async def _find_run(config: Config, name: str) -> Run:
         return await find_run(store, name)
 
 
-def run_lines(directory: Path) -> Iterator[RecordedLine]:
+def read_process_lines(directory: Path) -> Iterator[RecordedLine]:
     """What a process was told and printed, in the order in which its driver saw it."""
     sent = deque(keeper_client.read_sent(directory, after=0))
-    for frame in _printed(directory / "journal"):
+    for frame in _read_journal(directory / "journal"):
         while sent and sent[0].end < frame.end:
-            yield RecordedLine("in", _text(sent.popleft()))
-        yield RecordedLine("out", _text(frame))
+            yield RecordedLine("in", _decode(sent.popleft()))
+        yield RecordedLine("out", _decode(frame))
     for frame in sent:
-        yield RecordedLine("in", _text(frame))
+        yield RecordedLine("in", _decode(frame))
 
 
-def _printed(journal: Path) -> Iterator[Frame]:
+def _read_journal(journal: Path) -> Iterator[Frame]:
     lines = Lines()
     with journal.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -91,12 +91,12 @@ def _printed(journal: Path) -> Iterator[Frame]:
         yield rest
 
 
-def _text(frame: Frame) -> str:
+def _decode(frame: Frame) -> str:
     # A recording is text: bytes that are none cannot come back as they were.
     return frame.raw.decode(errors="replace")
 
 
-def _dialect(config: Config, provider: str | None) -> Dialect:
+def _build_dialect(config: Config, provider: str | None) -> Dialect:
     known = ", ".join(sorted(DIALECTS))
     if provider is None:
         raise InvalidUsage("whose traffic is it?", hint=f"Add --provider; there are: {known}")
@@ -110,4 +110,4 @@ def _print(seen: StoredEvent | LiveEvent, *, as_json: bool) -> None:
     if as_json:
         print(render.to_json({**public(seen), "cursor": None}))
     elif not isinstance(seen.event, TextDelta | ThinkingDelta):
-        print(render.event_line(seen))
+        print(render.format_event(seen))

@@ -13,13 +13,13 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from steadyrun.cli.inputs import read_prompt, read_wishes
+from steadyrun.cli.inputs import read_options, read_prompt
 from steadyrun.cli.lost_runs import start_holder
 from steadyrun.cli.main import EXIT_INTERRUPTED
-from steadyrun.cli.opened import open_home
+from steadyrun.cli.opened import open_direct_runs
 from steadyrun.cli.output import format as render
-from steadyrun.cli.output.ask import Approvals
-from steadyrun.cli.output.live import EventLines, LiveText, OneDocument, Output, Seen
+from steadyrun.cli.output.ask import ApprovalPrompts
+from steadyrun.cli.output.live import EventLines, LiveText, OneDocument, Output, ShownEvent
 from steadyrun.lib.task_group import task_group
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.event import RunStarted
@@ -34,33 +34,33 @@ EXIT_CODES: dict[RunStatus, int] = {
     "cancelled": 8,
 }
 # How long after a Ctrl-C a second one still means the run.
-AGAIN_SECONDS = 2.0
+SECOND_SIGNAL_SECONDS = 2.0
 
 
-class Job(Struct, frozen=True):
+class RunJob(Struct, frozen=True):
     """What was asked for."""
 
     prompt: str
     provider: str
     cwd: str
-    wishes: RunOptions
+    options: RunOptions
     is_detached: bool = False
     is_json: bool = False
     role: str | None = None
 
 
 def run(args: Namespace) -> int:
-    prompt, wishes, is_json = read_prompt(args.text), read_wishes(args), args.json or args.jsonl
-    job = Job(prompt, args.provider, args.cwd, wishes, args.detach, is_json, args.role)
-    watch = RunWatch(job, _output(args))
+    prompt, wishes, is_json = read_prompt(args.text), read_options(args), args.json or args.jsonl
+    job = RunJob(prompt, args.provider, args.cwd, wishes, args.detach, is_json, args.role)
+    watch = RunWatch(job, _choose_output(args))
     try:
-        return anyio.run(watch.see_through)
+        return anyio.run(watch.watch)
     finally:
         if watch.is_left_running:
             start_holder()
 
 
-def _output(args: Namespace) -> Output:
+def _choose_output(args: Namespace) -> Output:
     if args.json:
         return OneDocument(sys.stdout, sys.stderr)
     return (EventLines if args.jsonl else LiveText)(sys.stdout, sys.stderr)
@@ -69,42 +69,42 @@ def _output(args: Namespace) -> Output:
 class RunWatch:
     """Starts a run and shows it, as long as somebody wants to see it."""
 
-    def __init__(self, job: Job, output: Output) -> None:
+    def __init__(self, job: RunJob, output: Output) -> None:
         self._job, self._output = job, output
         self._is_shown = True
         # What came since the first Ctrl-C, in case there is a second.
-        self._unseen: list[Seen] = []
+        self._unseen: list[ShownEvent] = []
         self.is_left_running = False
 
-    async def see_through(self) -> int:
-        async with open_home() as holding:
+    async def watch(self) -> int:
+        async with open_direct_runs() as holding:
             run = await self._start(Steadyrun(holding))
             self.is_left_running = True
             if self._job.is_detached and await self._has_begun(run):
-                return self._say_detached(run)
-            return await self._watch(run)
+                return self._print_detached(run)
+            return await self._watch_run(run)
 
     async def _start(self, sr: Steadyrun) -> RunHandle:
         job, where = self._job, {"provider": self._job.provider, "cwd": self._job.cwd}
         if job.role is not None:
-            return await sr.summon(job.role, job.prompt, **where, **job.wishes)
-        return await sr.start(job.prompt, **where, **job.wishes)
+            return await sr.summon(job.role, job.prompt, **where, **job.options)
+        return await sr.start(job.prompt, **where, **job.options)
 
     async def _has_begun(self, run: RunHandle) -> bool:
         async with aclosing(run.events()) as events:
             first = await anext(events)
         return isinstance(first.event, RunStarted)
 
-    def _say_detached(self, run: RunHandle) -> int:
+    def _print_detached(self, run: RunHandle) -> int:
         print(render.to_json({"run": run.id, "status": "running"}) if self._job.is_json else run.id)
         self._output.note(f"steadyrun tail {run.id} -f")
         return 0
 
-    async def _watch(self, run: RunHandle) -> int:
-        approvals = Approvals(run, self._output.note)
+    async def _watch_run(self, run: RunHandle) -> int:
+        approvals = ApprovalPrompts(run, self._output.note)
         ended: Run | None = None
         async with task_group() as tasks:
-            tasks.start_soon(self._obey_signals, run, tasks)
+            tasks.start_soon(self._handle_signals, run, tasks)
             tasks.start_soon(approvals.ask)
             await self._show(run, approvals)
             ended = await run.result()
@@ -112,37 +112,37 @@ class RunWatch:
             tasks.cancel_scope.cancel()
         return EXIT_INTERRUPTED if ended is None else EXIT_CODES[ended.status]
 
-    async def _show(self, run: RunHandle, approvals: Approvals) -> None:
+    async def _show(self, run: RunHandle, approvals: ApprovalPrompts) -> None:
         async with aclosing(run.events()) as events:
             async for seen in events:
                 if self._is_shown:
                     self._output.show(seen)
                 else:
                     self._unseen.append(seen)
-                await approvals.hear(seen)
+                await approvals.handle(seen)
 
-    async def _obey_signals(self, run: RunHandle, tasks: TaskGroup) -> None:
+    async def _handle_signals(self, run: RunHandle, tasks: TaskGroup) -> None:
         """Once: leave it running. Twice: have it cancelled. Once more: do not wait for that."""
-        with anyio.open_signal_receiver(*_signals()) as signals:
+        with anyio.open_signal_receiver(*_list_signals()) as signals:
             number = await anext(signals)
             self._is_shown = False
             self._output.note(f"still running: steadyrun tail {run.id}")
-            with anyio.move_on_after(AGAIN_SECONDS if number == signal.SIGINT else 0):
+            with anyio.move_on_after(SECOND_SIGNAL_SECONDS if number == signal.SIGINT else 0):
                 await anext(signals)
-                self._show_again()
+                self._resume_output()
             if self._is_shown:
                 self._output.note(f"cancelling {run.id}")
                 tasks.start_soon(run.cancel, "Ctrl-C")
                 await anext(signals)
             tasks.cancel_scope.cancel()
 
-    def _show_again(self) -> None:
+    def _resume_output(self) -> None:
         self._is_shown = True
         for seen in self._unseen:
             self._output.show(seen)
 
 
-def _signals() -> list[signal.Signals]:
+def _list_signals() -> list[signal.Signals]:
     """Those that end us, unless somebody (nohup) had us ignore them."""
     asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return [number for number in asked if signal.getsignal(number) != signal.SIG_IGN]

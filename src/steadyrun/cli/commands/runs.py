@@ -8,10 +8,10 @@ from pathlib import Path
 import anyio
 
 from steadyrun.app.store import open_store
-from steadyrun.cli.lost_runs import hand_over_lost
+from steadyrun.cli.lost_runs import hand_over_abandoned
 from steadyrun.cli.output import format as render
 from steadyrun.config import load
-from steadyrun.operations.documents import run_document
+from steadyrun.operations.documents import build_run_document
 from steadyrun.operations.lookup import find_run
 from steadyrun.store import Store
 
@@ -25,36 +25,36 @@ def show(args: Namespace) -> int:
 
 
 async def _list_runs(args: Namespace) -> int:
-    async with opened() as (_, store):
+    async with open_record() as (_, store):
         agent = None if args.agent is None else await store.agent(args.agent)
         runs = await store.runs(agent.id if agent else None, limit=args.n)
         named = [(run, (await store.agent(run.agent)).name) for run in runs]
     if args.json:
-        print(render.to_json({"runs": [run_document(*pair) for pair in named]}))
+        print(render.to_json({"runs": [build_run_document(*pair) for pair in named]}))
     elif named:
-        _print_lines(render.run_table(named))
+        _print_lines(render.format_run_table(named))
     else:
         print("No runs yet.")
     return 0
 
 
 async def _show(args: Namespace) -> int:
-    async with opened() as (_, store):
+    async with open_record() as (_, store):
         run = await find_run(store, args.run)
         agent_name = (await store.agent(run.agent)).name
     if args.json:
-        print(render.to_json(run_document(run, agent_name)))
+        print(render.to_json(build_run_document(run, agent_name)))
     else:
-        _print_lines(render.run_page(run, agent_name))
+        _print_lines(render.format_run_page(run, agent_name))
     return 0
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[tuple[Path, Store]]:
+async def open_record() -> AsyncIterator[tuple[Path, Store]]:
     """The home and its store, with every run that nobody drives handed to somebody who does."""
     config = load()
     async with open_store(config) as store:
-        await hand_over_lost(config.places.home, store)
+        await hand_over_abandoned(config.places.home, store)
         yield config.places.home, store
 
 

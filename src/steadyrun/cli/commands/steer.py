@@ -8,9 +8,9 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 
 from steadyrun.app.operations import open_desk
-from steadyrun.cli.invoke import given_by, show
-from steadyrun.cli.lost_runs import hand_over_lost
-from steadyrun.cli.opened import open_home
+from steadyrun.cli.invoke import parse_request, print_answer
+from steadyrun.cli.lost_runs import hand_over_abandoned
+from steadyrun.cli.opened import open_direct_runs
 from steadyrun.cli.output import format as render
 from steadyrun.config import load
 from steadyrun.dialect import Refused
@@ -38,21 +38,21 @@ def cancel(args: Namespace) -> int:
 
 
 async def _steer(args: Namespace) -> int:
-    async with _reached(args.run) as (store, run):
+    async with _open_run(args.run) as (store, run):
         seen = await store.last_events(run=run.id, limit=1)
         with anyio.move_on_after(WAIT_SECONDS):
             answer = await run.steer(args.text)
             if isinstance(answer, Refused):
-                raise _refused(run, answer.reason)
-            await _see_offered(store, run, answer.item, after=seen[-1].cursor if seen else 0)
+                raise _build_refusal(run, answer.reason)
+            await _wait_until_offered(store, run, answer.item, after=seen[-1].cursor if seen else 0)
             delivery = (await store.item(answer.item)).delivery
             document = {"run": run.id, "item": answer.item, "delivery": delivery}
             print(render.to_json(document) if args.json else f"{delivery}: {run.id}")
             return 0
-    return _say_unanswered(run.id)
+    return _report_unanswered(run.id)
 
 
-async def _see_offered(store: Store, run: RunHandle, item: ItemId, *, after: int) -> None:
+async def _wait_until_offered(store: Store, run: RunHandle, item: ItemId, *, after: int) -> None:
     """Wait until the run says something of the item; that it was given back is a refusal."""
     async with aclosing(follow(store, after, run=run.id)) as events:
         async for seen in events:
@@ -60,12 +60,12 @@ async def _see_offered(store: Store, run: RunHandle, item: ItemId, *, after: int
                 case FollowupOffered(about, _) if about == item:
                     return
                 case FollowupReturned(about, _, reason) if about == item:
-                    raise _refused(run, reason)
+                    raise _build_refusal(run, reason)
                 case _:
                     continue
 
 
-def _refused(run: RunHandle, reason: str | None) -> Conflict:
+def _build_refusal(run: RunHandle, reason: str | None) -> Conflict:
     return Conflict(f"{run.id} did not take it: {reason or 'it was given back'}")
 
 
@@ -73,23 +73,23 @@ async def _cancel(args: Namespace) -> int:
     config, operation = load(), BY_NAME["item.cancel"]
     async with open_desk(config) as desk:
         # A run that nobody drives is driven again first, so that somebody ends it.
-        await hand_over_lost(config.places.home, desk.store)
-        given = given_by(args, operation, wait_seconds=WAIT_SECONDS)
+        await hand_over_abandoned(config.places.home, desk.store)
+        given = parse_request(args, operation, wait_seconds=WAIT_SECONDS)
         found: CancelledDocument = await operation.do(desk, given)
     if not found.is_over:
-        return _say_unanswered(found.run or found.item)
-    show(operation, given, found, as_json=args.json)
+        return _report_unanswered(found.run or found.item)
+    print_answer(operation, given, found, as_json=args.json)
     return 0
 
 
 @asynccontextmanager
-async def _reached(name: str) -> AsyncIterator[tuple[Store, RunHandle]]:
-    async with open_home() as holding:
+async def _open_run(name: str) -> AsyncIterator[tuple[Store, RunHandle]]:
+    async with open_direct_runs() as holding:
         store = holding.around.store
         yield store, RunHandle(holding, (await find_run(store, name)).id)
 
 
-def _say_unanswered(asked: str | None) -> int:
+def _report_unanswered(asked: str | None) -> int:
     look = "steadyrun inbox" if asked is None else f"steadyrun tail {asked} -f"
     print(f"{asked} was asked, but has not answered yet: {look}", file=sys.stderr)
     return EXIT_TIMED_OUT

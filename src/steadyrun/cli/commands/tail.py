@@ -6,8 +6,8 @@ from typing import get_args
 
 import anyio
 
-from steadyrun.cli.commands.runs import opened
-from steadyrun.cli.event_stream import EventFilter, EventStream, Seen
+from steadyrun.cli.commands.runs import open_record
+from steadyrun.cli.event_stream import EventFilter, EventStream, ShownEvent
 from steadyrun.cli.output import format as render
 from steadyrun.errors import InvalidUsage, NotFound
 from steadyrun.model.event import EVENT_TYPES, RunEnded, StoredEvent, type_of
@@ -15,9 +15,9 @@ from steadyrun.model.event_json import public
 from steadyrun.operations.lookup import find_run
 from steadyrun.store import PAGE, Store
 
-_USUAL = 50
+_DEFAULT_EVENTS = 50
 # What is looked through, at most, for events of a kind.
-_FARTHEST = 100_000
+_MOST_EVENTS = 100_000
 _TYPES = [str(kind.__struct_config__.tag) for kind in EVENT_TYPES]
 KINDS = sorted({name.partition(".")[0] for name in _TYPES} | {"error"})
 _ERRORS = frozenset(
@@ -39,33 +39,33 @@ def tail(args: Namespace) -> int:
 
 
 async def _tail(args: Namespace) -> int:
-    async with opened() as (home, store):
-        about = await _subject(store, args.name)
-        printer = _Printer(args.kind, about, as_json=args.jsonl)
+    async with open_record() as (home, store):
+        about = await _parse_filter(store, args.name)
+        printer = EventPrinter(args.kind, about, as_json=args.jsonl)
         if args.after is None:
-            seen = await _last(store, about, args.n or _USUAL, printer)
+            seen = await _load_last(store, about, args.n or _DEFAULT_EVENTS, printer)
             after = seen[-1].cursor if seen else 0
-            await printer.show_all(seen[-_FARTHEST:])
+            await printer.show_all(seen[-_MOST_EVENTS:])
         elif args.follow:
             after = args.after
         else:
             await _print_after(store, about, args, printer)
             return 0
         if args.follow and not printer.is_over:
-            await EventStream(home, store, about, after).hear(printer.show)
+            await EventStream(home, store, about, after).follow(printer.show)
     return 0
 
 
-class _Printer:
+class EventPrinter:
     """Prints events of some kinds, of all if none is named."""
 
     def __init__(self, kinds: Sequence[str] | None, about: EventFilter, *, as_json: bool) -> None:
         self._kinds, self._about, self._as_json = kinds, about, as_json
         self.is_over = False
 
-    async def show(self, seen: Seen) -> bool:
+    async def show(self, seen: ShownEvent) -> bool:
         if self.is_shown(seen):
-            line = render.to_json(public(seen)) if self._as_json else render.event_line(seen)
+            line = render.to_json(public(seen)) if self._as_json else render.format_event(seen)
             print(line, flush=True)
         # The last event of a run ends what is told of it.
         self.is_over = self._about.run is not None and isinstance(seen.event, get_args(RunEnded))
@@ -75,7 +75,7 @@ class _Printer:
         for event in events:
             await self.show(event)
 
-    def is_shown(self, seen: Seen) -> bool:
+    def is_shown(self, seen: ShownEvent) -> bool:
         name = type_of(seen.event)
         return not self._kinds or any(is_kind(name, kind) for kind in self._kinds)
 
@@ -85,21 +85,21 @@ def is_kind(name: str, kind: str) -> bool:
     return name in _ERRORS if kind == "error" else name.partition(".")[0] == kind
 
 
-async def _last(
-    store: Store, about: EventFilter, wanted: int, printer: _Printer
+async def _load_last(
+    store: Store, about: EventFilter, wanted: int, printer: EventPrinter
 ) -> list[StoredEvent]:  # fmt: skip
     """The newest events, so many that `wanted` of them are shown, if there are."""
     limit = wanted
     while True:
         found = await store.last_events(agent=about.agent, run=about.run, limit=limit)
         shown = [event for event in found if printer.is_shown(event)]
-        if len(shown) >= wanted or len(found) < limit or limit >= _FARTHEST:
+        if len(shown) >= wanted or len(found) < limit or limit >= _MOST_EVENTS:
             return found[found.index(shown[-wanted]) :] if len(shown) > wanted else found
-        limit = min(limit * 8, _FARTHEST)
+        limit = min(limit * 8, _MOST_EVENTS)
 
 
 async def _print_after(
-    store: Store, about: EventFilter, args: Namespace, printer: _Printer
+    store: Store, about: EventFilter, args: Namespace, printer: EventPrinter
 ) -> None:
     after, left = args.after, args.n
     while page := await store.events(after, agent=about.agent, run=about.run, limit=PAGE):
@@ -111,7 +111,7 @@ async def _print_after(
             return
 
 
-async def _subject(store: Store, text: str | None) -> EventFilter:
+async def _parse_filter(store: Store, text: str | None) -> EventFilter:
     if text is None:
         return EventFilter()
     if text.startswith("run_"):

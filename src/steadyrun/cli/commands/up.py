@@ -13,7 +13,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from steadyrun.api import client
-from steadyrun.api.server import folder_of
+from steadyrun.api.server import locate_folder
 from steadyrun.app.daemon import DaemonHandle, open_daemon
 from steadyrun.cli.output import format as render
 from steadyrun.config import Config, load
@@ -28,8 +28,8 @@ from steadyrun.runtime.log import to_stderr
 LOG = "log"
 # How long a detached one has to answer; it may have much to take up.
 _START_SECONDS = 60.0
-_LOOK_SECONDS = 0.05
-_MOST_WORDS = 2000
+_POLL_SECONDS = 0.05
+_MOST_CHARACTERS = 2000
 
 
 def up(args: Namespace) -> int:
@@ -45,11 +45,11 @@ async def _serve(config: Config, args: Namespace) -> int:
         is_watched = sys.stderr.isatty() and not args.json
         stack.enter_context(to_stderr(Scrubber(config.secrets()), for_people=is_watched))
         async with open_daemon(config) as daemon, task_group() as tasks:
-            tasks.start_soon(_obey_signals, daemon, tasks)
+            tasks.start_soon(_handle_signals, daemon, tasks)
             if args.json:
                 print(render.to_json(daemon.state()), flush=True)
             else:
-                print(_greeting(daemon), flush=True)
+                print(_format_greeting(daemon), flush=True)
             await daemon.until_stopped()
             tasks.cancel_scope.cancel()
     if not args.json:
@@ -57,13 +57,13 @@ async def _serve(config: Config, args: Namespace) -> int:
     return 0
 
 
-def _greeting(daemon: DaemonHandle) -> str:
+def _format_greeting(daemon: DaemonHandle) -> str:
     state, found = daemon.state(), daemon.recovered
     adopted = f", {found.lanes} taken up" if found.lanes else ""
     return f"* up: {state.home}, process {state.pid}{adopted}; Ctrl-C ends it"
 
 
-async def _obey_signals(daemon: DaemonHandle, tasks: TaskGroup) -> None:
+async def _handle_signals(daemon: DaemonHandle, tasks: TaskGroup) -> None:
     """The first one waits for what runs, the next ones do not."""
     seconds: float | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -83,11 +83,11 @@ async def _stop(daemon: DaemonHandle, seconds: float | None) -> None:
 
 async def _detach(config: Config, args: Namespace) -> int:
     home = config.places.home
-    if await _answer(home) is not None:
+    if await _load_status(home) is not None:
         raise DaemonRunning(home)
-    log = folder_of(home) / LOG
+    log = locate_folder(home) / LOG
     child = await anyio.to_thread.run_sync(_spawn, log)
-    status = await _started(home, child, log)
+    status = await _wait_until_started(home, child, log)
     if args.json:
         print(render.to_json(status.daemon))
     else:
@@ -111,18 +111,20 @@ def _spawn(log: Path) -> "subprocess.Popen[bytes]":
         os.close(descriptor)
 
 
-async def _started(home: Path, child: "subprocess.Popen[bytes]", log: Path) -> StatusDocument:
+async def _wait_until_started(
+    home: Path, child: "subprocess.Popen[bytes]", log: Path
+) -> StatusDocument:
     with anyio.move_on_after(_START_SECONDS):
         while child.poll() is None:
-            status = await _answer(home)
+            status = await _load_status(home)
             if status is not None and status.daemon.pid == child.pid:
                 return status
-            await anyio.sleep(_LOOK_SECONDS)
+            await anyio.sleep(_POLL_SECONDS)
     child.poll()
-    raise StartFailed(_last_words(log), log=log, code=child.returncode)
+    raise StartFailed(_read_last_line(log), log=log, code=child.returncode)
 
 
-async def _answer(home: Path) -> StatusDocument | None:
+async def _load_status(home: Path) -> StatusDocument | None:
     try:
         status: StatusDocument = await client.call(home, BY_NAME["status"], StatusRequest())
     except DaemonUnreachable:
@@ -130,9 +132,9 @@ async def _answer(home: Path) -> StatusDocument | None:
     return status
 
 
-def _last_words(log: Path) -> str:
+def _read_last_line(log: Path) -> str:
     """What it said before it ended: an error is one line of JSON."""
-    line = log.read_text(errors="replace")[-_MOST_WORDS:].rstrip().rpartition("\n")[2]
+    line = log.read_text(errors="replace")[-_MOST_CHARACTERS:].rstrip().rpartition("\n")[2]
     try:
         said = msgspec.json.decode(line, type=dict[str, dict[str, object]])
     except msgspec.DecodeError:

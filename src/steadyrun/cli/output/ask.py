@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import anyio
 
-from steadyrun.cli.commands.answer import user
+from steadyrun.cli.commands.answer import find_user
 from steadyrun.cli.output import format as render
 from steadyrun.dialect import Verdict
 from steadyrun.errors import SteadyrunError
@@ -19,10 +19,10 @@ _NOBODY, _NOBODY_NAME = "nobody is there to be asked", "nobody"
 _HINT = "Use --mode accept_edits or --mode full_auto, or run it on a terminal to be asked."
 _ANSWERS = {"y": True, "yes": True, "n": False, "no": False}
 
-Say = Callable[[str], None]
+NotePrinter = Callable[[str], None]
 
 
-async def deny(run: RunHandle, asked: ApprovalRequested, why: str = _NOBODY) -> None:
+async def deny_unattended(run: RunHandle, asked: ApprovalRequested, why: str = _NOBODY) -> None:
     await run.decide(asked.approval, Verdict(is_allowed=False, message=why), by=_NOBODY_NAME)
 
 
@@ -30,23 +30,23 @@ def can_ask() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-class Approvals:
+class ApprovalPrompts:
     """Answers what one run asks, one question after the other."""
 
-    def __init__(self, run: RunHandle, say: Say) -> None:
-        self._run, self._say = run, say
+    def __init__(self, run: RunHandle, note: NotePrinter) -> None:
+        self._run, self._note = run, note
         self._can_ask = can_ask()
         # Open questions in their order, and what stops each from being asked.
         self._open: dict[str, tuple[ApprovalRequested, anyio.CancelScope]] = {}
         self._more = Signal()
 
-    async def hear(self, seen: StoredEvent | LiveEvent) -> None:
+    async def handle(self, seen: StoredEvent | LiveEvent) -> None:
         match seen.event:
             case ApprovalRequested() as asked if self._can_ask:
                 self._open[asked.approval] = (asked, anyio.CancelScope())
                 self._more.notify()
             case ApprovalRequested() as asked:
-                self._say(f"  ! denied {asked.tool_name}: {_NOBODY}. {_HINT}")
+                self._note(f"  ! denied {asked.tool_name}: {_NOBODY}. {_HINT}")
                 await self._decide(asked, Verdict(False, _NOBODY), by=_NOBODY_NAME)
             case ApprovalResolved(approval, _, _) if approval in self._open:
                 _, asking = self._open.pop(approval)
@@ -60,9 +60,9 @@ class Approvals:
             while self._open:
                 asked, asking = next(iter(self._open.values()))
                 with asking:
-                    is_allowed = await self._answer(asked)
+                    is_allowed = await self._read_answer(asked)
                     said = Verdict(is_allowed, "" if is_allowed else "the user said no")
-                    await self._decide(asked, said, by=user())
+                    await self._decide(asked, said, by=find_user())
                 self._open.pop(asked.approval, None)
             await self._more.wait()
 
@@ -70,14 +70,14 @@ class Approvals:
         try:
             await self._run.decide(asked.approval, verdict, by=by)
         except SteadyrunError as error:
-            self._say(f"  ! {error.message}")
+            self._note(f"  ! {error.message}")
 
-    async def _answer(self, asked: ApprovalRequested) -> bool:
-        self._say(f"  ? {question(asked)}")
+    async def _read_answer(self, asked: ApprovalRequested) -> bool:
+        self._note(f"  ? {format_question(asked)}")
         # What was typed before the question is no answer to it.
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
         while True:
-            self._say("  ? allow it? y or n, then Enter:")
+            self._note("  ? allow it? y or n, then Enter:")
             await anyio.wait_readable(sys.stdin)
             typed = os.read(sys.stdin.fileno(), 4096)
             answer = _ANSWERS.get(typed.decode(errors="replace").strip().lower())
@@ -85,7 +85,7 @@ class Approvals:
                 return bool(answer)
 
 
-def question(asked: ApprovalRequested) -> str:
+def format_question(asked: ApprovalRequested) -> str:
     """All that would be done: a part that is cut off could be the one that matters."""
-    shown = "" if asked.tool_input is None else render.plain(render.to_json(asked.tool_input))
+    shown = "" if asked.tool_input is None else render.sanitize(render.to_json(asked.tool_input))
     return f"{asked.tool_name} {shown}".rstrip()

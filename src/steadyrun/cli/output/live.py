@@ -17,12 +17,12 @@ from steadyrun.model.event_json import data_of, public
 from steadyrun.model.tool_labels import label
 from steadyrun.model.usage import Cost, Usage
 
-Seen = StoredEvent | LiveEvent
+ShownEvent = StoredEvent | LiveEvent
 
 _COLUMN = 46
 _QUOTED = 60
 _USUAL_WIDTH = 80
-_ENDS = {
+_ENDINGS = {
     "completed": "done in",
     "failed": "failed after",
     "cancelled": "cancelled after",
@@ -34,7 +34,7 @@ _ENDS = {
 class Output(Protocol):
     """Shows a run to somebody."""
 
-    def show(self, seen: Seen) -> None: ...
+    def show(self, seen: ShownEvent) -> None: ...
 
     def note(self, line: str) -> None:
         """Say what is not an event."""
@@ -46,17 +46,17 @@ class EventLines:
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out, self._err = out, err
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: ShownEvent) -> None:
         print(render.to_json(public(seen)), file=self._out, flush=True)
 
     def note(self, line: str) -> None:
-        print(render.plain(line), file=self._err, flush=True)
+        print(render.sanitize(line), file=self._err, flush=True)
 
 
 class OneDocument(EventLines):
     """Nothing but the terminal data, and the run they belong to."""
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: ShownEvent) -> None:
         if isinstance(seen.event, get_args(RunEnded)):
             document = {"run": seen.run, **data_of(seen.event)}
             print(render.to_json(document), file=self._out, flush=True)
@@ -67,43 +67,43 @@ class LiveText:
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._screen = _Screen(out, err)
-        self._answer = _Answer(self._screen)
+        self._answer = _AnswerText(self._screen)
         # When each open tool began, and how its line begins.
         self._tools: dict[str, tuple[datetime, str]] = {}
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: ShownEvent) -> None:
         match seen.event:
             case ev.TextDelta(text):
                 self._answer.add(text)
             case ev.TextFinal(text):
                 self._answer.finish(text)
             case ev.ToolStarted() as tool:
-                self._tools[tool.tool_call_id] = (seen.at, tool_gist(tool))
-                self._screen.begin_line(tool.tool_call_id, f"  > {tool_gist(tool)}")
+                self._tools[tool.tool_call_id] = (seen.at, summarize_tool(tool))
+                self._screen.begin_line(tool.tool_call_id, f"  > {summarize_tool(tool)}")
             case ToolCompleted() | ToolFailed() as tool:
                 self._end_tool(seen.at, tool)
             case ended if isinstance(ended, get_args(RunEnded)):
-                self._end(seen, ended)
+                self._end_run(seen, ended)
             case other:
-                line = progress(other)
+                line = format_progress(other)
                 if line:
-                    self._screen.line(line)
+                    self._screen.write_line(line)
 
     def note(self, line: str) -> None:
-        self._screen.line(line)
+        self._screen.write_line(line)
 
     def _end_tool(self, at: datetime, tool: ToolCompleted | ToolFailed) -> None:
-        began, gist = self._tools.pop(tool.tool_call_id, (at, tool_gist(tool)))
-        took = render.took(max(0, round((at - began).total_seconds() * 1000)))
+        began, gist = self._tools.pop(tool.tool_call_id, (at, summarize_tool(tool)))
+        took = render.format_duration(max(0, round((at - began).total_seconds() * 1000)))
         outcome = ""
         if isinstance(tool, ToolFailed):
             outcome = f"  failed: {tool.error}" if tool.error else "  failed"
         self._screen.end_line(tool.tool_call_id, gist, f"{took:>6}{outcome}")
 
-    def _end(self, seen: Seen, ended: RunEnded) -> None:
+    def _end_run(self, seen: ShownEvent, ended: RunEnded) -> None:
         self._answer.close(ended.text)
-        for line in ending(seen.run or "", ended):
-            self._screen.line(line)
+        for line in format_ending(seen.run or "", ended):
+            self._screen.write_line(line)
 
 
 class _Screen:
@@ -117,7 +117,7 @@ class _Screen:
         # The tool whose line is the last one on the terminal and has not ended.
         self._open_tool: str | None = None
 
-    def text(self, text: str) -> None:
+    def write_text(self, text: str) -> None:
         if text:
             self._close_tool()
             self._out.write(text)
@@ -126,18 +126,18 @@ class _Screen:
 
     def end_text(self) -> None:
         if self._is_text_open:
-            self.text("\n")
+            self.write_text("\n")
 
-    def line(self, line: str) -> None:
-        self._make_room()
-        self._write(render.plain(line) + "\n")
+    def write_line(self, line: str) -> None:
+        self._start_line()
+        self._write(render.sanitize(line) + "\n")
 
     def begin_line(self, tool: str, line: str) -> None:
         if not self._is_terminal:
-            self.line(line)
+            self.write_line(line)
             return
-        self._make_room()
-        self._write(fitted(render.plain(line), self._width()))
+        self._start_line()
+        self._write(truncate(render.sanitize(line), self._measure_terminal()))
         self._open_tool = tool
 
     def end_line(self, tool: str, gist: str, result: str) -> None:
@@ -145,21 +145,21 @@ class _Screen:
         if is_in_place:
             self._open_tool = None
         else:
-            self._make_room()
+            self._start_line()
         start = "\r  > " if is_in_place else "  < "
-        self._write(f"{start}{self._columns(render.plain(gist), render.plain(result))}\n")
+        self._write(f"{start}{self._align(render.sanitize(gist), render.sanitize(result))}\n")
 
-    def _columns(self, gist: str, result: str) -> str:
+    def _align(self, gist: str, result: str) -> str:
         if not self._is_terminal:
             return f"{gist:<{_COLUMN}} {result}"
-        result = fitted(result, self._width() // 2)
-        room = max(8, self._width() - width(result) - 5)
-        return f"{padded(fitted(gist, room), min(_COLUMN, room))} {result}"
+        result = truncate(result, self._measure_terminal() // 2)
+        room = max(8, self._measure_terminal() - measure_width(result) - 5)
+        return f"{pad(truncate(gist, room), min(_COLUMN, room))} {result}"
 
-    def _make_room(self) -> None:
+    def _start_line(self) -> None:
         self._close_tool()
         if self._is_text_open and self._shares_screen:
-            self.text("\n")
+            self.write_text("\n")
 
     def _close_tool(self) -> None:
         if self._open_tool is not None:
@@ -170,7 +170,7 @@ class _Screen:
         self._err.write(text)
         self._err.flush()
 
-    def _width(self) -> int:
+    def _measure_terminal(self) -> int:
         try:
             columns = os.get_terminal_size(self._err.fileno()).columns or _USUAL_WIDTH
         except (OSError, ValueError):
@@ -179,7 +179,7 @@ class _Screen:
         return max(20, columns - 1)
 
 
-class _Answer:
+class _AnswerText:
     """The text of the agent: printed as it comes, and not again when it is whole."""
 
     def __init__(self, screen: _Screen) -> None:
@@ -189,10 +189,10 @@ class _Answer:
 
     def add(self, delta: str) -> None:
         self._streamed.append(delta)
-        self._screen.text(render.plain_text(delta))
+        self._screen.write_text(render.sanitize_text(delta))
 
     def finish(self, text: str) -> None:
-        self._screen.text(render.plain_text(self._missing(text)))
+        self._screen.write_text(render.sanitize_text(self._find_unprinted(text)))
         self._screen.end_text()
         self._last = text.strip()
 
@@ -202,7 +202,7 @@ class _Answer:
         if result and result.strip() != self._last:
             self.finish(result)
 
-    def _missing(self, text: str) -> str:
+    def _find_unprinted(self, text: str) -> str:
         """What of a whole text has not been printed by deltas; some may have been lost."""
         streamed, whole = "".join(self._streamed), text.strip()
         self._streamed.clear()
@@ -215,34 +215,36 @@ class _Answer:
         return text
 
 
-def tool_gist(tool: Any) -> str:
+def summarize_tool(tool: Any) -> str:
     """A tool call in a few words."""
     return label(tool.tool_name, tool.tool_input)
 
 
-def progress(event: object) -> str | None:
+def format_progress(event: object) -> str | None:
     """What is worth a line while a run goes on; most is not."""
-    line = _LINES.get(type(event))
+    line = _PROGRESS_FORMATTERS.get(type(event))
     return line(event) if line else None
 
 
-_LINES: dict[type, Callable[[Any], str]] = {
+_PROGRESS_FORMATTERS: dict[type, Callable[[Any], str]] = {
     ev.RunStarted: lambda e: f"* started ({' '.join(filter(None, (e.provider, e.model)))})",
-    ev.FollowupOffered: lambda e: f"  + offered: {_quoted(e.text)}",
-    ev.FollowupAbsorbed: lambda e: f"  + appended: {_quoted(e.text)}",
-    ev.FollowupOwnTurn: lambda e: f"  + became a turn of its own: {_quoted(e.text)}",
-    ev.FollowupReturned: lambda e: f"  + given back: {_quoted(e.text)}{_why(e.reason)}",
-    ev.MessageSent: lambda e: f"  ! message -> {e.ref}: {_quoted(e.text)}",
+    ev.FollowupOffered: lambda e: f"  + offered: {_quote(e.text)}",
+    ev.FollowupAbsorbed: lambda e: f"  + appended: {_quote(e.text)}",
+    ev.FollowupOwnTurn: lambda e: f"  + became a turn of its own: {_quote(e.text)}",
+    ev.FollowupReturned: lambda e: f"  + given back: {_quote(e.text)}{_format_reason(e.reason)}",
+    ev.MessageSent: lambda e: f"  ! message -> {e.ref}: {_quote(e.text)}",
     ev.ApprovalResolved: lambda e: f"  ? {e.verdict} (by {e.by})",
     ev.Note: lambda e: f"  . {e.text}",
-    ev.StallWarned: lambda e: f"  . silent for {render.took(e.silent_ms)}",
+    ev.StallWarned: lambda e: f"  . silent for {render.format_duration(e.silent_ms)}",
     ev.ProviderRetrying: lambda e: f"  . retrying (attempt {e.attempt}): {e.reason}",
     ev.ImageProduced: lambda e: (
         f"  . image {e.file or e.name} ({e.media_type}, {e.size_bytes} bytes)"
     ),
     ev.CompactionCompleted: lambda _: "  . the conversation was compacted",
-    ev.CompactionFailed: lambda e: f"  ! the conversation was not compacted{_why(e.reason)}",
-    ev.PolicyViolated: lambda e: f"  ! against the policy: {e.rule}{_why(e.tool_name)}",
+    ev.CompactionFailed: lambda e: (
+        f"  ! the conversation was not compacted{_format_reason(e.reason)}"
+    ),
+    ev.PolicyViolated: lambda e: f"  ! against the policy: {e.rule}{_format_reason(e.tool_name)}",
     ev.BudgetReached: lambda e: (
         f"  ! {e.percent} % of the {e.limit}'s budget: {e.spent:.6g} of {e.allowed:g} {e.unit}"
     ),
@@ -252,9 +254,11 @@ _LINES: dict[type, Callable[[Any], str]] = {
 }
 
 
-def ending(run: str, ended: RunEnded) -> list[str]:
+def format_ending(run: str, ended: RunEnded) -> list[str]:
     """How it ended and what it took; what is not known is not there."""
-    parts = [f"{_ENDS.get(ended.status, ended.status)} {render.took(ended.duration_ms)}"]
+    parts = [
+        f"{_ENDINGS.get(ended.status, ended.status)} {render.format_duration(ended.duration_ms)}"
+    ]
     if ended.error:
         parts.append(f"{ended.error.code}: {ended.error.message}")
     elif ended.stop_reason:
@@ -279,13 +283,15 @@ def tokens(usage: Usage) -> str:
     into, out, cached = usage.input_tokens, usage.output_tokens, usage.cache_read_tokens
     parts = []
     if into is not None:
-        parts.append(f"{count(into)} in{f' ({count(cached)} cached)' if cached else ''}")
+        parts.append(
+            f"{format_count(into)} in{f' ({format_count(cached)} cached)' if cached else ''}"
+        )
     if out is not None:
-        parts.append(f"{count(out)} out")
+        parts.append(f"{format_count(out)} out")
     return " / ".join(parts)
 
 
-def count(number: int) -> str:
+def format_count(number: int) -> str:
     """A number in four characters: 850, 2.1k, 41k, 1.2M."""
     if number < 1000:
         return str(number)
@@ -295,29 +301,29 @@ def count(number: int) -> str:
     return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"
 
 
-def fitted(text: str, columns: int) -> str:
+def truncate(text: str, columns: int) -> str:
     """Cut to what fits into so many columns."""
-    if width(text) <= columns:
+    if measure_width(text) <= columns:
         return text
-    while text and width(text) >= columns:
-        text = text[: -max(1, (width(text) - columns) // 2)]
+    while text and measure_width(text) >= columns:
+        text = text[: -max(1, (measure_width(text) - columns) // 2)]
     return f"{text}…"
 
 
-def padded(text: str, columns: int) -> str:
-    return text + " " * max(0, columns - width(text))
+def pad(text: str, columns: int) -> str:
+    return text + " " * max(0, columns - measure_width(text))
 
 
-def width(text: str) -> int:
+def measure_width(text: str) -> int:
     """How many columns it takes, or one or two more."""
     if text.isascii():
         return len(text)
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
-def _why(reason: str | None) -> str:
+def _format_reason(reason: str | None) -> str:
     return f" ({reason})" if reason else ""
 
 
-def _quoted(text: str) -> str:
-    return f'"{render.plain(text, _QUOTED)}"'
+def _quote(text: str) -> str:
+    return f'"{render.sanitize(text, _QUOTED)}"'

@@ -24,37 +24,37 @@ from steadyrun.operations.documents import (
     ItemsDocument,
     RemovedDocument,
     StatusDocument,
-    Stopped,
+    StoppedDocument,
 )
 
 _LONGEST_TEXT = 60
 # What an item may wait for that does not end by itself, or not soon.
-HELD_BACK = frozenset({"paused", "budget", "gate"})
+BLOCKING_REASONS = frozenset({"paused", "budget", "gate"})
 
 
-def text(name: str, given: Struct, answer: Struct) -> list[str]:
+def format_answer(name: str, given: Struct, answer: Struct) -> list[str]:
     """The lines for standard output."""
-    return list(TEXTS[name](given, answer))
+    return list(FORMATTERS[name](given, answer))
 
 
-def agent_table(agents: Iterable[AgentDocument]) -> list[str]:
-    return _table(
+def format_agent_table(agents: Iterable[AgentDocument]) -> list[str]:
+    return _align_table(
         ("NAME", "STATE", "PROVIDER", "NOW", "QUEUE", "TODAY"),
         [
             (
                 agent.name,
                 agent.state,
                 agent.provider,
-                _now(agent),
+                _describe_activity(agent),
                 str(agent.queued),
-                money(agent.cost_today),
+                format_cost_sum(agent.cost_today),
             )
             for agent in agents
         ],
     )
 
 
-def money(cost: CostSum) -> str:
+def format_cost_sum(cost: CostSum) -> str:
     if cost.usd is None:
         return "unknown"
     sign = "~" if cost.kind == "estimated" else ""
@@ -62,7 +62,7 @@ def money(cost: CostSum) -> str:
     return f"{sign}${cost.usd:.2f}{more}"
 
 
-def age(since: datetime, now: datetime) -> str:
+def format_age(since: datetime, now: datetime) -> str:
     """Roughly, in the unit that fits."""
     seconds = max(0, int((now - since).total_seconds()))
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
@@ -71,35 +71,35 @@ def age(since: datetime, now: datetime) -> str:
     return f"{seconds}s"
 
 
-def _added(_: Any, agent: AgentDocument) -> Iterator[str]:
+def _format_added(_: Any, agent: AgentDocument) -> Iterator[str]:
     yield f"added {agent.name}"
 
 
-def _changed(given: Any, agent: AgentDocument) -> Iterator[str]:
+def _format_changed(given: Any, agent: AgentDocument) -> Iterator[str]:
     set_ = [field for field in given.__struct_fields__ if getattr(given, field) is not None]
     named = [field.replace("_", "-") for field in set_ if field not in {"name", "clear"}]
     yield f"set {agent.name}: {', '.join([*named, *(given.clear or ())])}"
 
 
-def _removed(_: Any, agent: RemovedDocument) -> Iterator[str]:
+def _format_removed(_: Any, agent: RemovedDocument) -> Iterator[str]:
     yield f"removed {agent.name}"
 
 
-def _agents(_: Any, found: AgentsDocument) -> Sequence[str]:
-    return agent_table(found.agents) if found.agents else ["No agents yet."]
+def _format_agents(_: Any, found: AgentsDocument) -> Sequence[str]:
+    return format_agent_table(found.agents) if found.agents else ["No agents yet."]
 
 
-def _agent(_: Any, agent: AgentPage) -> Iterator[str]:
+def _format_agent(_: Any, agent: AgentPage) -> Iterator[str]:
     facts = {
         "agent": agent.name,
-        "state": agent.state + (f" until {render.moment(agent.until)}" if agent.until else ""),
+        "state": agent.state + (f" until {render.format_time(agent.until)}" if agent.until else ""),
         "why": agent.reason,
         "budget": ", ".join(said(agent.budget)),
         "process": agent.process,
         "now": agent.now and f"{agent.item}: {agent.now}",
         "run": agent.run,
         "queue": str(agent.queued),
-        "today": money(agent.cost_today),
+        "today": format_cost_sum(agent.cost_today),
         "provider": " ".join(filter(None, (agent.provider, agent.model))),
         "fallback": ", ".join(agent.fallback),
         "home": agent.home,
@@ -116,14 +116,14 @@ def _agent(_: Any, agent: AgentPage) -> Iterator[str]:
         "system": agent.system,
         "origin": agent.origin,
     }
-    yield from (f"{name:<9} {render.plain(fact)}" for name, fact in facts.items() if fact)
+    yield from (f"{name:<9} {render.sanitize(fact)}" for name, fact in facts.items() if fact)
     for token in agent.tokens:
         ended = f" ({token.ended})" if token.ended else ""
-        line = f"{token.provider} {token.token} since {render.moment(token.bound_at)}{ended}"
-        yield f"{'token':<9} {render.plain(line)}"
+        line = f"{token.provider} {token.token} since {render.format_time(token.bound_at)}{ended}"
+        yield f"{'token':<9} {render.sanitize(line)}"
 
 
-def _paused(given: Any, found: AgentsDocument) -> Iterator[str]:
+def _format_paused(given: Any, found: AgentsDocument) -> Iterator[str]:
     if given.provider:
         yield f"closed the gate of {given.provider}: steadyrun resume --provider {given.provider}"
     for agent in found.agents:
@@ -133,77 +133,77 @@ def _paused(given: Any, found: AgentsDocument) -> Iterator[str]:
         yield f"{what} {agent.name}" + ("; 1 run goes on" if agent.run else "")
 
 
-def _resumed(given: Any, found: AgentsDocument) -> Iterator[str]:
+def _format_resumed(given: Any, found: AgentsDocument) -> Iterator[str]:
     if given.provider:
         yield f"opened the gate of {given.provider}"
     for agent in found.agents:
         if agent.state == "paused":
-            yield render.plain(f"{agent.name} is paused: {agent.reason or 'by hand'}")
+            yield render.sanitize(f"{agent.name} is paused: {agent.reason or 'by hand'}")
         else:
             yield f"resumed {agent.name}"
 
 
-def stands(item: ItemDocument) -> str:
+def describe_status(item: ItemDocument) -> str:
     """Its status, and what it waits for; until when, where that is known."""
-    until = f" until {render.moment(item.until)}" if item.until else ""
+    until = f" until {render.format_time(item.until)}" if item.until else ""
     return item.status + (f" ({item.waiting}{until})" if item.waiting else "")
 
 
-def held_back(item: ItemDocument) -> str:
+def describe_blocked(item: ItemDocument) -> str:
     """As `stands`, where more than its turn or a daemon is missing."""
-    return stands(item) if item.waiting in HELD_BACK else item.status
+    return describe_status(item) if item.waiting in BLOCKING_REASONS else item.status
 
 
-def _sent(_: Any, item: ItemDocument) -> Iterator[str]:
-    yield f"* {item.id} {held_back(item)} for {item.agent}"
+def _format_sent(_: Any, item: ItemDocument) -> Iterator[str]:
+    yield f"* {item.id} {describe_blocked(item)} for {item.agent}"
 
 
-def _retried(given: Any, item: ItemDocument) -> Iterator[str]:
+def _format_retried(given: Any, item: ItemDocument) -> Iterator[str]:
     yield f"{item.id}: again {item.retry_of}"
 
 
-def _inbox(given: Any, found: ItemsDocument) -> Sequence[str]:
+def _format_inbox(given: Any, found: ItemsDocument) -> Sequence[str]:
     now = datetime.now(UTC)
     if not found.items:
         return ["No items." if given.all else "No open items."]
-    return _table(
+    return _align_table(
         ("ITEM", "AGENT", "STATUS", "DELIVERY", "AGE", "TEXT"),
         [
             (
                 item.id,
                 item.agent,
-                stands(item),
+                describe_status(item),
                 "-" if item.delivery == "none" else item.delivery,
-                age(item.created_at, now),
-                render.plain(item.text, _LONGEST_TEXT),
+                format_age(item.created_at, now),
+                render.sanitize(item.text, _LONGEST_TEXT),
             )
             for item in found.items
         ],
     )
 
 
-def _approvals(given: Any, found: ApprovalsDocument) -> Iterator[str]:
+def _format_approvals(given: Any, found: ApprovalsDocument) -> Iterator[str]:
     """Each with all it would do: a part that is cut off could be the one that matters."""
     now = datetime.now(UTC)
     if not found.approvals:
         yield "No approvals." if given.all else "Nobody is asked anything."
     for each in found.approvals:
         said = f", {each.verdict} by {each.by}" if each.verdict else ""
-        yield render.plain(
-            f"{each.id}  {each.agent}  {each.status}{said}  {age(each.asked_at, now)}"
+        yield render.sanitize(
+            f"{each.id}  {each.agent}  {each.status}{said}  {format_age(each.asked_at, now)}"
         )
         if each.about == "budget":
-            yield render.plain(f"  {each.tool_input['why']}: shall it go on?")
+            yield render.sanitize(f"  {each.tool_input['why']}: shall it go on?")
             continue
         asked = "" if each.tool_input is None else render.to_json(each.tool_input)
-        yield render.plain(f"  {each.tool_name} {asked}".rstrip())
+        yield render.sanitize(f"  {each.tool_name} {asked}".rstrip())
 
 
-def _answered(_: Any, found: ApprovalDocument) -> Iterator[str]:
+def _format_answered(_: Any, found: ApprovalDocument) -> Iterator[str]:
     word = "allowed" if found.verdict == "allow" else "denied"
-    yield render.plain(f"{word}: {found.tool_name} for {found.agent} ({found.id})")
+    yield render.sanitize(f"{word}: {found.tool_name} for {found.agent} ({found.id})")
     if found.provider:
-        yield render.plain(f"{found.provider} goes on")
+        yield render.sanitize(f"{found.provider} goes on")
     for each in found.extended:
         amount = f"${each.allowed:.2f}" if each.unit == "usd" else f"{each.allowed:.0f} tokens"
         yield f"{found.agent} may spend {amount} now: the limit of its {each.limit}, once more"
@@ -211,63 +211,65 @@ def _answered(_: Any, found: ApprovalDocument) -> Iterator[str]:
         yield "nothing is extended: the next run has all of its own limit, or the day is a new one"
 
 
-def _cancelled(_: Any, found: CancelledDocument) -> Iterator[str]:
+def _format_cancelled(_: Any, found: CancelledDocument) -> Iterator[str]:
     yield f"{found.status}: {found.run or found.item}"
 
 
-def _status(_: Any, found: StatusDocument) -> Iterator[str]:
+def _format_status(_: Any, found: StatusDocument) -> Iterator[str]:
     daemon = found.daemon
     draining = ", draining" if daemon.is_draining else ""
     yield (
-        f"* up since {render.moment(daemon.started_at)} (pid {daemon.pid}, {daemon.version}): "
+        f"* up since {render.format_time(daemon.started_at)} (pid {daemon.pid}, {daemon.version}): "
         f"{daemon.runs.live} of {daemon.runs.most} runs, "
         f"{daemon.processes.live} of {daemon.processes.most} processes{draining}"
     )
-    yield from agent_table(found.agents) if found.agents else ["No agents yet."]
+    yield from format_agent_table(found.agents) if found.agents else ["No agents yet."]
     shut = [gate for gate in found.gates if gate.is_present and not gate.dispatchable]
-    yield from map(_gate, shut)
+    yield from map(_format_gate, shut)
 
 
-def _gate(gate: GateDocument) -> str:
-    until = f" until {render.moment(gate.until)}" if gate.until else ""
-    return render.plain(f"gate {gate.provider}: {gate.state}{until} ({gate.reason or 'no reason'})")
+def _format_gate(gate: GateDocument) -> str:
+    until = f" until {render.format_time(gate.until)}" if gate.until else ""
+    return render.sanitize(
+        f"gate {gate.provider}: {gate.state}{until} ({gate.reason or 'no reason'})"
+    )
 
 
-def _gates(_: Any, found: GatesDocument) -> Sequence[str]:
+def _format_gates(_: Any, found: GatesDocument) -> Sequence[str]:
     rows = [
         (
             gate.provider,
             (gate.account or "-") + ("" if gate.is_present else " (not in use)"),
             gate.state,
-            render.moment(gate.until) if gate.until else "-",
+            render.format_time(gate.until) if gate.until else "-",
             str(gate.level),
-            render.moment(gate.hit_at) if gate.hit_at else "-",
-            render.plain(gate.reason or "-", _LONGEST_TEXT),
+            render.format_time(gate.hit_at) if gate.hit_at else "-",
+            render.sanitize(gate.reason or "-", _LONGEST_TEXT),
         )
         for gate in found.gates
     ]
     heading = ("PROVIDER", "ACCOUNT", "STATE", "UNTIL", "LEVEL", "LAST REFUSAL", "WHY")
-    return _table(heading, rows) if rows else ["No provider is in use yet."]
+    return _align_table(heading, rows) if rows else ["No provider is in use yet."]
 
 
-def _cost(_: Any, found: CostDocument) -> Iterator[str]:
+def _format_cost(_: Any, found: CostDocument) -> Iterator[str]:
     heading = (found.by.upper(), "RUNS", "TOKENS", "KNOWN", "ESTIMATED", "UNKNOWN")
-    rows = [_cost_row(row, row.key or "-") for row in found.rows]
-    yield from _table(heading, [*rows, _cost_row(found.total, "total")])
-    since = f"since {render.moment(found.since)}, " if found.since else ""
+    rows = [_build_cost_row(row, row.key or "-") for row in found.rows]
+    yield from _align_table(heading, [*rows, _build_cost_row(found.total, "total")])
+    since = f"since {render.format_time(found.since)}, " if found.since else ""
     prices = found.prices
     listed = f"; estimates by {prices.source} of {prices.published}" if prices else ""
     yield f"({since}days of {found.timezone}{listed})"
 
 
-def _cost_row(row: CostRow, name: str) -> tuple[str, ...]:
+def _build_cost_row(row: CostRow, name: str) -> tuple[str, ...]:
     tokens = row.input_tokens + row.output_tokens + row.cache_read_tokens + row.cache_write_tokens
     unknown = f"{row.unknown_runs} runs, {row.unknown_tokens} tokens" if row.unknown_runs else "-"
     money = (f"${row.known_usd:.2f}", f"~${row.estimated_usd:.2f}")
-    return (render.plain(name, _LONGEST_TEXT), str(row.runs), str(tokens), *money, unknown)
+    return (render.sanitize(name, _LONGEST_TEXT), str(row.runs), str(tokens), *money, unknown)
 
 
-def _stopped(_: Any, found: Stopped) -> Iterator[str]:
+def _format_stopped(_: Any, found: StoppedDocument) -> Iterator[str]:
     told = [
         f"{count} {what}"
         for count, what in (
@@ -278,37 +280,37 @@ def _stopped(_: Any, found: Stopped) -> Iterator[str]:
     yield f"* down{': ' if told else ''}{', '.join(told)}"
 
 
-def _now(agent: AgentDocument) -> str:
+def _describe_activity(agent: AgentDocument) -> str:
     if agent.state == "gated" and agent.until:
-        return f"until {render.moment(agent.until)}"
+        return f"until {render.format_time(agent.until)}"
     if agent.reason and not agent.run:
-        return render.plain(agent.reason, _LONGEST_TEXT)
-    return render.plain(agent.now or "-", _LONGEST_TEXT)
+        return render.sanitize(agent.reason, _LONGEST_TEXT)
+    return render.sanitize(agent.now or "-", _LONGEST_TEXT)
 
 
-def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    return render.columns([heading, *rows])
+def _align_table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    return render.align_columns([heading, *rows])
 
 
-TEXTS: dict[str, Callable[[Any, Any], Iterable[str]]] = {
-    "agent.add": _added,
-    "agent.show": _agent,
-    "agent.set": _changed,
-    "agent.rm": _removed,
-    "agent.list": _agents,
-    "agent.pause": _paused,
-    "agent.resume": _resumed,
-    "gate.list": _gates,
-    "gate.open": _gates,
-    "gate.close": _gates,
-    "item.send": _sent,
-    "item.list": _inbox,
-    "item.cancel": _cancelled,
-    "item.retry": _retried,
-    "approval.list": _approvals,
-    "approval.approve": _answered,
-    "approval.deny": _answered,
-    "cost.show": _cost,
-    "status": _status,
-    "daemon.stop": _stopped,
+FORMATTERS: dict[str, Callable[[Any, Any], Iterable[str]]] = {
+    "agent.add": _format_added,
+    "agent.show": _format_agent,
+    "agent.set": _format_changed,
+    "agent.rm": _format_removed,
+    "agent.list": _format_agents,
+    "agent.pause": _format_paused,
+    "agent.resume": _format_resumed,
+    "gate.list": _format_gates,
+    "gate.open": _format_gates,
+    "gate.close": _format_gates,
+    "item.send": _format_sent,
+    "item.list": _format_inbox,
+    "item.cancel": _format_cancelled,
+    "item.retry": _format_retried,
+    "approval.list": _format_approvals,
+    "approval.approve": _format_answered,
+    "approval.deny": _format_answered,
+    "cost.show": _format_cost,
+    "status": _format_status,
+    "daemon.stop": _format_stopped,
 }
