@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
-from steadyrun.dialect import Exit, LaunchRequest, Rung
+from steadyrun.dialect import Exit, Rung
 from steadyrun.drivers import keeper
 from steadyrun.errors import KeeperFailed, KeeperGone, LaunchFailed, LeaseLost
 from steadyrun.lib.flock import is_locked, wait_until_unlocked
@@ -228,15 +228,6 @@ async def _connect(directory: Path, link: KeeperConnection) -> KeeperConnection:
     except OSError as error:
         raise KeeperGone(directory.name, found=str(error.strerror)) from error
     return link
-
-
-class KeptProcess(Struct, frozen=True):
-    """A process with its directory, while it lives the link to its keeper, and what it was started
-    with."""
-
-    directory: Path
-    link: KeeperConnection | None
-    request: LaunchRequest
 
 
 def is_alive(directory: Path) -> bool:

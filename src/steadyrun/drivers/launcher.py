@@ -15,7 +15,8 @@ import msgspec
 from steadyrun.dialect import Ability, Dialect, Enforced, Launch, LaunchRequest, Refused
 from steadyrun.driver import Sink
 from steadyrun.drivers import keeper, keeper_client, programs
-from steadyrun.drivers.keeper_client import KeeperConnection, KeeperLimits, KeeperSpec, KeptProcess
+from steadyrun.drivers.keeper_client import KeeperConnection, KeeperLimits, KeeperSpec
+from steadyrun.drivers.kept_process import KeptProcess
 from steadyrun.drivers.process_driver import ProcessDriver
 from steadyrun.errors import KeeperGone, LaunchFailed, NotFound
 from steadyrun.lib.clock import Clock
@@ -126,12 +127,12 @@ class KeeperLauncher:
         dialect = _dialect(self._setup(process.provider), one_shot=request.one_shot)
         link = await self._linked(process, holder, fence)
         try:
-            kept = KeptProcess(directory, link, request)
+            kept = KeptProcess(process, directory, link, self._clock)
             driver = ProcessDriver(
-                dialect, process, kept, watches=self._watches, clock=self._clock, sink=sink
+                dialect, kept, request, watches=self._watches, clock=self._clock, sink=sink
             )
-            # It may be long, and is not kept for as long as the process lives.
-            del kept, request
+            # A request may be long: it is not kept as long as the process lives.
+            del request
             yield driver
         finally:
             if link:
