@@ -19,6 +19,8 @@ def test_quickstart_runs_as_written(tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / "docs/quickstart.md").read_text(encoding="utf-8"))
     env = environment(home)
     env["PATH"] = f"{Path(COMMAND).parent}:/usr/bin:/bin"
+    # The run of 30 seconds takes 12 here: long enough to be killed in its middle.
+    env["STEP_SECONDS"] = "4"
     try:
         done = subprocess.run(
             ["sh", "-eux", "-c", "\n".join(blocks)],
@@ -40,7 +42,16 @@ def test_quickstart_runs_as_written(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(blocks) >= 5
     assert done.stdout.count("A script answered; no model was asked.") >= 3
+    assert re.search(r"running +ada", done.stdout), "the run continues without a daemon"
+    assert count_events(done.stdout, "tool.completed", "Bash ok") == 3
+    assert count_events(done.stdout, "text.final", "All three passed.") == 1
     assert left.returncode == 69, "the last command has ended the daemon"
+
+
+def count_events(output: str, kind: str, text: str) -> int:
+    """How many such events the first `tail` has printed; the inbox comes after it."""
+    first, _, _ = output.partition("ITEM  ")
+    return len(re.findall(rf"{re.escape(kind)} +{re.escape(text)}$", first, re.MULTILINE))
 
 
 def test_every_stop_of_the_tour_exists() -> None:
