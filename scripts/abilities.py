@@ -4,8 +4,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from steadyrun.app.runtime import DIALECTS, make_dialect
 from steadyrun.dialect import ABILITIES, Dialect, Program
+from steadyrun.providers.registry import BUILT_IN, load_dialect, make_dialect
 
 PAGE = Path(__file__).parents[1] / "docs" / "providers.md"
 START = "<!-- made by scripts/abilities.py: -->\n"
@@ -45,9 +45,9 @@ def table() -> str:
 
 def _shapes() -> Iterator[tuple[str, Dialect]]:
     """One that can also be started for a single turn has a second shape."""
-    for name in sorted(DIALECTS):
+    for name in sorted(BUILT_IN):
         yield name, make_dialect(name, {})
-        if "one_shot" in DIALECTS[name].options_type.__struct_fields__:
+        if "one_shot" in load_dialect(name).options_type.__struct_fields__:
             yield f"{name}, `one_shot`", make_dialect(name, {"one_shot": True})
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from steadyrun.app.runtime import DIALECTS, make_dialect
 from steadyrun.dialect import Enforced
 from steadyrun.model.policy import TIERS, TOOLS, Mode, Policy, Rights, rights
+from steadyrun.providers.registry import BUILT_IN, make_dialect
 
 PAGE = Path(__file__).parents[1] / "docs" / "policy.md"
 START = "<!-- made by scripts/policy.py: -->\n"
@@ -46,7 +46,7 @@ def policies() -> dict[str, Policy]:
 
 
 def _kept() -> Iterator[list[str]]:
-    for provider in sorted(DIALECTS):
+    for provider in sorted(BUILT_IN):
         for words, policy in policies().items():
             found = [_outcome(provider, Rights(mode, *_rest(policy))) for mode in get_args(Mode)]
             reasons = dict.fromkeys(reason for _, reason in found if reason)

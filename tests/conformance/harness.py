@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 import steadyrun
-from steadyrun.app.runtime import make_dialect
 from steadyrun.config import Config, ProviderSettings, load
 from steadyrun.config.schema import ClockSettings
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.secret import Secret
+from steadyrun.providers.registry import make_dialect
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.provider_conformance import Prompt, Situation

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from steadyrun.config import HARMLESS, PROVIDERS, load, setting_patterns
+from steadyrun.config import HARMLESS, list_kinds, load, setting_patterns
 from steadyrun.model.policy import Mode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
@@ -31,7 +31,7 @@ def test_the_table_lists_exactly_the_settings_there_are() -> None:
     assert sorted(ROWS) == sorted(setting_patterns())
 
 
-@pytest.mark.parametrize("name", [*PROVIDERS, *HARMLESS])
+@pytest.mark.parametrize("name", [*list_kinds(), *HARMLESS])
 def test_every_provider_and_harmless_setting_is_named(name: str) -> None:
     assert f"`{name}`" in PAGE
 

@@ -3,8 +3,8 @@
 from typing import get_args
 
 from scripts.policy import END, PAGE, START, policies, renewed, tables
-from steadyrun.app.runtime import DIALECTS
 from steadyrun.model.policy import DENIED, TIERS, TOOLS, Mode
+from steadyrun.providers.registry import BUILT_IN
 
 
 def test_the_tables_are_what_the_code_says() -> None:
@@ -26,7 +26,7 @@ def test_every_provider_has_a_row_for_every_tier_and_every_tool() -> None:
     _, _, *rows = tables().split("\n\n")[1].splitlines()
     found = [tuple(cell.strip() for cell in row.split("|")[1:3]) for row in rows]
 
-    assert found == [(name, words) for name in sorted(DIALECTS) for words in policies()]
+    assert found == [(name, words) for name in sorted(BUILT_IN) for words in policies()]
     assert len(policies()) == 1 + len(TIERS) + len(TOOLS)
 
 

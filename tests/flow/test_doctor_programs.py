@@ -9,7 +9,6 @@ import anyio
 import pytest
 from msgspec import Struct
 
-from steadyrun.app.runtime import DIALECTS
 from steadyrun.cli.commands.doctor import doctor
 from steadyrun.cli.commands.providers import list_providers
 from steadyrun.dialect import LaunchRequest, Program, Turn
@@ -19,6 +18,7 @@ from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.file_follower import FileWatches
 from steadyrun.model.ids import Ids
 from steadyrun.model.process import Process
+from steadyrun.providers import registry
 from steadyrun.providers.template import Parrot
 from tests.support.commands import steadyrun
 
@@ -95,7 +95,7 @@ def machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Machine:
     made = Machine(tmp_path, capsys)
-    monkeypatch.setitem(DIALECTS, "claude", Known)
+    monkeypatch.setitem(registry.BUILT_IN, "claude", f"{__name__}:Known")
     monkeypatch.setenv("PATH", f"{made.bin}:/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(made.home))
     monkeypatch.setenv("STEADYRUN_HOME", str(made.home))
@@ -124,6 +124,7 @@ def test_a_program_that_is_here_tested_and_logged_in_is_all_right(machine: Machi
         "install": INSTALL,
         "problem": "",
         "repair": "",
+        "kind": "claude",
     }
     assert machine.shown() == [path, "version: 2.1.100 (tested)", "login: ~/.claude/login"]
     assert machine.checked() == (
@@ -285,7 +286,7 @@ def test_a_launch_without_the_program_says_how_to_get_it(tmp_path: Path) -> None
     assert not (tmp_path / "processes").exists()
 
 
-@pytest.mark.parametrize("name", [name for name, kind in DIALECTS.items() if kind.program])
+@pytest.mark.parametrize("name", ["claude", "codex"])
 def test_every_provider_that_needs_a_program_says_how_to_get_it(tmp_path: Path, name: str) -> None:
     done = steadyrun(tmp_path / "home", "providers", "--json")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadyrun.config import PROVIDERS, Config, load
+from steadyrun.config import Config, list_kinds, load
 from steadyrun.errors import ConfigInvalid
 
 FRAGMENTS = st.sampled_from(
@@ -46,7 +46,7 @@ class Page:
 
 @st.composite
 def pages(draw: st.DrawFn) -> Page:
-    names = draw(st.lists(st.sampled_from(PROVIDERS), min_size=1, unique=True))
+    names = draw(st.lists(st.sampled_from(list_kinds()), min_size=1, unique=True))
     sections = [draw(_sections(name)) for name in names]
     spoiled = draw(st.integers(0, len(sections) - 1))
     place = draw(st.integers(1, len(sections[spoiled])))
@@ -111,6 +111,6 @@ def test_the_line_of_an_unknown_key_is_exact(page: Page, newline: str) -> None:
 def test_doubled_dollars_carry_any_text(literal: str, variable: str) -> None:
     quoted = "".join(f"\\U{ord(char):08x}" for char in literal.replace("$", "$$"))
 
-    config = load_bytes(f'[providers.amp.env]\nA = "{quoted}${{X}}"\n'.encode(), X=variable)
+    config = load_bytes(f'[providers.codex.env]\nA = "{quoted}${{X}}"\n'.encode(), X=variable)
 
-    assert config.provider_env("amp")["A"].reveal() == literal + variable
+    assert config.provider_env("codex")["A"].reveal() == literal + variable

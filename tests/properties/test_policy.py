@@ -10,7 +10,6 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadyrun.app.runtime import DIALECTS, make_dialect
 from steadyrun.dialect import LaunchRequest, Turn
 from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
 from steadyrun.errors import AbilityMissing
@@ -35,6 +34,7 @@ from steadyrun.providers.claude import launch as claude_launch
 from steadyrun.providers.claude.launch import ClaudeOptions
 from steadyrun.providers.codex import launch as codex_launch
 from steadyrun.providers.codex.launch import CodexOptions
+from steadyrun.providers.registry import BUILT_IN, make_dialect
 from steadyrun.providers.scripted.dialect import Scripted
 from steadyrun.providers.shell import Shell
 from steadyrun.runtime.prompt.builder import launch_request
@@ -79,7 +79,7 @@ def test_no_combination_breaks_a_rule() -> None:
     seen: set[bytes] = set()
 
     async def main() -> None:
-        setups = {name: ProviderSetup(partial(make_dialect, name, {}), dict) for name in DIALECTS}
+        setups = {name: ProviderSetup(partial(make_dialect, name, {}), dict) for name in BUILT_IN}
         with FileWatches() as watches:
             # Nothing is launched.
             check(KeeperLauncher(Path("/nowhere"), setups, clock=SystemClock(), watches=watches))
@@ -88,7 +88,7 @@ def test_no_combination_breaks_a_rule() -> None:
     @given(policy=policies, file=files)
     def check(drivers: KeeperLauncher, policy: Policy, file: Permissions | None) -> None:
         check_rights(policy, file)
-        for provider in DIALECTS:
+        for provider in BUILT_IN:
             check_kept(drivers, provider, policy, file)
             seen.add(msgspec.json.encode((provider, policy, file)))
 

@@ -60,10 +60,9 @@ class Home:
     def hire(self, name: str, **flags: str) -> None:
         place = self.place / name
         place.mkdir()
+        flags = {"provider": "scripted", **flags}
         given = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
-        done = self.run(
-            "agent", "add", name, "--provider", "scripted", "--home", str(place), *given
-        )
+        done = self.run("agent", "add", name, "--home", str(place), *given)
         assert done.returncode == 0, done.stderr
 
     def send(self, name: str, *steps: object) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 import anyio
 
 from steadyrun.api.server import serve
-from steadyrun.app.runtime import make_dialect
 from steadyrun.dialect import Ability, Enforced, Refused
 from steadyrun.lib.clock import Clock, SystemClock
 from steadyrun.model import event as ev
@@ -27,6 +26,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.operations.context import OperationContext, ProcessState
 from steadyrun.operations.documents import DaemonDocument, LiveCount, StoppedDocument
+from steadyrun.providers.registry import make_dialect
 from steadyrun.runtime.events.bus import News, StreamSignal, Subscription
 from steadyrun.store import Accepted, Started, Store
 from steadyrun.stores.sqlite import SqliteStore

@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 from steadyrun.api.server import locate_folder, serve
 from steadyrun.app.home_key import seal_key
 from steadyrun.app.operations import abilities_of, enforce_of, price_source
+from steadyrun.app.providers import has_provider, make_dialect
 from steadyrun.app.runtime import open_runtime
 from steadyrun.app.sync_agents import sync
 from steadyrun.config import Config, DaemonSettings
@@ -135,6 +136,7 @@ async def open_daemon(config: Config) -> AsyncIterator[DaemonHandle]:
             task_group() as tasks,
         ):
             await _sync(config, around)
+            await _check_providers(config, around)
             daemon = Daemon(around, tasks, room=_room(config), key=key)
             running = DaemonHandle(daemon, around, config.settings.daemon, tasks)
             desk = OperationContext(
@@ -172,7 +174,10 @@ def _exporting(config: Config) -> Callable[[Deps], AbstractAsyncContextManager[N
         hint = 'Install it: pip install "steadyrun[otel]"'
         raise ConfigInvalid(problem, file=None, hint=hint) from error
     headers, content = config.telemetry_headers(), telemetry.content
-    return lambda around: exporting(telemetry.endpoint, headers, around, content=content)
+    kinds = {name: config.provider_kind(name) for name in config.settings.providers}
+    return lambda around: exporting(
+        telemetry.endpoint, headers, around, content=content, kinds=kinds
+    )
 
 
 async def _sync(config: Config, around: Deps) -> None:
@@ -180,6 +185,21 @@ async def _sync(config: Config, around: Deps) -> None:
     for what in ("added", "changed", "resumed", "paused"):
         for name in getattr(synced, what):
             fact("agent.synced", agent=name, what=what)
+
+
+async def _check_providers(config: Config, deps: Deps) -> None:
+    """Check that every provider in use exists and can be loaded: without it neither an agent's next
+    run could start, nor its process be taken over."""
+    overviews = await deps.store.agent_overviews(deps.clock.now())
+    agents = [each.agent for each in overviews if not each.lane.is_paused]
+    used = {provider: f"agent {each.name}" for each in agents for provider in each.providers}
+    used |= {each.provider: f"process {each.id}" for each in await deps.store.open_processes()}
+    for provider, user in used.items():
+        if not has_provider(config, provider):
+            problem = f"the {user} uses the provider {provider!r}, which does not exist"
+            hint = f"Add [providers.{provider}] to the configuration, with its kind."
+            raise ConfigInvalid(problem, file=None, hint=hint)
+        make_dialect(config, provider)
 
 
 async def _drain_letters(desk: OperationContext) -> None:

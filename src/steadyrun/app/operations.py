@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from steadyrun.app.store import budget_rules, open_store
-from steadyrun.config import Config, ProviderSettings
+from steadyrun.config import Config
 from steadyrun.dialect import Ability, Enforced, Refused
 from steadyrun.errors import NotFound
 from steadyrun.lib.clock import SystemClock
@@ -56,10 +56,9 @@ def abilities_of(config: Config) -> Callable[[str], frozenset[Ability] | None]:
 
     def abilities(name: str) -> frozenset[Ability] | None:
         # Few commands ask, and all of the providers take longer to import than most commands run.
-        from steadyrun.app.runtime import DIALECTS, make_dialect  # noqa: PLC0415
+        from steadyrun.app.providers import has_provider, make_dialect  # noqa: PLC0415
 
-        settings = config.settings.providers.get(name, ProviderSettings())
-        return make_dialect(name, settings.options).abilities if name in DIALECTS else None
+        return make_dialect(config, name).abilities if has_provider(config, name) else None
 
     return abilities
 
@@ -68,10 +67,9 @@ def enforce_of(config: Config) -> Callable[[str, Rights], Enforced | Refused]:
     """How each provider keeps to rights as it is configured."""
 
     def enforce(name: str, rights: Rights) -> Enforced | Refused:
-        from steadyrun.app.runtime import make_dialect  # noqa: PLC0415
+        from steadyrun.app.providers import make_dialect  # noqa: PLC0415
 
-        settings = config.settings.providers.get(name, ProviderSettings())
-        return make_dialect(name, settings.options).enforce(rights)
+        return make_dialect(config, name).enforce(rights)
 
     return enforce
 

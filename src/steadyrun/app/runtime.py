@@ -1,54 +1,40 @@
-"""What do runs need? The store, the providers as configured, and a place among the holders."""
+"""Opens what runs need: the store, the providers of the configuration, and a holder of lanes."""
 
-import ctypes
-import gc
-import os
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 
 import anyio.to_thread
-import msgspec
 
 from steadyrun.app.command_link import command_directory
+from steadyrun.app.providers import ProviderSetups
 from steadyrun.app.store import budget_rules, open_store
+from steadyrun.app.tuning import collect_garbage_rarely, share_heap
 from steadyrun.config import Config
-from steadyrun.config.schema import ClockSettings, ProviderSettings
-from steadyrun.dialect import Dialect
-from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
-from steadyrun.errors import ConfigInvalid
+from steadyrun.config.schema import ClockSettings
+from steadyrun.drivers.launcher import KeeperLauncher
 from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.file_follower import FileWatches
 from steadyrun.model.ids import Ids
 from steadyrun.model.secret import Scrubber
-from steadyrun.providers.claude.dialect import Claude
-from steadyrun.providers.codex.dialect import Codex
-from steadyrun.providers.scripted.dialect import Scripted
-from steadyrun.providers.shell import Shell
+from steadyrun.providers import registry
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.run.timeouts import Timeouts
-
-DIALECTS: dict[str, type[Any]] = {each.name: each for each in (Claude, Codex, Scripted, Shell)}
-# What every child gets of our own environment; all else it must be given by its `env`.
-_INHERITED = ("PATH", "HOME", "LANG", "TERM", "TMPDIR")
-# So many new objects make it worth looking for garbage, in a daemon.
-_COLLECTED_AT = 20_000
-# malloc.h of glibc: how many heaps there may be.
-_M_ARENA_MAX = -8
 
 
 @asynccontextmanager
 async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncIterator[Deps]:
     """Everything that runs need, with this process as a holder of lanes."""
-    if kind == "daemon":
-        _share_heap()
+    is_daemon = kind == "daemon"
+    if is_daemon:
+        share_heap()
+        _load_dialects(config)
     clock, scrubber = SystemClock(), Scrubber(config.secrets())
     async with open_store(config, scrubber) as store:
         home = config.places.home
         first = await anyio.to_thread.run_sync(command_directory, home)
-        setups = {name: _setup(config, name, first) for name in DIALECTS}
-        with FileWatches() as watches, _collecting_garbage(seldom=kind == "daemon"):
+        setups = ProviderSetups(config, first)
+        tuning = collect_garbage_rarely() if is_daemon else nullcontext()
+        with FileWatches() as watches, tuning:
             holder = await store.join(kind)
             drivers = KeeperLauncher(home, setups, clock=clock, watches=watches)
             try:
@@ -69,25 +55,11 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
                 await store.leave(holder.id)
 
 
-def _share_heap() -> None:
-    """Let all threads take memory from one heap. What one of them has given back is of no use to
-    the others else, and a daemon's threads come and go with what its agents do."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_ARENA_MAX, 1)
-
-
-@contextmanager
-def _collecting_garbage(*, seldom: bool) -> Iterator[None]:
-    """A daemon lives long and has many agents: whoever looks through all that they have for garbage
-    at each 700 new objects does little else. In a program that is not ours it stays as it is."""
-    before = gc.get_threshold()
-    if seldom:
-        gc.set_threshold(_COLLECTED_AT, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+def _load_dialects(config: Config) -> None:
+    """Import them before anything runs: the package may be replaced while the daemon lives."""
+    configured = map(config.provider_kind, config.settings.providers)
+    for kind in {*registry.BUILT_IN, *configured}:
+        registry.load_dialect(kind)
 
 
 def _limits(clocks: ClockSettings) -> Timeouts:
@@ -103,38 +75,7 @@ def _limits(clocks: ClockSettings) -> Timeouts:
     )
 
 
-def _setup(config: Config, name: str, first: Path | None) -> ProviderSetup:
-    settings = config.settings.providers.get(name, ProviderSettings())
-    return ProviderSetup(
-        dialect=lambda: make_dialect(name, settings.options),
-        env=lambda: _environment(config, name, first),
-        command=settings.command or (),
-        options=settings.options,
-        model=settings.model,
-    )
-
-
 def _appended(config: Config) -> frozenset[str]:
     """The providers whose options have a text for their system prompt."""
     providers = config.settings.providers.items()
     return frozenset(name for name, each in providers if each.options.get("append_system_prompt"))
-
-
-def make_dialect(name: str, options: Mapping[str, Any]) -> Dialect:
-    """A Dialect with its own options, checked."""
-    kind = DIALECTS[name]
-    try:
-        return kind(msgspec.convert(dict(options), kind.options_type))  # type: ignore[no-any-return]
-    except msgspec.ValidationError as error:
-        hint = f"It may have: {', '.join(kind.options_type.__struct_fields__)}"
-        raise ConfigInvalid(f"providers.{name}.options: {error}", file=None, hint=hint) from error
-
-
-def _environment(config: Config, name: str, first: Path | None) -> dict[str, str]:
-    """From nothing: a few of our own, what is configured, and our command before all others."""
-    inherited = {key: config.environ[key] for key in _INHERITED if key in config.environ}
-    given = {key: secret.reveal() for key, secret in config.provider_env(name).items()}
-    env = {**inherited, **given}
-    if first is not None:
-        env["PATH"] = f"{first}{os.pathsep}{env.get('PATH') or os.defpath}"
-    return env

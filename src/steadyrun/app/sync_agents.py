@@ -12,10 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.app.operations import enforce_of
-from steadyrun.app.runtime import DIALECTS, make_dialect
-from steadyrun.config import AgentSettings, Config, ProviderSettings
+from steadyrun.app.providers import make_dialect
+from steadyrun.config import AgentSettings, Config
 from steadyrun.dialect import Ability
-from steadyrun.errors import AbilityMissing, NameTaken, NotFound
+from steadyrun.errors import AbilityMissing, NameTaken
 from steadyrun.model.agent import RETIRED, Agent
 from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId, Ids
@@ -100,12 +100,8 @@ def _agent(config: Config, name: str, settings: AgentSettings) -> Agent:
 
 
 def _check_provider(config: Config, provider: str, name: str, settings: AgentSettings) -> None:
-    """It is there, and can do what the agent is to do."""
-    if provider not in DIALECTS:
-        hint = f"agents.{name} may have: {', '.join(sorted(DIALECTS))}"
-        raise NotFound("provider", provider, hint=hint)
-    options = config.settings.providers.get(provider, ProviderSettings()).options
-    abilities = make_dialect(provider, options).abilities
+    """Check that it can do what the agent is to do."""
+    abilities = make_dialect(config, provider).abilities
     needs: dict[Ability, tuple[str, bool]] = {
         "modes": ("mode", settings.mode != "default"),
         "model": ("model", settings.model is not None),

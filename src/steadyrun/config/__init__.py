@@ -15,11 +15,10 @@ from steadyrun.config.schema import (
 )
 from steadyrun.config.toml_source import printable
 from steadyrun.config.trust import is_trusted, trust
-from steadyrun.config.validators import PROVIDERS
+from steadyrun.providers.registry import list_kinds
 
 __all__ = [
     "HARMLESS",
-    "PROVIDERS",
     "AgentSettings",
     "BudgetSettings",
     "Config",
@@ -32,6 +31,7 @@ __all__ = [
     "describe",
     "is_agents_own",
     "is_trusted",
+    "list_kinds",
     "load",
     "locate",
     "printable",

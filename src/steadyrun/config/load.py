@@ -37,9 +37,16 @@ class Config:
     origins: Mapping[str, str] = field(repr=False)
     environ: Mapping[str, str] = field(repr=False)
 
+    def find_provider(self, name: str) -> ProviderSettings:
+        """The settings of a provider; the defaults, where it has no table."""
+        return self.settings.providers.get(name, ProviderSettings())
+
+    def provider_kind(self, name: str) -> str:
+        return self.find_provider(name).kind or name
+
     def provider_env(self, name: str) -> dict[str, Secret]:
         """Fill in what a provider's `env` says, for a launch now."""
-        provider = self.settings.providers.get(name, ProviderSettings())
+        provider = self.find_provider(name)
         return {
             key: Secret(
                 expand(value, self.environ, setting=dotted(("providers", name, "env", key)))
@@ -49,7 +56,7 @@ class Config:
 
     def provider_account(self, name: str) -> dict[str, Secret | None]:
         """What says on whose account a provider works; None: what is not set now."""
-        provider = self.settings.providers.get(name, ProviderSettings())
+        provider = self.find_provider(name)
         found = account_values(provider.env, provider.options, self.environ)
         return {where: None if value is None else Secret(value) for where, value in found}
 

@@ -12,7 +12,14 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.config.toml_source import KeyPath, Source, Table, dotted
-from steadyrun.config.validators import CHECKS, NAMES, check_seconds, unknown
+from steadyrun.config.validators import (
+    CHECKS,
+    NAMES,
+    check_kind,
+    check_provider,
+    check_seconds,
+    unknown,
+)
 from steadyrun.model.agent import OnLimited
 from steadyrun.model.budget import Budget, Unknown
 from steadyrun.model.item import Followup, OnLost
@@ -72,8 +79,12 @@ class BudgetSettings(Struct, frozen=True):
 
 
 class ProviderSettings(Struct, frozen=True):
-    """How a provider is started. `env` holds templates: `${VAR}` is filled in at launch."""
+    """How a provider is started. `kind` names its Dialect; without it the table's name does.
 
+    `env` holds templates: `${VAR}` is filled in at launch.
+    """
+
+    kind: str | None = None
     command: tuple[str, ...] | None = None
     model: str | None = None
     env: dict[str, str] = {}
@@ -176,7 +187,10 @@ def set_values(settings: Settings) -> Iterator[tuple[KeyPath, Any]]:
 def build(values: dict[KeyPath, Any], sources: dict[KeyPath, Source]) -> Settings:
     """Make the typed settings of merged values, and check what only the whole can show."""
     data = _nest(values)
+    for name, provider in data.get("providers", {}).items():
+        _check_kind(("providers", name), provider, sources)
     for name, agent in data.get("agents", {}).items():
+        _check_agent_providers(("agents", name), agent, data.get("providers", {}), sources)
         _check_agent(("agents", name), agent, sources)
     settings = msgspec.convert(data, Settings)
     _check_gate(settings.gate, sources)
@@ -238,6 +252,24 @@ def _wrong_type(name: str, kind: Any, value: object) -> Problem:
 def _name_type(value: object) -> str:
     """Name a type, never the value: it may be a secret in the wrong place."""
     return _TYPE_NAMES.get(type(value), "a date or time")
+
+
+def _check_kind(path: KeyPath, provider: Table, sources: dict[KeyPath, Source]) -> None:
+    """It may be in another file than the rest of its table."""
+    if flaw := check_kind(path[-1], provider.get("kind")):
+        here = (*path, "kind") if "kind" in provider else path
+        source = next(source for found, source in sources.items() if found[: len(here)] == here)
+        raise _invalid(source, here, flaw)
+
+
+def _check_agent_providers(
+    path: KeyPath, agent: Table, providers: Table, sources: dict[KeyPath, Source]
+) -> None:
+    for key, names in (("provider", [agent.get("provider")]), ("fallback", agent.get("fallback"))):
+        for name in names or ():
+            if name is not None and (flaw := check_provider(name, providers)):
+                here = (*path, key)
+                raise _invalid(sources[here], here, flaw)
 
 
 def _check_agent(path: KeyPath, agent: Table, sources: dict[KeyPath, Source]) -> None:

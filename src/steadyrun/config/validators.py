@@ -5,7 +5,7 @@ Patterns name settings; `*` is a name that the user chose.
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, tzinfo
 from typing import Any
 
@@ -16,12 +16,8 @@ from steadyrun.model.budget import LIMITS
 from steadyrun.model.policy import check_tool_names
 from steadyrun.model.text import Problem, suggest
 from steadyrun.model.validation import check_count, check_dollars, check_timeout, check_variable
+from steadyrun.providers import registry
 
-# The registry of providers will take its place.
-PROVIDERS = (
-    "claude", "codex", "kimi", "gemini", "amp", "opencode", "acp", "openai", "openrouter",
-    "shell", "scripted",
-)  # fmt: skip
 # How many runs or processes there may be at once.
 MOST = 100
 # The longest windows of accounts are a week.
@@ -42,8 +38,33 @@ def unknown(what: str, word: str, valid: Iterable[str]) -> Problem:
     return Problem(f"unknown {what} {shorten(repr(word))}", hint=suggest(word, valid))
 
 
-def _check_provider(name: str) -> Problem | None:
-    return None if name in PROVIDERS else unknown("provider", name, PROVIDERS)
+def check_provider(name: str, configured: Collection[str] = ()) -> Problem | None:
+    """Check that there is a provider of this name: a kind, or one of those `configured`."""
+    if name in configured or registry.has_kind(name):
+        return None
+    return unknown("provider", name, {*registry.list_kinds(), *configured})
+
+
+def check_kind(provider: str, kind: str | None) -> Problem | None:
+    """Check the kind of a provider; None stands for the provider's own name."""
+    if kind is None:
+        problem = check_provider(provider)
+        if problem is None:
+            return None
+        hint = f"{problem.hint} A provider of another name needs a kind."
+        return Problem(problem.problem, hint=hint)
+    if provider in registry.BUILT_IN and kind != provider:
+        return Problem(
+            f"expected {provider!r}, found {shorten(repr(kind))}",
+            hint="This is the name of a built-in provider: choose another name for the table.",
+        )
+    return None if registry.has_kind(kind) else unknown("kind", kind, registry.list_kinds())
+
+
+def _check_provider_name(name: str) -> Problem | None:
+    if is_agent_name(name):
+        return None
+    return Problem("cannot be the name of a provider", hint=NAME_RULE)
 
 
 def _check_agent_name(name: str) -> Problem | None:
@@ -126,7 +147,7 @@ def _check_header_template(value: str) -> Problem | None:
 def _check_fallback(value: tuple[str, ...]) -> Problem | None:
     if len(set(value)) < len(value):
         return Problem("names a provider twice")
-    return next(filter(None, map(_check_provider, value)), None)
+    return None
 
 
 def _check_names(value: tuple[str, ...]) -> Problem | None:
@@ -194,7 +215,7 @@ def _check_factor(value: float) -> Problem | None:
 
 
 NAMES: dict[str, Callable[[str], Problem | None]] = {
-    "providers.*": _check_provider,
+    "providers.*": _check_provider_name,
     "agents.*": _check_agent_name,
     "providers.*.env.*": check_variable,
     "telemetry.headers.*": _check_header,
@@ -215,7 +236,6 @@ CHECKS: dict[str, Callable[[Any], Problem | None]] = {
     "providers.*.model": _check_text,
     "providers.*.env.*": _check_env,
     "providers.*.runs": _from_to(1, MOST),
-    "agents.*.provider": _check_provider,
     "agents.*.approvers": _check_names,
     "agents.*.fallback": _check_fallback,
     "agents.*.home": _check_home,

@@ -265,6 +265,14 @@ async def resume(desk: OperationContext, given: AgentSelection) -> AgentsDocumen
 
 async def _find_resume_conflict(desk: OperationContext, agent: Agent) -> Conflict | None:
     """Why it takes more than a word to have it go on."""
+    missing = [name for name in agent.providers if desk.abilities(name) is None]
+    if missing:
+        hint = (
+            f"Configure providers.{missing[0]}, or: steadyrun agent set {agent.name} --provider P"
+        )
+        return Conflict(
+            f"{agent.name} needs the provider {missing[0]!r}, which does not exist", hint=hint
+        )
     if await desk.store.get(RETIRED + agent.id):
         hint = f"Write it there again, or: steadyrun agent rm {agent.name}"
         return Conflict(f"{agent.name} is not in the configuration any more", hint=hint)

@@ -4,7 +4,7 @@ Nothing waits for it: what runs never learns of a collector that is slow, gone o
 not sent yet is in the record, and the place up to which it was is kept there, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import anyio
@@ -50,11 +50,12 @@ class Exporter:
         scrubber: Scrubber,
         *,
         content: bool = False,
+        kinds: Mapping[str, str] | None = None,
         waits: Sequence[float] = WAITS,
     ) -> None:
         self._store, self._collector, self._scrubber = store, collector, scrubber
         self._content, self._waits = content, waits
-        self._spans = Spans(content=content)
+        self._spans = Spans(content=content, kinds=kinds)
         self._ready: list[SpanData] = []
         # The last event that was heard.
         self._cursor = 0

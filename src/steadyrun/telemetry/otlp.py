@@ -45,11 +45,16 @@ _KINDS = {"client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 
 @asynccontextmanager
 async def exporting(
-    endpoint: str, headers: Mapping[str, Secret], around: Deps, *, content: bool
+    endpoint: str,
+    headers: Mapping[str, Secret],
+    around: Deps,
+    *,
+    content: bool,
+    kinds: Mapping[str, str],
 ) -> AsyncIterator[None]:
     """Export what happens until the block ends, and what is left then, if it can be done soon."""
     collector = OtlpCollector(endpoint, headers)
-    exporter = Exporter(around.store, collector, around.scrubber, content=content)
+    exporter = Exporter(around.store, collector, around.scrubber, content=content, kinds=kinds)
     await exporter.begin()
     try:
         async with task_group() as tasks:

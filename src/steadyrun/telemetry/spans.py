@@ -4,6 +4,7 @@ Names and attributes are those of OpenTelemetry's conventions for generative AI,
 event decides its span wholly, the ids too: whoever hears it again makes the same span again.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -62,10 +63,11 @@ class Spans:
     """Hears events in their order and gives each span when it ends.
 
     Without `content` nothing that was said, asked or done is in a span: names, numbers and codes.
+    `kinds` has the kind of each provider that is not named like it.
     """
 
-    def __init__(self, *, content: bool = False) -> None:
-        self._content = content
+    def __init__(self, *, content: bool = False, kinds: Mapping[str, str] | None = None) -> None:
+        self._content, self._kinds = content, kinds or {}
         self._runs: dict[RunId, _Open] = {}
 
     def knows(self, run: RunId) -> bool:
@@ -103,7 +105,7 @@ class Spans:
     def _run(self, run: _Open, seen: StoredEvent, ended: RunEnded) -> SpanData:
         is_error = not isinstance(ended, ev.RunCompleted | ev.RunCancelled)
         attributes = {
-            **_common("invoke_agent", run, seen),
+            **self._common("invoke_agent", run, seen),
             "gen_ai.conversation.id": ended.resume_token,
             "gen_ai.request.model": run.asked,
             "gen_ai.response.model": run.model,
@@ -136,7 +138,7 @@ class Spans:
         assert isinstance(tool, ev.ToolStarted | ev.ToolCompleted | ev.ToolFailed)
         error = _tool_error(ended.event)
         attributes = {
-            **_common("execute_tool", run, ended),
+            **self._common("execute_tool", run, ended),
             "gen_ai.tool.name": tool.tool_name,
             "gen_ai.tool.call.id": tool.tool_call_id,
             "gen_ai.tool.type": "function",
@@ -156,6 +158,16 @@ class Spans:
             is_error=error is not None,
         )
 
+    def _common(self, operation: str, run: _Open, seen: StoredEvent) -> dict[str, Any]:
+        kind = self._kinds.get(run.provider, run.provider)
+        return {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": _MAKERS.get(kind, kind),
+            "gen_ai.agent.name": run.agent,
+            "steadyrun.run": seen.run,
+            "steadyrun.provider": None if run.provider == kind else run.provider,
+        }
+
 
 def messages(role: str, text: str, **more: str) -> str:
     """What was said by one side, as the conventions write it down."""
@@ -168,15 +180,6 @@ def _opened(seen: StoredEvent) -> _Open:
     duration = getattr(seen.event, "duration_ms", None) or 0
     start = seen.at - timedelta(milliseconds=duration)
     return _Open(start, seen.agent or "", seen.provider or "")
-
-
-def _common(operation: str, run: _Open, seen: StoredEvent) -> dict[str, Any]:
-    return {
-        "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": _MAKERS.get(run.provider, run.provider),
-        "gen_ai.agent.name": run.agent,
-        "steadyrun.run": seen.run,
-    }
 
 
 def _used(usage: Usage) -> dict[str, int | None]:

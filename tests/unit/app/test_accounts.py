@@ -171,3 +171,15 @@ def test_where_no_key_can_be_kept_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(StoreUnusable, match="seal"):
         seal_key(tmp_path)
+
+
+def test_each_instance_of_a_provider_has_an_account_of_its_own(tmp_path: Path) -> None:
+    text = "".join(
+        f'[providers.{name}]\nkind = "claude"\n{env(name, ANTHROPIC_API_KEY=KEY)}\n'
+        for name in ("home", "work")
+    )
+
+    accounts = accounts_of(configured(tmp_path, text))
+
+    assert set(accounts) == {"home", "work"}
+    assert accounts["home"] != accounts["work"]

@@ -13,8 +13,8 @@ from steadyrun.config import load
 from steadyrun.errors import (
     AbilityMissing,
     AgentHomeMissing,
+    ConfigInvalid,
     NameTaken,
-    NotFound,
     RoleMissing,
     SteadyrunError,
 )
@@ -203,13 +203,13 @@ def test_a_name_that_somebody_has_is_refused(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("setting", ["provider", "fallback"])
-def test_a_provider_that_is_not_there_yet_is_refused(desk: Desk, setting: str) -> None:
+def test_an_unknown_provider_is_refused(desk: Desk, setting: str) -> None:
     text = ADA.replace('"claude"', '"amp"') if setting == "provider" else ADA + 'fallback=["amp"]\n'
 
-    error = desk.refused(text, NotFound)
+    error = desk.refused(text, ConfigInvalid)
 
-    assert error.message == "no provider 'amp'"
-    assert "agents.ada may have: claude, codex" in error.hint
+    assert f"agents.ada.{setting}: unknown provider 'amp'" in error.message
+    assert error.hint == "Valid here: claude, codex, scripted, shell."
 
 
 @pytest.mark.parametrize("home", ["gone", "loop"])

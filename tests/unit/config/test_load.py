@@ -174,8 +174,15 @@ REFUSED = [
     ("\n[deamon]\n", 2, "unknown setting deamon", "Did you mean 'daemon'?"),
     ("[daemon]\nzzz = 1\n", 2, "unknown setting daemon.zzz", "idle_seconds, keep_days, listen"),
     ("[providers.cluade]\n", 1, "unknown provider 'cluade'", "Did you mean 'claude'?"),
-    ("[providers.xyzzy]\n", 1, "unknown provider 'xyzzy'", "Valid here: acp, amp, claude"),
-    ("[providers.amp]\nmodle = 1\n", 2, "providers.amp.modle", "Did you mean 'model'?"),
+    ("[providers.xyzzy]\n", 1, "unknown provider 'xyzzy'", "Valid here: claude, codex"),
+    ("[providers.codex]\nmodle = 1\n", 2, "providers.codex.modle", "Did you mean 'model'?"),
+    ("[providers.work]\nmodel = 'm'\n", 1, "unknown provider 'work'", "needs a kind"),
+    ("[providers.w]\nkind = 'cluade'\n", 2, "unknown kind 'cluade'", "Did you mean 'claude'?"),
+    ("[providers.w]\nkind = 'x'\n", 2, "unknown kind 'x'", "claude, codex, scripted, shell"),
+    ("[providers.w]\nkind = ''\n", 2, "providers.w.kind: unknown kind ''", "Valid here"),
+    ("[providers.w]\nkind = 3\n", 2, "providers.w.kind: expected a string", ""),
+    ("[providers.codex]\nkind = 'claude'\n", 2, "expected 'codex'", "another name"),
+    ("[providers.'a b']\nkind = 'claude'\n", 1, "cannot be the name of a provider", ""),
     ("providers = 3\n", 1, "providers: expected a table, found a number", ""),
     ("[[agents]]\n", 1, "agents: expected a table, found a list", ""),
     ("store = 3\n", 1, "store: expected a string, found a number", ""),
@@ -196,23 +203,23 @@ REFUSED = [
     ("[daemon]\nlisten = ':80'\n", 2, "expected HOST:PORT", ""),
     ("[daemon]\nlisten = 'h:0'\n", 2, "from 1 to 65535, found 0", ""),
     ("[daemon]\nlisten = 'h:65536'\n", 2, "from 1 to 65535, found 65536", ""),
-    ("[providers.amp]\ncommand = []\n", 2, "expected a program", ""),
-    ("[providers.amp]\ncommand = 'amp'\n", 2, "expected a list of strings, found a string", ""),
-    ("[providers.amp]\ncommand = [\n1,\n]\n", 2, "expected a list of strings", ""),
-    ("[providers.amp]\nmodel = ''\n", 2, "must not be empty", ""),
-    ('[providers.amp]\nmodel = "a\\u0000"\n', 2, "must not contain a NUL", ""),
-    ("[providers.amp]\nenv = 1\n", 2, "providers.amp.env: expected a table", ""),
-    ("[providers.amp.env]\nA = 1\n", 2, "env.A: expected a string, found a number", ""),
-    ("[providers.amp.env]\n'A=B' = ''\n", 2, "cannot be the name of a variable", ""),
-    ("[providers.amp.env]\nA = '${1}'\n", 2, "env.A: has a ${", "Write $$"),
-    ("[providers.amp.env]\nA = '${B'\n", 2, "env.A: has a ${", "Write $$"),
-    ("[providers.amp]\noptions = 1979-05-27\n", 2, "found a date or time", ""),
+    ("[providers.codex]\ncommand = []\n", 2, "expected a program", ""),
+    ("[providers.codex]\ncommand = 'codex'\n", 2, "expected a list of strings, found a string", ""),
+    ("[providers.codex]\ncommand = [\n1,\n]\n", 2, "expected a list of strings", ""),
+    ("[providers.codex]\nmodel = ''\n", 2, "must not be empty", ""),
+    ('[providers.codex]\nmodel = "a\\u0000"\n', 2, "must not contain a NUL", ""),
+    ("[providers.codex]\nenv = 1\n", 2, "providers.codex.env: expected a table", ""),
+    ("[providers.codex.env]\nA = 1\n", 2, "env.A: expected a string, found a number", ""),
+    ("[providers.codex.env]\n'A=B' = ''\n", 2, "cannot be the name of a variable", ""),
+    ("[providers.codex.env]\nA = '${1}'\n", 2, "env.A: has a ${", "Write $$"),
+    ("[providers.codex.env]\nA = '${B'\n", 2, "env.A: has a ${", "Write $$"),
+    ("[providers.codex]\noptions = 1979-05-27\n", 2, "found a date or time", ""),
     ("[agents.Ada]\n", 1, "cannot be the name of an agent", "up to 64"),
     (f"[agents.{'a' * 65}]\n", 1, "cannot be the name of an agent", "up to 64"),
-    ("[agents.ada]\nprovider = 'amp'\n", 1, "agents.ada has no home", ""),
+    ("[agents.ada]\nprovider = 'codex'\n", 1, "agents.ada has no home", ""),
     ("\n[agents.ada]\nhome = '/'\n", 2, "agents.ada has no provider", ""),
     ("[agents.ada]\n", 1, "agents.ada has no provider", ""),
-    ("[agents.ada]\nprovider = 'kimmi'\n", 2, "unknown provider 'kimmi'", "'kimi'"),
+    ("[agents.ada]\nprovider = 'codxe'\n", 2, "unknown provider 'codxe'", "'codex'"),
     ("[agents.ada]\nhome = '~bob/x'\n", 2, "expected a path from /, from ~/ or from here", ""),
     ("[agents.ada]\nbudget.day = -1\n", 2, "a number of dollars above 0, found -1", ""),
     ("[agents.ada]\nbudget.agent = nan\n", 2, "a number of dollars above 0, found nan", ""),
@@ -240,11 +247,11 @@ REFUSED = [
     ("[daemon]\nprocesses = -1\n", 2, "expected 0 to 100, found -1", ""),
     ("[daemon]\nidle_seconds = nan\n", 2, "0 or more, found nan", ""),
     ("[daemon]\ndrain_seconds = -1\n", 2, "0 or more, found -1", ""),
-    ("[providers.amp]\nruns = 0\n", 2, "providers.amp.runs: expected 1 to 100, found 0", ""),
-    ("[providers.amp.env]\nSTEADYRUN_HOME = 'x'\n", 2, "may not be set", "another name"),
-    ("[providers.amp.env]\nSTEADYRUN_X = ''\n", 2, "that begin with STEADYRUN_ are ours", ""),
-    (ADA + "fallback = ['amp', 'claud']\n", 4, "unknown provider 'claud'", "'claude'"),
-    (ADA + "fallback = ['amp', 'amp']\n", 4, "names a provider twice", ""),
+    ("[providers.codex]\nruns = 0\n", 2, "providers.codex.runs: expected 1 to 100, found 0", ""),
+    ("[providers.codex.env]\nSTEADYRUN_HOME = 'x'\n", 2, "may not be set", "another name"),
+    ("[providers.codex.env]\nSTEADYRUN_X = ''\n", 2, "that begin with STEADYRUN_ are ours", ""),
+    (ADA + "fallback = ['codex', 'claud']\n", 4, "unknown provider 'claud'", "'claude'"),
+    (ADA + "fallback = ['codex', 'codex']\n", 4, "names a provider twice", ""),
     (ADA + "fallback = ['claude']\n", 4, "is the provider already", ""),
     (ADA + "mode = 'full-auto'\n", 4, "unknown mode 'full-auto'", "'full_auto'"),
     (ADA + "tier = 'readonyl'\n", 4, "unknown tier 'readonyl'", "Did you mean 'readonly'?"),
@@ -307,14 +314,14 @@ class TestRefusals:
 
     def test_a_line_is_exact_after_values_of_many_lines(self, desk: Desk) -> None:
         error = desk.refused(
-            '[providers.amp]\nmodel = """\n[agents.x]\nenv.A = 1\n"""\n'
+            '[providers.codex]\nmodel = """\n[agents.x]\nenv.A = 1\n"""\n'
             "command = [\n  'a', # ]\n  ']',\n]\n\n# env.A = 1\nenv.B = ''\nenv.A = 1\n"
         )
 
         assert error.line == 13
 
     def test_a_value_is_never_repeated_where_it_may_be_a_secret(self, desk: Desk) -> None:
-        for text in ("providers.amp.env = 'hunter2'", "store = 'postgresql://a:hunter2@h/d'"):
+        for text in ("providers.codex.env = 'hunter2'", "store = 'postgresql://a:hunter2@h/d'"):
             assert "hunter2" not in str(desk.refused(text))
 
     def test_bytes_that_are_not_utf8_are_refused_with_offset_and_line(self, desk: Desk) -> None:
@@ -332,7 +339,7 @@ class TestRefusals:
             "x = " + "9" * 5_000,
             "a." * 500_000 + "a = 1",
             "[" + '"a" . ' * 150_000 + "a]",
-            "[providers.amp.options]\n" + ".".join("a" * 60) + " = {b.c.d.e.f.g = 1}",
+            "[providers.codex.options]\n" + ".".join("a" * 60) + " = {b.c.d.e.f.g = 1}",
         ],
         ids=["deep-list", "long-number", "long-key", "long-header", "deep-options"],
     )
@@ -340,7 +347,7 @@ class TestRefusals:
         assert desk.refused(content).file == desk.user_file
 
     def test_a_line_that_would_take_too_long_to_find_is_left_out(self, desk: Desk) -> None:
-        error = desk.refused("providers.amp.options.x = [\n" + "[],\n" * 20_000 + "]\nzzz = 1\n")
+        error = desk.refused("providers.codex.options.x = [\n" + "[],\n" * 20_000 + "]\nzzz = 1\n")
 
         assert "unknown setting zzz" in error.message
         assert error.line is None
@@ -367,6 +374,50 @@ class TestRefusals:
             load(desk.user_file, desk.cwd, {})
 
 
+class TestInstances:
+    TEXT = (
+        "[providers.work]\nkind = 'claude'\nmodel = 'm'\nenv = { A_KEY = '${A}' }\n"
+        "[providers.claude]\nkind = 'claude'\n"
+        "[agents.ada]\nprovider = 'work'\nfallback = ['claude', 'codex']\nhome = '/'\n"
+    )
+
+    def test_the_kind_is_the_name_of_the_table_unless_it_is_set(self, desk: Desk) -> None:
+        config = desk.load(self.TEXT, A="secret-value")
+
+        kinds = [config.provider_kind(name) for name in ("work", "claude", "codex")]
+        assert kinds == ["claude", "claude", "codex"]
+        assert config.settings.agents["ada"].provider == "work"
+
+    def test_each_instance_has_an_environment_and_an_account_of_its_own(self, desk: Desk) -> None:
+        config = desk.load(self.TEXT, A="secret-value")
+
+        assert config.provider_env("work") == {"A_KEY": Secret("secret-value")}
+        assert config.provider_env("claude") == {}
+        assert list(config.provider_account("work")) == ["env.A_KEY"]
+        assert Secret("secret-value") in config.secrets()
+
+    def test_an_untrusted_project_may_set_the_model_of_an_instance(self, desk: Desk) -> None:
+        config = desk.load(self.TEXT, "[providers.work]\nmodel = 'other'\n", A="x")
+
+        assert config.settings.providers["work"].model == "other"
+        assert config.provider_kind("work") == "claude"
+
+    def test_an_untrusted_project_cannot_add_an_instance(self, desk: Desk) -> None:
+        error = desk.refused("", "[providers.work]\nmodel = 'other'\n")
+
+        assert "unknown provider 'work'" in error.problem
+        assert error.file == desk.project_file
+
+    def test_an_empty_table_is_of_the_kind_of_its_name(self, desk: Desk) -> None:
+        assert desk.load("[providers.claude]\n").provider_kind("claude") == "claude"
+
+    def test_an_agent_with_an_unknown_provider_is_shown_the_instances(self, desk: Desk) -> None:
+        error = desk.refused(self.TEXT.replace("provider = 'work'", "provider = 'wrok'"))
+
+        assert error.problem == "agents.ada.provider: unknown provider 'wrok'"
+        assert error.hint == "Did you mean 'work'?"
+
+
 class TestTrust:
     HARMFUL = '# a project\n[providers.claude]\ncommand = ["./evil"]\n'
 
@@ -387,6 +438,7 @@ class TestTrust:
             ("[daemon]\nlisten = 'a:1'\n", "daemon.listen", 2),
             ("[providers.claude.env]\nA = ''\n", "providers.claude.env.A", 2),
             ("[providers.claude]\noptions.x = 1\n", "providers.claude.options.x", 2),
+            ("[providers.w]\nkind = 'shell'\n", "providers.w.kind", 2),
             ("[agents.ada]\nhome = '/'\n", "agents.ada.home", 2),
             ("[agents.ada]\nmode = 'plan'\n", "agents.ada.mode", 2),
             ("[agents.ada]\nbudget.day = 1\n", "agents.ada.budget.day", 2),
@@ -508,7 +560,7 @@ class TestVariables:
 
     def test_secrets_are_found_deep_in_options_and_in_addresses(self, desk: Desk) -> None:
         config = desk.load(
-            "[providers.acp]\n"
+            "[providers.scripted]\n"
             'env = { BASE = "https://user:UrlPassw0rd@host/" }\n'
             'options = { a = { password = "deep-1" }, b = [{ api_token = "deep-2" }], c = "no" }\n'
         )

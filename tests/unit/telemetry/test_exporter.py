@@ -242,7 +242,7 @@ class Failing:
         raise StoreFull("no room", path=Path("store.db"))
 
 
-@pytest.mark.parametrize("verb", ["events", "remember"])
+@pytest.mark.parametrize("verb", ["events", "put"])
 def test_a_store_that_fails_is_a_fact_and_no_span_is_missed(tmp_path: Path, verb: str) -> None:
     async def main() -> None:
         async with recording(tmp_path) as record:

@@ -54,6 +54,17 @@ class TestTheRun:
 
         assert span.end - span.start == timedelta(milliseconds=400)
 
+    def test_it_names_the_maker_by_the_kind_of_the_provider(self) -> None:
+        spans = Spans(kinds={"work": "claude", "claude": "claude"})
+        seen = [*record(DONE, provider="work"), *record(DONE, provider="claude")]
+
+        [work], [plain] = (spans.hear(each) for each in seen)
+
+        assert work.attributes["gen_ai.provider.name"] == "anthropic"
+        assert work.attributes["steadyrun.provider"] == "work"
+        assert plain.attributes["gen_ai.provider.name"] == "anthropic"
+        assert "steadyrun.provider" not in plain.attributes
+
     @pytest.mark.parametrize(
         ("provider", "name"),
         [("claude", "anthropic"), ("codex", "openai"), ("scripted", "scripted")],

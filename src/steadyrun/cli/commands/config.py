@@ -11,6 +11,7 @@ from steadyrun.config import (
     as_document,
     describe,
     is_trusted,
+    list_kinds,
     load,
     locate,
     printable,
@@ -46,10 +47,10 @@ def show_path(args: Namespace) -> int:
 
 def check(args: Namespace) -> int:
     """Load everything; what is wrong is raised."""
-    config = load()
+    config, kinds = load(), list_kinds()
     if args.json:
-        names = {kind: sorted(getattr(config.settings, kind)) for kind in ("providers", "agents")}
-        return _print_json({"ok": True, **_describe_files(config.places), **names})
+        names = {room: sorted(getattr(config.settings, room)) for room in ("providers", "agents")}
+        return _print_json({"ok": True, **_describe_files(config.places), **names, "kinds": kinds})
     for line in _list_findings(config):
         print(f"ok: {line}")
     return 0
@@ -70,9 +71,15 @@ def _list_findings(config: Config) -> list[str]:
     found = [f"user file {user['path']}" if user["exists"] else f"no user file {user['path']}"]
     if project["path"] is not None:
         found.append(f"project file {project['path']} ({_describe_trust(config.project_trusted)})")
-    found.append(f"providers: {', '.join(sorted(settings.providers)) or 'none set'}")
+    found.append(f"kinds of providers: {', '.join(list_kinds())}")
+    found.append(f"providers: {', '.join(_name_providers(config)) or 'none set'}")
     found.append(f"agents: {', '.join(sorted(settings.agents)) or 'none set'}")
     return found
+
+
+def _name_providers(config: Config) -> list[str]:
+    kinds = {name: config.provider_kind(name) for name in sorted(config.settings.providers)}
+    return [name if kind == name else f"{name} ({kind})" for name, kind in kinds.items()]
 
 
 def _describe_files(places: Locations) -> dict[str, Any]:

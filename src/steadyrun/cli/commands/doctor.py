@@ -80,8 +80,13 @@ def _check_providers() -> Iterator[Finding]:
     except SteadyrunError:
         # The configuration itself is what is wrong; that has been said.
         return
-    for found in find_providers(config):
-        yield _check_provider(found)
+    try:
+        providers = find_providers(config)
+    except SteadyrunError as error:
+        # Two packages have a provider of the same name.
+        yield Finding("providers", "fail", error.message, error.hint)
+    else:
+        yield from map(_check_provider, providers)
 
 
 def _check_provider(found: ProviderInfo) -> Finding:

@@ -7,13 +7,13 @@ from pathlib import Path
 import anyio
 from msgspec import Struct
 
-from steadyrun.app.runtime import DIALECTS, make_dialect
+from steadyrun.app import providers
 from steadyrun.cli.output import format as render
-from steadyrun.config import Config, ProviderSettings, load
+from steadyrun.config import Config, load
 from steadyrun.dialect import Ability, Program
 from steadyrun.drivers import programs
 from steadyrun.drivers.programs import ProgramReport
-from steadyrun.errors import InvalidUsage
+from steadyrun.errors import ConfigInvalid, InvalidUsage
 from steadyrun.lib.task_group import task_group
 
 BUILT_IN = "built in"
@@ -24,7 +24,7 @@ class ProviderInfo(Struct, frozen=True):
 
     `is_tested` is None where the version or the tested range is not known; `login` is what says
     that somebody is logged in, `login_by` what could, and `login_with` how to log in. `problem` is
-    what else is in the way, and `repair` helps there.
+    what else is in the way, and `repair` helps there. `kind` names its Dialect.
     """
 
     name: str
@@ -42,6 +42,7 @@ class ProviderInfo(Struct, frozen=True):
     install: str = ""
     problem: str = ""
     repair: str = ""
+    kind: str = ""
 
 
 def list_providers(args: Namespace) -> int:
@@ -58,13 +59,14 @@ def list_providers(args: Namespace) -> int:
 def find_providers(config: Config) -> list[ProviderInfo]:
     """All there are, by name. Their programs are asked at the same time."""
     found: dict[str, ProviderInfo] = {}
+    names = providers.list_providers(config)
 
     async def add(name: str) -> None:
         found[name] = await _find_provider(config, name)
 
     async def add_all() -> None:
         async with task_group() as tasks:
-            for name in DIALECTS:
+            for name in names:
                 tasks.start_soon(add, name)
 
     anyio.run(add_all)
@@ -84,6 +86,7 @@ def _format_lines(found: ProviderInfo) -> Iterator[str]:
     is_missing = not found.is_there and not found.problem
     yield f"{found.program}: not found" if is_missing else found.path or found.program
     facts = {
+        "kind": found.kind if found.kind != found.name else "",
         "version": format_version(found),
         "login": (found.login or "none found") if found.is_there and found.login_by else "",
         "problem": found.problem,
@@ -94,10 +97,12 @@ def _format_lines(found: ProviderInfo) -> Iterator[str]:
 
 
 async def _find_provider(config: Config, name: str) -> ProviderInfo:
-    settings = config.settings.providers.get(name, ProviderSettings())
-    program: Program | None = DIALECTS[name].program
-    command = settings.command or ()
-    flaw, abilities, env = _read_settings(config, name, settings)
+    kind, command = config.provider_kind(name), config.find_provider(name).command or ()
+    try:
+        program = providers.load_program(config, name)
+    except ConfigInvalid as error:
+        return _report_broken(name, kind, error)
+    flaw, abilities, env = _read_settings(config, name)
     look = await _inspect_program(program, command, env)
     known = program or Program(BUILT_IN)
     return ProviderInfo(
@@ -105,7 +110,7 @@ async def _find_provider(config: Config, name: str) -> ProviderInfo:
         command[0] if command else known.name,
         look.path,
         is_there=look.is_there,
-        is_configured=bool(command),
+        is_configured=bool(command) or kind != name,
         abilities=tuple(sorted(abilities)),
         version=look.version,
         tested=known.tested,
@@ -116,6 +121,7 @@ async def _find_provider(config: Config, name: str) -> ProviderInfo:
         install=known.install,
         problem=flaw.message if flaw else look.problem,
         repair=(flaw.hint or "Correct it in config.toml.") if flaw else "",
+        kind=kind,
     )
 
 
@@ -125,13 +131,28 @@ def _list_logins(program: Program) -> tuple[str, ...]:
     return (*program.login_env, f"~/{program.login_folder[1]}/{program.login_file}")
 
 
+def _report_broken(name: str, kind: str, error: ConfigInvalid) -> ProviderInfo:
+    """A provider of another package that cannot be imported."""
+    return ProviderInfo(
+        name,
+        kind,
+        None,
+        is_there=False,
+        is_configured=True,
+        abilities=(),
+        problem=error.message,
+        repair=error.hint,
+        kind=kind,
+    )
+
+
 def _read_settings(
-    config: Config, name: str, settings: ProviderSettings
+    config: Config, name: str
 ) -> tuple[InvalidUsage | None, frozenset[Ability], dict[str, str]]:
     """What it can do and the variables it would get; an error where a launch would end with it."""
     inherited = {key: config.environ[key] for key in ("PATH", "HOME") if key in config.environ}
     try:
-        abilities = make_dialect(name, settings.options).abilities
+        abilities = providers.make_dialect(config, name).abilities
         given = {key: secret.reveal() for key, secret in config.provider_env(name).items()}
     except InvalidUsage as error:
         return error, frozenset(), inherited

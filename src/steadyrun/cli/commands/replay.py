@@ -7,10 +7,10 @@ from pathlib import Path
 
 import anyio
 
-from steadyrun.app.runtime import DIALECTS, make_dialect
+from steadyrun.app.providers import has_provider, list_providers, make_dialect
 from steadyrun.app.store import open_store
 from steadyrun.cli.output import format as render
-from steadyrun.config import Config, ProviderSettings, load
+from steadyrun.config import Config, load
 from steadyrun.dialect import Dialect, Exit
 from steadyrun.drivers import keeper_client
 from steadyrun.drivers.launcher import PROCESSES
@@ -97,13 +97,12 @@ def _decode(frame: Frame) -> str:
 
 
 def _build_dialect(config: Config, provider: str | None) -> Dialect:
-    known = ", ".join(sorted(DIALECTS))
+    known = ", ".join(list_providers(config))
     if provider is None:
         raise InvalidUsage("whose traffic is it?", hint=f"Add --provider; there are: {known}")
-    if provider not in DIALECTS:
+    if not has_provider(config, provider):
         raise NotFound("provider", provider, hint=f"There are: {known}")
-    settings = config.settings.providers.get(provider, ProviderSettings())
-    return make_dialect(provider, settings.options)
+    return make_dialect(config, provider)
 
 
 def _print(seen: StoredEvent | LiveEvent, *, as_json: bool) -> None:
