@@ -690,7 +690,7 @@ class TestCommands:
         assert document["settings"][0] == {"key": "store", "value": "sqlite", "origin": "default"}
 
     def test_path_says_what_is_missing(self, terminal: Terminal) -> None:
-        out = terminal.run("path")
+        out = terminal.run("show_path")
 
         assert f"user     {terminal.desk.user_file}  (does not exist)" in out
         assert "project  none from here upwards" in out
@@ -699,7 +699,7 @@ class TestCommands:
         terminal.desk.user_file.write_text("wrong")
         terminal.desk.project_file.write_text("wrong")
 
-        document = msgspec.json.decode(terminal.run("path", json=True))
+        document = msgspec.json.decode(terminal.run("show_path", json=True))
 
         assert document["user"] == {"path": str(terminal.desk.user_file), "exists": True}
         assert document["project"]["exists"]
@@ -724,5 +724,5 @@ class TestCommands:
 
         assert str(terminal.desk.project_file) in terminal.run("trust")
 
-        assert "(trusted)" in terminal.run("path")
+        assert "(trusted)" in terminal.run("show_path")
         assert msgspec.json.decode(terminal.run("check", json=True))["project"]["trusted"]
