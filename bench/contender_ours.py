@@ -16,7 +16,12 @@ from steadyrun.config import Config, load
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
 from steadyrun.model.event import StoredEvent
-from steadyrun.providers.scripted.frames import Text, ToolEnd, ToolStart, printed_of
+from steadyrun.providers.scripted.frames import (
+    TextFrame,
+    ToolEndFrame,
+    ToolStartFrame,
+    decode_output,
+)
 
 _LINES = frozenset({ev.TextFinal, ev.ToolStarted, ev.ToolCompleted, ev.TextDelta})
 
@@ -57,8 +62,12 @@ async def stored(run: RunHandle) -> list[StoredEvent]:
 
 def check(found: Sequence[StoredEvent], printed: Path) -> None:
     """Everything that was printed is in the record: once, in order, and without secrets."""
-    lines = [printed_of(_cleaned(line)) for line in printed.read_bytes().splitlines()]
-    wanted = [_event(each) for each in lines if isinstance(each, Text | ToolStart | ToolEnd)]
+    lines = [decode_output(_cleaned(line)) for line in printed.read_bytes().splitlines()]
+    wanted = [
+        _event(each)
+        for each in lines
+        if isinstance(each, TextFrame | ToolStartFrame | ToolEndFrame)
+    ]
     events = [each.event for each in found if type(each.event) in _LINES]
     expect(len(events) == len(wanted), f"{len(events)} of {len(wanted)} lines are in the record")
     expect(events == wanted, "other events are in the record")
@@ -72,11 +81,11 @@ def _cleaned(line: bytes) -> bytes:
 
 def _event(printed: Any) -> ev.Event:
     match printed:
-        case Text(text):
+        case TextFrame(text):
             return ev.TextFinal(text)
-        case ToolStart(call, name, given):
+        case ToolStartFrame(call, name, given):
             return ev.ToolStarted(call, name, given)
-        case ToolEnd(call, name, given, output, None):
+        case ToolEndFrame(call, name, given, output, None):
             return ev.ToolCompleted(call, name, given, output)
         case _:
             raise AssertionError(printed)

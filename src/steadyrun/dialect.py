@@ -141,7 +141,7 @@ class Refused(Struct, frozen=True):
     reason: str
 
 
-class Enforced(Struct, frozen=True):
+class EnforcedRights(Struct, frozen=True):
     """Rights can be kept: in this `mode`, which may be a stricter one than was asked for.
 
     `notes` say what is kept otherwise than by its word.
@@ -151,11 +151,11 @@ class Enforced(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def all_or_nothing(rights: Rights) -> Enforced | Refused:
+def enforce_mode_only(rights: Rights) -> EnforcedRights | Refused:
     """`Dialect.enforce` of a CLI whose tools cannot be taken away."""
     if rights.tools is not None or set(rights.deny) - set(DENIED):
         return Refused("none of its tools can be taken away")
-    return Enforced(rights.mode)
+    return EnforcedRights(rights.mode)
 
 
 class Verdict(Struct, frozen=True):
@@ -172,7 +172,7 @@ class Verdict(Struct, frozen=True):
     always: bool = False
 
 
-class Began(Struct, frozen=True):
+class TurnBegan(Struct, frozen=True):
     """A turn began. `input` is the turn or offer it provably took; None: nobody asked for it."""
 
     input: str | None
@@ -184,7 +184,7 @@ STILL_RUNNING = "still_running"
 RESUME_NOT_FOUND = "resume_not_found"
 
 
-class Ended(Struct, frozen=True):
+class TurnEnded(Struct, frozen=True):
     """The turn that was open ended, and how."""
 
     status: EndStatus
@@ -197,7 +197,7 @@ class Ended(Struct, frozen=True):
     stop_reason: StopReason | None = None
 
 
-class Exit(Struct, frozen=True):
+class ProcessExit(Struct, frozen=True):
     """How the process ended: its own code or signal, why it was stopped, its last words."""
 
     code: int | None = None
@@ -225,7 +225,7 @@ class Program(Struct, frozen=True):
     login_folder: tuple[str, str] = ("", "")
 
 
-class Picture(Struct, frozen=True):
+class ProducedImage(Struct, frozen=True):
     """The CLI has produced an image: it is kept in a file, and told by an `image.produced`."""
 
     name: str
@@ -233,7 +233,7 @@ class Picture(Struct, frozen=True):
     data: bytes
 
 
-DialectOutput = Event | Began | Ended | Send | Picture
+DialectOutput = Event | TurnBegan | TurnEnded | Send | ProducedImage
 
 
 class Dialect(Protocol):
@@ -265,7 +265,7 @@ class Dialect(Protocol):
         """Whether something that a turn has started goes on without one, so that another turn may
         follow by itself."""
 
-    def enforce(self, rights: Rights) -> Enforced | Refused:
+    def enforce(self, rights: Rights) -> EnforcedRights | Refused:
         """Whether its CLI, started with these rights, will keep to them. It looks at nothing but
         them and the options; names that are no tool's do not come here."""
 
@@ -298,11 +298,11 @@ class Dialect(Protocol):
 
     # The state changes only here.
 
-    def sent(self, frame: Frame) -> list[DialectOutput]:
+    def on_sent(self, frame: Frame) -> list[DialectOutput]:
         """This was written to the CLI."""
 
     def receive(self, frame: Frame) -> list[DialectOutput]:
         """The CLI printed this."""
 
-    def ended(self, last: Exit) -> list[DialectOutput]:
+    def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
         """The process is gone. A turn that is open after this has failed."""

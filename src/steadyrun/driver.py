@@ -9,13 +9,13 @@ from msgspec import Struct
 
 from steadyrun.dialect import (
     Ability,
-    Began,
-    Ended,
-    Enforced,
+    EnforcedRights,
     LaunchRequest,
     Offer,
     Refused,
     Turn,
+    TurnBegan,
+    TurnEnded,
     Verdict,
 )
 from steadyrun.model.event import Emitted
@@ -23,7 +23,7 @@ from steadyrun.model.ids import HolderId, ProcessId
 from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 
-DriverOutput = Emitted | Began | Ended
+DriverOutput = Emitted | TurnBegan | TurnEnded
 
 
 class JournalBatch(Struct, frozen=True):
@@ -111,7 +111,7 @@ class Launcher(Protocol):
 
     def enforce(
         self, provider: str, rights: Rights, *, one_shot: bool = False
-    ) -> Enforced | Refused:
+    ) -> EnforcedRights | Refused:
         """See `Dialect.enforce`."""
 
     def wall_seconds(self, provider: str) -> float | None: ...

@@ -19,9 +19,9 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.ids import Ids
 from steadyrun.model.item import OnLost
 from steadyrun.model.policy import Policy
-from steadyrun.testing.model_servers.anthropic import Ask
-from steadyrun.testing.model_servers.content import Answer, answer, text
-from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.anthropic import ModelRequest
+from steadyrun.testing.model_servers.content import ModelAnswer, answer, text
+from steadyrun.testing.model_servers.faults import StreamGate
 from tests.chaos import oracle
 from tests.chaos.scenario import Scenario, Sent
 from tests.chaos.victims import victims
@@ -62,13 +62,13 @@ class Model:
     """Answers every message in two pieces, with a gate between them; it repeats its mark."""
 
     def __init__(self) -> None:
-        self._gates: dict[str, Gate] = {}
+        self._gates: dict[str, StreamGate] = {}
 
-    def gate(self, mark: str) -> Gate:
-        return self._gates.setdefault(mark, Gate())
+    def gate(self, mark: str) -> StreamGate:
+        return self._gates.setdefault(mark, StreamGate())
 
-    def __call__(self, ask: Ask) -> Answer:
-        mark = re.findall(r"mark-\d+", ask.said)[-1]
+    def __call__(self, ask: ModelRequest) -> ModelAnswer:
+        mark = re.findall(r"mark-\d+", ask.user_text)[-1]
         return answer(text("I heard ", self.gate(mark), mark))
 
 
@@ -162,7 +162,7 @@ def test_an_agent_with_a_real_cli_is_adopted_again_and_again(
 ) -> None:
     cli.program()
     model = Model()
-    with cli.server([], rest=model) as server:
+    with cli.server([], fallback=model) as server:
 
         async def main() -> Stage:
             async with victims() as by:
@@ -176,7 +176,7 @@ def test_an_agent_with_a_real_cli_is_adopted_again_and_again(
                             await stage.kill_in_answer(ends_alone=number % 2 == 0)
                         else:
                             await stage.kill_at(point)
-                    asked = Counter(ask.said for ask in server.main_asks)
+                    asked = Counter(ask.user_text for ask in server.main_requests)
                     # None of these deaths may repeat anything: each was told `fail`.
                     assert set(asked.values()) == {1}, asked
                     for whom in OTHERS:

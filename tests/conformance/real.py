@@ -14,16 +14,16 @@ import anyio
 import pytest
 
 from steadyrun.config import ProviderSettings
-from steadyrun.testing.model_servers.content import Call, answer, text
-from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.content import CallBlock, answer, text
+from steadyrun.testing.model_servers.faults import StreamGate
 from steadyrun.testing.model_servers.openai_responses import REMINDERS
-from steadyrun.testing.model_servers.protocol import Ask, Step, texts_of_user
+from steadyrun.testing.model_servers.protocol import ModelRequest, ServerStep, collect_user_texts
 from steadyrun.testing.provider_conformance import (
     GO,
     LONG_BYTES,
     PROMISES,
-    Promise,
     Prompt,
+    ProviderPromise,
     Situation,
 )
 from tests.conformance.harness import CANARY, LibraryHarness
@@ -44,11 +44,11 @@ PROMPTS: dict[Situation, Prompt] = {
 # A model cannot make a CLI do these.
 BEYOND_A_MODEL = {
     "check_a_full_disk_ends_the_run",
-    "check_a_run_that_will_not_end_is_ended",
-    "check_a_frame_that_nobody_knows_is_kept",
-    "check_a_line_that_is_no_frame_is_kept",
-    "check_a_line_that_is_no_text_is_kept",
-    "check_stderr_neither_blocks_nor_is_stored",
+    "check_an_unresponsive_run_is_killed",
+    "check_an_unknown_frame_is_kept",
+    "check_a_line_without_json_is_kept",
+    "check_a_line_of_invalid_utf8_is_kept",
+    "check_stderr_does_not_block_and_is_not_stored",
 }
 # What is asked for in words is done by a command that needs no leave.
 SHELL: dict[str, str] = {
@@ -69,12 +69,12 @@ class RealCli:
     """
 
     cli: Cli
-    run: Callable[[str], Call]
-    asks: Call
+    run: Callable[[str], CallBlock]
+    asks: CallBlock
     not_applicable: frozenset[str]
     options: Mapping[str, Any] = field(default_factory=dict)
     prompts: Mapping[Situation, Prompt] = field(default_factory=lambda: PROMPTS)
-    more: Mapping[str, Call] = field(default_factory=dict)
+    more: Mapping[str, CallBlock] = field(default_factory=dict)
     free: frozenset[Situation] = frozenset()
     arguments: tuple[str, ...] = ()
 
@@ -90,7 +90,7 @@ class RealCli:
                 if any(name.endswith(f"[{promise.name}]") for name in names)
             }
 
-    def check(self, promise: Promise, kept: Kept, place: Path) -> None:
+    def check(self, promise: ProviderPromise, kept: Kept, place: Path) -> None:
         """It was kept, or is one of those that cannot be."""
         self.cli.program()
         why_not = promise.why_not(self._harness(place, ""))
@@ -100,7 +100,7 @@ class RealCli:
 
         kept[promise.name].result()
 
-    def _keep(self, promise: Promise, place: Path, url: str) -> None:
+    def _keep(self, promise: ProviderPromise, place: Path, url: str) -> None:
         made = self._harness(place, url)
         if promise.why_not(made) is None:
             self._warm(place, url)
@@ -126,8 +126,8 @@ class RealCli:
         )
         return LibraryHarness(self.cli.name, place, settings, self.prompts, free=self.free)
 
-    def _model(self, ask: Ask) -> Step:
-        said = [*texts_of_user(ask.messages, ("<system-reminder>", *REMINDERS))]
+    def _model(self, ask: ModelRequest) -> ServerStep:
+        said = [*collect_user_texts(ask.messages, ("<system-reminder>", *REMINDERS))]
         # What comes while it hangs does not end that.
         *before, deed = ["", *(words.split()[0] for words in said if words)]
         if before[-1:] == ["hangs"] and deed == "more":
@@ -137,14 +137,14 @@ class RealCli:
             return answer(f"{deed} done{told}")
         return self._begin(deed, str(ask.messages))
 
-    def _begin(self, deed: str, history: str) -> Step:
+    def _begin(self, deed: str, history: str) -> ServerStep:
         match deed:
             case "answers":
                 return answer(text("4", "2"))
             case "recalls":
                 return answer("7f3a" if "learns 7f3a" in history else "nothing")
             case "hangs":
-                return answer(text("one", Gate()))
+                return answer(text("one", StreamGate()))
             case "asks":
                 return answer(self.asks)
             case "tells_secret_in_pieces":

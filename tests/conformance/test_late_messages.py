@@ -13,7 +13,7 @@ from steadyrun.model.event import FollowupAbsorbed, FollowupOwnTurn, FollowupRet
 from steadyrun.model.ids import AgentId
 from steadyrun.model.run import Run
 from steadyrun.store import Store
-from steadyrun.testing.provider_conformance.fixtures import ALL, PATIENCE_SECONDS, until_busy
+from steadyrun.testing.provider_conformance.fixtures import ALL, TIMEOUT_SECONDS, wait_until_busy
 from tests.conformance.test_providers import harness_of, play_of
 
 FATES = (FollowupAbsorbed, FollowupOwnTurn, FollowupReturned)
@@ -25,10 +25,10 @@ def test_a_message_that_is_taken_too_late_has_a_turn_of_its_own(tmp_path: Path) 
 
 async def _check_late_message(place: Path) -> None:
     harness = harness_of("codex", place)
-    with anyio.fail_after(PATIENCE_SECONDS):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         async with harness.library() as library:
             run = await library.start(play_of({"late": "one"}))
-            await until_busy(run)
+            await wait_until_busy(run)
             offer = await run.steer("more")
             assert not isinstance(offer, Refused)
             first = await run.result()

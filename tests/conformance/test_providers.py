@@ -21,8 +21,8 @@ from steadyrun.testing.provider_conformance import (
     GO,
     LONG_BYTES,
     PROMISES,
-    Promise,
     Prompt,
+    ProviderPromise,
     Situation,
 )
 from tests.children import fake_claude, fake_codex
@@ -175,43 +175,43 @@ SETTINGS = {
 }
 # Promises of one that listens while it works.
 _LISTENING = {
-    "check_it_is_told_what_became_of_a_message",
-    "check_any_program_may_steer",
-    "check_a_message_that_was_not_taken_is_returned",
-    "check_what_is_allowed_is_done",
-    "check_what_is_denied_is_not_done",
-    "check_another_input_is_refused_by_name",
+    "check_the_fate_of_a_message_is_recorded",
+    "check_any_program_can_steer",
+    "check_a_message_of_a_cancelled_run_has_one_fate",
+    "check_an_allowed_tool_runs",
+    "check_a_denied_tool_does_not_run",
+    "check_a_changed_input_is_refused_by_name",
     "check_a_denial_may_end_the_turn",
     "check_the_first_answer_counts",
-    "check_a_run_may_be_cancelled_while_it_asks",
+    "check_a_run_can_be_cancelled_during_an_approval",
 }
 # What cannot be, and is no omission.
 NOT_APPLICABLE = {
     "claude": {
-        "check_another_input_is_refused_by_name",
-        "check_what_it_cannot_do_is_refused_by_name",
-        "check_who_cannot_be_steered_says_so",
+        "check_a_changed_input_is_refused_by_name",
+        "check_a_missing_ability_is_refused_by_name",
+        "check_steering_is_refused_where_unsupported",
         "check_a_full_disk_ends_the_run",
     },
     "codex": {
-        "check_who_cannot_be_steered_says_so",
+        "check_steering_is_refused_where_unsupported",
         "check_a_full_disk_ends_the_run",
     },
     "codex exec": {*_LISTENING, "check_a_full_disk_ends_the_run"},
     "scripted": {
-        "check_what_it_cannot_do_is_refused_by_name",
-        "check_who_cannot_be_steered_says_so",
+        "check_a_missing_ability_is_refused_by_name",
+        "check_steering_is_refused_where_unsupported",
         "check_a_full_disk_ends_the_run",
     },
     "shell": {
-        "check_a_conversation_goes_on",
-        "check_a_conversation_that_never_was_is_an_error_with_a_name",
+        "check_a_conversation_is_resumed",
+        "check_an_unknown_conversation_is_a_named_error",
         "check_a_full_disk_ends_the_run",
         *_LISTENING,
-        "check_a_frame_that_nobody_knows_is_kept",
-        "check_a_line_that_is_no_frame_is_kept",
-        "check_a_line_that_is_no_text_is_kept",
-        "check_a_tool_that_is_open_at_the_end_is_closed",
+        "check_an_unknown_frame_is_kept",
+        "check_a_line_without_json_is_kept",
+        "check_a_line_of_invalid_utf8_is_kept",
+        "check_an_open_tool_is_closed_at_the_end",
     },
 }
 
@@ -240,14 +240,14 @@ def kept(
         }
 
 
-def _name(pair: tuple[str, Promise]) -> str:
+def _name(pair: tuple[str, ProviderPromise]) -> str:
     provider, promise = pair
     return f"{provider}-{promise.name}"
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=_name)
 def test_a_provider_keeps_its_promise(
-    pair: tuple[str, Promise], kept: dict[str, "Future[None]"]
+    pair: tuple[str, ProviderPromise], kept: dict[str, "Future[None]"]
 ) -> None:
     provider, promise = pair
     why_not = promise.why_not(harness_of(provider, Path()))
@@ -299,7 +299,9 @@ def _keep_on_small_disk(provider: str, place: Path) -> "subprocess.CompletedProc
     )
 
 
-def keep(provider: str, promise: Promise, place: Path, *, has_small_disk: bool = False) -> None:
+def keep(
+    provider: str, promise: ProviderPromise, place: Path, *, has_small_disk: bool = False
+) -> None:
     harness = harness_of(provider, place, has_small_disk=has_small_disk)
     if promise.why_not(harness) is None:
         anyio.run(promise.check, harness)

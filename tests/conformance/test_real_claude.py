@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from steadyrun.testing.model_servers.content import Call, call
-from steadyrun.testing.provider_conformance import Promise
+from steadyrun.testing.model_servers.content import CallBlock, call
+from steadyrun.testing.provider_conformance import ProviderPromise
 from tests.conformance.real import BEYOND_A_MODEL, Kept, RealCli, every_promise
 from tests.support.real_cli_stage import CLAUDE
 
 
-def run(command: str) -> Call:
+def run(command: str) -> CallBlock:
     return call("Bash", command=command)
 
 
@@ -22,10 +22,10 @@ REAL = RealCli(
     not_applicable=frozenset(
         {
             *BEYOND_A_MODEL,
-            "check_what_it_cannot_do_is_refused_by_name",
-            "check_who_cannot_be_steered_says_so",
-            "check_another_input_is_refused_by_name",
-            "check_a_tool_that_is_open_at_the_end_is_closed",
+            "check_a_missing_ability_is_refused_by_name",
+            "check_steering_is_refused_where_unsupported",
+            "check_a_changed_input_is_refused_by_name",
+            "check_an_open_tool_is_closed_at_the_end",
         }
     ),
     options={"settings": {"permissions": {"allow": ["Bash"]}}},
@@ -41,6 +41,6 @@ def kept(
 
 @every_promise
 def test_the_real_claude_code_keeps_its_promise(
-    promise: Promise, kept: Kept, tmp_path: Path
+    promise: ProviderPromise, kept: Kept, tmp_path: Path
 ) -> None:
     REAL.check(promise, kept, tmp_path)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from steadyrun.testing.model_servers.content import Call, call
-from steadyrun.testing.provider_conformance import Promise, Prompt
+from steadyrun.testing.model_servers.content import CallBlock, call
+from steadyrun.testing.provider_conformance import Prompt, ProviderPromise
 from tests.conformance.real import BEYOND_A_MODEL, PROMPTS, Kept, RealCli, every_promise
 from tests.support.real_cli_stage import CODEX
 
 
-def run(command: str) -> Call:
+def run(command: str) -> CallBlock:
     return call("exec_command", cmd=command)
 
 
@@ -24,7 +24,7 @@ REAL = RealCli(
         sandbox_permissions="require_escalated",
         justification="may I?",
     ),
-    not_applicable=frozenset({*BEYOND_A_MODEL, "check_who_cannot_be_steered_says_so"}),
+    not_applicable=frozenset({*BEYOND_A_MODEL, "check_steering_is_refused_where_unsupported"}),
     prompts={**PROMPTS, "leaves_tool": Prompt("leaves_tool")},
     # It goes on while a command still runs.
     more={"leaves_tool": call("exec_command", cmd="sleep 60", yield_time_ms=250)},
@@ -42,5 +42,7 @@ def kept(
 
 
 @every_promise
-def test_the_real_codex_keeps_its_promise(promise: Promise, kept: Kept, tmp_path: Path) -> None:
+def test_the_real_codex_keeps_its_promise(
+    promise: ProviderPromise, kept: Kept, tmp_path: Path
+) -> None:
     REAL.check(promise, kept, tmp_path)

@@ -10,9 +10,9 @@ from steadyrun.model import event as ev
 from steadyrun.model.gate import Opened, dispatchable
 from steadyrun.model.ids import ItemId
 from steadyrun.testing.model_servers.anthropic import answer, call
-from steadyrun.testing.model_servers.content import Call
-from steadyrun.testing.model_servers.faults import Refusal, rate_limited
-from steadyrun.testing.model_servers.protocol import Steps
+from steadyrun.testing.model_servers.content import CallBlock
+from steadyrun.testing.model_servers.faults import Refusal, refuse_rate_limit
+from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.support.daemon_harness import Team
 from tests.support.real_agents import working
 from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, Stage, staged
@@ -28,13 +28,13 @@ def cli(request: pytest.FixtureRequest) -> Cli:
     return found
 
 
-def shell(cli: Cli, command: str) -> Call:
+def shell(cli: Cli, command: str) -> CallBlock:
     return call("Bash", command=command) if cli is CLAUDE else call("exec_command", cmd=command)
 
 
 def asked(stage: Stage) -> str:
     """All that the model was told when it was asked last."""
-    last = stage.server.main_asks[-1]
+    last = stage.server.main_requests[-1]
     return str(last.messages) + str(last.body)
 
 
@@ -87,12 +87,12 @@ def test_a_limit_closes_the_gate_and_the_item_goes_on_by_itself(tmp_path: Path, 
                 await team.until(ada, lambda: _is_queued(team, item))
                 [gate] = await team.store.gates()
                 assert not dispatchable(gate, datetime.now(UTC))
-                asks = len(stage.server.main_asks)
+                asks = len(stage.server.main_requests)
                 await team.store.update_gate(gate.provider, Opened())
                 done = await team.settled(item)
 
                 assert done.status == "completed"
-                assert len(stage.server.main_asks) == asks + 1
+                assert len(stage.server.main_requests) == asks + 1
                 assert [run.status for run in await team.runs(ada)] == ["rate_limited", "completed"]
 
         anyio.run(main)
@@ -118,14 +118,14 @@ def test_a_conversation_that_its_provider_refuses_is_replaced(tmp_path: Path) ->
                 assert [each.ended for each in session.history] == ["it is not there any more"]
 
         anyio.run(main)
-        last = str(stage.server.main_asks[-1].messages)
+        last = str(stage.server.main_requests[-1].messages)
     assert "From the record" in last
     assert "the second request" in last
 
 
-def _limited(cli: Cli) -> Steps:
+def _limited(cli: Cli) -> ServerSteps:
     """As often as the CLI tries by itself, and then an answer."""
-    return [*[rate_limited(retry_after=0)] * TRIES[cli.name], answer("Done.")]
+    return [*[refuse_rate_limit(retry_after=0)] * TRIES[cli.name], answer("Done.")]
 
 
 async def _is_queued(team: Team, item: ItemId) -> bool:

@@ -12,8 +12,8 @@ import pytest
 from steadyrun.drivers.keeper_client import read_sent
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import call
-from steadyrun.testing.model_servers.content import Answer, answer
-from steadyrun.testing.model_servers.protocol import Steps
+from steadyrun.testing.model_servers.content import ModelAnswer, answer
+from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.children.keeper_driver import eventually
 from tests.support.cli_home import Home, a_home, end
 from tests.support.codex_stage import asks_for
@@ -26,14 +26,14 @@ def cli(request: pytest.FixtureRequest) -> Cli:
     return found
 
 
-def touches(cli: Cli, name: str) -> Answer:
+def touches(cli: Cli, name: str) -> ModelAnswer:
     """The model wants something that has to be asked for."""
     command = f"touch {name}"
     return answer(call("Bash", command=command)) if cli is CLAUDE else asks_for(command)
 
 
 @contextmanager
-def asking(place: Path, cli: Cli, script: Steps) -> Iterator[tuple[Home, Stage]]:
+def asking(place: Path, cli: Cli, script: ServerSteps) -> Iterator[tuple[Home, Stage]]:
     """A home whose agent is a real CLI that asks, as `steadyrun up` would run it."""
     with staged(place, script, cli=cli) as stage, a_home(place) as home:
         settings = stage.config.settings.providers[cli.name]
@@ -125,7 +125,7 @@ def test_an_answer_outlives_the_daemon(tmp_path: Path, cli: Cli, is_up_again: bo
         assert resolved(home) == [("allow", json.loads(done.stdout)["by"])]
         assert decisions(home) == 1
         assert [path.name for path in stage.cwd.iterdir()] == ["one"]
-        assert len(stage.server.main_asks) == 2
+        assert len(stage.server.main_requests) == 2
         assert len({run.process for run in home.runs()}) == 1
 
 
@@ -154,5 +154,5 @@ def test_what_is_always_allowed_is_not_asked_again(tmp_path: Path, cli: Cli) -> 
         assert settled(home, item) == "Done."
         assert first["offers_always"]
         assert len(resolved(home)) == 1
-        assert len(stage.server.main_asks) == 3
+        assert len(stage.server.main_requests) == 3
         assert not list(stage.cwd.rglob("settings*.json")), "it is for this conversation only"

@@ -12,8 +12,8 @@ from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from steadyrun.model.usage import tokens_of
-from steadyrun.testing.model_servers.anthropic import Ask, answer
-from steadyrun.testing.model_servers.content import Answer, Tokens
+from steadyrun.testing.model_servers.anthropic import ModelRequest, answer
+from steadyrun.testing.model_servers.content import AnswerTokens, ModelAnswer
 from tests.flow.test_agents_real import shell
 from tests.support.daemon_harness import Team
 from tests.support.real_agents import working
@@ -30,11 +30,13 @@ def cli(request: pytest.FixtureRequest) -> Cli:
     return found
 
 
-def looping(cli: Cli) -> Callable[[Ask], Answer]:
+def looping(cli: Cli) -> Callable[[ModelRequest], ModelAnswer]:
     """A model that wants the same command again and again."""
 
-    def answered(_: Ask) -> Answer:
-        return answer(shell(cli, "echo x >> calls"), tokens=Tokens(input=EACH - 10, output=10))
+    def answered(_: ModelRequest) -> ModelAnswer:
+        return answer(
+            shell(cli, "echo x >> calls"), tokens=AnswerTokens(input=EACH - 10, output=10)
+        )
 
     return answered
 
@@ -85,7 +87,7 @@ def test_an_agent_that_goes_round_in_circles_is_stopped_within_one_tool_call(
         anyio.run(main)
         # Whoever is stopped asks for no more.
         if budget.day_tokens:
-            assert 4 <= len(stage.server.main_asks) <= 6
+            assert 4 <= len(stage.server.main_requests) <= 6
 
 
 def _calls(place: Path) -> int:

@@ -12,16 +12,16 @@ from steadyrun.library import Offered
 from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.testing.model_servers.anthropic import (
-    Answer,
-    Ask,
-    Step,
-    Tokens,
+    AnswerTokens,
+    ModelAnswer,
+    ModelRequest,
+    ServerStep,
     answer,
     call,
     text,
     thinking,
 )
-from steadyrun.testing.model_servers.faults import Gate, Refusal
+from steadyrun.testing.model_servers.faults import Refusal, StreamGate
 from tests.support.real_cli_stage import (
     PNG,
     Played,
@@ -36,7 +36,7 @@ from tests.support.real_cli_stage import (
 )
 
 
-def touching(name: str) -> Answer:
+def touching(name: str) -> ModelAnswer:
     """The model wants to run something that has to be asked for."""
     return answer(call("Bash", command=f"touch {name}"))
 
@@ -71,7 +71,7 @@ def test_a_tool_is_allowed_changed_or_denied(tmp_path: Path) -> None:
         ]
         [denied] = played.of(ev.ToolFailed)
         assert denied.error == "not on a Monday"
-        [result] = stage.server.main_asks[3].results
+        [result] = stage.server.main_requests[3].results
         assert (result["content"], result["is_error"]) == ("not on a Monday", True)
 
 
@@ -82,7 +82,7 @@ def test_a_denial_may_end_the_turn(tmp_path: Path) -> None:
         assert (played.run.status, played.run.text) == ("cancelled", None)
         assert resolved(played) == [("deny", "library")]
         assert len(played.of(ev.ToolFailed)) == 1
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
         assert list(stage.cwd.iterdir()) == []
 
 
@@ -99,7 +99,7 @@ def test_a_run_is_stopped_while_it_asks(tmp_path: Path) -> None:
 
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
         assert resolved(played) == [("cancelled", "provider")]
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
         assert list(stage.cwd.iterdir()) == []
 
 
@@ -121,7 +121,7 @@ def test_a_follow_up_while_it_asks_is_taken_in_once_it_is_answered(tmp_path: Pat
         ]
         assert [path.name for path in stage.cwd.iterdir()] == ["one"]
         assert times_told(stage.server, "hurry up") == 1
-        assert len(stage.server.main_asks) == 2
+        assert len(stage.server.main_requests) == 2
 
 
 # -- what comes back
@@ -136,7 +136,7 @@ SCHEMA = {
 ASK_FOR_ANSWERS = {"settings": {"permissions": {"ask": ["StructuredOutput"]}}}
 
 
-def in_form(given: Any) -> Answer:
+def in_form(given: Any) -> ModelAnswer:
     return answer(call("StructuredOutput", answer=given))
 
 
@@ -159,8 +159,8 @@ def test_an_answer_fits_the_schema(tmp_path: Path) -> None:
         assert "must be integer" in why.text
         assert (tool_events(played), played.run.tools) == ([], 0)
         # It was asked again where it did not answer so, and where that did not fit.
-        assert len(stage.server.main_asks) == 3
-        [mismatch] = stage.server.main_asks[2].results
+        assert len(stage.server.main_requests) == 3
+        [mismatch] = stage.server.main_requests[2].results
         assert mismatch["is_error"]
 
 
@@ -171,7 +171,9 @@ def test_an_answer_that_never_fits_is_a_failure(tmp_path: Path) -> None:
         assert played.run.status == "failed"
         assert played.run.error is not None
         assert played.run.error.code == "schema_unmet"
-        assert len(played.of(ev.Note)) == len(final_texts(played)) == len(stage.server.main_asks)
+        assert (
+            len(played.of(ev.Note)) == len(final_texts(played)) == len(stage.server.main_requests)
+        )
         assert tool_events(played) == []
 
 
@@ -220,17 +222,17 @@ def test_images_go_in_and_come_out(tmp_path: Path) -> None:
         assert tool.tool_output == [
             {"type": "image", "media_type": "image/png", "name": produced.name}
         ]
-        first, second = stage.server.main_asks
-        assert [block["source"]["data"] for block in first.news if block["type"] == "image"] == [
-            base64.b64encode(PNG).decode()
-        ]
+        first, second = stage.server.main_requests
+        assert [
+            block["source"]["data"] for block in first.new_items if block["type"] == "image"
+        ] == [base64.b64encode(PNG).decode()]
         # The second has it in what was said before, and the tool's as news.
-        assert [block["type"] for block in second.news] == ["tool_result"]
+        assert [block["type"] for block in second.new_items] == ["tool_result"]
         assert [part["type"] for part in second.results[0]["content"]] == ["image"]
 
 
 def test_thinking_and_words_are_told_as_they_come(tmp_path: Path) -> None:
-    in_thought, in_words = Gate(), Gate()
+    in_thought, in_words = StreamGate(), StreamGate()
     said = answer(thinking("Hm, ", in_thought, "well."), text("It ", in_words, "is."))
 
     async def main(stage: Stage) -> list[StoredEvent | LiveEvent]:
@@ -277,7 +279,9 @@ def test_thinking_and_words_are_told_as_they_come(tmp_path: Path) -> None:
 def test_a_run_ends_at_its_limit(
     tmp_path: Path, wish: dict[str, Any], code: str, stop_reason: str | None, rounds: int
 ) -> None:
-    on_and_on = answer("Once more.", call("Bash", command="echo on"), tokens=Tokens(1000, 1000))
+    on_and_on = answer(
+        "Once more.", call("Bash", command="echo on"), tokens=AnswerTokens(1000, 1000)
+    )
     with staged(tmp_path, lambda ask: on_and_on) as stage:
         run = stage.played("go on", **wish).run
 
@@ -285,7 +289,7 @@ def test_a_run_ends_at_its_limit(
         assert run.error
         assert (run.error.code, run.error.retryable) == (code, False)
         assert run.error.hint
-        assert len(stage.server.main_asks) == rounds
+        assert len(stage.server.main_requests) == rounds
         assert run.usage.output_tokens == 1000 * rounds
         assert run.cost.usd == pytest.approx(0.03 * rounds)
 
@@ -296,28 +300,28 @@ def test_a_run_ends_at_its_limit(
 class Growing:
     """A model that works in rounds which take more and more tokens, until it is compacted."""
 
-    def __init__(self, summary: Step) -> None:
+    def __init__(self, summary: ServerStep) -> None:
         self._summary = summary
 
-    def __call__(self, ask: Ask) -> Step:
-        if "Respond with TEXT ONLY" in ask.said:
+    def __call__(self, ask: ModelRequest) -> ServerStep:
+        if "Respond with TEXT ONLY" in ask.user_text:
             return self._summary
         rounds = self.rounds(ask)
         if rounds == 6 or "SO FAR" in str(ask.messages):
             return answer("At last.")
         echo = call("Bash", command=f"echo round {rounds}")
-        return answer(echo, tokens=Tokens(20_000 * (rounds + 1), 50))
+        return answer(echo, tokens=AnswerTokens(20_000 * (rounds + 1), 50))
 
     @staticmethod
-    def rounds(ask: Ask) -> int:
+    def rounds(ask: ModelRequest) -> int:
         return str(ask.messages).count("'tool_result'")
 
 
 def test_a_conversation_is_compacted_in_mid_turn_and_goes_on(tmp_path: Path) -> None:
-    model = Growing(answer("<summary>SO FAR: four rounds.</summary>", tokens=Tokens(100, 50)))
-    gate = Gate()
+    model = Growing(answer("<summary>SO FAR: four rounds.</summary>", tokens=AnswerTokens(100, 50)))
+    gate = StreamGate()
 
-    def script(ask: Ask) -> Step:
+    def script(ask: ModelRequest) -> ServerStep:
         step = model(ask)
         return answer(text("At ", gate, "last.")) if step == answer("At last.") else step
 
@@ -337,14 +341,14 @@ def test_a_conversation_is_compacted_in_mid_turn_and_goes_on(tmp_path: Path) -> 
         [done] = played.of(ev.CompactionCompleted)
         assert (done.tokens_before or 0) > 67_000 > (done.tokens_after or 0) > 0
         assert played.of(ev.CompactionFailed) == []
-        *_, before, summary, after, then = stage.server.main_asks
-        assert "Respond with TEXT ONLY" in summary.said
+        *_, before, summary, after, then = stage.server.main_requests
+        assert "Respond with TEXT ONLY" in summary.user_text
         # What was said before is in the summary only, and the tool's result is not lost.
         assert "FOR LONG" in str(before.messages)
         assert "FOR LONG" not in str(after.messages)
         assert "SO FAR: four rounds." in str(after.messages)
         assert "round 3" in str(after.results)
-        assert then.said == "and then?"
+        assert then.user_text == "and then?"
         assert times_told(stage.server, "SO FAR: four rounds.") == 1
         # It has one token, and all that was used is counted.
         assert len(played.of(ev.TokenBound)) == 1
@@ -360,11 +364,11 @@ def test_a_compaction_that_fails_does_not_end_the_turn(tmp_path: Path) -> None:
         assert (played.run.status, played.run.text) == ("completed", "At last.")
         assert len(played.of(ev.CompactionFailed)) == len(played.of(ev.CompactionStarted)) >= 1
         assert played.of(ev.CompactionCompleted) == []
-        assert Growing.rounds(stage.server.main_asks[-1]) == 6
+        assert Growing.rounds(stage.server.main_requests[-1]) == 6
 
 
 def test_a_compaction_is_interrupted_and_what_is_queued_is_taken_back(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
 
     async def main(stage: Stage) -> Played:
         async with stage.library() as library:
@@ -384,14 +388,14 @@ def test_a_compaction_is_interrupted_and_what_is_queued_is_taken_back(tmp_path: 
             ("returned", "cancelled")
         ]
         assert times_told(stage.server, "and then?") == 0
-        assert "Respond with TEXT ONLY" in stage.server.main_asks[-1].said
+        assert "Respond with TEXT ONLY" in stage.server.main_requests[-1].user_text
 
 
 # -- how it is started
 
 
 def test_a_process_for_one_turn_takes_a_long_prompt_and_no_follow_up(tmp_path: Path) -> None:
-    gate, prompt = Gate(), "/many words " * 33_000 + "end"
+    gate, prompt = StreamGate(), "/many words " * 33_000 + "end"
 
     async def main(stage: Stage) -> tuple[Played, object]:
         async with stage.library() as library:
@@ -408,8 +412,8 @@ def test_a_process_for_one_turn_takes_a_long_prompt_and_no_follow_up(tmp_path: P
         assert len(prompt) > 390_000
         assert isinstance(steered, Refused)
         assert (played.run.status, played.run.text) == ("completed", "All read.")
-        [ask] = stage.server.main_asks
-        assert ask.said == prompt
+        [ask] = stage.server.main_requests
+        assert ask.user_text == prompt
         assert times_told(stage.server, "one more") == 0
 
 
@@ -418,7 +422,7 @@ def test_the_system_prompt_and_the_tools_are_those_asked_for(tmp_path: Path) -> 
         run = stage.played("Are you?", system="You are a test.", tools=["Read", "Bash"]).run
 
         assert run.status == "completed"
-        [ask] = stage.server.main_asks
+        [ask] = stage.server.main_requests
         assert sorted(ask.tools) == ["Bash", "Read"]
         assert ask.body["system"][-1]["text"] == "You are a test."
         assert "You are Claude Code" not in str(ask.body["system"])

@@ -33,26 +33,26 @@ from steadyrun.model.run import Run
 from steadyrun.runtime.direct_runs import DirectRuns
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.model_servers.anthropic import (
-    Ask,
-    Step,
-    Steps,
+    ModelRequest,
+    ServerStep,
+    ServerSteps,
     answer,
+    build_limit_headers,
     call,
     text,
-    unified_limit,
 )
 from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
-    Gate,
     Hang,
     Refusal,
-    not_found,
-    overloaded,
-    rate_limited,
-    server_error,
-    too_long,
-    unauthorized,
+    StreamGate,
+    refuse_not_found,
+    refuse_overloaded,
+    refuse_rate_limit,
+    refuse_server_error,
+    refuse_too_long,
+    refuse_unauthorized,
 )
 from tests.children.keeper_driver import eventually
 from tests.support.commands import steadyrun as command
@@ -77,7 +77,7 @@ class Refused:
     """
 
     name: str
-    step: Step
+    step: ServerStep
     code: str
     told: tuple[str, ...] = ()
     asked: int = 2
@@ -86,28 +86,30 @@ class Refused:
     has_hint: bool = False
 
 
-def _retryable(name: str, step: Step, code: str, told: str, **more: Any) -> Refused:
+def _retryable(name: str, step: ServerStep, code: str, told: str, **more: Any) -> Refused:
     return Refused(name, step, code, (told,), is_retryable=True, **more)
 
 
-def _limited(name: str, step: Step) -> Refused:
+def _limited(name: str, step: ServerStep) -> Refused:
     return _retryable(name, step, "rate_limited", "rate_limited", status="rate_limited")
 
 
-def _broken(name: str, step: Step, code: str) -> Refused:
+def _broken(name: str, step: ServerStep, code: str) -> Refused:
     return _retryable(name, step, code, code, asked=3)
 
 
-UNIFIED = unified_limit("rejected", RESETS_AT)
+UNIFIED = build_limit_headers("rejected", RESETS_AT)
 REFUSED = [
-    _limited("rate limit", rate_limited()),
-    _limited("rate limit of a key, with a subscription's headers", rate_limited(headers=UNIFIED)),
-    _retryable("overload", overloaded(), "overloaded", "overloaded"),
+    _limited("rate limit", refuse_rate_limit()),
+    _limited(
+        "rate limit of a key, with a subscription's headers", refuse_rate_limit(headers=UNIFIED)
+    ),
+    _retryable("overload", refuse_overloaded(), "overloaded", "overloaded"),
     _broken("overload in mid-stream", answer(text("Hel", Break("overloaded"))), "overloaded"),
-    _retryable("broken server", server_error(), "server_error", "server_error"),
+    _retryable("broken server", refuse_server_error(), "server_error", "server_error"),
     _broken("error in mid-stream", answer(text("Hel", Break("server"))), "server_error"),
-    Refused("wrong key", unauthorized(), "auth", ("auth",), has_hint=True),
-    Refused("prompt too long", too_long(), "prompt_too_long", asked=1, has_hint=True),
+    Refused("wrong key", refuse_unauthorized(), "auth", ("auth",), has_hint=True),
+    Refused("prompt too long", refuse_too_long(), "prompt_too_long", asked=1, has_hint=True),
     Refused("request that is wrong", Refusal("invalid"), "invalid_request", asked=1),
 ]
 
@@ -115,7 +117,7 @@ REFUSED = [
 @pytest.fixture(scope="module")
 def played(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[dict[str, "Future[tuple[Played, list[Ask]]]"]]:
+) -> Iterator[dict[str, "Future[tuple[Played, list[ModelRequest]]]"]]:
     """The records of all that are wanted, made together: most of their time is spent waiting."""
     wanted = {item.name for item in request.session.items}
     with ThreadPoolExecutor(THREADS) as pool:
@@ -126,14 +128,14 @@ def played(
         }
 
 
-def _play(case: Refused, folder: Path) -> tuple[Played, list[Ask]]:
+def _play(case: Refused, folder: Path) -> tuple[Played, list[ModelRequest]]:
     with staged(folder, [case.step] * 9, options={"max_retries": 1}) as stage:
-        return stage.played("go"), list(stage.server.main_asks)
+        return stage.played("go"), list(stage.server.main_requests)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
 def test_what_the_api_refuses_has_a_name(
-    case: Refused, played: "dict[str, Future[tuple[Played, list[Ask]]]]"
+    case: Refused, played: "dict[str, Future[tuple[Played, list[ModelRequest]]]]"
 ) -> None:
     record, asks = played[case.name].result()
 
@@ -153,7 +155,7 @@ _REFUSED_TEST = test_what_the_api_refuses_has_a_name.__name__
 
 
 def test_a_model_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    with staged(tmp_path, [not_found()] * 9) as stage:
+    with staged(tmp_path, [refuse_not_found()] * 9) as stage:
         record = stage.played("go", model="claude-none")
 
         assert record.run.status == "failed"
@@ -161,11 +163,11 @@ def test_a_model_that_nobody_knows_is_named(tmp_path: Path) -> None:
         assert "claude-none" in _error(record.run).message
         assert "another model" in _error(record.run).hint
         assert record.of(ev.ProviderRetrying) == []
-        assert {ask.model for ask in stage.server.main_asks} == {"claude-none"}
+        assert {ask.model for ask in stage.server.main_requests} == {"claude-none"}
 
 
 def test_the_limit_of_a_subscription_says_when_it_ends(tmp_path: Path) -> None:
-    script = [rate_limited(headers=UNIFIED)]
+    script = [refuse_rate_limit(headers=UNIFIED)]
     with staged(tmp_path, script, env=SUBSCRIPTION) as stage:
         record = stage.played("go")
 
@@ -173,11 +175,11 @@ def test_the_limit_of_a_subscription_says_when_it_ends(tmp_path: Path) -> None:
         assert _error(record.run).code == "rate_limited"
         assert _error(record.run).retry_at == datetime.fromtimestamp(RESETS_AT, UTC)
         assert record.of(ev.ProviderRetrying) == []
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
 
 
 def test_a_limit_that_comes_near_is_noted(tmp_path: Path) -> None:
-    near = unified_limit("allowed_warning", RESETS_AT, used=0.91)
+    near = build_limit_headers("allowed_warning", RESETS_AT, used=0.91)
     with staged(tmp_path, [answer("Hello.", headers=near)], env=SUBSCRIPTION) as stage:
         record = stage.played("go")
 
@@ -188,11 +190,16 @@ def test_a_limit_that_comes_near_is_noted(tmp_path: Path) -> None:
 
 
 def test_another_model_steps_in_for_one_that_is_overloaded(tmp_path: Path) -> None:
-    script: Steps = [overloaded(), overloaded(), overloaded(), answer("Instead.")]
+    script: ServerSteps = [
+        refuse_overloaded(),
+        refuse_overloaded(),
+        refuse_overloaded(),
+        answer("Instead."),
+    ]
     options = {"max_retries": 3, "fallback_model": "claude-haiku-4-5"}
     with staged(tmp_path, script, options=options) as stage:
         record = stage.played("go")
-        first, *_, last = [ask.model for ask in stage.server.main_asks]
+        first, *_, last = [ask.model for ask in stage.server.main_requests]
 
     assert (record.run.status, record.run.text) == ("completed", "Instead.")
     assert (first, last) == ("claude-opus-4-8", "claude-haiku-4-5")
@@ -209,14 +216,14 @@ def test_a_stream_that_is_always_cut_fails_like_a_broken_server(tmp_path: Path) 
         assert record.run.status == "failed"
         assert (_error(record.run).code, _error(record.run).retryable) == ("server_error", True)
         # After the stream it is asked for in one piece, once or twice.
-        assert [ask.is_stream for ask in stage.server.main_asks][:2] == [True, False]
-        assert len(stage.server.main_asks) - len(record.of(ev.ProviderRetrying)) == 2
+        assert [ask.is_stream for ask in stage.server.main_requests][:2] == [True, False]
+        assert len(stage.server.main_requests) - len(record.of(ev.ProviderRetrying)) == 2
         assert record.of(ev.TextFinal) == []
 
 
 def test_what_is_refused_once_is_only_told(tmp_path: Path) -> None:
     """A stream that breaks is asked for again, and what it had said is no part of the answer."""
-    script: Steps = [server_error(), answer(text("Hel", Cut())), answer("Hello.")]
+    script: ServerSteps = [refuse_server_error(), answer(text("Hel", Cut())), answer("Hello.")]
     with staged(tmp_path, script) as stage:
         record = stage.played("go")
 
@@ -241,7 +248,7 @@ class Ahead(SystemClock):
 
 @pytest.mark.parametrize("is_begun", [False, True], ids=["not a byte", "stalls in mid-stream"])
 def test_a_model_that_never_answers_is_interrupted(tmp_path: Path, is_begun: bool) -> None:
-    gate, clock = Gate(), Ahead()
+    gate, clock = StreamGate(), Ahead()
     step = answer(text("Hel", gate, "lo")) if is_begun else Hang(gate)
     with staged(tmp_path, [step]) as stage:
 
@@ -259,8 +266,8 @@ def test_a_model_that_never_answers_is_interrupted(tmp_path: Path, is_begun: boo
 
         assert (record.run.status, record.run.stop_reason) == ("timed_out", "idle_timeout")
         assert record.run.resume_token is not None
-        [ask] = stage.server.main_asks
-        stage.server.wait_until(lambda: stage.server.fate_of(ask.request.number) == "left")
+        [ask] = stage.server.main_requests
+        stage.server.wait_until(lambda: stage.server.find_fate(ask.request.number) == "left")
         _check_order(record)
 
 
@@ -296,7 +303,7 @@ def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None
         assert (fresh.run.status, fresh.run.text) == ("completed", "New here.")
         assert fresh.run.resume_token not in {None, token}
         assert len(fresh.of(ev.Note)) == 1
-        assert [ask.said for ask in stage.server.main_asks] == ["greet", "go on"]
+        assert [ask.user_text for ask in stage.server.main_requests] == ["greet", "go on"]
 
 
 def test_a_conversation_goes_on_with_the_model_that_answered(tmp_path: Path) -> None:
@@ -308,7 +315,7 @@ def test_a_conversation_goes_on_with_the_model_that_answered(tmp_path: Path) -> 
         assert first.run.model is None
         assert second.run.model == named[0]
         assert second.run.resume_token == first.run.resume_token
-        assert [ask.said for ask in stage.server.main_asks] == ["greet", "go on"]
+        assert [ask.user_text for ask in stage.server.main_requests] == ["greet", "go on"]
         assert second.of(ev.StatsUpdated)[0].model == named[0]
 
 
@@ -321,7 +328,7 @@ def test_a_conversation_that_never_was_is_not_found(tmp_path: Path, token: str) 
         assert _error(record.run).code == "resume_not_found"
         assert _error(record.run).hint
         assert record.run.resume_token is None
-        assert stage.server.main_asks == ()
+        assert stage.server.main_requests == ()
 
 
 # -- a program that cannot work
@@ -334,7 +341,7 @@ def test_somebody_must_be_logged_in(tmp_path: Path) -> None:
         assert record.run.status == "failed"
         assert (_error(record.run).code, _error(record.run).retryable) == ("auth", False)
         assert "log in" in _error(record.run).hint.lower()
-        assert stage.server.main_asks == ()
+        assert stage.server.main_requests == ()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused")

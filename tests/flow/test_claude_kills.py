@@ -15,7 +15,7 @@ from steadyrun.dialect import Verdict
 from steadyrun.library import Offered
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import answer, call, text
-from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.faults import StreamGate
 from tests.support.killed_driver import (
     ENDS,
     Driver,
@@ -49,14 +49,14 @@ DONE = ["text.final", "stats.updated", "run.completed"]
 
 @pytest.mark.parametrize("ends", ENDS)
 def test_a_driver_may_be_killed_in_a_stream(tmp_path: Path, ends: str) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with staged(tmp_path, [answer(text("Hel", gate, "lo"))]) as stage:
         home = adopted(stage, hears("text.delta"), gate.open, ends=ends)
 
         check_adopted(home, stage)
         assert home.outline == [*BEGUN, *DONE]
         assert [(run.status, run.text) for run in home.runs] == [("completed", "Hello")]
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
 
 
 @pytest.mark.parametrize("ends", ENDS)
@@ -72,7 +72,7 @@ def test_a_driver_may_be_killed_in_a_tool(tmp_path: Path, ends: str) -> None:
         ]  # fmt: skip
         assert [run.status for run in home.runs] == ["completed"]
         assert tool.done.read_text() == "once\n"
-        assert [ask.results[0]["content"] for ask in stage.server.main_asks[1:]] == ["done"]
+        assert [ask.results[0]["content"] for ask in stage.server.main_requests[1:]] == ["done"]
 
 
 def test_drivers_may_be_killed_before_and_after_an_approval_is_answered(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_drivers_may_be_killed_before_and_after_an_approval_is_answered(tmp_path
 def test_a_driver_may_be_killed_with_a_follow_up_in_the_queue_of_the_cli(
     tmp_path: Path, ends: str
 ) -> None:
-    gate = Gate()
+    gate = StreamGate()
     script = [answer(text("Hel", gate, "lo")), answer("That, too.")]
 
     async def steered(driver: Driver) -> None:
@@ -135,7 +135,7 @@ def test_a_driver_may_be_killed_with_a_follow_up_in_the_queue_of_the_cli(
             ("completed", "That, too."),
         ]
         assert [(item.text, item.delivery) for item in home.items[1:]] == [("and THAT", "own_turn")]
-        assert [ask.said for ask in stage.server.main_asks] == ["go", "and THAT"]
+        assert [ask.user_text for ask in stage.server.main_requests] == ["go", "and THAT"]
         assert times_told(stage.server, "THAT") == 1
 
 
@@ -168,14 +168,14 @@ def test_a_driver_may_be_killed_with_a_follow_up_for_a_tool(
         assert [(item.status, item.delivery) for item in home.items[1:]] == [
             ("completed", "absorbed")
         ]
-        assert len(stage.server.main_asks) == 2
+        assert len(stage.server.main_requests) == 2
         assert times_told(stage.server, "THAT") == 1
 
 
 def test_what_is_asked_while_nobody_is_there_is_answered_by_the_next_program(
     tmp_path: Path,
 ) -> None:
-    gate, done = Gate(), tmp_path / "done"
+    gate, done = StreamGate(), tmp_path / "done"
     asking = call("Bash", command=f"echo once >> {done}")
     with staged(tmp_path, [answer(text("Hel", gate, "lo"), asking), answer("Done.")]) as stage:
 
@@ -215,14 +215,14 @@ def test_a_driver_may_be_killed_just_after_the_turns_end(tmp_path: Path) -> None
 
         check_adopted(home, stage)
         assert home.outline == [*BEGUN, *DONE]
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
 
 
 # -- the CLI is killed
 
 
 def test_a_cli_that_is_killed_when_idle_has_done_its_work(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with staged(tmp_path, [answer(text("Hel", gate, "lo")), answer("Again.")]) as stage:
 
         async def main() -> Home:
@@ -250,7 +250,7 @@ def test_a_cli_that_is_killed_when_idle_has_done_its_work(tmp_path: Path) -> Non
 
 
 def test_a_cli_that_is_killed_in_a_stream_goes_on_with_what_it_knows(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with staged(tmp_path, [answer(text("Hel", gate, "lo")), answer("Again.")]) as stage:
 
         async def main() -> Home:
@@ -380,7 +380,7 @@ def _check_killed(home: Home) -> None:
 
 def _check_resumed(stage: Stage, home: Home, *words: str) -> None:
     """The last request has the whole conversation, in this order, and each thing once."""
-    assert len(stage.server.main_asks) == 2
+    assert len(stage.server.main_requests) == 2
     told = words_of(stage, 1)
     places = [told.find(f'"text":"{word}') for word in words]
     assert -1 not in places
@@ -394,4 +394,4 @@ def _check_lost(home: Home, stage: Stage) -> None:
     [run] = home.runs
     assert (run.status, run.stop_reason) == ("failed", "keeper_lost")
     assert [each.error for each in home.of(ev.ToolFailed)] == ["still_running"]
-    assert len(stage.server.main_asks) == 1
+    assert len(stage.server.main_requests) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from steadyrun.model import event as ev
-from steadyrun.testing.model_servers.anthropic import Answer, Ask, answer, call
+from steadyrun.testing.model_servers.anthropic import ModelAnswer, ModelRequest, answer, call
 from tests.support.real_cli_stage import Played, Stage, staged
 
 SEARCH = "find out what is in the file"
@@ -40,7 +40,7 @@ def tools_in_record(played: Played) -> tuple[set[str], set[str]]:
     return called, ended | {tool.tool_call_id for tool in played.of(ev.ToolFailed)}
 
 
-def delegate(ask: Ask) -> Answer:
+def delegate(ask: ModelRequest) -> ModelAnswer:
     """The first agent asks another one to look; that one reads a file."""
     is_delegate = SEARCH in str(ask.messages[0])
     if ask.results:

@@ -7,15 +7,22 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from steadyrun.dialect import Ended, LaunchRequest, Refused, Turn
+from steadyrun.dialect import LaunchRequest, Refused, Turn, TurnEnded
 from steadyrun.library import Offered, RunHandle, Steadyrun
 from steadyrun.model import event as ev
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
 from steadyrun.providers.claude.dialect import Claude
 from steadyrun.store import follow
-from steadyrun.testing.model_servers.anthropic import Answer, Ask, Call, answer, call, text
-from steadyrun.testing.model_servers.faults import Gate, Hang
+from steadyrun.testing.model_servers.anthropic import (
+    CallBlock,
+    ModelAnswer,
+    ModelRequest,
+    answer,
+    call,
+    text,
+)
+from steadyrun.testing.model_servers.faults import Hang, StreamGate
 from tests.support.real_cli_stage import (
     MOMENTS,
     Ear,
@@ -36,7 +43,7 @@ from tests.support.real_cli_stage import (
 )
 
 
-def waiting(folder: Path, **more: object) -> Call:
+def waiting(folder: Path, **more: object) -> CallBlock:
     """A command that makes `folder/begun` and lasts until there is `folder/go`."""
     begun, go = folder / "begun", folder / "go"
     loop = f"touch {begun}; until [ -e {go} ]; do sleep 0.02; done; echo it ended"
@@ -54,7 +61,7 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
         Turn("four", "fourth", mode="full_auto"),
     ]
 
-    async def main(stage: Stage) -> list[Ended]:
+    async def main(stage: Stage) -> list[TurnEnded]:
         ear = Ear()
         first = LaunchRequest(turns[0], str(stage.cwd), model="claude-opus-4-8", mode="full_auto")
         async with warm(stage, Claude, first, ear) as driver:
@@ -65,7 +72,7 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
         return ear.ends
 
     # Before a turn with another model, Claude Code tells of the change.
-    with staged(tmp_path, lambda ask: answer(f"Heard {ask.said.splitlines()[-1]}.")) as stage:
+    with staged(tmp_path, lambda ask: answer(f"Heard {ask.user_text.splitlines()[-1]}.")) as stage:
         ends = anyio.run(main, stage)
 
         assert [(end.status, end.text) for end in ends] == [
@@ -81,9 +88,9 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
             "begin:three",
             *("mode:four", "begin:four"),
         ]
-        asks = stage.server.main_asks
+        asks = stage.server.main_requests
         assert [ask.model for ask in asks] == ["claude-opus-4-8", *["claude-haiku-4-5"] * 3]
-        assert ["Plan mode is active" in str(ask.news) for ask in asks] == [
+        assert ["Plan mode is active" in str(ask.new_items) for ask in asks] == [
             False,
             True,
             False,
@@ -96,7 +103,7 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
 def test_a_turn_in_a_mode_that_it_turns_down_is_never_told(tmp_path: Path) -> None:
     turns = [Turn("one", "first"), Turn("two", "second", mode="full_auto"), Turn("three", "third")]
 
-    async def main(stage: Stage) -> list[Ended]:
+    async def main(stage: Stage) -> list[TurnEnded]:
         ear = Ear()
         first = LaunchRequest(turns[0], str(stage.cwd))
         async with warm(stage, Claude, first, ear) as driver:
@@ -108,7 +115,7 @@ def test_a_turn_in_a_mode_that_it_turns_down_is_never_told(tmp_path: Path) -> No
             await closed(driver, stage)
         return ear.ends
 
-    with staged(tmp_path, lambda ask: answer(f"Heard {ask.said.splitlines()[-1]}.")) as stage:
+    with staged(tmp_path, lambda ask: answer(f"Heard {ask.user_text.splitlines()[-1]}.")) as stage:
         first, second, third = anyio.run(main, stage)
 
         assert (first.text, third.text) == ("Heard first.", "Heard third.")
@@ -116,7 +123,7 @@ def test_a_turn_in_a_mode_that_it_turns_down_is_never_told(tmp_path: Path) -> No
         assert (second.status, second.error.code) == ("failed", "mode_refused")
         assert "bypassPermissions" in second.error.message
         assert second.error.hint
-        assert not any("second" in str(ask.messages) for ask in stage.server.main_asks)
+        assert not any("second" in str(ask.messages) for ask in stage.server.main_requests)
 
 
 # -- tools
@@ -154,7 +161,7 @@ def test_tools_run_alone_and_in_parallel(tmp_path: Path) -> None:
         ]
         assert (failed.tool_call_id, failed.tool_name) == (together[-1], "Bash")
         assert (failed.tool_input, failed.error) == ({"command": "exit 3"}, "Exit code 3")
-        asks = stage.server.main_asks
+        asks = stage.server.main_requests
         assert [sorted(result["tool_use_id"] for result in ask.results) for ask in asks] == [
             [],
             [first],
@@ -166,7 +173,7 @@ def test_tools_run_alone_and_in_parallel(tmp_path: Path) -> None:
 
 
 def test_a_follow_up_while_it_streams_is_a_turn_of_its_own(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
 
     async def main(stage: Stage) -> Played:
         async with stage.library() as library:
@@ -181,11 +188,11 @@ def test_a_follow_up_while_it_streams_is_a_turn_of_its_own(tmp_path: Path) -> No
 
         assert fates(played) == {"and now?": ("own_turn", "completed")}
         assert texts(played) == ["Hello.", "Bye."]
-        assert [ask.said for ask in stage.server.main_asks] == ["say hello", "and now?"]
+        assert [ask.user_text for ask in stage.server.main_requests] == ["say hello", "and now?"]
 
 
 def test_several_follow_ups_while_it_streams_are_all_told_next(tmp_path: Path) -> None:
-    gate, words = Gate(), ("follow-1", "follow-2", "follow-3")
+    gate, words = StreamGate(), ("follow-1", "follow-2", "follow-3")
 
     async def main(stage: Stage) -> Played:
         async with stage.library() as library:
@@ -207,9 +214,9 @@ def test_several_follow_ups_while_it_streams_are_all_told_next(tmp_path: Path) -
         assert {item.status for item in followups} == {"completed"}
         turns = 1 + deliveries.count("own_turn")
         assert texts(played) == ["Hello."] * turns
-        others = stage.server.main_asks[1:]
+        others = stage.server.main_requests[1:]
         assert len(others) == turns - 1
-        assert "\n".join(ask.said for ask in others).split() == list(words)
+        assert "\n".join(ask.user_text for ask in others).split() == list(words)
         assert [times_told(stage.server, word) for word in words] == [1, 1, 1]
 
 
@@ -232,7 +239,7 @@ def test_follow_ups_while_a_tool_runs_are_taken_into_the_turn(tmp_path: Path) ->
         }
         assert texts(played) == ["All done."]
         assert {item.run for item in played.items} == {played.run.id}
-        assert [len(ask.results) for ask in stage.server.main_asks] == [0, 1]
+        assert [len(ask.results) for ask in stage.server.main_requests] == [0, 1]
         assert [times_told(stage.server, f"follow-{n}") for n in (1, 2)] == [1, 1]
 
 
@@ -297,20 +304,20 @@ def test_a_follow_up_at_the_end_of_a_turn_is_told_once_or_refused(tmp_path: Path
     model = Held()
     with staged(tmp_path, model) as stage:
         words, runs, items = anyio.run(all_races, stage, model)
-        asks = stage.server.main_asks
+        asks = stage.server.main_requests
 
         assert len(words) == LANES * len(MOMENTS) >= 20
         # What was refused at once never became an item.
         told = {item.text for item in items if item.delivery == "own_turn"}
         for word in words:
-            assert [word in ask.said for ask in asks].count(True) == (word in told)
+            assert [word in ask.user_text for ask in asks].count(True) == (word in told)
             assert times_told(stage.server, word) == (word in told)
         for item in items:
             is_told = item.delivery == "own_turn" or item.kind == "call"
             assert item.status == ("completed" if is_told else "cancelled")
         # Every request was a turn, and every turn a run.
         assert {(run.status, run.text) for run in runs} == {("completed", "I heard you.")}
-        assert sorted(ask.said for ask in asks) == sorted(
+        assert sorted(ask.user_text for ask in asks) == sorted(
             item.text for item in items if item.status == "completed"
         )
         assert len(runs) == len(asks)
@@ -320,7 +327,7 @@ def test_a_follow_up_at_the_end_of_a_turn_is_told_once_or_refused(tmp_path: Path
 
 
 def test_a_stream_is_interrupted(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
 
     async def main(stage: Stage) -> Played:
         async with stage.library() as library:
@@ -333,8 +340,8 @@ def test_a_stream_is_interrupted(tmp_path: Path) -> None:
         run = anyio.run(main, stage).run
 
         assert (run.status, run.stop_reason, run.text) == ("cancelled", "user_stop", "Hel")
-        [ask] = stage.server.main_asks
-        assert stage.server.fate_of(ask.request.number) == "left"
+        [ask] = stage.server.main_requests
+        assert stage.server.find_fate(ask.request.number) == "left"
 
 
 def test_a_tool_is_interrupted_with_its_own_children(tmp_path: Path) -> None:
@@ -354,7 +361,7 @@ def test_a_tool_is_interrupted_with_its_own_children(tmp_path: Path) -> None:
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
         [failed] = played.of(ev.ToolFailed)
         assert failed.tool_name == "Bash"
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
         assert not Path(f"/proc/{int(child.read_text())}").exists()
 
 
@@ -362,7 +369,7 @@ def test_it_is_stopped_before_it_has_said_anything(tmp_path: Path) -> None:
     async def main(stage: Stage) -> list[Played]:
         async with stage.library() as library:
             asked = await stage.start(library, "asked and not answered")
-            await anyio.to_thread.run_sync(stage.server.wait_for_main, 1)
+            await anyio.to_thread.run_sync(stage.server.wait_for_main_request, 1)
             unborn = await stage.start(library, "never asked")
             for run in (asked, unborn):
                 await run.cancel("enough")
@@ -376,12 +383,12 @@ def test_it_is_stopped_before_it_has_said_anything(tmp_path: Path) -> None:
             ("cancelled", "user_stop"),
         ]
         assert [played.run.text for played in plays] == [None, None]
-        assert [ask.said for ask in stage.server.main_asks] == ["asked and not answered"]
+        assert [ask.user_text for ask in stage.server.main_requests] == ["asked and not answered"]
 
 
 @pytest.mark.parametrize("is_in_tool", [False, True], ids=["streaming", "in a tool"])
 def test_what_is_queued_when_it_is_stopped_is_taken_back(tmp_path: Path, is_in_tool: bool) -> None:
-    gate, words = Gate(), ("follow-1", "follow-2")
+    gate, words = StreamGate(), ("follow-1", "follow-2")
     first = answer(waiting(tmp_path)) if is_in_tool else answer(text("Hel", gate, "lo."))
 
     async def main(stage: Stage) -> Played:
@@ -399,7 +406,7 @@ def test_what_is_queued_when_it_is_stopped_is_taken_back(tmp_path: Path, is_in_t
         assert played.run.status == "cancelled"
         assert fates(played) == dict.fromkeys(words, ("returned", "cancelled"))
         assert sorted(each.text for each in played.of(ev.FollowupReturned)) == list(words)
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
         assert [times_told(stage.server, word) for word in words] == [0, 0]
 
 
@@ -414,13 +421,13 @@ def test_any_prompt_is_told_as_it_is(tmp_path: Path) -> None:
             runs = {prompt: await stage.start(library, prompt) for prompt in prompts}
             return {prompt: (await run.result()).text for prompt, run in runs.items()}
 
-    with staged(tmp_path, lambda ask: answer(f"told: {ask.said}")) as stage:
+    with staged(tmp_path, lambda ask: answer(f"told: {ask.user_text}")) as stage:
         assert anyio.run(main, stage) == {prompt: f"told: {prompt}" for prompt in prompts}
-        assert len(stage.server.main_asks) == len(prompts)
+        assert len(stage.server.main_requests) == len(prompts)
 
 
 def test_a_slash_in_a_follow_up_is_no_command_either(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
 
     async def main(stage: Stage) -> Played:
         async with stage.library() as library:
@@ -434,7 +441,7 @@ def test_a_slash_in_a_follow_up_is_no_command_either(tmp_path: Path) -> None:
         played = anyio.run(main, stage)
 
         assert fates(played) == {"/clear all": ("own_turn", "completed")}
-        assert [ask.said for ask in stage.server.main_asks] == ["say hello", "/clear all"]
+        assert [ask.user_text for ask in stage.server.main_requests] == ["say hello", "/clear all"]
 
 
 def test_ten_megabytes_are_refused_by_name(tmp_path: Path) -> None:
@@ -445,23 +452,25 @@ def test_ten_megabytes_are_refused_by_name(tmp_path: Path) -> None:
         assert run.error
         assert (run.error.code, run.error.retryable) == ("prompt_too_long", False)
         assert run.error.hint
-        assert stage.server.main_asks == ()
+        assert stage.server.main_requests == ()
 
 
 # -- in the background
 
 
-def background(folder: Path, held: Gate | None = None) -> Callable[[Ask], Answer]:
+def background(
+    folder: Path, held: StreamGate | None = None
+) -> Callable[[ModelRequest], ModelAnswer]:
     """A model that starts a command in the background, and hears of its end."""
 
-    def step(ask: Ask) -> Answer:
+    def step(ask: ModelRequest) -> ModelAnswer:
         if ask.results:
             return answer(text("It ", *([held] if held else []), "runs."))
-        if "<task-notification>" in ask.said:
+        if "<task-notification>" in ask.user_text:
             return answer("It has ended.")
-        if "begin" in ask.said:
+        if "begin" in ask.user_text:
             return answer(waiting(folder, run_in_background=True))
-        return answer(f"Heard {ask.said}.")
+        return answer(f"Heard {ask.user_text}.")
 
     return step
 
@@ -482,11 +491,11 @@ def test_a_turn_that_a_background_task_begins_is_a_run_of_its_own(tmp_path: Path
             ("call", "completed"),
             ("self", "completed"),
         ]
-        assert len(stage.server.main_asks) == 3
+        assert len(stage.server.main_requests) == 3
 
 
 def test_a_follow_up_and_the_end_of_a_background_task_are_told_apart(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
 
     async def main(stage: Stage) -> Played:
         async with stage.library() as library:

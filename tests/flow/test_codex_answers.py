@@ -15,17 +15,17 @@ from steadyrun.dialect import Image, Refused, Verdict
 from steadyrun.errors import AbilityMissing
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.content import (
-    Answer,
-    Call,
-    Tokens,
+    AnswerTokens,
+    CallBlock,
+    ModelAnswer,
     answer,
     call,
     text,
     thinking,
 )
-from steadyrun.testing.model_servers.faults import Gate
-from steadyrun.testing.model_servers.openai_common import codex_limit
-from steadyrun.testing.model_servers.protocol import Ask, Step
+from steadyrun.testing.model_servers.faults import StreamGate
+from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
+from steadyrun.testing.model_servers.protocol import ModelRequest, ServerStep
 from tests.support.real_cli_stage import (
     CODEX,
     PNG,
@@ -67,7 +67,7 @@ for line in sys.stdin:
 """
 
 
-def escalated(command: str) -> Answer:
+def escalated(command: str) -> ModelAnswer:
     """The model wants to run something that has to be asked for."""
     wish = {"sandbox_permissions": "require_escalated", "justification": "may I?"}
     return answer(call("exec_command", cmd=command, **wish))
@@ -98,7 +98,7 @@ def test_a_command_is_allowed_or_denied(tmp_path: Path) -> None:
         [done], [denied] = played.of(ev.ToolCompleted), played.of(ev.ToolFailed)
         assert [done.tool_call_id, denied.tool_call_id] == tools
         assert denied.error == "declined"
-        assert "rejected" in stage.server.main_asks[2].outputs[0]
+        assert "rejected" in stage.server.main_requests[2].outputs[0]
 
 
 def test_nothing_else_is_done_than_what_was_asked_for(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_denial_may_end_the_turn(tmp_path: Path) -> None:
         assert (played.run.status, played.run.text) == ("cancelled", None)
         assert resolved(played) == [("deny", "library")]
         assert len(played.of(ev.ToolFailed)) == 1
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
         assert names_in(stage.cwd) == []
 
 
@@ -143,7 +143,7 @@ def test_a_run_is_stopped_while_it_asks(tmp_path: Path) -> None:
 
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
         assert resolved(played) == [("cancelled", "provider")]
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
         assert names_in(stage.cwd) == []
 
 
@@ -165,10 +165,10 @@ def test_a_follow_up_while_it_asks_is_taken_in_once_it_is_answered(tmp_path: Pat
         ]
         assert names_in(stage.cwd) == ["one"]
         assert times_told(stage.server, "hurry up") == 1
-        assert len(stage.server.main_asks) == 2
+        assert len(stage.server.main_requests) == 2
 
 
-def adding(path: Path) -> Answer:
+def adding(path: Path) -> ModelAnswer:
     """The model wants to add a file."""
     patch = f"*** Begin Patch\n*** Add File: {path}\n+hello\n*** End Patch"
     return answer(call("exec_command", cmd=f"apply_patch <<'EOF'\n{patch}\nEOF"))
@@ -214,7 +214,7 @@ def test_more_permissions_are_granted_or_not(tmp_path: Path, is_allowed: bool) -
         assert request.tool_input["permissions"]["network"] == {"enabled": True}
         assert request.tool_input["reason"] == "I need it"
         assert resolved(played) == [("allow" if is_allowed else "deny", "library")]
-        granted = json.loads(stage.server.main_asks[1].outputs[0])["permissions"]
+        granted = json.loads(stage.server.main_requests[1].outputs[0])["permissions"]
         assert bool(granted.get("network")) is is_allowed
 
 
@@ -228,8 +228,8 @@ def served(folder: Path) -> dict[str, Any]:
     return {"mcp_servers": {"sim": {"command": sys.executable, "args": [str(program)]}}}
 
 
-def echoing(words: str) -> Answer:
-    return answer(Call("echo", {"text": words}, namespace="mcp__sim"))
+def echoing(words: str) -> ModelAnswer:
+    return answer(CallBlock("echo", {"text": words}, namespace="mcp__sim"))
 
 
 def test_the_tools_of_a_server_are_used(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_the_tools_of_a_server_are_used(tmp_path: Path) -> None:
         [done], [failed] = played.of(ev.ToolCompleted), played.of(ev.ToolFailed)
         assert (done.tool_name, done.tool_output) == ("mcp__sim__echo", "said yes")
         assert (failed.tool_name, failed.tool_output) == ("mcp__sim__echo", "said no")
-        first, second, _ = stage.server.main_asks
+        first, second, _ = stage.server.main_requests
         assert "mcp__sim" in first.tools
         assert "said yes" in second.outputs[0]
 
@@ -260,7 +260,7 @@ def test_the_tool_of_a_server_is_asked_for(tmp_path: Path, is_allowed: bool) -> 
         assert resolved(played) == [("allow" if is_allowed else "deny", "library")]
         done = [tool.tool_output for tool in played.of(ev.ToolCompleted)]
         assert done == (["said yes"] if is_allowed else [])
-        assert ("said yes" in str(stage.server.main_asks[1].results)) is is_allowed
+        assert ("said yes" in str(stage.server.main_requests[1].results)) is is_allowed
 
 
 def test_a_server_that_does_not_start_is_noted(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_what_was_wished_for_reaches_the_model(tmp_path: Path, is_one_shot: bool
 
         assert played.run.status == "completed"
         assert json.loads(played.run.text or "") == {"answer": 42}
-        [ask] = stage.server.main_asks
+        [ask] = stage.server.main_requests
         wanted = ask.body["text"]["format"]
         assert (wanted["type"], wanted["schema"]) == ("json_schema", SCHEMA)
         assert ask.model == "gpt-5.5"
@@ -305,14 +305,14 @@ def test_what_was_wished_for_reaches_the_model(tmp_path: Path, is_one_shot: bool
         told = developer_texts(ask)
         assert told[0] == "You are all new."
         assert 'You are a "test".\nIn two lines.' in told
-        assert ask.said.endswith("What is this?")
+        assert ask.user_text.endswith("What is this?")
         url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
         assert [url_of(part) for part in parts_of(ask) if part["type"] == "input_image"] == [
             url
         ] * 2
 
 
-def parts_of(ask: Ask) -> list[Mapping[str, Any]]:
+def parts_of(ask: ModelRequest) -> list[Mapping[str, Any]]:
     """The parts of all that was said."""
     return [part for item in ask.messages for part in item.get("content") or ()]
 
@@ -321,19 +321,19 @@ def url_of(part: Mapping[str, Any]) -> str:
     return str(part["image_url"])
 
 
-def developer_texts(ask: Ask) -> list[str]:
+def developer_texts(ask: ModelRequest) -> list[str]:
     told = [item for item in ask.messages if item.get("role") == "developer"]
     return [part["text"] for item in told for part in item["content"]]
 
 
 def test_used_tokens_the_window_and_limits_are_told(tmp_path: Path) -> None:
     limits = {
-        **codex_limit(88, RESETS_AT),
-        **codex_limit(12, RESETS_AT, window_minutes=10080, slot="secondary"),
+        **build_codex_limit_headers(88, RESETS_AT),
+        **build_codex_limit_headers(12, RESETS_AT, window_minutes=10080, slot="secondary"),
     }
     script = [
-        answer(call("exec_command", cmd="true"), tokens=Tokens(100, 20, 30, reasoning=7)),
-        answer("Done.", tokens=Tokens(200, 10, 60), headers=limits),
+        answer(call("exec_command", cmd="true"), tokens=AnswerTokens(100, 20, 30, reasoning=7)),
+        answer("Done.", tokens=AnswerTokens(200, 10, 60), headers=limits),
     ]
     with staged(tmp_path, script, cli=CODEX) as stage:
         played = stage.played("work", model="gpt-5.5")
@@ -358,13 +358,13 @@ def test_used_tokens_the_window_and_limits_are_told(tmp_path: Path) -> None:
 # -- compaction
 
 
-def compacting(ask: Ask) -> Step:
+def compacting(ask: ModelRequest) -> ServerStep:
     """A model that works in rounds that fill its window, until it is compacted."""
     if "CONTEXT CHECKPOINT COMPACTION" in str(ask.messages[-1]):
-        return answer("SO FAR: one round.", tokens=Tokens(100, 50))
+        return answer("SO FAR: one round.", tokens=AnswerTokens(100, 50))
     if "SO FAR" in str(ask.messages):
         return answer("At last.")
-    return answer(call("exec_command", cmd="echo round"), tokens=Tokens(60_000, 10))
+    return answer(call("exec_command", cmd="echo round"), tokens=AnswerTokens(60_000, 10))
 
 
 def test_a_conversation_is_compacted_in_mid_turn_and_goes_on(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_a_conversation_is_compacted_in_mid_turn_and_goes_on(tmp_path: Path) -> 
         assert done.tokens_before == 60_010
         assert 0 < (done.tokens_after or 0) < 50_000
         assert played.of(ev.CompactionFailed) == []
-        _, summary, after = stage.server.main_asks
+        _, summary, after = stage.server.main_requests
         assert summary.tools == ()
         assert times_told(stage.server, "SO FAR: one round.") == 1
         assert "SO FAR: one round." in str(after.messages)
@@ -406,10 +406,10 @@ def test_a_conversation_goes_on_in_another_process(tmp_path: Path, is_one_shot: 
         assert second.run.resume_token == token
         assert [each.token for each in second.of(ev.TokenBound)] == [token]
         assert [tool.tool_output for tool in second.of(ev.ToolCompleted)] == ["hi\n"]
-        asks = stage.server.main_asks
+        asks = stage.server.main_requests
         assert ["Remember a cat." in str(ask.messages) for ask in asks] == [True] * 3
         assert ["Noted." in str(ask.messages) for ask in asks] == [False, True, True]
-        assert [ask.said for ask in asks] == ["Remember a cat.", "--What was it?", ""]
+        assert [ask.user_text for ask in asks] == ["Remember a cat.", "--What was it?", ""]
         assert [ask.model for ask in asks] == ["one-model"] * 3
         # What the first has used is not said to be used by the second.
         assert second.run.usage.input_tokens == (None if is_one_shot else 20)
@@ -423,7 +423,7 @@ def test_a_conversation_that_is_not_there_is_refused_or_begun_anew(
     options = {"one_shot": is_one_shot}
     with staged(tmp_path, [answer("Anew.")], cli=CODEX, options=options) as stage:
         refused = stage.played("What was it?", resume=token).run
-        asked_then = len(stage.server.main_asks)
+        asked_then = len(stage.server.main_requests)
         anew = stage.played("What was it?", resume=token, or_fresh=True)
 
         assert refused.status == "failed"
@@ -433,14 +433,14 @@ def test_a_conversation_that_is_not_there_is_refused_or_begun_anew(
         assert asked_then == 0
         assert (anew.run.status, anew.run.text) == ("completed", "Anew.")
         assert anew.run.resume_token not in {None, token}
-        assert [ask.said for ask in stage.server.main_asks] == ["What was it?"]
+        assert [ask.user_text for ask in stage.server.main_requests] == ["What was it?"]
 
 
 # -- a process for one turn
 
 
 def test_a_process_for_one_turn_takes_a_long_prompt_and_no_follow_up(tmp_path: Path) -> None:
-    gate, prompt = Gate(), "--many words " * 26_000 + "end"
+    gate, prompt = StreamGate(), "--many words " * 26_000 + "end"
 
     async def main(stage: Stage) -> tuple[Played, object]:
         async with stage.library() as library:
@@ -452,7 +452,7 @@ def test_a_process_for_one_turn_takes_a_long_prompt_and_no_follow_up(tmp_path: P
 
     script = [
         answer(thinking("Hm."), "I look.", call("exec_command", cmd="echo hi; exit 3")),
-        answer(text("All ", gate, "read."), tokens=Tokens(100, 20, 30)),
+        answer(text("All ", gate, "read."), tokens=AnswerTokens(100, 20, 30)),
     ]
     with staged(tmp_path, script, cli=CODEX, options={"one_shot": True}) as stage:
         played, offered = anyio.run(main, stage)
@@ -465,8 +465,8 @@ def test_a_process_for_one_turn_takes_a_long_prompt_and_no_follow_up(tmp_path: P
         assert (failed.tool_name, failed.tool_output) == ("commandExecution", "hi\n")
         assert failed.error == "exit code 3"
         assert [played.run.usage.input_tokens, played.run.usage.cache_read_tokens] == [110, 30]
-        first, _ = stage.server.main_asks
-        assert first.said == prompt
+        first, _ = stage.server.main_requests
+        assert first.user_text == prompt
         assert times_told(stage.server, "one more") == 0
 
 
@@ -482,11 +482,11 @@ def test_a_process_for_one_turn_is_stopped(tmp_path: Path, is_in_tool: bool) -> 
             await run.cancel("enough")
             return await stage.read(await run.result())
 
-    gate = Gate()
+    gate = StreamGate()
     said = answer(step) if is_in_tool else answer(text("Hel", gate, "lo."))
     with staged(tmp_path, [said], cli=CODEX, options={"one_shot": True}) as stage:
         played = anyio.run(main, stage)
 
         # That nothing is left of it is what a stage looks for.
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1

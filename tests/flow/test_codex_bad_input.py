@@ -21,8 +21,13 @@ from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.event_json import public
 from steadyrun.model.run import Run
-from steadyrun.testing.model_servers.anthropic import Steps, answer, call, text
-from steadyrun.testing.model_servers.faults import Gate, Refusal, not_found, unauthorized
+from steadyrun.testing.model_servers.anthropic import ServerSteps, answer, call, text
+from steadyrun.testing.model_servers.faults import (
+    Refusal,
+    StreamGate,
+    refuse_not_found,
+    refuse_unauthorized,
+)
 from tests.children.keeper_driver import eventually
 from tests.support.codex_stage import in_order, on_stage
 from tests.support.commands import steadyrun as command
@@ -50,17 +55,19 @@ def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
         assert record.run.status == "failed"
         assert KEY in error_of(record.run).message
         assert error_of(record.run).hint
-        assert stage.server.main_asks == ()
+        assert stage.server.main_requests == ()
 
 
 def test_somebody_must_be_logged_in(tmp_path: Path) -> None:
     """Its own provider asks without a key, and is told no."""
-    with on_stage(tmp_path, [unauthorized()] * 9) as stage:
+    with on_stage(tmp_path, [refuse_unauthorized()] * 9) as stage:
         own = {"model_provider": "openai", "openai_base_url": f"{stage.server.url}/v1"}
         stage._settings = msgspec.structs.replace(stage._settings, options={"config": own})
         record = stage.played("go")
 
-        assert {"authorization" in ask.request.headers for ask in stage.server.main_asks} == {False}
+        assert {"authorization" in ask.request.headers for ask in stage.server.main_requests} == {
+            False
+        }
         assert record.run.status == "failed"
         assert (error_of(record.run).code, error_of(record.run).retryable) == ("auth", False)
         assert "codex login" in error_of(record.run).hint
@@ -223,7 +230,7 @@ def test_settings_that_codex_refuses_are_named(
         assert record.run.status == "failed"
         assert words in error_of(record.run).message
         assert error_of(record.run).hint
-        assert stage.server.main_asks == ()
+        assert stage.server.main_requests == ()
 
 
 def test_an_effort_or_a_schema_that_nobody_knows_is_for_the_api_to_refuse(tmp_path: Path) -> None:
@@ -233,18 +240,18 @@ def test_an_effort_or_a_schema_that_nobody_knows_is_for_the_api_to_refuse(tmp_pa
 
         assert record.run.status == "failed"
         assert "bogus" in error_of(record.run).message
-        [ask] = stage.server.main_asks
+        [ask] = stage.server.main_requests
         assert ask.request.body["reasoning"]["effort"] == "bogus"
         assert ask.request.body["text"]["format"]["schema"] == {"type": "bogus"}
 
 
 def test_a_model_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    with on_stage(tmp_path, [not_found()]) as stage:
+    with on_stage(tmp_path, [refuse_not_found()]) as stage:
         record = stage.played("go", model="gpt-none")
 
         assert (record.run.status, error_of(record.run).code) == ("failed", "model_not_found")
         assert "another model" in error_of(record.run).hint
-        assert [ask.model for ask in stage.server.main_asks] == ["gpt-none"]
+        assert [ask.model for ask in stage.server.main_requests] == ["gpt-none"]
 
 
 @pytest.mark.parametrize("wish", [{"model": "--help"}, {"resume": "--last"}], ids=str)
@@ -277,7 +284,7 @@ def test_a_picture_that_is_none_is_refused(tmp_path: Path, image: Image) -> None
 
         assert (record.run.status, error_of(record.run).code) == ("failed", "usage")
         assert "image 1" in error_of(record.run).message
-        assert stage.server.main_asks == ()
+        assert stage.server.main_requests == ()
 
 
 @pytest.mark.parametrize("prompt", ["--help", "-", "/compact", "!ls", "@file", "a\0b", "😀"])
@@ -286,7 +293,7 @@ def test_any_text_is_a_prompt(tmp_path: Path, prompt: str) -> None:
         record = stage.played(prompt)
 
         assert (record.run.status, record.run.text) == ("completed", "I heard.")
-        assert [ask.said for ask in stage.server.main_asks] == [prompt]
+        assert [ask.user_text for ask in stage.server.main_requests] == [prompt]
 
 
 def test_a_prompt_that_is_too_long_is_named(tmp_path: Path) -> None:
@@ -295,7 +302,7 @@ def test_a_prompt_that_is_too_long_is_named(tmp_path: Path) -> None:
 
         assert (record.run.status, error_of(record.run).code) == ("failed", "prompt_too_long")
         assert error_of(record.run).hint
-        assert stage.server.main_asks == ()
+        assert stage.server.main_requests == ()
 
 
 # -- a conversation that is not there
@@ -322,7 +329,7 @@ def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None
 def test_a_conversation_that_never_was_is_not_found(tmp_path: Path, token: str) -> None:
     with on_stage(tmp_path, [answer("New here.")]) as stage:
         record = stage.played("go on", resume=token)
-        asked = stage.server.main_asks
+        asked = stage.server.main_requests
         fresh = stage.played("go on", resume=token, or_fresh=True)
 
         assert (record.run.status, error_of(record.run).code) == ("failed", "resume_not_found")
@@ -335,7 +342,7 @@ def test_a_conversation_that_never_was_is_not_found(tmp_path: Path, token: str) 
 
 @pytest.mark.parametrize("wish", [{}, {"or_fresh": True}], ids=["as it is", "or fresh"])
 def test_a_conversation_that_is_in_use_is_named(tmp_path: Path, wish: dict[str, Any]) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with on_stage(tmp_path, [answer(text("Hel", gate, "lo"))]) as stage:
 
         async def main() -> tuple[Run, Run]:
@@ -353,7 +360,7 @@ def test_a_conversation_that_is_in_use_is_named(tmp_path: Path, wish: dict[str, 
         assert (first.status, first.text) == ("completed", "Hello")
         assert (second.status, error_of(second).code) == ("failed", "conversation_busy")
         assert error_of(second).retryable
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
 
 
 # -- secrets
@@ -361,7 +368,7 @@ def test_a_conversation_that_is_in_use_is_named(tmp_path: Path, wish: dict[str, 
 
 def test_the_key_is_in_no_event_and_in_nothing_that_is_shown(tmp_path: Path) -> None:
     printing = f"printenv {KEY}"
-    script: Steps = [
+    script: ServerSteps = [
         answer(
             text("It is ", SECRET[:5], SECRET[5:]), call("exec_command", cmd=f"{printing}; false")
         ),

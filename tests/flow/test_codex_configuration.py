@@ -14,16 +14,16 @@ from steadyrun.model import event as ev
 from steadyrun.model.policy import Mode
 from steadyrun.providers.codex.dialect import Codex
 from steadyrun.testing.model_servers.content import (
-    Answer,
-    Call,
-    Tokens,
+    AnswerTokens,
+    CallBlock,
+    ModelAnswer,
     answer,
     call,
     text,
     thinking,
 )
-from steadyrun.testing.model_servers.faults import Gate, Refusal
-from steadyrun.testing.model_servers.protocol import Ask, Step
+from steadyrun.testing.model_servers.faults import Refusal, StreamGate
+from steadyrun.testing.model_servers.protocol import ModelRequest, ServerStep
 from tests.children.keeper_driver import eventually
 from tests.support.real_cli_stage import (
     CODEX,
@@ -50,15 +50,17 @@ RACES = 25
 # -- sub-agents
 
 
-def agent(tool: str, **arguments: object) -> Answer:
-    return answer(Call(tool, arguments, namespace="multi_agent_v1"))
+def agent(tool: str, **arguments: object) -> ModelAnswer:
+    return answer(CallBlock(tool, arguments, namespace="multi_agent_v1"))
 
 
-def delegating(work: Answer, *, is_waiting: bool = True) -> Callable[[Ask], Step]:
+def delegating(
+    work: ModelAnswer, *, is_waiting: bool = True
+) -> Callable[[ModelRequest], ServerStep]:
     """A model that has another agent do some work."""
 
-    def step(ask: Ask) -> Step:
-        if "THE TASK" in ask.said:
+    def step(ask: ModelRequest) -> ServerStep:
+        if "THE TASK" in ask.user_text:
             return work
         if "THE TASK" in str(ask.messages[:-1]) and "spawn_agent" not in str(ask.messages):
             return answer("The task is done.")
@@ -83,7 +85,7 @@ def test_what_another_agent_does_is_done_and_counted(tmp_path: Path) -> None:
         tools = [tool.tool_input["tool"] for tool in played.of(ev.ToolStarted)]
         assert tools == ["spawnAgent", "wait"]
         assert len(played.of(ev.ToolCompleted)) == 2
-        assert len(stage.server.main_asks) == 5
+        assert len(stage.server.main_requests) == 5
         assert played.run.usage.input_tokens == 5 * 10
 
 
@@ -125,7 +127,7 @@ def test_another_agent_does_not_outlive_its_process(tmp_path: Path, is_waiting: 
 KNOWN = "gpt-6.1-sol"
 
 
-def js(code: str) -> Answer:
+def js(code: str) -> ModelAnswer:
     return answer(call("exec", code))
 
 
@@ -150,7 +152,7 @@ def test_the_tools_in_a_script_are_told_each(tmp_path: Path) -> None:
         assert (failed.tool_output, failed.error) == ("two\n", "exit code 3")
         assert len(played.of(ev.ToolStarted)) == 3
         assert (stage.cwd / "new.txt").read_text() == "hello\n"
-        assert "Error: bad" in stage.server.main_asks[3].outputs[0]
+        assert "Error: bad" in stage.server.main_requests[3].outputs[0]
         assert played.of(ev.Unknown) == []
 
 
@@ -175,7 +177,7 @@ def test_a_script_is_interrupted_with_what_it_has_begun(tmp_path: Path, then: st
 
         # That nothing is left of it is what a stage looks for.
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
 
 
 # -- projects that nobody trusts
@@ -200,7 +202,7 @@ def test_what_a_project_says_is_not_done_unless_it_is_trusted(
         assert (played.run.status, played.run.text) == ("completed", "Done.")
         assert (stage.cwd / "made").exists()
         assert not began.exists()
-        assert {ask.model for ask in stage.server.main_asks} == {MODEL}
+        assert {ask.model for ask in stage.server.main_requests} == {MODEL}
         # Nor is it trusted from now on.
         assert "trust_level" not in settings
 
@@ -211,18 +213,18 @@ def test_what_a_project_says_is_not_done_unless_it_is_trusted(
 class Filling:
     """A model that fills its window until it is compacted."""
 
-    def __init__(self, summary: Step) -> None:
+    def __init__(self, summary: ServerStep) -> None:
         self._summary = summary
 
-    def __call__(self, ask: Ask) -> Step:
+    def __call__(self, ask: ModelRequest) -> ServerStep:
         if self.is_compaction(ask):
             return self._summary
         if "SO FAR" in str(ask.messages):
             return answer("At last.")
-        return answer(call("exec_command", cmd="echo round"), tokens=Tokens(60_000, 10))
+        return answer(call("exec_command", cmd="echo round"), tokens=AnswerTokens(60_000, 10))
 
     @staticmethod
-    def is_compaction(ask: Ask) -> bool:
+    def is_compaction(ask: ModelRequest) -> bool:
         return "CONTEXT CHECKPOINT COMPACTION" in str(ask.messages)
 
 
@@ -231,7 +233,7 @@ LIMITED = {"auto_compact_token_limit": 50_000}
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["told", "stopped"])
 def test_a_compaction_takes_a_follow_up_and_is_stopped(tmp_path: Path, is_cancelled: bool) -> None:
-    gate = Gate()
+    gate = StreamGate()
 
     async def main(stage: Stage) -> Played:
         async with stage.library() as library:
@@ -315,13 +317,13 @@ def test_a_picture_is_looked_at(tmp_path: Path) -> None:
         assert (played.run.status, played.run.text) == ("completed", "Two dots.")
         [tool] = played.of(ev.ToolCompleted)
         assert (tool.tool_name, tool.tool_input["path"]) == ("viewImage", str(picture))
-        assert "input_image" in str(stage.server.main_asks[1].results)
+        assert "input_image" in str(stage.server.main_requests[1].results)
 
 
 # -- interrupts
 
 
-async def interrupts(stage: Stage, ear: Ear, gates: list[Gate]) -> None:
+async def interrupts(stage: Stage, ear: Ear, gates: list[StreamGate]) -> None:
     """Interrupt the turns of a process around their ends."""
     turns = [Turn(f"t{number}", f"first-{number}") for number in range(RACES)]
     first = LaunchRequest(turns[0], str(stage.cwd), mode=stage.cli.mode)
@@ -345,7 +347,7 @@ async def until_heard(ear: Ear, events: int, ends: int) -> None:
 
 
 def test_an_interrupt_at_the_end_of_a_turn_does_not_reach_the_next(tmp_path: Path) -> None:
-    ear, gates = Ear(), [Gate() for _ in range(RACES)]
+    ear, gates = Ear(), [StreamGate() for _ in range(RACES)]
     script = [*(answer(text("Hel", gate, "lo.")) for gate in gates), answer("Here.")]
     with staged(tmp_path, script, cli=CODEX) as stage:
         anyio.run(interrupts, stage, ear, gates)
@@ -357,7 +359,7 @@ def test_an_interrupt_at_the_end_of_a_turn_does_not_reach_the_next(tmp_path: Pat
             ("cancelled", "Hello."),
             ("completed", "Hello."),
         }
-        assert len(stage.server.main_asks) == RACES + 1
+        assert len(stage.server.main_requests) == RACES + 1
 
 
 def test_what_an_interrupted_turn_has_begun_ends_before_the_next(tmp_path: Path) -> None:
@@ -380,7 +382,7 @@ def test_what_an_interrupted_turn_has_begun_ends_before_the_next(tmp_path: Path)
     with staged(tmp_path, lambda ask: answer(command), cli=CODEX) as stage:
         anyio.run(main, stage)
 
-        assert len(stage.server.main_asks) == len(turns)
+        assert len(stage.server.main_requests) == len(turns)
 
 
 async def written(path: Path, count: int) -> None:

@@ -19,24 +19,30 @@ from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.run import Run
 from steadyrun.providers.codex.dialect import Codex
-from steadyrun.testing.model_servers.anthropic import Ask, Step, Steps, answer, text
+from steadyrun.testing.model_servers.anthropic import (
+    ModelRequest,
+    ServerStep,
+    ServerSteps,
+    answer,
+    text,
+)
 from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
-    Gate,
     Hang,
     Refusal,
-    not_found,
-    overloaded,
-    rate_limited,
-    server_error,
-    too_long,
-    unauthorized,
-    usage_limited,
-    without_credit,
+    StreamGate,
+    refuse_no_credit,
+    refuse_not_found,
+    refuse_overloaded,
+    refuse_rate_limit,
+    refuse_server_error,
+    refuse_too_long,
+    refuse_unauthorized,
+    refuse_usage_limit,
 )
-from steadyrun.testing.model_servers.openai_common import codex_limit
-from steadyrun.testing.model_servers.openai_responses import ResponsesServer, ResponsesWire
+from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
+from steadyrun.testing.model_servers.openai_responses import ResponsesApi, ResponsesServer
 from steadyrun.testing.model_servers.protocol import Fields
 from tests.support.codex_stage import in_order
 from tests.support.fast_clock import Ahead, library_ahead, with_clocks
@@ -66,16 +72,16 @@ def impatient(folder: Path, url: str, idle_ms: int = 30_000) -> dict[str, str]:
     return codex_environment(folder)
 
 
-class StatusWire(ResponsesWire):
+class StatusApi(ResponsesApi):
     """The API, of which a refusal may also name the status."""
 
-    def refuse(self, refusal: Refusal) -> tuple[int, Fields]:
-        status, body = super().refuse(refusal)
+    def build_error(self, refusal: Refusal) -> tuple[int, Fields]:
+        status, body = super().build_error(refusal)
         return int(refusal.detail.get("status", status)), body
 
 
 class StatusServer(ResponsesServer):
-    wires = (StatusWire(),)
+    apis = (StatusApi(),)
 
 
 ONCE_MORE = replace(CODEX, environment=impatient, server=StatusServer)
@@ -94,7 +100,7 @@ class Refused:
     """
 
     name: str
-    step: Step
+    step: ServerStep
     code: str
     told: tuple[str, ...] = ()
     asked: int = 1
@@ -105,15 +111,15 @@ class Refused:
     cli: Cli = ONCE_MORE
 
 
-def _retryable(name: str, step: Step, code: str, **more: Any) -> Refused:
+def _retryable(name: str, step: ServerStep, code: str, **more: Any) -> Refused:
     return Refused(name, step, code, is_retryable=True, **more)
 
 
-def _limited(name: str, step: Step, **more: Any) -> Refused:
+def _limited(name: str, step: ServerStep, **more: Any) -> Refused:
     return _retryable(name, step, "rate_limited", status="rate_limited", **more)
 
 
-def _broken(name: str, step: Step, **more: Any) -> Refused:
+def _broken(name: str, step: ServerStep, **more: Any) -> Refused:
     return _retryable(name, step, "server_error", told=("server_error",), asked=2, **more)
 
 
@@ -121,32 +127,39 @@ def _status(status: int) -> Refusal:
     return Refusal("invalid", detail={"status": status})
 
 
-def _in_stream(fault: Any) -> Step:
+def _in_stream(fault: Any) -> ServerStep:
     return answer(text("Hel", Break(fault)))
 
 
-HOURS = codex_limit(100, RESETS_AT)
-WEEK = codex_limit(100, RESETS_AT + 60, WEEK_MINUTES, "secondary")
+HOURS = build_codex_limit_headers(100, RESETS_AT)
+WEEK = build_codex_limit_headers(100, RESETS_AT + 60, WEEK_MINUTES, "secondary")
 REFUSED = [
-    _limited("rate limit", rate_limited()),
-    _limited("rate limit with a time", rate_limited(0), told=("rate_limited",), asked=2),
-    _limited("usage limit", usage_limited(HOURS), retry_at=RESETS_AT),
-    _limited("usage limit of a week", usage_limited({**HOURS, **WEEK}), retry_at=RESETS_AT + 60),
-    _limited("usage limit without a window", usage_limited(resets_at=RESETS_AT)),
-    _limited("usage limit that is not reached", usage_limited(codex_limit(88, RESETS_AT))),
-    _limited("no credit", without_credit()),
+    _limited("rate limit", refuse_rate_limit()),
+    _limited("rate limit with a time", refuse_rate_limit(0), told=("rate_limited",), asked=2),
+    _limited("usage limit", refuse_usage_limit(HOURS), retry_at=RESETS_AT),
+    _limited(
+        "usage limit of a week", refuse_usage_limit({**HOURS, **WEEK}), retry_at=RESETS_AT + 60
+    ),
+    _limited("usage limit without a window", refuse_usage_limit(resets_at=RESETS_AT)),
+    _limited(
+        "usage limit that is not reached",
+        refuse_usage_limit(build_codex_limit_headers(88, RESETS_AT)),
+    ),
+    _limited("no credit", refuse_no_credit()),
     _limited("no credit in mid-stream", _in_stream("no_credit")),
-    _retryable("overload", overloaded(), "overloaded", asked=2),
+    _retryable("overload", refuse_overloaded(), "overloaded", asked=2),
     _retryable("overload in mid-stream", _in_stream("overloaded"), "overloaded"),
-    _retryable("broken server", server_error(), "server_error", told=("server_error",), asked=4),
+    _retryable(
+        "broken server", refuse_server_error(), "server_error", told=("server_error",), asked=4
+    ),
     _broken("error in mid-stream", _in_stream("server")),
     _broken("cut stream", answer(text("Hel", Cut()))),
-    _broken("stalled stream", answer(text("Hel", Gate())), cli=SHORT),
-    Refused("wrong key", unauthorized(), "auth", ("auth",), 2, has_hint=True),
+    _broken("stalled stream", answer(text("Hel", StreamGate())), cli=SHORT),
+    Refused("wrong key", refuse_unauthorized(), "auth", ("auth",), 2, has_hint=True),
     Refused("forbidden", _status(403), "auth", ("auth",), 2, has_hint=True),
     Refused("to be paid", _status(402), "billing", ("billing",), 2, has_hint=True),
-    Refused("no such model", not_found(), "model_not_found", has_hint=True),
-    Refused("prompt too long", too_long(), "prompt_too_long", has_hint=True),
+    Refused("no such model", refuse_not_found(), "model_not_found", has_hint=True),
+    Refused("prompt too long", refuse_too_long(), "prompt_too_long", has_hint=True),
     Refused(
         "prompt too long in mid-stream", _in_stream("too_long"), "prompt_too_long", has_hint=True
     ),
@@ -157,7 +170,7 @@ REFUSED = [
 @pytest.fixture(scope="module")
 def played(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[dict[str, "Future[tuple[Played, list[Ask]]]"]]:
+) -> Iterator[dict[str, "Future[tuple[Played, list[ModelRequest]]]"]]:
     """The records of all that are wanted, made together: most of their time is spent waiting."""
     wanted = {item.name for item in request.session.items}
     with ThreadPoolExecutor(THREADS) as pool:
@@ -168,14 +181,14 @@ def played(
         }
 
 
-def _play(case: Refused, folder: Path) -> tuple[Played, list[Ask]]:
+def _play(case: Refused, folder: Path) -> tuple[Played, list[ModelRequest]]:
     with staged(folder, [case.step] * 9, cli=case.cli) as stage:
-        return stage.played("go"), list(stage.server.main_asks)
+        return stage.played("go"), list(stage.server.main_requests)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
 def test_what_the_api_refuses_has_a_name(
-    case: Refused, played: "dict[str, Future[tuple[Played, list[Ask]]]]"
+    case: Refused, played: "dict[str, Future[tuple[Played, list[ModelRequest]]]]"
 ) -> None:
     record, asks = played[case.name].result()
 
@@ -199,17 +212,17 @@ _REFUSED_TEST = test_what_the_api_refuses_has_a_name.__name__
 @pytest.mark.parametrize(
     ("step", "status", "code"),
     [
-        (rate_limited(), "rate_limited", "rate_limited"),
-        (unauthorized(), "failed", "auth"),
+        (refuse_rate_limit(), "rate_limited", "rate_limited"),
+        (refuse_unauthorized(), "failed", "auth"),
         (_status(402), "failed", "billing"),
-        (too_long(), "failed", "prompt_too_long"),
-        (usage_limited(resets_at=RESETS_AT), "failed", "provider_error"),
-        (overloaded(), "failed", "provider_error"),
+        (refuse_too_long(), "failed", "prompt_too_long"),
+        (refuse_usage_limit(resets_at=RESETS_AT), "failed", "provider_error"),
+        (refuse_overloaded(), "failed", "provider_error"),
     ],
     ids=["rate limit", "wrong key", "to be paid", "prompt too long", "usage limit", "overload"],
 )
 def test_one_shot_has_the_names_of_what_it_has_a_number_for(
-    tmp_path: Path, step: Step, status: str, code: str
+    tmp_path: Path, step: ServerStep, status: str, code: str
 ) -> None:
     """Of the last two it tells in words only."""
     options = {"one_shot": True}
@@ -224,8 +237,8 @@ def test_one_process_goes_on_after_all_that_is_refused(tmp_path: Path) -> None:
     """After each fault the next turn of the same process works, and knows what was said before."""
     faults = {case.name: case for case in REFUSED if case.cli is ONCE_MORE}
 
-    def step(ask: Ask) -> Step:
-        last = ask.said.splitlines()[-1]
+    def step(ask: ModelRequest) -> ServerStep:
+        last = ask.user_text.splitlines()[-1]
         return faults[last].step if last in faults else answer(f"I heard {last}.")
 
     async def main(stage: Stage) -> Ear:
@@ -248,7 +261,7 @@ def test_one_process_goes_on_after_all_that_is_refused(tmp_path: Path) -> None:
         assert [(end.status, end.text) for end in heard] == [
             ("completed", f"I heard after {name}.") for name in faults
         ]
-        assert all(name in str(stage.server.main_asks[-1].messages) for name in faults)
+        assert all(name in str(stage.server.main_requests[-1].messages) for name in faults)
 
 
 # -- what is refused for a while
@@ -256,7 +269,11 @@ def test_one_process_goes_on_after_all_that_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_refused_once_is_only_told(tmp_path: Path) -> None:
     """A stream that breaks is asked for again, and what it had said is no part of the answer."""
-    script: Steps = [server_error(), answer(text("Hel", Cut())), answer(text("Hel", "lo."))]
+    script: ServerSteps = [
+        refuse_server_error(),
+        answer(text("Hel", Cut())),
+        answer(text("Hel", "lo.")),
+    ]
     with staged(tmp_path, script, cli=ONCE_MORE) as stage:
         record = stage.played("go")
 
@@ -270,7 +287,7 @@ def test_what_is_refused_once_is_only_told(tmp_path: Path) -> None:
 
 
 def test_a_limit_with_a_time_is_waited_for(tmp_path: Path) -> None:
-    with staged(tmp_path, [rate_limited(0), answer("Hello.")], cli=ONCE_MORE) as stage:
+    with staged(tmp_path, [refuse_rate_limit(0), answer("Hello.")], cli=ONCE_MORE) as stage:
         record = stage.played("go")
 
     assert (record.run.status, record.run.text) == ("completed", "Hello.")
@@ -278,7 +295,10 @@ def test_a_limit_with_a_time_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_the_windows_of_a_subscription_are_told(tmp_path: Path) -> None:
-    near = {**codex_limit(91, RESETS_AT), **codex_limit(12, RESETS_AT, WEEK_MINUTES, "secondary")}
+    near = {
+        **build_codex_limit_headers(91, RESETS_AT),
+        **build_codex_limit_headers(12, RESETS_AT, WEEK_MINUTES, "secondary"),
+    }
     with staged(tmp_path, [answer("Hello.", headers=near)], cli=CODEX) as stage:
         record = stage.played("go")
 
@@ -313,8 +333,8 @@ def test_what_the_model_says_is_never_taken_for_an_error(tmp_path: Path, words: 
 
 @pytest.mark.parametrize("is_begun", [False, True], ids=["not a byte", "stalls in mid-stream"])
 def test_a_model_that_never_answers_is_interrupted(tmp_path: Path, is_begun: bool) -> None:
-    gate, clock = Gate(), Ahead()
-    steps: Sequence[Step] = [
+    gate, clock = StreamGate(), Ahead()
+    steps: Sequence[ServerStep] = [
         answer(text("Hel", gate, "lo")) if is_begun else Hang(gate),
         answer("Again."),
     ]
@@ -335,8 +355,8 @@ def test_a_model_that_never_answers_is_interrupted(tmp_path: Path, is_begun: boo
         record = anyio.run(main)
 
         assert (record.run.status, record.run.stop_reason) == ("timed_out", "idle_timeout")
-        [ask] = stage.server.main_asks
-        stage.server.wait_until(lambda: stage.server.fate_of(ask.request.number) == "left")
+        [ask] = stage.server.main_requests
+        stage.server.wait_until(lambda: stage.server.find_fate(ask.request.number) == "left")
         in_order(record)
         again = stage.played("go on", resume=record.run.resume_token)
         assert (again.run.status, again.run.text) == ("completed", "Again.")

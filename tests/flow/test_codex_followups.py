@@ -13,9 +13,9 @@ from steadyrun.model import event as ev
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
 from steadyrun.providers.codex.dialect import Codex
-from steadyrun.testing.model_servers.content import Answer, Call, answer, call, text
-from steadyrun.testing.model_servers.faults import Gate
-from steadyrun.testing.model_servers.protocol import Ask
+from steadyrun.testing.model_servers.content import CallBlock, ModelAnswer, answer, call, text
+from steadyrun.testing.model_servers.faults import StreamGate
+from steadyrun.testing.model_servers.protocol import ModelRequest
 from tests.support.real_cli_stage import (
     CODEX,
     MOMENTS,
@@ -40,14 +40,14 @@ LANES = 3
 RACES = 30
 
 
-def waiting(folder: Path) -> Call:
+def waiting(folder: Path) -> CallBlock:
     """A command that makes `folder/begun` and lasts until there is `folder/go`."""
     begun, go = folder / "begun", folder / "go"
     loop = f"touch {begun}; until [ -e {go} ]; do sleep 0.02; done; echo it ended"
     return call("exec_command", cmd=loop)
 
 
-def told(stage: Stage, gate: Gate, *words: str) -> Played:
+def told(stage: Stage, gate: StreamGate, *words: str) -> Played:
     """A run that is told these words when its answer has come to the gate."""
 
     async def main() -> Played:
@@ -62,7 +62,7 @@ def told(stage: Stage, gate: Gate, *words: str) -> Played:
 
 
 def test_a_follow_up_ends_what_is_streamed_and_that_is_no_part_of_the_reply(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with staged(tmp_path, [answer(text("Hel", gate, "lo.")), answer("Bye.")], cli=CODEX) as stage:
 
         async def main() -> Played:
@@ -77,16 +77,16 @@ def test_a_follow_up_ends_what_is_streamed_and_that_is_no_part_of_the_reply(tmp_
         assert fates(played) == {"and now?": ("absorbed", "completed")}
         assert texts(played) == ["Bye."]
         assert [said.text for said in played.of(ev.TextFinal)] == ["Bye."]
-        first, second = stage.server.main_asks
-        assert stage.server.fate_of(first.request.number) == "left"
-        assert "and now?" in second.said
+        first, second = stage.server.main_requests
+        assert stage.server.find_fate(first.request.number) == "left"
+        assert "and now?" in second.user_text
         assert times_told(stage.server, "and now?") == 1
         # What was left before its end has told nothing of what it has used.
         assert (played.run.usage.input_tokens, played.run.usage.output_tokens) == (10, 5)
 
 
 def test_where_nothing_is_interrupted_the_stream_goes_on_to_its_end(tmp_path: Path) -> None:
-    gate, options = Gate(), {"instant_interrupt": False}
+    gate, options = StreamGate(), {"instant_interrupt": False}
     script = [answer(text("Hel", gate, "lo.")), answer("Bye.")]
     with staged(tmp_path, script, cli=CODEX, options=options) as stage:
         played = told(stage, gate, "and now?")
@@ -94,14 +94,14 @@ def test_where_nothing_is_interrupted_the_stream_goes_on_to_its_end(tmp_path: Pa
         assert fates(played) == {"and now?": ("absorbed", "completed")}
         assert texts(played) == ["Bye."]
         assert [said.text for said in played.of(ev.TextFinal)] == ["Hello.", "Bye."]
-        first, second = stage.server.main_asks
-        assert stage.server.fate_of(first.request.number) == "answered"
-        assert second.said == "and now?"
+        first, second = stage.server.main_requests
+        assert stage.server.find_fate(first.request.number) == "answered"
+        assert second.user_text == "and now?"
         assert played.run.usage.input_tokens == 20
 
 
 def test_what_was_said_to_its_end_before_a_follow_up_stays(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with staged(tmp_path, [answer("Hello.", gate), answer("Bye.")], cli=CODEX) as stage:
         played = told(stage, gate, "and now?")
 
@@ -115,11 +115,11 @@ def test_what_was_said_to_its_end_before_a_follow_up_stays(tmp_path: Path) -> No
 def test_several_follow_ups_while_it_streams_are_all_taken(
     tmp_path: Path, is_instant: bool
 ) -> None:
-    gate, words = Gate(), ("follow-1", "follow-2", "follow-3")
+    gate, words = StreamGate(), ("follow-1", "follow-2", "follow-3")
     options = {"instant_interrupt": is_instant}
     script = [answer(text("Hel", gate, "lo."))]
 
-    def step(ask: Ask) -> Answer:
+    def step(ask: ModelRequest) -> ModelAnswer:
         # Held until all are accepted: the first of them may be asked for alone.
         return script.pop() if script else answer(text("By", gate, "e."))
 
@@ -128,7 +128,7 @@ def test_several_follow_ups_while_it_streams_are_all_taken(
 
         assert fates(played) == dict.fromkeys(words, ("absorbed", "completed"))
         assert texts(played) == ["Bye."]
-        said = "\n".join(ask.said for ask in stage.server.main_asks[1:])
+        said = "\n".join(ask.user_text for ask in stage.server.main_requests[1:])
         assert [word for word in words if word not in said] == []
         assert [times_told(stage.server, word) for word in words] == [1, 1, 1]
 
@@ -153,24 +153,24 @@ def test_follow_ups_while_a_command_runs_are_taken_after_it(tmp_path: Path) -> N
         assert {item.run for item in played.items} == {played.run.id}
         [tool] = played.of(ev.ToolCompleted)
         assert tool.tool_output == "it ended\n"
-        assert [len(ask.results) for ask in stage.server.main_asks] == [0, 1]
+        assert [len(ask.results) for ask in stage.server.main_requests] == [0, 1]
         assert [times_told(stage.server, f"follow-{n}") for n in (1, 2)] == [1, 1]
 
 
 @pytest.mark.parametrize("words", ["/compact", "--help", "!ls @x #y", "", "nul \0 inside"])
 def test_a_follow_up_is_told_as_it_is(tmp_path: Path, words: str) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with staged(tmp_path, [answer(text("Hel", gate, "lo.")), answer("Bye.")], cli=CODEX) as stage:
         played = told(stage, gate, words)
 
         assert fates(played) == {words: ("absorbed", "completed")}
         assert texts(played) == ["Bye."]
-        [*_, last] = stage.server.main_asks[1].messages
+        [*_, last] = stage.server.main_requests[1].messages
         assert (last["role"], last["content"][-1]["text"]) == ("user", words)
 
 
 def test_a_follow_up_that_is_too_long_is_given_back(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
 
     async def main(stage: Stage) -> tuple[object, Played]:
         async with stage.library() as library:
@@ -188,7 +188,7 @@ def test_a_follow_up_that_is_too_long_is_given_back(tmp_path: Path) -> None:
         assert texts(played) == ["Hello."]
         [returned] = played.of(ev.FollowupReturned)
         assert "maximum length" in (returned.reason or "")
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
 
 
 def test_what_is_said_before_a_turn_has_begun_is_told_once_or_refused(tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_what_is_said_before_a_turn_has_begun_is_told_once_or_refused(tmp_path: 
 class HeldFirst(Held):
     """A model that holds its answer to a message that came alone and first."""
 
-    def __call__(self, ask: Ask) -> Answer:
-        is_first = ask.said.startswith("first") and "then" not in ask.said
+    def __call__(self, ask: ModelRequest) -> ModelAnswer:
+        is_first = ask.user_text.startswith("first") and "then" not in ask.user_text
         return super().__call__(ask) if is_first else answer("I heard you.")
 
 
@@ -269,7 +269,7 @@ def test_a_follow_up_at_the_end_of_a_turn_is_told_once_or_given_back(tmp_path: P
             is_taken = item.delivery in {"absorbed", "own_turn"} or item.kind == "call"
             assert item.status == ("completed" if is_taken else "cancelled")
             # As an answer is asked for, not only somewhere in what is remembered.
-            asks = [ask for ask in stage.server.main_asks if item.text in ask.said]
+            asks = [ask for ask in stage.server.main_requests if item.text in ask.user_text]
             assert (item.text, len(asks)) == (item.text, int(is_taken))
             assert times_told(stage.server, item.text) == int(is_taken)
 

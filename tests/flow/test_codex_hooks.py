@@ -55,7 +55,7 @@ def test_a_prompt_that_a_hook_blocks_has_failed_and_says_why(tmp_path: Path) -> 
         assert played.run.error.code == "hook_blocked"
         assert "not today" in played.run.error.message
         assert any("not today" in note.text for note in played.of(ev.Note))
-        assert stage.server.main_asks == ()
+        assert stage.server.main_requests == ()
 
 
 def test_the_model_is_not_asked_for_one_shot_either(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_model_is_not_asked_for_one_shot_either(tmp_path: Path) -> None:
         assert (played.run.status, played.run.text) == ("failed", None)
         assert played.run.error
         assert played.run.error.code == "no_answer"
-        assert stage.server.main_asks == ()
+        assert stage.server.main_requests == ()
 
 
 @pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])

@@ -14,8 +14,8 @@ import pytest
 from steadyrun.dialect import Verdict
 from steadyrun.library import Offered, RunHandle
 from steadyrun.model import event as ev
-from steadyrun.testing.model_servers.anthropic import Steps, answer, text
-from steadyrun.testing.model_servers.faults import Gate, Hang
+from steadyrun.testing.model_servers.anthropic import ServerSteps, answer, text
+from steadyrun.testing.model_servers.faults import Hang, StreamGate
 from tests.support.codex_stage import (
     ASKING,
     BEGUN,
@@ -65,7 +65,7 @@ def calm_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return undisturbed(folder, [runs(tool.command), answer("It is done.")])
 
 
-def undisturbed(folder: Path, script: Steps) -> list[str]:
+def undisturbed(folder: Path, script: ServerSteps) -> list[str]:
     with on_stage(folder, script) as stage:
         stage.played("go")
         return anyio.run(read, stage).story(folder)
@@ -76,7 +76,7 @@ def undisturbed(folder: Path, script: Steps) -> list[str]:
 
 @pytest.mark.parametrize("ends", ENDS)
 def test_a_driver_may_be_killed_in_a_stream(tmp_path: Path, calm: list[str], ends: str) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with on_stage(tmp_path, [answer(text("Hel", gate, "lo"))]) as stage:
         home = adopted(stage, hears("text.delta"), gate.open, ends=ends)
 
@@ -84,7 +84,7 @@ def test_a_driver_may_be_killed_in_a_stream(tmp_path: Path, calm: list[str], end
         assert home.story(tmp_path) == calm
         assert home.outline == [*BEGUN, *DONE]
         assert [(run.status, run.text) for run in home.runs] == [("completed", "Hello")]
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
 
 
 @pytest.mark.parametrize("ends", ENDS)
@@ -100,7 +100,7 @@ def test_a_driver_may_be_killed_in_a_command(
         assert home.outline == [*BEGUN, "tool.started", "tool.completed", *DONE]
         assert [run.status for run in home.runs] == ["completed"]
         assert tool.done.read_text() == "once\n"
-        assert [ask.outputs[0][-5:] for ask in stage.server.main_asks[1:]] == ["done\n"]
+        assert [ask.outputs[0][-5:] for ask in stage.server.main_requests[1:]] == ["done\n"]
 
 
 AT_HANDSHAKE, AT_TURN, UNREAD = "before it answers", "before the turn is told", "before it is read"
@@ -130,7 +130,7 @@ def test_a_driver_may_be_killed_on_the_way_to_the_turn(
         check_adopted(home, stage)
         assert home.story(tmp_path) == calm
         assert [(run.status, run.text) for run in home.runs] == [("completed", "Hello")]
-        assert [ask.said for ask in stage.server.main_asks] == ["go"]
+        assert [ask.user_text for ask in stage.server.main_requests] == ["go"]
 
 
 def test_drivers_may_be_killed_before_and_after_an_approval_is_answered(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_drivers_may_be_killed_before_and_after_an_approval_is_answered(tmp_path
 def test_the_next_program_answers_what_was_asked(
     tmp_path: Path, is_asked_alone: bool, is_allowed: bool
 ) -> None:
-    gate, done = Gate(), tmp_path / "done"
+    gate, done = StreamGate(), tmp_path / "done"
     asking = asks_for(f"echo once >> {done}")
     script = [answer(text("Hel", gate, "lo"), *asking.parts), answer("Done.")]
     with on_stage(tmp_path, script) as stage:
@@ -209,7 +209,7 @@ def test_the_next_program_answers_what_was_asked(
 def test_a_driver_may_be_killed_with_a_follow_up_that_waits_for_the_streams_end(
     tmp_path: Path, ends: str
 ) -> None:
-    gate = Gate()
+    gate = StreamGate()
     script = [answer(text("Hel", gate, "lo")), answer("That, too."), answer("Again.")]
 
     async def steered(driver: Driver) -> None:
@@ -226,7 +226,7 @@ def test_a_driver_may_be_killed_with_a_follow_up_that_waits_for_the_streams_end(
         ]  # fmt: skip
         assert [(run.status, run.text) for run in home.runs] == [("completed", "That, too.")]
         assert [(item.text, item.delivery) for item in home.items[1:]] == [("and THAT", "absorbed")]
-        assert [ask.said for ask in stage.server.main_asks] == ["go", "and THAT"]
+        assert [ask.user_text for ask in stage.server.main_requests] == ["go", "and THAT"]
         anyio.run(resume, stage, home.runs[0].id, "once more")
         assert words_in_order(stage, "go", "Hello", "and THAT", "That, too.", "once more")
 
@@ -259,12 +259,12 @@ def test_a_driver_may_be_killed_with_a_follow_up_for_a_command(
         assert [(item.status, item.delivery) for item in home.items[1:]] == [
             ("completed", "absorbed")
         ]
-        assert len(stage.server.main_asks) == 2
+        assert len(stage.server.main_requests) == 2
         assert times_told(stage.server, "THAT") == 1
 
 
 def test_what_a_killed_driver_has_offered_is_returned_by_who_ends_the_turn(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with on_stage(tmp_path, [Hang(gate)]) as stage:
 
         async def steered(driver: Driver) -> None:
@@ -302,7 +302,7 @@ def test_a_driver_may_be_killed_just_after_the_turns_end(tmp_path: Path) -> None
 
         check_adopted(home, stage)
         assert home.outline == [*BEGUN, *DONE]
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
 
 
 @pytest.mark.parametrize("prompt", ["go", "x" * 300_000], ids=["short", "long"])
@@ -319,14 +319,14 @@ def test_the_driver_of_a_one_shot_may_be_killed_in_a_command(tmp_path: Path, pro
         ]  # fmt: skip
         assert [(run.status, run.text) for run in home.runs] == [("completed", "It is done.")]
         assert tool.done.read_text() == "once\n"
-        assert len(stage.server.main_asks) == 2
+        assert len(stage.server.main_requests) == 2
 
 
 # -- Codex is killed
 
 
 def test_a_codex_that_is_killed_when_idle_has_done_its_work(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with on_stage(tmp_path, [answer(text("Hel", gate, "lo")), answer("Again.")]) as stage:
 
         async def main() -> Home:
@@ -353,7 +353,7 @@ def test_a_codex_that_is_killed_when_idle_has_done_its_work(tmp_path: Path) -> N
 
 
 def test_a_codex_that_is_killed_in_a_stream_goes_on_with_what_it_knows(tmp_path: Path) -> None:
-    with on_stage(tmp_path, [answer(text("Hel", Gate(), "lo")), answer("Again.")]) as stage:
+    with on_stage(tmp_path, [answer(text("Hel", StreamGate(), "lo")), answer("Again.")]) as stage:
 
         async def harm(run: RunHandle) -> None:
             await until(run, lambda event: isinstance(event, ev.TextDelta))

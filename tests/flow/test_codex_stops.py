@@ -12,7 +12,7 @@ import steadyrun
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import answer, text
-from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.faults import StreamGate
 from tests.support.codex_stage import BEGUN, DONE, held, held_cli, in_command, on_stage, runs
 from tests.support.fast_clock import Ahead, library_ahead, with_clocks
 from tests.support.killed_driver import (
@@ -100,7 +100,7 @@ def test_a_codex_that_is_stopped_before_it_answers_is_given_up(tmp_path: Path) -
 
 def test_a_codex_that_is_stopped_in_a_stream_is_given_up(tmp_path: Path) -> None:
     clock = Ahead()
-    with on_stage(tmp_path, [answer(text("Hel", Gate(), "lo"))]) as stage:
+    with on_stage(tmp_path, [answer(text("Hel", StreamGate(), "lo"))]) as stage:
 
         async def harm(run: RunHandle) -> None:
             await until(run, lambda event: isinstance(event, ev.TextDelta))

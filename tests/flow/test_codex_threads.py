@@ -12,10 +12,10 @@ from steadyrun.drivers.replay import RecordedLine, Seen, replay
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
 from steadyrun.providers.codex.dialect import Codex
-from steadyrun.testing.model_servers.content import Answer, Tokens, answer, text
-from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.content import AnswerTokens, ModelAnswer, answer, text
+from steadyrun.testing.model_servers.faults import StreamGate
 from steadyrun.testing.model_servers.openai_responses import ResponsesServer
-from steadyrun.testing.model_servers.protocol import Ask
+from steadyrun.testing.model_servers.protocol import ModelRequest
 from tests.support.real_cli import LIMIT_SECONDS, Frame
 from tests.support.real_codex import StartedAppServer, is_turn_end
 
@@ -57,7 +57,7 @@ def ends(events: list[Any]) -> list[ev.RunEnded]:
 
 
 def test_a_conversation_that_is_come_back_to_is_not_paid_for_twice(tmp_path: Path) -> None:
-    script = [answer("a", tokens=Tokens(100 * 2**n, 2**n)) for n in range(4)]
+    script = [answer("a", tokens=AnswerTokens(100 * 2**n, 2**n)) for n in range(4)]
     with ResponsesServer(script) as server, Recorded(tmp_path, server.url) as codex:
         one, other = codex.start_thread(), codex.start_thread()
         for thread in (one, other, one):
@@ -71,11 +71,11 @@ def test_a_conversation_that_is_come_back_to_is_not_paid_for_twice(tmp_path: Pat
 
 
 def test_a_turn_beside_another_is_neither_lost_nor_a_follow_up(tmp_path: Path) -> None:
-    gates = {"first": Gate(), "second": Gate()}
+    gates = {"first": StreamGate(), "second": StreamGate()}
 
-    def model(ask: Ask) -> Answer:
-        word = "first" if "first" in ask.said else "second"
-        return answer(text(word[:3], gates[word], word[3:]), tokens=Tokens(10, 1))
+    def model(ask: ModelRequest) -> ModelAnswer:
+        word = "first" if "first" in ask.user_text else "second"
+        return answer(text(word[:3], gates[word], word[3:]), tokens=AnswerTokens(10, 1))
 
     with ResponsesServer(model) as server, Recorded(tmp_path, server.url) as codex:
         one, other = codex.start_thread(), codex.start_thread()

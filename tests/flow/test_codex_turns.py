@@ -7,16 +7,16 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from steadyrun.dialect import Ended, LaunchRequest, Offer, Refused, Turn
+from steadyrun.dialect import LaunchRequest, Offer, Refused, Turn, TurnEnded
 from steadyrun.library import Offered
 from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.run import Run
 from steadyrun.providers.codex.dialect import Codex
 from steadyrun.providers.codex.launch import CodexOptions
-from steadyrun.testing.model_servers.content import Call, answer, call, raw, text, thinking
-from steadyrun.testing.model_servers.faults import Gate, Hang
-from steadyrun.testing.model_servers.protocol import Ask
+from steadyrun.testing.model_servers.content import CallBlock, answer, call, raw, text, thinking
+from steadyrun.testing.model_servers.faults import Hang, StreamGate
+from steadyrun.testing.model_servers.protocol import ModelRequest
 from tests.children.keeper_driver import eventually
 from tests.support.real_cli_stage import (
     CODEX,
@@ -45,11 +45,11 @@ PATCH = """apply_patch <<'EOF'
 EOF"""
 
 
-def run(command: str, **more: object) -> Call:
+def run(command: str, **more: object) -> CallBlock:
     return call("exec_command", cmd=command, **more)
 
 
-def waiting(folder: Path, **more: object) -> Call:
+def waiting(folder: Path, **more: object) -> CallBlock:
     """A command that makes `folder/begun` and lasts until there is `folder/go`."""
     begun, go = folder / "begun", folder / "go"
     loop = f"touch {begun}; until [ -e {go} ]; do sleep 0.02; done; echo it ended"
@@ -77,10 +77,12 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
             await closed(driver, stage)
         return ear
 
-    def step(ask: Ask) -> Any:
+    def step(ask: ModelRequest) -> Any:
         # A sandbox that lets nothing be written is felt.
         if not ask.results:
-            return answer(run(f"touch {ask.said}.file && echo made {ask.said} || echo not made"))
+            return answer(
+                run(f"touch {ask.user_text}.file && echo made {ask.user_text} || echo not made")
+            )
         return answer(ask.outputs[0].splitlines()[-1])
 
     with staged(tmp_path, step, cli=CODEX) as stage:
@@ -96,7 +98,7 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
             *("open", "initialized", "thread:full_auto"),
             *(f"begin:{turn.key}" for turn in turns),
         ]
-        asks = stage.server.main_asks
+        asks = stage.server.main_requests
         assert [ask.model for ask in asks] == ["one-model"] * 2 + ["other-model"] * 6
         # One conversation: the last turn knows those before.
         assert [times_told(stage.server, f'"{turn.text}"') for turn in turns] == [1] * 4
@@ -176,10 +178,10 @@ def test_commands_run_alone_and_in_parallel(tmp_path: Path) -> None:
         assert {*outputs, failed.tool_call_id} == set(started)
         assert {tool.tool_name for tool in started.values()} == {"commandExecution"}
         assert "echo two; exit 3" in started[failed.tool_call_id].tool_input["command"]
-        ids = [[each["call_id"] for each in ask.results] for ask in stage.server.main_asks]
+        ids = [[each["call_id"] for each in ask.results] for ask in stage.server.main_requests]
         assert [len(each) for each in ids] == [0, 1, 3]
         assert {each for some in ids for each in some} == set(started)
-        told = [output.splitlines()[-1] for output in stage.server.main_asks[2].outputs]
+        told = [output.splitlines()[-1] for output in stage.server.main_requests[2].outputs]
         assert told == ["one", "two", "three"]
 
 
@@ -224,7 +226,7 @@ def test_a_search_of_the_web_is_told(tmp_path: Path) -> None:
 
 
 def test_thinking_and_words_are_told_as_they_come(tmp_path: Path) -> None:
-    in_thought, in_words = Gate(), Gate()
+    in_thought, in_words = StreamGate(), StreamGate()
     said = answer(thinking("Hm, ", in_thought, "well."), text("It ", in_words, "is."))
 
     async def main(stage: Stage) -> list[StoredEvent | LiveEvent]:
@@ -289,15 +291,15 @@ def test_a_stream_is_interrupted(tmp_path: Path) -> None:
             await handle.cancel("enough")
             return await stage.read(await handle.result())
 
-    with staged(tmp_path, [answer("Well.", text("Hel", Gate(), "lo."))], cli=CODEX) as stage:
+    with staged(tmp_path, [answer("Well.", text("Hel", StreamGate(), "lo."))], cli=CODEX) as stage:
         played = anyio.run(main, stage)
 
         # What was not said to its end is no part of the record.
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
         assert played.run.text == "Well."
         assert [said.text for said in played.of(ev.TextFinal)] == ["Well."]
-        [ask] = stage.server.main_asks
-        assert stage.server.fate_of(ask.request.number) == "left"
+        [ask] = stage.server.main_requests
+        assert stage.server.find_fate(ask.request.number) == "left"
 
 
 @pytest.mark.parametrize(
@@ -328,7 +330,7 @@ def test_a_command_is_interrupted_with_its_own_children(tmp_path: Path, command:
         assert played.run.text == "I do."
         [failed] = played.of(ev.ToolFailed)
         assert (failed.tool_name, failed.error) == ("commandExecution", "still_running")
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
         assert not Path(f"/proc/{int(child.read_text())}").exists()
 
 
@@ -336,7 +338,7 @@ def test_an_interrupted_command_is_ended_and_its_process_goes_on(tmp_path: Path)
     child, turns = tmp_path / "child", [Turn("one", "work"), Turn("two", "and now?")]
     command = f"echo $$ >{child}.new; mv {child}.new {child}; sleep 1000"
 
-    async def main(stage: Stage) -> list[Ended]:
+    async def main(stage: Stage) -> list[TurnEnded]:
         ear = Ear()
         first = LaunchRequest(turns[0], str(stage.cwd), mode=stage.cli.mode)
         async with warm(stage, Codex, first, ear) as driver:
@@ -366,7 +368,7 @@ def test_it_is_stopped_before_it_has_said_anything(tmp_path: Path) -> None:
     async def main(stage: Stage) -> list[Played]:
         async with stage.library() as library:
             told = await stage.start(library, "asked and not answered")
-            await anyio.to_thread.run_sync(stage.server.wait_for_main, 1)
+            await anyio.to_thread.run_sync(stage.server.wait_for_main_request, 1)
             unborn = await stage.start(library, "never asked")
             for handle in (told, unborn):
                 await handle.cancel("enough")
@@ -380,7 +382,7 @@ def test_it_is_stopped_before_it_has_said_anything(tmp_path: Path) -> None:
             ("cancelled", "user_stop"),
         ]
         assert [played.run.text for played in plays] == [None, None]
-        assert [ask.said for ask in stage.server.main_asks] == ["asked and not answered"]
+        assert [ask.user_text for ask in stage.server.main_requests] == ["asked and not answered"]
 
 
 @pytest.mark.parametrize("is_in_tool", [False, True], ids=["not answered", "in a command"])
@@ -393,7 +395,7 @@ def test_what_was_not_taken_when_it_is_stopped_is_taken_back(
     async def main(stage: Stage) -> Played:
         async with stage.library() as library:
             handle = await stage.start(library, "talk")
-            await anyio.to_thread.run_sync(stage.server.wait_for_main, 1)
+            await anyio.to_thread.run_sync(stage.server.wait_for_main_request, 1)
             if is_in_tool:
                 await there(tmp_path / "begun")
             for word in words:
@@ -407,7 +409,7 @@ def test_what_was_not_taken_when_it_is_stopped_is_taken_back(
         assert played.run.status == "cancelled"
         assert fates(played) == dict.fromkeys(words, ("returned", "cancelled"))
         assert sorted(each.text for each in played.of(ev.FollowupReturned)) == list(words)
-        assert len(stage.server.main_asks) == 1
+        assert len(stage.server.main_requests) == 1
         assert [times_told(stage.server, word) for word in words] == [0, 0]
 
 
@@ -430,7 +432,7 @@ def test_any_prompt_is_told_as_it_is(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot}
     with staged(tmp_path, lambda ask: answer("Yes."), cli=CODEX, options=options) as stage:
         assert anyio.run(main, stage) == dict.fromkeys(PROMPTS, "Yes.")
-        assert sorted(map(told, stage.server.main_asks)) == sorted(("the first", *PROMPTS))
+        assert sorted(map(told, stage.server.main_requests)) == sorted(("the first", *PROMPTS))
 
 
 def test_many_begin_at_once_in_a_new_home(tmp_path: Path) -> None:
@@ -448,7 +450,7 @@ def test_many_begin_at_once_in_a_new_home(tmp_path: Path) -> None:
         assert [error for error in failed if not (error and error.retryable)] == []
 
 
-def told(ask: Ask) -> str:
+def told(ask: ModelRequest) -> str:
     """The last words of the user, untouched."""
     text = ask.messages[-1]["content"][-1]["text"]
     assert ask.messages[-1]["role"] == "user"
@@ -465,7 +467,7 @@ def test_ten_megabytes_are_refused_by_name(tmp_path: Path, is_one_shot: bool) ->
         assert ended.error
         assert (ended.error.code, ended.error.retryable) == ("prompt_too_long", False)
         assert ended.error.hint
-        assert stage.server.main_asks == ()
+        assert stage.server.main_requests == ()
 
 
 def test_nobody_is_there_to_take_what_is_said_after_the_end(tmp_path: Path) -> None:
@@ -488,4 +490,4 @@ def test_nobody_is_there_to_take_what_is_said_after_the_end(tmp_path: Path) -> N
 
         assert isinstance(late, Refused)
         assert idle == Refused("no turn is running")
-        assert len(stage.server.main_asks) == 2
+        assert len(stage.server.main_requests) == 2

@@ -19,7 +19,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.item import Item
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.model_servers.anthropic import answer, text
-from steadyrun.testing.model_servers.faults import Cut, Gate
+from steadyrun.testing.model_servers.faults import Cut, StreamGate
 from tests.children.keeper_driver import parent
 from tests.support.codex_stage import ASKING, BEGUN, DONE, asks_for, go_on, on_stage, runs
 from tests.support.killed_driver import (
@@ -121,7 +121,7 @@ def test_an_answer_that_is_read_after_the_kill_counts_once(tmp_path: Path, ends:
 
 @pytest.mark.parametrize("ends", ENDS)
 def test_a_follow_up_that_is_read_after_the_kill_is_taken_once(tmp_path: Path, ends: str) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with on_stage(tmp_path, [answer(text("Hel", gate, "lo")), answer("That, too.")]) as stage:
         before = unrecorded(
             stage,
@@ -199,7 +199,7 @@ async def _asked(run: RunHandle) -> Any:
 
 @pytest.mark.parametrize("ends", ENDS)
 def test_a_driver_may_be_killed_while_the_model_is_asked_again(tmp_path: Path, ends: str) -> None:
-    gate = Gate()
+    gate = StreamGate()
     script = [answer(text("Hel", Cut())), answer(text("Hel", "lo"), held=gate)]
     with on_stage(tmp_path, script) as stage:
         before = hears("provider.retrying", lambda: reached(gate))

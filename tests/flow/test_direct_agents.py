@@ -228,7 +228,7 @@ class TestRealClis:
             told = furnish(stage.home, stage.cwd)
             played(stage)
 
-            parts = [part["text"] for part in stage.server.main_asks[0].body["system"]]
+            parts = [part["text"] for part in stage.server.main_requests[0].body["system"]]
             whole = "\n".join(parts)
             assert told in whole
             # As much as it says of itself when nobody tells it anything.
@@ -241,7 +241,7 @@ class TestRealClis:
             told = furnish(stage.home, stage.cwd)
             played(stage)
 
-            whole = str(stage.server.main_asks[0].body["system"])
+            whole = str(stage.server.main_requests[0].body["system"])
             role = told[: told.index("\n\n# SOUL.md")]
             assert f"{role}\n\nSay please.".replace("\n", "\\n") in whole
             assert not [name for name in OWN_FILES if f"# {name}" in whole]
@@ -251,7 +251,7 @@ class TestRealClis:
             told = furnish(stage.home, stage.cwd)
             played(stage)
 
-            assert told in developer_texts(stage.server.main_asks[0].body)
+            assert told in developer_texts(stage.server.main_requests[0].body)
 
 
 def developer_texts(body: Any) -> list[str]:

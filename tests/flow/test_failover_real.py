@@ -18,9 +18,9 @@ from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from steadyrun.runtime.daemon import Daemon
 from steadyrun.testing.model_servers.anthropic import answer, call
-from steadyrun.testing.model_servers.faults import rate_limited
+from steadyrun.testing.model_servers.faults import refuse_rate_limit
 from steadyrun.testing.model_servers.model_server import ModelServer
-from steadyrun.testing.model_servers.protocol import Steps
+from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.support.daemon_harness import KEY, USUAL, Team, facts, most_processes
 from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, Stage, staged
 
@@ -39,8 +39,13 @@ TOOLS = {
 def test_a_limit_moves_the_item_and_the_next_one_comes_back(
     tmp_path: Path, first: Cli, other: Cli
 ) -> None:
-    limits = [rate_limited(retry_after=0)] * TRIES
-    script: Steps = [answer("First done."), answer(TOOLS[first.name]), *limits, answer("Back.")]
+    limits = [refuse_rate_limit(retry_after=0)] * TRIES
+    script: ServerSteps = [
+        answer("First done."),
+        answer(TOOLS[first.name]),
+        *limits,
+        answer("Back."),
+    ]
     with on_two(tmp_path, first, script, other) as (stage, config, beside):
 
         async def main() -> None:
@@ -48,12 +53,12 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(
                 await team.done(ada, "the first request")
                 moved = await team.done(ada, "the second request")
                 assert (moved.status, moved.reply) == ("completed", "Second done.")
-                asks = len(stage.server.main_asks)
+                asks = len(stage.server.main_requests)
                 await team.store.update_gate(first.name, Opened())
                 back = await team.done(ada, "the third request")
 
                 assert (back.status, back.reply) == ("completed", "Back.")
-                assert len(stage.server.main_asks) == asks + 1
+                assert len(stage.server.main_requests) == asks + 1
                 runs = await team.runs(ada)
                 assert [(run.provider, run.status) for run in runs] == [
                     (first.name, "completed"),
@@ -68,21 +73,21 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(
                 assert most == [1], "never two providers at once"
 
         anyio.run(main)
-        [moved], back = beside.main_asks, stage.server.main_asks[-1]
-        assert "[From the record." in moved.said
-        assert "> the first request" in moved.said
-        assert "> First done." in moved.said
-        assert "> Running echo evidence-4711 (ok): " in moved.said
-        assert moved.said.endswith("the second request")
-        assert f"{other.name} worked in your place" in back.said
-        assert "> Second done." in back.said
-        assert back.said.endswith("the third request")
+        [moved], back = beside.main_requests, stage.server.main_requests[-1]
+        assert "[From the record." in moved.user_text
+        assert "> the first request" in moved.user_text
+        assert "> First done." in moved.user_text
+        assert "> Running echo evidence-4711 (ok): " in moved.user_text
+        assert moved.user_text.endswith("the second request")
+        assert f"{other.name} worked in your place" in back.user_text
+        assert "> Second done." in back.user_text
+        assert back.user_text.endswith("the third request")
         assert "the first request" in str(back.messages), "it is the conversation that it was"
 
 
 @contextmanager
 def on_two(
-    folder: Path, first: Cli, script: Steps, other: Cli
+    folder: Path, first: Cli, script: ServerSteps, other: Cli
 ) -> Iterator[tuple[Stage, Config, ModelServer]]:
     """A stage with a second CLI, and a model for that alone."""
     with (

@@ -9,9 +9,9 @@ import pytest
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.gate import gate_state
-from steadyrun.testing.model_servers.anthropic import answer, unified_limit
-from steadyrun.testing.model_servers.faults import Refusal, rate_limited, usage_limited
-from steadyrun.testing.model_servers.openai_common import codex_limit
+from steadyrun.testing.model_servers.anthropic import answer, build_limit_headers
+from steadyrun.testing.model_servers.faults import Refusal, refuse_rate_limit, refuse_usage_limit
+from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
 from tests.support.real_agents import working
 from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, staged
 
@@ -23,8 +23,8 @@ SUBSCRIPTION = {"ANTHROPIC_API_KEY": "", "CLAUDE_CODE_OAUTH_TOKEN": "sk-ant-oat0
 
 def _refused(cli: Cli, resets_at: int) -> Refusal:
     if cli is CLAUDE:
-        return rate_limited(headers=unified_limit("rejected", resets_at))
-    return usage_limited(codex_limit(100, resets_at))
+        return refuse_rate_limit(headers=build_limit_headers("rejected", resets_at))
+    return refuse_usage_limit(build_codex_limit_headers(100, resets_at))
 
 
 @pytest.mark.parametrize("cli", [CLAUDE, CODEX], ids=lambda cli: cli.name)
@@ -43,14 +43,14 @@ def test_a_stated_time_is_waited_for_and_the_item_goes_on_by_itself(
                 [gate] = await team.store.gates()
                 assert (gate.until, gate.is_stated) == (stated, True)
                 assert gate_state(gate, datetime.now(UTC)) == "closed"
-                asks = len(stage.server.main_asks)
+                asks = len(stage.server.main_requests)
                 done = await team.settled(item)
 
                 assert (done.status, done.reply, done.tries) == ("completed", "Done.", 0)
                 first, second = await team.runs(ada)
                 assert [first.status, second.status] == ["rate_limited", "completed"]
                 assert second.created_at >= stated, "nothing was started before"
-                assert len(stage.server.main_asks) == asks + 1
+                assert len(stage.server.main_requests) == asks + 1
                 [gate] = await team.store.gates()
                 assert (gate.is_closed, gate.run) == (False, first.id)
 

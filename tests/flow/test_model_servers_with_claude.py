@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from steadyrun.testing.model_servers.anthropic import (
+    AnswerTokens,
     MessagesServer,
-    Steps,
-    Tokens,
+    ServerSteps,
     answer,
     call,
     text,
 )
-from steadyrun.testing.model_servers.faults import Break, Cut, Gate, overloaded
+from steadyrun.testing.model_servers.faults import Break, Cut, StreamGate, refuse_overloaded
 from tests.support.real_cli import (
     Frame,
     StartedClaude,
@@ -30,8 +30,10 @@ def result_of(frames: list[Frame]) -> Frame:
 
 
 def test_a_turn_with_a_tool_call_and_a_second_turn_on_one_process(tmp_path: Path) -> None:
-    script: Steps = [
-        answer("I look.", call("Bash", command="echo from the shell"), tokens=Tokens(100, 20)),
+    script: ServerSteps = [
+        answer(
+            "I look.", call("Bash", command="echo from the shell"), tokens=AnswerTokens(100, 20)
+        ),
         lambda ask: answer(f"It says: {ask.results[0]['content']}"),
         answer("Again."),
     ]
@@ -50,12 +52,12 @@ def test_a_turn_with_a_tool_call_and_a_second_turn_on_one_process(tmp_path: Path
             FIRST,
             SECOND,
         ]
-        assert len(server.main_asks) == 3
-        assert "once more" in server.main_asks[2].said
+        assert len(server.main_requests) == 3
+        assert "once more" in server.main_requests[2].user_text
 
 
 def test_an_interrupt_at_a_gate_leaves_the_request(tmp_path: Path) -> None:
-    gate = Gate()
+    gate = StreamGate()
     script = [answer(text("Hel", gate, "lo")), answer("Still here.")]
     with MessagesServer(script) as server, StartedClaude(tmp_path, server.url) as claude:
         claude.tell(user("talk"))
@@ -66,13 +68,15 @@ def test_an_interrupt_at_a_gate_leaves_the_request(tmp_path: Path) -> None:
         after = claude.hear_until(is_idle)
 
         assert result_of(stopped)["terminal_reason"] == "aborted_streaming"
-        server.wait_until(lambda: server.fate_of(server.main_asks[0].request.number) == "left")
+        server.wait_until(
+            lambda: server.find_fate(server.main_requests[0].request.number) == "left"
+        )
         assert result_of(after)["result"] == "Still here."
 
 
 def test_broken_streams_are_asked_again_as_steps_of_their_own(tmp_path: Path) -> None:
-    script: Steps = [
-        overloaded(),
+    script: ServerSteps = [
+        refuse_overloaded(),
         answer(text("Hel", Cut())),
         answer("Hello."),
         answer(text("Bye", Break("server"))),
@@ -99,5 +103,5 @@ def test_counting_tokens_eats_no_step_and_a_process_without_tools_is_served(tmp_
         claude.tell(user("hello"))
 
         assert result_of(claude.hear_until(is_idle))["result"] == "Main."
-        assert len(server.main_asks) == 1
-        assert len(server.side_asks) > 0
+        assert len(server.main_requests) == 1
+        assert len(server.side_requests) > 0

@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from steadyrun.testing.model_servers.content import Tokens, answer, call, raw, text, thinking
+from steadyrun.testing.model_servers.content import AnswerTokens, answer, call, raw, text, thinking
 from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
-    Gate,
     Hang,
-    not_found,
-    overloaded,
-    rate_limited,
-    server_error,
-    too_long,
-    unauthorized,
-    usage_limited,
-    without_credit,
+    StreamGate,
+    refuse_no_credit,
+    refuse_not_found,
+    refuse_overloaded,
+    refuse_rate_limit,
+    refuse_server_error,
+    refuse_too_long,
+    refuse_unauthorized,
+    refuse_usage_limit,
 )
-from steadyrun.testing.model_servers.openai_common import codex_limit
+from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
 from steadyrun.testing.model_servers.openai_responses import ResponsesServer
-from steadyrun.testing.model_servers.protocol import Ask, Step, Steps
+from steadyrun.testing.model_servers.protocol import ModelRequest, ServerStep, ServerSteps
 from tests.support.real_cli import Frame, is_kind, kind_of
 from tests.support.real_codex import StartedAppServer, StartedExec, is_turn_end
 
@@ -38,7 +38,7 @@ def items_of(frames: list[Frame], kind: str) -> list[Frame]:
 
 
 def test_a_text_is_the_whole_of_a_turn(tmp_path: Path) -> None:
-    script = [answer(text("Hel", "lo."), tokens=Tokens(100, 20, cache_read=30, reasoning=7))]
+    script = [answer(text("Hel", "lo."), tokens=AnswerTokens(100, 20, cache_read=30, reasoning=7))]
     with (
         ResponsesServer(script) as server,
         StartedExec(tmp_path, server.url, "say hello") as codex,
@@ -54,14 +54,14 @@ def test_a_text_is_the_whole_of_a_turn(tmp_path: Path) -> None:
             "output_tokens": 20,
             "reasoning_output_tokens": 7,
         }
-        [ask] = server.main_asks
-        assert ask.said == "say hello"
+        [ask] = server.main_requests
+        assert ask.user_text == "say hello"
         assert "exec_command" in ask.tools
         assert "sk-dummy" not in str(server.requests)
 
 
 def test_a_command_is_run_and_its_output_comes_back(tmp_path: Path) -> None:
-    script: Steps = [
+    script: ServerSteps = [
         answer(thinking("hm"), "I look.", call("exec_command", cmd="echo from the shell")),
         lambda ask: answer(f"It says: {ask.outputs[0].splitlines()[-1]}"),
     ]
@@ -76,7 +76,7 @@ def test_a_command_is_run_and_its_output_comes_back(tmp_path: Path) -> None:
 
 
 def test_its_own_provider_takes_the_server_for_openai(tmp_path: Path) -> None:
-    def step(ask: Ask) -> Step:
+    def step(ask: ModelRequest) -> ServerStep:
         if ask.messages[-1].get("type") == "compaction_trigger":
             return answer(raw(type="compaction", id="cmp_1", encrypted_content="c2lt"))
         return answer("Here.")
@@ -100,7 +100,7 @@ def test_its_own_provider_takes_the_server_for_openai(tmp_path: Path) -> None:
 
         assert compacted["params"]["turn"]["status"] == "completed"
         assert "error" not in codex.outline()
-        assert "compaction" in [item["type"] for item in server.main_asks[-1].messages]
+        assert "compaction" in [item["type"] for item in server.main_requests[-1].messages]
 
 
 def test_the_tools_that_ask_for_approval(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_tools_that_ask_for_approval(tmp_path: Path) -> None:
 
 def test_a_turn_that_fails_is_an_exit_code(tmp_path: Path) -> None:
     with (
-        ResponsesServer([too_long()]) as server,
+        ResponsesServer([refuse_too_long()]) as server,
         StartedExec(tmp_path, server.url, "hi") as codex,
     ):
         assert kind_of(codex.hear_rest()[-1]) == "turn.failed"
@@ -148,31 +148,31 @@ def test_a_turn_that_fails_is_an_exit_code(tmp_path: Path) -> None:
 class Case:
     """A fault, how often Codex asks with one retry of each kind, and what it calls it."""
 
-    step: Step
+    step: ServerStep
     asks: int
     info: Any
 
 
 FAULTS = {
     "rate limit": Case(
-        rate_limited(), 1, {"responseTooManyFailedAttempts": {"httpStatusCode": 429}}
+        refuse_rate_limit(), 1, {"responseTooManyFailedAttempts": {"httpStatusCode": 429}}
     ),
     "rate limit with a time": Case(
-        rate_limited(0), 2, {"responseTooManyFailedAttempts": {"httpStatusCode": 429}}
+        refuse_rate_limit(0), 2, {"responseTooManyFailedAttempts": {"httpStatusCode": 429}}
     ),
-    "usage limit": Case(usage_limited(resets_at=RESETS_AT), 1, "usageLimitExceeded"),
-    "no credit": Case(without_credit(), 1, "usageLimitExceeded"),
-    "overload": Case(overloaded(), 2, "serverOverloaded"),
+    "usage limit": Case(refuse_usage_limit(resets_at=RESETS_AT), 1, "usageLimitExceeded"),
+    "no credit": Case(refuse_no_credit(), 1, "usageLimitExceeded"),
+    "overload": Case(refuse_overloaded(), 2, "serverOverloaded"),
     "overload in mid-stream": Case(answer(text("Hel", Break())), 1, "serverOverloaded"),
-    "server error": Case(server_error(), 4, "internalServerError"),
+    "server error": Case(refuse_server_error(), 4, "internalServerError"),
     "error in mid-stream": Case(answer(text("Hel", Break("server"))), 2, "other"),
-    "bad key": Case(unauthorized(), 2, {"httpConnectionFailed": {"httpStatusCode": 401}}),
-    "no such model": Case(not_found(), 1, "modelNotFound"),
-    "too long": Case(too_long(), 1, "other"),
+    "bad key": Case(refuse_unauthorized(), 2, {"httpConnectionFailed": {"httpStatusCode": 401}}),
+    "no such model": Case(refuse_not_found(), 1, "modelNotFound"),
+    "too long": Case(refuse_too_long(), 1, "other"),
     "too long in mid-stream": Case(answer(Break("too_long")), 1, "contextWindowExceeded"),
     "cut stream": Case(answer(text("Hel", Cut())), 2, "other"),
     "cut before headers": Case(Hang(), 4, "other"),
-    "stalled stream": Case(answer(text("Hel", Gate())), 2, "other"),
+    "stalled stream": Case(answer(text("Hel", StreamGate())), 2, "other"),
 }
 
 
@@ -181,7 +181,7 @@ def test_a_fault_is_told_as_what_it_is(case: Case, tmp_path: Path) -> None:
     if isinstance(case.step, Hang):
         case.step.gate.open()
     with (
-        ResponsesServer([], rest=case.step) as server,
+        ResponsesServer([], fallback=case.step) as server,
         StartedAppServer(tmp_path, server.url, retries=1, idle_ms=500) as codex,
     ):
         codex.start_turn(codex.start_thread(), "hi")
@@ -189,7 +189,7 @@ def test_a_fault_is_told_as_what_it_is(case: Case, tmp_path: Path) -> None:
 
         turn = frames[-1]["params"]["turn"]
         assert (turn["status"], turn["error"]["codexErrorInfo"]) == ("failed", case.info)
-        assert len(server.main_asks) == case.asks
+        assert len(server.main_requests) == case.asks
 
 
 def test_a_request_that_is_never_answered_is_left_by_an_interrupt(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_request_that_is_never_answered_is_left_by_an_interrupt(tmp_path: Path
         hang.gate.wait_until_reached()
         codex.ask("turn/interrupt", threadId=thread, turnId=turn)
         *_, stopped = codex.hear_until(is_turn_end)
-        server.wait_until(lambda: server.fate_of(0) == "left")
+        server.wait_until(lambda: server.find_fate(0) == "left")
         codex.start_turn(thread, "and now?")
         *_, ended = codex.hear_until(is_turn_end)
 
@@ -213,10 +213,10 @@ def test_a_request_that_is_never_answered_is_left_by_an_interrupt(tmp_path: Path
 
 def test_a_broken_stream_is_asked_again_and_limits_are_told(tmp_path: Path) -> None:
     limits = {
-        **codex_limit(88, RESETS_AT),
-        **codex_limit(12, RESETS_AT, window_minutes=10080, slot="secondary"),
+        **build_codex_limit_headers(88, RESETS_AT),
+        **build_codex_limit_headers(12, RESETS_AT, window_minutes=10080, slot="secondary"),
     }
-    script: Sequence[Step] = [answer(text("Hel", Cut())), answer("Hello.", headers=limits)]
+    script: Sequence[ServerStep] = [answer(text("Hel", Cut())), answer("Hello.", headers=limits)]
     with (
         ResponsesServer(script) as server,
         StartedAppServer(tmp_path, server.url) as codex,
@@ -257,4 +257,4 @@ def test_the_address_of_a_picture_is_refused(
         assert ("result" in reply) is is_taken
         if is_taken:
             cx.hear_until(is_turn_end)
-        assert len(server.main_asks) == is_taken
+        assert len(server.main_requests) == is_taken

@@ -28,7 +28,7 @@ def offered(folder: Path, policy: Policy, permissions: str = "") -> set[str]:
                 assert (await team.done(ada, "Are you?")).status == "completed"
 
         anyio.run(main)
-        return set(stage.server.main_asks[0].tools)
+        return set(stage.server.main_requests[0].tools)
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -66,7 +66,7 @@ def test_a_file_that_changes_takes_away_from_the_next_turn_on(tmp_path: Path) ->
                 assert first.resume_token == second.resume_token
 
         anyio.run(main)
-        first, second = [set(ask.tools) for ask in stage.server.main_asks]
+        first, second = [set(ask.tools) for ask in stage.server.main_requests]
     assert first == set(TOOLS)
     assert second == set(TIERS["readonly"])
 
@@ -87,7 +87,7 @@ def test_a_file_that_cannot_be_understood_starts_nothing(tmp_path: Path, text: s
                 assert str(file) in run.error.message
 
         anyio.run(main)
-        assert not stage.server.main_asks
+        assert not stage.server.main_requests
 
 
 def test_no_process_for_many_turns_has_the_budget_of_a_run(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_codex_that_may_only_read_writes_nothing_in_any_mode(tmp_path: Path, mod
     stage, notes = tried(tmp_path, Policy(mode, tier="readonly"))
 
     assert sorted(file.name for file in stage.cwd.iterdir()) == ["there"]
-    assert "what is there" in str(stage.server.main_asks[1].messages)
+    assert "what is there" in str(stage.server.main_requests[1].messages)
     assert notes.count(UNWRITING) == 1
 
 
@@ -177,7 +177,7 @@ def test_codex_searches_the_web_unless_that_is_denied(tmp_path: Path, is_denied:
                 assert (await team.done(ada, "work")).status == "completed"
 
         anyio.run(main)
-        assert ("web_search" in stage.server.main_asks[0].tools) == (not is_denied)
+        assert ("web_search" in stage.server.main_requests[0].tools) == (not is_denied)
 
 
 @pytest.mark.parametrize("permissions", ['{"tier": "standard"}', '{"tools": ["WebSearch"]}'])
@@ -195,4 +195,4 @@ def test_what_codex_cannot_keep_to_starts_nothing(tmp_path: Path, permissions: s
                 assert run.error.message.startswith("the provider codex cannot do this: tools (")
 
         anyio.run(main)
-        assert not stage.server.main_asks
+        assert not stage.server.main_requests

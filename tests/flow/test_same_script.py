@@ -17,9 +17,9 @@ from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
 from steadyrun.model.event import type_of
 from steadyrun.testing.model_servers.anthropic import answer, call
-from steadyrun.testing.model_servers.content import Answer, Call
-from steadyrun.testing.model_servers.faults import rate_limited
-from steadyrun.testing.model_servers.protocol import Steps
+from steadyrun.testing.model_servers.content import CallBlock, ModelAnswer
+from steadyrun.testing.model_servers.faults import refuse_rate_limit
+from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, Played, Stage, staged, until
 
 DOT = base64.b64decode(
@@ -39,11 +39,11 @@ TOOL = ["tool.started", "tool.completed"]
 RETRIES = 2
 
 
-def shell(cli: Cli, command: str) -> Call:
+def shell(cli: Cli, command: str) -> CallBlock:
     return call("Bash", command=command) if cli is CLAUDE else call("exec_command", cmd=command)
 
 
-def in_form(cli: Cli) -> Answer:
+def in_form(cli: Cli) -> ModelAnswer:
     """What has a form is answered through a tool by a model of Claude Code."""
     return answer(call("StructuredOutput", n=42)) if cli is CLAUDE else answer('{"n":42}')
 
@@ -77,7 +77,7 @@ def cli(request: pytest.FixtureRequest) -> Cli:
     return found
 
 
-def script(cli: Cli, action: str) -> Steps:
+def script(cli: Cli, action: str) -> ServerSteps:
     match action:
         case "tool":
             return [answer("I look.", shell(cli, "echo hi")), answer("Done.")]
@@ -88,7 +88,7 @@ def script(cli: Cli, action: str) -> Steps:
         case "schema":
             return [in_form(cli), answer("Done.")]
         case "limit":
-            return [rate_limited(retry_after=0)] * (2 * RETRIES + 2)
+            return [refuse_rate_limit(retry_after=0)] * (2 * RETRIES + 2)
         case _:
             return [answer("Done."), answer("Again.")]
 
@@ -160,7 +160,7 @@ def test_a_picture(tmp_path: Path, cli: Cli) -> None:
 
         assert told(played) == [*BEGUN, "text.final", *ENDED]
         assert counted(played) == 1
-        [ask] = stage.server.main_asks
+        [ask] = stage.server.main_requests
         assert base64.b64encode(DOT).decode() in str(ask.messages)
 
 

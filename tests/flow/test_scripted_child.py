@@ -15,15 +15,15 @@ import msgspec
 import pytest
 
 from steadyrun.dialect import (
-    Began,
     DialectOutput,
-    Ended,
     Image,
     LaunchRequest,
     Offer,
     Refused,
     Send,
     Turn,
+    TurnBegan,
+    TurnEnded,
     Verdict,
 )
 from steadyrun.lib.framing import Frame
@@ -82,21 +82,21 @@ class Cli:
         """Play one turn to its end; what was said in between, without its beginning."""
         self.begin(*steps, **turn)
         said = self.hear_end()
-        assert said[0] == Began(f"t{self._turns}")
+        assert said[0] == TurnBegan(f"t{self._turns}")
         return said[1:]
 
     def tell(self, sends: list[Send]) -> None:
         """Write what is to be said in one piece."""
         self.write(b"".join(send.raw + b"\n" for send in sends))
         for send in sends:
-            self.said += self.dialect.sent(Frame(send.raw, self._end, send.key))
+            self.said += self.dialect.on_sent(Frame(send.raw, self._end, send.key))
 
     def write(self, data: bytes) -> None:
         assert self.process.stdin
         self.process.stdin.write(data)
 
     def hear_end(self) -> list[DialectOutput]:
-        return self.hear_until(lambda said: isinstance(said, Ended))
+        return self.hear_until(lambda said: isinstance(said, TurnEnded))
 
     def hear_until(self, is_it: Callable[[DialectOutput], bool]) -> list[DialectOutput]:
         """Everything said since the last time, up to and with this."""
@@ -168,8 +168,8 @@ def cli(start: Start) -> Cli:
     return cli
 
 
-def ended(said: list[DialectOutput]) -> Ended:
-    assert isinstance(said[-1], Ended)
+def ended(said: list[DialectOutput]) -> TurnEnded:
+    assert isinstance(said[-1], TurnEnded)
     return said[-1]
 
 
@@ -185,11 +185,11 @@ def recalled(said: list[DialectOutput]) -> Any:
     return json.loads(text)
 
 
-DONE = Ended("completed", cost=Cost())
+DONE = TurnEnded("completed", cost=Cost())
 
 
-def done(text: str) -> Ended:
-    return Ended("completed", text, cost=Cost())
+def done(text: str) -> TurnEnded:
+    return TurnEnded("completed", text, cost=Cost())
 
 
 def test_a_prompt_without_a_script_is_answered_by_the_demo(cli: Cli) -> None:
@@ -201,7 +201,7 @@ def test_a_prompt_without_a_script_is_answered_by_the_demo(cli: Cli) -> None:
         ev.ToolCompleted("call-1", "Read", {"path": "README.md"}, "# Nothing was read"),
         ev.UsageUpdated(Usage(3, 12), Cost(0.0, "known")),
         ev.TextFinal("Done. A script answered; no model was asked."),
-        Ended(
+        TurnEnded(
             "completed",
             "Done. A script answered; no model was asked.",
             Usage(3, 12),
@@ -276,7 +276,7 @@ TOOL = {"name": "Bash", "input": {"command": "ls"}, "output": ["a", "b"]}
         (
             [{"fail": {"message": "no luck", "code": "unlucky", "retryable": True}}, {"text": "n"}],
             [
-                Ended(
+                TurnEnded(
                     "failed",
                     cost=Cost(),
                     error=ErrorFact("unlucky", "no luck", retryable=True),
@@ -349,14 +349,14 @@ def test_stderr_is_no_event(cli: Cli) -> None:
 def test_a_crash_leaves_the_turn_open(cli: Cli, step: Any, code: int) -> None:
     cli.begin({"text": "a"}, step, {"text": "b"})
 
-    assert cli.hear_exit() == [Began("t1"), ev.TextFinal("a")]
+    assert cli.hear_exit() == [TurnBegan("t1"), ev.TextFinal("a")]
     assert cli.process.returncode == code
 
 
 def test_the_last_line_may_lack_its_line_break(cli: Cli) -> None:
     cli.begin({"no_newline": {"text": "a", "code": 4}})
 
-    assert cli.hear_exit() == [Began("t1"), ev.TextFinal("a")]
+    assert cli.hear_exit() == [TurnBegan("t1"), ev.TextFinal("a")]
     assert cli.process.returncode == 4
 
 
@@ -426,7 +426,7 @@ def test_at_the_end_of_stdin_what_was_asked_is_finished(cli: Cli) -> None:
 
     said = cli.hear_exit()
 
-    assert [each.text for each in said if isinstance(each, Ended)] == ["a", "b"]
+    assert [each.text for each in said if isinstance(each, TurnEnded)] == ["a", "b"]
     assert [each.error for each in said if isinstance(each, ev.ToolFailed)] == [
         "denied: nobody is there to ask"
     ]
@@ -472,7 +472,7 @@ def test_an_offer_is_absorbed_between_steps(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "on").touch()
 
     assert cli.hear_end() == [
-        Began("t1"),
+        TurnBegan("t1"),
         ev.FollowupOffered("o1", "and this"),
         ev.FollowupAbsorbed("o1", "and this"),
         ev.TextFinal("b"),
@@ -493,13 +493,13 @@ def test_an_offer_is_absorbed_when_a_tool_ends(cli: Cli) -> None:
         ev.ApprovalResolved,
         ev.ToolCompleted,
         ev.FollowupAbsorbed,
-        Ended,
+        TurnEnded,
     ]
 
 
 def test_an_offer_that_comes_too_late_is_a_turn_of_its_own(cli: Cli) -> None:
     begin = cli.dialect.begin(Turn("t1", 'script:[{"text":"a"}]'))
-    cli.dialect.sent(Frame(begin[0].raw, 0))
+    cli.dialect.on_sent(Frame(begin[0].raw, 0))
     offers = [offer(cli, 'script:[{"text":"b"},{"text":"c"}]'), offer(cli, "me too", "o2")]
     cli.tell([*begin, *offers])
 
@@ -507,7 +507,7 @@ def test_an_offer_that_comes_too_late_is_a_turn_of_its_own(cli: Cli) -> None:
     assert cli.hear_end()[-1] == done("a")
     assert cli.hear_end() == [
         ev.FollowupOwnTurn("o1", 'script:[{"text":"b"},{"text":"c"}]'),
-        Began("o1"),
+        TurnBegan("o1"),
         ev.TextFinal("b"),
         ev.FollowupAbsorbed("o2", "me too"),
         ev.TextFinal("c"),
@@ -538,7 +538,7 @@ def test_an_offer_is_given_back_when_the_turn_is_interrupted(cli: Cli) -> None:
 
     assert cli.hear_end()[-2:] == [
         ev.FollowupReturned("o1", "and this", "interrupted"),
-        Ended("cancelled", cost=Cost()),
+        TurnEnded("cancelled", cost=Cost()),
     ]
     assert cli.dialect.is_ready
 
@@ -574,7 +574,7 @@ def test_only_the_default_mode_asks(start: Start) -> None:
 
     said = cli.play({"approval": {"name": "Bash", "output": "ok"}})
 
-    assert [type(each) for each in said] == [ev.ToolStarted, ev.ToolCompleted, Ended]
+    assert [type(each) for each in said] == [ev.ToolStarted, ev.ToolCompleted, TurnEnded]
 
 
 # -- turns of its own
@@ -583,13 +583,13 @@ def test_only_the_default_mode_asks(start: Start) -> None:
 def test_it_begins_a_turn_nobody_asked_for(cli: Cli) -> None:
     cli.play({"self_turn": {"after": 0.01, "steps": [{"text": "by the way"}]}}, {"text": "a"})
 
-    assert cli.hear_end() == [Began(None), ev.TextFinal("by the way"), done("by the way")]
+    assert cli.hear_end() == [TurnBegan(None), ev.TextFinal("by the way"), done("by the way")]
     assert recalled(cli.play("recall"))["earlier"][1:] == []
 
 
 def test_its_own_turn_can_be_interrupted(cli: Cli) -> None:
     cli.play({"self_turn": ["hang"]})
-    cli.hear_until(lambda said: said == Began(None))
+    cli.hear_until(lambda said: said == TurnBegan(None))
     interrupt = cli.dialect.interrupt()
     assert interrupt
     cli.tell([interrupt])
@@ -601,21 +601,21 @@ def test_a_turn_that_was_told_meanwhile_follows_its_own(cli: Cli, tmp_path: Path
     cli.play({"self_turn": [{"until": str(tmp_path / "on")}, {"text": "by the way"}]})
     other = Scripted()  # a driver that has not read that a turn began
     [send] = other.begin(Turn("t9", 'script:[{"text":"asked"}]'))
-    cli.hear_until(lambda said: said == Began(None))
+    cli.hear_until(lambda said: said == TurnBegan(None))
     cli.write(send.raw + b"\n")
     (tmp_path / "on").touch()
 
     assert cli.hear_end()[-1] == done("by the way")
-    assert cli.hear_end() == [Began("t9"), ev.TextFinal("asked"), done("asked")]
+    assert cli.hear_end() == [TurnBegan("t9"), ev.TextFinal("asked"), done("asked")]
 
 
 def test_interrupting_a_turn_that_waits_ends_its_own_before_it(cli: Cli) -> None:
     cli.play({"self_turn": ["hang"]})
-    cli.hear_until(lambda said: said == Began(None))
+    cli.hear_until(lambda said: said == TurnBegan(None))
     cli.write(b'{"type":"turn","key":"t9","text":"x"}\n{"type":"interrupt","turn":"t9"}\n')
 
     assert ended(cli.hear_end()).status == "cancelled"
-    assert cli.hear_end() == [Began("t9"), Ended("cancelled", cost=Cost())]
+    assert cli.hear_end() == [TurnBegan("t9"), TurnEnded("cancelled", cost=Cost())]
 
 
 # -- memory
@@ -853,7 +853,7 @@ def test_a_wrong_file_is_named(
 
 def test_what_was_told_twice_is_done_once(cli: Cli) -> None:
     begin = cli.dialect.begin(Turn("twice", 'script:[{"text":"a"},{"text":"b"}]'))
-    cli.dialect.sent(Frame(begin[0].raw, 0))
+    cli.dialect.on_sent(Frame(begin[0].raw, 0))
     steer = offer(cli, "and this")
     cli.write(b"".join(send.raw + b"\n" for send in (*begin, steer, steer, *begin)))
 
@@ -929,4 +929,4 @@ def test_the_example_of_the_page_runs(start: Start, tmp_path: Path) -> None:
 
     assert ended(said).status == "completed"
     assert ended(said).text == "All tests pass."
-    assert cli.hear_end()[0] == Began(None)
+    assert cli.hear_end()[0] == TurnBegan(None)

@@ -9,7 +9,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from steadyrun.dialect import Ended, LaunchRequest, Turn
+from steadyrun.dialect import LaunchRequest, Turn, TurnEnded
 from steadyrun.driver import JournalBatch
 from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
 from steadyrun.drivers.process_driver import ProcessDriver
@@ -47,7 +47,7 @@ class Ear:
                 self.texts.append(heard.event.text)
             if isinstance(heard, Emitted) and isinstance(heard.event, OutputRaw):
                 self.complaints.append(heard.event.text)
-            if isinstance(heard, Ended):
+            if isinstance(heard, TurnEnded):
                 self.ends.append(stretch)
         self._rung.set()
         self._rung = anyio.Event()

@@ -145,8 +145,8 @@ def claude(request: LaunchRequest, may: set[str], policy: Policy, notes: tuple[s
 
 
 def codex(request: LaunchRequest, may: set[str], policy: Policy, notes: tuple[str, ...]) -> None:
-    thread = codex_launch.thread_params(request, CodexOptions())
-    turn = codex_launch.turn_params(request.turn, CodexOptions())
+    thread = codex_launch.build_thread_params(request, CodexOptions())
+    turn = codex_launch.build_turn_params(request.turn, CodexOptions())
     argv = codex_launch.launch(request, CodexOptions(one_shot=True)).argv
 
     if {"Write", "Edit", "Bash"} <= may:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from steadyrun.dialect import Exit
+from steadyrun.dialect import ProcessExit
 from steadyrun.drivers.replay import RecordedLine, Seen, replay
 from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.lib.framing import Frame
@@ -20,7 +20,7 @@ from tests.recordings.shape_codex import CODEX
 from tests.recordings.shapes import Shape
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-KILLED = Exit(signal=9)
+KILLED = ProcessExit(signal=9)
 Step = tuple[Literal["in", "out"], Frame]
 Fate = ev.FollowupAbsorbed | ev.FollowupOwnTurn | ev.FollowupReturned
 
@@ -54,7 +54,7 @@ def feed(turns: TurnTracker, frames: Iterable[Step]) -> list[list[TrackedOutput]
 
 
 def played(
-    recording: Recording, lines: Iterable[RecordedLine], last: Exit | None = None
+    recording: Recording, lines: Iterable[RecordedLine], last: ProcessExit | None = None
 ) -> list[Seen]:
     """What these lines come to, in the place of the recording's own."""
     return list(replay(recording.dialect(), lines, last or recording.exit()))

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from steadyrun.dialect import Dialect, Exit
+from steadyrun.dialect import Dialect, ProcessExit
 from steadyrun.drivers.replay import RecordedLine, Seen, read_recording, replay
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -65,9 +65,9 @@ class Recording:
     def lines(self) -> list[RecordedLine]:
         return list(read_recording(self.path))
 
-    def exit(self) -> Exit:
+    def exit(self) -> ProcessExit:
         """How it ended; its last words are in the recording."""
-        return Exit(self.code, self.signal)
+        return ProcessExit(self.code, self.signal)
 
     def dialect(self) -> Dialect:
         match self.cli:

@@ -5,11 +5,11 @@ from typing import Any
 
 from steadyrun.dialect import LaunchRequest, Turn
 from steadyrun.providers.claude.dialect import Claude
-from steadyrun.providers.claude.launch import ClaudeOptions, uuid_of
+from steadyrun.providers.claude.launch import ClaudeOptions, to_uuid
 from tests.support.dialect_talker import Line, Talker, the_end, told
 
 __all__ = ["Line", "the_end", "told"]
-T1 = uuid_of("t1")
+T1 = to_uuid("t1")
 REQUEST = LaunchRequest(Turn("t1", "hello"), "/")
 
 

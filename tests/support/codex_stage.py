@@ -9,8 +9,8 @@ from typing import Any
 
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
-from steadyrun.testing.model_servers.anthropic import Steps, answer, call
-from steadyrun.testing.model_servers.content import Answer
+from steadyrun.testing.model_servers.anthropic import ServerSteps, answer, call
+from steadyrun.testing.model_servers.content import ModelAnswer
 from tests.support.killed_driver import Tool, cli_of, state_of, wait_for, wait_for_words, words_of
 from tests.support.real_cli_stage import CODEX, Played, Stage, staged, until
 from tests.support.real_codex import real_codex
@@ -20,21 +20,21 @@ BEGUN = ["run.started", "token.bound", "stats.updated"]
 DONE = ["text.final", "stats.updated", "run.completed"]
 
 
-def on_stage(folder: Path, script: Steps, **settings: Any) -> AbstractContextManager[Stage]:
+def on_stage(folder: Path, script: ServerSteps, **settings: Any) -> AbstractContextManager[Stage]:
     return staged(folder, script, cli=CODEX, **settings)
 
 
-def runs(command: str, **more: Any) -> Answer:
+def runs(command: str, **more: Any) -> ModelAnswer:
     """The model wants this command to be run."""
     return answer(call("exec_command", cmd=command, yield_time_ms=30_000, **more))
 
 
-def asks_for(command: str) -> Answer:
+def asks_for(command: str) -> ModelAnswer:
     """The model wants a command that must be allowed."""
     return runs(command, sandbox_permissions="require_escalated", justification="May I?")
 
 
-def held(folder: Path, script: Steps) -> AbstractContextManager[Stage]:
+def held(folder: Path, script: ServerSteps) -> AbstractContextManager[Stage]:
     """A Codex that waits until somebody lets it go on."""
     program = folder / "codex"
     program.write_text(f'#!/bin/sh\nkill -STOP $$\nexec {real_codex()} "$@"\n')

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from steadyrun.dialect import Began, Dialect, DialectOutput, Ended, Refused, Send, Turn
+from steadyrun.dialect import Dialect, DialectOutput, Refused, Send, Turn, TurnBegan, TurnEnded
 from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
@@ -49,7 +49,7 @@ class Talker(Generic[D]):
     def _sent(self, raw: bytes, key: str) -> list[DialectOutput]:
         self._number += 1
         self.log.append(Frame(raw, self._place, key, self._number))
-        return self.dialect.sent(self.log[-1])
+        return self.dialect.on_sent(self.log[-1])
 
     def turn(self, key: str = "t1", text: str = "hello") -> list[DialectOutput]:
         return self.tell(*self.dialect.begin(Turn(key, text)))
@@ -64,9 +64,9 @@ def play(turns: TurnTracker, frames: list[Frame]) -> list[TrackedOutput]:
     ]
 
 
-def the_end(said: list[DialectOutput]) -> Ended:
+def the_end(said: list[DialectOutput]) -> TurnEnded:
     """The last thing said."""
-    assert isinstance(said[-1], Ended)
+    assert isinstance(said[-1], TurnEnded)
     return said[-1]
 
 
@@ -76,7 +76,7 @@ def fates(said: list[DialectOutput]) -> list[DialectOutput]:
 
 
 _FATES = (
-    Began, ev.FollowupOffered, ev.FollowupAbsorbed, ev.FollowupOwnTurn, ev.FollowupReturned,
+    TurnBegan, ev.FollowupOffered, ev.FollowupAbsorbed, ev.FollowupOwnTurn, ev.FollowupReturned,
 )  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def check_adopted(home: Home, stage: Stage) -> None:
 
 def words_of(stage: Stage, number: int) -> str:
     """All messages of a request to the model, as text."""
-    return msgspec.json.encode(list(stage.server.main_asks[number].messages)).decode()
+    return msgspec.json.encode(list(stage.server.main_requests[number].messages)).decode()
 
 
 # -- another program

@@ -20,7 +20,7 @@ import msgspec
 
 import steadyrun
 from steadyrun.config import Config, ProviderSettings, load
-from steadyrun.dialect import Dialect, Ended, LaunchRequest, Verdict
+from steadyrun.dialect import Dialect, LaunchRequest, TurnEnded, Verdict
 from steadyrun.driver import JournalBatch
 from steadyrun.drivers.keeper_client import read_sent
 from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
@@ -36,9 +36,9 @@ from steadyrun.model.policy import Mode
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.model_servers.anthropic import Ask, MessagesServer, Steps
-from steadyrun.testing.model_servers.content import Answer, answer, text
-from steadyrun.testing.model_servers.faults import Gate
+from steadyrun.testing.model_servers.anthropic import MessagesServer, ModelRequest, ServerSteps
+from steadyrun.testing.model_servers.content import ModelAnswer, answer, text
+from steadyrun.testing.model_servers.faults import StreamGate
 from steadyrun.testing.model_servers.model_server import ModelServer
 from steadyrun.testing.model_servers.openai_responses import ResponsesServer
 from tests.children.keeper_driver import eventually, is_locked
@@ -147,7 +147,9 @@ class Stage:
 
 
 @contextmanager
-def staged(folder: Path, script: Steps, *, cli: Cli = CLAUDE, **settings: Any) -> Iterator[Stage]:
+def staged(
+    folder: Path, script: ServerSteps, *, cli: Cli = CLAUDE, **settings: Any
+) -> Iterator[Stage]:
     """A stage whose model plays `script`; nothing may be left running behind it."""
     cli.program()
     with cli.server(script) as server:
@@ -183,17 +185,17 @@ def tree_of(pid: int) -> list[int]:
     return [pid, *descendants(pid)]
 
 
-async def reached(gate: Gate) -> None:
+async def reached(gate: StreamGate) -> None:
     """An answer has come to the gate."""
     await anyio.to_thread.run_sync(gate.wait_until_reached)
 
 
 def times_told(server: ModelServer, words: str) -> int:
     """How often the model was told these words; what it was told once stays in what it is asked."""
-    return max((_written(ask).count(words) for ask in server.main_asks), default=0)
+    return max((_written(ask).count(words) for ask in server.main_requests), default=0)
 
 
-def _written(ask: Ask) -> str:
+def _written(ask: ModelRequest) -> str:
     return json.dumps(list(ask.messages), ensure_ascii=False)
 
 
@@ -290,13 +292,13 @@ class Held:
     """A model that answers every message in two pieces, with a gate between them."""
 
     def __init__(self) -> None:
-        self._gates: dict[str, Gate] = {}
+        self._gates: dict[str, StreamGate] = {}
 
-    def gate(self, word: str) -> Gate:
-        return self._gates.setdefault(word, Gate())
+    def gate(self, word: str) -> StreamGate:
+        return self._gates.setdefault(word, StreamGate())
 
-    def __call__(self, ask: Ask) -> Answer:
-        return answer(text("I heard ", self.gate(ask.said), "you."))
+    def __call__(self, ask: ModelRequest) -> ModelAnswer:
+        return answer(text("I heard ", self.gate(ask.user_text), "you."))
 
 
 # -- many turns on one process
@@ -306,17 +308,17 @@ class Ear:
     """Hears what a driver passes on."""
 
     def __init__(self) -> None:
-        self.ends: list[Ended] = []
+        self.ends: list[TurnEnded] = []
         self.events: list[Any] = []
         self._rung = anyio.Event()
 
     async def hear(self, stretch: JournalBatch) -> None:
-        self.ends += [heard for heard in stretch.output if isinstance(heard, Ended)]
+        self.ends += [heard for heard in stretch.output if isinstance(heard, TurnEnded)]
         self.events += [heard.event for heard in stretch.output if isinstance(heard, Emitted)]
         self._rung.set()
         self._rung = anyio.Event()
 
-    async def until_ended(self, count: int) -> Ended:
+    async def until_ended(self, count: int) -> TurnEnded:
         await self.until(lambda: len(self.ends) >= count)
         return self.ends[-1]
 

@@ -12,7 +12,7 @@ from typing import Any
 import anyio.to_thread
 import msgspec
 
-from steadyrun.dialect import Ability, Dialect, Enforced, Launch, LaunchRequest, Refused
+from steadyrun.dialect import Ability, Dialect, EnforcedRights, Launch, LaunchRequest, Refused
 from steadyrun.driver import Sink
 from steadyrun.drivers import keeper, keeper_client, programs
 from steadyrun.drivers.keeper_client import KeeperConnection, KeeperLimits, KeeperSpec
@@ -68,7 +68,7 @@ class KeeperLauncher:
 
     def enforce(
         self, provider: str, rights: Rights, *, one_shot: bool = False
-    ) -> Enforced | Refused:
+    ) -> EnforcedRights | Refused:
         return _dialect(self._setup(provider), one_shot=one_shot).enforce(rights)
 
     def wall_seconds(self, provider: str) -> float | None:

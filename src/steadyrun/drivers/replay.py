@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.dialect import Began, Dialect, Ended, Exit, Send
+from steadyrun.dialect import Dialect, ProcessExit, Send, TurnBegan, TurnEnded
 from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.errors import RecordingInvalid
 from steadyrun.lib.framing import Frame
@@ -66,13 +66,13 @@ def read_recording(path: Path) -> Iterator[RecordedLine]:
 
 
 def replay(
-    dialect: Dialect, lines: Iterable[RecordedLine], last: Exit | None = None
+    dialect: Dialect, lines: Iterable[RecordedLine], last: ProcessExit | None = None
 ) -> Iterator[Seen]:
     """The events that the lines come to, with their runs; at the end the process is gone."""
     player = _Player(dialect)
     for line in lines:
         yield from player.play(line)
-    yield from player.end(last or Exit())
+    yield from player.end(last or ProcessExit())
 
 
 class _Player:
@@ -106,7 +106,7 @@ class _Player:
                 self._errors += 1
                 yield self._seen(Emitted(0, self._errors, self._now, event))
 
-    def end(self, last: Exit) -> Iterator[Seen]:
+    def end(self, last: ProcessExit) -> Iterator[Seen]:
         """The recording is over: what is open ends."""
         yield from self._begin_open()
         if not last.stderr:
@@ -122,9 +122,9 @@ class _Player:
                 case Emitted():
                     self._learn(each.event)
                     yield self._seen(each)
-                case Began():
+                case TurnBegan():
                     yield from self._begin()
-                case Ended():
+                case TurnEnded():
                     yield from self._change(_finished(each, self._now, self._token))
                     self._run = None
                 case Send():
@@ -161,7 +161,7 @@ class _Player:
         return StoredEvent(0, self._seq, name, at, _AGENT, run, provider, event)
 
 
-def _finished(ended: Ended, now: datetime, token: str | None) -> Finished:
+def _finished(ended: TurnEnded, now: datetime, token: str | None) -> Finished:
     return Finished(
         now,
         ended.status,

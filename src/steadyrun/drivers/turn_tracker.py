@@ -15,13 +15,13 @@ from msgspec import Struct
 
 from steadyrun.dialect import (
     STILL_RUNNING,
-    Began,
     Dialect,
     DialectOutput,
-    Ended,
-    Exit,
-    Picture,
+    ProcessExit,
+    ProducedImage,
     Send,
+    TurnBegan,
+    TurnEnded,
 )
 from steadyrun.lib.framing import Frame
 from steadyrun.model.event import (
@@ -55,7 +55,7 @@ _ENDINGS = {
 }
 
 
-TrackedOutput = Emitted | Began | Ended | Send
+TrackedOutput = Emitted | TurnBegan | TurnEnded | Send
 
 
 class _Memory(Struct, frozen=True):
@@ -92,7 +92,7 @@ class TurnTracker:
 
     def sent(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
         """This was written to the CLI."""
-        return self._told(self.dialect.sent(frame), our_place("s", frame.number), now)
+        return self._told(self.dialect.on_sent(frame), our_place("s", frame.number), now)
 
     def received(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
         """The CLI printed this. What its Dialect cannot read is kept whole."""
@@ -105,11 +105,13 @@ class TurnTracker:
             return [Emitted(frame.end, 0, now, said[0])]  # type: ignore[arg-type]
         return self._told(said, frame.end, now)
 
-    def exited(self, last: Exit, now: datetime, *, is_awaited: bool = False) -> list[TrackedOutput]:
+    def exited(
+        self, last: ProcessExit, now: datetime, *, is_awaited: bool = False
+    ) -> list[TrackedOutput]:
         """The process is gone; a turn that is still open has failed, and so has one that is
         awaited and never began."""
-        said = self.dialect.ended(last)
-        is_over = any(isinstance(each, Ended) for each in said)
+        said = self.dialect.on_exit(last)
+        is_over = any(isinstance(each, TurnEnded) for each in said)
         if (self.is_open or is_awaited) and not is_over:
             said = [*said, end_from_exit(last, has_begun=self.is_open)]
         place = our_place("x", 1)
@@ -154,15 +156,15 @@ class TurnTracker:
                 events += type(told[-1]) is Emitted
         return told
 
-    def _begin(self, began: Began) -> list[DialectOutput]:
+    def _begin(self, began: TurnBegan) -> list[DialectOutput]:
         lost = ErrorFact("no_end", "the next turn began before this one had ended")
-        before = self._end(Ended("failed", error=lost)) if self.is_open else []
+        before = self._end(TurnEnded("failed", error=lost)) if self.is_open else []
         self.is_open, self.input = True, began.input
         return [*before, began]
 
-    def _end(self, ended: Ended) -> list[DialectOutput]:
+    def _end(self, ended: TurnEnded) -> list[DialectOutput]:
         """Close what is open. An end without a beginning is a turn of its own."""
-        before: list[DialectOutput] = [] if self.is_open else [Began(None)]
+        before: list[DialectOutput] = [] if self.is_open else [TurnBegan(None)]
         before += [_still_running(tool) for tool in self._tools.values()]
         self._given_up |= self._tools.keys()
         self._tools, self.is_open = {}, False
@@ -199,7 +201,7 @@ class TurnTracker:
         self._asks.pop(resolved.approval, None)
         return [resolved]
 
-    def _draw(self, picture: Picture) -> list[DialectOutput]:
+    def _draw(self, picture: ProducedImage) -> list[DialectOutput]:
         """Its file is named by what is in it: heard again, it is the same one."""
         kind = _ENDINGS.get(picture.media_type, "bin")
         file = f"{hashlib.sha256(picture.data).hexdigest()[:32]}.{kind}"
@@ -209,8 +211,8 @@ class TurnTracker:
 
     # What is not just passed on, and what follows from it.
     _FOLLOWS: ClassVar[dict[type, Callable[["TurnTracker", Any], list[DialectOutput]]]] = {
-        Began: _begin,
-        Ended: _end,
+        TurnBegan: _begin,
+        TurnEnded: _end,
         Send: lambda _, send: [send],
         ToolStarted: _open_tool,
         ToolCompleted: _close_tool,
@@ -221,7 +223,7 @@ class TurnTracker:
         FollowupReturned: _settle,
         ApprovalRequested: _ask,
         ApprovalResolved: _answer,
-        Picture: _draw,
+        ProducedImage: _draw,
     }
 
 
@@ -235,27 +237,27 @@ def _emitted(said: DialectOutput, place: int | str, n: int, now: datetime) -> Tr
     return Emitted(place, n, now, said)  # type: ignore[arg-type]
 
 
-_NO_EVENTS = frozenset({Began, Ended, Send})
+_NO_EVENTS = frozenset({TurnBegan, TurnEnded, Send})
 
 
 def _still_running(tool: ToolStarted) -> ToolFailed:
     return ToolFailed(tool.tool_call_id, tool.tool_name, tool.tool_input, error=STILL_RUNNING)
 
 
-def end_from_exit(last: Exit, *, has_begun: bool = True) -> Ended:
+def end_from_exit(last: ProcessExit, *, has_begun: bool = True) -> TurnEnded:
     """The end of a turn whose process ended before it, or before it had begun."""
     reason = _REASONS.get(last.reason or "")
     if reason is not None:
         error = ErrorFact(reason, _WHY.get(reason, "the process was stopped"), retryable=True)
-        return Ended(STOPPED[reason], error=error, exit_code=last.code, stop_reason=reason)
+        return TurnEnded(STOPPED[reason], error=error, exit_code=last.code, stop_reason=reason)
     when = "in mid-turn" if has_begun else "before the turn had begun"
     why = f"the process ended {when}{_how(last)}"
     error = ErrorFact(last.reason or "exited", why, retryable=True)
     diagnostic = Diagnostic(last.code, last.stderr)
-    return Ended("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
+    return TurnEnded("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
 
 
-def _how(last: Exit) -> str:
+def _how(last: ProcessExit) -> str:
     if last.signal is not None:
         return f" with signal {last.signal}"
     return "" if last.code is None else f" with code {last.code}"

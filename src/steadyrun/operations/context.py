@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from steadyrun.dialect import Ability, Enforced, Refused
+from steadyrun.dialect import Ability, EnforcedRights, Refused
 from steadyrun.lib.clock import Clock
 from steadyrun.model.budget import BudgetRules
 from steadyrun.model.event import LiveEvent, StoredEvent
@@ -59,7 +59,7 @@ class OperationContext:
     # What a provider can do, as it is configured; None where there is none of that name.
     abilities: Callable[[str], frozenset[Ability] | None]
     # Whether one that is there keeps to rights.
-    enforce: Callable[[str, Rights], Enforced | Refused]
+    enforce: Callable[[str, Rights], EnforcedRights | Refused]
     daemon: DaemonView | None = None
     budgets: BudgetRules = field(default_factory=BudgetRules)
     # Where estimates come from; None: nobody has said.

@@ -15,17 +15,17 @@ from msgspec.structs import replace
 from steadyrun.dialect import (
     Ability,
     DialectOutput,
-    Ended,
-    Enforced,
-    Exit,
+    EnforcedRights,
     Launch,
     LaunchRequest,
     Offer,
+    ProcessExit,
     Program,
     Refused,
     Rung,
     Send,
     Turn,
+    TurnEnded,
     Verdict,
 )
 from steadyrun.errors import CommandRefused, ConfigInvalid, InvalidUsage
@@ -70,7 +70,7 @@ class ShellOptions(Struct, frozen=True, forbid_unknown_fields=True):
     shell: bool = False
 
 
-class _Announced(Struct, frozen=True):
+class _Announcement(Struct, frozen=True):
     """The line of ours: the command as it was asked for."""
 
     command: str = msgspec.field(name="steadyrun.command")
@@ -111,12 +111,12 @@ class Shell:
         self._options = options or ShellOptions()
         self.wall_seconds = self._options.timeout_seconds or None
 
-    def enforce(self, rights: Rights) -> Enforced | Refused:
+    def enforce(self, rights: Rights) -> EnforcedRights | Refused:
         if "Bash" not in rights.allowed:
             return Refused("all it does is to run a command: allow Bash")
         if set(TOOLS) & set(rights.deny):
             return Refused("a command may do anything, so nothing but Bash can be denied")
-        return Enforced(rights.mode)
+        return EnforcedRights(rights.mode)
 
     def launch(self, request: LaunchRequest) -> Launch:
         """The command that will run, or why it may not."""
@@ -125,9 +125,9 @@ class Shell:
             raise InvalidUsage(f"expected a command to run, found {text!r}")
         if request.mode == "plan":
             raise CommandRefused(text, rule="in mode plan nothing is run")
-        announced = msgspec.json.encode(_Announced(text)).decode()
+        announced = msgspec.json.encode(_Announcement(text)).decode()
         return Launch(
-            argv=(*_ANNOUNCE, announced, *self._argv(text, request.command)),
+            argv=(*_ANNOUNCE, announced, *self._build_argv(text, request.command)),
             stdin="null",
             rungs=(Rung("signal", 2.0, _SIGTERM),),
         )
@@ -150,33 +150,33 @@ class Shell:
     def decide(self, approval: str, verdict: Verdict) -> list[Send]:
         return []
 
-    def sent(self, frame: Frame) -> list[DialectOutput]:
+    def on_sent(self, frame: Frame) -> list[DialectOutput]:
         return []
 
     def receive(self, frame: Frame) -> list[DialectOutput]:
         if self.state.is_started:
-            return self._print(frame)
-        announced = _announced(frame.raw)
+            return self._on_output(frame)
+        announced = _parse_announcement(frame.raw)
         started = self._start(announced)
         if announced is None:
-            return [*started, *self._print(frame)]
+            return [*started, *self._on_output(frame)]
         self.state = replace(self.state, end=frame.end)
         return started
 
-    def ended(self, last: Exit) -> list[DialectOutput]:
+    def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
         """The exit is the answer. Who stopped it, if somebody did, knows how the turn ended."""
         started = [] if self.state.is_started else self._start(None)
         if last.reason is not None:
-            return [*started, self._failed(f"stopped: {last.reason}")]
+            return [*started, self._build_tool_failure(f"stopped: {last.reason}")]
         if last.code in self._options.success_exit_codes:
-            return [*started, *self._completed()]
-        return [*started, *self._ended_badly(last)]
+            return [*started, *self._build_completion()]
+        return [*started, *self._build_failure(last)]
 
-    def _argv(self, text: str, command: tuple[str, ...]) -> tuple[str, ...]:
+    def _build_argv(self, text: str, command: tuple[str, ...]) -> tuple[str, ...]:
         if self._options.shell:
             self._refuse_lists()
             return (*(command or _SHELL), text)
-        words = _split(text)
+        words = _split_command(text)
         self._check_name(words[0])
         return (*command, *words)
 
@@ -190,10 +190,10 @@ class Shell:
             )
 
     def _check_name(self, command: str) -> None:
-        name, allowed, denied = _base(command), self._options.allowed, self._options.denied
-        if denied is not None and name in map(_base, denied):
+        name, allowed, denied = _to_base_name(command), self._options.allowed, self._options.denied
+        if denied is not None and name in map(_to_base_name, denied):
             raise CommandRefused(name, rule="it is in the list of denied commands")
-        if allowed is not None and name not in map(_base, allowed):
+        if allowed is not None and name not in map(_to_base_name, allowed):
             known = ", ".join(allowed) or "none"
             rule = "it is not in the list of allowed commands"
             raise CommandRefused(name, rule=rule, hint=f"Allowed: {known}")
@@ -202,13 +202,13 @@ class Shell:
         self.state = replace(self.state, is_started=True, command=command)
         return [ToolStarted(_CALL, _TOOL, self.state.tool_input)]
 
-    def _print(self, frame: Frame) -> list[DialectOutput]:
+    def _on_output(self, frame: Frame) -> list[DialectOutput]:
         left_out = max(0, frame.end - self.state.end - len(frame.raw) - 1)
         self.state = replace(self.state, end=frame.end)
         live = OutputRaw("stdout", frame.raw.decode(errors="replace") + "\n")
-        return [live, *self._keep(b"\n" * left_out + frame.raw + b"\n")]
+        return [live, *self._keep_output(b"\n" * left_out + frame.raw + b"\n")]
 
-    def _keep(self, printed: bytes) -> list[DialectOutput]:
+    def _keep_output(self, printed: bytes) -> list[DialectOutput]:
         cap = self._options.output_cap_bytes
         room = cap - len(self.state.output)
         self.state.output.extend(printed[: max(0, room)])
@@ -218,31 +218,31 @@ class Shell:
         self.state = replace(self.state, is_cut=True)
         return [Note(f"the output is cut at {cap} bytes; the journal has all of it")]
 
-    def _completed(self) -> list[DialectOutput]:
+    def _build_completion(self) -> list[DialectOutput]:
         text = self.state.text
         completed = ToolCompleted(_CALL, _TOOL, self.state.tool_input, text)
-        return [completed, TextFinal(text), Ended("completed", text)]
+        return [completed, TextFinal(text), TurnEnded("completed", text)]
 
-    def _ended_badly(self, last: Exit) -> list[DialectOutput]:
+    def _build_failure(self, last: ProcessExit) -> list[DialectOutput]:
         how = f"code {last.code}" if last.signal is None else f"signal {last.signal}"
         hint = _HINTS.get(last.code or 0, "")
         error = ErrorFact("exit_nonzero", f"the command ended with {how}", hint)
         diagnostic = Diagnostic(last.code, last.stderr)
-        ended = Ended("failed", self.state.text or None, error=error, diagnostic=diagnostic)
-        return [self._failed(how), ended]
+        ended = TurnEnded("failed", self.state.text or None, error=error, diagnostic=diagnostic)
+        return [self._build_tool_failure(how), ended]
 
-    def _failed(self, error: str) -> ToolFailed:
+    def _build_tool_failure(self, error: str) -> ToolFailed:
         return ToolFailed(_CALL, _TOOL, self.state.tool_input, self.state.text, error)
 
 
-def _announced(raw: bytes) -> str | None:
+def _parse_announcement(raw: bytes) -> str | None:
     try:
-        return msgspec.json.decode(raw, type=_Announced).command
+        return msgspec.json.decode(raw, type=_Announcement).command
     except ValueError:
         return None
 
 
-def _split(text: str) -> list[str]:
+def _split_command(text: str) -> list[str]:
     if len(text) > _LONGEST_COMMAND:
         found = f"expected at most {_LONGEST_COMMAND} characters, found {len(text)}"
         raise InvalidUsage(
@@ -263,5 +263,5 @@ def _split(text: str) -> list[str]:
     return words
 
 
-def _base(command: str) -> str:
+def _to_base_name(command: str) -> str:
     return PurePath(command).name

@@ -24,15 +24,15 @@ from steadyrun.model.usage import Usage
 
 # 1. A struct for each frame. Name only the fields you use: the others are skipped, so that a newer
 #    CLI goes on working.
-class Hello(Struct, frozen=True, tag="hello"):
+class ParrotHello(Struct, frozen=True, tag="hello"):
     session: str
 
 
-class Spoken(Struct, frozen=True, tag="said"):
+class ParrotText(Struct, frozen=True, tag="said"):
     text: str
 
 
-class Tool(Struct, frozen=True, tag="tool"):
+class ParrotTool(Struct, frozen=True, tag="tool"):
     id: str
     name: str
     input: Any = None
@@ -40,14 +40,14 @@ class Tool(Struct, frozen=True, tag="tool"):
     done: bool = False
 
 
-class Done(Struct, frozen=True, tag="done"):
+class ParrotDone(Struct, frozen=True, tag="done"):
     ok: bool
     tokens_in: int | None = None
     tokens_out: int | None = None
 
 
-Printed = Hello | Spoken | Tool | Done
-_printed: Callable[[bytes], Printed] = json.Decoder(Printed).decode
+ParrotLine = ParrotHello | ParrotText | ParrotTool | ParrotDone
+_decode: Callable[[bytes], ParrotLine] = json.Decoder(ParrotLine).decode
 
 
 # 2. What a user may set under `options`, and what must be remembered from frame to frame.
@@ -79,7 +79,7 @@ class Parrot:
         return self.state.is_idle
 
     # Who cannot take a tool away must say so: an agent that may only read is then never started.
-    enforce = staticmethod(p.all_or_nothing)
+    enforce = staticmethod(p.enforce_mode_only)
 
     def launch(self, request: p.LaunchRequest) -> p.Launch:
         resume = ("--resume", request.resume) if request.resume else ()
@@ -106,29 +106,29 @@ class Parrot:
         return []
 
     # 5. What was said. Only here the state changes, and only by what is in the line.
-    def sent(self, frame: Frame) -> list[p.DialectOutput]:
+    def on_sent(self, frame: Frame) -> list[p.DialectOutput]:
         self.state = ParrotState()
-        return [p.Began(json.decode(frame.raw)["id"])]
+        return [p.TurnBegan(json.decode(frame.raw)["id"])]
 
     def receive(self, frame: Frame) -> list[p.DialectOutput]:
         try:
-            said = _printed(frame.raw)
+            said = _decode(frame.raw)
         except ValidationError:
             return [ev.Unknown(frame.raw.decode())]
         match said:
-            case Hello(session):
+            case ParrotHello(session):
                 self.state = ParrotState(is_idle=True)
                 return [ev.TokenBound(session)]
-            case Spoken(text):
+            case ParrotText(text):
                 self.state = ParrotState(text=text)
                 return [ev.TextFinal(text)]
-            case Tool():
+            case ParrotTool():
                 kind = ev.ToolCompleted if said.done else ev.ToolStarted
                 return [kind(said.id, said.name, said.input, said.output)]
-            case Done():
+            case ParrotDone():
                 last, usage = self.state.text, Usage(said.tokens_in, said.tokens_out)
                 self.state = ParrotState(is_idle=True)
-                return [p.Ended("completed" if said.ok else "failed", last, usage)]
+                return [p.TurnEnded("completed" if said.ok else "failed", last, usage)]
 
-    def ended(self, last: p.Exit) -> list[p.DialectOutput]:
+    def on_exit(self, last: p.ProcessExit) -> list[p.DialectOutput]:
         return []

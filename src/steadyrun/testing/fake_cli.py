@@ -13,21 +13,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-Step = list[Any]
+FakeStep = list[Any]
 
 
 class FakeCli:
     """The steps of a program, in order."""
 
     def __init__(self) -> None:
-        self._steps: list[Step] = []
+        self._steps: list[FakeStep] = []
 
-    def say(self, *messages: Mapping[str, Any] | str) -> Self:
+    def print_lines(self, *messages: Mapping[str, Any] | str) -> Self:
         """Print lines: objects as JSON, texts as they are."""
         self._steps += [["say", message] for message in messages]
         return self
 
-    def complain(self, text: str) -> Self:
+    def print_error(self, text: str) -> Self:
         """Print a line on stderr."""
         self._steps.append(["complain", text])
         return self
@@ -55,17 +55,17 @@ class FakeCli:
         return path
 
 
-def playing(recording: Iterable[Mapping[str, Any]]) -> FakeCli:
+def replay_recording(recording: Iterable[Mapping[str, Any]]) -> FakeCli:
     """A program that behaves as recorded: lines of `{"dir": "in"|"out"|"err", "msg": …}`."""
     cli = FakeCli()
     for line in recording:
         match line["dir"]:
             case "out":
-                cli.say(line["msg"])
+                cli.print_lines(line["msg"])
             case "in":
                 cli.read(line["msg"])
             case "err":
-                cli.complain(str(line["msg"]))
+                cli.print_error(str(line["msg"]))
             case other:
                 raise ValueError(f"dir must be in, out or err, found {other!r}")
     return cli.wait_for_end()

@@ -13,12 +13,12 @@ from msgspec import Struct
 from steadyrun.dialect import (
     STILL_RUNNING,
     Ability,
-    Began,
     DialectOutput,
-    Ended,
-    Exit,
-    Picture,
+    ProcessExit,
+    ProducedImage,
     Send,
+    TurnBegan,
+    TurnEnded,
 )
 from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.lib.framing import Frame
@@ -41,7 +41,7 @@ from steadyrun.model.event import (
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-CRASH = Exit(code=3, stderr="sorry")
+CRASH = ProcessExit(code=3, stderr="sorry")
 MANY: frozenset[Ability] = frozenset({"multi_turn"})
 ONE: frozenset[Ability] = frozenset()
 
@@ -74,7 +74,7 @@ class Parrot:
     def sent(self, frame: Frame) -> list[DialectOutput]:
         return self.receive(frame)
 
-    def ended(self, last: Exit) -> list[DialectOutput]:
+    def ended(self, last: ProcessExit) -> list[DialectOutput]:
         return []
 
 
@@ -95,7 +95,7 @@ def _play(
     return [*_tell(turns, range(1, len(script) + 1)), *turns.exited(CRASH, NOW)]
 
 
-def _plain(told: list[TrackedOutput]) -> list[Event | Began | Ended | Send]:
+def _plain(told: list[TrackedOutput]) -> list[Event | TurnBegan | TurnEnded | Send]:
     return [each.event if isinstance(each, Emitted) else each for each in told]  # type: ignore[misc]
 
 
@@ -111,15 +111,15 @@ def _still_running(call: str = "1") -> ToolFailed:
 
 
 def test_a_turn_is_passed_on_as_it_is_said() -> None:
-    said: list[DialectOutput] = [Began("run_1"), TextFinal("hi"), Ended("completed", "hi")]
+    said: list[DialectOutput] = [TurnBegan("run_1"), TextFinal("hi"), TurnEnded("completed", "hi")]
 
     assert _plain(_play(said)) == said
 
 
 def test_a_turn_that_is_open_at_the_exit_has_failed() -> None:
-    *_, ended = _play([Began("run_1")])
+    *_, ended = _play([TurnBegan("run_1")])
 
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TurnEnded)
     assert (ended.status, ended.exit_code) == ("failed", 3)
     assert ended.error
     assert (ended.error.code, ended.error.retryable) == ("exited", True)
@@ -141,30 +141,30 @@ def test_a_turn_that_is_open_at_the_exit_has_failed() -> None:
 def test_who_stopped_the_process_has_ended_the_turn(
     reason: str, status: str, stop_reason: str | None
 ) -> None:
-    turns = _turns([[Began("run_1")]])
+    turns = _turns([[TurnBegan("run_1")]])
     _tell(turns, range(1, 2))
 
-    [ended] = turns.exited(Exit(reason=reason), NOW)
+    [ended] = turns.exited(ProcessExit(reason=reason), NOW)
 
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TurnEnded)
     assert (ended.status, ended.stop_reason) == (status, stop_reason)
 
 
 def test_a_turn_that_begins_within_another_ends_it() -> None:
-    began, lost, second, _ = _plain(_play([Began("run_1")], [Began("run_2")]))
+    began, lost, second, _ = _plain(_play([TurnBegan("run_1")], [TurnBegan("run_2")]))
 
-    assert (began, second) == (Began("run_1"), Began("run_2"))
-    assert isinstance(lost, Ended)
+    assert (began, second) == (TurnBegan("run_1"), TurnBegan("run_2"))
+    assert isinstance(lost, TurnEnded)
     assert lost.error
     assert lost.error.code == "no_end"
 
 
 def test_an_end_without_a_beginning_is_a_turn_of_its_own() -> None:
-    assert _plain(_play([Ended("completed")])) == [Began(None), Ended("completed")]
+    assert _plain(_play([TurnEnded("completed")])) == [TurnBegan(None), TurnEnded("completed")]
 
 
 def test_an_idle_process_may_end() -> None:
-    assert _play([Began("run_1"), Ended("completed")], [Note("bye")])[2:] == [
+    assert _play([TurnBegan("run_1"), TurnEnded("completed")], [Note("bye")])[2:] == [
         Emitted(20, 0, NOW, Note("bye"))
     ]
 
@@ -172,15 +172,15 @@ def test_an_idle_process_may_end() -> None:
 def test_a_turn_that_was_awaited_and_never_began_has_failed() -> None:
     began, ended = _turns([]).exited(CRASH, NOW, is_awaited=True)
 
-    assert began == Began(None)
-    assert isinstance(ended, Ended)
+    assert began == TurnBegan(None)
+    assert isinstance(ended, TurnEnded)
     assert ended.status == "failed"
 
 
 def test_a_process_for_one_turn_has_it_open_from_the_start() -> None:
     [ended] = _play(abilities=ONE)
 
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TurnEnded)
     assert ended.status == "failed"
 
 
@@ -188,33 +188,33 @@ def test_a_process_for_one_turn_has_it_open_from_the_start() -> None:
 
 
 def test_a_tool_that_is_open_at_the_end_of_its_turn_is_closed() -> None:
-    told = _plain(_play([Began("run_1"), _tool(), _tool("2")], [Ended("completed")]))
+    told = _plain(_play([TurnBegan("run_1"), _tool(), _tool("2")], [TurnEnded("completed")]))
 
-    assert told[3:] == [_still_running(), _still_running("2"), Ended("completed")]
+    assert told[3:] == [_still_running(), _still_running("2"), TurnEnded("completed")]
 
 
 def test_a_tool_that_ends_after_its_turn_is_noted() -> None:
     done = ToolCompleted("1", "Bash")
-    *_, note = _plain(_play([Began("run_1"), _tool(), Ended("completed")], [done]))
+    *_, note = _plain(_play([TurnBegan("run_1"), _tool(), TurnEnded("completed")], [done]))
 
     assert isinstance(note, Note)
     assert note.text == "Bash 1 ended after its turn: tool.completed"
 
 
 def test_the_name_of_a_tool_that_never_ended_may_be_used_again() -> None:
-    first: list[DialectOutput] = [Began("run_1"), _tool(), Ended("completed")]
+    first: list[DialectOutput] = [TurnBegan("run_1"), _tool(), TurnEnded("completed")]
     second: list[DialectOutput] = [
-        Began("run_2"),
+        TurnBegan("run_2"),
         _tool(),
         ToolCompleted("1", "Bash"),
-        Ended("completed"),
+        TurnEnded("completed"),
     ]
 
     assert _plain(_play(first, second))[-len(second) :] == second
 
 
 def test_open_tools_are_known() -> None:
-    turns = _turns([[Began("run_1"), _tool()], [ToolCompleted("1", "Bash")]])
+    turns = _turns([[TurnBegan("run_1"), _tool()], [ToolCompleted("1", "Bash")]])
 
     _tell(turns, range(1, 2))
     assert turns.has_open_tools
@@ -226,10 +226,10 @@ def test_open_tools_are_known() -> None:
 
 
 def test_an_offer_that_is_open_at_the_exit_is_returned_before_the_end() -> None:
-    *_, back, ended = _plain(_play([Began("run_1"), FollowupOffered("itm_1", "more")]))
+    *_, back, ended = _plain(_play([TurnBegan("run_1"), FollowupOffered("itm_1", "more")]))
 
     assert back == FollowupReturned("itm_1", "more", "the process ended")
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TurnEnded)
 
 
 @pytest.mark.parametrize("end", [FollowupAbsorbed, FollowupOwnTurn, FollowupReturned])
@@ -243,7 +243,9 @@ def test_an_offer_that_has_ended_is_not_returned_again(end: Any) -> None:
 
 
 def test_an_image_is_told_and_waits_to_be_kept() -> None:
-    turns = _turns([[Picture("a.png", "image/png", b"one")], [Picture("b", "image/../x", b"two")]])
+    turns = _turns(
+        [[ProducedImage("a.png", "image/png", b"one")], [ProducedImage("b", "image/../x", b"two")]]
+    )
 
     told = [each.event for each in _tell(turns, range(1, 3)) if isinstance(each, Emitted)]
 
@@ -264,12 +266,12 @@ def test_a_question_that_is_open_at_the_exit_is_withdrawn_before_the_end() -> No
     asked = [ApprovalRequested(name, None, "Write", {}) for name in ("1", "2")]
     answered = ApprovalResolved("1", "allow", by="user")
 
-    told = _play([Began("t1"), *asked], [answered])
+    told = _play([TurnBegan("t1"), *asked], [answered])
 
     withdrawn = ApprovalResolved("2", "cancelled", by="provider")
     events = [each.event for each in told if isinstance(each, Emitted)]
     assert events == [*asked, answered, withdrawn]
-    assert isinstance(told[-1], Ended)
+    assert isinstance(told[-1], TurnEnded)
 
 
 def test_what_cannot_be_read_is_kept() -> None:
@@ -279,7 +281,13 @@ def test_what_cannot_be_read_is_kept() -> None:
 
 
 def test_events_of_one_frame_are_counted_and_what_was_sent_has_a_place_of_its_own() -> None:
-    said: list[DialectOutput] = [Note("a"), Began("run_1"), Note("b"), Send("key", b"raw"), _tool()]
+    said: list[DialectOutput] = [
+        Note("a"),
+        TurnBegan("run_1"),
+        Note("b"),
+        Send("key", b"raw"),
+        _tool(),
+    ]
     turns = _turns([said])
 
     told = turns.sent(Frame(b"line", 7, "key", 3), NOW)
@@ -293,7 +301,9 @@ def test_events_of_one_frame_are_counted_and_what_was_sent_has_a_place_of_its_ow
 _CALLS = st.sampled_from(["1", "2", "3"])
 _ITEMS = st.sampled_from(["itm_1", "itm_2"])
 _SAID: st.SearchStrategy[DialectOutput] = st.one_of(
-    st.sampled_from([Began("run_1"), Began(None), Ended("completed"), Ended("failed")]),
+    st.sampled_from(
+        [TurnBegan("run_1"), TurnBegan(None), TurnEnded("completed"), TurnEnded("failed")]
+    ),
     st.builds(ToolStarted, _CALLS, st.just("Bash")),
     st.builds(ToolCompleted, _CALLS, st.just("Bash")),
     st.builds(ToolFailed, _CALLS, st.just("Bash")),
@@ -314,8 +324,8 @@ def test_turns_never_overlap_and_each_ends_once(
 ) -> None:
     is_open = abilities is ONE
     for each in _play(*script, abilities=abilities):
-        if isinstance(each, Began | Ended):
-            assert isinstance(each, Ended) == is_open
+        if isinstance(each, TurnBegan | TurnEnded):
+            assert isinstance(each, TurnEnded) == is_open
             is_open = not is_open
     assert not is_open
 
@@ -331,7 +341,7 @@ def test_no_tool_is_open_when_a_turn_has_ended(
                 open_tools.add(call)
             case ToolCompleted(call) | ToolFailed(call):
                 open_tools.discard(call)
-            case Ended():
+            case TurnEnded():
                 assert not open_tools
             case _:
                 pass

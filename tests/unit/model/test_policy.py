@@ -3,7 +3,14 @@
 import msgspec
 import pytest
 
-from steadyrun.dialect import Began, Enforced, LaunchRequest, Refused, Turn, all_or_nothing
+from steadyrun.dialect import (
+    EnforcedRights,
+    LaunchRequest,
+    Refused,
+    Turn,
+    TurnBegan,
+    enforce_mode_only,
+)
 from steadyrun.driver import DriverOutput
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import Budget
@@ -68,21 +75,21 @@ class TestNotes:
 
         for dialect in (claude, codex):
             found, all_of_them = dialect.enforce(limited), dialect.enforce(free)
-            assert isinstance(found, Enforced)
+            assert isinstance(found, EnforcedRights)
             assert any("mcp" in note.lower() for note in found.notes)
-            assert all_of_them == Enforced("default")
+            assert all_of_them == EnforcedRights("default")
 
     def test_codex_cannot_deny_one_of_them(self) -> None:
         found = Codex().enforce(Rights(deny=("mcp__a__b",)))
 
-        assert isinstance(found, Enforced)
+        assert isinstance(found, EnforcedRights)
         assert ["MCP servers" in note for note in found.notes] == [True]
 
 
 @pytest.mark.parametrize("limited", [Rights(tools=()), Rights(deny=(*DENIED, "Bash"))])
 def test_who_cannot_take_a_tool_away_takes_none(limited: Rights) -> None:
-    assert isinstance(all_or_nothing(limited), Refused)
-    assert all_or_nothing(Rights("plan")) == Enforced("plan")
+    assert isinstance(enforce_mode_only(limited), Refused)
+    assert enforce_mode_only(Rights("plan")) == EnforcedRights("plan")
 
 
 READS = Rights(tools=("Read",), deny=(*DENIED, "Edit", "mcp__a"))
@@ -124,7 +131,7 @@ def test_a_breach_is_told_behind_the_use_and_what_follows_moves_on() -> None:
         Emitted(10, 0, START, used),
         Emitted(20, 0, START, Note("n")),
         Emitted(20, 1, START, used),
-        Began(None),
+        TurnBegan(None),
         Emitted(20, 2, START, failed),
         Emitted(20, 3, START, used),
         Emitted(30, 0, START, TextFinal("t")),

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from steadyrun.dialect import Enforced
+from steadyrun.dialect import EnforcedRights
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
@@ -29,7 +29,7 @@ def a_desk(store: MemoryStore) -> OperationContext:
         Ids(clock.now),
         Path("/home"),
         lambda _: None,
-        lambda _, __: Enforced("default"),
+        lambda _, __: EnforcedRights("default"),
     )
 
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from steadyrun.dialect import (
     Dialect,
     DialectOutput,
-    Ended,
-    Exit,
     Launch,
     LaunchRequest,
     Offer,
+    ProcessExit,
     Refused,
     Rung,
     Turn,
+    TurnEnded,
     Verdict,
 )
 from steadyrun.errors import CommandRefused, ConfigInvalid, InvalidUsage
@@ -49,9 +49,9 @@ def printed(dialect: Dialect, output: bytes) -> list[DialectOutput]:
     return said
 
 
-def ran(output: bytes, last: Exit, **options: Any) -> list[DialectOutput]:
+def ran(output: bytes, last: ProcessExit, **options: Any) -> list[DialectOutput]:
     dialect = Shell(ShellOptions(**options))
-    return [*printed(dialect, ASKED + b"\n" + output), *dialect.ended(last)]
+    return [*printed(dialect, ASKED + b"\n" + output), *dialect.on_exit(last)]
 
 
 def durable(said: list[DialectOutput]) -> list[DialectOutput]:
@@ -171,7 +171,7 @@ def test_nothing_can_be_said_to_a_command() -> None:
 
     assert isinstance(dialect.steer(Offer("o1", "hey")), Refused)
     assert dialect.open(REQUEST) == dialect.begin(Turn("t1", "ls")) == []
-    assert dialect.decide("1", Verdict(True)) == dialect.sent(Frame(b"x", 0)) == []
+    assert dialect.decide("1", Verdict(True)) == dialect.on_sent(Frame(b"x", 0)) == []
     assert (dialect.recall("o1"), dialect.interrupt()) == (None, None)
 
 
@@ -181,11 +181,11 @@ def test_the_journal_tells_what_was_asked_and_what_came_of_it(text: str) -> None
     found = subprocess.run(launch(text).argv, capture_output=True, check=True).stdout
     dialect = Shell()
 
-    said = [*printed(dialect, found), *dialect.ended(Exit(code=0))]
+    said = [*printed(dialect, found), *dialect.on_exit(ProcessExit(code=0))]
 
     output = plain.decode().rstrip("\n")
     assert said[0] == ev.ToolStarted("1", "bash", {"command": text})
-    assert said[-1] == Ended("completed", output)
+    assert said[-1] == TurnEnded("completed", output)
 
 
 def test_a_command_that_is_not_there_is_said_to_be_missing() -> None:
@@ -193,9 +193,9 @@ def test_a_command_that_is_not_there_is_said_to_be_missing() -> None:
     dialect = Shell()
     printed(dialect, done.stdout)
 
-    [_, ended] = dialect.ended(Exit(code=done.returncode, stderr=done.stderr.decode()))
+    [_, ended] = dialect.on_exit(ProcessExit(code=done.returncode, stderr=done.stderr.decode()))
 
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TurnEnded)
     assert ended.error
     assert ended.diagnostic
     assert (ended.diagnostic.exit_code, ended.error.hint) == (127, "127 mostly says: not found.")
@@ -206,21 +206,21 @@ def test_a_command_that_is_not_there_is_said_to_be_missing() -> None:
 
 
 def test_success_is_a_tool_a_text_and_an_end() -> None:
-    assert ran(b"a\nb\n", Exit(code=0)) == [
+    assert ran(b"a\nb\n", ProcessExit(code=0)) == [
         STARTED,
         ev.OutputRaw("stdout", "a\n"),
         ev.OutputRaw("stdout", "b\n"),
         ev.ToolCompleted("1", "bash", {"command": "ls -l"}, "a\nb"),
         ev.TextFinal("a\nb"),
-        Ended("completed", "a\nb"),
+        TurnEnded("completed", "a\nb"),
     ]
 
 
 def test_failure_is_a_failed_tool_and_an_end_that_says_why() -> None:
-    assert durable(ran(b"half\n", Exit(code=3, stderr="no such file"))) == [
+    assert durable(ran(b"half\n", ProcessExit(code=3, stderr="no such file"))) == [
         STARTED,
         ev.ToolFailed("1", "bash", {"command": "ls -l"}, "half", "code 3"),
-        Ended(
+        TurnEnded(
             "failed",
             "half",
             error=ev.ErrorFact("exit_nonzero", "the command ended with code 3"),
@@ -230,20 +230,22 @@ def test_failure_is_a_failed_tool_and_an_end_that_says_why() -> None:
 
 
 def test_a_signal_is_a_failure() -> None:
-    *_, ended = ran(b"", Exit(signal=11))
+    *_, ended = ran(b"", ProcessExit(signal=11))
 
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TurnEnded)
     assert ended.error == ev.ErrorFact("exit_nonzero", "the command ended with signal 11")
     assert ended.text is None
 
 
 def test_other_exit_codes_may_be_success() -> None:
-    assert ran(b"", Exit(code=1), success_exit_codes=(0, 1))[-1] == Ended("completed", "")
-    assert ran(b"", Exit(code=0), success_exit_codes=(1,))[-1] != Ended("completed", "")
+    assert ran(b"", ProcessExit(code=1), success_exit_codes=(0, 1))[-1] == TurnEnded(
+        "completed", ""
+    )
+    assert ran(b"", ProcessExit(code=0), success_exit_codes=(1,))[-1] != TurnEnded("completed", "")
 
 
 def test_how_a_stopped_command_ended_is_left_to_others() -> None:
-    assert ran(b"a\n", Exit(code=0, reason="wall_timeout"))[2:] == [
+    assert ran(b"a\n", ProcessExit(code=0, reason="wall_timeout"))[2:] == [
         ev.ToolFailed("1", "bash", {"command": "ls -l"}, "a", "stopped: wall_timeout")
     ]
 
@@ -254,24 +256,24 @@ def test_without_our_line_the_first_one_starts_the_tool() -> None:
     said = printed(dialect, b"{}\nb\n")
 
     assert said[:2] == [ev.ToolStarted("1", "bash"), ev.OutputRaw("stdout", "{}\n")]
-    assert dialect.ended(Exit(code=0))[-1] == Ended("completed", "{}\nb")
+    assert dialect.on_exit(ProcessExit(code=0))[-1] == TurnEnded("completed", "{}\nb")
 
 
 def test_without_a_line_the_exit_starts_and_ends_the_tool() -> None:
-    assert Shell().ended(Exit(code=0)) == [
+    assert Shell().on_exit(ProcessExit(code=0)) == [
         ev.ToolStarted("1", "bash"),
         ev.ToolCompleted("1", "bash", tool_output=""),
         ev.TextFinal(""),
-        Ended("completed", ""),
+        TurnEnded("completed", ""),
     ]
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
-    assert ran(b"a\xffb\n", Exit(code=0))[-1] == Ended("completed", "a\ufffdb")
+    assert ran(b"a\xffb\n", ProcessExit(code=0))[-1] == TurnEnded("completed", "a\ufffdb")
 
 
 def test_empty_lines_are_kept() -> None:
-    assert ran(b"\na\n\n\nb\n", Exit(code=0))[-1] == Ended("completed", "\na\n\n\nb")
+    assert ran(b"\na\n\n\nb\n", ProcessExit(code=0))[-1] == TurnEnded("completed", "\na\n\n\nb")
 
 
 @pytest.mark.parametrize(
@@ -286,14 +288,14 @@ def test_empty_lines_are_kept() -> None:
     ],
 )
 def test_output_above_the_cap_is_cut_and_told_once(output: bytes, text: str, notes: int) -> None:
-    said = ran(output, Exit(code=0), output_cap_bytes=8)
+    said = ran(output, ProcessExit(code=0), output_cap_bytes=8)
 
-    assert said[-1] == Ended("completed", text)
+    assert said[-1] == TurnEnded("completed", text)
     assert sum(isinstance(each, ev.Note) for each in said) == notes
 
 
 def test_a_cap_of_nothing_keeps_nothing() -> None:
-    assert ran(b"a\n", Exit(code=0), output_cap_bytes=0)[-1] == Ended("completed", "")
+    assert ran(b"a\n", ProcessExit(code=0), output_cap_bytes=0)[-1] == TurnEnded("completed", "")
 
 
 @given(st.lists(st.binary(max_size=6).filter(lambda raw: b"\n" not in raw)), st.integers(0, 20))
@@ -309,4 +311,4 @@ def test_the_state_survives_being_saved(lines: list[bytes], cap: int) -> None:
         restored.state = msgspec.msgpack.decode(saved, type=ShellState)
 
     assert restored.state == live.state
-    assert restored.ended(Exit(code=0)) == live.ended(Exit(code=0))
+    assert restored.on_exit(ProcessExit(code=0)) == live.on_exit(ProcessExit(code=0))

@@ -8,16 +8,16 @@ import pytest
 from msgspec import DecodeError
 
 from steadyrun.dialect import (
-    Began,
     Dialect,
     DialectOutput,
-    Ended,
-    Exit,
     LaunchRequest,
     Offer,
+    ProcessExit,
     Refused,
     SendSignal,
     Turn,
+    TurnBegan,
+    TurnEnded,
     Verdict,
 )
 from steadyrun.lib.framing import Frame
@@ -44,18 +44,18 @@ def test_the_conversation_in_its_docstring_is_what_it_understands() -> None:
     assert dialect.is_ready
     [send] = dialect.begin(Turn("1", "hello"))
     assert send.raw.decode() == told
-    said += dialect.sent(Frame(send.raw, 0))
+    said += dialect.on_sent(Frame(send.raw, 0))
     assert not dialect.is_ready
     said += said_by(dialect, *printed)
 
     assert dialect.is_ready
     assert said == [
         ev.TokenBound("s1"),
-        Began("1"),
+        TurnBegan("1"),
         ev.ToolStarted("t1", "look", {}),
         ev.ToolCompleted("t1", "look", tool_output="a cat"),
         ev.TextFinal("hello"),
-        Ended("completed", "hello", Usage(3, 5)),
+        TurnEnded("completed", "hello", Usage(3, 5)),
     ]
 
 
@@ -82,7 +82,10 @@ def test_what_it_cannot_do_it_says() -> None:
     assert isinstance(dialect.interrupt(), SendSignal)
     assert dialect.recall("o1") is None
     assert (
-        dialect.open(REQUEST) == dialect.decide("1", Verdict(True)) == dialect.ended(Exit()) == []
+        dialect.open(REQUEST)
+        == dialect.decide("1", Verdict(True))
+        == dialect.on_exit(ProcessExit())
+        == []
     )
 
 

@@ -14,28 +14,28 @@ from typing import Any
 import pytest
 
 from steadyrun.testing.model_servers.anthropic import (
-    Ask,
+    AnswerTokens,
     MessagesServer,
-    Step,
-    Tokens,
+    ModelRequest,
+    ServerStep,
     answer,
+    build_limit_headers,
     call,
     text,
     thinking,
-    unified_limit,
 )
 from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
     Fault,
-    Gate,
     Hang,
     Refusal,
-    overloaded,
-    rate_limited,
-    server_error,
-    too_long,
-    unauthorized,
+    StreamGate,
+    refuse_overloaded,
+    refuse_rate_limit,
+    refuse_server_error,
+    refuse_too_long,
+    refuse_unauthorized,
 )
 from steadyrun.testing.model_servers.script_json import read_script
 
@@ -77,7 +77,7 @@ def refused(url: str, **body: Any) -> tuple[urllib.error.HTTPError, dict[str, An
 
 
 def test_a_text_is_streamed_piece_by_piece() -> None:
-    with MessagesServer([answer(text("Hel", "lo"), tokens=Tokens(3, 7, 2, 1))]) as server:
+    with MessagesServer([answer(text("Hel", "lo"), tokens=AnswerTokens(3, 7, 2, 1))]) as server:
         said = streamed(server.url)
 
     assert [event["type"] for event in said] == [
@@ -118,7 +118,7 @@ def test_blocks_keep_their_order_and_calls_their_input() -> None:
 
 
 def test_the_same_is_answered_in_one_body_to_who_wants_no_stream() -> None:
-    step = answer(text("Hel", "lo"), call("Bash", command="ls"), tokens=Tokens(output=7))
+    step = answer(text("Hel", "lo"), call("Bash", command="ls"), tokens=AnswerTokens(output=7))
     with MessagesServer([step]) as server:
         found = whole(server.url)
 
@@ -132,11 +132,11 @@ def test_the_same_is_answered_in_one_body_to_who_wants_no_stream() -> None:
 @pytest.mark.parametrize(
     ("step", "status", "kind"),
     [
-        (rate_limited(), 429, "rate_limit_error"),
-        (overloaded(), 529, "overloaded_error"),
-        (server_error(), 500, "api_error"),
-        (unauthorized(), 401, "authentication_error"),
-        (too_long(), 400, "invalid_request_error"),
+        (refuse_rate_limit(), 429, "rate_limit_error"),
+        (refuse_overloaded(), 529, "overloaded_error"),
+        (refuse_server_error(), 500, "api_error"),
+        (refuse_unauthorized(), 401, "authentication_error"),
+        (refuse_too_long(), 400, "invalid_request_error"),
     ],
 )
 def test_a_refusal_has_the_status_and_the_shape_of_the_api(
@@ -150,8 +150,10 @@ def test_a_refusal_has_the_status_and_the_shape_of_the_api(
 
 
 def test_a_rate_limit_may_carry_headers() -> None:
-    limit = unified_limit("rejected", 1794785857, used=1.0)
-    with MessagesServer([rate_limited(retry_after=2, headers=limit), rate_limited()]) as server:
+    limit = build_limit_headers("rejected", 1794785857, used=1.0)
+    with MessagesServer(
+        [refuse_rate_limit(retry_after=2, headers=limit), refuse_rate_limit()]
+    ) as server:
         told, _ = refused(server.url)
         bare, _ = refused(server.url)
 
@@ -162,22 +164,22 @@ def test_a_rate_limit_may_carry_headers() -> None:
 
 
 def test_an_answer_waits_at_its_gate() -> None:
-    gate = Gate()
+    gate = StreamGate()
     with MessagesServer([answer(text("Hel", gate, "lo"))]) as server:
         with post(server.url) as response:
             said = events(response)
             while next(said)["type"] != "content_block_delta":
                 pass
             gate.wait_until_reached()
-            assert server.fate_of(0) == "open"
+            assert server.find_fate(0) == "open"
             gate.open()
             assert next(said)["delta"]["text"] == "lo"
             assert [event["type"] for event in said][-1] == "message_stop"
-        server.wait_until(lambda: server.fate_of(0) == "answered")
+        server.wait_until(lambda: server.find_fate(0) == "answered")
 
 
 def test_a_gate_may_be_a_file(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "go")
+    gate = StreamGate(tmp_path / "go")
     with MessagesServer([answer("late", held=gate)]) as server, ThreadPoolExecutor() as pool:
         found = pool.submit(whole, server.url)
         gate.wait_until_reached()
@@ -196,7 +198,7 @@ def test_who_leaves_a_hanging_request_is_noticed() -> None:
         hang.gate.wait_until_reached()
         connection.close()
 
-        server.wait_until(lambda: server.fate_of(0) == "left")
+        server.wait_until(lambda: server.find_fate(0) == "left")
 
 
 def test_a_server_that_is_left_ends_what_hangs() -> None:
@@ -214,7 +216,7 @@ def test_a_cut_stream_just_ends() -> None:
         with post(server.url) as response, pytest.raises(http.client.IncompleteRead):
             response.read()
 
-        server.wait_until(lambda: server.fate_of(0) == "cut")
+        server.wait_until(lambda: server.find_fate(0) == "cut")
 
 
 @pytest.mark.parametrize("fault", ["overloaded", "server"])
@@ -226,10 +228,10 @@ def test_a_break_is_an_error_event_and_nothing_after_it(fault: Fault) -> None:
 
 
 def test_a_function_answers_by_what_was_asked() -> None:
-    def step(ask: Ask) -> Step:
+    def step(ask: ModelRequest) -> ServerStep:
         if ask.results:
             return answer(f"it printed {ask.results[0]['content']}")
-        return answer(call("Bash", command=ask.said))
+        return answer(call("Bash", command=ask.user_text))
 
     result = {"type": "tool_result", "tool_use_id": "t", "content": "a b"}
     later = [*HELLO, {"role": "assistant", "content": "x"}, {"role": "user", "content": [result]}]
@@ -252,7 +254,7 @@ def test_what_a_cli_asks_beside_the_conversation_eats_no_step() -> None:
 
         assert whole(server.url)["content"][0]["text"] == "main"
         assert streamed(server.url, tools=[])[3]["delta"]["text"] == "bare"
-        assert (len(server.main_asks), len(server.side_asks)) == (2, 3)
+        assert (len(server.main_requests), len(server.side_requests)) == (2, 3)
         assert [request.method for request in server.requests].count("HEAD") == 1
 
 
@@ -278,13 +280,13 @@ def test_a_script_that_is_over_says_so() -> None:
 
 
 def test_what_follows_a_script_may_be_said_too() -> None:
-    with MessagesServer([], rest=answer("more")) as server:
+    with MessagesServer([], fallback=answer("more")) as server:
         assert [whole(server.url)["content"][0]["text"] for _ in range(2)] == ["more", "more"]
 
 
 def test_what_a_script_raises_is_raised_where_the_test_sees_it() -> None:
-    def step(ask: Ask) -> Step:
-        raise AssertionError(f"nobody should have asked {ask.said}")
+    def step(ask: ModelRequest) -> ServerStep:
+        raise AssertionError(f"nobody should have asked {ask.user_text}")
 
     with pytest.raises(AssertionError, match="asked hello"), MessagesServer(step) as server:
         refused(server.url)

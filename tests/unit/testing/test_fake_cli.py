@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steadyrun.testing.fake_cli import FakeCli, playing
+from steadyrun.testing.fake_cli import FakeCli, replay_recording
 
 
 def told(program: Path, said: str) -> subprocess.CompletedProcess[str]:
@@ -16,7 +16,14 @@ def told(program: Path, said: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_says_reads_complains_and_exits(tmp_path: Path) -> None:
-    cli = FakeCli().say({"type": "ready"}).read().complain("oh").say("plain text").exit(3)
+    cli = (
+        FakeCli()
+        .print_lines({"type": "ready"})
+        .read()
+        .print_error("oh")
+        .print_lines("plain text")
+        .exit(3)
+    )
 
     done = told(cli.build(tmp_path / "cli"), '{"type":"go"}\n')
 
@@ -25,7 +32,7 @@ def test_it_says_reads_complains_and_exits(tmp_path: Path) -> None:
 
 
 def test_without_input_it_ends_where_it_would_read(tmp_path: Path) -> None:
-    cli = FakeCli().say("first").read().say("second")
+    cli = FakeCli().print_lines("first").read().print_lines("second")
 
     done = told(cli.build(tmp_path / "cli"), "")
 
@@ -42,7 +49,7 @@ def test_a_recording_is_answered_under_the_ids_of_today(tmp_path: Path) -> None:
     ]
     said = '{"id":"a-7","method":"start","params":{"text":"y"}}\n{"type":"user","uuid":"new"}\n'
 
-    done = told(playing(recording).build(tmp_path / "cli"), said)
+    done = told(replay_recording(recording).build(tmp_path / "cli"), said)
 
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         {"id": "a-7", "result": {"threadId": "t-1", "count": 1}},
@@ -53,7 +60,7 @@ def test_a_recording_is_answered_under_the_ids_of_today(tmp_path: Path) -> None:
 
 def test_what_is_no_recording_is_refused() -> None:
     with pytest.raises(ValueError, match="dir must be in, out or err"):
-        playing([{"dir": "sideways", "msg": "x"}])
+        replay_recording([{"dir": "sideways", "msg": "x"}])
 
 
 def test_words_that_are_not_json_are_refused_by_name(tmp_path: Path) -> None:

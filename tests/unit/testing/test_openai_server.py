@@ -10,27 +10,35 @@ from typing import Any
 
 import pytest
 
-from steadyrun.testing.model_servers.all_apis import EveryServer
-from steadyrun.testing.model_servers.content import Call, Tokens, answer, call, raw, text, thinking
+from steadyrun.testing.model_servers.all_apis import AllApisServer
+from steadyrun.testing.model_servers.content import (
+    AnswerTokens,
+    CallBlock,
+    answer,
+    call,
+    raw,
+    text,
+    thinking,
+)
 from steadyrun.testing.model_servers.faults import (
     Break,
     Cut,
-    Gate,
     Refusal,
-    not_found,
-    overloaded,
-    rate_limited,
-    server_error,
-    too_long,
-    unauthorized,
-    usage_limited,
-    without_credit,
+    StreamGate,
+    refuse_no_credit,
+    refuse_not_found,
+    refuse_overloaded,
+    refuse_rate_limit,
+    refuse_server_error,
+    refuse_too_long,
+    refuse_unauthorized,
+    refuse_usage_limit,
 )
 from steadyrun.testing.model_servers.model_server import ModelServer
 from steadyrun.testing.model_servers.openai_chat import ChatServer
-from steadyrun.testing.model_servers.openai_common import codex_limit
+from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
 from steadyrun.testing.model_servers.openai_responses import ResponsesServer
-from steadyrun.testing.model_servers.protocol import Ask, Step
+from steadyrun.testing.model_servers.protocol import ModelRequest, ServerStep
 from steadyrun.testing.model_servers.script_json import read_script
 
 PATIENCE_SECONDS = 30
@@ -82,7 +90,9 @@ def deltas(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_response_is_streamed_piece_by_piece() -> None:
-    step = answer(text("Hel", "lo", phase="commentary"), tokens=Tokens(3, 7, 2, 1, reasoning=4))
+    step = answer(
+        text("Hel", "lo", phase="commentary"), tokens=AnswerTokens(3, 7, 2, 1, reasoning=4)
+    )
     with ResponsesServer([step]) as server:
         said = streamed(server.url, RESPONSES)
 
@@ -118,7 +128,7 @@ def test_items_of_a_response_keep_their_order_and_calls_their_input() -> None:
         thinking("hm"),
         call("exec_command", cmd="ls"),
         call("exec", "text(1)"),
-        Call("echo", {"a": 1}, id="mine", namespace="mcp__sim"),
+        CallBlock("echo", {"a": 1}, id="mine", namespace="mcp__sim"),
         raw(**search),
     )
     with ResponsesServer([step]) as server:
@@ -176,7 +186,7 @@ def test_a_completion_tells_its_usage_to_who_wants_it_only() -> None:
 
 def test_the_same_is_answered_in_one_body_to_who_wants_no_stream() -> None:
     step = answer(thinking("hm"), text("Hel", "lo"), call("look", at="x"), raw(type="more"))
-    with EveryServer([step, step]) as server:
+    with AllApisServer([step, step]) as server:
         response = whole(server.url, RESPONSES)
         message = whole(server.url, CHAT)["choices"][0]["message"]
 
@@ -195,14 +205,14 @@ def test_the_same_is_answered_in_one_body_to_who_wants_no_stream() -> None:
 @pytest.mark.parametrize(
     ("step", "status", "code"),
     [
-        (rate_limited(), 429, "rate_limit_exceeded"),
-        (usage_limited(), 429, None),
-        (without_credit(), 429, "insufficient_quota"),
-        (overloaded(), 503, "server_is_overloaded"),
-        (server_error(), 500, "server_error"),
-        (unauthorized(), 401, "invalid_api_key"),
-        (not_found(), 404, "model_not_found"),
-        (too_long(), 400, "context_length_exceeded"),
+        (refuse_rate_limit(), 429, "rate_limit_exceeded"),
+        (refuse_usage_limit(), 429, None),
+        (refuse_no_credit(), 429, "insufficient_quota"),
+        (refuse_overloaded(), 503, "server_is_overloaded"),
+        (refuse_server_error(), 500, "server_error"),
+        (refuse_unauthorized(), 401, "invalid_api_key"),
+        (refuse_not_found(), 404, "model_not_found"),
+        (refuse_too_long(), 400, "context_length_exceeded"),
     ],
 )
 def test_a_refusal_has_the_status_and_the_shape_of_the_api(
@@ -215,8 +225,11 @@ def test_a_refusal_has_the_status_and_the_shape_of_the_api(
 
 
 def test_a_limit_tells_when_it_ends() -> None:
-    limit = codex_limit(100, 1794830000)
-    script = [usage_limited(limit, resets_at=1794830000, plan_type="plus"), rate_limited(2)]
+    limit = build_codex_limit_headers(100, 1794830000)
+    script = [
+        refuse_usage_limit(limit, resets_at=1794830000, plan_type="plus"),
+        refuse_rate_limit(2),
+    ]
     with ResponsesServer(script) as server:
         used_up, said = refused(server.url, RESPONSES)
         wait, _ = refused(server.url, RESPONSES)
@@ -229,7 +242,7 @@ def test_a_limit_tells_when_it_ends() -> None:
 
 def test_a_break_ends_a_stream_in_the_words_of_the_wire() -> None:
     step = answer(text("Hel", Break(), "lo"))
-    with EveryServer([step, step]) as server:
+    with AllApisServer([step, step]) as server:
         failed = streamed(server.url, RESPONSES)[-1]
         error = streamed(server.url, CHAT)[-1]
 
@@ -240,19 +253,19 @@ def test_a_break_ends_a_stream_in_the_words_of_the_wire() -> None:
 
 @both
 def test_a_cut_stream_just_ends_and_a_gate_holds_it(kind: type[ModelServer], path: str) -> None:
-    gate = Gate()
+    gate = StreamGate()
     with kind([answer(text("Hel", gate, Cut(), "lo"))]) as server:
         with post(server.url, path) as response:
             gate.wait_until_reached()
-            assert server.fate_of(0) == "open"
+            assert server.find_fate(0) == "open"
             gate.open()
             with pytest.raises(http.client.IncompleteRead):
                 response.read()
-        server.wait_until(lambda: server.fate_of(0) == "cut")
+        server.wait_until(lambda: server.find_fate(0) == "cut")
 
 
-def step_by_news(ask: Ask) -> Step:
-    return answer(f"it printed {ask.outputs[0]}" if ask.outputs else f"you said {ask.said}")
+def step_by_news(ask: ModelRequest) -> ServerStep:
+    return answer(f"it printed {ask.outputs[0]}" if ask.outputs else f"you said {ask.user_text}")
 
 
 def test_a_function_reads_what_was_asked_on_any_wire() -> None:
@@ -261,15 +274,15 @@ def test_a_function_reads_what_was_asked_on_any_wire() -> None:
     reminded = [{"role": "user", "content": "<environment_context>x"}, *HELLO]
     spoken: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
     returned = {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a b"}]}
-    with EveryServer(step_by_news) as server:
+    with AllApisServer(step_by_news) as server:
         streamed(server.url, RESPONSES, input=reminded)
         streamed(server.url, RESPONSES, input="hello")
         streamed(server.url, RESPONSES, input=[*HELLO, called, result])
         streamed(server.url, CHAT)
         streamed(server.url, CHAT, messages=[*HELLO, spoken, returned])
-        asks = server.main_asks
+        asks = server.main_requests
 
-    assert [(ask.said, ask.outputs) for ask in asks] == [
+    assert [(ask.user_text, ask.outputs) for ask in asks] == [
         ("hello", ()),
         ("hello", ()),
         ("", ("a b",)),
@@ -285,10 +298,10 @@ def test_tools_are_known_by_name_wherever_they_stand() -> None:
     brought = {"type": "additional_tools", "tools": [{"type": "namespace", "tools": inner}]}
     tools = [{"type": "function", "name": "look"}, {"type": "web_search"}]
     function = {"type": "function", "function": {"name": "look"}}
-    with EveryServer([], rest=answer("x")) as server:
+    with AllApisServer([], fallback=answer("x")) as server:
         streamed(server.url, RESPONSES, tools=tools, input=[brought, *HELLO])
         streamed(server.url, CHAT, tools=[function])
-        responses, chat = server.main_asks
+        responses, chat = server.main_requests
 
     assert {"look", "web_search", "exec"} <= set(responses.tools)
     assert chat.tools == ("look",)
@@ -305,7 +318,7 @@ def test_what_codex_asks_for_itself_eats_no_step() -> None:
         with urllib.request.urlopen(f"{server.url}/v1/models?x=1") as listed:
             assert json.load(listed)["data"] == []
 
-        assert (len(server.main_asks), len(server.side_asks)) == (1, 1)
+        assert (len(server.main_requests), len(server.side_requests)) == (1, 1)
         assert server.script.unused == 0
 
 
@@ -321,7 +334,7 @@ def test_there_is_no_web_socket() -> None:
 
 def test_one_script_answers_on_every_wire_and_the_log_has_no_key(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with EveryServer([answer("one"), answer("two"), answer("three")], log=log) as server:
+    with AllApisServer([answer("one"), answer("two"), answer("three")], log=log) as server:
         first = whole(server.url, RESPONSES)["output"][0]["content"][0]["text"]
         second = whole(server.url, CHAT)["choices"][0]["message"]["content"]
         third = whole(server.url, "/v1/messages", tools=[{"name": "x"}])["content"][0]["text"]
@@ -344,6 +357,6 @@ def test_a_written_script_has_words_for_what_openai_has_more(tmp_path: Path) -> 
 
     assert read_script(tmp_path / "script.json") == [
         answer(text("a", phase="final_answer"), raw(type="x")),
-        answer(Call("exec", "1", namespace="n")),
-        usage_limited(resets_at=5),
+        answer(CallBlock("exec", "1", namespace="n")),
+        refuse_usage_limit(resets_at=5),
     ]

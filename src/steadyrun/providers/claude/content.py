@@ -14,14 +14,14 @@ from steadyrun.providers.claude import offers, usage
 from steadyrun.providers.claude.frames import (
     AssistantLine,
     AssistantMessage,
-    Block,
+    ContentBlock,
     EchoLine,
     StreamEvent,
     StreamLine,
-    compact,
-    value_of,
+    compact_json,
+    decode_value,
 )
-from steadyrun.providers.claude.state import ClaudeState, OpenTool
+from steadyrun.providers.claude.state import ClaudeState, ClaudeTool
 from steadyrun.providers.shared import images
 
 _TOOL_USES = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
@@ -31,7 +31,7 @@ _ANSWER = "StructuredOutput"
 _SYNTHETIC, _NO_WORDS = "<synthetic>", "(no content)"
 
 
-def streamed(state: ClaudeState, line: StreamLine) -> list[DialectOutput]:
+def on_stream_event(state: ClaudeState, line: StreamLine) -> list[DialectOutput]:
     """A piece of an answer, as it comes."""
     if line.parent_tool_use_id is not None:
         return []
@@ -42,24 +42,24 @@ def streamed(state: ClaudeState, line: StreamLine) -> list[DialectOutput]:
             return [ev.TextDelta(delta.text)]
         if delta.type == "thinking_delta":
             return [ev.ThinkingDelta(delta.thinking)]
-    return _called(state, event)
+    return _track_model_call(state, event)
 
 
-def _called(state: ClaudeState, event: StreamEvent) -> list[DialectOutput]:
+def _track_model_call(state: ClaudeState, event: StreamEvent) -> list[DialectOutput]:
     if event.message is not None:
         state.streaming = event.message.id
         if state.turn:
-            usage.call_begun(state.turn, event.message, state.model)
+            usage.begin_call(state.turn, event.message, state.model)
     elif event.type == "message_delta" and event.usage is not None and state.turn:
-        spent = usage.call_ended(state.turn, event.usage)
+        spent = usage.end_call(state.turn, event.usage)
         return [ev.UsageUpdated(spent.usage or Usage(), spent.cost)]
     return []
 
 
-def spoken(state: ClaudeState, line: AssistantLine) -> list[DialectOutput]:
+def on_assistant_message(state: ClaudeState, line: AssistantLine) -> list[DialectOutput]:
     """A part of an answer, whole."""
     if line.parent_tool_use_id is not None:
-        return _sub_agent(state, line.message)
+        return _start_sub_agent_tools(state, line.message)
     turn = state.turn
     if turn:
         turn.has_spoken, turn.doubtful_end = True, None
@@ -70,14 +70,14 @@ def spoken(state: ClaudeState, line: AssistantLine) -> list[DialectOutput]:
     if turn:
         turn.retry = None
     if state.offers:
-        offers.note_spoken(state)
+        offers.mark_taken(state)
     said: list[DialectOutput] = []
     for block in line.message.content:
-        said += _part(state, line.message, block)
+        said += _decode_block(state, line.message, block)
     return said
 
 
-def answered(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
+def on_tool_results(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
     """Results of tools; the other words are for the model."""
     content = line.message.content
     if isinstance(content, str):
@@ -86,83 +86,85 @@ def answered(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
     said: list[DialectOutput] = []
     for block in content:
         if block.type == "tool_result":
-            said += _tool_end(state, block, is_own=is_own)
+            said += _end_tool(state, block, is_own=is_own)
     return said
 
 
-def _part(state: ClaudeState, message: AssistantMessage, block: Block) -> list[DialectOutput]:
+def _decode_block(
+    state: ClaudeState, message: AssistantMessage, block: ContentBlock
+) -> list[DialectOutput]:
     match block.type:
         case "text":
-            return _text(state, message, block.text)
+            return _decode_text(state, message, block.text)
         case "thinking" if block.thinking and message.id != state.streaming:
             return [ev.ThinkingDelta(block.thinking)]
         case kind if kind in _TOOL_USES:
-            return _tool_start(state, block)
+            return _start_tool(state, block)
         case kind if kind.endswith("_tool_result"):
-            return _tool_end(state, block, is_own=True)
+            return _end_tool(state, block, is_own=True)
         case _:
             return []
 
 
-def _text(state: ClaudeState, message: AssistantMessage, text: str) -> list[DialectOutput]:
+def _decode_text(state: ClaudeState, message: AssistantMessage, text: str) -> list[DialectOutput]:
     if not text or (message.model == _SYNTHETIC and text == _NO_WORDS):
         return []
-    return [_final(state, text)]
+    return [_record_text(state, text)]
 
 
-def _final(state: ClaudeState, text: str) -> Event:
+def _record_text(state: ClaudeState, text: str) -> Event:
     if state.turn:
         state.turn.text = text
     return ev.TextFinal(text)
 
 
-def _sub_agent(state: ClaudeState, message: AssistantMessage) -> list[DialectOutput]:
+def _start_sub_agent_tools(state: ClaudeState, message: AssistantMessage) -> list[DialectOutput]:
     """One that outlives its turn is not told of: nobody would end what it begins."""
     if state.turn is None:
         return []
     said: list[DialectOutput] = []
     for block in message.content:
         if block.type in _TOOL_USES and not _is_answer(block):
-            said += _tool_start(state, block)
+            said += _start_tool(state, block)
     return said
 
 
-def _is_answer(block: Block) -> bool:
+def _is_answer(block: ContentBlock) -> bool:
     return block.type == "tool_use" and block.name == _ANSWER
 
 
-def _tool_start(state: ClaudeState, block: Block) -> list[DialectOutput]:
-    tool = OpenTool(block.name, bytes(block.input), is_answer=_is_answer(block))
+def _start_tool(state: ClaudeState, block: ContentBlock) -> list[DialectOutput]:
+    tool = ClaudeTool(block.name, bytes(block.input), is_answer=_is_answer(block))
     state.tools[block.id] = tool
     if tool.is_answer:
-        return [_final(state, compact(tool.input))]
-    return [ev.ToolStarted(block.id, tool.name, value_of(tool.input))]
+        return [_record_text(state, compact_json(tool.input))]
+    return [ev.ToolStarted(block.id, tool.name, decode_value(tool.input))]
 
 
-def _tool_end(state: ClaudeState, block: Block, *, is_own: bool) -> list[DialectOutput]:
+def _end_tool(state: ClaudeState, block: ContentBlock, *, is_own: bool) -> list[DialectOutput]:
     call = block.tool_use_id
     tool = state.tools.pop(call, None)
     if tool is None and not (is_own and state.turn):
         return []
     if is_own and state.offers:
-        offers.note_boundary(state)
+        offers.mark_boundary(state)
     if tool and tool.is_answer:
-        return _answer_end(state, block)
-    name, given = (tool.name, value_of(tool.input)) if tool else ("unknown", None)
+        return _end_answer(state, block)
+    name, given = (tool.name, decode_value(tool.input)) if tool else ("unknown", None)
     output, seen = images.extract_images(state.turn, block.content)
     if block.is_error:
-        return [*seen, ev.ToolFailed(call, name, given, output, _words(output))]
+        return [*seen, ev.ToolFailed(call, name, given, output, _extract_text(output))]
     return [*seen, ev.ToolCompleted(call, name, given, output)]
 
 
-def _answer_end(state: ClaudeState, block: Block) -> list[DialectOutput]:
+def _end_answer(state: ClaudeState, block: ContentBlock) -> list[DialectOutput]:
     """One that does not fit is turned down, and the model answers again; not if it was stopped."""
     if not block.is_error or (state.turn and state.turn.is_interrupted):
         return []
-    return [ev.Note(f"the answer was turned down: {_words(block.content)}")]
+    return [ev.Note(f"the answer was turned down: {_extract_text(block.content)}")]
 
 
-def _words(output: Any) -> str:
+def _extract_text(output: Any) -> str:
     if isinstance(output, str):
         return output
     parts = output if isinstance(output, list) else []

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from steadyrun.dialect import RESUME_NOT_FOUND, Ended, Exit
+from steadyrun.dialect import RESUME_NOT_FOUND, ProcessExit, TurnEnded
 from steadyrun.model.event import Diagnostic, ErrorFact
 from steadyrun.model.run import EndStatus, StopReason
 from steadyrun.providers.claude.frames import ResultLine
@@ -61,7 +61,7 @@ _HINTS = {
 _INTERNAL = "[ede_diagnostic]"
 
 
-class Found(Struct, frozen=True):
+class ResultContext(Struct, frozen=True):
     """What was seen before the result: an error in place of an answer, and when a limit ends.
 
     Without `has_init` the process has never got as far as beginning a turn.
@@ -76,29 +76,29 @@ class Found(Struct, frozen=True):
     resets_at: float | None = None
 
 
-class Outcome(Struct, frozen=True):
+class TurnOutcome(Struct, frozen=True):
     status: EndStatus
     error: ErrorFact | None = None
     stop_reason: StopReason | None = None
 
 
-def outcome(result: ResultLine, found: Found) -> Outcome:
+def classify_result(result: ResultLine, found: ResultContext) -> TurnOutcome:
     """How the turn ended that this result belongs to."""
     if is_aborted(result):
-        return Outcome("cancelled")
+        return TurnOutcome("cancelled")
     is_stopped = found.is_stopped and not result.num_turns
     if not result.is_error and not is_stopped:
-        return Outcome("completed")
-    code = _HOOK_STOPPED if is_stopped else _code(result, found)
+        return TurnOutcome("completed")
+    code = _HOOK_STOPPED if is_stopped else _find_code(result, found)
     error = ErrorFact(
         code,
-        _message(result) or f"Claude Code failed with {code}",
+        _find_message(result) or f"Claude Code failed with {code}",
         _HINTS.get(code, ""),
         _is_retryable(code, result),
-        time_of(found.resets_at) if code == _RATE_LIMITED else None,
+        to_datetime(found.resets_at) if code == _RATE_LIMITED else None,
     )
     status: EndStatus = "rate_limited" if code == _RATE_LIMITED else "failed"
-    return Outcome(status, error, _STOPPED.get(code))
+    return TurnOutcome(status, error, _STOPPED.get(code))
 
 
 def is_aborted(result: ResultLine) -> bool:
@@ -106,24 +106,24 @@ def is_aborted(result: ResultLine) -> bool:
     return (result.terminal_reason or "").startswith("aborted")
 
 
-def unreadable() -> ErrorFact:
+def build_unreadable_error() -> ErrorFact:
     """Why a turn failed whose result does not fit: that it ended is all that is known."""
     hint = "`steadyrun doctor` tells which versions of Claude Code were tried."
     return ErrorFact(_PROTOCOL, "the result of Claude Code could not be read", hint)
 
 
-def already_told() -> ErrorFact:
+def build_duplicate_error() -> ErrorFact:
     """Why a prompt was not begun with: a uuid that is in its log is echoed and dropped."""
     why = "Claude Code has had this prompt before, in this conversation, and takes none twice"
     return ErrorFact("already_told", why)
 
 
-def mode_refused(why: str) -> ErrorFact:
+def build_mode_error(why: str) -> ErrorFact:
     hint = "A process keeps to what it was started for: start a new one in this mode."
     return ErrorFact("mode_refused", why, hint)
 
 
-def exit_end(last: Exit, *, has_init: bool, has_answered: bool) -> Ended | None:
+def end_from_exit(last: ProcessExit, *, has_init: bool, has_answered: bool) -> TurnEnded | None:
     """The end of a turn whose process went without a result; None if nothing explains it.
 
     One that has not even answered our first line is no Claude Code, or none that we know.
@@ -132,18 +132,18 @@ def exit_end(last: Exit, *, has_init: bool, has_answered: bool) -> Ended | None:
         return None
     for words, code, hint in _LAST_WORDS:
         if words in last.stderr:
-            return _exit_end(last, ErrorFact(code, _last_line(last.stderr, words), hint))
+            return _build_exit_end(last, ErrorFact(code, _find_line(last.stderr, words), hint))
     if has_answered or last.code is None:
         return None
     last_line = last.stderr.strip().splitlines()[-1:]
     why = f"the program ended with code {last.code} before it had answered"
     hint = "Is it Claude Code, in a version that was tried? `steadyrun doctor` tells."
-    return _exit_end(last, ErrorFact("cli_incompatible", ": ".join([why, *last_line]), hint))
+    return _build_exit_end(last, ErrorFact("cli_incompatible", ": ".join([why, *last_line]), hint))
 
 
-def _exit_end(last: Exit, error: ErrorFact) -> Ended:
+def _build_exit_end(last: ProcessExit, error: ErrorFact) -> TurnEnded:
     diagnostic = Diagnostic(last.code, last.stderr)
-    return Ended("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
+    return TurnEnded("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
 
 
 _LAST_WORDS = (
@@ -160,26 +160,26 @@ _LAST_WORDS = (
 )
 
 
-def _code(result: ResultLine, found: Found) -> str:
+def _find_code(result: ResultLine, found: ResultContext) -> str:
     """A status says more than an error: an overloaded server is just a server_error."""
     return (
         _BY_STATUS.get(result.api_error_status or 0)
         or _BY_ERROR.get(found.error or "")
-        or _code_of_subtype(result, found)
-        or _code_of_reason(result)
+        or _find_subtype_code(result, found)
+        or _find_reason_code(result)
         or ("invalid_request" if result.api_error_status == 400 else None)
-        or _code_of_retry(result, found)
+        or _find_retry_code(result, found)
         or found.error
         or ("server_error" if _is_server_error(result) else "provider_error")
     )
 
 
-def code_of(error: str) -> str:
+def to_error_code(error: str) -> str:
     """Our word for what the CLI calls an error of its model's, where we have one."""
     return _BY_ERROR.get(error, error)
 
 
-def _code_of_subtype(result: ResultLine, found: Found) -> str | None:
+def _find_subtype_code(result: ResultLine, found: ResultContext) -> str | None:
     if "rate_limit" in result.subtype.replace("-", "_"):
         return _RATE_LIMITED
     if result.subtype == "error_during_execution" and not (found.has_init or result.num_turns):
@@ -187,12 +187,12 @@ def _code_of_subtype(result: ResultLine, found: Found) -> str | None:
     return _BY_SUBTYPE.get(result.subtype)
 
 
-def _code_of_reason(result: ResultLine) -> str | None:
+def _find_reason_code(result: ResultLine) -> str | None:
     reason = result.terminal_reason
     return None if reason in _PLAIN_REASONS or not reason else _BY_REASON.get(reason, reason)
 
 
-def _code_of_retry(result: ResultLine, found: Found) -> str | None:
+def _find_retry_code(result: ResultLine, found: ResultContext) -> str | None:
     is_vague = result.api_error_status is None and found.error in {"server_error", "unknown"}
     return "overloaded" if is_vague and found.retry == "overloaded" else None
 
@@ -208,17 +208,17 @@ def _is_server_error(result: ResultLine) -> bool:
     return 500 <= (result.api_error_status or 0) < 600
 
 
-def _message(result: ResultLine) -> str:
+def _find_message(result: ResultLine) -> str:
     said = [result.result, *(result.errors or ())]
     words = [each for each in said if isinstance(each, str) and each.strip()]
     return next((each for each in words if not each.startswith(_INTERNAL)), "")
 
 
-def _last_line(stderr: str, words: str) -> str:
+def _find_line(stderr: str, words: str) -> str:
     return next(line.strip() for line in stderr.splitlines() if words in line)
 
 
-def time_of(epoch: float | None) -> datetime | None:
+def to_datetime(epoch: float | None) -> datetime | None:
     """A time that no calendar has is none."""
     try:
         return None if epoch is None else datetime.fromtimestamp(epoch, UTC)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 # Larger ones could not be saved, and are no number of tokens.
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+ClaudeCount = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class _Line(Struct, frozen=True, tag_field="type"):
@@ -23,7 +23,7 @@ class _Line(Struct, frozen=True, tag_field="type"):
 # -- what is told
 
 
-class Message(Struct, frozen=True):
+class UserMessage(Struct, frozen=True):
     role: str
     content: str | list[Any]
 
@@ -31,7 +31,7 @@ class Message(Struct, frozen=True):
 class UserLine(_Line, frozen=True, tag="user", omit_defaults=True):
     """A prompt or a follow-up. Without `message` it would kill the process."""
 
-    message: Message
+    message: UserMessage
     uuid: str | None = None
     # Never said by us: `later` keeps a message out of the turn that is running, and without a
     # query it is just remembered.
@@ -39,7 +39,7 @@ class UserLine(_Line, frozen=True, tag="user", omit_defaults=True):
     should_query: bool = field(default=True, name="shouldQuery")
 
 
-class Request(Struct, frozen=True, omit_defaults=True):
+class ControlRequest(Struct, frozen=True, omit_defaults=True):
     subtype: str
     message_uuid: str | None = None
     model: str | None = None
@@ -48,7 +48,7 @@ class Request(Struct, frozen=True, omit_defaults=True):
 
 class RequestLine(_Line, frozen=True, tag="control_request"):
     request_id: str
-    request: Request
+    request: ControlRequest
 
 
 class Decision(Struct, frozen=True, omit_defaults=True):
@@ -61,7 +61,7 @@ class Decision(Struct, frozen=True, omit_defaults=True):
     updated_permissions: Raw | UnsetType = field(default=UNSET, name="updatedPermissions")
 
 
-class Answer(Struct, frozen=True, omit_defaults=True):
+class ControlAnswer(Struct, frozen=True, omit_defaults=True):
     subtype: str
     request_id: str
     response: Decision | None = None
@@ -69,15 +69,15 @@ class Answer(Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerLine(_Line, frozen=True, tag="control_response"):
-    response: Answer
+    response: ControlAnswer
 
 
-Told = UserLine | RequestLine | AnswerLine
+ClaudeInput = UserLine | RequestLine | AnswerLine
 
 # -- what is printed
 
 
-class Delta(Struct, frozen=True, gc=False):
+class StreamDelta(Struct, frozen=True, gc=False):
     type: str = ""
     text: str = ""
     thinking: str = ""
@@ -86,10 +86,10 @@ class Delta(Struct, frozen=True, gc=False):
 class CallUsage(Struct, frozen=True, gc=False):
     """The tokens of one call of the model, or of a turn."""
 
-    input_tokens: Count | None = None
-    output_tokens: Count | None = None
-    cache_read_input_tokens: Count | None = None
-    cache_creation_input_tokens: Count | None = None
+    input_tokens: ClaudeCount | None = None
+    output_tokens: ClaudeCount | None = None
+    cache_read_input_tokens: ClaudeCount | None = None
+    cache_creation_input_tokens: ClaudeCount | None = None
 
 
 class StreamMessage(Struct, frozen=True, gc=False):
@@ -102,7 +102,7 @@ class StreamEvent(Struct, frozen=True, gc=False):
     """An event of the Messages API: which of the fields are there depends on its type."""
 
     type: str
-    delta: Delta | None = None
+    delta: StreamDelta | None = None
     message: StreamMessage | None = None
     usage: CallUsage | None = None
 
@@ -112,7 +112,7 @@ class StreamLine(_Line, frozen=True, tag="stream_event", gc=False):
     parent_tool_use_id: str | None = None
 
 
-class Block(Struct, frozen=True):
+class ContentBlock(Struct, frozen=True):
     """A part of a message: which of the fields are there depends on its type."""
 
     type: str
@@ -127,7 +127,7 @@ class Block(Struct, frozen=True):
 
 
 class AssistantMessage(Struct, frozen=True):
-    content: list[Block]
+    content: list[ContentBlock]
     id: str = ""
     model: str = ""
 
@@ -139,7 +139,7 @@ class AssistantLine(_Line, frozen=True, tag="assistant"):
 
 
 class EchoMessage(Struct, frozen=True):
-    content: str | list[Block]
+    content: str | list[ContentBlock]
 
 
 class EchoLine(_Line, frozen=True, tag="user"):
@@ -161,11 +161,11 @@ class SystemLine(_Line, frozen=True, tag="system"):
 class ModelUsage(Struct, frozen=True, rename="camel"):
     """What one model was used for since the process began."""
 
-    input_tokens: Count = 0
-    output_tokens: Count = 0
-    cache_read_input_tokens: Count = 0
-    cache_creation_input_tokens: Count = 0
-    context_window: Count | None = None
+    input_tokens: ClaudeCount = 0
+    output_tokens: ClaudeCount = 0
+    cache_read_input_tokens: ClaudeCount = 0
+    cache_creation_input_tokens: ClaudeCount = 0
+    context_window: ClaudeCount | None = None
 
 
 class Origin(Struct, frozen=True):
@@ -192,7 +192,7 @@ class ResultLine(_Line, frozen=True, tag="result"):
     user_message_uuids: list[str] | None = None
 
 
-class ToolRequest(Struct, frozen=True):
+class PermissionRequest(Struct, frozen=True):
     subtype: str
     tool_name: str = ""
     tool_use_id: str | None = None
@@ -203,16 +203,16 @@ class ToolRequest(Struct, frozen=True):
     permission_suggestions: Any = None
 
 
-class AskLine(_Line, frozen=True, tag="control_request"):
+class PermissionRequestLine(_Line, frozen=True, tag="control_request"):
     request_id: str
-    request: ToolRequest
+    request: PermissionRequest
 
 
-class AskCancelLine(_Line, frozen=True, tag="control_cancel_request"):
+class PermissionCancelLine(_Line, frozen=True, tag="control_cancel_request"):
     request_id: str
 
 
-class Reply(Struct, frozen=True):
+class ControlReply(Struct, frozen=True):
     request_id: str
     subtype: str = "success"
     response: Raw = Raw(b"null")
@@ -220,23 +220,23 @@ class Reply(Struct, frozen=True):
 
 
 class ReplyLine(_Line, frozen=True, tag="control_response"):
-    response: Reply
+    response: ControlReply
 
 
-class LimitInfo(Struct, frozen=True):
+class RateLimitInfo(Struct, frozen=True):
     status: str
     resets_at: float | None = field(default=None, name="resetsAt")
     window: str = field(default="", name="rateLimitType")
     utilization: float | None = None
 
 
-class LimitLine(_Line, frozen=True, tag="rate_limit_event"):
-    info: LimitInfo = field(name="rate_limit_info")
+class RateLimitLine(_Line, frozen=True, tag="rate_limit_event"):
+    info: RateLimitInfo = field(name="rate_limit_info")
 
 
-Printed = (
+ClaudeOutput = (
     StreamLine | AssistantLine | EchoLine | SystemLine | ResultLine
-    | AskLine | AskCancelLine | ReplyLine | LimitLine
+    | PermissionRequestLine | PermissionCancelLine | ReplyLine | RateLimitLine
 )  # fmt: skip
 
 # -- what is printed with type `system`
@@ -356,22 +356,22 @@ SILENT_TYPES = frozenset(
 )  # fmt: skip
 
 
-class Kind(Struct, frozen=True):
+class LineKind(Struct, frozen=True):
     """The little that is read of a line that does not fit."""
 
     type: Any = None
     request_id: Any = None
 
 
-told_of: Callable[[bytes], Told] = msgspec.json.Decoder(Told).decode
-printed_of: Callable[[bytes], Printed] = msgspec.json.Decoder(Printed).decode
-kind_of: Callable[[bytes], Kind] = msgspec.json.Decoder(Kind).decode
-system_of: dict[str, Callable[[bytes], SystemPart]] = {
+decode_input: Callable[[bytes], ClaudeInput] = msgspec.json.Decoder(ClaudeInput).decode
+decode_output: Callable[[bytes], ClaudeOutput] = msgspec.json.Decoder(ClaudeOutput).decode
+decode_kind: Callable[[bytes], LineKind] = msgspec.json.Decoder(LineKind).decode
+SYSTEM_DECODERS: dict[str, Callable[[bytes], SystemPart]] = {
     name: msgspec.json.Decoder(kind).decode for name, kind in _SYSTEM.items()
 }
 
 
-def result_of(raw: bytes) -> ResultLine | None:
+def recover_result(raw: bytes) -> ResultLine | None:
     """A result that does not fit, with those fields that do; None if it says not even how it ended.
 
     That a turn has ended is worth more than what it has cost.
@@ -384,7 +384,7 @@ def result_of(raw: bytes) -> ResultLine | None:
     return ResultLine(**fitting) if "is_error" in fitting else None
 
 
-def value_of(raw: bytes) -> Any:
+def decode_value(raw: bytes) -> Any:
     """A value as it stands in a line; as text if it cannot be read."""
     try:
         return msgspec.json.decode(raw)
@@ -392,14 +392,14 @@ def value_of(raw: bytes) -> Any:
         return bytes(raw).decode(errors="replace")
 
 
-def compact(raw: bytes) -> str:
+def compact_json(raw: bytes) -> str:
     """The same without the spaces between its parts."""
     with suppress(ValueError, RecursionError):
         raw = msgspec.json.format(raw, indent=-1)
     return raw.decode(errors="replace")
 
 
-def mended(raw: bytes) -> bytes | None:
+def repair_text(raw: bytes) -> bytes | None:
     """The line with what is no text in it replaced; None if that is not what is wrong with it.
 
     JavaScript cuts texts anywhere and prints the half of a character that is left as an escape.

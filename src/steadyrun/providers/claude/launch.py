@@ -14,16 +14,16 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from steadyrun.dialect import Enforced, Image, Launch, LaunchRequest, Program, Rung, Turn
+from steadyrun.dialect import EnforcedRights, Image, Launch, LaunchRequest, Program, Rung, Turn
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.event import JsonObject
 from steadyrun.model.policy import TOOLS, Mode, Rights
 from steadyrun.providers.shared.arguments import (
     LONGEST_ARGUMENT_BYTES,
+    check_argument,
     check_images,
-    is_word,
-    refuse,
-    word,
+    is_argument,
+    refuse_option,
 )
 
 PROGRAM = Program(
@@ -62,9 +62,9 @@ _FROM_PIPE = (
     'mkfifo -m 600 "$0.pipe" && { cat "$0" >"$0.pipe" & exec "$@" <"$0.pipe"; }',
 )
 _SIGINT = 2
-_RUNGS = (Rung("will", 2.0), Rung("signal", 2.0, _SIGINT))
+_STOP_STEPS = (Rung("will", 2.0), Rung("signal", 2.0, _SIGINT))
 
-Content = str | list[JsonObject]
+PromptContent = str | list[JsonObject]
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 SettingSource = Literal["user", "project", "local"]
 
@@ -91,38 +91,40 @@ class ClaudeOptions(Struct, frozen=True, forbid_unknown_fields=True):
     max_retries: int = 2
 
     def __post_init__(self) -> None:
-        self._check_words()
+        self._check_names()
         self._check_appended()
         if self.auto_compact_window < SMALLEST_WINDOW:
             # Claude Code takes less than that as if it were that.
             expected = f"at least {SMALLEST_WINDOW} tokens"
-            refuse("auto_compact_window", expected, self.auto_compact_window)
+            refuse_option("auto_compact_window", expected, self.auto_compact_window)
         if not 0 <= self.max_retries <= MOST_RETRIES:
-            refuse("max_retries", f"0 to {MOST_RETRIES}", self.max_retries)
+            refuse_option("max_retries", f"0 to {MOST_RETRIES}", self.max_retries)
 
-    def _check_words(self) -> None:
+    def _check_names(self) -> None:
         words = [("fallback_model", self.fallback_model)]
         words += [("disallowed_tools", each) for each in self.disallowed_tools]
         for name, given in words:
-            if given is not None and not is_word(given):
+            if given is not None and not is_argument(given):
                 expected = "a name that is not empty and does not begin with -"
-                refuse(name, expected, repr(given[:80]))
+                refuse_option(name, expected, repr(given[:80]))
         paths = [(name, getattr(self, name)) for name in ("mcp_config", "settings", "debug_file")]
         paths += [("add_dirs", each) for each in self.add_dirs]
         for name, path in paths:
-            if isinstance(path, str) and (not is_word(path) or path.startswith("~")):
+            if isinstance(path, str) and (not is_argument(path) or path.startswith("~")):
                 expected = "a path that is written out, without ~, and does not begin with -"
-                refuse(name, expected, repr(path[:80]))
+                refuse_option(name, expected, repr(path[:80]))
 
     def _check_appended(self) -> None:
         text = self.append_system_prompt or ""
         if len(text) > LONGEST_APPENDED:
-            refuse("append_system_prompt", f"at most {LONGEST_APPENDED} characters", len(text))
+            refuse_option(
+                "append_system_prompt", f"at most {LONGEST_APPENDED} characters", len(text)
+            )
         if "\0" in text:
-            refuse("append_system_prompt", "a text", "a zero byte in it")
+            refuse_option("append_system_prompt", "a text", "a zero byte in it")
 
 
-def enforce(rights: Rights, options: ClaudeOptions) -> Enforced:
+def enforce(rights: Rights, options: ClaudeOptions) -> EnforcedRights:
     """Its tools are taken away by name, those of MCP servers only one by one."""
     notes = []
     if rights.tools is not None and options.mcp_config is not None:
@@ -131,24 +133,24 @@ def enforce(rights: Rights, options: ClaudeOptions) -> Enforced:
     if by_command and "Bash" in rights.allowed:
         denied = ", ".join(by_command)
         notes.append(f"commands can do what is denied ({denied}): deny Bash, too")
-    return Enforced(rights.mode, tuple(notes))
+    return EnforcedRights(rights.mode, tuple(notes))
 
 
 def launch(request: LaunchRequest, options: ClaudeOptions) -> Launch:
     """How to start it for this request, or a named error that says why not."""
     check_images(request.turn.images)
-    command = (*(request.command or (PROGRAM.name,)), *_arguments(request, options))
+    command = (*(request.command or (PROGRAM.name,)), *_build_arguments(request, options))
     return Launch(
-        argv=(*_prompted(request), *command) if options.one_shot else command,
-        env=_env(options),
-        files=dict(_files(request, options)),
+        argv=(*_build_prompt_prefix(request), *command) if options.one_shot else command,
+        env=_build_env(options),
+        files=dict(_build_files(request, options)),
         stdin="null" if options.one_shot else "pipe",
         # Not the end of input: it would go on with what is queued.
-        rungs=_RUNGS[1:] if options.one_shot else _RUNGS,
+        rungs=_STOP_STEPS[1:] if options.one_shot else _STOP_STEPS,
     )
 
 
-def content(text: str, images: Sequence[Image] = ()) -> Content:
+def build_content(text: str, images: Sequence[Image] = ()) -> PromptContent:
     """What a message says: the text, and after it the pictures.
 
     A text that begins with a slash would be taken for a command of Claude Code, and not be told.
@@ -156,21 +158,21 @@ def content(text: str, images: Sequence[Image] = ()) -> Content:
     said = f" {text}" if text.startswith("/") else text
     if not images:
         return said
-    return [{"type": "text", "text": said}, *map(_block, images)]
+    return [{"type": "text", "text": said}, *map(_build_image_block, images)]
 
 
-def uuid_of(name: str) -> str:
+def to_uuid(name: str) -> str:
     """A name as a uuid: Claude Code takes nothing else for an id."""
     return str(UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=4))
 
 
-def _prompted(request: LaunchRequest) -> tuple[str, ...]:
+def _build_prompt_prefix(request: LaunchRequest) -> tuple[str, ...]:
     """What gives a prompt of any length to the one turn of a process."""
     start = _FROM_PIPE if request.turn.images else _FROM_FILE
     return (*start, str(Path(request.directory) / _PROMPT))
 
 
-def _arguments(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
+def _build_arguments(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
     yield from _PRINTS_JSON
     if options.one_shot:
         yield from ("-p", *(_READS_JSON if request.turn.images else ()))
@@ -178,14 +180,14 @@ def _arguments(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
         yield from (*_READS_JSON, "--replay-user-messages")
     if options.include_partial_messages:
         yield "--include-partial-messages"
-    yield from _rights(request, options)
-    yield from _conversation(request, options)
-    yield from _limits(request)
-    yield from _prompts(request, options)
-    yield from _surroundings(request, options)
+    yield from _build_rights(request, options)
+    yield from _build_conversation(request, options)
+    yield from _build_limits(request)
+    yield from _build_prompts(request, options)
+    yield from _build_settings(request, options)
 
 
-def _rights(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
+def _build_rights(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
     mode = MODES[request.turn.mode or request.mode]
     yield from ("--permission-mode", mode)
     # Also where nothing is asked for now: the mode may change. Who is started for one turn cannot
@@ -195,36 +197,36 @@ def _rights(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
     planning = PLANNING if mode == _BYPASS else ()
     denied = dict.fromkeys((*request.deny, *options.disallowed_tools, *planning))
     if denied:
-        yield from ("--disallowedTools", ",".join(word("deny", each) for each in denied))
+        yield from ("--disallowedTools", ",".join(check_argument("deny", each) for each in denied))
     if request.tools is not None:
-        yield from ("--tools", ",".join(word("tools", each) for each in request.tools))
+        yield from ("--tools", ",".join(check_argument("tools", each) for each in request.tools))
 
 
-def _conversation(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
+def _build_conversation(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
     if request.resume is None:
         # Another process has another directory: none finds its id in use.
-        yield from ("--session-id", uuid_of(Path(request.directory).name))
+        yield from ("--session-id", to_uuid(Path(request.directory).name))
     else:
-        yield from ("--resume", word("resume", request.resume))
+        yield from ("--resume", check_argument("resume", request.resume))
     model = request.turn.model or request.model
     if model is not None:
-        yield from ("--model", word("model", model))
+        yield from ("--model", check_argument("model", model))
     if options.fallback_model is not None:
         yield from ("--fallback-model", options.fallback_model)
     if options.effort is not None:
         yield from ("--effort", options.effort)
 
 
-def _limits(request: LaunchRequest) -> Iterator[str]:
+def _build_limits(request: LaunchRequest) -> Iterator[str]:
     if request.max_turns is not None:
         yield from ("--max-turns", str(request.max_turns))
     if request.max_cost_usd is not None:
         yield from ("--max-budget-usd", str(request.max_cost_usd))
     if request.turn.schema is not None:
-        yield from ("--json-schema", _schema(request.turn.schema))
+        yield from ("--json-schema", _encode_schema(request.turn.schema))
 
 
-def _prompts(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
+def _build_prompts(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
     file, is_added = str(Path(request.directory) / _SYSTEM), request.adds_system
     if request.system is not None:
         yield from ("--append-system-prompt-file" if is_added else "--system-prompt-file", file)
@@ -232,49 +234,49 @@ def _prompts(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
         yield from ("--append-system-prompt", options.append_system_prompt)
 
 
-def _surroundings(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
+def _build_settings(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
     directory = Path(request.directory)
     for each in options.add_dirs:
         yield from ("--add-dir", each)
     if options.mcp_config is not None:
-        yield from ("--mcp-config", _place(options.mcp_config, directory / _MCP))
+        yield from ("--mcp-config", _choose_path(options.mcp_config, directory / _MCP))
     if options.strict_mcp_config:
         yield "--strict-mcp-config"
     if options.settings is not None:
-        yield from ("--settings", _place(options.settings, directory / _SETTINGS))
+        yield from ("--settings", _choose_path(options.settings, directory / _SETTINGS))
     if options.setting_sources is not None:
         yield from ("--setting-sources", ",".join(options.setting_sources))
     if options.debug_file is not None:
         yield from ("--debug-file", options.debug_file)
 
 
-def _files(request: LaunchRequest, options: ClaudeOptions) -> Iterator[tuple[str, bytes]]:
+def _build_files(request: LaunchRequest, options: ClaudeOptions) -> Iterator[tuple[str, bytes]]:
     if request.system is not None:
-        yield _SYSTEM, _system(request.system, request, options).encode()
+        yield _SYSTEM, _build_system(request.system, request, options).encode()
     for name, given in ((_MCP, options.mcp_config), (_SETTINGS, options.settings)):
         if isinstance(given, dict):
             yield name, msgspec.json.encode(given)
     if options.one_shot:
-        yield _PROMPT, _prompt(request.turn)
+        yield _PROMPT, _build_prompt(request.turn)
 
 
-def _system(told: str, request: LaunchRequest, options: ClaudeOptions) -> str:
+def _build_system(told: str, request: LaunchRequest, options: ClaudeOptions) -> str:
     """Claude Code takes one text that is added, not two."""
     if request.adds_system and options.append_system_prompt:
         return f"{told}\n\n{options.append_system_prompt}"
     return told
 
 
-def _prompt(turn: Turn) -> bytes:
+def _build_prompt(turn: Turn) -> bytes:
     """The text itself, or one line of JSON where pictures go with it."""
-    said = content(turn.text, turn.images)
+    said = build_content(turn.text, turn.images)
     if isinstance(said, str):
         return said.encode()
     message = {"role": "user", "content": said}
     return msgspec.json.encode({"type": "user", "message": message}) + b"\n"
 
 
-def _env(options: ClaudeOptions) -> dict[str, str]:
+def _build_env(options: ClaudeOptions) -> dict[str, str]:
     return {
         "CLAUDE_CODE_EMIT_SESSION_STATE_EVENTS": "1",
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(options.auto_compact_window),
@@ -283,7 +285,7 @@ def _env(options: ClaudeOptions) -> dict[str, str]:
     }
 
 
-def _schema(schema: JsonObject) -> str:
+def _encode_schema(schema: JsonObject) -> str:
     given = msgspec.json.encode(schema)
     if len(given) > LONGEST_ARGUMENT_BYTES:
         expected = f"expected at most {LONGEST_ARGUMENT_BYTES} bytes"
@@ -291,11 +293,11 @@ def _schema(schema: JsonObject) -> str:
     return given.decode()
 
 
-def _place(given: JsonObject | str, ours: Path) -> str:
+def _choose_path(given: JsonObject | str, ours: Path) -> str:
     return given if isinstance(given, str) else str(ours)
 
 
-def _block(image: Image) -> JsonObject:
+def _build_image_block(image: Image) -> JsonObject:
     data = base64.b64encode(image.data).decode()
     source = {"type": "base64", "media_type": image.media_type, "data": data}
     return {"type": "image", "source": source}

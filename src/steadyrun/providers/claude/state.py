@@ -2,11 +2,11 @@
 
 from msgspec import Struct, field
 
-from steadyrun.dialect import Ended
+from steadyrun.dialect import TurnEnded
 from steadyrun.providers.claude.frames import CallUsage
 
 
-class OpenTool(Struct):
+class ClaudeTool(Struct):
     """A tool that is used. `input` is JSON: a number in it may be too large to be saved."""
 
     name: str
@@ -15,7 +15,7 @@ class OpenTool(Struct):
     is_answer: bool = False
 
 
-class OpenOffer(Struct):
+class ClaudeOffer(Struct):
     """A follow-up of which it is not known yet what became of it."""
 
     text: str
@@ -30,7 +30,7 @@ class OpenOffer(Struct):
     is_gone: bool = False
 
 
-class OpenAsk(Struct):
+class ClaudeApproval(Struct):
     """A question that waits for our answer; a sub-agent's may outlive the turn."""
 
     request: str
@@ -42,7 +42,7 @@ class OpenAsk(Struct):
     rules: bytes | None = None
 
 
-class Asked(Struct):
+class ClaudePendingRequest(Struct):
     """What we have asked; `offer` is the one that is to be taken back, `mode` the one wanted."""
 
     subtype: str
@@ -50,7 +50,7 @@ class Asked(Struct):
     mode: str | None = None
 
 
-class Totals(Struct):
+class ClaudeTotals(Struct):
     """Tokens that were used, by one model or in one turn."""
 
     input_tokens: int = 0
@@ -59,7 +59,7 @@ class Totals(Struct):
     cache_write_tokens: int = 0
 
 
-class OpenTurn(Struct):
+class ClaudeTurn(Struct):
     """The turn that is open. `name` is our key, the offer's id or made of the place it began."""
 
     name: str
@@ -81,12 +81,12 @@ class OpenTurn(Struct):
     # Why the model was asked again, if it has not answered since.
     retry: str | None = None
     # How it has ended, if nothing more comes of it.
-    doubtful_end: Ended | None = None
+    doubtful_end: TurnEnded | None = None
     # The names of the images so far by what tells them apart.
     images: dict[str, str] = {}
     has_left_out_images: bool = False
     # What the calls of the model have used; the call that is open only tells its input.
-    used: Totals = field(default_factory=Totals)
+    used: ClaudeTotals = field(default_factory=ClaudeTotals)
     opening: CallUsage = CallUsage()
     # The model of that call, and what all calls would cost; None: of one of them nobody knows.
     called_model: str | None = None
@@ -105,9 +105,9 @@ class ClaudeState(Struct):
     first_turn: str | None = None
     has_init: bool = False
     has_echoes: bool = False
-    turn: OpenTurn | None = None
+    turn: ClaudeTurn | None = None
     # An end that came before any turn: why it cannot start.
-    held: Ended | None = None
+    held: TurnEnded | None = None
     token: str | None = None
     model: str | None = None
     # The model it was told to use last.
@@ -115,11 +115,11 @@ class ClaudeState(Struct):
     mode: str | None = None
     # The turn that was never told: it would have needed a mode that was turned down.
     refused_turn: str | None = None
-    offers: dict[str, OpenOffer] = {}
+    offers: dict[str, ClaudeOffer] = {}
     # By the approval that was made of each.
-    asks: dict[str, OpenAsk] = {}
-    asked: dict[str, Asked] = {}
-    tools: dict[str, OpenTool] = {}
+    asks: dict[str, ClaudeApproval] = {}
+    asked: dict[str, ClaudePendingRequest] = {}
+    tools: dict[str, ClaudeTool] = {}
     # What runs in the background, with the tool that has started it.
     tasks: dict[str, str | None] = {}
     # Something has ended in the background since the last turn: the next one may be about that.
@@ -127,11 +127,11 @@ class ClaudeState(Struct):
     # The message that is streamed: its words are told as they come.
     streaming: str | None = None
     cost_usd: float = 0.0
-    totals: dict[str, Totals] = {}
+    totals: dict[str, ClaudeTotals] = {}
     # When a limit that was hit ends, in seconds since 1970.
     resets_at: float | None = None
 
-    def begin(self, turn: OpenTurn) -> None:
+    def begin_turn(self, turn: ClaudeTurn) -> None:
         """Nothing of the turn before is left."""
         self.turn = turn
         self.first_turn = self.first_turn or turn.name

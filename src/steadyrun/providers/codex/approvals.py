@@ -9,37 +9,37 @@ from steadyrun.lib.framing import Frame
 from steadyrun.lib.jsonrpc import Request
 from steadyrun.model import event as ev
 from steadyrun.providers.codex import requests
-from steadyrun.providers.codex.frames import Asking
-from steadyrun.providers.codex.state import CodexState, OpenAsk
+from steadyrun.providers.codex.frames import ApprovalParams
+from steadyrun.providers.codex.state import CodexApproval, CodexState
 
 
-def asked(state: CodexState, ask: Request, frame: Frame) -> list[DialectOutput]:
+def on_server_request(state: CodexState, ask: Request, frame: Frame) -> list[DialectOutput]:
     """A question is an approval, or has its answer already."""
-    decline = requests.decline_line(frame.end, ask.id, ask.method)
+    decline = requests.build_decline(frame.end, ask.id, ask.method)
     try:
-        params = ask.params_as(Asking)
+        params = ask.params_as(ApprovalParams)
     except msgspec.DecodeError:
         return [decline, ev.Unknown.of(frame.raw)]
-    tool = requests.TOOLS.get(ask.method) or _remote(ask.method, params)
+    tool = requests.TOOLS.get(ask.method) or _find_mcp_server(ask.method, params)
     if tool is not None:
-        return [_approval(state, ask, params, tool, str(frame.end))]
+        return [_record_approval(state, ask, params, tool, str(frame.end))]
     if ask.method == requests.USER_INPUT:
-        return [decline, ev.Note(_unanswered(params.questions))]
+        return [decline, ev.Note(_format_questions(params.questions))]
     return [decline, ev.Unknown.of(frame.raw)]
 
 
-def _approval(
-    state: CodexState, ask: Request, params: Asking, tool: str, approval: str
+def _record_approval(
+    state: CodexState, ask: Request, params: ApprovalParams, tool: str, approval: str
 ) -> ev.ApprovalRequested:
     asked_for = msgspec.json.encode(params.permissions or {})
-    state.asks[approval] = OpenAsk(ask.id, ask.method, asked_for)
+    state.asks[approval] = CodexApproval(ask.id, ask.method, asked_for)
     if ask.method == requests.ELICITATION:
-        return _remote_call(state, approval, tool, params)
-    given, is_lasting = _asked_for(state, params), ask.method in requests.LASTING
+        return _build_mcp_approval(state, approval, tool, params)
+    given, is_lasting = _read_input(state, params), ask.method in requests.LASTING
     return ev.ApprovalRequested(approval, params.item_id, tool, given, is_lasting)
 
 
-def _unanswered(questions: Any) -> str:
+def _format_questions(questions: Any) -> str:
     """That the agent wanted to know something, and was told that nobody answers."""
     listed = questions if isinstance(questions, list) else []
     words = [each.get("question") for each in listed if isinstance(each, dict)]
@@ -47,7 +47,7 @@ def _unanswered(questions: Any) -> str:
     return f"Codex wanted to ask a person, and nobody was asked: {known or 'it did not say what'}"
 
 
-def _remote(method: str, params: Asking) -> str | None:
+def _find_mcp_server(method: str, params: ApprovalParams) -> str | None:
     """The MCP server of which a tool is to be called; None if that is not the question."""
     match params.meta:
         case {"codex_approval_kind": "mcp_tool_call"} if method == requests.ELICITATION:
@@ -56,8 +56,8 @@ def _remote(method: str, params: Asking) -> str | None:
             return None
 
 
-def _remote_call(
-    state: CodexState, approval: str, server: str, params: Asking
+def _build_mcp_approval(
+    state: CodexState, approval: str, server: str, params: ApprovalParams
 ) -> ev.ApprovalRequested:
     """Which of the server's tools is meant is told by its step, if there is one with the same
     input."""
@@ -70,7 +70,7 @@ def _remote_call(
     return ev.ApprovalRequested(approval, None, server, given)
 
 
-def _asked_for(state: CodexState, params: Asking) -> Any:
+def _read_input(state: CodexState, params: ApprovalParams) -> Any:
     """What a question is about; of a change of files it is told by its step alone."""
     tool = state.tools.get(params.item_id or "")
     named = {

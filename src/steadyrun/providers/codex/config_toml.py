@@ -6,30 +6,30 @@ from typing import Any
 import msgspec
 
 from steadyrun.model.event import JsonObject
-from steadyrun.providers.shared.arguments import refuse
+from steadyrun.providers.shared.arguments import refuse_option
 
 LARGEST_INTEGER = 2**63 - 1
 
 
-def laid_over(under: JsonObject, over: JsonObject) -> JsonObject:
+def merge_tables(under: JsonObject, over: JsonObject) -> JsonObject:
     """Both; where both say something, what is over it holds, except that tables become one."""
     both = dict(under)
     for key, value in over.items():
         below = both.get(key)
         if isinstance(below, dict) and isinstance(value, dict):
-            both[key] = laid_over(below, value)
+            both[key] = merge_tables(below, value)
         else:
             both[key] = value
     return both
 
 
-def toml(value: Any) -> str:
+def to_toml(value: Any) -> str:
     """A value as TOML in one line, so that it cannot be read as anything else."""
     if isinstance(value, dict):
-        inner = ", ".join(f"{toml(key)} = {toml(each)}" for key, each in value.items())
+        inner = ", ".join(f"{to_toml(key)} = {to_toml(each)}" for key, each in value.items())
         return f"{{{inner}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml, value))}]"
+        return f"[{', '.join(map(to_toml, value))}]"
     # JSON is TOML here, but for one character.
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
@@ -44,7 +44,7 @@ def check_toml(name: str, value: Any) -> None:
             check_toml(name, each)
     elif not _is_plain(value):
         expected = "a text, a number, true, false, a list or an object"
-        refuse(name, expected, repr(value)[:80])
+        refuse_option(name, expected, repr(value)[:80])
 
 
 def _is_plain(value: Any) -> bool:

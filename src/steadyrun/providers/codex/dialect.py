@@ -14,17 +14,17 @@ from msgspec.structs import replace
 
 from steadyrun.dialect import (
     Ability,
-    Began,
     DialectOutput,
-    Enforced,
-    Exit,
+    EnforcedRights,
     Launch,
     LaunchRequest,
     Offer,
+    ProcessExit,
     Program,
     Refused,
     Send,
     Turn,
+    TurnBegan,
     Verdict,
 )
 from steadyrun.lib import jsonrpc
@@ -44,37 +44,45 @@ from steadyrun.providers.codex import (
 )
 from steadyrun.providers.codex import exec as codex_exec
 from steadyrun.providers.codex.frames import (
-    NEWS,
-    SILENT,
-    Answered,
-    ErrorNews,
-    HookNews,
-    ItemNews,
-    LimitNews,
-    PartNews,
-    Piece,
-    Rerouted,
-    ServerStatus,
-    ThreadOpened,
-    ToldParams,
-    TurnBegun,
-    TurnNews,
-    UsageNews,
-    Warned,
-    exec_line_of,
-    odd_failure_of,
+    NOTIFICATIONS,
+    SILENT_METHODS,
+    DeltaNotification,
+    ErrorNotification,
+    HookNotification,
+    ItemNotification,
+    McpStatusNotification,
+    RateLimitNotification,
+    RerouteNotification,
+    ResolvedNotification,
+    SentParams,
+    SummaryPartNotification,
+    ThreadReply,
+    TurnNotification,
+    TurnReply,
+    UsageNotification,
+    WarningNotification,
+    decode_exec_line,
+    decode_loose_failure,
 )
 from steadyrun.providers.codex.launch import PROGRAM, CodexOptions
-from steadyrun.providers.codex.state import Asked, CodexState, OpenTurn
+from steadyrun.providers.codex.state import CodexPendingRequest, CodexState, CodexTurn
 
 # What one turn can be asked for; a process for many turns can do all of it.
-_ONCE: frozenset[Ability] = frozenset({"resume", "model", "modes", "system", "images", "schema"})
-_ALWAYS: frozenset[Ability] = _ONCE | {"steer", "interrupt", "multi_turn", "approvals", "usage"}
+_ONE_SHOT_ABILITIES: frozenset[Ability] = frozenset(
+    {"resume", "model", "modes", "system", "images", "schema"}
+)
+_ABILITIES: frozenset[Ability] = _ONE_SHOT_ABILITIES | {
+    "steer",
+    "interrupt",
+    "multi_turn",
+    "approvals",
+    "usage",
+}
 _THREADS = frozenset({"thread/start", "thread/resume"})
 # A message that begins a turn later; nothing that we say.
 _QUEUE = "thread/queue/add"
 _MESSAGES = frozenset({"turn/start", "turn/steer", _QUEUE})
-_SILENT_ROOMS = ("thread/realtime/", "windows")
+_SILENT_PREFIXES = ("thread/realtime/", "windows")
 
 
 class Codex:
@@ -90,10 +98,10 @@ class Codex:
     def __init__(self, options: CodexOptions | None = None) -> None:
         self._options = options or CodexOptions()
         is_one_shot = self._options.one_shot
-        self.abilities: frozenset[Ability] = _ONCE if is_one_shot else _ALWAYS
+        self.abilities: frozenset[Ability] = _ONE_SHOT_ABILITIES if is_one_shot else _ABILITIES
         self.state = CodexState()
         if is_one_shot:
-            self.state.begin(OpenTurn("once"))
+            self.state.begin_turn(CodexTurn("once"))
 
     @property
     def is_ready(self) -> bool:
@@ -102,7 +110,7 @@ class Codex:
         is_there = state.thread is not None or state.refused is not None
         return is_there and state.turn is None and not state.offers
 
-    def enforce(self, rights: Rights) -> Enforced | Refused:
+    def enforce(self, rights: Rights) -> EnforcedRights | Refused:
         return launch.enforce(rights, self._options)
 
     def launch(self, request: LaunchRequest) -> Launch:
@@ -111,11 +119,11 @@ class Codex:
     # -- what is to be said
 
     def open(self, request: LaunchRequest) -> list[Send]:
-        return [] if self._options.one_shot else requests.open_lines(request, self._options)
+        return [] if self._options.one_shot else requests.build_open(request, self._options)
 
     def begin(self, turn: Turn) -> list[Send]:
         mode = turn.mode or self.state.untold_mode
-        return [requests.turn_line(replace(turn, mode=mode), self._thread, self._options)]
+        return [requests.build_turn(replace(turn, mode=mode), self._thread, self._options)]
 
     def steer(self, offer: Offer) -> Send | Refused | None:
         if self._options.one_shot:
@@ -127,7 +135,7 @@ class Codex:
             return Refused("the conversation is being compacted")
         if turn.id is None:
             return None
-        return requests.offer_line(offer, self._thread, turn.id)
+        return requests.build_offer(offer, self._thread, turn.id)
 
     def recall(self, offer: str) -> None:
         return None
@@ -136,13 +144,13 @@ class Codex:
         turn = self.state.turn
         if turn is None or self._options.one_shot:
             return None
-        return requests.interrupt_line(turn, self._thread)
+        return requests.build_interrupt(turn, self._thread)
 
     def decide(self, approval: str, verdict: Verdict) -> list[Send]:
         ask = self.state.asks.get(approval)
         if ask is None:
             return []
-        answer = requests.decision_line(approval, ask, verdict)
+        answer = requests.build_decision(approval, ask, verdict)
         ends_turn = not verdict.is_allowed and verdict.ends_turn
         # These questions have no answer that ends the turn.
         has_none = ask.method in {requests.PERMISSIONS, requests.ELICITATION}
@@ -162,65 +170,67 @@ class Codex:
 
     # -- what was said
 
-    def sent(self, frame: Frame) -> list[DialectOutput]:
+    def on_sent(self, frame: Frame) -> list[DialectOutput]:
         try:
             told = jsonrpc.decode(frame.raw)
             match told:
                 case Request():
-                    return self._told(told, frame)
+                    return self._record_request(told, frame)
                 case Response():
                     answer = told.result_as(Any)
-                    return turns.decided(self.state, told.id, answer)
+                    return turns.on_decision(self.state, told.id, answer)
                 case Failure():
-                    return turns.decided(self.state, told.id, None)
+                    return turns.on_decision(self.state, told.id, None)
                 case Notification():
                     return []
         except msgspec.DecodeError:
             return []  # a recording may have what we would not say
 
-    def _told(self, told: Request, frame: Frame) -> list[DialectOutput]:
-        state, params = self.state, told.params_as(ToldParams)
+    def _record_request(self, told: Request, frame: Frame) -> list[DialectOutput]:
+        state, params = self.state, told.params_as(SentParams)
         name = frame.key.partition(":")[2] or f"line{frame.number}"
-        asked = Asked(told.method, name)
-        state.asked[_key(told.id)] = asked
-        if frame.key.startswith(requests.AGAIN):
-            state.begin(OpenTurn(name))
-            return offers.own_turn(state, name)
+        asked = CodexPendingRequest(told.method, name)
+        state.asked[_encode_id(told.id)] = asked
+        if frame.key.startswith(requests.EMPTY_TURN):
+            state.begin_turn(CodexTurn(name))
+            return offers.begin_own_turn(state, name)
         if told.method in _MESSAGES:
-            return self._message(asked, params)
+            return self._record_message(asked, params)
         if told.method in _THREADS:
-            return self._opening(name, params.thread_id)
+            return self._record_thread_request(name, params.thread_id)
         if told.method == "thread/compact/start":
             state.wants_compaction = True
         return []
 
-    def _message(self, asked: Asked, params: ToldParams) -> list[DialectOutput]:
+    def _record_message(
+        self, asked: CodexPendingRequest, params: SentParams
+    ) -> list[DialectOutput]:
         """A recording has no keys: what is told while something is open is a follow-up."""
         state, is_elsewhere = self.state, self.state.is_other(params.thread_id)
         if is_elsewhere and state.turn:
-            return turns.begun_beside(state, params.thread_id or "")
+            return turns.record_parallel_turn(state, params.thread_id or "")
         if asked.method == "turn/start" and (is_elsewhere or not self._is_busy):
-            return self._begun(asked.name, params)
+            return self._begin_turn(asked.name, params)
         is_queued, asked.method = asked.method == _QUEUE, "turn/steer"
-        return offers.offered(state, asked.name, params, is_queued=is_queued)
+        return offers.record_offer(state, asked.name, params, is_queued=is_queued)
 
-    def _begun(self, name: str, params: ToldParams) -> list[DialectOutput]:
+    def _begin_turn(self, name: str, params: SentParams) -> list[DialectOutput]:
         state, thread = self.state, params.thread_id
-        state.begin(OpenTurn(name))
+        state.begin_turn(CodexTurn(name))
         state.untold_mode = None
         state.model = params.model or state.model
         if thread is not None and state.is_other(thread):
             # Another conversation of the same process.
             state.thread, state.context_tokens = thread, None
             state.beside.discard(thread)
-        return [*offers.heeded(state), Began(name)]
+        return [*offers.absorb_taken(state), TurnBegan(name)]
 
-    def _opening(self, mode: str, thread: str | None) -> list[DialectOutput]:
+    def _record_thread_request(self, mode: str, thread: str | None) -> list[DialectOutput]:
         """A conversation is to be begun, or gone on with, in some mode."""
         if thread is not None:
             self.state.resumed, self.state.is_resumed = thread, True
         self.state.untold_mode = next((each for each in launch.MODES if each == mode), None)
-        note = launch.mode_note(mode)
+        note = launch.find_mode_note(mode)
         return [ev.Note(note)] if note else []
 
     # -- what was printed
@@ -229,79 +239,83 @@ class Codex:
         try:
             heard = jsonrpc.decode(frame.raw)
         except msgspec.DecodeError:
-            return self._other(frame)
-        said = self._heard(heard, frame)
+            return self._on_other_line(frame)
+        said = self._on_message(heard, frame)
         # What nobody knows may be somebody else's.
         self.state.has_spoken |= not any(isinstance(each, ev.Unknown) for each in said)
         return said
 
-    def _heard(self, heard: jsonrpc.Message, frame: Frame) -> list[DialectOutput]:
+    def _on_message(self, heard: jsonrpc.Message, frame: Frame) -> list[DialectOutput]:
         match heard:
             case Notification():
-                return self._news(heard, frame)
+                return self._on_notification(heard, frame)
             case Response():
-                return self._answered(heard, frame)
+                return self._on_reply(heard, frame)
             case Failure():
-                return self._turned_down(heard, frame)
+                return self._on_refusal(heard, frame)
             case Request():
-                return approvals.asked(self.state, heard, frame)
+                return approvals.on_server_request(self.state, heard, frame)
 
-    def _other(self, frame: Frame) -> list[DialectOutput]:
+    def _on_other_line(self, frame: Frame) -> list[DialectOutput]:
         """It is no JSON-RPC: a line of `exec`, or an answer that is as good as none."""
-        odd = odd_failure_of(frame.raw)
+        odd = decode_loose_failure(frame.raw)
         if odd is not None:
             error = RpcError(jsonrpc.INTERNAL_ERROR, str(odd.error))
-            return [ev.Unknown.of(frame.raw), *self._turned_down(Failure(odd.id, error), frame)]
-        line = exec_line_of(frame.raw)
-        said = codex_exec.heard(self.state, line, frame.end)
+            return [ev.Unknown.of(frame.raw), *self._on_refusal(Failure(odd.id, error), frame)]
+        line = decode_exec_line(frame.raw)
+        said = codex_exec.on_line(self.state, line, frame.end)
         if said is None:
             return [ev.Unknown.of(frame.raw)]
         self.state.has_spoken |= line.type != launch.RESUMED
-        return [ev.Unknown.of(frame.raw), *said] if codex_exec.is_odd(line) else said
+        return [ev.Unknown.of(frame.raw), *said] if codex_exec.is_unreadable(line) else said
 
-    def _news(self, news: Notification, frame: Frame) -> list[DialectOutput]:
+    def _on_notification(self, news: Notification, frame: Frame) -> list[DialectOutput]:
         method = news.method
-        if method in SILENT:
+        if method in SILENT_METHODS:
             return []
-        kind = NEWS.get(method)
+        kind = NOTIFICATIONS.get(method)
         if kind is None:
-            return [] if method.startswith(_SILENT_ROOMS) else [ev.Unknown.of(frame.raw)]
+            return [] if method.startswith(_SILENT_PREFIXES) else [ev.Unknown.of(frame.raw)]
         said: Any = news.params_as(kind)
         if self.state.is_other(getattr(said, "thread_id", None)):
-            kept = turns.heard_beside(self.state, said, frame)
-            return [*kept, *usage.delegated(self.state, said)]
-        return _known(self._HEARD[kind](self, said, method, frame), frame)
+            kept = turns.on_parallel_notification(self.state, said, frame)
+            return [*kept, *usage.on_sub_agent_usage(self.state, said)]
+        return _keep_unknown(self._HANDLERS[kind](self, said, method, frame), frame)
 
-    def _turn(self, said: TurnNews, method: str, frame: Frame) -> list[DialectOutput]:
+    def _on_turn(self, said: TurnNotification, method: str, frame: Frame) -> list[DialectOutput]:
         if method == "turn/started":
-            return turns.started(self.state, said.turn, frame.end)
+            return turns.on_turn_started(self.state, said.turn, frame.end)
         kept = [] if said.turn.status in turns.STATUSES else [ev.Unknown.of(frame.raw)]
-        return [*kept, *turns.completed(self.state, said.turn)]
+        return [*kept, *turns.on_turn_completed(self.state, said.turn)]
 
-    def _item(self, said: ItemNews, method: str, _: Frame) -> list[DialectOutput] | None:
+    def _on_item(self, said: ItemNotification, method: str, _: Frame) -> list[DialectOutput] | None:
         """What a turn that is over says late is told of its tools alone."""
         state, item = self.state, said.item
         is_tool = item.id in state.tools
         if not is_tool and (state.turn is None or state.is_other(None, said.turn_id)):
             return []
-        step = items.started if method == "item/started" else items.completed
+        step = items.on_item_started if method == "item/started" else items.on_item_completed
         return step(state, item)
 
-    def _piece(self, said: Piece, method: str, _: Frame) -> list[DialectOutput]:
+    def _on_delta(self, said: DeltaNotification, method: str, _: Frame) -> list[DialectOutput]:
         state = self.state
         if state.turn is None or state.is_other(None, said.turn_id):
             return []
         if method == "item/agentMessage/delta":
             return [ev.TextDelta(said.delta)]
-        return items.thought(state, said)
+        return items.on_thinking_delta(state, said)
 
-    def _part(self, said: PartNews, _: str, __: Frame) -> list[DialectOutput]:
+    def _on_summary_part(
+        self, said: SummaryPartNotification, _: str, __: Frame
+    ) -> list[DialectOutput]:
         return [ev.ThinkingDelta("\n\n")] if said.summary_index and self.state.turn else []
 
-    def _usage(self, said: UsageNews, _: str, __: Frame) -> list[DialectOutput]:
-        return usage.counted(self.state, said)
+    def _on_usage(self, said: UsageNotification, _: str, __: Frame) -> list[DialectOutput]:
+        return usage.on_usage(self.state, said)
 
-    def _limits(self, said: LimitNews, _: str, __: Frame) -> list[DialectOutput]:
+    def _on_rate_limits(
+        self, said: RateLimitNotification, _: str, __: Frame
+    ) -> list[DialectOutput]:
         """What is not told is as it was."""
         limits = said.rate_limits
         for name, window in (("primary", limits.primary), ("secondary", limits.secondary)):
@@ -310,9 +324,9 @@ class Codex:
                 self.state.windows[f"{prefix}{name}"] = window
         return []
 
-    def _error(self, said: ErrorNews, _: str, __: Frame) -> list[DialectOutput]:
+    def _on_error(self, said: ErrorNotification, _: str, __: Frame) -> list[DialectOutput]:
         turn = self.state.turn
-        fact = errors.fact_of(said.error, self.state.windows.values())
+        fact = errors.build_error(said.error, self.state.windows.values())
         if turn is None or self.state.is_other(None, said.turn_id):
             return [ev.Note(fact.message)]
         if not said.will_retry:
@@ -320,113 +334,115 @@ class Codex:
             return []
         turn.retry = fact
         turn.retries += 1
-        heeded = offers.heeded(self.state)
+        heeded = offers.absorb_taken(self.state)
         return [*heeded, ev.ProviderRetrying(turn.retries, None, fact.code)]
 
-    def _warned(self, said: Warned, _: str, __: Frame) -> list[DialectOutput]:
+    def _on_warning(self, said: WarningNotification, _: str, __: Frame) -> list[DialectOutput]:
         words = said.message or said.summary
         if not words or words in self.state.warnings:
             return []
         self.state.warnings.add(words)
         return [ev.Note(words)]
 
-    def _rerouted(self, said: Rerouted, _: str, __: Frame) -> list[DialectOutput]:
+    def _on_reroute(self, said: RerouteNotification, _: str, __: Frame) -> list[DialectOutput]:
         self.state.model = said.to_model
         note = ev.Note(f"{said.to_model} answers in place of {said.from_model}")
         return [note, ev.StatsUpdated(model=said.to_model)]
 
-    def _server(self, said: ServerStatus, _: str, __: Frame) -> list[DialectOutput]:
+    def _on_mcp_status(self, said: McpStatusNotification, _: str, __: Frame) -> list[DialectOutput]:
         if said.status != "failed":
             return []
         return [ev.Note(f"the MCP server {said.name} did not start: {said.error}")]
 
-    def _hook(self, said: HookNews, _: str, __: Frame) -> list[DialectOutput]:
-        return turns.hooked(self.state, said)
+    def _on_hook(self, said: HookNotification, _: str, __: Frame) -> list[DialectOutput]:
+        return turns.on_hook(self.state, said)
 
-    def _withdrawn(self, said: Answered, _: str, __: Frame) -> list[DialectOutput]:
-        return turns.withdrawn(self.state, said.request_id)
+    def _on_approval_withdrawn(
+        self, said: ResolvedNotification, _: str, __: Frame
+    ) -> list[DialectOutput]:
+        return turns.withdraw_approval(self.state, said.request_id)
 
-    _HEARD: ClassVar[dict[type[Struct], Callable[..., list[DialectOutput] | None]]] = {
-        TurnNews: _turn,
-        ItemNews: _item,
-        Piece: _piece,
-        PartNews: _part,
-        UsageNews: _usage,
-        LimitNews: _limits,
-        ErrorNews: _error,
-        Warned: _warned,
-        Rerouted: _rerouted,
-        ServerStatus: _server,
-        HookNews: _hook,
-        Answered: _withdrawn,
+    _HANDLERS: ClassVar[dict[type[Struct], Callable[..., list[DialectOutput] | None]]] = {
+        TurnNotification: _on_turn,
+        ItemNotification: _on_item,
+        DeltaNotification: _on_delta,
+        SummaryPartNotification: _on_summary_part,
+        UsageNotification: _on_usage,
+        RateLimitNotification: _on_rate_limits,
+        ErrorNotification: _on_error,
+        WarningNotification: _on_warning,
+        RerouteNotification: _on_reroute,
+        McpStatusNotification: _on_mcp_status,
+        HookNotification: _on_hook,
+        ResolvedNotification: _on_approval_withdrawn,
     }
 
     # -- its answers
 
-    def _answered(self, reply: Response, frame: Frame) -> list[DialectOutput]:
-        asked = self.state.asked.pop(_key(reply.id), None)
+    def _on_reply(self, reply: Response, frame: Frame) -> list[DialectOutput]:
+        asked = self.state.asked.pop(_encode_id(reply.id), None)
         if asked is None:
             return [ev.Unknown.of(frame.raw)]
         if asked.method in _THREADS:
-            return self._opened(reply, frame)
+            return self._on_thread_reply(reply, frame)
         if asked.method == "turn/start":
-            return self._turn_named(asked.name, reply)
+            return self._on_turn_reply(asked.name, reply)
         if asked.method == "turn/steer":
-            return offers.accepted(self.state, asked.name)
+            return offers.accept_offer(self.state, asked.name)
         return []
 
-    def _turn_named(self, name: str, reply: Response) -> list[DialectOutput]:
+    def _on_turn_reply(self, name: str, reply: Response) -> list[DialectOutput]:
         turn = self.state.turn
         if turn is None or turn.name != name:
             return []
-        turn.id = reply.result_as(TurnBegun).turn.id
-        return turns.bound(self.state)
+        turn.id = reply.result_as(TurnReply).turn.id
+        return turns.bind_thread(self.state)
 
-    def _opened(self, reply: Response, frame: Frame) -> list[DialectOutput]:
+    def _on_thread_reply(self, reply: Response, frame: Frame) -> list[DialectOutput]:
         state = self.state
         if state.thread is not None:
             return []
         try:
-            opened = reply.result_as(ThreadOpened)
+            opened = reply.result_as(ThreadReply)
         except msgspec.DecodeError:
             why = "the answer of Codex could not be read"
-            state.refused = errors.not_opened(0, why, is_resumed=False)
+            state.refused = errors.build_open_error(0, why, is_resumed=False)
             return [ev.Unknown.of(frame.raw)]
         state.thread = opened.thread.id
         state.model = opened.model if isinstance(opened.model, str) else None
         return []
 
-    def _turned_down(self, reply: Failure, frame: Frame) -> list[DialectOutput]:
+    def _on_refusal(self, reply: Failure, frame: Frame) -> list[DialectOutput]:
         state, why = self.state, reply.error.message
-        asked = state.asked.pop(_key(reply.id), None)
+        asked = state.asked.pop(_encode_id(reply.id), None)
         if asked is None:
             return [ev.Unknown.of(frame.raw)]
         if asked.method in _THREADS:
-            state.refused = errors.not_opened(
+            state.refused = errors.build_open_error(
                 reply.error.code, why, is_resumed=asked.method == "thread/resume"
             )
         if asked.method == "turn/start" and state.turn and state.turn.name == asked.name:
             refused = state.refused if state.thread is None else None
-            return turns.refused(state, refused or errors.turned_down(reply.error))
+            return turns.refuse_turn(state, refused or errors.build_refusal_error(reply.error))
         if asked.method == "turn/steer":
-            return offers.returned(state, asked.name, why)
+            return offers.return_offer(state, asked.name, why)
         return [ev.Note(f"{asked.method} was turned down: {why}")]
 
-    def ended(self, last: Exit) -> list[DialectOutput]:
+    def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
         """What was not taken in was lost with the process; most of the rest is the driver's."""
         state = self.state
-        end = turns.gone(state, last)
-        lost = offers.lost(state)
+        end = turns.end_from_exit(state, last)
+        lost = offers.return_all(state)
         state.turn, state.asks, state.tools = None, {}, {}
         state.thread = state.refused = None
         return [*lost, end] if end else lost
 
 
-def _known(said: list[DialectOutput] | None, frame: Frame) -> list[DialectOutput]:
+def _keep_unknown(said: list[DialectOutput] | None, frame: Frame) -> list[DialectOutput]:
     """What a line comes to; a line that is not known is kept."""
     return [ev.Unknown.of(frame.raw)] if said is None else said
 
 
-def _key(id_: jsonrpc.Id) -> str:
+def _encode_id(id_: jsonrpc.Id) -> str:
     """An id as it is printed: 1 and "1" are different."""
     return msgspec.json.encode(id_).decode()

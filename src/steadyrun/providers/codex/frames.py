@@ -26,14 +26,14 @@ class TurnBody(Struct, frozen=True, rename="camel"):
         return self.root_turn_id if isinstance(self.root_turn_id, str) else self.id
 
 
-class TurnNews(Struct, frozen=True, rename="camel"):
+class TurnNotification(Struct, frozen=True, rename="camel"):
     """A turn has begun or ended."""
 
     turn: TurnBody
     thread_id: str | None = None
 
 
-class Item(Struct, frozen=True, rename="camel"):
+class CodexItem(Struct, frozen=True, rename="camel"):
     """A step of a turn, of any type."""
 
     type: str
@@ -76,15 +76,15 @@ class Item(Struct, frozen=True, rename="camel"):
     failure: Any = None
 
 
-class ItemNews(Struct, frozen=True, rename="camel"):
+class ItemNotification(Struct, frozen=True, rename="camel"):
     """A step has begun or ended."""
 
-    item: Item
+    item: CodexItem
     thread_id: str | None = None
     turn_id: str | None = None
 
 
-class Piece(Struct, frozen=True, rename="camel"):
+class DeltaNotification(Struct, frozen=True, rename="camel"):
     """A piece of an item, as it is written."""
 
     delta: str
@@ -93,7 +93,7 @@ class Piece(Struct, frozen=True, rename="camel"):
     turn_id: str | None = None
 
 
-class PartNews(Struct, frozen=True, rename="camel"):
+class SummaryPartNotification(Struct, frozen=True, rename="camel"):
     """Another paragraph of thoughts begins."""
 
     summary_index: int = 0
@@ -101,48 +101,48 @@ class PartNews(Struct, frozen=True, rename="camel"):
 
 
 # What is counted; a larger number could not be saved.
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+CodexCount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class Tokens(Struct, frozen=True, rename="camel"):
+class CodexTokens(Struct, frozen=True, rename="camel"):
     """Input counts what was read from a cache and written to it, too."""
 
-    input_tokens: Count = 0
-    cached_input_tokens: Count = 0
-    cache_write_input_tokens: Count = 0
-    output_tokens: Count = 0
-    total_tokens: Count = 0
+    input_tokens: CodexCount = 0
+    cached_input_tokens: CodexCount = 0
+    cache_write_input_tokens: CodexCount = 0
+    output_tokens: CodexCount = 0
+    total_tokens: CodexCount = 0
 
 
 class TokenUsage(Struct, frozen=True, rename="camel"):
-    total: Tokens
-    last: Tokens
-    model_context_window: Count | None = None
+    total: CodexTokens
+    last: CodexTokens
+    model_context_window: CodexCount | None = None
 
 
-class UsageNews(Struct, frozen=True, rename="camel"):
+class UsageNotification(Struct, frozen=True, rename="camel"):
     token_usage: TokenUsage
     thread_id: str | None = None
     turn_id: str | None = None
 
 
-class LimitNow(Struct, frozen=True, rename="camel"):
+class RateLimitWindow(Struct, frozen=True, rename="camel"):
     used_percent: float
-    window_duration_mins: Count | None = None
+    window_duration_mins: CodexCount | None = None
     resets_at: float | None = None
 
 
-class Limits(Struct, frozen=True, rename="camel"):
+class RateLimits(Struct, frozen=True, rename="camel"):
     limit_id: str | None = None
-    primary: LimitNow | None = None
-    secondary: LimitNow | None = None
+    primary: RateLimitWindow | None = None
+    secondary: RateLimitWindow | None = None
 
 
-class LimitNews(Struct, frozen=True, rename="camel"):
-    rate_limits: Limits
+class RateLimitNotification(Struct, frozen=True, rename="camel"):
+    rate_limits: RateLimits
 
 
-class ErrorNews(Struct, frozen=True, rename="camel"):
+class ErrorNotification(Struct, frozen=True, rename="camel"):
     """What went wrong; it may try again."""
 
     error: Any = None
@@ -151,7 +151,7 @@ class ErrorNews(Struct, frozen=True, rename="camel"):
     turn_id: str | None = None
 
 
-class Warned(Struct, frozen=True, rename="camel"):
+class WarningNotification(Struct, frozen=True, rename="camel"):
     """Something that a person may want to know."""
 
     message: str | None = None
@@ -159,7 +159,7 @@ class Warned(Struct, frozen=True, rename="camel"):
     thread_id: str | None = None
 
 
-class Rerouted(Struct, frozen=True, rename="camel"):
+class RerouteNotification(Struct, frozen=True, rename="camel"):
     """Another model answers."""
 
     to_model: str
@@ -167,7 +167,7 @@ class Rerouted(Struct, frozen=True, rename="camel"):
     thread_id: str | None = None
 
 
-class ServerStatus(Struct, frozen=True):
+class McpStatusNotification(Struct, frozen=True):
     """How an MCP server is."""
 
     name: str = ""
@@ -181,7 +181,7 @@ class HookRun(Struct, frozen=True, rename="camel"):
     entries: Any = None
 
 
-class HookNews(Struct, frozen=True, rename="camel"):
+class HookNotification(Struct, frozen=True, rename="camel"):
     """A hook of Codex's own settings has ended."""
 
     run: HookRun
@@ -189,7 +189,7 @@ class HookNews(Struct, frozen=True, rename="camel"):
     turn_id: str | None = None
 
 
-class Answered(Struct, frozen=True, rename="camel"):
+class ResolvedNotification(Struct, frozen=True, rename="camel"):
     """What it has asked is not asked any more."""
 
     request_id: int | str
@@ -199,20 +199,20 @@ class ThreadBody(Struct, frozen=True):
     id: str
 
 
-class ThreadOpened(Struct, frozen=True):
+class ThreadReply(Struct, frozen=True):
     """The answer to the start of a conversation."""
 
     thread: ThreadBody
     model: Any = None
 
 
-class TurnBegun(Struct, frozen=True):
+class TurnReply(Struct, frozen=True):
     """The answer to the start of a turn."""
 
     turn: ThreadBody
 
 
-class Asking(Struct, frozen=True, rename="camel"):
+class ApprovalParams(Struct, frozen=True, rename="camel"):
     """The parameters of a question."""
 
     thread_id: str | None = None
@@ -227,7 +227,7 @@ class Asking(Struct, frozen=True, rename="camel"):
     meta: Any = field(default=None, name="_meta")
 
 
-class ToldParams(Struct, frozen=True, rename="camel"):
+class SentParams(Struct, frozen=True, rename="camel"):
     """The parameters of what we say."""
 
     thread_id: str | None = None
@@ -236,26 +236,26 @@ class ToldParams(Struct, frozen=True, rename="camel"):
     model: str | None = None
 
 
-NEWS: dict[str, type[Struct]] = {
-    "turn/started": TurnNews,
-    "turn/completed": TurnNews,
-    "item/started": ItemNews,
-    "item/completed": ItemNews,
-    "item/agentMessage/delta": Piece,
-    "item/reasoning/summaryTextDelta": Piece,
-    "item/reasoning/textDelta": Piece,
-    "item/reasoning/summaryPartAdded": PartNews,
-    "thread/tokenUsage/updated": UsageNews,
-    "account/rateLimits/updated": LimitNews,
-    "error": ErrorNews,
-    "warning": Warned,
-    "configWarning": Warned,
-    "guardianWarning": Warned,
-    "deprecationNotice": Warned,
-    "model/rerouted": Rerouted,
-    "mcpServer/startupStatus/updated": ServerStatus,
-    "hook/completed": HookNews,
-    "serverRequest/resolved": Answered,
+NOTIFICATIONS: dict[str, type[Struct]] = {
+    "turn/started": TurnNotification,
+    "turn/completed": TurnNotification,
+    "item/started": ItemNotification,
+    "item/completed": ItemNotification,
+    "item/agentMessage/delta": DeltaNotification,
+    "item/reasoning/summaryTextDelta": DeltaNotification,
+    "item/reasoning/textDelta": DeltaNotification,
+    "item/reasoning/summaryPartAdded": SummaryPartNotification,
+    "thread/tokenUsage/updated": UsageNotification,
+    "account/rateLimits/updated": RateLimitNotification,
+    "error": ErrorNotification,
+    "warning": WarningNotification,
+    "configWarning": WarningNotification,
+    "guardianWarning": WarningNotification,
+    "deprecationNotice": WarningNotification,
+    "model/rerouted": RerouteNotification,
+    "mcpServer/startupStatus/updated": McpStatusNotification,
+    "hook/completed": HookNotification,
+    "serverRequest/resolved": ResolvedNotification,
 }
 # They say nothing that is not said elsewhere, or nothing that matters here.
 _SILENT = """
@@ -276,7 +276,7 @@ _SILENT = """
     thread/reverted thread/settings/updated thread/started thread/status/changed thread/unarchived
     turn/diff/updated turn/moderationMetadata turn/plan/updated
 """
-SILENT = frozenset(_SILENT.split())
+SILENT_METHODS = frozenset(_SILENT.split())
 
 
 # -- the lines of `codex exec --json`
@@ -285,14 +285,14 @@ SILENT = frozenset(_SILENT.split())
 class ExecUsage(Struct, frozen=True):
     """Of the whole conversation, not of this turn."""
 
-    input_tokens: Count
-    output_tokens: Count
-    cached_input_tokens: Count = 0
-    cache_write_input_tokens: Count = 0
+    input_tokens: CodexCount
+    output_tokens: CodexCount
+    cached_input_tokens: CodexCount = 0
+    cache_write_input_tokens: CodexCount = 0
 
     @property
-    def tokens(self) -> Tokens:
-        return Tokens(
+    def tokens(self) -> CodexTokens:
+        return CodexTokens(
             self.input_tokens,
             self.cached_input_tokens,
             self.cache_write_input_tokens,
@@ -311,13 +311,13 @@ class ExecLine(Struct, frozen=True):
     message: str | None = None
 
     @property
-    def why(self) -> str | None:
+    def failure_message(self) -> str | None:
         """Why it failed; None if that cannot be read."""
         message = self.error.get("message") if isinstance(self.error, dict) else None
         return message if isinstance(message, str) else None
 
     @property
-    def used(self) -> Tokens | None:
+    def tokens(self) -> CodexTokens | None:
         """What was used; None if it cannot be read."""
         try:
             return msgspec.convert(self.usage, ExecUsage).tokens
@@ -325,23 +325,23 @@ class ExecLine(Struct, frozen=True):
             return None
 
 
-class OddFailure(Struct, frozen=True):
+class LooseFailure(Struct, frozen=True):
     """An answer that says no, and that in a way of its own."""
 
     id: int | str
     error: Any
 
 
-def exec_line_of(raw: bytes) -> ExecLine:
+def decode_exec_line(raw: bytes) -> ExecLine:
     try:
         return msgspec.json.decode(raw, type=ExecLine)
     except (UnicodeDecodeError, RecursionError) as odd:
         raise msgspec.DecodeError(f"JSON is malformed: {odd}") from odd
 
 
-def odd_failure_of(raw: bytes) -> OddFailure | None:
+def decode_loose_failure(raw: bytes) -> LooseFailure | None:
     try:
-        return msgspec.json.decode(raw, type=OddFailure)
+        return msgspec.json.decode(raw, type=LooseFailure)
     except (ValueError, RecursionError):
         return None
 
@@ -350,20 +350,20 @@ _OTHER_NAMES = {"collabToolCall": "collabAgentToolCall"}
 _UNDERSCORE = re.compile(r"_(.)")
 
 
-def exec_item_of(given: Mapping[str, Any]) -> Item:
+def to_item(given: Mapping[str, Any]) -> CodexItem:
     """A step as the app server would name it and its parts."""
-    named = {_camel(key): value for key, value in given.items()}
+    named = {_to_camel(key): value for key, value in given.items()}
     if isinstance(named.get("type"), str):
-        kind = _camel(named["type"])
+        kind = _to_camel(named["type"])
         named["type"] = _OTHER_NAMES.get(kind, kind)
-    return msgspec.convert(named, Item)
+    return msgspec.convert(named, CodexItem)
 
 
-def _camel(name: str) -> str:
+def _to_camel(name: str) -> str:
     return _UNDERSCORE.sub(lambda found: found[1].upper(), name)
 
 
-def texts_in(content: Any) -> list[str]:
+def collect_texts(content: Any) -> list[str]:
     """The texts of a message, or of thoughts."""
     parts = content if isinstance(content, list) else []
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]

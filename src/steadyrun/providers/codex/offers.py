@@ -5,42 +5,42 @@ taken at the very end of a turn may go unanswered: it is part of the conversatio
 in which nothing new is said gets it its answer.
 """
 
-from steadyrun.dialect import Began, DialectOutput
+from steadyrun.dialect import DialectOutput, TurnBegan
 from steadyrun.model import event as ev
-from steadyrun.providers.codex.frames import Item, ToldParams, texts_in
-from steadyrun.providers.codex.state import CodexState, OpenOffer
+from steadyrun.providers.codex.frames import CodexItem, SentParams, collect_texts
+from steadyrun.providers.codex.state import CodexOffer, CodexState
 
 _UNTAKEN = "the turn ended before it was taken"
 
 
-def offered(
-    state: CodexState, name: str, params: ToldParams, *, is_queued: bool = False
+def record_offer(
+    state: CodexState, name: str, params: SentParams, *, is_queued: bool = False
 ) -> list[DialectOutput]:
     """A message was written that is not to begin a turn of ours."""
-    text = " ".join(texts_in(params.input))
+    text = " ".join(collect_texts(params.input))
     client = params.client_user_message_id
-    state.offers[name] = OpenOffer(text, client, is_queued=is_queued)
+    state.offers[name] = CodexOffer(text, client, is_queued=is_queued)
     return [ev.FollowupOffered(name, text)]
 
 
-def accepted(state: CodexState, name: str) -> list[DialectOutput]:
+def accept_offer(state: CodexState, name: str) -> list[DialectOutput]:
     """Too late, it is nobody's: the turn that it was for is over."""
     offer = state.offers.get(name)
     if offer is None:
         return []
     offer.is_accepted = True
     is_late = state.turn is None and not offer.is_queued and not offer.is_taken
-    return returned(state, name, _UNTAKEN) if is_late else []
+    return return_offer(state, name, _UNTAKEN) if is_late else []
 
 
-def returned(state: CodexState, name: str, why: str) -> list[DialectOutput]:
+def return_offer(state: CodexState, name: str, why: str) -> list[DialectOutput]:
     offer = state.offers.pop(name, None)
     return [] if offer is None else [ev.FollowupReturned(name, offer.text, why)]
 
 
-def shown(state: CodexState, item: Item) -> list[DialectOutput]:
+def on_user_message(state: CodexState, item: CodexItem) -> list[DialectOutput]:
     """A message is shown that the agent has from now on."""
-    text = " ".join(texts_in(item.content))
+    text = " ".join(collect_texts(item.content))
     for offer in state.offers.values():
         is_it = offer.client == item.client_id if offer.client else offer.text == text
         if is_it and not offer.is_queued and not offer.is_taken:
@@ -49,40 +49,40 @@ def shown(state: CodexState, item: Item) -> list[DialectOutput]:
     return []
 
 
-def heeded(state: CodexState) -> list[DialectOutput]:
+def absorb_taken(state: CodexState) -> list[DialectOutput]:
     """The model was asked since: what was taken before is part of this turn."""
     names = [name for name, offer in state.offers.items() if offer.is_taken]
     return [ev.FollowupAbsorbed(name, state.offers.pop(name).text) for name in names]
 
 
-def settled(state: CodexState) -> list[DialectOutput]:
+def settle_offers(state: CodexState) -> list[DialectOutput]:
     """The turn is over. What is not accepted yet will be refused, or is taken no more."""
     names = [
         name
         for name, offer in state.offers.items()
         if offer.is_accepted and not offer.is_queued and not offer.is_taken
     ]
-    return [said for name in names for said in returned(state, name, _UNTAKEN)]
+    return [said for name in names for said in return_offer(state, name, _UNTAKEN)]
 
 
-def unheeded(state: CodexState) -> str | None:
+def find_unanswered(state: CodexState) -> str | None:
     """What was taken and has no answer."""
     return next((name for name, offer in state.offers.items() if offer.is_taken), None)
 
 
-def own_turn(state: CodexState, name: str) -> list[DialectOutput]:
+def begin_own_turn(state: CodexState, name: str) -> list[DialectOutput]:
     """A turn begins that is there for nothing else."""
     offer = state.offers.pop(name, None)
     fate: list[DialectOutput] = [ev.FollowupOwnTurn(name, offer.text)] if offer else []
-    return [*fate, Began(name)]
+    return [*fate, TurnBegan(name)]
 
 
-def next_queued(state: CodexState) -> str | None:
+def find_queued(state: CodexState) -> str | None:
     return next((name for name, offer in state.offers.items() if offer.is_queued), None)
 
 
-def lost(state: CodexState) -> list[DialectOutput]:
+def return_all(state: CodexState) -> list[DialectOutput]:
     """The process is gone, and what it had not taken with it."""
-    taken = heeded(state)
+    taken = absorb_taken(state)
     names = list(state.offers)
-    return [*taken, *(s for name in names for s in returned(state, name, "the process ended"))]
+    return [*taken, *(s for name in names for s in return_offer(state, name, "the process ended"))]

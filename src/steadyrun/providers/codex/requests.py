@@ -11,14 +11,14 @@ from steadyrun.lib.jsonrpc import METHOD_NOT_FOUND, Id, RpcError
 from steadyrun.model.event import JsonObject
 from steadyrun.providers.codex.launch import (
     CodexOptions,
-    said_input,
-    thread_params,
-    turn_params,
+    build_input,
+    build_thread_params,
+    build_turn_params,
 )
-from steadyrun.providers.codex.state import OpenAsk, OpenTurn
+from steadyrun.providers.codex.state import CodexApproval, CodexTurn
 
 # How the keys begin of lines that tell something; what follows is the turn's or the offer's name.
-BEGIN, AGAIN, OFFER, THREAD = "begin", "again", "offer", "thread"
+BEGIN, EMPTY_TURN, OFFER, THREAD = "begin", "again", "offer", "thread"
 _NAME = "steadyrun"
 COMMAND, CHANGES, PERMISSIONS = (
     "item/commandExecution/requestApproval",
@@ -32,7 +32,7 @@ TOOLS = {COMMAND: "commandExecution", CHANGES: "fileChange", PERMISSIONS: "permi
 # Of these it need not ask again in the same conversation.
 LASTING = frozenset({COMMAND, CHANGES})
 # The others are answered by ourselves: with no, in the words that each has for it.
-_NO: dict[str, JsonObject] = {
+_REFUSALS: dict[str, JsonObject] = {
     ELICITATION: {"action": "decline", "content": None},
     USER_INPUT: {"answers": {}},
     "item/tool/call": {
@@ -44,56 +44,58 @@ _NO: dict[str, JsonObject] = {
 }
 
 
-def open_lines(request: LaunchRequest, options: CodexOptions) -> list[Send]:
+def build_open(request: LaunchRequest, options: CodexOptions) -> list[Send]:
     """All of the handshake at once: it is answered in order."""
     client = {"name": _NAME, "title": _NAME, "version": "1"}
     hello = {"clientInfo": client, "capabilities": {"experimentalApi": True}}
-    params = thread_params(request, options)
+    params = build_thread_params(request, options)
     method = "thread/start"
     if request.resume is not None:
         method, params = "thread/resume", {**params, "threadId": request.resume}
         params["excludeTurns"] = True
     return [
-        _request("open", "initialize", hello),
+        _build_request("open", "initialize", hello),
         Send("initialized", jsonrpc.notification("initialized", with_version=False).rstrip()),
-        _request(f"{THREAD}:{request.turn.mode or request.mode}", method, params),
+        _build_request(f"{THREAD}:{request.turn.mode or request.mode}", method, params),
     ]
 
 
-def turn_line(turn: Turn, thread: str, options: CodexOptions) -> Send:
-    said = said_input(turn.text, turn.images)
+def build_turn(turn: Turn, thread: str, options: CodexOptions) -> Send:
+    said = build_input(turn.text, turn.images)
     params = {"threadId": thread, "input": said, "clientUserMessageId": turn.key}
-    return _request(f"{BEGIN}:{turn.key}", "turn/start", {**params, **turn_params(turn, options)})
+    return _build_request(
+        f"{BEGIN}:{turn.key}", "turn/start", {**params, **build_turn_params(turn, options)}
+    )
 
 
-def again_line(offer: str, thread: str) -> Send:
+def build_empty_turn(offer: str, thread: str) -> Send:
     """Let it answer what it was told already."""
-    return _request(f"{AGAIN}:{offer}", "turn/start", {"threadId": thread, "input": []})
+    return _build_request(f"{EMPTY_TURN}:{offer}", "turn/start", {"threadId": thread, "input": []})
 
 
-def offer_line(offer: Offer, thread: str, turn: str) -> Send:
+def build_offer(offer: Offer, thread: str, turn: str) -> Send:
     params = {
         "threadId": thread,
         "expectedTurnId": turn,
-        "input": said_input(offer.text),
+        "input": build_input(offer.text),
         "clientUserMessageId": offer.id,
     }
-    return _request(f"{OFFER}:{offer.id}", "turn/steer", params)
+    return _build_request(f"{OFFER}:{offer.id}", "turn/steer", params)
 
 
-def interrupt_line(turn: OpenTurn, thread: str) -> Send:
+def build_interrupt(turn: CodexTurn, thread: str) -> Send:
     """As long as its id is not known, whatever has begun is meant."""
     key = f"interrupt:{turn.name}" if turn.id else f"interrupt:{turn.name}:early"
-    return _request(key, "turn/interrupt", {"threadId": thread, "turnId": turn.id or ""})
+    return _build_request(key, "turn/interrupt", {"threadId": thread, "turnId": turn.id or ""})
 
 
-def terminate_line(item: str, process: str, thread: str) -> Send:
+def build_terminate(item: str, process: str, thread: str) -> Send:
     """End a command that an interrupted turn has left behind."""
     params = {"threadId": thread, "processId": process}
-    return _request(f"terminate:{item}", "thread/backgroundTerminals/terminate", params)
+    return _build_request(f"terminate:{item}", "thread/backgroundTerminals/terminate", params)
 
 
-def decision_line(approval: str, ask: OpenAsk, verdict: Verdict) -> Send:
+def build_decision(approval: str, ask: CodexApproval, verdict: Verdict) -> Send:
     """It cannot be told to do something else instead: that would be done which nobody allowed."""
     is_allowed = verdict.is_allowed and verdict.input is None
     if ask.method == PERMISSIONS:
@@ -105,14 +107,14 @@ def decision_line(approval: str, ask: OpenAsk, verdict: Verdict) -> Send:
         answer = {"decision": "acceptForSession" if verdict.always else "accept"}
     else:
         answer = {"decision": "cancel" if verdict.ends_turn else "decline"}
-    return Send(f"decide:{approval}", _answer(ask.request, answer))
+    return Send(f"decide:{approval}", _encode_answer(ask.request, answer))
 
 
-def decline_line(place: int, request: Id, method: str) -> Send:
+def build_decline(place: int, request: Id, method: str) -> Send:
     """Without an answer it would wait for ever."""
     key = f"decline:{place}"
-    if method in _NO:
-        return Send(key, _answer(request, _NO[method]))
+    if method in _REFUSALS:
+        return Send(key, _encode_answer(request, _REFUSALS[method]))
     error = RpcError(METHOD_NOT_FOUND, "this is not supported")
     return Send(key, jsonrpc.failure(request, error, with_version=False).rstrip())
 
@@ -132,9 +134,9 @@ def is_allowing(answer: Any) -> bool:
             return False
 
 
-def _request(key: str, method: str, params: JsonObject) -> Send:
+def _build_request(key: str, method: str, params: JsonObject) -> Send:
     return Send(key, jsonrpc.request(key, method, params, with_version=False).rstrip())
 
 
-def _answer(request: Id, value: JsonObject) -> bytes:
+def _encode_answer(request: Id, value: JsonObject) -> bytes:
     return jsonrpc.result(request, value, with_version=False).rstrip()

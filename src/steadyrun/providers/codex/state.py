@@ -6,10 +6,10 @@ from steadyrun.lib.jsonrpc import Id
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.policy import Mode
 from steadyrun.model.usage import Cost
-from steadyrun.providers.codex.frames import LimitNow, Tokens
+from steadyrun.providers.codex.frames import CodexTokens, RateLimitWindow
 
 
-class OpenTool(Struct):
+class CodexTool(Struct):
     """A tool that is used. `input` is JSON: a number in it may be too large to be saved."""
 
     name: str
@@ -23,7 +23,7 @@ class OpenTool(Struct):
     is_cut_off: bool = False
 
 
-class OpenOffer(Struct):
+class CodexOffer(Struct):
     """A follow-up that was not taken yet."""
 
     text: str
@@ -37,7 +37,7 @@ class OpenOffer(Struct):
     is_queued: bool = False
 
 
-class OpenAsk(Struct):
+class CodexApproval(Struct):
     """A question that waits for our answer."""
 
     request: Id
@@ -46,14 +46,14 @@ class OpenAsk(Struct):
     permissions: bytes | None = None
 
 
-class Asked(Struct):
+class CodexPendingRequest(Struct):
     """What we have asked, and for whom."""
 
     method: str
     name: str
 
 
-class OpenTurn(Struct):
+class CodexTurn(Struct):
     """The turn that is open. `name` is our key or made of the place it began, `id` is Codex's, and
     `other_id` what its beginning calls it."""
 
@@ -66,7 +66,7 @@ class OpenTurn(Struct):
     aside: str | None = None
     # What is to be done: the answer of a turn that says nothing else.
     plan: str | None = None
-    used: Tokens | None = None
+    used: CodexTokens | None = None
     cost: Cost = Cost()
     error: ErrorFact | None = None
     # A hook was against it before the model was asked.
@@ -114,29 +114,29 @@ class CodexState(Struct):
     # The size of the conversation.
     context_tokens: int | None = None
     # What each conversation has used so far; the one that was told of last is the last.
-    totals: dict[str, Tokens] = {}
+    totals: dict[str, CodexTokens] = {}
     # The conversations of sub-agents, and those that somebody goes on with beside the open turn.
     subagents: set[str] = set()
     beside: set[str] = set()
-    turn: OpenTurn | None = None
+    turn: CodexTurn | None = None
     has_begun: bool = False
     # The id of the turn before.
     last_turn: str | None = None
-    offers: dict[str, OpenOffer] = {}
+    offers: dict[str, CodexOffer] = {}
     # By the approval that was made of each.
-    asks: dict[str, OpenAsk] = {}
+    asks: dict[str, CodexApproval] = {}
     # By the id of the request, as JSON.
-    asked: dict[str, Asked] = {}
-    tools: dict[str, OpenTool] = {}
+    asked: dict[str, CodexPendingRequest] = {}
+    tools: dict[str, CodexTool] = {}
     # Thoughts that were told as they came.
     thoughts: set[str] = set()
     # What may be used in some time, by its name.
-    windows: dict[str, LimitNow] = {}
+    windows: dict[str, RateLimitWindow] = {}
     # What was warned of: some warnings come with each turn.
     warnings: set[str] = set()
     wants_compaction: bool = False
 
-    def begin(self, turn: OpenTurn) -> None:
+    def begin_turn(self, turn: CodexTurn) -> None:
         """Nothing of the turn before is left."""
         self.turn, self.has_begun = turn, True
         self.thoughts = set()

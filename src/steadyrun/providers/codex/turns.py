@@ -6,45 +6,45 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.dialect import STILL_RUNNING, Began, DialectOutput, Ended, Exit
+from steadyrun.dialect import STILL_RUNNING, DialectOutput, ProcessExit, TurnBegan, TurnEnded
 from steadyrun.lib.framing import Frame
 from steadyrun.lib.jsonrpc import Id
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.providers.codex import errors, offers, usage
 from steadyrun.providers.codex.frames import (
-    HookNews,
-    PartNews,
-    Piece,
+    DeltaNotification,
+    HookNotification,
+    SummaryPartNotification,
     TurnBody,
-    TurnNews,
-    texts_in,
+    TurnNotification,
+    collect_texts,
 )
-from steadyrun.providers.codex.requests import again_line, is_allowing, terminate_line
-from steadyrun.providers.codex.state import CodexState, OpenTurn
+from steadyrun.providers.codex.requests import build_empty_turn, build_terminate, is_allowing
+from steadyrun.providers.codex.state import CodexState, CodexTurn
 
 _INTERRUPTED, _COMPLETED = "interrupted", "completed"
 STATUSES = (_COMPLETED, _INTERRUPTED, "failed")
 # How a hook ends that somebody should know of, and the two that keep something from being done.
 _HOOK_STATUSES = frozenset({"failed", "blocked", "stopped"})
-_AGAINST = frozenset({"blocked", "stopped"})
+_BLOCKING_STATUSES = frozenset({"blocked", "stopped"})
 # The hooks that come before the model is asked.
 _FIRST_HOOKS = frozenset({"sessionStart", "userPromptSubmit", "preModelRequest"})
 
 
-def started(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
+def on_turn_started(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
     """A turn has begun. One that was told is open already."""
     mine = state.turn
     if mine is None:
-        return _own(state, turn, place)
+        return _begin_own_turn(state, turn, place)
     if mine.id is None:
         mine.id, mine.other_id = turn.root_id, turn.id
     if mine.id in {turn.id, turn.root_id}:
-        return bound(state)
+        return bind_thread(state)
     return [ev.Note(f"another turn began before this one had ended: {turn.id}")]
 
 
-def bound(state: CodexState) -> list[DialectOutput]:
+def bind_thread(state: CodexState) -> list[DialectOutput]:
     """Without a turn there is nothing to go on with: a conversation is told of with its first."""
     before, state.bound_thread = state.bound_thread, state.thread
     if state.thread is None or before == state.thread:
@@ -54,107 +54,107 @@ def bound(state: CodexState) -> list[DialectOutput]:
     return [token, *model]
 
 
-def _own(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
+def _begin_own_turn(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
     """Nobody has begun it, or it was queued."""
-    queued = offers.next_queued(state)
+    queued = offers.find_queued(state)
     if queued is not None:
-        state.begin(OpenTurn(queued, turn.root_id, turn.id))
-        return offers.own_turn(state, queued)
+        state.begin_turn(CodexTurn(queued, turn.root_id, turn.id))
+        return offers.begin_own_turn(state, queued)
     is_wanted, state.wants_compaction = state.wants_compaction, False
     name = f"self{place}"
-    state.begin(OpenTurn(name, turn.root_id, turn.id, is_compaction=is_wanted))
-    return [Began(None), *bound(state)]
+    state.begin_turn(CodexTurn(name, turn.root_id, turn.id, is_compaction=is_wanted))
+    return [TurnBegan(None), *bind_thread(state)]
 
 
-def begun_beside(state: CodexState, thread: str) -> list[DialectOutput]:
+def record_parallel_turn(state: CodexState, thread: str) -> list[DialectOutput]:
     """Somebody begins a turn of another conversation before this one has ended. A process has one
     run at a time: there is none for it, and it is no follow-up."""
     state.beside.add(thread)
     return [ev.Note(f"a turn of {thread} was begun beside this one: it is kept as it is printed")]
 
 
-def heard_beside(state: CodexState, news: Struct, frame: Frame) -> list[DialectOutput]:
+def on_parallel_notification(state: CodexState, news: Struct, frame: Frame) -> list[DialectOutput]:
     """A line of another conversation. Pieces are not kept: they come whole."""
     thread = getattr(news, "thread_id", None)
-    if thread not in state.beside or isinstance(news, Piece | PartNews):
+    if thread not in state.beside or isinstance(news, DeltaNotification | SummaryPartNotification):
         return []
-    if isinstance(news, TurnNews) and news.turn.status in STATUSES:
+    if isinstance(news, TurnNotification) and news.turn.status in STATUSES:
         state.beside.discard(thread)
     return [ev.Unknown.of(frame.raw)]
 
 
-def completed(state: CodexState, ended: TurnBody) -> list[DialectOutput]:
+def on_turn_completed(state: CodexState, ended: TurnBody) -> list[DialectOutput]:
     """A turn has ended."""
     turn = state.turn
     if turn is None or state.is_other(None, ended.id):
         return [ev.Note(f"a turn ended that was not open: {ended.id}")]
     turn.id = ended.id
-    text = _stated_answer(ended.items) or text_of(turn)
-    end = Ended("completed", text, usage.usage_of(turn.used), turn.cost)
+    text = _find_stated_answer(ended.items) or choose_text(turn)
+    end = TurnEnded("completed", text, usage.to_usage(turn.used), turn.cost)
     if ended.status == _INTERRUPTED:
-        end = _interrupted(state, end, ended.error)
+        end = _end_interrupted(state, end, ended.error)
     elif ended.status != _COMPLETED:
-        end = _failed(state, end, ended.error)
+        end = _end_failed(state, end, ended.error)
     elif turn.blocked and not turn.has_answer:
         # Codex calls it completed; nobody has answered.
         end = replace(end, status="failed", error=turn.blocked)
-    asked = _unasked(state)
-    left = _cut_off(state) if ended.status == _INTERRUPTED else []
+    asked = _withdraw_approvals(state)
+    left = _stop_open_tools(state) if ended.status == _INTERRUPTED else []
     reason = ended.status if isinstance(ended.status, str) else None
-    stats = _stats(state, end, reason)
-    before = [*_given_up(turn, end), *asked, *left, stats]
-    return [*before, *close(state, end), *_again(state, end)]
+    stats = _build_stats(state, end, reason)
+    before = [*_fail_compaction(turn, end), *asked, *left, stats]
+    return [*before, *close_turn(state, end), *_answer_late_offer(state, end)]
 
 
-def _again(state: CodexState, end: Ended) -> list[DialectOutput]:
+def _answer_late_offer(state: CodexState, end: TurnEnded) -> list[DialectOutput]:
     """What was taken too late for an answer gets one; of a turn that failed it is a part."""
-    unheeded = offers.unheeded(state)
+    unheeded = offers.find_unanswered(state)
     if end.status != "completed" or unheeded is None:
         return []
-    return [again_line(unheeded, state.thread or "")]
+    return [build_empty_turn(unheeded, state.thread or "")]
 
 
-def _interrupted(state: CodexState, end: Ended, error: Any) -> Ended:
+def _end_interrupted(state: CodexState, end: TurnEnded, error: Any) -> TurnEnded:
     """By us, or by Codex, which then says why."""
     if not error:
         return replace(end, status="cancelled")
-    fact = errors.fact_of(error, state.windows.values())
-    status, reason = errors.status_of(fact)
+    fact = errors.build_error(error, state.windows.values())
+    status, reason = errors.find_status(fact)
     return replace(end, status=status if reason else "cancelled", error=fact, stop_reason=reason)
 
 
-def _failed(state: CodexState, end: Ended, error: Any) -> Ended:
+def _end_failed(state: CodexState, end: TurnEnded, error: Any) -> TurnEnded:
     turn = state.turn
-    fact = errors.fact_of(error, state.windows.values()) if error else None
-    fact = fact or (turn.error if turn else None) or errors.fact_of(None)
-    fact = errors.explained(fact, turn.retry if turn else None)
-    status, reason = errors.status_of(fact)
+    fact = errors.build_error(error, state.windows.values()) if error else None
+    fact = fact or (turn.error if turn else None) or errors.build_error(None)
+    fact = errors.explain_error(fact, turn.retry if turn else None)
+    status, reason = errors.find_status(fact)
     return replace(end, status=status, error=fact, stop_reason=reason)
 
 
-def hooked(state: CodexState, news: HookNews) -> list[DialectOutput]:
+def on_hook(state: CodexState, news: HookNotification) -> list[DialectOutput]:
     """A hook of Codex's own settings has ended."""
     run, turn = news.run, state.turn
     if run.status not in _HOOK_STATUSES:
         return []
-    words = "; ".join(texts_in(run.entries)) or "it did not say why"
+    words = "; ".join(collect_texts(run.entries)) or "it did not say why"
     is_mine = turn is not None and not state.is_other(None, news.turn_id)
-    if turn and is_mine and run.status in _AGAINST and run.event_name in _FIRST_HOOKS:
-        turn.blocked = errors.hook_blocked(words)
+    if turn and is_mine and run.status in _BLOCKING_STATUSES and run.event_name in _FIRST_HOOKS:
+        turn.blocked = errors.build_hook_error(words)
     return [ev.Note(f"a hook of Codex ({run.event_name}) {run.status}: {words}")]
 
 
-def refused(state: CodexState, why: ErrorFact) -> list[DialectOutput]:
+def refuse_turn(state: CodexState, why: ErrorFact) -> list[DialectOutput]:
     """The open turn was turned down."""
-    return close(state, Ended("failed", error=why)) if state.turn else []
+    return close_turn(state, TurnEnded("failed", error=why)) if state.turn else []
 
 
-def close(state: CodexState, end: Ended) -> list[DialectOutput]:
+def close_turn(state: CodexState, end: TurnEnded) -> list[DialectOutput]:
     """The open turn is over; what still runs may end later."""
-    asked = _unasked(state)
-    back = offers.settled(state)
+    asked = _withdraw_approvals(state)
+    back = offers.settle_offers(state)
     if end.status != "completed":
-        back += offers.heeded(state)
+        back += offers.absorb_taken(state)
     for tool in state.tools.values():
         tool.is_late = True
     if state.turn:
@@ -162,26 +162,28 @@ def close(state: CodexState, end: Ended) -> list[DialectOutput]:
     return [*back, *asked, end]
 
 
-def text_of(turn: OpenTurn) -> str | None:
+def choose_text(turn: CodexTurn) -> str | None:
     """What a turn has answered: what was said aside, or a plan, only where nothing else was."""
     return turn.answer or turn.text or turn.aside or turn.plan
 
 
-def _unasked(state: CodexState) -> list[DialectOutput]:
-    return [each for ask in list(state.asks.values()) for each in withdrawn(state, ask.request)]
+def _withdraw_approvals(state: CodexState) -> list[DialectOutput]:
+    return [
+        each for ask in list(state.asks.values()) for each in withdraw_approval(state, ask.request)
+    ]
 
 
-def withdrawn(state: CodexState, request: Id) -> list[DialectOutput]:
+def withdraw_approval(state: CodexState, request: Id) -> list[DialectOutput]:
     """A question is not asked any more."""
-    return _resolved(state, request, "cancelled", "provider")
+    return _resolve_approval(state, request, "cancelled", "provider")
 
 
-def decided(state: CodexState, request: Id, answer: Any) -> list[DialectOutput]:
+def on_decision(state: CodexState, request: Id, answer: Any) -> list[DialectOutput]:
     """A question was answered."""
-    return _resolved(state, request, "allow" if is_allowing(answer) else "deny", "user")
+    return _resolve_approval(state, request, "allow" if is_allowing(answer) else "deny", "user")
 
 
-def _resolved(state: CodexState, request: Id, verdict: str, by: str) -> list[DialectOutput]:
+def _resolve_approval(state: CodexState, request: Id, verdict: str, by: str) -> list[DialectOutput]:
     # 1 and "1" are different, and 0 is one of them.
     is_it = (type(request), request)
     names = [n for n, ask in state.asks.items() if (type(ask.request), ask.request) == is_it]
@@ -190,14 +192,14 @@ def _resolved(state: CodexState, request: Id, verdict: str, by: str) -> list[Dia
     return [ev.ApprovalResolved(name, verdict, by) for name in names]
 
 
-def gone(state: CodexState, last: Exit) -> Ended | None:
+def end_from_exit(state: CodexState, last: ProcessExit) -> TurnEnded | None:
     """How the turn ended that is open or never began; None where others have to say it."""
     if not state.has_spoken:
-        return errors.exit_end(last)
-    return errors.cut_off_end(last, state.turn.error) if state.turn else None
+        return errors.end_from_exit(last)
+    return errors.end_mid_turn(last, state.turn.error) if state.turn else None
 
 
-def _stated_answer(items: Any) -> str | None:
+def _find_stated_answer(items: Any) -> str | None:
     """The answer as the end of the turn states it."""
     parts = items if isinstance(items, list) else []
     for part in reversed(parts):
@@ -207,14 +209,14 @@ def _stated_answer(items: Any) -> str | None:
     return None
 
 
-def _given_up(turn: OpenTurn, end: Ended) -> list[DialectOutput]:
+def _fail_compaction(turn: CodexTurn, end: TurnEnded) -> list[DialectOutput]:
     """A compaction that was going on has failed."""
     if not turn.is_compacting:
         return []
     return [ev.CompactionFailed(end.error.code if end.error else end.status)]
 
 
-def _cut_off(state: CodexState) -> list[DialectOutput]:
+def _stop_open_tools(state: CodexState) -> list[DialectOutput]:
     """Interrupted, Codex leaves its commands running, and a question about them unanswered."""
     said: list[DialectOutput] = []
     for item, tool in state.tools.items():
@@ -223,12 +225,12 @@ def _cut_off(state: CodexState) -> list[DialectOutput]:
         given = msgspec.json.decode(tool.input)
         said.append(ev.ToolFailed(item, tool.name, given, error=STILL_RUNNING))
         if tool.process is not None:
-            said.append(terminate_line(item, tool.process, state.thread or ""))
+            said.append(build_terminate(item, tool.process, state.thread or ""))
         tool.is_cut_off = True
     return said
 
 
-def _stats(state: CodexState, end: Ended, reason: str | None) -> ev.StatsUpdated:
+def _build_stats(state: CodexState, end: TurnEnded, reason: str | None) -> ev.StatsUpdated:
     usage = end.usage
     return ev.StatsUpdated(
         state.model,
@@ -237,5 +239,5 @@ def _stats(state: CodexState, end: Ended, reason: str | None) -> ev.StatsUpdated
         usage.cache_write_tokens if usage else None,
         usage.output_tokens if usage else None,
         reason,
-        errors.windows_of(state.windows),
+        errors.build_limit_windows(state.windows),
     )

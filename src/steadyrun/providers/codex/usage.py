@@ -12,60 +12,70 @@ from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost, Usage
 from steadyrun.providers.codex import offers
-from steadyrun.providers.codex.frames import Tokens, TokenUsage, TurnNews, UsageNews
-from steadyrun.providers.codex.state import CodexState, OpenTurn
+from steadyrun.providers.codex.frames import (
+    CodexTokens,
+    TokenUsage,
+    TurnNotification,
+    UsageNotification,
+)
+from steadyrun.providers.codex.state import CodexState, CodexTurn
 from steadyrun.providers.shared import prices
 
 # A process may serve conversation after conversation.
 MOST_THREADS = 100
 
 
-def counted(state: CodexState, news: UsageNews) -> list[DialectOutput]:
+def on_usage(state: CodexState, news: UsageNotification) -> list[DialectOutput]:
     """The sum has been told."""
     found, turn = news.token_usage, state.turn
-    before = _remembered(state, news.thread_id or state.thread or "", found.total)
+    before = _replace_total(state, news.thread_id or state.thread or "", found.total)
     state.context_window = found.model_context_window or state.context_window
     state.context_tokens = found.last.total_tokens
     if turn is None or not turn.is_called(news.turn_id):
         return []
     # Of so many, this one may have been forgotten.
     is_full = len(state.totals) >= MOST_THREADS
-    new = _growth(before, found, is_resumed=state.is_resumed or is_full)
-    if new == Tokens():
+    new = _measure_growth(before, found, is_resumed=state.is_resumed or is_full)
+    if new == CodexTokens():
         return []
-    add(state, turn, new, is_one_call=True)
+    add_usage(state, turn, new, is_one_call=True)
     turn.retry = None
-    usage = usage_of(turn.used) or Usage()
-    return [*offers.heeded(state), ev.UsageUpdated(usage, turn.cost)]
+    usage = to_usage(turn.used) or Usage()
+    return [*offers.absorb_taken(state), ev.UsageUpdated(usage, turn.cost)]
 
 
-def delegated(state: CodexState, news: Any) -> list[DialectOutput]:
+def on_sub_agent_usage(state: CodexState, news: Any) -> list[DialectOutput]:
     """Something of another conversation: what a sub-agent of this turn uses is used by the turn."""
     turn, thread = state.turn, getattr(news, "thread_id", None)
     if thread is None:
         return []
-    if turn and turn.id and isinstance(news, TurnNews) and news.turn.root_turn_id == turn.id:
+    if (
+        turn
+        and turn.id
+        and isinstance(news, TurnNotification)
+        and news.turn.root_turn_id == turn.id
+    ):
         state.subagents.add(thread)
-    if not isinstance(news, UsageNews):
+    if not isinstance(news, UsageNotification):
         return []
     found = news.token_usage
-    before = _remembered(state, thread, found.total)
+    before = _replace_total(state, thread, found.total)
     # It may begin with a conversation that was paid for before.
-    new = _growth(before, found, is_resumed=True)
-    if turn is None or thread not in state.subagents or new == Tokens():
+    new = _measure_growth(before, found, is_resumed=True)
+    if turn is None or thread not in state.subagents or new == CodexTokens():
         return []
-    add(state, turn, new, is_one_call=True)
-    return [ev.UsageUpdated(usage_of(turn.used) or Usage(), turn.cost)]
+    add_usage(state, turn, new, is_one_call=True)
+    return [ev.UsageUpdated(to_usage(turn.used) or Usage(), turn.cost)]
 
 
-def add(state: CodexState, turn: OpenTurn, used: Tokens, *, is_one_call: bool) -> None:
+def add_usage(state: CodexState, turn: CodexTurn, used: CodexTokens, *, is_one_call: bool) -> None:
     """Count what was used. Codex names no price, and a long call is dearer than two short ones."""
-    more = prices.estimated(state.model, usage_of(used), is_one_call=is_one_call)
-    turn.cost = more if turn.used is None else _cost(turn.cost, more)
-    turn.used = _sum(turn.used or Tokens(), used)
+    more = prices.estimate_cost(state.model, to_usage(used), is_one_call=is_one_call)
+    turn.cost = more if turn.used is None else _add_costs(turn.cost, more)
+    turn.used = _add_tokens(turn.used or CodexTokens(), used)
 
 
-def usage_of(used: Tokens | None) -> Usage | None:
+def to_usage(used: CodexTokens | None) -> Usage | None:
     """Without what was read from a cache or written to it; None if nothing was told."""
     if used is None:
         return None
@@ -73,7 +83,7 @@ def usage_of(used: Tokens | None) -> Usage | None:
     return Usage(max(0, used.input_tokens - cached - written), used.output_tokens, cached, written)
 
 
-def _remembered(state: CodexState, thread: str, total: Tokens) -> Tokens | None:
+def _replace_total(state: CodexState, thread: str, total: CodexTokens) -> CodexTokens | None:
     """What a conversation had used when its sum was told before; from now on it is this."""
     before = state.totals.pop(thread, None)
     state.totals[thread] = total
@@ -84,17 +94,19 @@ def _remembered(state: CodexState, thread: str, total: Tokens) -> Tokens | None:
     return before
 
 
-def _growth(before: Tokens | None, found: TokenUsage, *, is_resumed: bool) -> Tokens:
+def _measure_growth(
+    before: CodexTokens | None, found: TokenUsage, *, is_resumed: bool
+) -> CodexTokens:
     now = found.total
     if before is None:
         # What a conversation has used before it was gone on with is told first, as a rule.
-        return _parts(found.last if is_resumed else now)
-    new = _sum(now, before, sign=-1)
-    return _parts(found.last) if min(msgspec.structs.astuple(new)) < 0 else new
+        return _drop_total(found.last if is_resumed else now)
+    new = _add_tokens(now, before, sign=-1)
+    return _drop_total(found.last) if min(msgspec.structs.astuple(new)) < 0 else new
 
 
-def _sum(one: Tokens, other: Tokens, *, sign: int = 1) -> Tokens:
-    return Tokens(
+def _add_tokens(one: CodexTokens, other: CodexTokens, *, sign: int = 1) -> CodexTokens:
+    return CodexTokens(
         one.input_tokens + sign * other.input_tokens,
         one.cached_input_tokens + sign * other.cached_input_tokens,
         one.cache_write_input_tokens + sign * other.cache_write_input_tokens,
@@ -102,12 +114,12 @@ def _sum(one: Tokens, other: Tokens, *, sign: int = 1) -> Tokens:
     )
 
 
-def _cost(one: Cost, other: Cost) -> Cost:
+def _add_costs(one: Cost, other: Cost) -> Cost:
     """What is not known of a part is not known of the sum."""
     if one.usd is None or other.usd is None:
         return Cost()
     return Cost(one.usd + other.usd, "estimated")
 
 
-def _parts(tokens: Tokens) -> Tokens:
-    return _sum(tokens, Tokens())
+def _drop_total(tokens: CodexTokens) -> CodexTokens:
+    return _add_tokens(tokens, CodexTokens())

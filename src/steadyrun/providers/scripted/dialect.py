@@ -14,19 +14,19 @@ from msgspec import Struct
 
 from steadyrun.dialect import (
     Ability,
-    Began,
     DialectOutput,
-    Ended,
-    Enforced,
-    Exit,
+    EnforcedRights,
     Launch,
     LaunchRequest,
     Offer,
+    ProcessExit,
     Program,
     Refused,
     Rung,
     Send,
     Turn,
+    TurnBegan,
+    TurnEnded,
     Verdict,
 )
 from steadyrun.lib.framing import Frame
@@ -36,40 +36,40 @@ from steadyrun.model.policy import Rights
 from steadyrun.model.usage import Cost
 from steadyrun.providers.scripted import child
 from steadyrun.providers.scripted.frames import (
-    Absorbed,
-    Ask,
-    Background,
+    AbsorbedFrame,
+    AskFrame,
+    BackgroundFrame,
     BeganFrame,
-    Compacted,
-    Compacting,
-    Compaction,
-    Decide,
-    Delta,
+    CompactedFrame,
+    CompactingFrame,
+    CompactionOutput,
+    DecideFrame,
+    DeltaFrame,
     EndedFrame,
-    Fact,
-    Failure,
-    Hello,
+    FactOutput,
+    HelloFrame,
     ImageFrame,
-    Interrupt,
+    InputFrame,
+    InterruptFrame,
     NoteFrame,
-    Ready,
-    Recall,
-    Retrying,
-    Returned,
-    Stats,
-    Steer,
-    Text,
-    Thinking,
-    Told,
-    ToolEnd,
-    ToolPart,
-    ToolStart,
+    ReadyFrame,
+    RecallFrame,
+    RetryingFrame,
+    ReturnedFrame,
+    ScriptedFailure,
+    StatsFrame,
+    SteerFrame,
+    TextFrame,
+    TextOutput,
+    ThinkingFrame,
+    ToolEndFrame,
+    ToolOutput,
+    ToolStartFrame,
     TurnFrame,
-    TurnPart,
+    TurnOutput,
     UsageFrame,
-    Words,
-    printed_of,
-    told_of,
+    decode_input,
+    decode_output,
 )
 
 SETTINGS = "scripted.json"
@@ -127,8 +127,8 @@ class Scripted:
     def has_background(self) -> bool:
         return self.state.background > 0
 
-    def enforce(self, rights: Rights) -> Enforced:
-        return Enforced(rights.mode)
+    def enforce(self, rights: Rights) -> EnforcedRights:
+        return EnforcedRights(rights.mode)
 
     def launch(self, request: LaunchRequest) -> Launch:
         directory = Path(request.directory)
@@ -136,11 +136,11 @@ class Scripted:
         memory = directory.parent.parent / MEMORY
         return Launch(
             argv=(*command, str(memory), str(directory / SETTINGS)),
-            files={SETTINGS: msgspec.json.encode(self._settings(request))},
+            files={SETTINGS: msgspec.json.encode(self._build_settings(request))},
             rungs=(Rung("will", 2.0), Rung("eof", 2.0), Rung("signal", 1.0, _SIGTERM)),
         )
 
-    def _settings(self, request: LaunchRequest) -> JsonObject:
+    def _build_settings(self, request: LaunchRequest) -> JsonObject:
         return {
             "resume": request.resume,
             "script": self._options.script,
@@ -154,23 +154,25 @@ class Scripted:
         }
 
     def open(self, request: LaunchRequest) -> list[Send]:
-        return [_send("open", Hello())]
+        return [_encode("open", HelloFrame())]
 
     def begin(self, turn: Turn) -> list[Send]:
         told = TurnFrame(turn.key, turn.text, turn.images, turn.schema)
-        return [_send(f"begin:{turn.key}", told)]
+        return [_encode(f"begin:{turn.key}", told)]
 
     def steer(self, offer: Offer) -> Send | Refused:
         if self.state.turn is None:
             return Refused("no turn is running")
-        return _send(f"offer:{offer.id}", Steer(offer.id, offer.text))
+        return _encode(f"offer:{offer.id}", SteerFrame(offer.id, offer.text))
 
     def recall(self, offer: str) -> Send | None:
-        return _send(f"recall:{offer}", Recall(offer)) if offer in self.state.offers else None
+        return (
+            _encode(f"recall:{offer}", RecallFrame(offer)) if offer in self.state.offers else None
+        )
 
     def interrupt(self) -> Send | None:
         turn = self.state.turn
-        return None if turn is None else _send(f"interrupt:{turn}", Interrupt(turn))
+        return None if turn is None else _encode(f"interrupt:{turn}", InterruptFrame(turn))
 
     def decide(self, approval: str, verdict: Verdict) -> list[Send]:
         ask = self.state.asks.get(approval)
@@ -178,142 +180,149 @@ class Scripted:
             return []
         ends_turn = verdict.ends_turn and not verdict.is_allowed
         always = verdict.always and verdict.is_allowed
-        decision = Decide(ask, verdict.is_allowed, verdict.message, ends_turn, always)
-        return [_send(f"decide:{approval}", decision)]
+        decision = DecideFrame(ask, verdict.is_allowed, verdict.message, ends_turn, always)
+        return [_encode(f"decide:{approval}", decision)]
 
-    def sent(self, frame: Frame) -> list[DialectOutput]:
+    def on_sent(self, frame: Frame) -> list[DialectOutput]:
         try:
-            told = told_of(frame.raw)
+            told = decode_input(frame.raw)
         except (ValueError, RecursionError):
             return []  # a recording may have what we would not say
         match told:
             case TurnFrame():
-                return self._begin(told.key, told.key)
-            case Steer():
-                self._remember(offers={**self.state.offers, told.id: told.text})
+                return self._begin_turn(told.key, told.key)
+            case SteerFrame():
+                self._update_state(offers={**self.state.offers, told.id: told.text})
                 return [ev.FollowupOffered(told.id, told.text)]
-            case Decide():
-                return self._decided(told)
-            case Hello() | Recall() | Interrupt():
+            case DecideFrame():
+                return self._record_decision(told)
+            case HelloFrame() | RecallFrame() | InterruptFrame():
                 return []
             case other:
                 assert_never(other)
 
     def receive(self, frame: Frame) -> list[DialectOutput]:
         try:
-            said = printed_of(frame.raw)
+            said = decode_output(frame.raw)
         except (ValueError, RecursionError) as error:
-            return [_unknown(frame.raw, error)]
+            return [_keep_unknown(frame.raw, error)]
         match said:
-            case Text():
+            case TextFrame():
                 self.state.text = said.text
                 return [ev.TextFinal(said.text)]
-            case ToolStart() | ToolEnd() | Ask():
-                return [self._tool(said, frame)]
-            case Ready() | BeganFrame() | EndedFrame() | Absorbed() | Returned() | Background():
-                return self._turn(said)
+            case ToolStartFrame() | ToolEndFrame() | AskFrame():
+                return [self._on_tool_frame(said, frame)]
+            case (
+                ReadyFrame()
+                | BeganFrame()
+                | EndedFrame()
+                | AbsorbedFrame()
+                | ReturnedFrame()
+                | BackgroundFrame()
+            ):
+                return self._on_turn_frame(said)
             case _:
-                return [_fact(said)]
+                return [_to_event(said)]
 
-    def ended(self, last: Exit) -> list[DialectOutput]:
+    def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
         """What was offered and not taken in was lost with the process; the rest is the driver's."""
         offers = self.state.offers
-        self._remember(is_ready=False, offers={}, asks={}, background=0)
+        self._update_state(is_ready=False, offers={}, asks={}, background=0)
         return [
             ev.FollowupReturned(offer, text, "the process ended") for offer, text in offers.items()
         ]
 
-    def _remember(self, **changes: Any) -> None:
+    def _update_state(self, **changes: Any) -> None:
         for name, value in changes.items():
             setattr(self.state, name, value)
 
-    def _begin(self, turn: str, taken: str | None) -> list[DialectOutput]:
-        self._remember(turn=turn, text=None)
-        return [Began(taken)]
+    def _begin_turn(self, turn: str, taken: str | None) -> list[DialectOutput]:
+        self._update_state(turn=turn, text=None)
+        return [TurnBegan(taken)]
 
-    def _decided(self, told: Decide) -> list[DialectOutput]:
+    def _record_decision(self, told: DecideFrame) -> list[DialectOutput]:
         approvals = [name for name, ask in self.state.asks.items() if ask == told.ask]
         asks = {name: ask for name, ask in self.state.asks.items() if ask != told.ask}
-        self._remember(asks=asks)
+        self._update_state(asks=asks)
         verdict = "allow" if told.allow else "deny"
         return [ev.ApprovalResolved(name, verdict, by="user") for name in approvals]
 
-    def _turn(self, said: TurnPart) -> list[DialectOutput]:
+    def _on_turn_frame(self, said: TurnOutput) -> list[DialectOutput]:
         match said:
-            case Ready(token):
-                self._remember(is_ready=True)
+            case ReadyFrame(token):
+                self._update_state(is_ready=True)
                 return [ev.TokenBound(token)] if token else []
             case BeganFrame():
-                return self._began(said)
+                return self._on_began(said)
             case EndedFrame():
-                return self._ended(said)
-            case Absorbed() | Returned():
-                self._settle(said.offer)
-                return [_fate(said)]
-            case Background(count):
-                self._remember(background=count)
+                return self._on_ended(said)
+            case AbsorbedFrame() | ReturnedFrame():
+                self._remove_offer(said.offer)
+                return [_build_offer_event(said)]
+            case BackgroundFrame(count):
+                self._update_state(background=count)
                 return []
             case other:
                 assert_never(other)
 
-    def _settle(self, offer: str) -> None:
+    def _remove_offer(self, offer: str) -> None:
         offers = self.state.offers
-        self._remember(offers={each: offers[each] for each in offers if each != offer})
+        self._update_state(offers={each: offers[each] for each in offers if each != offer})
 
-    def _began(self, said: BeganFrame) -> list[DialectOutput]:
+    def _on_began(self, said: BeganFrame) -> list[DialectOutput]:
         """Ours began when we told it; what it prints of that is news only in a recording."""
         if said.by == "offer":
-            self._settle(said.turn)
+            self._remove_offer(said.turn)
             own = ev.FollowupOwnTurn(said.turn, said.text or "")
-            return [own, *self._begin(said.turn, said.turn)]
+            return [own, *self._begin_turn(said.turn, said.turn)]
         if said.by == "turn":
-            self._remember(text=None)
-            return [] if said.turn == self.state.turn else self._begin(said.turn, said.turn)
+            self._update_state(text=None)
+            return [] if said.turn == self.state.turn else self._begin_turn(said.turn, said.turn)
         if self.state.turn is None:
-            return self._begin(said.turn, None)
-        self._remember(prelude=said.turn)
+            return self._begin_turn(said.turn, None)
+        self._update_state(prelude=said.turn)
         return [ev.Note(f"it had begun a turn of its own, {said.turn}, before it saw this one")]
 
-    def _ended(self, said: EndedFrame) -> list[DialectOutput]:
+    def _on_ended(self, said: EndedFrame) -> list[DialectOutput]:
         if said.turn == self.state.prelude:
-            self._remember(prelude=None)
+            self._update_state(prelude=None)
             return [ev.Note(f"its own turn {said.turn} ended: {said.status}")]
         text = self.state.text if said.result is None else said.result
-        self._remember(turn=None, text=None, asks={})
-        error = None if said.error is None else _error(said.error)
-        return [Ended(said.status, text, said.usage, _cost(said.cost_usd), error)]
+        self._update_state(turn=None, text=None, asks={})
+        error = None if said.error is None else _to_error(said.error)
+        return [TurnEnded(said.status, text, said.usage, _to_cost(said.cost_usd), error)]
 
-    def _tool(self, said: ToolPart, frame: Frame) -> ev.Event:
+    def _on_tool_frame(self, said: ToolOutput, frame: Frame) -> ev.Event:
         match said:
-            case ToolStart():
+            case ToolStartFrame():
                 return ev.ToolStarted(said.id, said.name, said.input)
-            case ToolEnd():
-                return _tool_end(said)
-            case Ask():
+            case ToolEndFrame():
+                return _build_tool_end(said)
+            case AskFrame():
                 approval = str(frame.end)
-                self._remember(asks={**self.state.asks, approval: said.id})
+                self._update_state(asks={**self.state.asks, approval: said.id})
                 return ev.ApprovalRequested(approval, said.call, said.name, said.input, True)
             case other:
                 assert_never(other)
 
 
-def _fate(said: Absorbed | Returned) -> ev.Event:
-    if isinstance(said, Absorbed):
+def _build_offer_event(said: AbsorbedFrame | ReturnedFrame) -> ev.Event:
+    if isinstance(said, AbsorbedFrame):
         return ev.FollowupAbsorbed(said.offer, said.text)
     return ev.FollowupReturned(said.offer, said.text, said.reason)
 
 
-def _tool_end(said: ToolEnd) -> ev.Event:
+def _build_tool_end(said: ToolEndFrame) -> ev.Event:
     if said.error is None:
         return ev.ToolCompleted(said.id, said.name, said.input, said.output)
     return ev.ToolFailed(said.id, said.name, said.input, said.output, said.error)
 
 
-def _send(key: str, told: Told) -> Send:
+def _encode(key: str, told: InputFrame) -> Send:
     return Send(key, msgspec.json.encode(told))
 
 
-def _unknown(raw: bytes, problem: Exception) -> ev.Unknown:
+def _keep_unknown(raw: bytes, problem: Exception) -> ev.Unknown:
     """What is JSON, but not of ours, is kept; what is not even JSON is for the driver to keep."""
     if not isinstance(problem, msgspec.ValidationError):
         raise msgspec.DecodeError(str(problem)) from problem
@@ -324,52 +333,52 @@ def _unknown(raw: bytes, problem: Exception) -> ev.Unknown:
     return ev.Unknown(raw.decode())
 
 
-def _fact(said: Fact) -> ev.Event:
+def _to_event(said: FactOutput) -> ev.Event:
     match said:
         case UsageFrame():
-            return ev.UsageUpdated(said.usage, _cost(said.cost_usd))
-        case Stats():
+            return ev.UsageUpdated(said.usage, _to_cost(said.cost_usd))
+        case StatsFrame():
             return ev.StatsUpdated(**msgspec.structs.asdict(said))
         case ImageFrame():
             return ev.ImageProduced(said.name, said.media_type, said.size_bytes)
-        case Retrying():
+        case RetryingFrame():
             return ev.ProviderRetrying(said.attempt, said.delay_ms, said.reason)
         case _:
-            return _words(said)
+            return _to_text_event(said)
 
 
-def _words(said: Words | Compaction) -> ev.Event:
+def _to_text_event(said: TextOutput | CompactionOutput) -> ev.Event:
     match said:
-        case Delta(text):
+        case DeltaFrame(text):
             return ev.TextDelta(text)
-        case Thinking(text):
+        case ThinkingFrame(text):
             return ev.ThinkingDelta(text)
         case NoteFrame(text):
             return ev.Note(text)
-        case Compacting(trigger):
+        case CompactingFrame(trigger):
             return ev.CompactionStarted(trigger)
-        case Compacted():
-            return _compacted(said)
+        case CompactedFrame():
+            return _to_compaction_event(said)
         case other:
             assert_never(other)
 
 
-def _compacted(said: Compacted) -> ev.Event:
+def _to_compaction_event(said: CompactedFrame) -> ev.Event:
     if said.error is not None:
         return ev.CompactionFailed(said.error)
     return ev.CompactionCompleted(said.trigger, said.tokens_before, said.tokens_after)
 
 
-def _cost(usd: float | None) -> Cost:
+def _to_cost(usd: float | None) -> Cost:
     return Cost() if usd is None else Cost(usd, "known")
 
 
-def _error(said: Failure) -> ErrorFact:
-    at = _time(said.resets_at)
+def _to_error(said: ScriptedFailure) -> ErrorFact:
+    at = _to_datetime(said.resets_at)
     return ErrorFact(said.code, said.message, said.hint, said.retryable, at)
 
 
-def _time(epoch: float | None) -> datetime | None:
+def _to_datetime(epoch: float | None) -> datetime | None:
     """A script may name a time that no calendar has: then there is none."""
     try:
         return None if epoch is None else datetime.fromtimestamp(epoch, UTC)

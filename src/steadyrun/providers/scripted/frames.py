@@ -11,34 +11,34 @@ from steadyrun.model.event import JsonObject
 from steadyrun.model.usage import Usage
 
 
-class _Told(Struct, frozen=True, tag_field="type", tag=str.lower):
+class _InputFrame(Struct, frozen=True, tag_field="type"):
     """What is said to it."""
 
 
-class Hello(_Told, frozen=True): ...
+class HelloFrame(_InputFrame, frozen=True, tag="hello"): ...
 
 
-class TurnFrame(_Told, frozen=True, tag="turn", omit_defaults=True):
+class TurnFrame(_InputFrame, frozen=True, tag="turn", omit_defaults=True):
     key: str
     text: str
     images: tuple[Image, ...] = ()
     schema: JsonObject | None = None
 
 
-class Steer(_Told, frozen=True):
+class SteerFrame(_InputFrame, frozen=True, tag="steer"):
     id: str
     text: str
 
 
-class Recall(_Told, frozen=True):
+class RecallFrame(_InputFrame, frozen=True, tag="recall"):
     id: str
 
 
-class Interrupt(_Told, frozen=True):
+class InterruptFrame(_InputFrame, frozen=True, tag="interrupt"):
     turn: str
 
 
-class Decide(_Told, frozen=True):
+class DecideFrame(_InputFrame, frozen=True, tag="decide"):
     ask: str
     allow: bool
     message: str = ""
@@ -46,21 +46,21 @@ class Decide(_Told, frozen=True):
     always: bool = False
 
 
-class _Printed(Struct, frozen=True, tag_field="type", tag=str.lower):
+class _OutputFrame(Struct, frozen=True, tag_field="type"):
     """What it prints."""
 
 
-class Ready(_Printed, frozen=True):
+class ReadyFrame(_OutputFrame, frozen=True, tag="ready"):
     token: str | None
 
 
-class BeganFrame(_Printed, frozen=True, tag="began"):
+class BeganFrame(_OutputFrame, frozen=True, tag="began"):
     turn: str
     by: Literal["turn", "offer", "self"]
     text: str | None = None
 
 
-class Failure(Struct, frozen=True):
+class ScriptedFailure(Struct, frozen=True):
     code: str
     message: str
     hint: str = ""
@@ -68,34 +68,34 @@ class Failure(Struct, frozen=True):
     resets_at: float | None = None
 
 
-class EndedFrame(_Printed, frozen=True, tag="ended"):
+class EndedFrame(_OutputFrame, frozen=True, tag="ended"):
     turn: str
     status: Literal["completed", "failed", "cancelled", "rate_limited"]
     result: str | None = None
-    error: Failure | None = None
+    error: ScriptedFailure | None = None
     usage: Usage | None = None
     cost_usd: float | None = None
 
 
-class Text(_Printed, frozen=True, gc=False):
+class TextFrame(_OutputFrame, frozen=True, tag="text", gc=False):
     text: str
 
 
-class Delta(_Printed, frozen=True, gc=False):
+class DeltaFrame(_OutputFrame, frozen=True, tag="delta", gc=False):
     text: str
 
 
-class Thinking(_Printed, frozen=True, gc=False):
+class ThinkingFrame(_OutputFrame, frozen=True, tag="thinking", gc=False):
     text: str
 
 
-class ToolStart(_Printed, frozen=True, tag="tool_start"):
+class ToolStartFrame(_OutputFrame, frozen=True, tag="tool_start"):
     id: str
     name: str
     input: Any = None
 
 
-class ToolEnd(_Printed, frozen=True, tag="tool_end"):
+class ToolEndFrame(_OutputFrame, frozen=True, tag="tool_end"):
     id: str
     name: str
     input: Any = None
@@ -103,30 +103,30 @@ class ToolEnd(_Printed, frozen=True, tag="tool_end"):
     error: str | None = None
 
 
-class Ask(_Printed, frozen=True):
+class AskFrame(_OutputFrame, frozen=True, tag="ask"):
     id: str
     call: str
     name: str
     input: Any = None
 
 
-class Absorbed(_Printed, frozen=True):
+class AbsorbedFrame(_OutputFrame, frozen=True, tag="absorbed"):
     offer: str
     text: str
 
 
-class Returned(_Printed, frozen=True):
+class ReturnedFrame(_OutputFrame, frozen=True, tag="returned"):
     offer: str
     text: str
     reason: str | None = None
 
 
-class UsageFrame(_Printed, frozen=True, tag="usage"):
+class UsageFrame(_OutputFrame, frozen=True, tag="usage"):
     usage: Usage
     cost_usd: float | None = None
 
 
-class Stats(_Printed, frozen=True):
+class StatsFrame(_OutputFrame, frozen=True, tag="stats"):
     model: str | None = None
     context_window: int | None = None
     cache_read_tokens: int | None = None
@@ -135,46 +135,46 @@ class Stats(_Printed, frozen=True):
     terminal_reason: str | None = None
 
 
-class ImageFrame(_Printed, frozen=True, tag="image"):
+class ImageFrame(_OutputFrame, frozen=True, tag="image"):
     name: str
     media_type: str
     size_bytes: int
 
 
-class Compacting(_Printed, frozen=True):
+class CompactingFrame(_OutputFrame, frozen=True, tag="compacting"):
     trigger: str | None = None
 
 
-class Compacted(_Printed, frozen=True):
+class CompactedFrame(_OutputFrame, frozen=True, tag="compacted"):
     trigger: str | None = None
     tokens_before: int | None = None
     tokens_after: int | None = None
     error: str | None = None
 
 
-class Retrying(_Printed, frozen=True):
+class RetryingFrame(_OutputFrame, frozen=True, tag="retrying"):
     reason: str
     attempt: int = 1
     delay_ms: int | None = None
 
 
-class NoteFrame(_Printed, frozen=True, tag="note"):
+class NoteFrame(_OutputFrame, frozen=True, tag="note"):
     text: str
 
 
-class Background(_Printed, frozen=True, tag="background"):
+class BackgroundFrame(_OutputFrame, frozen=True, tag="background"):
     # How many turns of its own it will begin.
     open: int
 
 
-Told = Hello | TurnFrame | Steer | Recall | Interrupt | Decide
+InputFrame = HelloFrame | TurnFrame | SteerFrame | RecallFrame | InterruptFrame | DecideFrame
 
-TurnPart = Ready | BeganFrame | EndedFrame | Absorbed | Returned | Background
-ToolPart = ToolStart | ToolEnd | Ask
-Words = Delta | Thinking | NoteFrame
-Compaction = Compacting | Compacted
-Fact = Words | Compaction | UsageFrame | Stats | ImageFrame | Retrying
-Printed = Text | TurnPart | ToolPart | Fact
+TurnOutput = ReadyFrame | BeganFrame | EndedFrame | AbsorbedFrame | ReturnedFrame | BackgroundFrame
+ToolOutput = ToolStartFrame | ToolEndFrame | AskFrame
+TextOutput = DeltaFrame | ThinkingFrame | NoteFrame
+CompactionOutput = CompactingFrame | CompactedFrame
+FactOutput = TextOutput | CompactionOutput | UsageFrame | StatsFrame | ImageFrame | RetryingFrame
+OutputFrame = TextFrame | TurnOutput | ToolOutput | FactOutput
 
-told_of: Callable[[bytes], Told] = msgspec.json.Decoder(Told).decode
-printed_of: Callable[[bytes], Printed] = msgspec.json.Decoder(Printed).decode
+decode_input: Callable[[bytes], InputFrame] = msgspec.json.Decoder(InputFrame).decode
+decode_output: Callable[[bytes], OutputFrame] = msgspec.json.Decoder(OutputFrame).decode

@@ -25,26 +25,26 @@ def check_images(images: Sequence[Image]) -> None:
     for number, image in enumerate(images, 1):
         _check_image(number, image)
     if total > LARGEST_IMAGES_BYTES:
-        expected = f"expected at most {_mb(LARGEST_IMAGES_BYTES)} of images"
+        expected = f"expected at most {_format_mb(LARGEST_IMAGES_BYTES)} of images"
         raise InvalidUsage(
-            f"{expected}, found {_mb(total)}", hint="Send fewer, or make them smaller."
+            f"{expected}, found {_format_mb(total)}", hint="Send fewer, or make them smaller."
         )
 
 
-def word(what: str, value: str) -> str:
+def check_argument(what: str, value: str) -> str:
     """The value, if it can be an argument."""
-    if not is_word(value):
+    if not is_argument(value):
         found = f"expected a name that does not begin with -, found {value[:80]!r}"
         raise InvalidUsage(f"{what}: {found}")
     return value
 
 
-def is_word(value: str) -> bool:
+def is_argument(value: str) -> bool:
     """Whether it can be an argument; what begins with - would be taken for an option."""
     return bool(value.strip()) and not value.startswith("-") and "\0" not in value
 
 
-def refuse(option: str, expected: str, found: object) -> NoReturn:
+def refuse_option(option: str, expected: str, found: object) -> NoReturn:
     """An option that cannot work: msgspec makes it a part of its own error."""
     raise ValueError(f"{option}: expected {expected}, found {found}")
 
@@ -57,9 +57,11 @@ def _check_image(number: int, image: Image) -> None:
         expected = f"image {number}: expected {image.media_type}"
         raise InvalidUsage(f"{expected}, found something else", hint="Is it the right file?")
     if len(image.data) > LARGEST_IMAGE_BYTES:
-        expected = f"image {number}: expected at most {_mb(LARGEST_IMAGE_BYTES)}"
-        raise InvalidUsage(f"{expected}, found {_mb(len(image.data))}", hint="Make it smaller.")
+        expected = f"image {number}: expected at most {_format_mb(LARGEST_IMAGE_BYTES)}"
+        raise InvalidUsage(
+            f"{expected}, found {_format_mb(len(image.data))}", hint="Make it smaller."
+        )
 
 
-def _mb(size: int) -> str:
+def _format_mb(size: int) -> str:
     return f"{size / 1024 / 1024:.1f} MB"

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from steadyrun.dialect import DialectOutput, Picture
+from steadyrun.dialect import DialectOutput, ProducedImage
 from steadyrun.model import event as ev
 
 MOST_IMAGES = 10
@@ -15,7 +15,7 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,")
 _ENDINGS = {"image/jpeg": "jpg", "image/svg+xml": "svg"}
 
 
-class Drawing(Protocol):
+class ImageTurn(Protocol):
     """A turn that pictures are produced in: their names by what tells them apart."""
 
     images: dict[str, str]
@@ -41,15 +41,15 @@ class EncodedImage(Struct, frozen=True):
             return b""
 
 
-def extract_images(turn: Drawing | None, content: Any) -> tuple[Any, list[DialectOutput]]:
+def extract_images(turn: ImageTurn | None, content: Any) -> tuple[Any, list[DialectOutput]]:
     """A tool's output with the names of pictures in their place, and the new ones among them."""
     if not isinstance(content, list):
         return content, []
     said: list[DialectOutput] = []
-    return [_named(turn, part, said) for part in content], said
+    return [_name_image(turn, part, said) for part in content], said
 
 
-def produced(turn: Drawing, drawn: EncodedImage, said: list[DialectOutput]) -> str | None:
+def register_image(turn: ImageTurn, drawn: EncodedImage, said: list[DialectOutput]) -> str | None:
     """The name of a picture; a new one is told. None if there are too many, it is too large, or it
     is none."""
     if name := turn.images.get(drawn.key):
@@ -66,19 +66,19 @@ def produced(turn: Drawing, drawn: EncodedImage, said: list[DialectOutput]) -> s
     ending = _ENDINGS.get(kind, kind.removeprefix("image/"))
     name = f"image-{len(turn.images) + 1}.{ending}"
     turn.images[drawn.key] = name
-    said.append(Picture(name, kind, content))
+    said.append(ProducedImage(name, kind, content))
     return name
 
 
-def _named(turn: Drawing | None, part: Any, said: list[DialectOutput]) -> Any:
-    drawn = _drawn(part)
+def _name_image(turn: ImageTurn | None, part: Any, said: list[DialectOutput]) -> Any:
+    drawn = _parse_image(part)
     if drawn is None:
         return part
-    name = produced(turn, drawn, said) if turn else None
+    name = register_image(turn, drawn, said) if turn else None
     return {"type": "image", "media_type": drawn.media_type, "name": name}
 
 
-def _drawn(part: Any) -> EncodedImage | None:
+def _parse_image(part: Any) -> EncodedImage | None:
     """A picture is known by the shape of its block, whichever tool it comes from: the first is
     Anthropic's, the second is that of MCP, the third is OpenAI's."""
     match part:

@@ -69,7 +69,7 @@ class PriceList(Struct, frozen=True):
     makers: tuple[Maker, ...]
 
 
-def estimated(model: str | None, usage: Usage | None, *, is_one_call: bool = False) -> Cost:
+def estimate_cost(model: str | None, usage: Usage | None, *, is_one_call: bool = False) -> Cost:
     """The list price of these tokens; unknown where the model or the tokens are.
 
     A name is looked up by the rules of the list itself. They match many names to the letter and
@@ -86,7 +86,7 @@ def estimated(model: str | None, usage: Usage | None, *, is_one_call: bool = Fal
         return Cost()
     read, written = usage.cache_read_tokens or 0, usage.cache_write_tokens or 0
     told = (usage.input_tokens, read, written)
-    rates = _find(price_list(), model.lower(), whole_input=sum(told) if is_one_call else 0)
+    rates = _find_rates(load_prices(), model.lower(), whole_input=sum(told) if is_one_call else 0)
     if rates is None or min(*told, usage.output_tokens) < 0:
         return Cost()
     of_input = rates.input * usage.input_tokens
@@ -97,28 +97,28 @@ def estimated(model: str | None, usage: Usage | None, *, is_one_call: bool = Fal
 
 # No state: the file is part of the code, and never another one.
 @cache
-def price_list() -> PriceList:
+def load_prices() -> PriceList:
     """The list there is, with the day it is of."""
     return msgspec.json.decode(FILE.read_bytes(), type=PriceList)
 
 
-def _find(prices: PriceList, name: str, *, whole_input: int) -> Rates | None:
+def _find_rates(prices: PriceList, name: str, *, whole_input: int) -> Rates | None:
     """The first maker that claims the name decides, and the first of its models that does."""
-    maker = next((each for each in prices.makers if _is_meant(each.match, name)), None)
+    maker = next((each for each in prices.makers if _is_match(each.match, name)), None)
     models = maker.models if maker else ()
-    model = next((each for each in models if _is_meant(each.match, name)), None)
+    model = next((each for each in models if _is_match(each.match, name)), None)
     rates = model.rates if model else ()
     fitting = [each for each in rates if each.above == 0 or whole_input > each.above]
     return fitting[-1] if fitting else None
 
 
-def _is_meant(clause: Clause, name: str) -> bool:
+def _is_match(clause: Clause, name: str) -> bool:
     return (
         clause.equals == name
         or (clause.starts_with is not None and name.startswith(clause.starts_with))
         or (clause.ends_with is not None and name.endswith(clause.ends_with))
         or (clause.contains is not None and clause.contains in name)
         or (clause.regex is not None and re.search(clause.regex, name) is not None)
-        or any(_is_meant(each, name) for each in clause.any_of)
-        or (bool(clause.all_of) and all(_is_meant(each, name) for each in clause.all_of))
+        or any(_is_match(each, name) for each in clause.any_of)
+        or (bool(clause.all_of) and all(_is_match(each, name) for each in clause.all_of))
     )

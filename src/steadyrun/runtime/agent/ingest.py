@@ -5,7 +5,7 @@ from typing import Protocol, TypeGuard
 
 from msgspec.structs import replace
 
-from steadyrun.dialect import RESUME_NOT_FOUND, Began, Ended, Turn
+from steadyrun.dialect import RESUME_NOT_FOUND, Turn, TurnBegan, TurnEnded
 from steadyrun.driver import Driver, DriverOutput, JournalBatch
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
@@ -113,7 +113,7 @@ def is_early(seat: Turning, live: LiveProcess) -> bool:
 
 
 def _judged(
-    seat: Turning, ended: Ended, token: str | None, *, early: bool
+    seat: Turning, ended: TurnEnded, token: str | None, *, early: bool
 ) -> Finished | Touched | None:
     """A turn has ended, and so will its run, unless the run's own turn is still to come; None: it
     goes on in another conversation."""
@@ -178,10 +178,10 @@ async def _hear_turn(seat: Turning, live: LiveProcess, stretch: JournalBatch) ->
         match heard:
             case Emitted():
                 events.append(heard)
-            case Began():
+            case TurnBegan():
                 # What its frame says before is of this turn, too: one frame, one commit.
                 begun = await seat.begun(live, heard.input)
-            case Ended():
+            case TurnEnded():
                 # One that begins and ends in a frame is the run's own: it was refused.
                 early = begun is None and is_early(seat, live)
                 change = _judged(seat, heard, recorder.token, early=early)

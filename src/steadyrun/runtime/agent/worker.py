@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
-from steadyrun.dialect import Ended, Turn
+from steadyrun.dialect import Turn, TurnEnded
 from steadyrun.driver import Driver, JournalBatch
 from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, SteadyrunError, StoreFailed
 from steadyrun.lib.signal import Signal
@@ -158,7 +158,7 @@ class AgentWorker:
         while not runner.is_over:
             if runner.stopped and not self.taken_up:
                 # Nobody knows of it yet.
-                runner.end_by(runner.judged(Ended("cancelled"), None))
+                runner.end_by(runner.judged(TurnEnded("cancelled"), None))
                 return
             try:
                 order = await self.write(self._ordered, "start")
@@ -193,10 +193,10 @@ class AgentWorker:
     async def _take_stock(self, runner: ActiveRun, live: LiveProcess) -> None:
         """The process is gone, and the run has not ended."""
         if runner.stopped:
-            runner.end_by(runner.judged(Ended("cancelled"), None))
+            runner.end_by(runner.judged(TurnEnded("cancelled"), None))
         elif self._own.was_launched(live) or runner.was_told:
             error = ErrorFact("exited", "the process ended before the turn began", retryable=True)
-            runner.end_by(runner.judged(Ended("failed", error=error), None))
+            runner.end_by(runner.judged(TurnEnded("failed", error=error), None))
         # First: a process that is closed without a word of its run has done nothing.
         await self._write_cut(runner)
         await self._own.end()

@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 from msgspec.structs import replace
 
-from steadyrun.dialect import Ended, Turn, Verdict
+from steadyrun.dialect import Turn, TurnEnded, Verdict
 from steadyrun.driver import Driver
 from steadyrun.errors import StoreFailed
 from steadyrun.model.agent import Agent
@@ -171,7 +171,7 @@ class ActiveRun:
         """It has ended, and no process has said so."""
         self.cut, self.is_over = change, True
 
-    def judged(self, ended: Ended, token: str | None) -> Finished:
+    def judged(self, ended: TurnEnded, token: str | None) -> Finished:
         """A turn that was stopped and did not complete ended because it was stopped."""
         status, reason, error = ended.status, ended.stop_reason, ended.error
         # Who was here before us may have stopped it for that.
@@ -208,13 +208,13 @@ class ActiveRun:
         hint = "Allow more: --max-cost" if is_direct else "Its owner is asked: steadyrun approvals"
         return ErrorFact("max_cost", why, hint)
 
-    def early(self, ended: Ended) -> Touched:
+    def early(self, ended: TurnEnded) -> Touched:
         """A turn of the provider's own has ended before the run's: what it used is the run's."""
         usage, cost = self._with_spent(ended)
         self._spent, self._heard = (usage or Usage(), cost or Cost()), None
         return Touched(self._clock.now(), usage, cost)
 
-    def _with_spent(self, ended: Ended) -> tuple[Usage | None, Cost | None]:
+    def _with_spent(self, ended: TurnEnded) -> tuple[Usage | None, Cost | None]:
         """Of a turn that was cut off nobody says what it has used in all: what was told before."""
         heard = self._heard
         if ended.usage is None and heard:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from steadyrun.dialect import Enforced, Refused
+from steadyrun.dialect import EnforcedRights, Refused
 from steadyrun.driver import DriverOutput, Launcher
 from steadyrun.errors import AbilityMissing
 from steadyrun.model.agent import Agent
@@ -26,8 +26,8 @@ def permitted(
 
 
 def require_kept(
-    provider: str, found: Enforced | Refused, *, asked: str = "the limit of its tools"
-) -> Enforced:
+    provider: str, found: EnforcedRights | Refused, *, asked: str = "the limit of its tools"
+) -> EnforcedRights:
     """How a provider keeps to rights; `AbilityMissing` says why it cannot."""
     if isinstance(found, Refused):
         raise AbilityMissing(provider, "tools", asked=asked, why=found.reason)

@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from steadyrun.testing.model_servers.all_apis import EveryServer
+from steadyrun.testing.model_servers.all_apis import AllApisServer
 from steadyrun.testing.model_servers.script_json import read_script
 
 
@@ -15,8 +15,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m steadyrun.testing.model_servers")
     parser.add_argument("script", type=Path, help="a file of steps as JSON, see written.py")
     parser.add_argument("--log", type=Path, help="append each request here, one a line")
-    asked = parser.parse_args()
-    with EveryServer(read_script(asked.script), log=asked.log) as server:
+    arguments = parser.parse_args()
+    with AllApisServer(read_script(arguments.script), log=arguments.log) as server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
         sys.stdin.read()

@@ -1,12 +1,12 @@
 """Which server has every wire? One for a test that does not care which API its CLI speaks."""
 
-from steadyrun.testing.model_servers.anthropic import MESSAGES_WIRE
+from steadyrun.testing.model_servers.anthropic import MESSAGES_API
 from steadyrun.testing.model_servers.model_server import ModelServer
-from steadyrun.testing.model_servers.openai_chat import CHAT_WIRE
-from steadyrun.testing.model_servers.openai_responses import RESPONSES_WIRE
+from steadyrun.testing.model_servers.openai_chat import CHAT_API
+from steadyrun.testing.model_servers.openai_responses import RESPONSES_API
 
 
-class EveryServer(ModelServer):
+class AllApisServer(ModelServer):
     """The Messages, Responses and Chat Completions APIs on 127.0.0.1, by one script."""
 
-    wires = (MESSAGES_WIRE, RESPONSES_WIRE, CHAT_WIRE)
+    apis = (MESSAGES_API, RESPONSES_API, CHAT_API)

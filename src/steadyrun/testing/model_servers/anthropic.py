@@ -9,51 +9,51 @@ eats no step: tokens to count, a title, a quota probe. Both are in the log: `mai
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from steadyrun.testing.model_servers.anthropic_stream import message_body, message_events
+from steadyrun.testing.model_servers.anthropic_stream import build_message, stream_message
 from steadyrun.testing.model_servers.content import (
-    Answer,
-    Block,
-    Call,
-    Text,
-    Thinking,
-    Tokens,
+    AnswerBlock,
+    AnswerTokens,
+    CallBlock,
+    ModelAnswer,
+    TextBlock,
+    ThinkingBlock,
     answer,
     call,
     text,
     thinking,
 )
 from steadyrun.testing.model_servers.faults import Break, Fault, Pause, Refusal
-from steadyrun.testing.model_servers.http_server import Reply, Request
+from steadyrun.testing.model_servers.http_server import HttpReply, HttpRequest
 from steadyrun.testing.model_servers.model_server import ModelServer
 from steadyrun.testing.model_servers.protocol import (
-    Ask,
     Fields,
-    Step,
-    Steps,
-    body_of,
+    ModelRequest,
+    ServerStep,
+    ServerSteps,
+    collect_texts,
+    collect_user_texts,
     encode_event,
     is_post_to,
-    since_last,
-    texts_in,
-    texts_of_user,
+    read_body,
+    take_new_items,
 )
 
 __all__ = [
-    "Answer",
-    "Ask",
-    "Block",
-    "Call",
+    "AnswerBlock",
+    "AnswerTokens",
+    "CallBlock",
     "MessagesServer",
-    "Step",
-    "Steps",
-    "Text",
-    "Thinking",
-    "Tokens",
+    "ModelAnswer",
+    "ModelRequest",
+    "ServerStep",
+    "ServerSteps",
+    "TextBlock",
+    "ThinkingBlock",
     "answer",
+    "build_limit_headers",
     "call",
     "text",
     "thinking",
-    "unified_limit",
 ]
 
 MESSAGES = "/v1/messages"
@@ -78,7 +78,7 @@ ERRORS: Mapping[Fault, tuple[int, str, str]] = {
 }
 
 
-def unified_limit(
+def build_limit_headers(
     status: str, resets_at: int, window: str = "five_hour", used: float | None = None
 ) -> dict[str, str]:
     """The headers that tell a subscription's windows: allowed, allowed_warning or rejected."""
@@ -97,51 +97,51 @@ def unified_limit(
     return headers
 
 
-class MessagesWire:
+class MessagesApi:
     """The Anthropic Messages API."""
 
-    def read(self, request: Request) -> Ask | None:
+    def read_request(self, request: HttpRequest) -> ModelRequest | None:
         if not (is_post_to(request, MESSAGES) or is_post_to(request, COUNT)):
             return None
-        body = body_of(request)
+        body = read_body(request)
         messages: Sequence[Fields] = body.get("messages") or ()
-        latest = since_last(messages, lambda message: message["role"] == "assistant")
-        news = tuple(block for message in latest for block in _blocks(message))
+        latest = take_new_items(messages, lambda message: message["role"] == "assistant")
+        news = tuple(block for message in latest for block in _list_blocks(message))
         results = tuple(block for block in news if block.get("type") == "tool_result")
-        return Ask(
+        return ModelRequest(
             request,
             is_main=is_post_to(request, MESSAGES) and _is_conversation(body),
             tools=tuple(str(tool.get("name", "")) for tool in body.get("tools") or ()),
             messages=messages,
-            news=news,
+            new_items=news,
             results=results,
-            outputs=tuple("\n".join(texts_in(result.get("content"))) for result in results),
-            said="\n".join(texts_of_user(latest, REMINDERS)),
+            outputs=tuple("\n".join(collect_texts(result.get("content"))) for result in results),
+            user_text="\n".join(collect_user_texts(latest, REMINDERS)),
         )
 
-    def look_up(self, request: Request) -> Reply | None:
+    def answer_lookup(self, request: HttpRequest) -> HttpReply | None:
         if not is_post_to(request, COUNT):
             return None
         count = len(json.dumps(request.body)) // 4
-        return Reply(200, (json.dumps({"input_tokens": count}).encode(),))
+        return HttpReply(200, (json.dumps({"input_tokens": count}).encode(),))
 
-    def events(self, step: Answer, ask: Ask) -> Iterator[bytes | Pause]:
-        return message_events(step, ask.name, ask.model)
+    def stream_events(self, step: ModelAnswer, ask: ModelRequest) -> Iterator[bytes | Pause]:
+        return stream_message(step, ask.name, ask.model)
 
-    def body(self, step: Answer, ask: Ask) -> Fields:
-        return message_body(step, ask.name, ask.model)
+    def build_body(self, step: ModelAnswer, ask: ModelRequest) -> Fields:
+        return build_message(step, ask.name, ask.model)
 
-    def refuse(self, refusal: Refusal) -> tuple[int, Fields]:
+    def build_error(self, refusal: Refusal) -> tuple[int, Fields]:
         status, kind, words = ERRORS[refusal.fault]
         error = {"type": kind, "message": refusal.message or words, **refusal.detail}
         return status, {"type": "error", "error": error}
 
-    def break_off(self, error: Break, ask: Ask) -> bytes:
-        _, body = self.refuse(Refusal(error.fault, message=error.message))
+    def build_break(self, error: Break, ask: ModelRequest) -> bytes:
+        _, body = self.build_error(Refusal(error.fault, message=error.message))
         return encode_event(body)
 
 
-MESSAGES_WIRE = MessagesWire()
+MESSAGES_API = MessagesApi()
 
 
 def _is_conversation(body: Fields) -> bool:
@@ -153,7 +153,7 @@ def _is_conversation(body: Fields) -> bool:
     return bool(body.get("tools")) or not is_aside
 
 
-def _blocks(message: Fields) -> Sequence[Fields]:
+def _list_blocks(message: Fields) -> Sequence[Fields]:
     content = message.get("content") or ()
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
@@ -161,4 +161,4 @@ def _blocks(message: Fields) -> Sequence[Fields]:
 class MessagesServer(ModelServer):
     """The Messages API on 127.0.0.1."""
 
-    wires = (MESSAGES_WIRE,)
+    apis = (MESSAGES_API,)

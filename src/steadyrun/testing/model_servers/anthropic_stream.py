@@ -4,51 +4,51 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from steadyrun.testing.model_servers.content import (
-    Answer,
-    Block,
-    Call,
-    Raw,
-    Thinking,
-    Tokens,
-    blocks_in,
-    halves,
-    numbered,
-    words_of,
-    written_input,
+    AnswerBlock,
+    AnswerTokens,
+    CallBlock,
+    ModelAnswer,
+    RawBlock,
+    ThinkingBlock,
+    encode_input,
+    iter_blocks,
+    join_text,
+    number_parts,
+    split_in_two,
 )
-from steadyrun.testing.model_servers.faults import Break, Cut, Gate, Pause
+from steadyrun.testing.model_servers.faults import Break, Cut, Pause, StreamGate
 from steadyrun.testing.model_servers.protocol import encode_event
 
 
-def message_events(step: Answer, name: str, model: str) -> Iterator[bytes | Pause]:
+def stream_message(step: ModelAnswer, name: str, model: str) -> Iterator[bytes | Pause]:
     """The events of a stream; `name` makes the ids of this answer its own."""
-    yield encode_event({"type": "message_start", "message": _opening(step, name, model)})
+    yield encode_event({"type": "message_start", "message": _build_opening(step, name, model)})
     yield encode_event({"type": "ping"})
-    for index, part in numbered(step):
-        if isinstance(part, Gate | Cut | Break):
+    for index, part in number_parts(step):
+        if isinstance(part, StreamGate | Cut | Break):
             yield part
         else:
-            yield from _block_events(part, index, f"{name}_{index}")
-    delta = {"stop_reason": _stop(step), "stop_sequence": None}
-    usage = _usage(step.tokens, step.tokens.output)
+            yield from _stream_block(part, index, f"{name}_{index}")
+    delta = {"stop_reason": _find_stop(step), "stop_sequence": None}
+    usage = _build_usage(step.tokens, step.tokens.output)
     yield encode_event({"type": "message_delta", "delta": delta, "usage": usage})
     yield encode_event({"type": "message_stop"})
 
 
-def message_body(step: Answer, name: str, model: str) -> Mapping[str, Any]:
+def build_message(step: ModelAnswer, name: str, model: str) -> Mapping[str, Any]:
     """The whole answer in one object."""
-    blocks = [_block(part, f"{name}_{index}") for index, part in enumerate(blocks_in(step))]
-    closing = {"content": blocks, "stop_reason": _stop(step)}
-    usage = _usage(step.tokens, step.tokens.output)
-    return {**_opening(step, name, model), **closing, "usage": usage}
+    blocks = [_build_block(part, f"{name}_{index}") for index, part in enumerate(iter_blocks(step))]
+    closing = {"content": blocks, "stop_reason": _find_stop(step)}
+    usage = _build_usage(step.tokens, step.tokens.output)
+    return {**_build_opening(step, name, model), **closing, "usage": usage}
 
 
-def _stop(step: Answer) -> str:
-    has_calls = any(isinstance(part, Call) for part in step.parts)
+def _find_stop(step: ModelAnswer) -> str:
+    has_calls = any(isinstance(part, CallBlock) for part in step.parts)
     return step.stop or ("tool_use" if has_calls else "end_turn")
 
 
-def _opening(step: Answer, name: str, model: str) -> dict[str, Any]:
+def _build_opening(step: ModelAnswer, name: str, model: str) -> dict[str, Any]:
     return {
         "id": f"msg_sim_{name}",
         "type": "message",
@@ -57,11 +57,11 @@ def _opening(step: Answer, name: str, model: str) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _usage(step.tokens, 1),
+        "usage": _build_usage(step.tokens, 1),
     }
 
 
-def _usage(tokens: Tokens, output: int) -> dict[str, int]:
+def _build_usage(tokens: AnswerTokens, output: int) -> dict[str, int]:
     return {
         "input_tokens": tokens.input,
         "cache_creation_input_tokens": tokens.cache_write,
@@ -70,48 +70,52 @@ def _usage(tokens: Tokens, output: int) -> dict[str, int]:
     }
 
 
-def _block(part: Block, place: str) -> Mapping[str, Any]:
-    if isinstance(part, Raw):
+def _build_block(part: AnswerBlock, place: str) -> Mapping[str, Any]:
+    if isinstance(part, RawBlock):
         return part.fields
-    if isinstance(part, Call):
+    if isinstance(part, CallBlock):
         ident = part.id or f"toolu_sim_{place}"
         return {"type": "tool_use", "id": ident, "name": part.name, "input": part.input}
-    if isinstance(part, Thinking):
-        return {"type": "thinking", "thinking": words_of(part), "signature": "c2ln"}
-    return {"type": "text", "text": words_of(part)}
+    if isinstance(part, ThinkingBlock):
+        return {"type": "thinking", "thinking": join_text(part), "signature": "c2ln"}
+    return {"type": "text", "text": join_text(part)}
 
 
-def _block_events(part: Block, index: int, place: str) -> Iterator[bytes | Pause]:
+def _stream_block(part: AnswerBlock, index: int, place: str) -> Iterator[bytes | Pause]:
     yield encode_event(
-        {"type": "content_block_start", "index": index, "content_block": _empty(part, place)}
+        {
+            "type": "content_block_start",
+            "index": index,
+            "content_block": _build_empty_block(part, place),
+        }
     )
-    for delta in _deltas(part):
-        if isinstance(delta, Gate | Cut | Break):
+    for delta in _stream_deltas(part):
+        if isinstance(delta, StreamGate | Cut | Break):
             yield delta
         else:
             yield encode_event({"type": "content_block_delta", "index": index, "delta": delta})
     yield encode_event({"type": "content_block_stop", "index": index})
 
 
-def _empty(part: Block, place: str) -> Mapping[str, Any]:
-    if isinstance(part, Raw):
+def _build_empty_block(part: AnswerBlock, place: str) -> Mapping[str, Any]:
+    if isinstance(part, RawBlock):
         return part.fields
-    if isinstance(part, Call):
-        return {**_block(part, place), "input": {}}
-    if isinstance(part, Thinking):
+    if isinstance(part, CallBlock):
+        return {**_build_block(part, place), "input": {}}
+    if isinstance(part, ThinkingBlock):
         return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "text", "text": ""}
 
 
-def _deltas(part: Block) -> Iterator[dict[str, Any] | Pause]:
-    if isinstance(part, Raw):
+def _stream_deltas(part: AnswerBlock) -> Iterator[dict[str, Any] | Pause]:
+    if isinstance(part, RawBlock):
         return
-    if isinstance(part, Call):
-        for piece in ("", *halves(written_input(part))):
+    if isinstance(part, CallBlock):
+        for piece in ("", *split_in_two(encode_input(part))):
             yield {"type": "input_json_delta", "partial_json": piece}
         return
-    name = "thinking" if isinstance(part, Thinking) else "text"
+    name = "thinking" if isinstance(part, ThinkingBlock) else "text"
     for said in part.pieces:
         yield {"type": f"{name}_delta", name: said} if isinstance(said, str) else said
-    if isinstance(part, Thinking):
+    if isinstance(part, ThinkingBlock):
         yield {"type": "signature_delta", "signature": "c2ln"}

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from steadyrun.testing.model_servers.faults import Break, Cut, Gate, Pause
+from steadyrun.testing.model_servers.faults import Break, Cut, Pause, StreamGate
 
 
 @dataclass(frozen=True)
-class Tokens:
+class AnswerTokens:
     """The usage that an answer reports. What the cache read or wrote is not part of the input."""
 
     input: int = 10
@@ -25,7 +25,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextBlock:
     """A text block; each of its pieces is one delta. OpenAI's may tell its phase."""
 
     pieces: tuple[str | Pause, ...]
@@ -33,14 +33,14 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Thinking:
+class ThinkingBlock:
     """A thinking block, on OpenAI's wires a summary of one; a signature is made up."""
 
     pieces: tuple[str | Pause, ...]
 
 
 @dataclass(frozen=True)
-class Call:
+class CallBlock:
     """A tool call. An empty id is filled in from the numbers of the request and the block.
 
     Input that is a string is for a tool without a schema. A namespace is the Responses wire's.
@@ -53,87 +53,87 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawBlock:
     """A block in the wire's own words."""
 
     fields: Mapping[str, Any]
 
 
-Block = Text | Thinking | Call | Raw
+AnswerBlock = TextBlock | ThinkingBlock | CallBlock | RawBlock
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """What the model says to one request. The stop reason follows from the blocks if not given."""
 
-    parts: tuple[Block | Pause, ...]
-    tokens: Tokens = Tokens()
+    parts: tuple[AnswerBlock | Pause, ...]
+    tokens: AnswerTokens = AnswerTokens()
     stop: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
-    held: Gate | None = None
+    held: StreamGate | None = None
 
 
 def answer(
-    *parts: str | Block | Pause,
-    tokens: Tokens | None = None,
+    *parts: str | AnswerBlock | Pause,
+    tokens: AnswerTokens | None = None,
     stop: str = "",
     headers: Mapping[str, str] | None = None,
-    held: Gate | None = None,
-) -> Answer:
+    held: StreamGate | None = None,
+) -> ModelAnswer:
     """An answer of blocks; a plain string is a text block. `held` stands before the headers."""
     blocks = tuple(text(part) if isinstance(part, str) else part for part in parts)
-    return Answer(blocks, tokens or Tokens(), stop, headers or {}, held)
+    return ModelAnswer(blocks, tokens or AnswerTokens(), stop, headers or {}, held)
 
 
-def text(*pieces: str | Pause, phase: str = "") -> Text:
-    return Text(pieces, phase)
+def text(*pieces: str | Pause, phase: str = "") -> TextBlock:
+    return TextBlock(pieces, phase)
 
 
-def thinking(*pieces: str | Pause) -> Thinking:
-    return Thinking(pieces)
+def thinking(*pieces: str | Pause) -> ThinkingBlock:
+    return ThinkingBlock(pieces)
 
 
-def call(tool: str, written: str | None = None, /, **arguments: Any) -> Call:
+def call(tool: str, written: str | None = None, /, **arguments: Any) -> CallBlock:
     """A tool call under an id of the server's choice; `written` is for a tool without a schema."""
-    return Call(tool, arguments if written is None else written)
+    return CallBlock(tool, arguments if written is None else written)
 
 
-def raw(**fields: Any) -> Raw:
+def raw(**fields: Any) -> RawBlock:
     """A block as it goes over the wire."""
-    return Raw(fields)
+    return RawBlock(fields)
 
 
-def words_of(part: Text | Thinking) -> str:
+def join_text(part: TextBlock | ThinkingBlock) -> str:
     """All that a block says."""
     return "".join(piece for piece in part.pieces if isinstance(piece, str))
 
 
-def written_input(part: Call) -> str:
+def encode_input(part: CallBlock) -> str:
     """A call's input as the model writes it."""
     return part.input if isinstance(part.input, str) else json.dumps(part.input)
 
 
-def halves(written: str) -> tuple[str, str]:
+def split_in_two(written: str) -> tuple[str, str]:
     """Something written, in two pieces."""
     middle = len(written) // 2
     return written[:middle], written[middle:]
 
 
-def pauses_in(step: Answer) -> Iterator[Pause]:
+def iter_pauses(step: ModelAnswer) -> Iterator[Pause]:
     """The pauses of an answer, those inside its blocks too."""
     for part in step.parts:
-        inside = part.pieces if isinstance(part, Text | Thinking) else (part,)
-        yield from (piece for piece in inside if isinstance(piece, Gate | Cut | Break))
+        inside = part.pieces if isinstance(part, TextBlock | ThinkingBlock) else (part,)
+        yield from (piece for piece in inside if isinstance(piece, StreamGate | Cut | Break))
 
 
-def blocks_in(step: Answer) -> Iterator[Block]:
+def iter_blocks(step: ModelAnswer) -> Iterator[AnswerBlock]:
     """The blocks of an answer, without the pauses between them."""
-    yield from (part for part in step.parts if not isinstance(part, Gate | Cut | Break))
+    yield from (part for part in step.parts if not isinstance(part, StreamGate | Cut | Break))
 
 
-def numbered(step: Answer) -> Iterator[tuple[int, Block | Pause]]:
+def number_parts(step: ModelAnswer) -> Iterator[tuple[int, AnswerBlock | Pause]]:
     """The parts of an answer, each with the number of the block that it is or stands before."""
     number = 0
     for part in step.parts:
         yield number, part
-        number += not isinstance(part, Gate | Cut | Break)
+        number += not isinstance(part, StreamGate | Cut | Break)

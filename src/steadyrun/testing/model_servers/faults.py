@@ -23,10 +23,10 @@ Fault = Literal[
     "invalid",
 ]
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
-class Gate:
+class StreamGate:
     """A place where an answer waits until somebody opens it; once open, it stays open.
 
     A gate with a path opens when a file of that name appears, and tells that an answer waits by a
@@ -59,7 +59,7 @@ class Gate:
         """Is it open, now or within this time? A file is looked for at the end only."""
         return self._opened.wait(0 if self.is_open else seconds) or self.is_open
 
-    def wait_until_reached(self, seconds: float = PATIENCE_SECONDS) -> None:
+    def wait_until_reached(self, seconds: float = TIMEOUT_SECONDS) -> None:
         if not self._reached.wait(seconds):
             raise TimeoutError(f"no answer has come to the gate within {seconds} s")
 
@@ -76,7 +76,7 @@ class Break:
     message: str = ""
 
 
-Pause = Gate | Cut | Break
+Pause = StreamGate | Cut | Break
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Refusal:
     fault: Fault
     headers: Mapping[str, str] = field(default_factory=dict)
     message: str = ""
-    held: Gate | None = None
+    held: StreamGate | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,10 +97,10 @@ class Refusal:
 class Hang:
     """Nothing comes, not even headers. The connection is cut when the gate opens, if it does."""
 
-    gate: Gate = field(default_factory=Gate)
+    gate: StreamGate = field(default_factory=StreamGate)
 
 
-def rate_limited(
+def refuse_rate_limit(
     retry_after: float | None = None, headers: Mapping[str, str] | None = None
 ) -> Refusal:
     """429, with a retry-after header where a time is given."""
@@ -108,35 +108,35 @@ def rate_limited(
     return Refusal("rate_limit", {**wait, **(headers or {})})
 
 
-def usage_limited(
+def refuse_usage_limit(
     headers: Mapping[str, str] | None = None, **detail: str | float | None
 ) -> Refusal:
     """429 because what the plan allows is used up; trying again does not help."""
     return Refusal("usage_limit", headers or {}, detail=detail)
 
 
-def without_credit() -> Refusal:
+def refuse_no_credit() -> Refusal:
     """The account has no money left."""
     return Refusal("no_credit")
 
 
-def overloaded() -> Refusal:
+def refuse_overloaded() -> Refusal:
     return Refusal("overloaded")
 
 
-def server_error() -> Refusal:
+def refuse_server_error() -> Refusal:
     return Refusal("server")
 
 
-def unauthorized() -> Refusal:
+def refuse_unauthorized() -> Refusal:
     return Refusal("auth")
 
 
-def not_found() -> Refusal:
+def refuse_not_found() -> Refusal:
     """There is no such model."""
     return Refusal("not_found")
 
 
-def too_long() -> Refusal:
+def refuse_too_long() -> Refusal:
     """The prompt does not fit into the model's window."""
     return Refusal("too_long")

@@ -16,15 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from steadyrun.testing.model_servers.faults import PATIENCE_SECONDS, Cut, Gate
+from steadyrun.testing.model_servers.faults import TIMEOUT_SECONDS, Cut, StreamGate
 
-Fate = Literal["open", "answered", "cut", "left"]
+RequestFate = Literal["open", "answered", "cut", "left"]
 SECRET_HEADERS = frozenset({"authorization", "x-api-key", "proxy-authorization", "cookie"})
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """What was asked: names of headers in small letters, keys left out, the body decoded."""
 
     number: int
@@ -35,37 +35,39 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
+class HttpReply:
     """What is answered. `held` stands before the first byte; None as status: never any byte."""
 
     status: int | None
-    pieces: tuple[bytes | Gate | Cut, ...] = ()
+    pieces: tuple[bytes | StreamGate | Cut, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     is_stream: bool = False
-    held: Gate | None = None
+    held: StreamGate | None = None
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """The client has closed the connection, or the server is being closed."""
 
 
-class Server:
+class HttpServer:
     """A server that runs while it is entered; everything it was asked is in `requests`.
 
     What `respond` raises is answered with 400, which nobody tries again, and raised when the server
     is left.
     """
 
-    def __init__(self, respond: Callable[[Request], Reply], log: Path | None = None) -> None:
+    def __init__(
+        self, respond: Callable[[HttpRequest], HttpReply], log: Path | None = None
+    ) -> None:
         self._respond = respond
         self._log = log
         self._changed = threading.Condition()
-        self._requests: list[Request] = []
-        self._fates: dict[int, Fate] = {}
+        self._requests: list[HttpRequest] = []
+        self._fates: dict[int, RequestFate] = {}
         self._failures: list[BaseException] = []
         self._closing = threading.Event()
         self._http = _Http(self)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(LOOK_SECONDS,))
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(POLL_SECONDS,))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -94,25 +96,27 @@ class Server:
         return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     @property
-    def requests(self) -> tuple[Request, ...]:
+    def requests(self) -> tuple[HttpRequest, ...]:
         with self._changed:
             return tuple(self._requests)
 
-    def fate_of(self, number: int) -> Fate:
+    def find_fate(self, number: int) -> RequestFate:
         """What became of this request: still open, answered whole, cut by us, left by them."""
         with self._changed:
             return self._fates[number]
 
-    def wait_until(self, is_true: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+    def wait_until(self, is_true: Callable[[], bool], seconds: float = TIMEOUT_SECONDS) -> None:
         """Wait until something holds that only requests and their fates can change."""
         with self._changed:
             if not self._changed.wait_for(is_true, seconds):
                 raise TimeoutError(f"not within {seconds} s; asked so far: {self._summary()}")
 
-    def keep(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Request:
+    def record_request(
+        self, method: str, path: str, headers: Mapping[str, str], body: Any
+    ) -> HttpRequest:
         """Write a request down. Called by its connection's thread, like the next three."""
         with self._changed:
-            request = Request(len(self._requests), method, path, headers, body)
+            request = HttpRequest(len(self._requests), method, path, headers, body)
             self._requests.append(request)
             self._fates[request.number] = "open"
             if self._log is not None:
@@ -121,32 +125,32 @@ class Server:
             self._changed.notify_all()
         return request
 
-    def make_reply(self, request: Request) -> Reply:
+    def make_reply(self, request: HttpRequest) -> HttpReply:
         try:
             return self._respond(request)
         except Exception as error:  # noqa: BLE001 (raised again where the test sees it)
             with self._changed:
                 self._failures.append(error)
             failed = {"type": "error", "error": {"type": "script_failed", "message": repr(error)}}
-            return Reply(400, (json.dumps(failed).encode(),))
+            return HttpReply(400, (json.dumps(failed).encode(),))
 
-    def settle(self, request: Request, fate: Fate) -> None:
+    def settle(self, request: HttpRequest, fate: RequestFate) -> None:
         with self._changed:
             self._fates[request.number] = fate
             self._changed.notify_all()
 
-    def pass_gate(self, gate: Gate, connection: socket.socket) -> None:
+    def pass_gate(self, gate: StreamGate, connection: socket.socket) -> None:
         """Wait at a gate for as long as somebody waits for the answer."""
         gate.reach()
-        while not gate.wait(LOOK_SECONDS):
-            if self._closing.is_set() or _is_left(connection):
-                raise ClientLeft
+        while not gate.wait(POLL_SECONDS):
+            if self._closing.is_set() or _is_disconnected(connection):
+                raise ClientDisconnected
 
     def _summary(self) -> str:
         return ", ".join(f"{r.method} {r.path} {self._fates[r.number]}" for r in self._requests)
 
 
-def _is_left(connection: socket.socket) -> bool:
+def _is_disconnected(connection: socket.socket) -> bool:
     readable, _, _ = select.select([connection], [], [], 0)
     return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
 
@@ -157,7 +161,7 @@ class _Http(ThreadingHTTPServer):
     daemon_threads = False
     block_on_close = True
 
-    def __init__(self, owner: Server) -> None:
+    def __init__(self, owner: HttpServer) -> None:
         self.owner = owner
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -198,11 +202,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         owner = self.server.owner
-        request = owner.keep(self.command, self.path, self._told_headers(), self._body())
+        request = owner.record_request(
+            self.command, self.path, self._read_headers(), self._read_body()
+        )
         reply = owner.make_reply(request)
         try:
             is_whole = self._send(reply)
-        except (ClientLeft, OSError):
+        except (ClientDisconnected, OSError):
             self._end(request, "left")
         else:
             if is_whole:
@@ -210,24 +216,24 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._end(request, "cut")
 
-    def _end(self, request: Request, fate: Fate) -> None:
+    def _end(self, request: HttpRequest, fate: RequestFate) -> None:
         self.close_connection = True
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         self.server.owner.settle(request, fate)
 
-    def _told_headers(self) -> dict[str, str]:
+    def _read_headers(self) -> dict[str, str]:
         told = {name.lower(): value for name, value in self.headers.items()}
         return {name: value for name, value in told.items() if name not in SECRET_HEADERS}
 
-    def _body(self) -> Any:
+    def _read_body(self) -> Any:
         content = self.rfile.read(int(self.headers.get("content-length") or 0))
         try:
             return json.loads(content) if content else None
         except ValueError:
             return content.decode("utf-8", "replace")
 
-    def _send(self, reply: Reply) -> bool:
+    def _send(self, reply: HttpReply) -> bool:
         """Send it; False where it says that the connection is cut."""
         if reply.held is not None:
             self.server.owner.pass_gate(reply.held, self.connection)
@@ -237,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
         for piece in reply.pieces:
             if isinstance(piece, Cut):
                 return False
-            if isinstance(piece, Gate):
+            if isinstance(piece, StreamGate):
                 self.server.owner.pass_gate(piece, self.connection)
             elif self.command != "HEAD":
                 self._send_piece(piece, reply.is_stream)
@@ -245,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
         return True
 
-    def _send_head(self, reply: Reply) -> None:
+    def _send_head(self, reply: HttpReply) -> None:
         self.send_response(reply.status or 200)
         kind = "text/event-stream" if reply.is_stream else "application/json"
         length = sum(len(piece) for piece in reply.pieces if isinstance(piece, bytes))

@@ -8,60 +8,67 @@ from pathlib import Path
 
 from steadyrun.testing.model_servers.content import answer
 from steadyrun.testing.model_servers.faults import Refusal
-from steadyrun.testing.model_servers.http_server import Reply, Request, Server
-from steadyrun.testing.model_servers.protocol import Ask, Step, Steps, Wire, refused, reply_with
+from steadyrun.testing.model_servers.http_server import HttpReply, HttpRequest, HttpServer
+from steadyrun.testing.model_servers.protocol import (
+    ModelApi,
+    ModelRequest,
+    ServerStep,
+    ServerSteps,
+    build_refusal,
+    build_reply,
+)
 from steadyrun.testing.model_servers.script import Script
 
 
-class ModelServer(Server):
+class ModelServer(HttpServer):
     """Models' APIs on 127.0.0.1; `script` answers main requests, `rest` those after it.
 
     What a CLI asks by itself beside them gets an answer that harms nothing and eats no step.
     """
 
-    wires: Sequence[Wire]
+    apis: Sequence[ModelApi]
 
     def __init__(
         self,
-        script: Steps,
+        script: ServerSteps,
         *,
-        rest: Step | Callable[[Ask], Step] | None = None,
-        side: Callable[[Ask], Step] = lambda ask: answer('{"title": "Simulated"}'),
+        fallback: ServerStep | Callable[[ModelRequest], ServerStep] | None = None,
+        side: Callable[[ModelRequest], ServerStep] = lambda ask: answer('{"title": "Simulated"}'),
         log: Path | None = None,
     ) -> None:
-        super().__init__(self._answer, log)
-        self.script: Script[Ask, Step] = Script(script, rest)
+        super().__init__(self._build_reply, log)
+        self.script: Script[ModelRequest, ServerStep] = Script(script, fallback)
         self._side = side
 
     @property
-    def asks(self) -> tuple[Ask, ...]:
+    def model_requests(self) -> tuple[ModelRequest, ...]:
         """All requests for answers, main and side."""
-        read = [wire.read(request) for request in self.requests for wire in self.wires]
+        read = [wire.read_request(request) for request in self.requests for wire in self.apis]
         return tuple(ask for ask in read if ask is not None)
 
     @property
-    def main_asks(self) -> tuple[Ask, ...]:
-        return tuple(ask for ask in self.asks if ask.is_main)
+    def main_requests(self) -> tuple[ModelRequest, ...]:
+        return tuple(ask for ask in self.model_requests if ask.is_main)
 
     @property
-    def side_asks(self) -> tuple[Ask, ...]:
-        return tuple(ask for ask in self.asks if not ask.is_main)
+    def side_requests(self) -> tuple[ModelRequest, ...]:
+        return tuple(ask for ask in self.model_requests if not ask.is_main)
 
-    def wait_for_main(self, count: int) -> Ask:
+    def wait_for_main_request(self, count: int) -> ModelRequest:
         """Wait until so many main requests have come; return the last of them."""
-        self.wait_until(lambda: len(self.main_asks) >= count)
-        return self.main_asks[count - 1]
+        self.wait_until(lambda: len(self.main_requests) >= count)
+        return self.main_requests[count - 1]
 
-    def _answer(self, request: Request) -> Reply:
-        for wire in self.wires:
-            reply = wire.look_up(request)
+    def _build_reply(self, request: HttpRequest) -> HttpReply:
+        for wire in self.apis:
+            reply = wire.answer_lookup(request)
             if reply is not None:
                 return reply
-        for wire in self.wires:
-            ask = wire.read(request)
+        for wire in self.apis:
+            ask = wire.read_request(request)
             if ask is not None:
                 step = self.script.next_step(ask) if ask.is_main else self._side(ask)
-                return reply_with(wire, step, ask)
+                return build_reply(wire, step, ask)
         if request.method != "POST":
-            return Reply(200, (b"{}",))
-        return refused(self.wires[0], Refusal("not_found", message=f"no path {request.path}"))
+            return HttpReply(200, (b"{}",))
+        return build_refusal(self.apis[0], Refusal("not_found", message=f"no path {request.path}"))

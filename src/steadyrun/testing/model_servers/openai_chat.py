@@ -2,78 +2,78 @@
 
 from collections.abc import Iterator, Sequence
 
-from steadyrun.testing.model_servers.content import Answer
+from steadyrun.testing.model_servers.content import ModelAnswer
 from steadyrun.testing.model_servers.faults import Break, Pause, Refusal
-from steadyrun.testing.model_servers.http_server import Reply, Request
+from steadyrun.testing.model_servers.http_server import HttpReply, HttpRequest
 from steadyrun.testing.model_servers.model_server import ModelServer
 from steadyrun.testing.model_servers.openai_chat_stream import (
     END,
-    chat_body,
-    chat_events,
+    build_chat,
     encode_chunk,
+    stream_chat,
 )
-from steadyrun.testing.model_servers.openai_common import list_models, refuse
+from steadyrun.testing.model_servers.openai_common import answer_models, build_error
 from steadyrun.testing.model_servers.protocol import (
-    Ask,
     Fields,
-    body_of,
+    ModelRequest,
+    collect_texts,
+    collect_user_texts,
     is_post_to,
-    since_last,
-    texts_in,
-    texts_of_user,
+    read_body,
+    take_new_items,
 )
 
 CHAT = "/v1/chat/completions"
 
 
-class ChatWire:
+class ChatApi:
     """The Chat Completions API."""
 
-    def read(self, request: Request) -> Ask | None:
+    def read_request(self, request: HttpRequest) -> ModelRequest | None:
         if not is_post_to(request, CHAT):
             return None
-        body = body_of(request)
+        body = read_body(request)
         messages: Sequence[Fields] = body.get("messages") or ()
-        news = tuple(since_last(messages, lambda message: message["role"] == "assistant"))
+        news = tuple(take_new_items(messages, lambda message: message["role"] == "assistant"))
         results = tuple(message for message in news if message["role"] == "tool")
-        return Ask(
+        return ModelRequest(
             request,
             is_main=True,
-            tools=tuple(_tools(body.get("tools") or ())),
+            tools=tuple(_list_tools(body.get("tools") or ())),
             messages=messages,
-            news=news,
+            new_items=news,
             results=results,
-            outputs=tuple("\n".join(texts_in(result.get("content"))) for result in results),
-            said="\n".join(texts_of_user(news)),
+            outputs=tuple("\n".join(collect_texts(result.get("content"))) for result in results),
+            user_text="\n".join(collect_user_texts(news)),
         )
 
-    def look_up(self, request: Request) -> Reply | None:
-        return list_models(request)
+    def answer_lookup(self, request: HttpRequest) -> HttpReply | None:
+        return answer_models(request)
 
-    def events(self, step: Answer, ask: Ask) -> Iterator[bytes | Pause]:
+    def stream_events(self, step: ModelAnswer, ask: ModelRequest) -> Iterator[bytes | Pause]:
         has_usage = bool((ask.body.get("stream_options") or {}).get("include_usage"))
-        return chat_events(step, ask.name, ask.model, has_usage=has_usage)
+        return stream_chat(step, ask.name, ask.model, has_usage=has_usage)
 
-    def body(self, step: Answer, ask: Ask) -> Fields:
-        return chat_body(step, ask.name, ask.model)
+    def build_body(self, step: ModelAnswer, ask: ModelRequest) -> Fields:
+        return build_chat(step, ask.name, ask.model)
 
-    def refuse(self, refusal: Refusal) -> tuple[int, Fields]:
-        return refuse(refusal)
+    def build_error(self, refusal: Refusal) -> tuple[int, Fields]:
+        return build_error(refusal)
 
-    def break_off(self, error: Break, ask: Ask) -> bytes:
-        _, body = refuse(Refusal(error.fault, message=error.message))
+    def build_break(self, error: Break, ask: ModelRequest) -> bytes:
+        _, body = build_error(Refusal(error.fault, message=error.message))
         return encode_chunk(body) + END
 
 
-CHAT_WIRE = ChatWire()
+CHAT_API = ChatApi()
 
 
 class ChatServer(ModelServer):
     """The Chat Completions API on 127.0.0.1."""
 
-    wires = (CHAT_WIRE,)
+    apis = (CHAT_API,)
 
 
-def _tools(tools: Sequence[Fields]) -> Iterator[str]:
+def _list_tools(tools: Sequence[Fields]) -> Iterator[str]:
     for tool in tools:
         yield str(tool.get(str(tool.get("type")), {}).get("name", ""))

@@ -5,57 +5,59 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from steadyrun.testing.model_servers.content import (
-    Answer,
-    Block,
-    Call,
-    Raw,
-    Text,
-    Thinking,
-    Tokens,
-    blocks_in,
-    halves,
-    numbered,
-    words_of,
-    written_input,
+    AnswerBlock,
+    AnswerTokens,
+    CallBlock,
+    ModelAnswer,
+    RawBlock,
+    TextBlock,
+    ThinkingBlock,
+    encode_input,
+    iter_blocks,
+    join_text,
+    number_parts,
+    split_in_two,
 )
-from steadyrun.testing.model_servers.faults import Break, Cut, Gate, Pause
+from steadyrun.testing.model_servers.faults import Break, Cut, Pause, StreamGate
 from steadyrun.testing.model_servers.protocol import Fields
 
 END = b"data: [DONE]\n\n"
 
 
-def chat_events(step: Answer, name: str, model: str, *, has_usage: bool) -> Iterator[bytes | Pause]:
+def stream_chat(
+    step: ModelAnswer, name: str, model: str, *, has_usage: bool
+) -> Iterator[bytes | Pause]:
     """The chunks of a stream; `name` makes the ids of this answer its own."""
-    head = {**_head(name, model), "object": "chat.completion.chunk"}
-    for delta in _all_deltas(step, name):
-        if isinstance(delta, Gate | Cut | Break):
+    head = {**_build_head(name, model), "object": "chat.completion.chunk"}
+    for delta in _stream_all_deltas(step, name):
+        if isinstance(delta, StreamGate | Cut | Break):
             yield delta
         else:
             choice = {"index": 0, "delta": delta, "finish_reason": None}
             yield encode_chunk({**head, "choices": [choice]})
-    last = {"index": 0, "delta": {}, "finish_reason": _stop(step)}
+    last = {"index": 0, "delta": {}, "finish_reason": _find_stop(step)}
     yield encode_chunk({**head, "choices": [last]})
     if has_usage:
-        yield encode_chunk({**head, "choices": [], "usage": _usage(step.tokens)})
+        yield encode_chunk({**head, "choices": [], "usage": _build_usage(step.tokens)})
     yield END
 
 
-def chat_body(step: Answer, name: str, model: str) -> Mapping[str, Any]:
+def build_chat(step: ModelAnswer, name: str, model: str) -> Mapping[str, Any]:
     """The whole answer in one object."""
     message: dict[str, Any] = {"role": "assistant", "content": None}
-    for index, part in enumerate(blocks_in(step)):
+    for index, part in enumerate(iter_blocks(step)):
         match part:
-            case Text():
-                message["content"] = (message["content"] or "") + words_of(part)
-            case Thinking():
-                message["reasoning_content"] = words_of(part)
-            case Call():
-                message.setdefault("tool_calls", []).append(_call(part, f"{name}_{index}"))
-            case Raw():
+            case TextBlock():
+                message["content"] = (message["content"] or "") + join_text(part)
+            case ThinkingBlock():
+                message["reasoning_content"] = join_text(part)
+            case CallBlock():
+                message.setdefault("tool_calls", []).append(_build_call(part, f"{name}_{index}"))
+            case RawBlock():
                 message.update(part.fields)
-    choice = {"index": 0, "message": message, "finish_reason": _stop(step)}
-    head = {**_head(name, model), "object": "chat.completion"}
-    return {**head, "choices": [choice], "usage": _usage(step.tokens)}
+    choice = {"index": 0, "message": message, "finish_reason": _find_stop(step)}
+    head = {**_build_head(name, model), "object": "chat.completion"}
+    return {**head, "choices": [choice], "usage": _build_usage(step.tokens)}
 
 
 def encode_chunk(data: Fields) -> bytes:
@@ -63,60 +65,60 @@ def encode_chunk(data: Fields) -> bytes:
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
-def _all_deltas(step: Answer, name: str) -> Iterator[Fields | Pause]:
+def _stream_all_deltas(step: ModelAnswer, name: str) -> Iterator[Fields | Pause]:
     yield {"role": "assistant", "content": ""}
     calls = 0
-    for index, part in numbered(step):
-        if isinstance(part, Gate | Cut | Break):
+    for index, part in number_parts(step):
+        if isinstance(part, StreamGate | Cut | Break):
             yield part
-        elif isinstance(part, Call):
-            yield from _call_deltas(part, calls, f"{name}_{index}")
+        elif isinstance(part, CallBlock):
+            yield from _stream_call(part, calls, f"{name}_{index}")
             calls += 1
         else:
-            yield from _deltas(part)
+            yield from _stream_deltas(part)
 
 
-def _deltas(part: Block) -> Iterator[Fields | Pause]:
+def _stream_deltas(part: AnswerBlock) -> Iterator[Fields | Pause]:
     match part:
-        case Raw():
+        case RawBlock():
             yield part.fields
-        case Text() | Thinking():
-            name = "content" if isinstance(part, Text) else "reasoning_content"
+        case TextBlock() | ThinkingBlock():
+            name = "content" if isinstance(part, TextBlock) else "reasoning_content"
             for said in part.pieces:
                 yield {name: said} if isinstance(said, str) else said
-        case Call():
+        case CallBlock():
             raise AssertionError("calls are numbered by who asks")
 
 
-def _call_deltas(part: Call, number: int, place: str) -> Iterator[Fields]:
-    kind, said = _words_for(part)
-    opened = _call(part, place)
+def _stream_call(part: CallBlock, number: int, place: str) -> Iterator[Fields]:
+    kind, said = _find_call_keys(part)
+    opened = _build_call(part, place)
     yield {"tool_calls": [{"index": number, **opened, kind: {**opened[kind], said: ""}}]}
-    for piece in halves(written_input(part)):
+    for piece in split_in_two(encode_input(part)):
         yield {"tool_calls": [{"index": number, kind: {said: piece}}]}
 
 
-def _call(part: Call, place: str) -> dict[str, Any]:
-    kind, said = _words_for(part)
-    called = {"name": part.name, said: written_input(part)}
+def _build_call(part: CallBlock, place: str) -> dict[str, Any]:
+    kind, said = _find_call_keys(part)
+    called = {"name": part.name, said: encode_input(part)}
     return {"id": part.id or f"call_sim_{place}", "type": kind, kind: called}
 
 
-def _words_for(part: Call) -> tuple[str, str]:
+def _find_call_keys(part: CallBlock) -> tuple[str, str]:
     """What a call of this kind is, and what its input is called."""
     return ("custom", "input") if isinstance(part.input, str) else ("function", "arguments")
 
 
-def _stop(step: Answer) -> str:
-    has_calls = any(isinstance(part, Call) for part in step.parts)
+def _find_stop(step: ModelAnswer) -> str:
+    has_calls = any(isinstance(part, CallBlock) for part in step.parts)
     return step.stop or ("tool_calls" if has_calls else "stop")
 
 
-def _head(name: str, model: str) -> dict[str, Any]:
+def _build_head(name: str, model: str) -> dict[str, Any]:
     return {"id": f"chatcmpl_sim_{name}", "created": 0, "model": model}
 
 
-def _usage(tokens: Tokens) -> Fields:
+def _build_usage(tokens: AnswerTokens) -> Fields:
     return {
         "prompt_tokens": tokens.whole_input,
         "prompt_tokens_details": {"cached_tokens": tokens.cache_read},

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from steadyrun.testing.model_servers.faults import Fault, Refusal
-from steadyrun.testing.model_servers.http_server import Reply, Request
+from steadyrun.testing.model_servers.http_server import HttpReply, HttpRequest
 from steadyrun.testing.model_servers.protocol import Fields
 
 MODELS = "/v1/models"
 
 
 @dataclass(frozen=True)
-class Error:
+class OpenAIError:
     """Status, type, code and words of a fault, as the API has them."""
 
     status: int
@@ -21,29 +21,35 @@ class Error:
     message: str
 
 
-ERRORS: Mapping[Fault, Error] = {
-    "rate_limit": Error(429, "requests", "rate_limit_exceeded", "Rate limit reached."),
-    "usage_limit": Error(429, "usage_limit_reached", None, "The usage limit has been reached"),
-    "no_credit": Error(
+ERRORS: Mapping[Fault, OpenAIError] = {
+    "rate_limit": OpenAIError(429, "requests", "rate_limit_exceeded", "Rate limit reached."),
+    "usage_limit": OpenAIError(
+        429, "usage_limit_reached", None, "The usage limit has been reached"
+    ),
+    "no_credit": OpenAIError(
         429, "insufficient_quota", "insufficient_quota", "You exceeded your current quota."
     ),
-    "overloaded": Error(
+    "overloaded": OpenAIError(
         503, "service_unavailable_error", "server_is_overloaded", "Our servers are overloaded."
     ),
-    "server": Error(500, "server_error", "server_error", "The server had an error."),
-    "auth": Error(401, "invalid_request_error", "invalid_api_key", "Incorrect API key provided."),
-    "not_found": Error(404, "invalid_request_error", "model_not_found", "There is no such model."),
-    "too_long": Error(
+    "server": OpenAIError(500, "server_error", "server_error", "The server had an error."),
+    "auth": OpenAIError(
+        401, "invalid_request_error", "invalid_api_key", "Incorrect API key provided."
+    ),
+    "not_found": OpenAIError(
+        404, "invalid_request_error", "model_not_found", "There is no such model."
+    ),
+    "too_long": OpenAIError(
         400,
         "invalid_request_error",
         "context_length_exceeded",
         "Your input exceeds the context window of this model.",
     ),
-    "invalid": Error(400, "invalid_request_error", "invalid_prompt", "Invalid request."),
+    "invalid": OpenAIError(400, "invalid_request_error", "invalid_prompt", "Invalid request."),
 }
 
 
-def codex_limit(
+def build_codex_limit_headers(
     used_percent: float, resets_at: int, window_minutes: int = 300, slot: str = "primary"
 ) -> dict[str, str]:
     """The headers that tell Codex of one of a subscription's windows."""
@@ -54,7 +60,7 @@ def codex_limit(
     }
 
 
-def refuse(refusal: Refusal) -> tuple[int, Fields]:
+def build_error(refusal: Refusal) -> tuple[int, Fields]:
     """The status and the body of a refusal."""
     found = ERRORS[refusal.fault]
     error = {
@@ -67,8 +73,8 @@ def refuse(refusal: Refusal) -> tuple[int, Fields]:
     return found.status, {"error": error}
 
 
-def list_models(request: Request) -> Reply | None:
+def answer_models(request: HttpRequest) -> HttpReply | None:
     """An empty list to who asks for the models; Codex and the API name it differently."""
     if request.method != "GET" or request.path.partition("?")[0] != MODELS:
         return None
-    return Reply(200, (json.dumps({"object": "list", "data": [], "models": []}).encode(),))
+    return HttpReply(200, (json.dumps({"object": "list", "data": [], "models": []}).encode(),))

@@ -8,28 +8,28 @@ with ResponsesServer(script) as server:
 import json
 from collections.abc import Iterator, Sequence
 
-from steadyrun.testing.model_servers.content import Answer
+from steadyrun.testing.model_servers.content import ModelAnswer
 from steadyrun.testing.model_servers.faults import Break, Pause, Refusal
-from steadyrun.testing.model_servers.http_server import Reply, Request
+from steadyrun.testing.model_servers.http_server import HttpReply, HttpRequest
 from steadyrun.testing.model_servers.model_server import ModelServer
-from steadyrun.testing.model_servers.openai_common import list_models, refuse
+from steadyrun.testing.model_servers.openai_common import answer_models, build_error
 from steadyrun.testing.model_servers.openai_responses_stream import (
-    failed_event,
-    response_body,
-    response_events,
+    build_failed_event,
+    build_response,
+    stream_response,
 )
 from steadyrun.testing.model_servers.protocol import (
-    Ask,
     Fields,
-    body_of,
+    ModelRequest,
+    collect_texts,
+    collect_user_texts,
     is_post_to,
-    since_last,
-    texts_in,
-    texts_of_user,
+    read_body,
+    take_new_items,
 )
 
 RESPONSES = "/v1/responses"
-OURS = (
+CLIENT_ITEMS = (
     "message",
     "additional_tools",
     "function_call_output",
@@ -40,80 +40,82 @@ OURS = (
 REMINDERS = ("<environment_context>", "<turn_aborted>", "# AGENTS.md", "<user_instructions>")
 
 
-class ResponsesWire:
+class ResponsesApi:
     """The OpenAI Responses API."""
 
-    def read(self, request: Request) -> Ask | None:
+    def read_request(self, request: HttpRequest) -> ModelRequest | None:
         if not is_post_to(request, RESPONSES):
             return None
-        body = body_of(request)
-        messages = _items(body.get("input"))
-        news = tuple(since_last(messages, _is_the_models))
+        body = read_body(request)
+        messages = _list_items(body.get("input"))
+        news = tuple(take_new_items(messages, _is_model_item))
         results = tuple(item for item in news if str(item.get("type")).endswith("_output"))
-        return Ask(
+        return ModelRequest(
             request,
             is_main=_is_conversation(request),
-            tools=tuple(_tools([*(body.get("tools") or ()), *_brought(messages)])),
+            tools=tuple(
+                _list_tools([*(body.get("tools") or ()), *_list_additional_tools(messages)])
+            ),
             messages=messages,
-            news=news,
+            new_items=news,
             results=results,
-            outputs=tuple("\n".join(texts_in(result.get("output"))) for result in results),
-            said="\n".join(texts_of_user(news, REMINDERS)),
+            outputs=tuple("\n".join(collect_texts(result.get("output"))) for result in results),
+            user_text="\n".join(collect_user_texts(news, REMINDERS)),
         )
 
-    def look_up(self, request: Request) -> Reply | None:
+    def answer_lookup(self, request: HttpRequest) -> HttpReply | None:
         if "upgrade" in request.headers:
-            return Reply(426, (b"{}",))  # no web socket here: Codex then takes HTTP at once
-        return list_models(request)
+            return HttpReply(426, (b"{}",))  # no web socket here: Codex then takes HTTP at once
+        return answer_models(request)
 
-    def events(self, step: Answer, ask: Ask) -> Iterator[bytes | Pause]:
-        return response_events(step, ask.name, ask.model)
+    def stream_events(self, step: ModelAnswer, ask: ModelRequest) -> Iterator[bytes | Pause]:
+        return stream_response(step, ask.name, ask.model)
 
-    def body(self, step: Answer, ask: Ask) -> Fields:
-        return response_body(step, ask.name, ask.model)
+    def build_body(self, step: ModelAnswer, ask: ModelRequest) -> Fields:
+        return build_response(step, ask.name, ask.model)
 
-    def refuse(self, refusal: Refusal) -> tuple[int, Fields]:
-        return refuse(refusal)
+    def build_error(self, refusal: Refusal) -> tuple[int, Fields]:
+        return build_error(refusal)
 
-    def break_off(self, error: Break, ask: Ask) -> bytes:
-        return failed_event(error, ask.name, ask.model)
+    def build_break(self, error: Break, ask: ModelRequest) -> bytes:
+        return build_failed_event(error, ask.name, ask.model)
 
 
-RESPONSES_WIRE = ResponsesWire()
+RESPONSES_API = ResponsesApi()
 
 
 class ResponsesServer(ModelServer):
     """The Responses API on 127.0.0.1."""
 
-    wires = (RESPONSES_WIRE,)
+    apis = (RESPONSES_API,)
 
 
-def _items(given: str | Sequence[Fields] | None) -> Sequence[Fields]:
+def _list_items(given: str | Sequence[Fields] | None) -> Sequence[Fields]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return given or ()
 
 
-def _is_the_models(item: Fields) -> bool:
-    is_ours = item.get("type", "message") in OURS
+def _is_model_item(item: Fields) -> bool:
+    is_ours = item.get("type", "message") in CLIENT_ITEMS
     return not is_ours or item.get("role") == "assistant"
 
 
-def _brought(messages: Sequence[Fields]) -> Iterator[Fields]:
+def _list_additional_tools(messages: Sequence[Fields]) -> Iterator[Fields]:
     """The tools among the messages, as Codex has them for its newest models."""
     for item in messages:
         if item.get("type") == "additional_tools":
             yield from item.get("tools") or ()
 
 
-def _tools(tools: Sequence[Fields]) -> Iterator[str]:
+def _list_tools(tools: Sequence[Fields]) -> Iterator[str]:
     """Their names, those of a namespace's too; what has none is known by its type."""
     for tool in tools:
         yield str(tool.get("name") or tool.get("type", ""))
-        yield from _tools(tool.get("tools") or ())
+        yield from _list_tools(tool.get("tools") or ())
 
 
-def _is_conversation(request: Request) -> bool:
+def _is_conversation(request: HttpRequest) -> bool:
     """Codex tells what it asks for; all but turns and compactions is its own business."""
     try:
         told = json.loads(request.headers.get("x-codex-turn-metadata", "{}"))

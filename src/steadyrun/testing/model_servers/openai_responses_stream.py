@@ -4,123 +4,129 @@ from collections.abc import Iterator
 from typing import Any
 
 from steadyrun.testing.model_servers.content import (
-    Answer,
-    Block,
-    Call,
-    Raw,
-    Text,
-    Thinking,
-    Tokens,
-    blocks_in,
-    halves,
-    numbered,
-    words_of,
-    written_input,
+    AnswerBlock,
+    AnswerTokens,
+    CallBlock,
+    ModelAnswer,
+    RawBlock,
+    TextBlock,
+    ThinkingBlock,
+    encode_input,
+    iter_blocks,
+    join_text,
+    number_parts,
+    split_in_two,
 )
-from steadyrun.testing.model_servers.faults import Break, Cut, Gate, Pause
+from steadyrun.testing.model_servers.faults import Break, Cut, Pause, StreamGate
 from steadyrun.testing.model_servers.openai_common import ERRORS
 from steadyrun.testing.model_servers.protocol import Fields, encode_event
 
 
-def response_events(step: Answer, name: str, model: str) -> Iterator[bytes | Pause]:
+def stream_response(step: ModelAnswer, name: str, model: str) -> Iterator[bytes | Pause]:
     """The events of a stream; `name` makes the ids of this answer its own."""
-    opened = _response(name, model, "in_progress")
-    yield _event("response.created", response=opened)
-    yield _event("response.in_progress", response=opened)
-    for index, part in numbered(step):
-        if isinstance(part, Gate | Cut | Break):
+    opened = _build_head(name, model, "in_progress")
+    yield _encode("response.created", response=opened)
+    yield _encode("response.in_progress", response=opened)
+    for index, part in number_parts(step):
+        if isinstance(part, StreamGate | Cut | Break):
             yield part
         else:
-            yield from _item_events(part, index, f"{name}_{index}")
-    whole = response_body(step, name, model)
-    yield _event(f"response.{whole['status']}", response=whole)
+            yield from _stream_item(part, index, f"{name}_{index}")
+    whole = build_response(step, name, model)
+    yield _encode(f"response.{whole['status']}", response=whole)
 
 
-def failed_event(error: Break, name: str, model: str) -> bytes:
+def build_failed_event(error: Break, name: str, model: str) -> bytes:
     """The event that ends a stream with an error."""
     known = ERRORS[error.fault]
     told = {"code": known.code or known.type, "message": error.message or known.message}
-    return _event("response.failed", response={**_response(name, model, "failed"), "error": told})
+    return _encode(
+        "response.failed", response={**_build_head(name, model, "failed"), "error": told}
+    )
 
 
-def response_body(step: Answer, name: str, model: str) -> dict[str, Any]:
+def build_response(step: ModelAnswer, name: str, model: str) -> dict[str, Any]:
     """The whole answer in one object; a stop is why it is not complete."""
-    items = [_item(part, f"{name}_{index}") for index, part in enumerate(blocks_in(step))]
+    items = [_build_item(part, f"{name}_{index}") for index, part in enumerate(iter_blocks(step))]
     return {
-        **_response(name, model, "incomplete" if step.stop else "completed"),
+        **_build_head(name, model, "incomplete" if step.stop else "completed"),
         "incomplete_details": {"reason": step.stop} if step.stop else None,
         "output": items,
-        "usage": _usage(step.tokens),
+        "usage": _build_usage(step.tokens),
     }
 
 
-def _event(kind: str, **fields: Any) -> bytes:
+def _encode(kind: str, **fields: Any) -> bytes:
     return encode_event({"type": kind, **fields})
 
 
-def _item_events(part: Block, index: int, place: str) -> Iterator[bytes | Pause]:
-    done = _item(part, place)
+def _stream_item(part: AnswerBlock, index: int, place: str) -> Iterator[bytes | Pause]:
+    done = _build_item(part, place)
     at = {"item_id": done.get("id", ""), "output_index": index}
-    yield _event("response.output_item.added", output_index=index, item=_opened(part, done))
+    yield _encode(
+        "response.output_item.added", output_index=index, item=_build_open_item(part, done)
+    )
     match part:
-        case Text():
-            yield from _text_events(part, {**at, "content_index": 0})
-        case Thinking():
-            yield from _summary_events(part, {**at, "summary_index": 0})
-        case Call():
-            yield from _call_events(part, at)
-        case Raw():
+        case TextBlock():
+            yield from _stream_text(part, {**at, "content_index": 0})
+        case ThinkingBlock():
+            yield from _stream_summary(part, {**at, "summary_index": 0})
+        case CallBlock():
+            yield from _stream_call(part, at)
+        case RawBlock():
             pass
-    yield _event("response.output_item.done", output_index=index, item=done)
+    yield _encode("response.output_item.done", output_index=index, item=done)
 
 
-def _text_events(part: Text, at: Fields) -> Iterator[bytes | Pause]:
-    words = words_of(part)
-    yield _event("response.content_part.added", **at, part=_text(""))
-    yield from _deltas("response.output_text.delta", part, at)
-    yield _event("response.output_text.done", **at, text=words)
-    yield _event("response.content_part.done", **at, part=_text(words))
+def _stream_text(part: TextBlock, at: Fields) -> Iterator[bytes | Pause]:
+    words = join_text(part)
+    yield _encode("response.content_part.added", **at, part=_build_text(""))
+    yield from _stream_deltas("response.output_text.delta", part, at)
+    yield _encode("response.output_text.done", **at, text=words)
+    yield _encode("response.content_part.done", **at, part=_build_text(words))
 
 
-def _summary_events(part: Thinking, at: Fields) -> Iterator[bytes | Pause]:
-    kind, words = "response.reasoning_summary", words_of(part)
-    yield _event(f"{kind}_part.added", **at, part=_summary(""))
-    yield from _deltas(f"{kind}_text.delta", part, at)
-    yield _event(f"{kind}_text.done", **at, text=words)
-    yield _event(f"{kind}_part.done", **at, part=_summary(words))
+def _stream_summary(part: ThinkingBlock, at: Fields) -> Iterator[bytes | Pause]:
+    kind, words = "response.reasoning_summary", join_text(part)
+    yield _encode(f"{kind}_part.added", **at, part=_build_summary(""))
+    yield from _stream_deltas(f"{kind}_text.delta", part, at)
+    yield _encode(f"{kind}_text.done", **at, text=words)
+    yield _encode(f"{kind}_part.done", **at, part=_build_summary(words))
 
 
-def _deltas(kind: str, part: Text | Thinking, at: Fields) -> Iterator[bytes | Pause]:
+def _stream_deltas(
+    kind: str, part: TextBlock | ThinkingBlock, at: Fields
+) -> Iterator[bytes | Pause]:
     for said in part.pieces:
-        yield _event(kind, **at, delta=said) if isinstance(said, str) else said
+        yield _encode(kind, **at, delta=said) if isinstance(said, str) else said
 
 
-def _call_events(part: Call, at: Fields) -> Iterator[bytes]:
-    is_custom, written = isinstance(part.input, str), written_input(part)
+def _stream_call(part: CallBlock, at: Fields) -> Iterator[bytes]:
+    is_custom, written = isinstance(part.input, str), encode_input(part)
     kind = "response.custom_tool_call_input" if is_custom else "response.function_call_arguments"
-    for piece in halves(written):
-        yield _event(f"{kind}.delta", **at, delta=piece)
-    yield _event(f"{kind}.done", **at, **{"input" if is_custom else "arguments": written})
+    for piece in split_in_two(written):
+        yield _encode(f"{kind}.delta", **at, delta=piece)
+    yield _encode(f"{kind}.done", **at, **{"input" if is_custom else "arguments": written})
 
 
-def _item(part: Block, place: str) -> dict[str, Any]:
+def _build_item(part: AnswerBlock, place: str) -> dict[str, Any]:
     """An output item, whole."""
     match part:
-        case Raw():
+        case RawBlock():
             return dict(part.fields)
-        case Call():
-            return _call(part, place)
-        case Thinking():
-            summary = [_summary(words_of(part))]
+        case CallBlock():
+            return _build_call(part, place)
+        case ThinkingBlock():
+            summary = [_build_summary(join_text(part))]
             return {"type": "reasoning", "id": f"rs_sim_{place}", "summary": summary}
-        case Text():
+        case TextBlock():
             phase = {"phase": part.phase} if part.phase else {}
-            said = {"role": "assistant", "content": [_text(words_of(part))], **phase}
+            said = {"role": "assistant", "content": [_build_text(join_text(part))], **phase}
             ident = f"msg_sim_{place}"
             return {"type": "message", "id": ident, "status": "completed", **said}
 
 
-def _call(part: Call, place: str) -> dict[str, Any]:
+def _build_call(part: CallBlock, place: str) -> dict[str, Any]:
     is_custom = isinstance(part.input, str)
     return {
         "type": "custom_tool_call" if is_custom else "function_call",
@@ -128,34 +134,34 @@ def _call(part: Call, place: str) -> dict[str, Any]:
         "status": "completed",
         "call_id": part.id or f"call_sim_{place}",
         "name": part.name,
-        "input" if is_custom else "arguments": written_input(part),
+        "input" if is_custom else "arguments": encode_input(part),
         **({"namespace": part.namespace} if part.namespace else {}),
     }
 
 
-def _opened(part: Block, done: dict[str, Any]) -> dict[str, Any]:
+def _build_open_item(part: AnswerBlock, done: dict[str, Any]) -> dict[str, Any]:
     """The item as it is before anything has been said."""
     match part:
-        case Raw():
+        case RawBlock():
             return done
-        case Text():
+        case TextBlock():
             return {**done, "status": "in_progress", "content": []}
-        case Thinking():
+        case ThinkingBlock():
             return {**done, "summary": []}
-        case Call():
+        case CallBlock():
             said = "input" if isinstance(part.input, str) else "arguments"
             return {**done, "status": "in_progress", said: ""}
 
 
-def _text(words: str) -> Fields:
+def _build_text(words: str) -> Fields:
     return {"type": "output_text", "text": words, "annotations": []}
 
 
-def _summary(words: str) -> Fields:
+def _build_summary(words: str) -> Fields:
     return {"type": "summary_text", "text": words}
 
 
-def _response(name: str, model: str, status: str) -> dict[str, Any]:
+def _build_head(name: str, model: str, status: str) -> dict[str, Any]:
     return {
         "id": f"resp_sim_{name}",
         "object": "response",
@@ -168,7 +174,7 @@ def _response(name: str, model: str, status: str) -> dict[str, Any]:
     }
 
 
-def _usage(tokens: Tokens) -> Fields:
+def _build_usage(tokens: AnswerTokens) -> Fields:
     cached = {"cached_tokens": tokens.cache_read, "cache_write_tokens": tokens.cache_write}
     return {
         "input_tokens": tokens.whole_input,

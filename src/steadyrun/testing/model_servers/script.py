@@ -10,28 +10,28 @@ from typing import Generic, TypeVar
 
 from steadyrun.testing.model_servers.faults import Refusal
 
-Ask = TypeVar("Ask")
-Step = TypeVar("Step")
+RequestT = TypeVar("RequestT")
+StepT = TypeVar("StepT")
 
 
-class Script(Generic[Ask, Step]):
+class Script(Generic[RequestT, StepT]):
     """Steps that are handed out once each, in order, to threads that may ask together."""
 
     def __init__(
         self,
-        steps: "Sequence[Step | Callable[[Ask], Step]] | Callable[[Ask], Step]",
-        rest: "Callable[[Ask], Step] | Step | None" = None,
+        steps: "Sequence[StepT | Callable[[RequestT], StepT]] | Callable[[RequestT], StepT]",
+        fallback: "Callable[[RequestT], StepT] | StepT | None" = None,
     ) -> None:
         self._steps = [] if callable(steps) else list(steps)
-        self._rest = steps if callable(steps) else rest
+        self._fallback = steps if callable(steps) else fallback
         self._place = 0
         self._lock = threading.Lock()
 
-    def next_step(self, ask: Ask) -> "Step | Refusal":
+    def next_step(self, ask: RequestT) -> "StepT | Refusal":
         """The step for this request; where none is left, a refusal that says so."""
         with self._lock:
             place, self._place = self._place, self._place + 1
-        found = self._steps[place] if place < len(self._steps) else self._rest
+        found = self._steps[place] if place < len(self._steps) else self._fallback
         while callable(found):
             found = found(ask)
         if found is None:

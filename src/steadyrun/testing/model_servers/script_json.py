@@ -21,70 +21,70 @@ from pathlib import Path
 from typing import Any
 
 from steadyrun.testing.model_servers.content import (
-    Answer,
-    Block,
-    Call,
-    Raw,
-    Text,
-    Thinking,
-    Tokens,
+    AnswerBlock,
+    AnswerTokens,
+    CallBlock,
+    ModelAnswer,
+    RawBlock,
+    TextBlock,
+    ThinkingBlock,
 )
-from steadyrun.testing.model_servers.faults import Break, Cut, Gate, Hang, Pause, Refusal
-from steadyrun.testing.model_servers.protocol import Step
+from steadyrun.testing.model_servers.faults import Break, Cut, Hang, Pause, Refusal, StreamGate
+from steadyrun.testing.model_servers.protocol import ServerStep
 
 
-def read_script(path: Path) -> list[Step]:
+def read_script(path: Path) -> list[ServerStep]:
     """The steps that a file holds."""
-    return [_step(written) for written in json.loads(path.read_text(encoding="utf-8"))]
+    return [_parse_step(written) for written in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def _step(written: Mapping[str, Any]) -> Step:
-    held = _gate(written["held"]) if "held" in written else None
+def _parse_step(written: Mapping[str, Any]) -> ServerStep:
+    held = _build_gate(written["held"]) if "held" in written else None
     headers = written.get("headers", {})
     match written:
         case {"answer": parts}:
-            tokens = Tokens(**written.get("tokens", {}))
-            blocks = tuple(_part(part) for part in parts)
-            return Answer(blocks, tokens, written.get("stop", ""), headers, held)
+            tokens = AnswerTokens(**written.get("tokens", {}))
+            blocks = tuple(_parse_part(part) for part in parts)
+            return ModelAnswer(blocks, tokens, written.get("stop", ""), headers, held)
         case {"refuse": fault}:
             detail = written.get("detail", {})
             return Refusal(fault, headers, written.get("message", ""), held, detail)
         case {"hang": gate}:
-            return Hang(_gate(gate))
+            return Hang(_build_gate(gate))
         case _:
             raise ValueError(f"a step is an answer, refuse or hang; found {written!r}")
 
 
-def _part(written: Any) -> Block | Pause:
+def _parse_part(written: Any) -> AnswerBlock | Pause:
     match written:
         case str():
-            return Text((written,))
+            return TextBlock((written,))
         case {"text": _} | {"thinking": _}:
-            return _words(written)
+            return _parse_text(written)
         case {"call": name}:
             ident, namespace = written.get("id", ""), written.get("namespace", "")
-            return Call(name, written.get("input", {}), ident, namespace)
+            return CallBlock(name, written.get("input", {}), ident, namespace)
         case {"raw": fields}:
-            return Raw(fields)
+            return RawBlock(fields)
         case _:
-            return _pause(written)
+            return _parse_pause(written)
 
 
-def _words(written: Mapping[str, Any]) -> Text | Thinking:
+def _parse_text(written: Mapping[str, Any]) -> TextBlock | ThinkingBlock:
     if "text" in written:
-        pieces = tuple(_piece(piece) for piece in written["text"])
-        return Text(pieces, written.get("phase", ""))
-    return Thinking(tuple(_piece(piece) for piece in written["thinking"]))
+        pieces = tuple(_parse_piece(piece) for piece in written["text"])
+        return TextBlock(pieces, written.get("phase", ""))
+    return ThinkingBlock(tuple(_parse_piece(piece) for piece in written["thinking"]))
 
 
-def _piece(written: Any) -> str | Pause:
-    return written if isinstance(written, str) else _pause(written)
+def _parse_piece(written: Any) -> str | Pause:
+    return written if isinstance(written, str) else _parse_pause(written)
 
 
-def _pause(written: Any) -> Pause:
+def _parse_pause(written: Any) -> Pause:
     match written:
         case {"gate": path}:
-            return _gate(path)
+            return _build_gate(path)
         case {"cut": _}:
             return Cut()
         case {"break": fault}:
@@ -93,5 +93,5 @@ def _pause(written: Any) -> Pause:
             raise ValueError(f"a pause is a gate, cut or break; found {written!r}")
 
 
-def _gate(path: str | None) -> Gate:
-    return Gate(None if path is None else Path(path))
+def _build_gate(path: str | None) -> StreamGate:
+    return StreamGate(None if path is None else Path(path))

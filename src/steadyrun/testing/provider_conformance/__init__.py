@@ -11,28 +11,28 @@ from steadyrun.testing.provider_conformance.harness import (
     FLOOD_BYTES,
     GO,
     LONG_BYTES,
-    Promise,
     Prompt,
     ProviderHarness,
+    ProviderPromise,
     Situation,
 )
 
 
-def _promises(*rooms: ModuleType) -> tuple[Promise, ...]:
+def _collect_promises(*rooms: ModuleType) -> tuple[ProviderPromise, ...]:
     return tuple(
-        each for room in rooms for each in vars(room).values() if isinstance(each, Promise)
+        each for room in rooms for each in vars(room).values() if isinstance(each, ProviderPromise)
     )
 
 
-PROMISES = _promises(lifecycle, stopping, messages, output)
+PROMISES = _collect_promises(lifecycle, stopping, messages, output)
 
 __all__ = [
     "FLOOD_BYTES",
     "GO",
     "LONG_BYTES",
     "PROMISES",
-    "Promise",
     "Prompt",
     "ProviderHarness",
+    "ProviderPromise",
     "Situation",
 ]

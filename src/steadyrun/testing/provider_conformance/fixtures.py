@@ -18,24 +18,24 @@ from steadyrun.model.run import Run
 from steadyrun.testing.provider_conformance.harness import (
     GO,
     Library,
-    Offered,
+    OfferedMessage,
     ProviderHarness,
     RunLike,
     Situation,
 )
 
 # A check that hangs must fail, not hang.
-PATIENCE_SECONDS = 60.0
-_LOOK_SECONDS = 0.01
+TIMEOUT_SECONDS = 60.0
+_POLL_SECONDS = 0.01
 ALL = 1_000_000
 ENDS: tuple[type, ...] = get_args(RunEnded)
 
-E = TypeVar("E")
-R = TypeVar("R", bound=SteadyrunError)
+EventT = TypeVar("EventT")
+ErrorT = TypeVar("ErrorT", bound=SteadyrunError)
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedRun:
     """A run that is over: how it ended, what was published, what is in the record."""
 
     run: Run
@@ -47,55 +47,55 @@ class Played:
     def live(self) -> list[LiveEvent]:
         return [seen for seen in self.published if isinstance(seen, LiveEvent)]
 
-    def of(self, *kinds: type[E]) -> list[E]:
+    def select(self, *kinds: type[EventT]) -> list[EventT]:
         """Stored events of the run's agent that are of these kinds."""
         return [seen.event for seen in self.stored if isinstance(seen.event, kinds)]
 
 
 @asynccontextmanager
-async def program(harness: ProviderHarness, **how: Any) -> AsyncIterator[Library]:
+async def open_program(harness: ProviderHarness, **how: Any) -> AsyncIterator[Library]:
     """A program on the harness's home; nothing of its runs may be left when it ends."""
-    with anyio.fail_after(PATIENCE_SECONDS):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         async with harness.library(**how) as library:
             yield library
-        await nothing_is_left(harness)
+        await wait_for_no_processes(harness)
 
 
-async def play(harness: ProviderHarness, situation: Situation, **wishes: Any) -> Played:
+async def play(harness: ProviderHarness, situation: Situation, **options: Any) -> PlayedRun:
     """Start a run, listen to its end and read its record."""
-    async with program(harness) as library:
-        run = await library.start(text_of(harness, situation), **wishes)
+    async with open_program(harness) as library:
+        run = await library.start(get_prompt(harness, situation), **options)
         published = [seen async for seen in run.events()]
         ended = await run.result()
-    return await read(harness, ended, published)
+    return await read_record(harness, ended, published)
 
 
-async def read(
+async def read_record(
     harness: ProviderHarness, run: Run, published: Sequence[StoredEvent | LiveEvent] = ()
-) -> Played:
+) -> PlayedRun:
     """What is in the record of a run's agent."""
     async with harness.store() as store:
         stored = await store.events(agent=run.agent, limit=ALL)
         items = await store.items(run.agent, include_settled=True)
         run = await store.run(run.id)
         assert await store.open_processes(run.agent) == []
-    return Played(run, list(published), stored, sorted(items, key=lambda item: item.seq))
+    return PlayedRun(run, list(published), stored, sorted(items, key=lambda item: item.seq))
 
 
-def text_of(harness: ProviderHarness, situation: Situation) -> str:
+def get_prompt(harness: ProviderHarness, situation: Situation) -> str:
     prompt = harness.prompt(situation)
     assert prompt, f"{harness.provider} has no prompt for {situation}"
     return prompt.text
 
 
-def said_in(harness: ProviderHarness, situation: Situation) -> str | bytes:
+def get_expected(harness: ProviderHarness, situation: Situation) -> str | bytes:
     prompt = harness.prompt(situation)
     assert prompt
-    assert prompt.said
-    return prompt.said
+    assert prompt.expected
+    return prompt.expected
 
 
-async def until(run: RunLike, *kinds: type[E]) -> E:
+async def wait_for_event(run: RunLike, *kinds: type[EventT]) -> EventT:
     """The first event of these kinds."""
     async with aclosing(run.events()) as events:
         async for seen in events:
@@ -104,7 +104,7 @@ async def until(run: RunLike, *kinds: type[E]) -> E:
     raise AssertionError(f"{run.id} ended without any of {kinds}")
 
 
-async def until_busy(run: RunLike) -> None:
+async def wait_until_busy(run: RunLike) -> None:
     """Wait for the first thing that it says."""
     async with aclosing(run.events()) as events:
         async for seen in events:
@@ -112,18 +112,18 @@ async def until_busy(run: RunLike) -> None:
                 return
 
 
-def let_go(harness: ProviderHarness) -> None:
+def release_runs(harness: ProviderHarness) -> None:
     """Let runs end that wait."""
     (harness.cwd / GO).touch()
 
 
-async def steered(run: RunLike, text: str) -> Offered:
+async def steer(run: RunLike, text: str) -> OfferedMessage:
     answer = await run.steer(text)
     assert not isinstance(answer, Refused), answer
     return answer
 
 
-async def refused(kind: type[R], doing: Awaitable[object]) -> R:
+async def expect_error(kind: type[ErrorT], doing: Awaitable[object]) -> ErrorT:
     """The error of this kind that comes of it."""
     try:
         await doing
@@ -132,33 +132,33 @@ async def refused(kind: type[R], doing: Awaitable[object]) -> R:
     raise AssertionError(f"expected {kind.__name__}, and it was done")
 
 
-async def nothing_is_left(harness: ProviderHarness) -> None:
+async def wait_for_no_processes(harness: ProviderHarness) -> None:
     """Nothing runs that was started for this home: found by its mark, or by where it stands."""
     is_left = True
     while is_left:
-        is_left = bool(await anyio.to_thread.run_sync(_left, harness.home / "processes"))
-        await anyio.sleep(_LOOK_SECONDS if is_left else 0)
+        is_left = bool(await anyio.to_thread.run_sync(_find_processes, harness.home / "processes"))
+        await anyio.sleep(_POLL_SECONDS if is_left else 0)
 
 
-def _left(processes: Path) -> set[int]:
+def _find_processes(processes: Path) -> set[int]:
     names = {directory.name for directory in processes.glob("*")}
     marked = {pid for name in names for pid in keeper.marked(name)}
     # Keepers have no mark, but their directory.
-    return marked | {pid for pid in _pids() if _stands_in(pid, processes)}
+    return marked | {pid for pid in _list_pids() if _is_inside(pid, processes)}
 
 
-def _pids() -> list[int]:
+def _list_pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
-def _stands_in(pid: int, processes: Path) -> bool:
+def _is_inside(pid: int, processes: Path) -> bool:
     try:
         return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(processes)
     except OSError:
         return False
 
 
-def check_order(played: Played) -> None:
+def check_order(played: PlayedRun) -> None:
     """The run begins once and first, ends once and last, and no number is missing."""
     own = [seen for seen in played.stored if seen.run == played.run.id]
     begun = own[:1] if played.run.started_at else []

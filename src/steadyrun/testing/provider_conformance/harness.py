@@ -42,10 +42,10 @@ class Prompt(Struct, frozen=True):
     """What to ask for to get into a situation, and what is to be heard then."""
 
     text: str
-    said: str | bytes = ""
+    expected: str | bytes = ""
 
 
-class Offered(Protocol):
+class OfferedMessage(Protocol):
     """A message that was offered to a turn."""
 
     @property
@@ -59,7 +59,7 @@ class RunLike(Protocol):
 
     def events(self) -> AsyncGenerator[StoredEvent | LiveEvent, None]: ...
 
-    async def steer(self, text: str) -> Offered | Refused: ...
+    async def steer(self, text: str) -> OfferedMessage | Refused: ...
 
     async def decide(self, approval: str, verdict: Verdict) -> None: ...
 
@@ -105,18 +105,18 @@ class ProviderHarness(Protocol):
         """Take nearly all room on the home's disk. Only asked for where `has_small_disk`."""
 
 
-Check = Callable[[ProviderHarness], Awaitable[None]]
-Reason = Callable[[ProviderHarness], str | None]
+PromiseCheck = Callable[[ProviderHarness], Awaitable[None]]
+SkipReason = Callable[[ProviderHarness], str | None]
 
 
 @dataclass(frozen=True)
-class Promise:
+class ProviderPromise:
     """One check, and what a provider must be able to do so that it means anything."""
 
-    check: Check
+    check: PromiseCheck
     situations: tuple[Situation, ...] = ()
     abilities: tuple[Ability, ...] = ()
-    unless: Reason | None = None
+    unless: SkipReason | None = None
 
     @property
     def name(self) -> str:
@@ -133,12 +133,12 @@ class Promise:
         return ", ".join([*reasons, more] if more else reasons) or None
 
 
-def promised(
-    *situations: Situation, abilities: tuple[Ability, ...] = (), unless: Reason | None = None
-) -> Callable[[Check], Promise]:
+def promise(
+    *situations: Situation, abilities: tuple[Ability, ...] = (), unless: SkipReason | None = None
+) -> Callable[[PromiseCheck], ProviderPromise]:
     """Make a promise of a check, for providers that know these situations and abilities."""
 
-    def made(check: Check) -> Promise:
-        return Promise(check, situations, abilities, unless)
+    def wrap(check: PromiseCheck) -> ProviderPromise:
+        return ProviderPromise(check, situations, abilities, unless)
 
-    return made
+    return wrap

@@ -9,25 +9,25 @@ from steadyrun.errors import AbilityMissing, InvalidUsage, NotFound
 from steadyrun.model.event import RunStarted, StoredEvent
 from steadyrun.testing.provider_conformance.fixtures import (
     check_order,
-    let_go,
+    expect_error,
+    get_expected,
+    get_prompt,
+    open_program,
     play,
-    program,
-    read,
-    refused,
-    said_in,
-    text_of,
-    until,
+    read_record,
+    release_runs,
+    wait_for_event,
 )
 from steadyrun.testing.provider_conformance.harness import (
     LONG_BYTES,
     ProviderHarness,
     RunLike,
-    promised,
+    promise,
 )
 
 MANY = 10
 # What may be wished for beyond a prompt, and the ability that it needs.
-WISHES: dict[Ability, dict[str, object]] = {
+OPTIONS: dict[Ability, dict[str, object]] = {
     "modes": {"mode": "full_auto"},
     "model": {"model": "some"},
     "tools": {"tools": ["Edit"]},
@@ -40,23 +40,23 @@ WISHES: dict[Ability, dict[str, object]] = {
 }
 
 
-@promised("answers")
+@promise("answers")
 async def check_a_run_begins_once_and_ends_once(harness: ProviderHarness) -> None:
     played = await play(harness, "answers")
 
     check_order(played)
     assert played.run.status == "completed"
     assert played.run.error is None
-    assert str(said_in(harness, "answers")) in (played.run.text or "")
+    assert str(get_expected(harness, "answers")) in (played.run.text or "")
     stored = [seen for seen in played.published if isinstance(seen, StoredEvent)]
     assert stored == [seen for seen in played.stored if seen.run == played.run.id]
 
 
-@promised("answers")
-async def check_whoever_comes_later_hears_the_same(harness: ProviderHarness) -> None:
+@promise("answers")
+async def check_a_later_reader_gets_the_same_events(harness: ProviderHarness) -> None:
     played = await play(harness, "answers")
 
-    async with program(harness) as library:
+    async with open_program(harness) as library:
         run = await library.run(played.run.id)
         heard = [seen async for seen in run.events()]
         ended = await run.result()
@@ -65,20 +65,22 @@ async def check_whoever_comes_later_hears_the_same(harness: ProviderHarness) -> 
     assert ended == played.run
 
 
-@promised("learns", "recalls", abilities=("resume",))
-async def check_a_conversation_goes_on(harness: ProviderHarness) -> None:
+@promise("learns", "recalls", abilities=("resume",))
+async def check_a_conversation_is_resumed(harness: ProviderHarness) -> None:
     first = await play(harness, "learns")
     assert first.run.resume_token
 
     second = await play(harness, "recalls", resume=first.run.resume_token)
 
     check_order(second)
-    assert str(said_in(harness, "recalls")) in (second.run.text or "")
-    assert str(said_in(harness, "recalls")) not in ((await play(harness, "recalls")).run.text or "")
+    assert str(get_expected(harness, "recalls")) in (second.run.text or "")
+    assert str(get_expected(harness, "recalls")) not in (
+        (await play(harness, "recalls")).run.text or ""
+    )
 
 
-@promised("answers", abilities=("resume",))
-async def check_a_conversation_that_never_was_is_an_error_with_a_name(
+@promise("answers", abilities=("resume",))
+async def check_an_unknown_conversation_is_a_named_error(
     harness: ProviderHarness,
 ) -> None:
     played = await play(harness, "answers", resume="00000000-0000-4000-8000-000000000000")
@@ -89,48 +91,50 @@ async def check_a_conversation_that_never_was_is_an_error_with_a_name(
     assert played.run.error.code not in {"", "exited"}
 
 
-def _can_do_everything(harness: ProviderHarness) -> str | None:
-    return None if WISHES.keys() - harness.abilities else "it can do everything"
+def _find_full_ability(harness: ProviderHarness) -> str | None:
+    return None if OPTIONS.keys() - harness.abilities else "it can do everything"
 
 
-@promised(unless=_can_do_everything)
-async def check_what_it_cannot_do_is_refused_by_name(harness: ProviderHarness) -> None:
-    async with program(harness) as library:
-        for ability in WISHES.keys() - harness.abilities:
-            error = await refused(AbilityMissing, library.start("any", **WISHES[ability]))
+@promise(unless=_find_full_ability)
+async def check_a_missing_ability_is_refused_by_name(harness: ProviderHarness) -> None:
+    async with open_program(harness) as library:
+        for ability in OPTIONS.keys() - harness.abilities:
+            error = await expect_error(AbilityMissing, library.start("any", **OPTIONS[ability]))
             assert (error.provider, error.ability) == (harness.provider, ability)
 
     async with harness.store() as store:
         assert await store.runs() == []
 
 
-@promised()
+@promise()
 async def check_an_unknown_run_is_not_found(harness: ProviderHarness) -> None:
-    async with program(harness) as library:
-        error = await refused(NotFound, library.run("run_00000000000000000000000000"))
+    async with open_program(harness) as library:
+        error = await expect_error(NotFound, library.run("run_00000000000000000000000000"))
 
     assert error.kind == "run"
 
 
-@promised("waits")
-async def check_many_runs_at_once(harness: ProviderHarness) -> None:
-    async with program(harness) as library:
-        runs: list[RunLike] = [await library.start(text_of(harness, "waits")) for _ in range(MANY)]
+@promise("waits")
+async def check_many_runs_at_once_all_complete(harness: ProviderHarness) -> None:
+    async with open_program(harness) as library:
+        runs: list[RunLike] = [
+            await library.start(get_prompt(harness, "waits")) for _ in range(MANY)
+        ]
         async with anyio.create_task_group() as tasks:
             for run in runs:
-                tasks.start_soon(until, run, RunStarted)
-        let_go(harness)
+                tasks.start_soon(wait_for_event, run, RunStarted)
+        release_runs(harness)
         ended = [await run.result() for run in runs]
 
     for each in ended:
-        check_order(await read(harness, each))
+        check_order(await read_record(harness, each))
     assert [run.status for run in ended] == ["completed"] * MANY
     assert len({run.process for run in ended}) == MANY
 
 
-@promised("is_long")
-async def check_a_long_prompt_works_or_is_an_error_with_a_name(harness: ProviderHarness) -> None:
-    assert len(text_of(harness, "is_long").encode()) >= LONG_BYTES
+@promise("is_long")
+async def check_a_long_prompt_works_or_is_a_named_error(harness: ProviderHarness) -> None:
+    assert len(get_prompt(harness, "is_long").encode()) >= LONG_BYTES
 
     played = await play(harness, "is_long")
 
@@ -138,45 +142,45 @@ async def check_a_long_prompt_works_or_is_an_error_with_a_name(harness: Provider
     assert played.run.status == "completed" or played.run.error
 
 
-@promised()
+@promise()
 async def check_a_prompt_is_never_an_option(harness: ProviderHarness) -> None:
-    async with program(harness) as library:
+    async with open_program(harness) as library:
         ended = await (await library.start("--version")).result()
 
-    played = await read(harness, ended)
+    played = await read_record(harness, ended)
     check_order(played)
     assert played.items[0].text == "--version"
     assert ended.status == "completed" or ended.error
 
 
-@promised("answers")
-async def check_a_missing_program_is_an_error_with_a_name(harness: ProviderHarness) -> None:
-    async with program(harness, command=("/nowhere/program",)) as library:
-        ended = await (await library.start(text_of(harness, "answers"))).result()
+@promise("answers")
+async def check_a_missing_program_is_a_named_error(harness: ProviderHarness) -> None:
+    async with open_program(harness, command=("/nowhere/program",)) as library:
+        ended = await (await library.start(get_prompt(harness, "answers"))).result()
 
-    check_order(await read(harness, ended))
+    check_order(await read_record(harness, ended))
     assert ended.status == "failed"
     assert ended.error
     assert "/nowhere/program" in ended.error.message or ended.error.code == "exit_nonzero"
     assert ended.error.hint
 
 
-@promised("answers")
-async def check_a_program_that_does_not_speak_ends_the_run(harness: ProviderHarness) -> None:
+@promise("answers")
+async def check_a_program_without_output_ends_the_run(harness: ProviderHarness) -> None:
     """What ends before it has said a word, and is no CLI at all."""
-    async with program(harness, command=("/bin/false",)) as library:
-        ended = await (await library.start(text_of(harness, "answers"))).result()
+    async with open_program(harness, command=("/bin/false",)) as library:
+        ended = await (await library.start(get_prompt(harness, "answers"))).result()
 
-    check_order(await read(harness, ended))
+    check_order(await read_record(harness, ended))
     assert ended.status == "failed"
     assert ended.error
 
 
-@promised("answers")
-async def check_a_missing_directory_is_an_error_with_a_name(harness: ProviderHarness) -> None:
-    async with program(harness) as library:
-        start = library.start(text_of(harness, "answers"), cwd=Path("/nowhere"))
-        error = await refused(InvalidUsage, start)
+@promise("answers")
+async def check_a_missing_directory_is_a_named_error(harness: ProviderHarness) -> None:
+    async with open_program(harness) as library:
+        start = library.start(get_prompt(harness, "answers"), cwd=Path("/nowhere"))
+        error = await expect_error(InvalidUsage, start)
 
     assert "/nowhere" in error.message
     assert error.hint

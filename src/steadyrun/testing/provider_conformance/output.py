@@ -15,13 +15,13 @@ from steadyrun.model.event import (
 from steadyrun.model.event_json import data_of
 from steadyrun.model.secret import REDACTED
 from steadyrun.testing.provider_conformance.fixtures import (
-    Played,
+    PlayedRun,
     check_order,
+    get_expected,
+    get_prompt,
     play,
-    said_in,
-    text_of,
 )
-from steadyrun.testing.provider_conformance.harness import ProviderHarness, Situation, promised
+from steadyrun.testing.provider_conformance.harness import ProviderHarness, Situation, promise
 
 STILL_RUNNING = "still_running"
 
@@ -31,27 +31,27 @@ async def _check_kept(harness: ProviderHarness, situation: Situation) -> None:
 
     check_order(played)
     assert played.run.status == "completed"
-    kept = [event.raw if event.text is None else event.text for event in played.of(Unknown)]
-    assert said_in(harness, situation) in kept
+    kept = [event.raw if event.text is None else event.text for event in played.select(Unknown)]
+    assert get_expected(harness, situation) in kept
 
 
-@promised("is_novel")
-async def check_a_frame_that_nobody_knows_is_kept(harness: ProviderHarness) -> None:
+@promise("is_novel")
+async def check_an_unknown_frame_is_kept(harness: ProviderHarness) -> None:
     await _check_kept(harness, "is_novel")
 
 
-@promised("is_no_json")
-async def check_a_line_that_is_no_frame_is_kept(harness: ProviderHarness) -> None:
+@promise("is_no_json")
+async def check_a_line_without_json_is_kept(harness: ProviderHarness) -> None:
     await _check_kept(harness, "is_no_json")
 
 
-@promised("is_no_text")
-async def check_a_line_that_is_no_text_is_kept(harness: ProviderHarness) -> None:
+@promise("is_no_text")
+async def check_a_line_of_invalid_utf8_is_kept(harness: ProviderHarness) -> None:
     await _check_kept(harness, "is_no_text")
 
 
-@promised("floods_stderr")
-async def check_stderr_neither_blocks_nor_is_stored(harness: ProviderHarness) -> None:
+@promise("floods_stderr")
+async def check_stderr_does_not_block_and_is_not_stored(harness: ProviderHarness) -> None:
     played = await play(harness, "floods_stderr")
 
     check_order(played)
@@ -60,44 +60,44 @@ async def check_stderr_neither_blocks_nor_is_stored(harness: ProviderHarness) ->
     assert any(isinstance(seen.event, OutputRaw) for seen in played.live)
 
 
-@promised("leaves_tool")
-async def check_a_tool_that_is_open_at_the_end_is_closed(harness: ProviderHarness) -> None:
+@promise("leaves_tool")
+async def check_an_open_tool_is_closed_at_the_end(harness: ProviderHarness) -> None:
     played = await play(harness, "leaves_tool")
 
     check_order(played)
-    started = {tool.tool_call_id for tool in played.of(ToolStarted)}
-    ended = [tool.tool_call_id for tool in played.of(ToolCompleted)]
-    ended += [tool.tool_call_id for tool in played.of(ToolFailed)]
+    started = {tool.tool_call_id for tool in played.select(ToolStarted)}
+    ended = [tool.tool_call_id for tool in played.select(ToolCompleted)]
+    ended += [tool.tool_call_id for tool in played.select(ToolFailed)]
     assert sorted(started) == sorted(ended)
-    assert STILL_RUNNING in {tool.error for tool in played.of(ToolFailed)}
+    assert STILL_RUNNING in {tool.error for tool in played.select(ToolFailed)}
 
 
-@promised("tells_secret")
-async def check_no_secret_is_told(harness: ProviderHarness) -> None:
+@promise("tells_secret")
+async def check_no_secret_is_published(harness: ProviderHarness) -> None:
     played = await play(harness, "tells_secret")
 
     _check_secrecy(harness, played)
     # A prompt is kept as it was given: it is what the user said.
-    if harness.secret.reveal() not in text_of(harness, "tells_secret"):
+    if harness.secret.reveal() not in get_prompt(harness, "tells_secret"):
         _check_files(harness)
 
 
-@promised("tells_secret_in_pieces")
-async def check_no_secret_is_told_piece_by_piece(harness: ProviderHarness) -> None:
+@promise("tells_secret_in_pieces")
+async def check_no_secret_is_published_in_pieces(harness: ProviderHarness) -> None:
     played = await play(harness, "tells_secret_in_pieces")
 
     assert played.live, "there were no pieces"
     _check_secrecy(harness, played)
 
 
-def _check_secrecy(harness: ProviderHarness, played: Played) -> None:
+def _check_secrecy(harness: ProviderHarness, played: PlayedRun) -> None:
     """Neither in an event nor in the pieces of several."""
     secret = harness.secret.reveal()
     check_order(played)
     assert played.run.status == "completed"
     told = [msgspec.json.encode(data_of(seen.event)).decode() for seen in played.published]
     told += [msgspec.json.encode(data_of(seen.event)).decode() for seen in played.stored]
-    told += [msgspec.json.encode(played.run).decode(), *_streams(played)]
+    told += [msgspec.json.encode(played.run).decode(), *_join_streams(played)]
     assert not [each for each in told if secret in each]
     assert [each for each in told if REDACTED in each], "the secret never came"
 
@@ -109,7 +109,7 @@ def _check_files(harness: ProviderHarness) -> None:
         assert harness.secret.reveal().encode() not in file.read_bytes(), file
 
 
-def _streams(played: Played) -> list[str]:
+def _join_streams(played: PlayedRun) -> list[str]:
     """What a listener has when it puts the pieces of one kind together."""
     streams: dict[str, str] = defaultdict(str)
     for seen in played.live:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.dialect import Ended
+from steadyrun.dialect import TurnEnded
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost, Usage
 from steadyrun.providers.claude.frames import SILENT_TYPES
 from steadyrun.providers.claude.state import ClaudeState
-from steadyrun.providers.shared.prices import estimated
+from steadyrun.providers.shared.prices import estimate_cost
 from tests.support.claude_lines import (
     T1,
     Line,
@@ -165,7 +165,7 @@ def test_a_turn_has_used_what_was_added_since_the_last() -> None:
 
     stats, end = talk.hear(result(total_cost_usd=0.3, modelUsage=more))
 
-    assert isinstance(end, Ended)
+    assert isinstance(end, TurnEnded)
     assert (end.usage, end.cost) == (Usage(25, 2, 7, 2), Cost(0.2, "known"))
     assert stats == ev.StatsUpdated("m1", 200000, 7, 2, 2, "completed")
 
@@ -226,7 +226,7 @@ def test_a_call_is_priced_by_its_own_model_until_the_price_is_named() -> None:
         called("claude-haiku-4-5")[0], called("claude-haiku-4-5")[0], called("no-such-model")[0]
     )  # fmt: skip
 
-    assert first.cost == estimated("claude-haiku-4-5", first.usage, is_one_call=True)
+    assert first.cost == estimate_cost("claude-haiku-4-5", first.usage, is_one_call=True)
     assert second.cost == Cost(2 * first.cost.usd, "estimated")
     # What is not known of a call is not known of the turn.
     assert (third.usage.input_tokens, third.cost) == (3_000_000, Cost())

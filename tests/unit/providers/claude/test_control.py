@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steadyrun.dialect import Ended, Send, Turn, Verdict
+from steadyrun.dialect import Send, Turn, TurnEnded, Verdict
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost
 from tests.support.claude_lines import (
@@ -70,7 +70,7 @@ def test_a_turn_whose_mode_was_turned_down_has_failed_and_is_never_told() -> Non
 
     [end] = talk.hear(reply("mode:t2", error="not now"))
 
-    assert isinstance(end, Ended)
+    assert isinstance(end, TurnEnded)
     assert end.error is not None
     assert (end.status, end.error.code) == ("failed", "mode_refused")
     assert end.error.message == "set_permission_mode was turned down: not now"

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadyrun.dialect import (
-    Began,
     Dialect,
-    Ended,
-    Exit,
     Image,
     LaunchRequest,
     Offer,
+    ProcessExit,
     Refused,
     Send,
     Turn,
+    TurnBegan,
+    TurnEnded,
     Verdict,
 )
 from steadyrun.drivers.turn_tracker import TurnTracker
@@ -170,9 +170,9 @@ def test_a_turn_begins_when_it_is_told_and_ends_with_its_result() -> None:
     began = talk.turn()
     said = talk.hear(state("running"), init(), text("hi"), result("hi"))
 
-    assert began == [Began("t1")]
+    assert began == [TurnBegan("t1")]
     assert said[:-2] == [ev.TokenBound("s1"), ev.StatsUpdated(model="m1"), ev.TextFinal("hi")]
-    assert the_end(said) == Ended("completed", "hi", Usage(), Cost(0.0, "known"))
+    assert the_end(said) == TurnEnded("completed", "hi", Usage(), Cost(0.0, "known"))
 
 
 def test_the_next_turn_waits_until_it_is_idle() -> None:
@@ -210,7 +210,7 @@ def test_a_turn_that_nobody_asked_for_begins_with_init() -> None:
 
     said = talk.hear(state("running"), init(), text("it is built"), result("it is built"))
 
-    assert said[0] == Began(None)
+    assert said[0] == TurnBegan(None)
     assert the_end(said).text == "it is built"
 
 
@@ -339,7 +339,7 @@ def test_a_turn_is_not_lost_for_a_number_that_does_not_fit() -> None:
     said = talk.hear(result("hi", modelUsage=[1], total_cost_usd="much", errors=None))
 
     assert isinstance(said[0], ev.Unknown)
-    assert the_end(said) == Ended("completed", "hi", Usage(), Cost())
+    assert the_end(said) == TurnEnded("completed", "hi", Usage(), Cost())
 
 
 # -- starting and ending
@@ -356,7 +356,7 @@ def test_why_it_cannot_start_is_told_when_it_is_gone() -> None:
     talk.tell(*talk.dialect.open(REQUEST))
 
     said = talk.hear(result(None, **FATAL))
-    end = the_end(talk.dialect.ended(Exit(1, stderr="No conversation found")))
+    end = the_end(talk.dialect.on_exit(ProcessExit(1, stderr="No conversation found")))
 
     assert said == []
     assert end.error
@@ -368,7 +368,7 @@ def test_it_is_told_also_if_the_turn_was_told_meanwhile() -> None:
     talk.hear(result(None, **FATAL))
     talk.turn()
 
-    error = the_end(talk.dialect.ended(Exit(1))).error
+    error = the_end(talk.dialect.on_exit(ProcessExit(1))).error
 
     assert error
     assert error.code == "resume_not_found"
@@ -382,11 +382,11 @@ def test_a_conversation_that_is_not_there_ends_a_turn_that_is_open() -> None:
 
     assert error
     assert error.code == "resume_not_found"
-    assert talk.dialect.ended(Exit(1, stderr="No conversation found")) == []
+    assert talk.dialect.on_exit(ProcessExit(1, stderr="No conversation found")) == []
 
 
 def test_last_words_explain_a_start_that_failed() -> None:
-    end = the_end(Talk().dialect.ended(Exit(1, stderr="cannot be used with root/sudo")))
+    end = the_end(Talk().dialect.on_exit(ProcessExit(1, stderr="cannot be used with root/sudo")))
 
     assert end.error
     assert end.error.code == "root_refused"
@@ -396,7 +396,7 @@ def test_an_exit_after_the_last_turn_says_nothing() -> None:
     talk = working()
     talk.hear(result())
 
-    assert talk.dialect.ended(Exit(1, stderr="is already in use")) == []
+    assert talk.dialect.on_exit(ProcessExit(1, stderr="is already in use")) == []
     assert not talk.dialect.is_ready
 
 
@@ -406,9 +406,9 @@ def test_a_process_for_one_turn_has_it_open_from_the_start() -> None:
     said = talk.hear(init(), text("hi"), result("hi"))
 
     assert talk.dialect.open(REQUEST) == []
-    assert Began not in map(type, said)
+    assert TurnBegan not in map(type, said)
     assert the_end(said).text == "hi"
-    assert talk.dialect.ended(Exit(0)) == []
+    assert talk.dialect.on_exit(ProcessExit(0)) == []
 
 
 def test_a_process_for_one_turn_is_neither_steered_nor_interrupted() -> None:
@@ -423,7 +423,7 @@ def test_a_process_for_one_turn_that_failed_ends_it_once() -> None:
     talk = Talk(ONCE)
     talk.hear(result(None, **FATAL))
 
-    assert talk.dialect.ended(Exit(1, stderr="No conversation found")) == []
+    assert talk.dialect.on_exit(ProcessExit(1, stderr="No conversation found")) == []
 
 
 # -- going on in another process
@@ -458,7 +458,7 @@ def conversation() -> list[Frame]:
 
 @given(st.integers(0, len(conversation())))
 def test_another_driver_goes_on_from_anywhere(cut: int) -> None:
-    frames, last = conversation(), Exit(1, stderr="x")
+    frames, last = conversation(), ProcessExit(1, stderr="x")
     first, second, whole = TurnTracker(Claude()), TurnTracker(Claude()), TurnTracker(Claude())
 
     before = play(first, frames[:cut])

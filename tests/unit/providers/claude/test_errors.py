@@ -7,25 +7,30 @@ from typing import Any
 import msgspec
 import pytest
 
-from steadyrun.dialect import Exit
-from steadyrun.providers.claude.errors import Found, exit_end, outcome, unreadable
-from steadyrun.providers.claude.frames import ResultLine, printed_of
+from steadyrun.dialect import ProcessExit
+from steadyrun.providers.claude.errors import (
+    ResultContext,
+    build_unreadable_error,
+    classify_result,
+    end_from_exit,
+)
+from steadyrun.providers.claude.frames import ResultLine, decode_output
 
 
 def result(**fields: Any) -> ResultLine:
-    line = printed_of(json.dumps({"type": "result", "is_error": True, **fields}).encode())
+    line = decode_output(json.dumps({"type": "result", "is_error": True, **fields}).encode())
     assert isinstance(line, ResultLine)
     return line
 
 
 def code(error: str | None = None, **fields: Any) -> str:
-    found = outcome(result(**{"subtype": "success", **fields}), Found(error)).error
+    found = classify_result(result(**{"subtype": "success", **fields}), ResultContext(error)).error
     assert found
     return found.code
 
 
 def test_an_end_without_an_error_is_completed() -> None:
-    assert outcome(result(is_error=False), Found()).status == "completed"
+    assert classify_result(result(is_error=False), ResultContext()).status == "completed"
 
 
 @pytest.mark.parametrize("reason", ["aborted_streaming", "aborted_tools"])
@@ -33,7 +38,7 @@ def test_an_end_without_an_error_is_completed() -> None:
 def test_what_was_aborted_is_cancelled_whatever_else_is_said(reason: str, is_error: bool) -> None:
     said = result(is_error=is_error, terminal_reason=reason, api_error_status=429)
 
-    found = outcome(said, Found("rate_limit"))
+    found = classify_result(said, ResultContext("rate_limit"))
 
     assert (found.status, found.error) == ("cancelled", None)
 
@@ -87,7 +92,7 @@ def test_words_decide_nothing() -> None:
 
 
 def test_only_a_rate_limit_is_rate_limited() -> None:
-    statuses = {number: outcome(result(api_error_status=number), Found()).status
+    statuses = {number: classify_result(result(api_error_status=number), ResultContext()).status
                 for number in (429, 529, 401)}  # fmt: skip
 
     assert statuses == {429: "rate_limited", 529: "failed", 401: "failed"}
@@ -105,21 +110,21 @@ def test_only_a_rate_limit_is_rate_limited() -> None:
     ],
 )
 def test_what_may_pass_by_itself_is_retryable(fields: dict[str, Any], is_retryable: bool) -> None:
-    found = outcome(result(**fields), Found()).error
+    found = classify_result(result(**fields), ResultContext()).error
 
     assert found
     assert found.retryable is is_retryable
 
 
 def test_a_rate_limit_ends_when_it_was_said_to() -> None:
-    found = outcome(result(api_error_status=429), Found(resets_at=1794785857)).error
+    found = classify_result(result(api_error_status=429), ResultContext(resets_at=1794785857)).error
 
     assert found
     assert found.retry_at == datetime(2026, 11, 15, 23, 37, 37, tzinfo=UTC)
 
 
 def test_another_error_has_no_such_time() -> None:
-    found = outcome(result(api_error_status=529), Found(resets_at=1794785857)).error
+    found = classify_result(result(api_error_status=529), ResultContext(resets_at=1794785857)).error
 
     assert found
     assert found.retry_at is None
@@ -127,14 +132,14 @@ def test_another_error_has_no_such_time() -> None:
 
 @pytest.mark.parametrize("epoch", [1e300, -1e300, 1e18])
 def test_a_time_that_no_calendar_has_is_none(epoch: float) -> None:
-    found = outcome(result(api_error_status=429), Found(resets_at=epoch)).error
+    found = classify_result(result(api_error_status=429), ResultContext(resets_at=epoch)).error
 
     assert found
     assert found.retry_at is None
 
 
 def test_a_budget_that_is_spent_is_a_reason_to_stop() -> None:
-    found = outcome(result(subtype="error_max_budget_usd"), Found())
+    found = classify_result(result(subtype="error_max_budget_usd"), ResultContext())
 
     assert (found.status, found.stop_reason) == ("failed", "budget")
 
@@ -142,7 +147,7 @@ def test_a_budget_that_is_spent_is_a_reason_to_stop() -> None:
 def test_a_conversation_that_is_not_there_is_known_before_any_turn_began() -> None:
     said = result(subtype="error_during_execution", num_turns=0)
 
-    found = outcome(said, Found(has_init=False)).error
+    found = classify_result(said, ResultContext(has_init=False)).error
 
     assert found
     assert (found.code, found.retryable) == ("resume_not_found", False)
@@ -150,27 +155,29 @@ def test_a_conversation_that_is_not_there_is_known_before_any_turn_began() -> No
 
 
 def test_the_message_is_for_people() -> None:
-    found = outcome(result(errors=["[ede_diagnostic] x", "Reached maximum budget ($0.01)"]),
-                    Found()).error  # fmt: skip
+    found = classify_result(result(errors=["[ede_diagnostic] x", "Reached maximum budget ($0.01)"]),
+                    ResultContext()).error  # fmt: skip
 
     assert found
     assert found.message == "Reached maximum budget ($0.01)"
 
 
 def test_there_is_a_message_where_nothing_was_said() -> None:
-    found = outcome(result(errors=["[ede_diagnostic] x", 3, {}], api_error_status=529), Found())
+    found = classify_result(
+        result(errors=["[ede_diagnostic] x", 3, {}], api_error_status=529), ResultContext()
+    )
 
     assert found.error
     assert found.error.message == "Claude Code failed with overloaded"
 
 
 def test_an_end_that_cannot_be_read_is_named() -> None:
-    assert unreadable().code == "protocol"
+    assert build_unreadable_error().code == "protocol"
 
 
 def test_a_result_that_does_not_say_whether_it_failed_is_none() -> None:
     with pytest.raises(msgspec.ValidationError, match="is_error"):
-        printed_of(b'{"type":"result","subtype":"success"}')
+        decode_output(b'{"type":"result","subtype":"success"}')
 
 
 @pytest.mark.parametrize(
@@ -185,7 +192,9 @@ def test_a_result_that_does_not_say_whether_it_failed_is_none() -> None:
     ],
 )
 def test_the_last_words_explain_an_exit_at_the_start(stderr: str, expected: str) -> None:
-    end = exit_end(Exit(1, stderr=f"warning: y\n{stderr}\nbye"), has_init=False, has_answered=False)
+    end = end_from_exit(
+        ProcessExit(1, stderr=f"warning: y\n{stderr}\nbye"), has_init=False, has_answered=False
+    )
 
     assert end
     assert end.error
@@ -195,9 +204,9 @@ def test_the_last_words_explain_an_exit_at_the_start(stderr: str, expected: str)
 
 
 def test_last_words_that_are_not_known_explain_nothing() -> None:
-    last = Exit(1, stderr="Segmentation fault")
+    last = ProcessExit(1, stderr="Segmentation fault")
 
-    assert exit_end(last, has_init=False, has_answered=True) is None
+    assert end_from_exit(last, has_init=False, has_answered=True) is None
 
 
 def test_many_overloads_in_a_row_have_no_status() -> None:
@@ -205,7 +214,7 @@ def test_many_overloads_in_a_row_have_no_status() -> None:
     said = result(api_error_status=None)
 
     codes = {
-        retry: outcome(said, Found("server_error", retry=retry)).error
+        retry: classify_result(said, ResultContext("server_error", retry=retry)).error
         for retry in ("overloaded", "unknown", None)
     }
 
@@ -219,7 +228,9 @@ def test_many_overloads_in_a_row_have_no_status() -> None:
 
 
 def test_a_program_that_ends_before_it_has_answered_is_none_that_we_know() -> None:
-    end = exit_end(Exit(1, stderr="a\nusage: claude FILE\n"), has_init=False, has_answered=False)
+    end = end_from_exit(
+        ProcessExit(1, stderr="a\nusage: claude FILE\n"), has_init=False, has_answered=False
+    )
 
     assert end
     assert end.error
@@ -230,17 +241,19 @@ def test_a_program_that_ends_before_it_has_answered_is_none_that_we_know() -> No
 
 
 def test_a_program_that_was_killed_before_it_had_answered_may_be_one() -> None:
-    assert exit_end(Exit(None, 9), has_init=False, has_answered=False) is None
+    assert end_from_exit(ProcessExit(None, 9), has_init=False, has_answered=False) is None
 
 
 def test_who_was_stopped_did_not_end_for_a_reason_of_its_own() -> None:
-    last = Exit(1, reason="user_stop", stderr="is already in use")
+    last = ProcessExit(1, reason="user_stop", stderr="is already in use")
 
-    assert exit_end(last, has_init=False, has_answered=False) is None
+    assert end_from_exit(last, has_init=False, has_answered=False) is None
 
 
 def test_last_words_of_a_process_that_worked_count_only_if_it_gave_up() -> None:
     words = "Error parsing streaming input line: x"
 
-    assert exit_end(Exit(None, 9, stderr=words), has_init=True, has_answered=True) is None
-    assert exit_end(Exit(1, stderr=words), has_init=True, has_answered=True) is not None
+    assert (
+        end_from_exit(ProcessExit(None, 9, stderr=words), has_init=True, has_answered=True) is None
+    )
+    assert end_from_exit(ProcessExit(1, stderr=words), has_init=True, has_answered=True) is not None

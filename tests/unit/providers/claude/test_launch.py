@@ -22,9 +22,9 @@ from steadyrun.providers.claude.launch import (
     MODES,
     PROGRAM,
     ClaudeOptions,
-    content,
+    build_content,
     launch,
-    uuid_of,
+    to_uuid,
 )
 
 REQUEST = LaunchRequest(Turn("run_1", "hello"), "/work", "/home/processes/prc_1")
@@ -83,7 +83,7 @@ def test_a_process_for_many_turns_speaks_json_both_ways_and_echoes() -> None:
         "--permission-mode": ["default"],
         "--permission-prompt-tool": ["stdio"],
         "--disallowedTools": [",".join(DENIED)],
-        "--session-id": [uuid_of("prc_1")],
+        "--session-id": [to_uuid("prc_1")],
     }
     assert started.stdin == "pipe"
     assert started.files == {}
@@ -261,7 +261,7 @@ def test_one_turn_with_pictures_reads_a_line_of_json_from_a_pipe(tmp_path: Path,
     assert arguments[4:6] == ["--input-format", "stream-json"]
     assert json.loads(stdin) == {
         "type": "user",
-        "message": {"role": "user", "content": content("/look", (picture,))},
+        "message": {"role": "user", "content": build_content("/look", (picture,))},
     }
     assert stdin.count(b"\n") == 1
 
@@ -272,7 +272,7 @@ def test_one_turn_with_pictures_reads_a_line_of_json_from_a_pipe(tmp_path: Path,
 def test_pictures_come_after_the_text() -> None:
     data = base64.b64encode(PICTURE.data).decode()
 
-    assert content("look", (PICTURE,)) == [
+    assert build_content("look", (PICTURE,)) == [
         {"type": "text", "text": "look"},
         {
             "type": "image",
@@ -283,7 +283,7 @@ def test_pictures_come_after_the_text() -> None:
 
 @given(st.text())
 def test_no_text_begins_with_a_slash_and_none_is_lost(text: str) -> None:
-    said = content(text)
+    said = build_content(text)
 
     assert isinstance(said, str)
     assert not said.startswith("/")

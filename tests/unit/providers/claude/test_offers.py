@@ -2,9 +2,9 @@
 
 import json
 
-from steadyrun.dialect import Began, DialectOutput, Ended, Exit, Offer, Refused, Send
+from steadyrun.dialect import DialectOutput, Offer, ProcessExit, Refused, Send, TurnBegan, TurnEnded
 from steadyrun.model import event as ev
-from steadyrun.providers.claude.launch import uuid_of
+from steadyrun.providers.claude.launch import to_uuid
 from tests.support.claude_lines import (
     T1,
     Line,
@@ -36,11 +36,11 @@ def offering(*offers: str) -> Talk:
 
 def echo_of(offer: str, *others: str) -> Line:
     """The echo of an offer, with those before it that were taken together with it."""
-    return echo(uuid_of(f"t1/{offer}"), *others, offer)
+    return echo(to_uuid(f"t1/{offer}"), *others, offer)
 
 
 def own_turn(offer: str) -> list[DialectOutput]:
-    return [ev.FollowupOwnTurn(offer, offer), Began(offer)]
+    return [ev.FollowupOwnTurn(offer, offer), TurnBegan(offer)]
 
 
 def test_an_offer_is_told_as_one() -> None:
@@ -79,7 +79,7 @@ def test_the_echo_of_the_prompt_is_no_proof_for_an_offer() -> None:
 
 
 def test_an_echo_that_nobody_knows_says_nothing() -> None:
-    assert offering("o1").hear(echo(uuid_of("other"), "o1")) == []
+    assert offering("o1").hear(echo(to_uuid("other"), "o1")) == []
 
 
 def test_one_offer_that_is_queued_becomes_the_next_turn_with_its_init() -> None:
@@ -88,7 +88,7 @@ def test_one_offer_that_is_queued_becomes_the_next_turn_with_its_init() -> None:
     said = talk.hear(result(), init(), echo_of("o1"), text("x"), result("x"))
 
     assert fates(said) == own_turn("o1")
-    assert sum(isinstance(each, Ended) for each in said) == 2
+    assert sum(isinstance(each, TurnEnded) for each in said) == 2
 
 
 def test_of_many_the_first_has_the_turn_and_the_others_are_absorbed_by_it() -> None:
@@ -116,7 +116,7 @@ def test_the_same_words_offered_later_are_not_taken_with_the_first() -> None:
     for each in ("o1", "o2", "o3", "o4"):
         talk.tell(talk.dialect.steer(Offer(each, "go on")))
 
-    said = talk.hear(result(), init(), echo(uuid_of("t1/o3"), "go on", "go on", "go on"))
+    said = talk.hear(result(), init(), echo(to_uuid("t1/o3"), "go on", "go on", "go on"))
 
     settled = [each.item for each in said if isinstance(each, ev.FollowupAbsorbed)]
     assert settled == ["o2", "o3"]
@@ -173,7 +173,7 @@ def test_a_turn_about_something_else_does_not_take_an_offer() -> None:
 
     said = talk.hear(result(), notice, init(), echo_of("o1"))
 
-    assert fates(said) == [Began(None), ev.FollowupAbsorbed("o1", "o1")]
+    assert fates(said) == [TurnBegan(None), ev.FollowupAbsorbed("o1", "o1")]
 
 
 def test_an_offer_is_taken_back_from_the_queue() -> None:
@@ -242,7 +242,7 @@ def test_what_was_not_taken_is_lost_with_the_process() -> None:
     talk = offering("o1", "o2")
     talk.hear(tool(), tool_result(), echo_of("o1"))
 
-    assert talk.dialect.ended(Exit(None, 9)) == [
+    assert talk.dialect.on_exit(ProcessExit(None, 9)) == [
         ev.FollowupReturned("o2", "o2", "the process ended")
     ]
 
@@ -265,7 +265,7 @@ def recorded(*lines: Line) -> Talk:
 def test_a_line_without_a_key_is_a_turn_or_an_offer() -> None:
     talk = Talk()
 
-    assert talk.write(written("a")) == [Began("line1")]
+    assert talk.write(written("a")) == [TurnBegan("line1")]
     assert talk.write(written("b")) == [ev.FollowupOffered("line2", "b")]
     assert talk.write(written("c", uuid="u3")) == [ev.FollowupOffered("u3", "c")]
 
@@ -294,7 +294,7 @@ def test_without_echoes_a_tool_alone_is_no_proof() -> None:
 
     said = talk.hear(tool_result(), aborted(), init())
 
-    assert fates(said) == [ev.FollowupOwnTurn("line2", "and this"), Began("line2")]
+    assert fates(said) == [ev.FollowupOwnTurn("line2", "and this"), TurnBegan("line2")]
 
 
 def test_what_was_to_come_later_is_not_taken_by_a_tool() -> None:
@@ -303,7 +303,7 @@ def test_what_was_to_come_later_is_not_taken_by_a_tool() -> None:
 
     said = talk.hear(tool_result(), text("x"), result(), init())
 
-    assert fates(said) == [ev.FollowupOwnTurn("line2", "and this"), Began("line2")]
+    assert fates(said) == [ev.FollowupOwnTurn("line2", "and this"), TurnBegan("line2")]
 
 
 def test_without_echoes_all_that_was_queued_is_one_turn() -> None:
@@ -313,7 +313,7 @@ def test_without_echoes_all_that_was_queued_is_one_turn() -> None:
 
     said = talk.hear(text("x"), result(), init(), text("y"), result())
 
-    own = [ev.FollowupOwnTurn("line2", "a"), Began("line2")]
+    own = [ev.FollowupOwnTurn("line2", "a"), TurnBegan("line2")]
     assert fates(said) == [*own, ev.FollowupAbsorbed("line3", "b")]
 
 
@@ -321,7 +321,7 @@ def test_what_is_just_to_be_remembered_is_a_turn_without_an_answer() -> None:
     talk = Talk()
     talk.write(written("remember this", shouldQuery=False))
 
-    assert isinstance(talk.hear(init(), result("", num_turns=0))[-1], Ended)
+    assert isinstance(talk.hear(init(), result("", num_turns=0))[-1], TurnEnded)
 
 
 def test_a_turn_that_seemed_to_be_over_is_if_somebody_goes_on() -> None:
@@ -329,8 +329,8 @@ def test_a_turn_that_seemed_to_be_over_is_if_somebody_goes_on() -> None:
 
     before, began = talk.write(written("go on"))
 
-    assert isinstance(before, Ended)
-    assert began == Began("line2")
+    assert isinstance(before, TurnEnded)
+    assert began == TurnBegan("line2")
 
 
 def test_lines_that_we_would_never_write_are_borne() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from steadyrun.dialect import Ended, Exit, Picture
+from steadyrun.dialect import ProcessExit, ProducedImage, TurnEnded
 from steadyrun.model import event as ev
 from steadyrun.providers.claude.state import ClaudeState
 from steadyrun.providers.shared.images import LARGEST_IMAGE_CHARS
@@ -123,7 +123,7 @@ def test_an_answer_that_was_cut_off_leaves_nothing_behind(lines: list[Line]) -> 
 
     said = talk.hear(*lines, aborted())
 
-    assert {type(each) for each in said} == {ev.StatsUpdated, Ended}
+    assert {type(each) for each in said} == {ev.StatsUpdated, TurnEnded}
     assert talk.dialect.state.tools == {}
 
 
@@ -251,7 +251,7 @@ def test_nothing_is_in_the_background_of_a_process_that_is_gone() -> None:
     talk = working()
     talk.hear(system("task_started", task_id="b1"))
 
-    talk.dialect.ended(Exit(0))
+    talk.dialect.on_exit(ProcessExit(0))
 
     assert not talk.dialect.has_background
 
@@ -270,7 +270,7 @@ def test_a_picture_is_told_and_named_in_its_place() -> None:
     said = talk.hear(tool_result("c1", [{"type": "text", "text": "see"}, picture()]))
 
     named = {"type": "image", "media_type": "image/png", "name": "image-1.png"}
-    assert said[0] == Picture("image-1.png", "image/png", b"\x89PNG")
+    assert said[0] == ProducedImage("image-1.png", "image/png", b"\x89PNG")
     assert isinstance(said[1], ev.ToolCompleted)
     assert said[1].tool_output == [{"type": "text", "text": "see"}, named]
 
@@ -283,9 +283,9 @@ def test_the_same_picture_is_told_once_in_a_turn() -> None:
     talk.turn("t2")
     again = talk.hear(tool(), tool_result("c1", content))
 
-    names = [each.name for each in said if isinstance(each, Picture)]
+    names = [each.name for each in said if isinstance(each, ProducedImage)]
     assert names == ["image-1.png", "image-2.jpg"]
-    assert [type(each) for each in again].count(Picture) == 2
+    assert [type(each) for each in again].count(ProducedImage) == 2
 
 
 def test_there_is_an_end_to_pictures() -> None:
@@ -294,7 +294,7 @@ def test_there_is_an_end_to_pictures() -> None:
     said = working().hear(tool(), tool_result("c1", content))
 
     kinds = [type(each) for each in said]
-    assert (kinds.count(Picture), kinds.count(ev.Note)) == (10, 1)
+    assert (kinds.count(ProducedImage), kinds.count(ev.Note)) == (10, 1)
 
 
 def test_a_picture_may_be_too_large() -> None:

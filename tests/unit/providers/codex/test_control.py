@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steadyrun.dialect import DialectOutput, Ended, Send, Verdict
+from steadyrun.dialect import DialectOutput, Send, TurnEnded, Verdict
 from steadyrun.model import event as ev
 from tests.support.codex_lines import (
     ASKS,
@@ -89,7 +89,7 @@ def test_commands_that_an_interrupted_turn_has_left_are_ended() -> None:
         "method": "thread/backgroundTerminals/terminate",
         "params": {"threadId": "th1", "processId": "7"},
     }
-    assert isinstance(said[-1], Ended)
+    assert isinstance(said[-1], TurnEnded)
     assert talk.tell(send) == []
     assert talk.hear(reply("terminate:c1", terminated=True)) == []
 
@@ -275,7 +275,7 @@ def test_the_end_of_the_turn_withdraws_its_questions_first() -> None:
     said = talk.hear(interrupted(), resolved())
 
     gone = ev.ApprovalResolved(approval, "cancelled", "provider")
-    assert [each for each in said if isinstance(each, ev.ApprovalResolved | Ended)] == [
+    assert [each for each in said if isinstance(each, ev.ApprovalResolved | TurnEnded)] == [
         gone, the_end(said),
     ]  # fmt: skip
     assert talk.dialect.decide(approval, Verdict(True)) == []

@@ -9,16 +9,16 @@ from msgspec import DecodeError
 
 from steadyrun.dialect import (
     RESUME_NOT_FOUND,
-    Began,
     Dialect,
-    Ended,
-    Exit,
     Image,
     LaunchRequest,
     Offer,
+    ProcessExit,
     Refused,
     Send,
     Turn,
+    TurnBegan,
+    TurnEnded,
     Verdict,
 )
 from steadyrun.model import event as ev
@@ -215,7 +215,7 @@ def test_a_conversation_that_is_not_there_fails_the_turn(
     end = the_end(talk.hear(refusal("begin:t1", "thread not found: th1")))
 
     assert told(send)["params"]["threadId"] == (request_.resume or "")
-    assert began == [Began("t1")]
+    assert began == [TurnBegan("t1")]
     assert (end.status, end.error and end.error.code) == ("failed", code)
     assert end.error
     assert end.error.message == answer["error"]["message"]
@@ -285,7 +285,7 @@ def test_a_turn_begins_when_it_is_told_and_ends_when_it_has_completed() -> None:
         completed("hi"),
     )  # fmt: skip
 
-    assert began == [Began("t1")]
+    assert began == [TurnBegan("t1")]
     assert said[:2] == [ev.TokenBound("th1"), ev.StatsUpdated(model="m1")]
     assert said[2:-2] == [ev.TextDelta("h"), ev.TextFinal("hi")]
     assert isinstance(said[-2], ev.StatsUpdated)
@@ -355,7 +355,7 @@ def test_what_the_turn_before_says_late_is_not_taken_for_the_next() -> None:
 
     said = talk.hear(text("late"), delta("late"), user("t1"), completed("hi"))
 
-    assert not [each for each in said if isinstance(each, ev.TextFinal | ev.TextDelta | Ended)]
+    assert not [each for each in said if isinstance(each, ev.TextFinal | ev.TextDelta | TurnEnded)]
     talk.hear(reply("begin:t2", turn={"id": "turn2"}), started("turn2"))
     assert the_end(talk.hear(completed(turn="turn2"))).text is None
 
@@ -366,7 +366,7 @@ def test_a_turn_that_nobody_asked_for_is_told_as_one() -> None:
 
     said = talk.hear(started("turn2"), text("I went on", turn="turn2"), completed(turn="turn2"))
 
-    assert said[:2] == [Began(None), ev.TextFinal("I went on")]
+    assert said[:2] == [TurnBegan(None), ev.TextFinal("I went on")]
     assert the_end(said).text == "I went on"
 
 
@@ -461,7 +461,7 @@ def test_an_exit_after_the_last_turn_says_nothing() -> None:
     talk = working()
     talk.hear(completed())
 
-    assert talk.dialect.ended(Exit(1, stderr="no rollout found")) == []
+    assert talk.dialect.on_exit(ProcessExit(1, stderr="no rollout found")) == []
     assert not talk.dialect.is_ready
 
 
@@ -469,7 +469,7 @@ def test_an_exit_in_mid_turn_is_for_the_driver_to_tell() -> None:
     talk = working()
     talk.hear(ask())
 
-    assert talk.dialect.ended(Exit(0)) == []
+    assert talk.dialect.on_exit(ProcessExit(0)) == []
     assert talk.hear(resolved()) == []
 
 
@@ -477,7 +477,7 @@ def test_an_exit_in_mid_turn_is_for_the_driver_to_tell() -> None:
 def test_one_that_ends_before_it_has_answered_is_no_codex(code: int) -> None:
     talk = shaken()
 
-    end = the_end(talk.dialect.ended(Exit(code, stderr="error: unexpected argument\n")))
+    end = the_end(talk.dialect.on_exit(ProcessExit(code, stderr="error: unexpected argument\n")))
 
     assert end.error
     assert end.error.code == "cli_incompatible"
@@ -485,8 +485,10 @@ def test_one_that_ends_before_it_has_answered_is_no_codex(code: int) -> None:
 
 
 def test_one_that_was_stopped_is_not_explained() -> None:
-    assert shaken().dialect.ended(Exit(1, reason="wall_timeout", stderr="is archived")) == []
-    assert shaken().dialect.ended(Exit(signal=9)) == []
+    assert (
+        shaken().dialect.on_exit(ProcessExit(1, reason="wall_timeout", stderr="is archived")) == []
+    )
+    assert shaken().dialect.on_exit(ProcessExit(signal=9)) == []
 
 
 def test_a_process_for_one_turn_is_neither_steered_nor_interrupted() -> None:

@@ -5,9 +5,15 @@ from typing import Any
 
 import pytest
 
-from steadyrun.dialect import RESUME_NOT_FOUND, Exit
+from steadyrun.dialect import RESUME_NOT_FOUND, ProcessExit
 from steadyrun.model import event as ev
-from steadyrun.providers.codex.errors import code_of, exit_end, explained, fact_of, status_of
+from steadyrun.providers.codex.errors import (
+    build_error,
+    end_from_exit,
+    explain_error,
+    find_code,
+    find_status,
+)
 from tests.support.codex_lines import (
     completed,
     error,
@@ -96,8 +102,8 @@ def test_an_error_of_an_odd_shape_is_one(given: Any) -> None:
     assert end.error
     assert end.error.code
     assert end.error.message
-    assert status_of(fact_of(given))[0] == "failed"
-    assert code_of(given)
+    assert find_status(build_error(given))[0] == "failed"
+    assert find_code(given)
 
 
 def test_an_end_without_an_error_has_the_last_that_was_told() -> None:
@@ -201,7 +207,7 @@ def test_an_error_without_a_turn_is_a_note() -> None:
 def test_last_words_explain_a_start_that_failed(words: str, code: str) -> None:
     stderr = f"WARN something\n{words}\nand more"
 
-    end = exit_end(Exit(1, stderr=stderr))
+    end = end_from_exit(ProcessExit(1, stderr=stderr))
 
     assert end
     assert end.error
@@ -211,19 +217,19 @@ def test_last_words_explain_a_start_that_failed(words: str, code: str) -> None:
 
 
 def test_one_that_was_stopped_is_explained_by_others() -> None:
-    assert exit_end(Exit(1, reason="user_stop", stderr="is archived")) is None
-    assert exit_end(Exit(signal=9)) is None
+    assert end_from_exit(ProcessExit(1, reason="user_stop", stderr="is archived")) is None
+    assert end_from_exit(ProcessExit(signal=9)) is None
 
 
 def test_what_was_said_when_a_stream_broke_explains_its_end_and_when_a_limit_ends() -> None:
     ends = datetime(2026, 1, 1, tzinfo=UTC)
     retry = ev.ErrorFact("rate_limited", "too fast", "Wait.", True, retry_at=ends)
 
-    found = explained(fact_of({"message": "the stream broke"}), retry)
+    found = explain_error(build_error({"message": "the stream broke"}), retry)
 
     assert found == ev.ErrorFact("rate_limited", "the stream broke", "Wait.", True, retry_at=ends)
-    assert explained(found, fact_of(None)) == found
-    assert explained(found, None) == found
+    assert explain_error(found, build_error(None)) == found
+    assert explain_error(found, None) == found
 
 
 # -- hooks of Codex's own settings

@@ -6,7 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from steadyrun.dialect import RESUME_NOT_FOUND, Began, Ended, Exit, LaunchRequest, Turn
+from steadyrun.dialect import (
+    RESUME_NOT_FOUND,
+    LaunchRequest,
+    ProcessExit,
+    Turn,
+    TurnBegan,
+    TurnEnded,
+)
 from steadyrun.drivers.turn_tracker import TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
@@ -53,10 +60,10 @@ def test_the_turn_is_open_from_the_start_and_ends_once() -> None:
     heard = talk.hear(*START, said("hi"), completed())
 
     assert heard[:2] == [ev.TokenBound("th1"), ev.TextFinal("hi")]
-    assert Began not in map(type, heard)
+    assert TurnBegan not in map(type, heard)
     assert (the_end(heard).status, the_end(heard).text) == ("completed", "hi")
     assert the_end(heard).usage == Usage(70, 20, 30, 0)
-    assert talk.dialect.ended(Exit(0)) == []
+    assert talk.dialect.on_exit(ProcessExit(0)) == []
 
 
 def test_the_last_thing_that_was_said_is_the_answer() -> None:
@@ -76,7 +83,9 @@ def test_a_conversation_that_is_not_there_has_its_name() -> None:
     talk = Talk(ONCE)
     talk.hear(RESUMED)
 
-    end = the_end(talk.dialect.ended(Exit(1, stderr="Error: no rollout found for thread id x")))
+    end = the_end(
+        talk.dialect.on_exit(ProcessExit(1, stderr="Error: no rollout found for thread id x"))
+    )
 
     assert end.error
     assert end.error.code == RESUME_NOT_FOUND
@@ -89,8 +98,8 @@ def test_what_begins_instead_of_the_conversation_is_no_turn() -> None:
 
     said_ = talk.hear(RESUMED, *other, said("x"), completed())
 
-    assert [type(each) for each in said_].count(Ended) == 1
-    assert Began not in map(type, said_)
+    assert [type(each) for each in said_].count(TurnEnded) == 1
+    assert TurnBegan not in map(type, said_)
     assert ev.TokenBound("th2") not in said_
 
 
@@ -148,7 +157,7 @@ def test_what_failed_says_so_in_words_only() -> None:
     assert (end.error.code, end.error.message, end.error.retryable) == (
         "provider_error", "sorry", True,
     )  # fmt: skip
-    assert talk.dialect.ended(Exit(1)) == []
+    assert talk.dialect.on_exit(ProcessExit(1)) == []
 
 
 LIMIT = {"type": "usage_limit_reached", "message": "no more", "resets_at": 1_900_000_000}
@@ -212,7 +221,7 @@ def test_an_error_that_it_ends_with_is_the_runs() -> None:
     lines = [error("Reconnecting... 1/5"), error("fatal: something"), item("error", message="hm")]
     talk = once(*lines)
 
-    end = the_end(talk.dialect.ended(Exit(1, stderr="so be it")))
+    end = the_end(talk.dialect.on_exit(ProcessExit(1, stderr="so be it")))
 
     assert (end.status, end.exit_code) == ("failed", 1)
     assert end.error
@@ -223,23 +232,23 @@ def test_an_error_that_it_ends_with_is_the_runs() -> None:
 def test_a_limit_that_it_ends_with_is_a_limit() -> None:
     talk = once(error("exceeded retry limit, last status: 429 Too Many Requests"))
 
-    assert the_end(talk.dialect.ended(Exit(1))).status == "rate_limited"
+    assert the_end(talk.dialect.on_exit(ProcessExit(1))).status == "rate_limited"
 
 
 @pytest.mark.parametrize(
     ("lines", "last"),
     [
-        ([error("Reconnecting... 1/5"), said("hi")], Exit(1)),
-        ([error("Reconnecting... 1/5")], Exit(None, 9)),
-        ([error("Reconnecting... 1/5")], Exit(0)),
-        ([error("Reconnecting... 1/5")], Exit(1, reason="wall_timeout")),
-        ([error(None)], Exit(1)),
-        ([error("")], Exit(1)),
+        ([error("Reconnecting... 1/5"), said("hi")], ProcessExit(1)),
+        ([error("Reconnecting... 1/5")], ProcessExit(None, 9)),
+        ([error("Reconnecting... 1/5")], ProcessExit(0)),
+        ([error("Reconnecting... 1/5")], ProcessExit(1, reason="wall_timeout")),
+        ([error(None)], ProcessExit(1)),
+        ([error("")], ProcessExit(1)),
     ],
     ids=["got over", "killed", "well ended", "stopped", "silent", "empty"],
 )
-def test_an_error_that_is_not_why_it_ends_explains_nothing(lines: Any, last: Exit) -> None:
-    assert once(*lines).dialect.ended(last) == []
+def test_an_error_that_is_not_why_it_ends_explains_nothing(lines: Any, last: ProcessExit) -> None:
+    assert once(*lines).dialect.on_exit(last) == []
 
 
 def test_a_turn_for_which_nobody_was_asked_is_no_success() -> None:
@@ -263,7 +272,7 @@ def test_what_fails_in_an_odd_way_has_failed_too(error: Any) -> None:
     heard = once().hear({"type": "turn.failed", "error": error})
 
     end = the_end(heard)
-    assert [type(each) for each in heard] == [ev.Unknown, Ended]
+    assert [type(each) for each in heard] == [ev.Unknown, TurnEnded]
     assert end.status == "failed"
     assert end.error
     assert end.error.message
@@ -278,7 +287,7 @@ def test_it_ends_whatever_it_says_that_it_has_used(usage: Any) -> None:
 
     ends = play(turns, [*talk.log, *_frames(talk, {"type": "turn.completed", "usage": usage})])
 
-    assert [type(each).__name__ for each in ends][-1] == "Ended"
+    assert [type(each).__name__ for each in ends][-1] == "TurnEnded"
     turns.save()
 
 

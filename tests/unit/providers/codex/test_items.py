@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steadyrun.dialect import DialectOutput, Ended, Exit, Picture, Send
+from steadyrun.dialect import DialectOutput, ProcessExit, ProducedImage, Send, TurnEnded
 from steadyrun.drivers.turn_tracker import TurnTracker
 from steadyrun.model import event as ev
 from steadyrun.model.event import Emitted
@@ -215,7 +215,7 @@ def test_pictures_are_told_once() -> None:
     said = talk.hear(*(done("mcpToolCall", f"c{n}", **MCP, result=shown) for n in range(2)))
     said += talk.hear(done("imageGeneration", "c9", result="AAAB", status="completed"))
 
-    assert [each.name for each in said if isinstance(each, Picture)] == [
+    assert [each.name for each in said if isinstance(each, ProducedImage)] == [
         "image-1.png", "image-2.png",
     ]  # fmt: skip
 
@@ -258,7 +258,7 @@ def test_a_picture_of_a_tool_of_a_client_is_one_of_ours() -> None:
 
     said = working().hear(done("dynamicToolCall", "c1", tool="t", contentItems=items))
 
-    assert Picture("image-1.jpg", "image/jpeg", b"\0\0\0") in said
+    assert ProducedImage("image-1.jpg", "image/jpeg", b"\0\0\0") in said
     named = {"type": "image", "media_type": "image/jpeg", "name": "image-1.jpg"}
     end = said[-1]
     assert isinstance(end, ev.ToolCompleted)
@@ -287,7 +287,7 @@ def test_a_picture_that_is_there_was_drawn(status: str) -> None:
 
     given = {"revised_prompt": "a cat"}
     assert start == ev.ToolStarted("i1", "imageGeneration", given)
-    assert picture == Picture("image-1.png", "image/png", b"\x89PNG\r\n\x1a\n")
+    assert picture == ProducedImage("image-1.png", "image/png", b"\x89PNG\r\n\x1a\n")
     assert end == ev.ToolCompleted("i1", "imageGeneration", given, "image-1.png")
 
 
@@ -364,12 +364,12 @@ def test_a_tool_that_is_open_when_the_process_ends_is_closed() -> None:
     turns = TurnTracker(Talk().dialect)
     play(turns, talk.log)
 
-    told = turns.exited(Exit(0), NOW)
+    told = turns.exited(ProcessExit(0), NOW)
 
     [closed] = [each.event for each in told if isinstance(each, Emitted)]
     assert isinstance(closed, ev.ToolFailed)
     assert closed.error == "still_running"
-    assert isinstance(told[-1], Ended)
+    assert isinstance(told[-1], TurnEnded)
 
 
 def test_steps_that_are_nobodys_business_are_silent() -> None:

@@ -21,17 +21,17 @@ from steadyrun.dialect import Image, Launch, LaunchRequest, Turn
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.media import LARGEST_IMAGE_BYTES
 from steadyrun.model.policy import Mode
-from steadyrun.providers.codex.config_toml import check_toml, laid_over, toml
+from steadyrun.providers.codex.config_toml import check_toml, merge_tables, to_toml
 from steadyrun.providers.codex.launch import (
     MODES,
     PROGRAM,
     RESUMED,
     CodexOptions,
+    build_input,
+    build_thread_params,
+    build_turn_params,
+    find_mode_note,
     launch,
-    mode_note,
-    said_input,
-    thread_params,
-    turn_params,
 )
 
 PLACE = "/home/processes/prc_1"
@@ -136,7 +136,7 @@ def test_an_app_server_is_given_nothing_long_or_secret_by_its_arguments() -> Non
 
 
 def test_a_thread_is_told_where_it_works_and_what_it_may_do() -> None:
-    assert thread_params(REQUEST, CodexOptions()) == {
+    assert build_thread_params(REQUEST, CodexOptions()) == {
         "cwd": "/work",
         "approvalPolicy": "on-request",
         "approvalsReviewer": "user",
@@ -145,7 +145,7 @@ def test_a_thread_is_told_where_it_works_and_what_it_may_do() -> None:
 
 
 def test_what_was_asked_for_is_stronger_than_options_and_they_than_config() -> None:
-    params = thread_params(ALL_ASKED, EVERYTHING)
+    params = build_thread_params(ALL_ASKED, EVERYTHING)
 
     config = params.pop("config")
     assert params == {
@@ -165,7 +165,7 @@ def test_what_was_asked_for_is_stronger_than_options_and_they_than_config() -> N
 def test_what_a_turn_asks_for_is_stronger_than_what_the_process_has() -> None:
     turn = Turn("run_1", "hello", model="mini", mode="full_auto")
 
-    params = thread_params(replace(REQUEST, turn=turn, model="gpt-5.4"), CodexOptions())
+    params = build_thread_params(replace(REQUEST, turn=turn, model="gpt-5.4"), CodexOptions())
 
     assert params["model"] == "mini"
     assert params["approvalPolicy"] == "never"
@@ -186,8 +186,8 @@ def test_a_mode_is_who_is_asked_and_what_a_command_may_touch(
 ) -> None:
     request = replace(REQUEST, mode=mode)
 
-    thread = thread_params(request, CodexOptions())
-    turn = turn_params(Turn("run_1", "x", mode=mode), CodexOptions())
+    thread = build_thread_params(request, CodexOptions())
+    turn = build_turn_params(Turn("run_1", "x", mode=mode), CodexOptions())
     flags = flags_of(arguments_of(launch(request, ONE_SHOT))[1:-1])
 
     # A thread that may write makes Codex trust the project: what it may do is said with each turn.
@@ -200,17 +200,17 @@ def test_a_mode_is_who_is_asked_and_what_a_command_may_touch(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_that_is_not_what_its_name_says_has_a_note(mode: Mode) -> None:
-    assert (mode_note(mode) is not None) == (mode == "accept_edits")
+    assert (find_mode_note(mode) is not None) == (mode == "accept_edits")
 
 
 def test_a_turn_adds_nothing_that_was_not_asked_for() -> None:
-    assert turn_params(Turn("run_1", "x"), CodexOptions()) == {}
+    assert build_turn_params(Turn("run_1", "x"), CodexOptions()) == {}
 
 
 def test_a_turn_may_have_a_model_a_mode_and_a_schema_of_its_own() -> None:
     turn = Turn("run_1", "x", schema=SCHEMA, model="mini", mode="full_auto")
 
-    assert turn_params(turn, EVERYTHING) == {
+    assert build_turn_params(turn, EVERYTHING) == {
         "model": "mini",
         "effort": "low",
         "approvalPolicy": "never",
@@ -246,7 +246,7 @@ def test_being_quiet_can_be_undone() -> None:
     flags = flags_of(arguments_of(launch(REQUEST, options))[1:])
 
     assert settings_of(flags["-c"]) == {**QUIET, "analytics": {"enabled": True}}
-    assert "config" not in thread_params(REQUEST, options)
+    assert "config" not in build_thread_params(REQUEST, options)
 
 
 # -- one turn, one process
@@ -359,7 +359,7 @@ def test_a_resumed_one_says_so_in_the_journal_before_anything_else(
 def test_pictures_come_after_the_text_as_data() -> None:
     data = base64.b64encode(PICTURE.data).decode()
 
-    assert said_input("/look", (PICTURE,)) == [
+    assert build_input("/look", (PICTURE,)) == [
         {"type": "text", "text": "/look"},
         {"type": "image", "url": f"data:image/png;base64,{data}"},
     ]
@@ -378,7 +378,7 @@ VALUES = st.recursive(
 def test_every_value_is_read_as_what_it_was(value: Any) -> None:
     check_toml("x", value)
 
-    written = toml(value)
+    written = to_toml(value)
 
     assert tomllib.loads(f"x = {written}")["x"] == value
     assert not {"\n", "\0", "\x7f"} & set(written)
@@ -388,7 +388,7 @@ def test_tables_become_one_and_all_else_is_replaced() -> None:
     under = {"t": {"a": 1, "b": [1]}, "x": {"a": 1}, "y": 1}
     before = json.dumps(under)
 
-    both = laid_over(under, {"t": {"b": [2], "c": 3}, "x": 1, "y": {"a": 1}})
+    both = merge_tables(under, {"t": {"b": [2], "c": 3}, "x": 1, "y": {"a": 1}})
 
     assert both == {"t": {"a": 1, "b": [2], "c": 3}, "x": 1, "y": {"a": 1}}
     assert json.dumps(under) == before
@@ -446,7 +446,7 @@ def test_what_would_be_taken_for_something_else_is_refused(
 def test_only_a_one_shot_needs_a_system_prompt_that_fits_an_argument() -> None:
     request = replace(REQUEST, system="é" * 70_000)
 
-    assert thread_params(request, CodexOptions())["developerInstructions"] == request.system
+    assert build_thread_params(request, CodexOptions())["developerInstructions"] == request.system
     with pytest.raises(
         InvalidUsage, match=r"developer_instructions is too long .* 131071 bytes, found"
     ):

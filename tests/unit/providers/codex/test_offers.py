@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steadyrun.dialect import Began, DialectOutput, Ended, Exit, Offer, Refused, Send
+from steadyrun.dialect import DialectOutput, Offer, ProcessExit, Refused, Send, TurnBegan, TurnEnded
 from steadyrun.drivers.turn_tracker import TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
@@ -95,7 +95,7 @@ def test_an_offer_waits_until_the_turn_has_an_id() -> None:
     assert before is None
     assert isinstance(talk.dialect.steer(Offer("o1", "x")), Send)
     # Nothing shows that it works before it can be told more.
-    assert began == [Began("t1")]
+    assert began == [TurnBegan("t1")]
 
 
 def test_nothing_is_offered_to_a_compaction() -> None:
@@ -141,7 +141,7 @@ def test_what_the_model_may_not_have_done_is_no_answer(kind: str) -> None:
     began = talk.tell(*(each for each in said if isinstance(each, Send)))
 
     assert fates(said) == []
-    assert fates(began) == [ev.FollowupOwnTurn("o1", "o1"), Began("o1")]
+    assert fates(began) == [ev.FollowupOwnTurn("o1", "o1"), TurnBegan("o1")]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_what_was_taken_too_late_for_an_answer_gets_one() -> None:
 
     assert (fates(said), is_ready) == ([], False)
     assert told(send)["params"] == {"threadId": "th1", "input": []}
-    assert began == [ev.FollowupOwnTurn("o1", "o1"), Began("o1")]
+    assert began == [ev.FollowupOwnTurn("o1", "o1"), TurnBegan("o1")]
     assert (end.status, end.text) == ("completed", "y")
     assert talk.dialect.is_ready
 
@@ -220,7 +220,7 @@ def test_of_many_the_first_has_the_turn_and_the_others_are_absorbed_by_it() -> N
     more = talk.hear(reply("again:o1", turn={"id": "turn2"}), started("turn2"),
                      begun("agentMessage", "m3", "turn2"), completed(turn="turn2"))  # fmt: skip
 
-    assert fates(began) == [ev.FollowupOwnTurn("o1", "o1"), Began("o1")]
+    assert fates(began) == [ev.FollowupOwnTurn("o1", "o1"), TurnBegan("o1")]
     assert fates(more) == taken("o2")
     assert talk.dialect.is_ready
 
@@ -250,7 +250,7 @@ def test_one_that_is_ended_wants_no_answer(end: Any) -> None:
 def test_what_the_process_had_taken_is_in_the_conversation() -> None:
     talk, _ = unanswered("o1")
 
-    assert fates(talk.dialect.ended(Exit(0))) == taken("o1")
+    assert fates(talk.dialect.on_exit(ProcessExit(0))) == taken("o1")
 
 
 def test_another_driver_knows_that_an_answer_is_missing() -> None:
@@ -262,7 +262,7 @@ def test_another_driver_knows_that_an_answer_is_missing() -> None:
 
     told_ = second.sent(Frame(send.raw, 1000, send.key, 99), NOW)
 
-    assert [type(getattr(each, "event", each)) for each in told_] == [ev.FollowupOwnTurn, Began]
+    assert [type(getattr(each, "event", each)) for each in told_] == [ev.FollowupOwnTurn, TurnBegan]
 
 
 # -- turned down
@@ -295,7 +295,7 @@ def test_accepted_and_not_taken_it_comes_back_with_the_end(end: Any) -> None:
     said = talk.hear(end)
 
     assert fates(said) == back("o1")
-    assert isinstance(said[-1], Ended)
+    assert isinstance(said[-1], TurnEnded)
     assert talk.dialect.is_ready
 
 
@@ -354,7 +354,7 @@ def test_the_end_of_the_process_gives_everything_back() -> None:
     talk = accepted("o1")
     talk.tell(talk.dialect.steer(Offer("o2", "o2")))
 
-    said = talk.dialect.ended(Exit(0))
+    said = talk.dialect.on_exit(ProcessExit(0))
 
     assert fates(said) == [*back("o1", "the process ended"), *back("o2", "the process ended")]
 
@@ -362,7 +362,7 @@ def test_the_end_of_the_process_gives_everything_back() -> None:
 def test_each_offer_has_one_fate_whatever_ends_it() -> None:
     turns = TurnTracker(accepted("o1").dialect)
 
-    said = [each.event for each in turns.exited(Exit(0), NOW) if hasattr(each, "event")]
+    said = [each.event for each in turns.exited(ProcessExit(0), NOW) if hasattr(each, "event")]
 
     assert [type(each) for each in said].count(ev.FollowupReturned) == 1
 
@@ -403,7 +403,7 @@ def test_what_was_queued_has_a_turn_of_its_own() -> None:
 
     said = talk.hear({"id": 5, "result": {}}, completed(), started("turn2"))
 
-    assert fates(said) == [ev.FollowupOwnTurn(offered.item, "more"), Began(offered.item)]
+    assert fates(said) == [ev.FollowupOwnTurn(offered.item, "more"), TurnBegan(offered.item)]
 
 
 def test_what_is_queued_is_not_what_is_said_in_the_same_words_before() -> None:
@@ -416,4 +416,4 @@ def test_what_is_queued_is_not_what_is_said_in_the_same_words_before() -> None:
     later = talk.hear(completed(), started("turn2"))
 
     assert fates(said) == []
-    assert fates(later) == [ev.FollowupOwnTurn(offered.item, "more"), Began(offered.item)]
+    assert fates(later) == [ev.FollowupOwnTurn(offered.item, "more"), TurnBegan(offered.item)]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from steadyrun.dialect import Began, Ended, Exit, Offer, Send, Turn, Verdict
+from steadyrun.dialect import Offer, ProcessExit, Send, Turn, TurnBegan, TurnEnded, Verdict
 from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
@@ -93,7 +93,7 @@ def _sends(said: list[Any]) -> list[Send]:
 
 
 FRAMES = conversation()
-LAST = Exit(1, stderr="x")
+LAST = ProcessExit(1, stderr="x")
 
 
 @given(st.integers(0, len(FRAMES)))
@@ -202,7 +202,7 @@ def test_whatever_is_wrong_in_it_everything_that_begins_ends(changes: list[Any])
     told: list[TrackedOutput] = []
     for frame in frames:
         told += play(turns, [frame])
-        if told and isinstance(told[-1], Ended):
+        if told and isinstance(told[-1], TurnEnded):
             turns.save()
     heard = events([*told, *turns.exited(LAST, NOW)])
 
@@ -211,7 +211,7 @@ def test_whatever_is_wrong_in_it_everything_that_begins_ends(changes: list[Any])
 
 def _check_ends(heard: list[Any]) -> None:
     kinds = Counter(map(type, heard))
-    assert kinds[Began] == kinds[Ended]
+    assert kinds[TurnBegan] == kinds[TurnEnded]
     fates = [each.item for each in heard if isinstance(each, FATES)]
     offered = [each.item for each in heard if isinstance(each, ev.FollowupOffered)]
     assert sorted(fates) == sorted(offered)
@@ -239,7 +239,7 @@ def test_lines_may_be_left_out_or_come_twice(data: st.DataObject) -> None:
     heard = events([*play(turns, frames), *turns.exited(LAST, NOW)])
 
     kinds = Counter(map(type, heard))
-    assert kinds[Began] == kinds[Ended]
+    assert kinds[TurnBegan] == kinds[TurnEnded]
     fates = Counter(each.item for each in heard if isinstance(each, FATES))
     assert not [item for item, times in fates.items() if times > 1]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steadyrun.dialect import Began, DialectOutput
+from steadyrun.dialect import DialectOutput, TurnBegan
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
 from tests.support.codex_lines import (
@@ -100,7 +100,7 @@ def test_a_turn_of_another_conversation_begins_once_the_open_one_is_over() -> No
     said = talk.hear(reply("x", turn={"id": "b1"}), *OF_IT)
     end = the_end(talk.hear(completed("x", turn="b1", thread="th2")))
 
-    assert [type(each) for each in began] == [Began]
+    assert [type(each) for each in began] == [TurnBegan]
     assert ev.TokenRotated("th2") in said
     assert not [each for each in said if isinstance(each, ev.Unknown)]
     assert (end.text, end.usage) == ("x", Usage(50, 5, 0, 0))
@@ -133,7 +133,7 @@ def test_a_review_ends_with_what_it_has_found(end: str) -> None:
 
     said = talk.hear(review(), text("All good", turn="root"), completed("All good", turn=end))
 
-    assert [each for each in said if isinstance(each, Began)] == [Began(None)]
+    assert [each for each in said if isinstance(each, TurnBegan)] == [TurnBegan(None)]
     assert ev.TextFinal("All good") in said
     assert not [each for each in said if isinstance(each, ev.Note)]
     assert (the_end(said).status, the_end(said).text) == ("completed", "All good")

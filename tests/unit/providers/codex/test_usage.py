@@ -289,7 +289,7 @@ def test_tokens_have_the_price_of_the_model_that_has_answered() -> None:
     second = the_end(talk.hear(line, completed(turn="turn2")))
 
     assert [first.cost, second.cost] == [
-        prices.estimated("gpt-5", Usage(number * 1000, number * 100, 0, 0), is_one_call=True)
+        prices.estimate_cost("gpt-5", Usage(number * 1000, number * 100, 0, 0), is_one_call=True)
         for number in (1, 2)
     ]
     assert first.cost

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadyrun.dialect import (
-    Began,
     Dialect,
     DialectOutput,
-    Ended,
-    Exit,
     Image,
     LaunchRequest,
     Offer,
+    ProcessExit,
     Refused,
     Rung,
     Send,
     Turn,
+    TurnBegan,
+    TurnEnded,
     Verdict,
 )
 from steadyrun.lib.framing import Frame
@@ -47,7 +47,7 @@ def tell(dialect: Dialect, *sends: Send | Refused | None) -> list[DialectOutput]
     said: list[DialectOutput] = []
     for send in sends:
         assert isinstance(send, Send)
-        said += dialect.sent(Frame(send.raw, 0))
+        said += dialect.on_sent(Frame(send.raw, 0))
     return said
 
 
@@ -186,8 +186,8 @@ def test_a_turn_begins_when_it_is_told_and_ends_when_it_says_so() -> None:
     usage = {"input_tokens": 3}
     ended = receive(dialect, "ended", turn="t1", status="completed", usage=usage, cost_usd=0.5)
 
-    assert (began, echoed) == ([Began("t1")], [])
-    assert ended == [Ended("completed", "last", Usage(3), Cost(0.5, "known"))]
+    assert (began, echoed) == ([TurnBegan("t1")], [])
+    assert ended == [TurnEnded("completed", "last", Usage(3), Cost(0.5, "known"))]
     assert dialect.is_ready
 
 
@@ -197,7 +197,7 @@ def test_what_was_stated_is_the_text_even_when_it_is_empty() -> None:
 
     [ended] = receive(dialect, "ended", turn="t1", status="completed", result="")
 
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TurnEnded)
     assert ended.text == ""
 
 
@@ -213,12 +213,12 @@ def test_a_recording_without_what_was_sent_makes_sense() -> None:
     ]
 
     assert said == [
-        Began("t1"),
+        TurnBegan("t1"),
         ev.FollowupAbsorbed("o1", "and this"),
-        Ended("completed", cost=Cost()),
+        TurnEnded("completed", cost=Cost()),
         ev.FollowupOwnTurn("o2", "late"),
-        Began("o2"),
-        Ended("cancelled", cost=Cost()),
+        TurnBegan("o2"),
+        TurnEnded("cancelled", cost=Cost()),
     ]
 
 
@@ -226,7 +226,7 @@ def test_its_own_turn_was_asked_for_by_nobody() -> None:
     dialect = Scripted()
     receive(dialect, "ready", token="tok")
 
-    assert receive(dialect, "began", turn="self-1", by="self") == [Began(None)]
+    assert receive(dialect, "began", turn="self-1", by="self") == [TurnBegan(None)]
     assert not dialect.is_ready
     assert dialect.interrupt() == Send(
         "interrupt:self-1", line("interrupt", turn="self-1").replace(b" ", b"")
@@ -244,7 +244,7 @@ def test_its_own_turn_that_crossed_ours_belongs_to_ours() -> None:
     ended = receive(dialect, "ended", turn="t1", status="completed")
 
     assert [type(said) for said in crossed + over] == [ev.Note, ev.Note]
-    assert (began, ended) == ([], [Ended("completed", cost=Cost())])
+    assert (began, ended) == ([], [TurnEnded("completed", cost=Cost())])
 
 
 def test_an_error_keeps_what_was_stated() -> None:
@@ -253,7 +253,7 @@ def test_an_error_keeps_what_was_stated() -> None:
     [ended] = receive(working(), "ended", turn="t1", status="rate_limited", error=error)
 
     at = datetime.fromtimestamp(60, UTC)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, TurnEnded)
     assert ended.status == "rate_limited"
     assert ended.error == ev.ErrorFact("x", "m", "h", True, at)
 
@@ -268,7 +268,7 @@ def test_an_offer_is_open_until_there_is_evidence() -> None:
     assert not dialect.is_ready
     assert receive(dialect, "began", turn="o1", by="offer", text="a") == [
         ev.FollowupOwnTurn("o1", "a"),
-        Began("o1"),
+        TurnBegan("o1"),
     ]
     assert receive(dialect, "returned", offer="o2", text="b", reason="recalled") == [
         ev.FollowupReturned("o2", "b", "recalled")
@@ -280,7 +280,7 @@ def test_what_was_offered_to_a_process_that_ended_is_given_back() -> None:
     dialect = working()
     tell(dialect, dialect.steer(Offer("o1", "a")))
 
-    said = dialect.ended(Exit(code=1))
+    said = dialect.on_exit(ProcessExit(code=1))
 
     assert said == [ev.FollowupReturned("o1", "a", "the process ended")]
     assert not dialect.is_ready
@@ -357,7 +357,7 @@ def test_fields_of_a_later_version_are_skipped() -> None:
 
 @pytest.mark.parametrize("raw", [b"?", b'{"type":"dance"}', b'{"type":"turn"}', b"\xff"])
 def test_what_was_sent_by_others_is_passed_over(raw: bytes) -> None:
-    assert working().sent(Frame(raw, 10)) == []
+    assert working().on_sent(Frame(raw, 10)) == []
 
 
 NAMES = st.sampled_from(["t1", "t2", "o1", "o2", "self-1"])
@@ -387,7 +387,7 @@ TRAFFIC = st.lists(st.tuples(st.just("sent"), SENT) | st.tuples(st.just("printed
 def play(dialect: Dialect, frame: tuple[str, bytes], end: int) -> list[DialectOutput]:
     way, raw = frame
     try:
-        passed = dialect.sent if way == "sent" else dialect.receive
+        passed = dialect.on_sent if way == "sent" else dialect.receive
         return passed(Frame(raw, end))
     except msgspec.DecodeError:
         return []

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from scripts.prices import list_of, text_of
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.providers.shared.prices import FILE, Clause, estimated, price_list
+from steadyrun.providers.shared.prices import FILE, Clause, estimate_cost, load_prices
 
-PUBLISHED = datetime.combine(price_list().published, time(), UTC)
+PUBLISHED = datetime.combine(load_prices().published, time(), UTC)
 SOME = Usage(input_tokens=1_000, output_tokens=1_000)
 LONG = Usage(100_000, 1_000, cache_read_tokens=190_000, cache_write_tokens=10_000)
 
@@ -39,22 +39,22 @@ LONG = Usage(100_000, 1_000, cache_read_tokens=190_000, cache_write_tokens=10_00
     ],
 )
 def test_tokens_have_the_price_of_their_kind(model: str, usage: Usage, usd: float) -> None:
-    assert estimated(model, usage) == Cost(usd, "estimated")
+    assert estimate_cost(model, usage) == Cost(usd, "estimated")
 
 
 def test_a_sum_of_calls_is_priced_as_short_ones() -> None:
     # 100,000 x 2 + 190,000 x 0.10 + 10,000 x 2.50 + 1000 x 10 = 254,000
-    assert estimated("gpt-6.1-sol", LONG) == Cost(0.254, "estimated")
+    assert estimate_cost("gpt-6.1-sol", LONG) == Cost(0.254, "estimated")
 
 
 def test_a_long_call_has_the_rates_of_long_calls() -> None:
     # 100,000 x 4 + 190,000 x 0.20 + 10,000 x 5 + 1000 x 15 = 503,000
-    assert estimated("gpt-6.1-sol", LONG, is_one_call=True) == Cost(0.503, "estimated")
+    assert estimate_cost("gpt-6.1-sol", LONG, is_one_call=True) == Cost(0.503, "estimated")
 
 
 @pytest.mark.parametrize(("tokens", "usd"), [(272_000, 0.68), (272_001, 1.360005)])
 def test_a_call_is_long_beyond_the_limit_and_not_at_it(tokens: int, usd: float) -> None:
-    cost = estimated("gpt-5.4", Usage(tokens - 2_000, 0, 0, 2_000), is_one_call=True)
+    cost = estimate_cost("gpt-5.4", Usage(tokens - 2_000, 0, 0, 2_000), is_one_call=True)
 
     assert cost == Cost(usd, "estimated")
 
@@ -68,7 +68,7 @@ def test_a_call_is_long_beyond_the_limit_and_not_at_it(tokens: int, usd: float) 
     ],
 )  # fmt: skip
 def test_a_name_that_is_not_in_the_list_has_no_price(model: str | None) -> None:
-    assert estimated(model, SOME) == Cost()
+    assert estimate_cost(model, SOME) == Cost()
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ def test_a_name_that_is_not_in_the_list_has_no_price(model: str | None) -> None:
     ],
 )
 def test_tokens_that_are_not_known_have_no_price(usage: Usage | None) -> None:
-    assert estimated("gpt-5.4", usage) == Cost()
+    assert estimate_cost("gpt-5.4", usage) == Cost()
 
 
 def test_no_tokens_cost_nothing() -> None:
-    assert estimated("gpt-5.4", Usage(0, 0, 0, 0)) == Cost(0.0, "estimated")
+    assert estimate_cost("gpt-5.4", Usage(0, 0, 0, 0)) == Cost(0.0, "estimated")
 
 
 def test_the_case_of_a_name_does_not_matter() -> None:
-    assert estimated("GPT-5.4", SOME) == estimated("gpt-5.4", SOME)
+    assert estimate_cost("GPT-5.4", SOME) == estimate_cost("gpt-5.4", SOME)
 
 
 def test_the_list_says_where_it_is_from_and_of_which_day() -> None:
-    prices = price_list()
+    prices = load_prices()
 
     assert prices.source == f"genai-prices {genai_prices.__version__}"
     assert prices.published >= date(2026, 10, 30)
@@ -107,7 +107,7 @@ def test_the_list_says_where_it_is_from_and_of_which_day() -> None:
 
 
 def test_the_file_is_what_the_pinned_package_says() -> None:
-    made = text_of(list_of(price_list().published))
+    made = text_of(list_of(load_prices().published))
 
     is_current = made == FILE.read_text(encoding="utf-8")
 
@@ -121,7 +121,7 @@ def _names(clause: Clause) -> Iterator[str]:
 
 
 NAMES = sorted(
-    {name for maker in price_list().makers for each in maker.models for name in _names(each.match)}
+    {name for maker in load_prices().makers for each in maker.models for name in _names(each.match)}
 )
 
 
@@ -164,7 +164,10 @@ _endings = st.sampled_from(["", "", "[1m]", UNDASHED, "-2026-01-01", "-latest", 
 
 @given(st.sampled_from(NAMES), _endings, _usages)
 def test_it_is_what_the_package_would_say(name: str, ending: str, usage: Usage) -> None:
-    ours, theirs = estimated(name + ending, usage, is_one_call=True), _theirs(name + ending, usage)
+    ours, theirs = (
+        estimate_cost(name + ending, usage, is_one_call=True),
+        _theirs(name + ending, usage),
+    )
 
     if theirs is None or (ours == Cost() and ending == UNDASHED):
         assert ours == Cost()
@@ -176,7 +179,7 @@ def test_every_name_of_the_two_clis_we_drive_is_found() -> None:
     makers = [each for each in providers if each.id in {"openai", "anthropic"}]
     names = {each.id for maker in makers for each in maker.models if _is_comparable(each)}
 
-    found = {name for name in names if estimated(name, SOME).kind == "estimated"}
+    found = {name for name in names if estimate_cost(name, SOME).kind == "estimated"}
     theirs = {name for name in names if _theirs(name, SOME)}
 
     assert found == theirs

@@ -8,7 +8,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from steadyrun.dialect import Ability, Ended
+from steadyrun.dialect import Ability, TurnEnded
 from steadyrun.driver import Driver
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import BudgetRules
@@ -140,7 +140,7 @@ def test_why_it_is_stopped_is_known_to_whoever_takes_over(scene: Scene) -> None:
     [wish] = scene.book.written
     adopted = Scene(is_adopted=True)
     adopted.runner.know(step(scene.run(), wish))
-    ended = adopted.runner.judged(Ended("cancelled"), None)
+    ended = adopted.runner.judged(TurnEnded("cancelled"), None)
     assert (adopted.runner.stopped, ended.status) == ("wall_timeout", "timed_out")
     assert ended.error
     assert ended.error.message == "it was not done after 100 s"
@@ -277,8 +277,8 @@ def test_what_was_cut_off_has_used_what_it_told_before() -> None:
     told = UsageUpdated(Usage(100, 5), Cost(0.25, "estimated"))
     anyio.run(runner.spends, told)
 
-    cut = runner.judged(Ended("cancelled"), None)
-    said = runner.judged(Ended("completed", usage=Usage(120, 6), cost=Cost(0.3, "known")), None)
+    cut = runner.judged(TurnEnded("cancelled"), None)
+    said = runner.judged(TurnEnded("completed", usage=Usage(120, 6), cost=Cost(0.3, "known")), None)
 
     assert (cut.usage, cut.cost) == (told.usage, told.cost)
     assert (said.usage, said.cost) == (Usage(120, 6), Cost(0.3, "known"))
@@ -288,7 +288,7 @@ def test_whoever_is_stopped_by_a_budget_says_so() -> None:
     runner = Scene().runner
     runner.stopped = "budget"
 
-    cut = runner.judged(Ended("cancelled"), None)
+    cut = runner.judged(TurnEnded("cancelled"), None)
 
     assert (cut.status, cut.stop_reason) == ("failed", "budget")
     assert cut.error

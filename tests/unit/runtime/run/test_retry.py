@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from msgspec.structs import replace
 
-from steadyrun.dialect import RESUME_NOT_FOUND, Exit
+from steadyrun.dialect import RESUME_NOT_FOUND, ProcessExit
 from steadyrun.drivers.turn_tracker import end_from_exit
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId, RunId
@@ -88,7 +88,7 @@ def test_a_crash_is_tried_again_three_times_and_from_the_second_on_for_one_turn(
 
 
 def test_the_end_of_a_process_as_the_providers_tell_it_is_a_crash() -> None:
-    end = end_from_exit(Exit(signal=9))
+    end = end_from_exit(ProcessExit(signal=9))
     run = replace(ended(end.status), error=end.error, stop_reason=end.stop_reason)
 
     again = decide_retry(run, ITEM, was_told=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from steadyrun.providers.scripted.child.input_queue import InputQueue, PlayerSettings
 from steadyrun.providers.scripted.child.memory import Memory
 from steadyrun.providers.scripted.child.player import Player
-from steadyrun.providers.scripted.child.wire import Wire, loads, write
+from steadyrun.providers.scripted.child.wire import InputReader, decode_json, write
 
 
 def main(argv: list[str]) -> int:
@@ -14,10 +14,10 @@ def main(argv: list[str]) -> int:
     if len(argv) != 2:
         write(2, b"usage: scripted_child MEMORY SETTINGS\n")
         return 2
-    wire = Wire()
-    settings = PlayerSettings(**loads(Path(argv[1]).read_bytes()))
-    desk = InputQueue(wire, settings, Memory(Path(argv[0]), settings.resume))
+    reader = InputReader()
+    settings = PlayerSettings(**decode_json(Path(argv[1]).read_bytes()))
+    queue = InputQueue(reader, settings, Memory(Path(argv[0]), settings.resume))
     with contextlib.suppress(BrokenPipeError):
-        for turn in desk.turns():
-            Player(desk, turn).run()
+        for turn in queue.iter_turns():
+            Player(queue, turn).run()
     return 0

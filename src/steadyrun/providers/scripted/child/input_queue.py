@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from steadyrun.providers.scripted.child.memory import Memory
-from steadyrun.providers.scripted.child.script import Step, Turn
-from steadyrun.providers.scripted.child.wire import Args, Wire, loads, say
+from steadyrun.providers.scripted.child.script import ScriptedTurn, ScriptStep
+from steadyrun.providers.scripted.child.wire import Args, InputReader, decode_json, print_frame
 
 # Waiting is cut into pieces that select() can take; input ends each of them early.
 LONGEST_WAIT_SECONDS = 3600.0
@@ -29,65 +29,65 @@ class PlayerSettings(NamedTuple):
 class InputQueue:
     """Everything that was said to us and is not answered yet."""
 
-    def __init__(self, wire: Wire, settings: PlayerSettings, memory: Memory) -> None:
-        self.wire, self.settings, self.memory = wire, settings, memory
+    def __init__(self, wire: InputReader, settings: PlayerSettings, memory: Memory) -> None:
+        self.reader, self.settings, self.memory = wire, settings, memory
         self.offers: dict[str, str] = {}
         self.answers: dict[str, Args] = {}
         # The tools that need not be asked for any more.
         self.always: set[str] = set()
-        self.self_turns: list[tuple[float, list[Step]]] = []
+        self.self_turns: list[tuple[float, list[ScriptStep]]] = []
         self._interrupted: set[str] = set()
-        self._queue: list[Turn] = []
+        self._queue: list[ScriptedTurn] = []
         self._seen: set[str] = set()
         self._numbers: dict[str, int] = {}
 
-    def turns(self) -> Iterator[Turn]:
+    def iter_turns(self) -> Iterator[ScriptedTurn]:
         """What to play, until nothing more can come."""
-        while not self.wire.is_aborted:
+        while not self.reader.is_aborted:
             idle_since = time.monotonic()
-            while not (turn := self._next(idle_since)) and not self.wire.is_aborted:
-                if not self.wire.is_open:
+            while not (turn := self._pop_turn(idle_since)) and not self.reader.is_aborted:
+                if not self.reader.is_open:
                     return
-                self.listen(self._patience(idle_since))
+                self.read_input(self._compute_wait(idle_since))
             if turn:
                 yield turn
 
-    def listen(self, seconds: float | None) -> None:
+    def read_input(self, seconds: float | None) -> None:
         """Wait this long for input and file what came."""
-        for line in self.wire.lines(seconds):
+        for line in self.reader.read_lines(seconds):
             try:
-                self._take(loads(line))
+                self._accept(decode_json(line))
             except (ValueError, LookupError, TypeError, RecursionError) as error:
-                say("note", text=f"the scripted CLI cannot read its input: {error!r}")
+                print_frame("note", text=f"the scripted CLI cannot read its input: {error!r}")
 
-    def must_end(self, turn: Turn) -> bool:
+    def must_end(self, turn: ScriptedTurn) -> bool:
         """Also our own turn, when the one that waits behind it was interrupted."""
         waiting = self._queue if turn.by == "self" else []
         interrupted = any(each.id in self._interrupted for each in (turn, *waiting))
-        return self.wire.is_aborted or interrupted
+        return self.reader.is_aborted or interrupted
 
-    def name(self, kind: str) -> str:
+    def make_id(self, kind: str) -> str:
         """A new id."""
         self._numbers[kind] = self._numbers.get(kind, 0) + 1
         return f"{kind}-{self._numbers[kind]}"
 
-    def give_back(self, offer: str, reason: str) -> None:
-        say("returned", offer=offer, text=self.offers.pop(offer), reason=reason)
+    def return_offer(self, offer: str, reason: str) -> None:
+        print_frame("returned", offer=offer, text=self.offers.pop(offer), reason=reason)
 
-    def tell_background(self) -> None:
+    def report_background(self) -> None:
         """Say how many turns of our own are to come."""
-        say("background", open=len(self.self_turns))
+        print_frame("background", open=len(self.self_turns))
 
-    def _take(self, told: Args) -> None:
+    def _accept(self, told: Args) -> None:
         match told["type"]:
             case "hello":
-                say("ready", token=self.memory.token)
+                print_frame("ready", token=self.memory.token)
             case "turn":
-                self._take_turn(told)
+                self._accept_turn(told)
             case "steer" if self._is_new(told["id"]):
                 self.offers[told["id"]] = told["text"]
             case "recall" if told["id"] in self.offers:
-                self.give_back(told["id"], "recalled")
+                self.return_offer(told["id"], "recalled")
             case "interrupt":
                 self._interrupted.add(told["turn"])
             case "decide":
@@ -97,10 +97,10 @@ class InputQueue:
             case other:
                 raise ValueError(f"no such frame: {other}")
 
-    def _take_turn(self, told: Args) -> None:
+    def _accept_turn(self, told: Args) -> None:
         if self._is_new(told["key"]):
             images = tuple(told.get("images", ()))
-            turn = Turn(told["key"], "turn", told["text"], images, told.get("schema"))
+            turn = ScriptedTurn(told["key"], "turn", told["text"], images, told.get("schema"))
             self._queue.append(turn)
 
     def _is_new(self, name: str) -> bool:
@@ -108,19 +108,19 @@ class InputQueue:
         self._seen.add(name)
         return is_new
 
-    def _next(self, idle_since: float) -> Turn | None:
+    def _pop_turn(self, idle_since: float) -> ScriptedTurn | None:
         if self._queue:  # what is offered while a turn waits is meant for that turn
             return self._queue.pop(0)
         if self.offers:
             offer = next(iter(self.offers))
-            return Turn(offer, "offer", self.offers.pop(offer))
-        if self._patience(idle_since) == 0 and self.wire.is_open:
-            turn = Turn(self.name("self"), "self", steps=self.self_turns.pop(0)[1])
-            self.tell_background()
+            return ScriptedTurn(offer, "offer", self.offers.pop(offer))
+        if self._compute_wait(idle_since) == 0 and self.reader.is_open:
+            turn = ScriptedTurn(self.make_id("self"), "self", steps=self.self_turns.pop(0)[1])
+            self.report_background()
             return turn
         return None
 
-    def _patience(self, idle_since: float) -> float | None:
+    def _compute_wait(self, idle_since: float) -> float | None:
         """How long to wait for input before we begin a turn; None: for ever."""
         if not self.self_turns:
             return None

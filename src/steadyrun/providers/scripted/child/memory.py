@@ -6,8 +6,8 @@ import re
 import secrets
 from pathlib import Path
 
-from steadyrun.providers.scripted.child.script import Failed
-from steadyrun.providers.scripted.child.wire import loads
+from steadyrun.providers.scripted.child.script import TurnFailed
+from steadyrun.providers.scripted.child.wire import decode_json
 
 VERSION = 1
 
@@ -18,11 +18,11 @@ class Memory:
     def __init__(self, directory: Path, resume: str | None) -> None:
         self.token: str | None = resume or f"scr_{secrets.token_hex(8)}"
         self.turns: list[list[str]] = []
-        self.problem: Failed | None = None
+        self.problem: TurnFailed | None = None
         self._file = directory / f"{self.token}.json"
         try:
-            self._recall() if resume else self._write()
-        except Failed as problem:
+            self._load() if resume else self._write()
+        except TurnFailed as problem:
             self.token, self.problem = None, problem
 
     def add(self, texts: list[str]) -> None:
@@ -31,15 +31,15 @@ class Memory:
             self.turns.append(texts)
             self._write()
 
-    def _recall(self) -> None:
+    def _load(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.token or ""):
-            raise Failed("resume_not_found", f"{self.token!r} is not a token of this CLI")
+            raise TurnFailed("resume_not_found", f"{self.token!r} is not a token of this CLI")
         try:
-            self.turns = loads(self._file.read_bytes())["turns"]
+            self.turns = decode_json(self._file.read_bytes())["turns"]
         except FileNotFoundError:
-            raise Failed("resume_not_found", f"there is no conversation {self.token}") from None
+            raise TurnFailed("resume_not_found", f"there is no conversation {self.token}") from None
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise Failed("resume_corrupt", f"cannot read {self._file}: {error}") from error
+            raise TurnFailed("resume_corrupt", f"cannot read {self._file}: {error}") from error
 
     def _write(self) -> None:
         draft = self._file.with_suffix(f".{os.getpid()}")
@@ -48,4 +48,6 @@ class Memory:
             draft.write_text(json.dumps({"v": VERSION, "turns": self.turns}))
             draft.replace(self._file)
         except OSError as error:
-            raise Failed("memory_failed", f"cannot write {self._file}: {error.strerror}") from error
+            raise TurnFailed(
+                "memory_failed", f"cannot write {self._file}: {error.strerror}"
+            ) from error

@@ -7,43 +7,43 @@ from steadyrun.providers.scripted.child.wire import Args
 _DEEPEST = 30
 
 
-def least(schema: Any, root: Any, depth: int = 0) -> Any:
+def build_sample(schema: Any, root: Any, depth: int = 0) -> Any:
     """Objects have what is required and nothing else. Not read: patterns, formats, conditions."""
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return None
     if "const" in schema or "enum" in schema:
         return schema["const"] if "const" in schema else schema["enum"][0]
-    inner = _inner(schema, root)
+    inner = _find_inner(schema, root)
     if inner is not None:
-        return least(inner, root, depth + 1)
+        return build_sample(inner, root, depth + 1)
     kind = schema.get("type", "object")
-    return _least_of(kind[0] if isinstance(kind, list) else kind, schema, root, depth)
+    return _build_by_type(kind[0] if isinstance(kind, list) else kind, schema, root, depth)
 
 
-def _inner(schema: Args, root: Any) -> Any:
+def _find_inner(schema: Args, root: Any) -> Any:
     """The schema this one stands for, if it does."""
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
             return schema[key][0]
-    return _referred(schema["$ref"], root) if "$ref" in schema else None
+    return _resolve_reference(schema["$ref"], root) if "$ref" in schema else None
 
 
-def _referred(reference: str, root: Any) -> Any:
+def _resolve_reference(reference: str, root: Any) -> Any:
     for name in reference.removeprefix("#/").split("/"):
         root = root[name]
     return root
 
 
-def _least_of(kind: str, schema: Args, root: Any, depth: int) -> Any:
+def _build_by_type(kind: str, schema: Args, root: Any, depth: int) -> Any:
     if kind == "object":
         known = schema.get("properties", {})
         return {
-            name: least(known.get(name, {"type": "string"}), root, depth + 1)
+            name: build_sample(known.get(name, {"type": "string"}), root, depth + 1)
             for name in schema.get("required", ())
         }
     if kind == "array":
         items = schema.get("items", {"type": "string"})
-        return [least(items, root, depth + 1) for _ in range(schema.get("minItems", 0))]
+        return [build_sample(items, root, depth + 1) for _ in range(schema.get("minItems", 0))]
     if kind == "string":
         return "x" * schema.get("minLength", 0)
     return {

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steadyrun.providers.scripted.child.wire import Args, loads
+from steadyrun.providers.scripted.child.wire import Args, decode_json
 
-Step = tuple[str, Args]
+ScriptStep = tuple[str, Args]
 
 PREFIX = "script:"
 _SEE = "docs/providers.md lists the steps and what they take."
 
 
-class Kind(NamedTuple):
+class FieldKind(NamedTuple):
     """What a field of a step may hold."""
 
-    means: str
-    fits: Callable[[Any], bool]
+    description: str
+    is_valid: Callable[[Any], bool]
 
 
 def _is_whole(found: Any) -> bool:
@@ -34,20 +34,20 @@ def _are_texts(found: Any) -> bool:
     return isinstance(found, list) and all(isinstance(each, str) for each in found)
 
 
-TEXT = Kind("text", lambda found: isinstance(found, str))
-TEXTS = Kind("a list of texts", _are_texts)
-FLAG = Kind("true or false", lambda found: isinstance(found, bool))
-COUNT = Kind("a whole number from 0", _is_whole)
-AMOUNT = Kind("a number from 0", _is_amount)
-CODE = Kind("a number from 0 to 255", lambda found: _is_whole(found) and found < 256)
-SIGNAL = Kind("a number from 1 to 64", lambda found: _is_whole(found) and 0 < found <= 64)
-OBJECT = Kind("an object", lambda found: isinstance(found, dict))
-LIST = Kind("a list of steps", lambda found: isinstance(found, list))
-ANY = Kind("anything", lambda _: True)
+TEXT = FieldKind("text", lambda found: isinstance(found, str))
+TEXTS = FieldKind("a list of texts", _are_texts)
+FLAG = FieldKind("true or false", lambda found: isinstance(found, bool))
+COUNT = FieldKind("a whole number from 0", _is_whole)
+AMOUNT = FieldKind("a number from 0", _is_amount)
+CODE = FieldKind("a number from 0 to 255", lambda found: _is_whole(found) and found < 256)
+SIGNAL = FieldKind("a number from 1 to 64", lambda found: _is_whole(found) and 0 < found <= 64)
+OBJECT = FieldKind("an object", lambda found: isinstance(found, dict))
+LIST = FieldKind("a list of steps", lambda found: isinstance(found, list))
+ANY = FieldKind("anything", lambda _: True)
 NEEDED = object()
 
 # Each step with its fields and their defaults. The first field may be given alone.
-STEPS: dict[str, dict[str, tuple[Kind, Any]]] = {
+STEPS: dict[str, dict[str, tuple[FieldKind, Any]]] = {
     "text": {"text": (TEXT, NEEDED)},
     "delta": {"pieces": (TEXTS, NEEDED), "seconds": (AMOUNT, 0)},
     "thinking": {"text": (TEXT, NEEDED)},
@@ -112,7 +112,7 @@ STEPS: dict[str, dict[str, tuple[Kind, Any]]] = {
 }
 
 
-class Failed(Exception):
+class TurnFailed(Exception):
     """The turn ends here, and not well."""
 
     def __init__(
@@ -123,14 +123,14 @@ class Failed(Exception):
         self.fact: Args = {"code": code, "message": message, "hint": hint, **more}
 
 
-class Invalid(Failed):
+class ScriptInvalid(TurnFailed):
     """The script cannot be played."""
 
     def __init__(self, problem: str) -> None:
         super().__init__("script_invalid", problem, hint=_SEE)
 
 
-class Turn(NamedTuple):
+class ScriptedTurn(NamedTuple):
     """What is to be played. `by` is who began it: turn, offer or self."""
 
     id: str
@@ -138,54 +138,64 @@ class Turn(NamedTuple):
     text: str = ""
     images: tuple[Args, ...] = ()
     schema: Any = None
-    steps: list[Step] | None = None
+    steps: list[ScriptStep] | None = None
 
 
-def steps_of(turn: Turn, script: str | None, number: int) -> list[Step]:
+def find_steps(turn: ScriptedTurn, script: str | None, number: int) -> list[ScriptStep]:
     """What to play in this turn: its own steps, else the prompt's, the file's or the demo's."""
     if turn.steps is not None:
         return turn.steps
     # What is told before the request itself stands in paragraphs of its own.
     _, is_script, steps = f"\n\n{turn.text.lstrip()}".rpartition(f"\n\n{PREFIX}")
     if is_script:
-        return read_steps(_parsed(steps, "the prompt"))
-    return read_steps(_read_file(Path(script), number) if script else _demo(turn))
+        return read_steps(_parse_json(steps, "the prompt"))
+    return read_steps(_read_file(Path(script), number) if script else _build_demo(turn))
 
 
-def read_steps(found: Any, where: str = "") -> list[Step]:
+def read_steps(found: Any, where: str = "") -> list[ScriptStep]:
     """Check every step, also those of turns in turns."""
     if not isinstance(found, list):
-        raise Invalid(f"{where or 'the script'}: expected a list of steps, found {_shown(found)}")
+        raise ScriptInvalid(
+            f"{where or 'the script'}: expected a list of steps, found {_format_value(found)}"
+        )
     return [_read_step(step, f"{where}step {n}") for n, step in enumerate(found, 1)]
 
 
-def _read_step(found: Any, where: str) -> Step:
+def _read_step(found: Any, where: str) -> ScriptStep:
     named = {found: {}} if isinstance(found, str) else found
     if not isinstance(named, dict) or len(named) != 1:
-        raise Invalid(f"{where}: expected an object with one key, found {_shown(found)}")
+        raise ScriptInvalid(
+            f"{where}: expected an object with one key, found {_format_value(found)}"
+        )
     [(name, given)] = named.items()
     if name not in STEPS:
-        raise Invalid(f"{where}: expected one of {', '.join(STEPS)}, found {_shown(name)}")
+        raise ScriptInvalid(
+            f"{where}: expected one of {', '.join(STEPS)}, found {_format_value(name)}"
+        )
     return name, _read_args(STEPS[name], given, f"{where} ({name})")
 
 
-def _read_args(fields: dict[str, tuple[Kind, Any]], given: Any, where: str) -> Args:
+def _read_args(fields: dict[str, tuple[FieldKind, Any]], given: Any, where: str) -> Args:
     if not isinstance(given, dict):
         if not fields:
-            raise Invalid(f"{where}: expected {{}}, found {_shown(given)}")
+            raise ScriptInvalid(f"{where}: expected {{}}, found {_format_value(given)}")
         given = {next(iter(fields)): given}
     for key in given.keys() - fields.keys():
-        raise Invalid(f"{where}: expected {', '.join(fields) or '{}'}, found {_shown(key)}")
+        raise ScriptInvalid(
+            f"{where}: expected {', '.join(fields) or '{}'}, found {_format_value(key)}"
+        )
     return {key: _read_field(key, given, fields[key], where) for key in fields}
 
 
-def _read_field(key: str, given: Args, field: tuple[Kind, Any], where: str) -> Any:
+def _read_field(key: str, given: Args, field: tuple[FieldKind, Any], where: str) -> Any:
     kind, default = field
     found = given.get(key, default)
     if found is NEEDED:
-        raise Invalid(f"{where}: expected {key}, {kind.means}, found none")
-    if found is not default and not kind.fits(found):
-        raise Invalid(f"{where}: expected {key} to be {kind.means}, found {_shown(found)}")
+        raise ScriptInvalid(f"{where}: expected {key}, {kind.description}, found none")
+    if found is not default and not kind.is_valid(found):
+        raise ScriptInvalid(
+            f"{where}: expected {key} to be {kind.description}, found {_format_value(found)}"
+        )
     return read_steps(found, f"{where}: ") if kind is LIST else found
 
 
@@ -194,42 +204,44 @@ def _read_file(path: Path, number: int) -> Any:
     try:
         data = path.expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise Invalid(f"cannot read the script {path}: {error}") from error
-    found = _parsed_toml(data, path) if path.suffix == ".toml" else _parsed(data, str(path))
+        raise ScriptInvalid(f"cannot read the script {path}: {error}") from error
+    found = _parse_toml(data, path) if path.suffix == ".toml" else _parse_json(data, str(path))
     match found:
         case {"steps": steps, **more} if not more:
             return steps
         case {"turns": [_, *_] as turns, **more} if not more:
             return turns[min(number, len(turns) - 1)]
         case dict():
-            raise Invalid(f"{path}: expected steps, or turns with a list of steps for each")
+            raise ScriptInvalid(f"{path}: expected steps, or turns with a list of steps for each")
         case _:
             return found
 
 
-def _parsed(text: str, source: str) -> Any:
+def _parse_json(text: str, source: str) -> Any:
     try:
-        return loads(text)
+        return decode_json(text)
     except (ValueError, RecursionError) as error:
-        raise Invalid(f"{source}: expected a list of steps in JSON, found: {error}") from error
+        raise ScriptInvalid(
+            f"{source}: expected a list of steps in JSON, found: {error}"
+        ) from error
 
 
-def _parsed_toml(text: str, path: Path) -> Any:
+def _parse_toml(text: str, path: Path) -> Any:
     import tomllib  # noqa: PLC0415 (most scripts are JSON, and starting must be quick)
 
     try:
         # Dates become text and nan is refused: a script can say no more than JSON can.
-        return loads(json.dumps(tomllib.loads(text), default=str))
+        return decode_json(json.dumps(tomllib.loads(text), default=str))
     except (ValueError, RecursionError) as error:
-        raise Invalid(f"{path}: expected steps in TOML, found: {error}") from error
+        raise ScriptInvalid(f"{path}: expected steps in TOML, found: {error}") from error
 
 
-def _shown(found: Any) -> str:
+def _format_value(found: Any) -> str:
     text = json.dumps(found, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _demo(turn: Turn) -> list[Any]:
+def _build_demo(turn: ScriptedTurn) -> list[Any]:
     read = {"name": "Read", "input": {"path": "README.md"}, "output": "# Nothing was read"}
     words = len(turn.text.split())
     return [

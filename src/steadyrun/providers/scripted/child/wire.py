@@ -10,12 +10,12 @@ from typing import Any
 Args = dict[str, Any]
 
 
-def say(kind: str, **fields: Any) -> None:
+def print_frame(kind: str, **fields: Any) -> None:
     """Print one frame."""
-    write(1, frame(kind, fields))
+    write(1, encode_frame(kind, fields))
 
 
-def frame(kind: str, fields: Args) -> bytes:
+def encode_frame(kind: str, fields: Args) -> bytes:
     line = json.dumps({"type": kind, **fields}, ensure_ascii=False, allow_nan=False)
     return line.encode("utf-8", "replace") + b"\n"
 
@@ -27,33 +27,33 @@ def write(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def loads(text: bytes | str) -> Any:
+def decode_json(text: bytes | str) -> Any:
     """Read JSON, and nothing but JSON: Python's own reader takes NaN and 1e999, too."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_float)
 
 
-def _refuse(found: str) -> float:
+def _refuse_constant(found: str) -> float:
     raise ValueError(f"{found} is not a number in JSON")
 
 
-def _finite(found: str) -> float:
+def _parse_float(found: str) -> float:
     number = float(found)
-    return number if math.isfinite(number) else _refuse(found)
+    return number if math.isfinite(number) else _refuse_constant(found)
 
 
-class Wire:
+class InputReader:
     """What comes in: lines on stdin, and SIGINT."""
 
     def __init__(self) -> None:
         self.is_open = True
         self.is_aborted = False
-        self._rest: list[bytes] = []
+        self._partial: list[bytes] = []
         self._wake, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, self._abort)
 
-    def lines(self, seconds: float | None) -> list[bytes]:
+    def read_lines(self, seconds: float | None) -> list[bytes]:
         """What came within this time; at once when something is there."""
         watched = [self._wake, 0] if self.is_open else [self._wake]
         readable = select.select(watched, [], [], seconds)[0]
@@ -66,11 +66,11 @@ class Wire:
         self.is_open = bool(data)
         # At the end of stdin a line without its line break is a line, too.
         first, *more = (data or b"\n").split(b"\n")
-        self._rest.append(first)
+        self._partial.append(first)
         if not more:
             return []
-        lines = [b"".join(self._rest), *more]
-        self._rest = [lines.pop()]
+        lines = [b"".join(self._partial), *more]
+        self._partial = [lines.pop()]
         return [line for line in lines if line.strip()]
 
     def _abort(self, *_: object) -> None:
