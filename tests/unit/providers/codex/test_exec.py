@@ -302,7 +302,7 @@ def test_what_has_ended_does_not_end_again(line: Any) -> None:
 
     told = play(turns, [*talk.log, *_frames(talk, line)])
 
-    assert [type(each).__name__ for each in told].count("Ended") == 1
+    assert [type(each).__name__ for each in told].count("TurnEnded") == 1
 
 
 @pytest.mark.parametrize(
