@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from steadyrun.dialect import Enforced
+from steadyrun.dialect import EnforcedRights
 from steadyrun.model.policy import TIERS, TOOLS, Mode, Policy, Rights, rights
 from steadyrun.providers.registry import BUILT_IN, make_dialect
 
@@ -60,7 +60,7 @@ def _rest(policy: Policy) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
 
 def _outcome(provider: str, wanted: Rights) -> tuple[str, str]:
     found = make_dialect(provider, {}).enforce(wanted)
-    if not isinstance(found, Enforced):
+    if not isinstance(found, EnforcedRights):
         return "**refused**", found.reason
     return "kept" if found.mode == wanted.mode else f"kept, as `{found.mode}`", "; ".join(
         found.notes

@@ -64,7 +64,7 @@ class Driver(Protocol):
 
     @property
     def input(self) -> str | None:
-        """What the open turn took; see `Began`."""
+        """What the open turn took; see `TurnBegan`."""
 
     @property
     def heard_at(self) -> float:

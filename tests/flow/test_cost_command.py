@@ -10,7 +10,7 @@ import pytest
 
 from steadyrun.errors import InvalidUsage
 from steadyrun.operations.costs import parse_since
-from steadyrun.providers.shared.prices import price_list
+from steadyrun.providers.shared.prices import load_prices
 from tests.support.cli_home import a_home
 from tests.support.commands import steadyrun
 
@@ -52,14 +52,14 @@ def test_what_is_known_and_unknown_is_told_apart(tmp_path: Path) -> None:
         assert (found["total"]["runs"], found["total"]["known_usd"]) == (4, 3.25)
         assert (found["since"], found["timezone"]) == (None, "UTC")
         assert found["prices"] == {
-            "source": price_list().source, "published": price_list().published.isoformat(),
+            "source": load_prices().source, "published": load_prices().published.isoformat(),
         }  # fmt: skip
         assert [row["key"] for row in by_provider["rows"]] == ["scripted"]
         assert [(row["key"], row["runs"]) for row in by_model["rows"]] == [("m", 2)]
         assert sum(row["runs"] for row in by_day["rows"]) == 4
         assert by_day["total"]["runs"] == 4
         assert "1 runs, 7 tokens" in shown
-        assert f"of {price_list().published}" in shown
+        assert f"of {load_prices().published}" in shown
 
 
 def test_today_begins_where_the_configuration_says(tmp_path: Path) -> None:

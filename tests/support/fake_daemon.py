@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 
 from steadyrun.api.server import serve
-from steadyrun.dialect import Ability, Enforced, Refused
+from steadyrun.dialect import Ability, EnforcedRights, Refused
 from steadyrun.lib.clock import Clock, SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
@@ -207,7 +207,7 @@ class Play:
                 await watch.wait()
 
 
-def enforced(provider: str, rights: Rights) -> Enforced | Refused:
+def enforced(provider: str, rights: Rights) -> EnforcedRights | Refused:
     return make_dialect(provider, {}).enforce(rights)
 
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from steadyrun.app.store import budget_rules, open_store
 from steadyrun.config import Config
-from steadyrun.dialect import Ability, Enforced, Refused
+from steadyrun.dialect import Ability, EnforcedRights, Refused
 from steadyrun.errors import NotFound
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model.ids import Ids
@@ -63,10 +63,10 @@ def abilities_of(config: Config) -> Callable[[str], frozenset[Ability] | None]:
     return abilities
 
 
-def enforce_of(config: Config) -> Callable[[str, Rights], Enforced | Refused]:
+def enforce_of(config: Config) -> Callable[[str, Rights], EnforcedRights | Refused]:
     """How each provider keeps to rights as it is configured."""
 
-    def enforce(name: str, rights: Rights) -> Enforced | Refused:
+    def enforce(name: str, rights: Rights) -> EnforcedRights | Refused:
         from steadyrun.app.providers import make_dialect  # noqa: PLC0415
 
         return make_dialect(config, name).enforce(rights)
@@ -77,7 +77,7 @@ def enforce_of(config: Config) -> Callable[[str, Rights], Enforced | Refused]:
 def price_source() -> PriceSource:
     """The list of prices that estimates are made with."""
     # Only who asks for costs wants to know.
-    from steadyrun.providers.shared.prices import price_list  # noqa: PLC0415
+    from steadyrun.providers.shared.prices import load_prices  # noqa: PLC0415
 
-    prices = price_list()
+    prices = load_prices()
     return PriceSource(prices.source, prices.published)

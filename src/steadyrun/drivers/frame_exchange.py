@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio.to_thread
 from msgspec.structs import replace
 
-from steadyrun.dialect import Ended, Send
+from steadyrun.dialect import Send, TurnEnded
 from steadyrun.driver import DriverOutput, JournalBatch, Sink
 from steadyrun.drivers.journal_cursor import JournalCursor
 from steadyrun.drivers.kept_process import KeptProcess
@@ -114,7 +114,7 @@ class FrameExchange:
 
     async def _explain_end(self, output: DriverOutput) -> DriverOutput:
         """A turn that its keeper has interrupted ended for the reason of the keeper."""
-        if not isinstance(output, Ended) or output.status != "cancelled":
+        if not isinstance(output, TurnEnded) or output.status != "cancelled":
             return output
         if not self._process.was_interrupted_by_keeper():
             return output
@@ -162,7 +162,7 @@ class FrameExchange:
         cursor = self._cursor
         if not output and cursor.offset <= cursor.passed:
             return
-        has_ended = Ended in set(map(type, output))
+        has_ended = TurnEnded in set(map(type, output))
         cursor.passed = max(cursor.passed, cursor.offset)
         memory = None
         if has_ended and not self._is_ended:

@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
-from steadyrun.dialect import Exit, Rung
+from steadyrun.dialect import ProcessExit, Rung
 from steadyrun.drivers import keeper
 from steadyrun.errors import KeeperFailed, KeeperGone, LaunchFailed, LeaseLost
 from steadyrun.lib.flock import is_locked, wait_until_unlocked
@@ -258,13 +258,13 @@ class _ExitFile(Struct, frozen=True):
     reason: str | None = None
 
 
-def read_exit(directory: Path) -> Exit:
+def read_exit(directory: Path) -> ProcessExit:
     """How the process ended; `keeper_lost` when nobody was left to write it down."""
     try:
         found = msgspec.json.decode((directory / "exit").read_bytes(), type=_ExitFile)
     except (FileNotFoundError, msgspec.DecodeError):
         found = _ExitFile(reason="keeper_lost")
-    return Exit(found.code, found.signal, found.reason, read_stderr(directory))
+    return ProcessExit(found.code, found.signal, found.reason, read_stderr(directory))
 
 
 def read_stderr(directory: Path) -> str:

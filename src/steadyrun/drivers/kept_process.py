@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from steadyrun.dialect import Exit
+from steadyrun.dialect import ProcessExit
 from steadyrun.drivers import keeper, keeper_client
 from steadyrun.drivers.keeper_client import KeeperConnection
 from steadyrun.errors import KeeperGone, LeaseLost
@@ -89,7 +89,7 @@ class KeptProcess:
             # If both were killed, nothing was ended yet.
             await anyio.to_thread.run_sync(keeper.sweep, [self.record.id])
 
-    def read_exit(self) -> Exit:
+    def read_exit(self) -> ProcessExit:
         return keeper_client.read_exit(self.directory)
 
     def was_interrupted_by_keeper(self) -> bool:

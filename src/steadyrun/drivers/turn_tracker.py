@@ -76,7 +76,7 @@ class TurnTracker:
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self.is_open = "multi_turn" not in dialect.abilities
-        # What the open turn took: see `Began`.
+        # What the open turn took: see `TurnBegan`.
         self.input: str | None = None
         self._tools: dict[str, ToolStarted] = {}
         self._offers: dict[str, FollowupOffered] = {}

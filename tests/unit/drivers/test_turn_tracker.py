@@ -71,10 +71,10 @@ class Parrot:
         self.state = ParrotState(self.state.heard + 1)
         return said
 
-    def sent(self, frame: Frame) -> list[DialectOutput]:
+    def on_sent(self, frame: Frame) -> list[DialectOutput]:
         return self.receive(frame)
 
-    def ended(self, last: ProcessExit) -> list[DialectOutput]:
+    def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
         return []
 
 

@@ -11,7 +11,7 @@ from steadyrun.app.providers import has_provider, list_providers, make_dialect
 from steadyrun.app.store import open_store
 from steadyrun.cli.output import format as render
 from steadyrun.config import Config, load
-from steadyrun.dialect import Dialect, Exit
+from steadyrun.dialect import Dialect, ProcessExit
 from steadyrun.drivers import keeper_client
 from steadyrun.drivers.launcher import PROCESSES
 from steadyrun.drivers.replay import RecordedLine, read_recording
@@ -39,7 +39,7 @@ def replay(args: Namespace) -> int:
     return 0
 
 
-def _find_exit(path: Path) -> Exit | None:
+def _find_exit(path: Path) -> ProcessExit | None:
     return keeper_client.read_exit(path) if (path / "exit").exists() else None
 
 
@@ -53,7 +53,7 @@ def _read_recorded(path: Path) -> Iterator[RecordedLine]:
 
 def _read_stored(
     config: Config, name: str, provider: str | None
-) -> tuple[Iterator[RecordedLine], str, Exit | None]:
+) -> tuple[Iterator[RecordedLine], str, ProcessExit | None]:
     run = anyio.run(_find_run, config, name)
     directory = config.places.home / PROCESSES / (run.process or "none")
     if not (directory / "journal").exists():

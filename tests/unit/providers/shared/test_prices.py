@@ -191,8 +191,8 @@ def test_a_price_needs_nothing_but_the_file() -> None:
         "import sys, socket\n"
         "socket.socket = None\n"
         "from steadyrun.model.usage import Usage\n"
-        "from steadyrun.providers.shared.prices import estimated\n"
-        "print(estimated('gpt-5.4', Usage(1_000_000, 0)).usd)\n"
+        "from steadyrun.providers.shared.prices import estimate_cost\n"
+        "print(estimate_cost('gpt-5.4', Usage(1_000_000, 0)).usd)\n"
         "print({'genai_prices', 'pydantic', 'httpx2', 'asyncio'} & set(sys.modules))\n"
     )
 
