@@ -1,4 +1,4 @@
-"""What can each provider do? Writes the table of docs/providers.md anew, from their Dialects."""
+"""Writes the table of abilities in docs/providers.md from the Dialects of the providers."""
 
 import sys
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ def main() -> int:
 
 
 def renewed(page: str) -> str:
-    """The page with the table as it should be; all else as it was."""
+    """The page with the current table; the rest is unchanged."""
     before, rest = page.split(START)
     _, after = rest.split(END)
     return f"{before}{START}{table()}{END}{after}"
 
 
 def table() -> str:
-    """A column for each shape of each provider, a row for each ability."""
+    """A column for each form of each provider, a row for each ability."""
     shapes = dict(_shapes())
     rows = [
         ["", *shapes],
@@ -44,7 +44,7 @@ def table() -> str:
 
 
 def _shapes() -> Iterator[tuple[str, Dialect]]:
-    """One that can also be started for a single turn has a second shape."""
+    """A provider that can also be started for a single turn has a second column."""
     for name in sorted(BUILT_IN):
         yield name, make_dialect(name, {})
         if "one_shot" in load_dialect(name).options_type.__struct_fields__:

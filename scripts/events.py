@@ -1,4 +1,4 @@
-"""Which events are there? Writes the tables of docs/events.md anew, from their types."""
+"""Writes the tables of docs/events.md from the types of events."""
 
 import inspect
 import sys
@@ -28,7 +28,7 @@ _WORDS: dict[Any, str] = {
     Any: "anything",
     types.NoneType: "null",
 }
-# So much may be said twice.
+# Fields up to this length are repeated for each event.
 _LONG = 80
 
 
@@ -39,14 +39,14 @@ def main() -> int:
 
 
 def renewed(page: str) -> str:
-    """The page with the tables as they should be; all else as it was."""
+    """The page with current tables; the rest is unchanged."""
     before, rest = page.split(START)
     _, after = rest.split(END)
     return f"{before}{START}{tables()}{END}{after}"
 
 
 def tables() -> str:
-    """All events, then what their fields are made of."""
+    """All events, then the structs that their fields contain."""
     events = _table(
         ("type", "stored", "`data`", "meaning"),
         (
@@ -67,17 +67,17 @@ def tag_of(kind: type[Struct]) -> str:
 
 
 def stored_or_live(kind: type) -> str:
-    """Whether it comes from the store or only while it happens."""
+    """Whether the event is stored, or only published while it happens."""
     return "live only" if kind in LIVE_ONLY else "yes"
 
 
 def meaning(kind: type) -> str:
-    """The first paragraph of its docstring."""
+    """The first paragraph of the docstring of a type."""
     return " ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
 
 
 def words_for(kind: Any) -> str:
-    """A type as the JSON shows it; one that nobody thought of is an error."""
+    """A type as the JSON shows it. An unexpected type is an error."""
     match get_origin(kind):
         case types.UnionType | typing.Union:
             return " or ".join(words_for(each) for each in get_args(kind))
@@ -101,14 +101,14 @@ def _fields(kind: type[Struct]) -> str:
 
 
 def _fields_or_twin(kind: type[Struct]) -> str:
-    """What many events have in common is not said again for each."""
+    """Long lists of fields that events share are shown once."""
     told = _fields(kind)
     first = next(each for each in EVENT_TYPES if _fields(each) == told)
     return told if first is kind or len(told) < _LONG else f"as {tag_of(first)}"
 
 
 def _parts() -> Iterator[type[Struct]]:
-    """What events contain, in the order it is met."""
+    """The structs that events contain, in order of appearance."""
     met = dict[Any, None]()
     for kind in EVENT_TYPES:
         for field in msgspec.structs.fields(kind):

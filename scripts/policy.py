@@ -1,4 +1,4 @@
-"""How does each provider keep to what an agent may do? Writes the tables of docs/policy.md anew."""
+"""Writes the tables of docs/policy.md: how each provider enforces each policy."""
 
 import sys
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ def main() -> int:
 
 
 def renewed(page: str) -> str:
-    """The page with the tables as they should be; all else as it was."""
+    """The page with current tables; the rest is unchanged."""
     before, rest = page.split(START)
     _, after = rest.split(END)
     return f"{before}{START}{tables()}{END}{after}"
 
 
 def tables() -> str:
-    """Which tools a tier has, and what becomes of each tier with each provider."""
+    """The tools of each tier, and how each provider enforces each policy."""
     names = ["", *(f"`{tool}`" for tool in TOOLS)]
     tools = [
         [f"`{tier}`", *("yes" if tool in has else "" for tool in TOOLS)]
@@ -39,7 +39,7 @@ def tables() -> str:
 
 
 def policies() -> dict[str, Policy]:
-    """What is looked at: every tier, and every tool of its own denied."""
+    """The policies in the table: every tier, and every tool denied by itself."""
     tiers = {f"tier `{tier}`": Policy(tier=tier) for tier in TIERS}
     denied = {f"deny `{tool}`": Policy(deny=(tool,)) for tool in TOOLS}
     return {"nothing said": Policy(), **tiers, **denied}

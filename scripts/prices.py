@@ -1,7 +1,7 @@
-"""Makes providers/shared/prices.json of the genai-prices that is installed here.
+"""Writes providers/shared/prices.json from the installed version of genai-prices.
 
-A newer list is a newer pin: `make lock`, `make setup`, then this with the day on which that version
-was published (2026-10-30), as the package does not say.
+For a newer list, pin a newer version: `make lock`, `make setup`, then run this script with the day
+on which that version was published (2026-10-30). The package does not contain that date.
 """
 
 import sys
@@ -27,7 +27,7 @@ def main(published: str) -> int:
 
 
 def list_of(day: date) -> PriceList:
-    """The prices in force on that day, of all makers whose models are known by their name alone."""
+    """The prices in force on that day, of all vendors whose models can be recognised by name."""
     package = distribution(PACKAGE)
     [terms] = [file for file in package.files or () if file.name == "LICENSE"]
     makers = [
@@ -42,7 +42,7 @@ def list_of(day: date) -> PriceList:
 
 
 def text_of(prices: PriceList) -> str:
-    """A line for each model, so that a difference can be read."""
+    """One line for each model, so that a diff is readable."""
     text = msgspec.json.encode(prices).decode()
     for start in ('"source":', '"makers":', '{"name":'):
         text = text.replace(start, f"\n{start}")
@@ -50,12 +50,12 @@ def text_of(prices: PriceList) -> str:
 
 
 def _model(model: upstream.ModelInfo, day: date) -> PricedModel:
-    """One without a price for tokens is kept without rates: its name is not another's."""
+    """A model without a price for tokens has no rates; its name must not match another model."""
     return PricedModel(model.id, _clause(model.match), _rates(_in_force(model, day)))
 
 
 def _in_force(model: upstream.ModelInfo, day: date) -> upstream.ModelPrice:
-    """The last one that had begun. Hours of the day with prices of their own are left out."""
+    """The last price that had started on that day. Prices for hours of the day are left out."""
     if isinstance(model.prices, upstream.ModelPrice):
         return model.prices
     found = model.prices[0].prices
@@ -88,7 +88,7 @@ def _tiers(price: Decimal | upstream.TieredPrices) -> list[upstream.Tier]:
 
 
 def _at(price: Decimal | upstream.TieredPrices, step: int) -> Decimal:
-    """What a call pays that is longer than this step, and not longer than the next."""
+    """The rate of a call that is longer than this step and not longer than the next."""
     if isinstance(price, Decimal):
         return price
     begun = [tier.price for tier in price.tiers if tier.start <= step]
@@ -96,7 +96,7 @@ def _at(price: Decimal | upstream.TieredPrices, step: int) -> Decimal:
 
 
 def _clause(match: upstream.MatchLogic) -> Clause:
-    """The same clause. They compare without case, all but patterns, which are in lower case."""
+    """The same clause. Texts are compared without case; patterns are in lower case."""
     match match:
         case upstream.ClauseOr(or_=several):
             return Clause(any_of=tuple(map(_clause, several)))

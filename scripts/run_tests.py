@@ -1,7 +1,7 @@
-"""Do all tests pass? Two halves side by side: most of what they take is waiting for processes.
+"""Runs all tests in two halves side by side: most of their time is waiting for processes.
 
-The halves are every other file, so that what belongs together, and takes long, is in both. What the
-first one says is shown as it comes, what the second says after that.
+Each half has every other file, so that long tests of one subject are in both. The output of the
+first half is shown as it comes, the output of the second half after that.
 """
 
 import shutil
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> int:
-    """Run both, and end as the worse one."""
+    """Run both halves; the exit code is the worse one."""
     files = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py"))
     with tempfile.TemporaryFile() as said:
         first, second = _begin("first", files[::2]), _begin("second", files[1::2], said)
