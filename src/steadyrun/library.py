@@ -51,7 +51,7 @@ from steadyrun.operations.approvals import answer_approval, build_approval_docum
 from steadyrun.operations.documents import ApprovalDocument
 from steadyrun.runtime.deps import RunRequest
 from steadyrun.runtime.direct_runs import DirectRuns
-from steadyrun.runtime.events.bus import LAST, events_of
+from steadyrun.runtime.events.stream import RUN_END_EVENTS, stream_run
 from steadyrun.runtime.run.options import NEEDS, RunOptions, validate_options
 from steadyrun.runtime.run.permissions import permitted, require_kept
 from steadyrun.store import PAGE, follow
@@ -227,7 +227,7 @@ class RunHandle:
         Deltas and raw output come only where the run is driven by this program.
         """
         seat = self._holding.seat(self.id)
-        return events_of(self._store, self.id, seat.feed) if seat else self._stored()
+        return stream_run(self._store, self.id, seat.feed) if seat else self._stored()
 
     async def steer(self, text: str) -> Offered | Refused:
         """Offer a message to the turn that is running."""
@@ -285,7 +285,7 @@ class RunHandle:
         async with aclosing(follow(self._store, agent=run.agent, run=self.id)) as events:
             async for event in events:
                 yield event
-                if type(event.event) in LAST:
+                if type(event.event) in RUN_END_EVENTS:
                     return
 
     async def _answer(self, item: ItemId, run: Run) -> Offered | Refused:

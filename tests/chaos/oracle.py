@@ -23,7 +23,7 @@ from steadyrun.model.event import (
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
-from steadyrun.runtime.events.bus import LAST
+from steadyrun.runtime.events.stream import RUN_END_EVENTS
 from steadyrun.store import Holder, Lane
 from tests.chaos.scenario import Scenario, Sent
 from tests.children.keeper_driver import is_locked
@@ -172,7 +172,7 @@ def _check_runs(record: Record) -> None:
     for run in record.runs.values():
         kinds = [type(seen.event) for seen in of_run[run.id]]
         assert run.is_terminal, run
-        assert [kind for kind in kinds if kind in LAST] == kinds[-1:], (run, kinds)
+        assert [kind for kind in kinds if kind in RUN_END_EVENTS] == kinds[-1:], (run, kinds)
         begun = [kind for kind in kinds if kind is RunStarted]
         assert len(begun) == (run.started_at is not None), (run, kinds)
         assert begun == kinds[: len(begun)], (run, kinds)

@@ -29,7 +29,7 @@ from steadyrun.model.secret import Scrubber
 from steadyrun.runtime import daemon as daemon_module
 from steadyrun.runtime.agent import recorder
 from steadyrun.runtime.direct_runs import DirectRuns
-from steadyrun.runtime.log import to_stderr
+from steadyrun.runtime.log import log_to_stderr
 from tests.children.chaos_steps import ChaosSteps, watch
 
 LOG = "daemon.log"
@@ -114,7 +114,7 @@ def _be(order: Order) -> None:
         environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
         config = load(home=Path(order.home), cwd=place, environ=environ)
         with ExitStack() as stack:
-            stack.enter_context(to_stderr(Scrubber(())))
+            stack.enter_context(log_to_stderr(Scrubber(())))
             anyio.run(_KINDS[order.kind], order, config)
     except BaseException:  # noqa: BLE001 (whatever it is, the test must see it)
         problem = traceback.format_exc()[-3000:]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from steadyrun import errors
 from steadyrun.cli.systemd import REQUIRED_SETTINGS, SystemdUnit, find_units, read_service
-from steadyrun.runtime.log import FACTS
+from steadyrun.runtime.log import LOG_EVENTS
 from tests.support.commands import ROOT, environment, first_run, steadyrun
 from tests.support.require import require
 
@@ -42,7 +42,7 @@ def test_the_page_says_what_each_line_that_doctor_wants_is_for() -> None:
 def test_the_page_lists_exactly_the_facts_there_are() -> None:
     told = re.findall(r"^\| `([a-z.]+)` \| (info|warning|error) \| (.+) \|$", PAGE, re.MULTILINE)
 
-    assert told == [(kind.name, kind.level, kind.meaning) for kind in FACTS]
+    assert told == [(kind.name, kind.level, kind.meaning) for kind in LOG_EVENTS]
 
 
 def test_every_fact_is_told_somewhere() -> None:
@@ -50,11 +50,11 @@ def test_every_fact_is_told_somewhere() -> None:
         node
         for file in (ROOT / "src").rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "fact"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "log_event"
     ]
     told = {node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)}
 
-    assert told == {kind.name for kind in FACTS}
+    assert told == {kind.name for kind in LOG_EVENTS}
 
 
 def test_every_error_of_the_store_has_a_way_out_on_the_page() -> None:

@@ -51,7 +51,7 @@ from steadyrun.model.event import (
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
-from steadyrun.runtime.events.bus import LAST
+from steadyrun.runtime.events.stream import RUN_END_EVENTS
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children import adoption_driver
 from tests.children.adoption_driver import GATES, PATIENCE_SECONDS, Order, Outcome, stories
@@ -571,7 +571,7 @@ def _check_runs(record: Record) -> None:
     for run in record.runs:
         kinds = [type(seen.event) for seen in record.events if seen.run == run.id]
         assert run.is_terminal
-        assert [kind for kind in kinds if kind in LAST] == kinds[-1:]
+        assert [kind for kind in kinds if kind in RUN_END_EVENTS] == kinds[-1:]
         if run.stop_reason != "orphaned":
             assert [kind for kind in kinds if kind is RunStarted] == kinds[:1]
 

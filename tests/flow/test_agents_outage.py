@@ -244,7 +244,7 @@ def test_whoever_listens_hears_of_the_trouble_at_once(tmp_path: Path) -> None:
             await team.until_said(ada, "one")
             seat = team.daemon.seats.of(ada)
             assert seat
-            with seat.feed.listen() as listener:
+            with seat.feed.subscribe() as listener:
                 lock.take()
                 team.gates.open("go")
                 while not isinstance(news := await listener.next(), LiveEvent):

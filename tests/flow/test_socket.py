@@ -431,7 +431,7 @@ def test_whoever_goes_away_is_told_nothing_more(home: Path) -> None:
 def test_a_slow_reader_gets_every_stored_event_once_and_makes_nobody_wait(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus, "MOST_WAITING", 100)
+    monkeypatch.setattr(bus, "MAX_WAITING", 100)
     batches, each, size = 40, 20, 2000
 
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:

@@ -35,7 +35,7 @@ from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.daemon import Daemon
 from steadyrun.runtime.dispatcher import Capacity
-from steadyrun.runtime.log import FactFormatter
+from steadyrun.runtime.log import JsonLogFormatter
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.keeper_driver import eventually
@@ -226,10 +226,10 @@ class Facts(logging.Handler):
         self.told: list[tuple[str, dict[str, Any]]] = []
         # Those with a field that an operator would not see.
         self.cut: list[str] = []
-        self._formatter = FactFormatter(Scrubber())
+        self._formatter = JsonLogFormatter(Scrubber())
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "cut" in self._formatter.facts_of(record):
+        if "cut" in self._formatter.build_document(record):
             self.cut.append(record.getMessage())
         self.told.append((record.getMessage(), getattr(record, "fields", {})))
 

@@ -27,7 +27,7 @@ from steadyrun.model.run import Created, Finished, Launched
 from steadyrun.operations.context import OperationContext, ProcessState
 from steadyrun.operations.documents import DaemonDocument, LiveCount, StoppedDocument
 from steadyrun.providers.registry import make_dialect
-from steadyrun.runtime.events.bus import News, StreamSignal, Subscription
+from steadyrun.runtime.events.bus import BusMessage, StreamSignal, Subscription
 from steadyrun.store import Accepted, Started, Store
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.version import __version__
@@ -88,7 +88,7 @@ class SmallDaemon:
         self, *, agent: AgentId | None, run: RunId | None, after: int
     ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
         with self._listening() as listener:
-            news: News | None = StreamSignal.AGAIN
+            news: BusMessage | None = StreamSignal.RESYNC
             while news is not None:
                 for seen in await self._new(news, agent, run, after):
                     yield seen
@@ -96,7 +96,7 @@ class SmallDaemon:
                 news = await listener.next()
 
     async def _new(
-        self, news: News, agent: AgentId | None, run: RunId | None, after: int
+        self, news: BusMessage, agent: AgentId | None, run: RunId | None, after: int
     ) -> list[StoredEvent | LiveEvent]:
         if isinstance(news, LiveEvent):
             return [news] if run in {None, news.run} else []
@@ -117,9 +117,9 @@ class SmallDaemon:
     def listeners(self) -> int:
         return len(self._listeners)
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: BusMessage) -> None:
         for listener in self._listeners:
-            listener.tell(news)
+            listener.put(news)
 
     def rest(self) -> None:
         """A run has ended."""

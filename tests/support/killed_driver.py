@@ -28,7 +28,7 @@ from steadyrun.model.ids import RunId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Run
-from steadyrun.runtime.events.bus import LAST
+from steadyrun.runtime.events.stream import RUN_END_EVENTS
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children import run_driver
 from tests.children.keeper_driver import eventually, parent
@@ -109,7 +109,7 @@ def check(home: Home, stage: Stage) -> None:
     for run in home.runs:
         kinds = [type(seen.event) for seen in home.events if seen.run == run.id]
         assert [kind for kind in kinds if kind is ev.RunStarted] == kinds[:1]
-        assert [kind for kind in kinds if kind in LAST] == kinds[-1:]
+        assert [kind for kind in kinds if kind in RUN_END_EVENTS] == kinds[-1:]
     for directory in stage.home.glob("processes/*"):
         keys = [frame.key for frame in keeper_client.read_sent(directory, after=0)]
         assert len(set(keys)) == len(keys)

@@ -37,8 +37,8 @@ from steadyrun.operations.spool import drain_spool
 from steadyrun.runtime.daemon import Daemon, Recovered
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.dispatcher import Capacity
-from steadyrun.runtime.events.bus import follow_live
-from steadyrun.runtime.log import bug, fact
+from steadyrun.runtime.events.stream import stream_events
+from steadyrun.runtime.log import log_bug, log_event
 from steadyrun.store import Accepted
 from steadyrun.version import __version__
 
@@ -113,7 +113,7 @@ class DaemonHandle:
     ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
         store = self._around.store
         whose = await store.agent(agent) if agent else None
-        events = follow_live(store, self._around.hub, after, agent=whose, run=run)
+        events = stream_events(store, self._around.hub, after, agent=whose, run=run)
         async with contextlib.aclosing(events):
             async for event in events:
                 yield event
@@ -154,11 +154,11 @@ async def open_daemon(config: Config) -> AsyncIterator[DaemonHandle]:
             alone = replace(desk, daemon=None)
             running.recovered = await daemon.recover(partial(_drain_letters, alone))
             tasks.start_soon(daemon.serve)
-            fact("daemon.started", pid=os.getpid(), version=__version__)
-            async with serve(desk, lambda method, error: bug(error, method=method)):
+            log_event("daemon.started", pid=os.getpid(), version=__version__)
+            async with serve(desk, lambda method, error: log_bug(error, method=method)):
                 yield running
             tasks.cancel_scope.cancel()
-    fact("daemon.stopped", pid=os.getpid())
+    log_event("daemon.stopped", pid=os.getpid())
 
 
 def _exporting(config: Config) -> Callable[[Deps], AbstractAsyncContextManager[None]]:
@@ -184,7 +184,7 @@ async def _sync(config: Config, around: Deps) -> None:
     synced = await sync(config, around.store, around.ids)
     for what in ("added", "changed", "resumed", "paused"):
         for name in getattr(synced, what):
-            fact("agent.synced", agent=name, what=what)
+            log_event("agent.synced", agent=name, what=what)
 
 
 async def _check_providers(config: Config, deps: Deps) -> None:
@@ -205,7 +205,7 @@ async def _check_providers(config: Config, deps: Deps) -> None:
 async def _drain_letters(desk: OperationContext) -> None:
     drained = await drain_spool(desk)
     if drained != type(drained)():
-        fact(
+        log_event(
             "letters.drained",
             done=drained.done,
             kept=len(drained.kept),

@@ -16,7 +16,7 @@ from steadyrun.runtime.agent.workers import AgentWorkers
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.direct_runs import DirectRuns
 from steadyrun.runtime.dispatcher import Capacity, Dispatcher
-from steadyrun.runtime.log import bug, fact
+from steadyrun.runtime.log import log_bug, log_event
 from steadyrun.runtime.prompt.builder import TurnBuilder
 from steadyrun.runtime.recovery import look_for
 
@@ -56,7 +56,7 @@ class Daemon:
         await self._reconcile_gates()
         await drain()
         downtime = await self._downtime()
-        fact("downtime.credited", seconds=round(downtime.total_seconds(), 1))
+        log_event("downtime.credited", seconds=round(downtime.total_seconds(), 1))
         self._tasks.start_soon(self.seats.serve)
         lanes, processes = await self._reap(downtime)
         return Recovered(lanes, processes, downtime)
@@ -69,7 +69,7 @@ class Daemon:
     async def stop(self, *, drain_seconds: float, keep: bool) -> int:
         """Take nothing in any more, wait for what runs, end the rest; `keep` leaves what still runs
         to its keepers, for the next daemon. How many were ended or kept."""
-        fact("daemon.draining", seconds=drain_seconds, keep=keep)
+        log_event("daemon.draining", seconds=drain_seconds, keep=keep)
         if not keep:
             # What somebody has left a moment ago is to end as well.
             await self._reap_if_possible()
@@ -89,9 +89,9 @@ class Daemon:
                 # Somebody else has all that we had, and works.
                 raise
             except StoreFailed as error:
-                fact("store.failed", phase="heartbeat", code=error.code)
+                log_event("store.failed", phase="heartbeat", code=error.code)
             except SteadyrunError as error:
-                bug(error)
+                log_bug(error)
             await anyio.sleep(HEARTBEAT_SECONDS)
 
     async def _reap_if_possible(self) -> None:
@@ -99,7 +99,7 @@ class Daemon:
         try:
             await self._reap(timedelta())
         except StoreFailed as error:
-            fact("store.failed", phase="reap", code=error.code)
+            log_event("store.failed", phase="reap", code=error.code)
 
     async def _clear_up(self) -> None:
         """Delete what processes have left that ended long ago: once an hour is soon enough."""
@@ -118,7 +118,7 @@ class Daemon:
             # Not ours to read or to delete: whoever reads the facts is told, and agents go on.
             failed = 1
         if cleared or failed:
-            fact("processes.cleared", count=cleared, failed=failed)
+            log_event("processes.cleared", count=cleared, failed=failed)
 
     async def _ended_at(self, process: ProcessId, written_at: datetime) -> datetime | None:
         """None: it has not. Of one that the record does not know its files tell."""

@@ -18,8 +18,7 @@ from steadyrun.model.run import Created, Orphaned, Run
 from steadyrun.runtime.agent.worker import AgentWorker
 from steadyrun.runtime.agent.workers import AgentWorkers
 from steadyrun.runtime.deps import Deps, RunRequest
-from steadyrun.runtime.gate import tell_closed
-from steadyrun.runtime.log import bug
+from steadyrun.runtime.log import log_bug, log_closed_gate
 from steadyrun.runtime.prompt.builder import TurnPlan, build_direct, launch_request
 from steadyrun.runtime.prompt.system import SystemPrompt
 from steadyrun.runtime.recovery import AbandonedProcess, look_for
@@ -139,7 +138,7 @@ class DirectRuns:
         except Exception as error:
             if not self.is_beside_others:
                 raise
-            bug(error, run=run)
+            log_bug(error, run=run)
         finally:
             self._seats.remove(seat)
             self._ended[run].set()
@@ -181,7 +180,8 @@ class _Once:
     async def again(self, _: AgentWorker, run: Run, *, was_told: bool) -> RetryDecision | None:
         """Whoever has asked for it decides."""
         if run.status == "rate_limited":
-            await tell_closed(self._holding.around, run.provider)
+            around = self._holding.around
+            await log_closed_gate(around.store, around.clock, run.provider)
         return None
 
     def waits(self, seat: AgentWorker, *, for_a_person: bool) -> None:

@@ -28,8 +28,7 @@ from steadyrun.model.run import Created, Finished, Run
 from steadyrun.runtime.agent.worker import AgentWorker
 from steadyrun.runtime.agent.workers import AgentWorkers
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.gate import tell_closed
-from steadyrun.runtime.log import bug, fact
+from steadyrun.runtime.log import log_bug, log_closed_gate, log_event
 from steadyrun.runtime.prompt.builder import TurnBuilder, TurnPlan
 from steadyrun.runtime.recovery import AbandonedProcess
 from steadyrun.runtime.run.active_run import WALL, ActiveRun
@@ -105,7 +104,7 @@ class Dispatcher:
                 try:
                     await self._take_in()
                 except StoreFailed as error:
-                    fact("store.failed", phase="start", code=error.code)
+                    log_event("store.failed", phase="start", code=error.code)
                 await self._bell.wait(await self._patience())
 
     def ring(self) -> None:
@@ -176,7 +175,7 @@ class Dispatcher:
         """Go on with what a holder that is gone has left of a lasting agent; `left` has its
         process, if there is one. So much of the time since does not count: `credit`."""
         agent, hold = lost.agent, lost.hold
-        fact("lane.reaped", agent=agent.name, fence=hold.fence)
+        log_event("lane.reaped", agent=agent.name, fence=hold.fence)
         found = await self._found(lost, left)
         if isinstance(hold, Claim):
             run = lost.run or await self._run_of(hold, agent)
@@ -196,7 +195,7 @@ class Dispatcher:
         found = None
         for process in lost.processes:
             if process.id in left:
-                fact("process.adopted", agent=lost.agent.name, process=process.id)
+                log_event("process.adopted", agent=lost.agent.name, process=process.id)
                 found = left[process.id]
             else:
                 await self._store.close_process(lost.hold, process.id)
@@ -228,7 +227,7 @@ class Dispatcher:
         agent = seat.agent
         runner = seat.runner
         assert runner
-        fact("run.started", agent=agent.name, run=runner.id, item=runner.claim.item.id)
+        log_event("run.started", agent=agent.name, run=runner.id, item=runner.claim.item.id)
         try:
             if before and (more := carry_over(before)):
                 run, now = runner.id, self._clock.now()
@@ -238,7 +237,7 @@ class Dispatcher:
                 await seat.write(lambda: self._store.change(claim, run, created), "start")
             await seat.work()
         except LeaseLost as error:
-            fact("lease.lost", agent=agent.name, fence=error.fence)
+            log_event("lease.lost", agent=agent.name, fence=error.fence)
             seat.leave_behind()
         except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
             await self.broken(seat, error)
@@ -250,7 +249,7 @@ class Dispatcher:
 
     async def broken(self, seat: AgentWorker, error: Exception) -> None:
         """End the run and its process, so that the agent can go on."""
-        bug(error, agent=seat.agent.name)
+        log_bug(error, agent=seat.agent.name)
         code = error.code if isinstance(error, SteadyrunError) else "internal"
         ended = Finished(
             self._clock.now(), "failed", error=ErrorFact(code, "steadyrun itself has failed")
@@ -258,7 +257,7 @@ class Dispatcher:
         try:
             await seat.give_up(ended)
         except Exception as failed:  # noqa: BLE001 (whatever it is, the others go on)
-            bug(failed, agent=seat.agent.name)
+            log_bug(failed, agent=seat.agent.name)
             seat.leave_behind()
 
     # -- the manner of a seat
@@ -277,7 +276,7 @@ class Dispatcher:
             waiting = sorted(self._waiting(), key=lambda each: each.idle_since)
             if not waiting:
                 return
-            fact("process.evicted", agent=waiting[0].agent.name)
+            log_event("process.evicted", agent=waiting[0].agent.name)
             await self.close(waiting[0])
 
     def keeps(self, seat: AgentWorker) -> bool:
@@ -291,7 +290,7 @@ class Dispatcher:
         return is_small and len(self._alive(but=seat)) < self.room.processes
 
     async def again(self, seat: AgentWorker, run: Run, *, was_told: bool) -> RetryDecision | None:
-        fact("run.ended", agent=seat.agent.name, run=run.id, status=run.status)
+        log_event("run.ended", agent=seat.agent.name, run=run.id, status=run.status)
         runner = seat.runner
         assert runner
         if run.status == "rate_limited":
@@ -299,14 +298,14 @@ class Dispatcher:
         item = await self._store.item(runner.claim.item.id)
         found = decide_retry(await self._suspected(run), item, was_told=was_told)
         if found:
-            fact("run.retried", agent=seat.agent.name, run=run.id, why=found.why)
+            log_event("run.retried", agent=seat.agent.name, run=run.id, why=found.why)
         return found
 
     async def _limited(self, seat: AgentWorker, run: Run) -> None:
         """Its gate knows already. If nobody else of its chain can go on, the agent may not want to
         go on by itself."""
         self._opens_at, self._looked_at = None, -math.inf
-        await tell_closed(self._around, run.provider)
+        await log_closed_gate(self._store, self._clock, run.provider)
         if seat.agent.on_limited == "wait":
             return
         closed, _ = shut_providers(await self._store.gates(), self._clock.now())
@@ -333,7 +332,7 @@ class Dispatcher:
         self._tasks.start_soon(self._stop_unwanted, seat)
 
     def settled(self, seat: AgentWorker, item: Item) -> None:
-        fact("item.settled", agent=seat.agent.name, item=item.id, status=item.status)
+        log_event("item.settled", agent=seat.agent.name, item=item.id, status=item.status)
 
     def left(self, seat: AgentWorker) -> None:
         self._seats.remove(seat)
@@ -350,7 +349,7 @@ class Dispatcher:
         except LeaseLost:
             return
         except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
-            bug(error, agent=seat.agent.name)
+            log_bug(error, agent=seat.agent.name)
 
     async def _unwanted(self, agent: Agent, run: RunId) -> str | None:
         if (await self._store.lane(agent.id)).is_paused:
@@ -385,7 +384,7 @@ class Dispatcher:
         try:
             await seat.leave()
         except LeaseLost as error:
-            fact("lease.lost", agent=seat.agent.name, fence=error.fence)
+            log_event("lease.lost", agent=seat.agent.name, fence=error.fence)
             seat.leave_behind()
         except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
             await self.broken(seat, error)

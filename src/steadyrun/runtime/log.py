@@ -1,7 +1,7 @@
-"""What does an operator read? One line of JSON for each fact, and no fact tells what agents say.
+"""Writes the operator log: one line of JSON for each log event, never the words of an agent.
 
-A field is an id, a name, a code, a number, a yes or no. Whatever is anything else is left out or
-cut, and named in `cut`: a log never breaks what it tells of, and never tells more than it should.
+A field is an id, a name, a code, a number or a boolean. Any other value is omitted or cut, and its
+name is listed in `cut`: the log never fails, and never contains text that may be private.
 """
 
 import logging
@@ -16,9 +16,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from steadyrun.lib.clock import Clock
+from steadyrun.model.gate import opens_at, shut_gate
 from steadyrun.model.secret import Scrubber
+from steadyrun.store import Store
 
-FactName = Literal[
+LogEventName = Literal[
     "daemon.started", "daemon.draining", "daemon.stopped",
     "agent.synced", "letters.drained", "downtime.credited",
     "lane.reaped", "lease.lost",
@@ -30,75 +33,100 @@ FactName = Literal[
     "telemetry.failed", "telemetry.dropped",
     "bug",
 ]  # fmt: skip
-Field = str | int | float | bool | None
+LogField = str | int | float | bool | None
 
 
-class LogFields(Struct, frozen=True):
-    """A kind of fact. Warnings may need somebody, errors do."""
+class LogEventKind(Struct, frozen=True):
+    """A kind of log event. A warning may need attention; an error does."""
 
-    name: FactName
+    name: LogEventName
     level: Literal["info", "warning", "error"]
     meaning: str
 
 
-FACTS: tuple[LogFields, ...] = (
-    LogFields(
-        "daemon.started", "info", "it has the lock and the store, and takes up what it finds"
+LOG_EVENTS: tuple[LogEventKind, ...] = (
+    LogEventKind(
+        "daemon.started",
+        "info",
+        "the daemon has its lock and its store, and takes over what an earlier daemon left",
     ),
-    LogFields("daemon.draining", "info", "no new run begins; those that run may end"),
-    LogFields("daemon.stopped", "info", "the last thing it says"),
-    LogFields(
-        "agent.synced", "info", "an agent of the configuration was added, changed or retired"
+    LogEventKind("daemon.draining", "info", "no new run starts; active runs may end"),
+    LogEventKind("daemon.stopped", "info", "the daemon has ended; this is its last line"),
+    LogEventKind(
+        "agent.synced",
+        "info",
+        "an agent of the configuration was added, changed, resumed or paused",
     ),
-    LogFields("letters.drained", "info", "what was left for it while it was away has been done"),
-    LogFields("downtime.credited", "info", "the time it was away is not counted against runs"),
-    LogFields("lane.reaped", "warning", "an agent was taken over from a holder that is gone"),
-    LogFields(
-        "lease.lost", "warning", "another holder has the agent now; nothing more is written here"
+    LogEventKind("letters.drained", "info", "calls that were spooled while no daemon ran are done"),
+    LogEventKind(
+        "downtime.credited",
+        "info",
+        "the time without a daemon does not count against the limits of runs",
     ),
-    LogFields("process.launched", "info", "a CLI was started"),
-    LogFields("process.adopted", "info", "a CLI that an earlier daemon had started goes on here"),
-    LogFields("process.evicted", "info", "a CLI that waited is closed to make room for another"),
-    LogFields("process.closed", "info", "a CLI is gone, with everything it had started"),
-    LogFields("processes.cleared", "info", "what CLIs have left that ended long ago is deleted"),
-    LogFields("run.started", "info", "an agent begins with an item"),
-    LogFields("run.ended", "info", "it ended, and how"),
-    LogFields("run.retried", "warning", "its item is run again, and why"),
-    LogFields("item.settled", "info", "an item is done with, or waits again"),
-    LogFields("gate.closed", "warning", "a provider is left alone until a time"),
-    LogFields("store.failed", "error", "the store could not be written; it is tried again"),
-    LogFields("telemetry.failed", "warning", "the collector did not take spans; it is tried again"),
-    LogFields(
-        "telemetry.dropped", "warning", "spans are left out: the collector has not taken them"
+    LogEventKind("lane.reaped", "warning", "an agent was taken over from a holder that has ended"),
+    LogEventKind(
+        "lease.lost", "warning", "another holder has the agent now; this one writes no more"
     ),
-    LogFields("bug", "error", "something happened that must not: please report it"),
+    LogEventKind("process.launched", "info", "a CLI was started"),
+    LogEventKind("process.adopted", "info", "a CLI that an earlier daemon started was taken over"),
+    LogEventKind("process.evicted", "info", "an idle CLI is closed to make room for another"),
+    LogEventKind("process.closed", "info", "a CLI has ended, with all processes it started"),
+    LogEventKind("processes.cleared", "info", "files of CLIs that ended long ago are deleted"),
+    LogEventKind("run.started", "info", "the run of an item starts"),
+    LogEventKind("run.ended", "info", "a run ended, with its status"),
+    LogEventKind("run.retried", "warning", "the item of a run is tried again, with the reason"),
+    LogEventKind("item.settled", "info", "an item is finished, or queued again"),
+    LogEventKind(
+        "gate.closed", "warning", "a provider's gate is closed, with the time of its opening"
+    ),
+    LogEventKind(
+        "store.failed", "error", "the store could not be written; the write is tried again"
+    ),
+    LogEventKind(
+        "telemetry.failed",
+        "warning",
+        "the collector did not accept spans; the export is tried again",
+    ),
+    LogEventKind(
+        "telemetry.dropped", "warning", "spans are dropped: the collector did not accept them"
+    ),
+    LogEventKind("bug", "error", "an unexpected error: please report it"),
 )
 LONGEST_FIELD = 200
 
 _LOG = logging.getLogger("steadyrun")
-# Whoever has not asked for facts sees none, warnings neither.
+# Without a handler Python would print warnings to stderr.
 _LOG.addHandler(logging.NullHandler())
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_LEVEL_OF: dict[str, int] = {kind.name: _LEVELS[kind.level] for kind in FACTS}
-_OURS = frozenset({"at", "level", "fact", "cut"})
+_LEVEL_OF: dict[str, int] = {kind.name: _LEVELS[kind.level] for kind in LOG_EVENTS}
+_RESERVED = frozenset({"at", "level", "fact", "cut"})
 _INTEGERS = range(-(2**63), 2**63)
 
 
-def fact(name: FactName, /, **fields: Field) -> None:
-    """Tell a fact to whoever listens to the logger `steadyrun`."""
+def log_event(name: LogEventName, /, **fields: LogField) -> None:
+    """Log an event to the logger `steadyrun`."""
     _LOG.log(_LEVEL_OF.get(name, logging.ERROR), name, extra={"fields": fields})
 
 
-def bug(error: BaseException, /, **fields: Field) -> None:
-    """Tell of an error that nobody expected: its type and place, not its words."""
-    fact("bug", error=type(error).__name__, where=_where(error), **fields)
+def log_bug(error: BaseException, /, **fields: LogField) -> None:
+    """Log an unexpected error: its type and its place in the code, not its message."""
+    log_event("bug", error=type(error).__name__, where=_locate_error(error), **fields)
+
+
+async def log_closed_gate(store: Store, clock: Clock, provider: str) -> None:
+    """Log the time until which the gate of a provider is closed, if it is."""
+    now = clock.now()
+    gate = shut_gate(await store.gates(), provider, now)
+    if gate:
+        until = opens_at(gate, now)
+        log_event("gate.closed", provider=provider, until=until.isoformat() if until else None)
 
 
 @contextmanager
-def to_stderr(scrubber: Scrubber, *, for_people: bool = False) -> Iterator[None]:
-    """Write facts to stderr while the block runs: as JSON, or `for_people` as words."""
-    handler = _Stderr()
-    handler.setFormatter((PlainFormatter if for_people else FactFormatter)(scrubber))
+def log_to_stderr(scrubber: Scrubber, *, for_people: bool = False) -> Iterator[None]:
+    """Write log events to stderr while the block runs: as JSON, or `for_people` as text."""
+    handler = _StderrHandler()
+    handler.setFormatter((TextLogFormatter if for_people else JsonLogFormatter)(scrubber))
     before = _LOG.level, _LOG.propagate
     _LOG.addHandler(handler)
     _LOG.setLevel(logging.INFO)
@@ -110,8 +138,8 @@ def to_stderr(scrubber: Scrubber, *, for_people: bool = False) -> Iterator[None]
         _LOG.level, _LOG.propagate = before
 
 
-class _Stderr(logging.Handler):
-    """Says nothing where nobody can hear it: a full disk or a closed pipe ends no daemon."""
+class _StderrHandler(logging.Handler):
+    """Ignores errors of writing: a full disk or a closed pipe must not end the daemon."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record)
@@ -120,49 +148,49 @@ class _Stderr(logging.Handler):
             sys.stderr.flush()
 
 
-class FactFormatter(logging.Formatter):
-    """A record as a line of JSON; of one that is no fact, only where it comes from."""
+class JsonLogFormatter(logging.Formatter):
+    """Formats a log event as a line of JSON; for any other record, only its place in the code."""
 
     def __init__(self, scrubber: Scrubber) -> None:
         super().__init__()
         self._scrubber = scrubber
 
     def format(self, record: logging.LogRecord) -> str:
-        return msgspec.json.encode(self.facts_of(record)).decode()
+        return msgspec.json.encode(self.build_document(record)).decode()
 
-    def facts_of(self, record: logging.LogRecord) -> dict[str, Any]:
-        name, fields = _told(record)
-        said = {key: self._scrubber.clean(_fitting(value)) for key, value in fields.items()}
-        cut = [key for key, value in fields.items() if key in _OURS or said[key] != value]
+    def build_document(self, record: logging.LogRecord) -> dict[str, Any]:
+        name, fields = _read_record(record)
+        limited = {key: self._scrubber.clean(_limit_field(value)) for key, value in fields.items()}
+        cut = [key for key, value in fields.items() if key in _RESERVED or limited[key] != value]
         return {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "fact": name,
-            **{key: value for key, value in said.items() if key not in _OURS},
+            **{key: value for key, value in limited.items() if key not in _RESERVED},
             **({"cut": cut} if cut else {}),
         }
 
 
-class PlainFormatter(FactFormatter):
-    """The same on one line for whoever watches."""
+class TextLogFormatter(JsonLogFormatter):
+    """Formats a log event as a line of text for a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = self.facts_of(record)
-        at, level, name = facts.pop("at"), facts.pop("level"), facts.pop("fact")
+        fields = self.build_document(record)
+        at, level, name = fields.pop("at"), fields.pop("level"), fields.pop("fact")
         mark = "" if level == "info" else f" {level}:"
-        words = " ".join(f"{key}={value}" for key, value in facts.items())
+        words = " ".join(f"{key}={value}" for key, value in fields.items())
         return f"{at[11:19]}{mark} {name} {words}".rstrip()
 
 
-def _told(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
+def _read_record(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
     fields = getattr(record, "fields", None)
     if record.msg in _LEVEL_OF and isinstance(fields, dict):
         return record.msg, fields
     return "bug", {"error": "no_fact", "where": f"{record.module}:{record.lineno}"}
 
 
-def _fitting(value: object) -> Field:
-    """The value if it is one that may be told, what may be told of it if it is not."""
+def _limit_field(value: object) -> LogField:
+    """Return the value, cut if it is too long; None if it is of no permitted type."""
     match value:
         case bool() | float() | None:
             return value
@@ -171,10 +199,10 @@ def _fitting(value: object) -> Field:
         case str() if value.isprintable() and " " not in value:
             return value[:LONGEST_FIELD]
         case _:
-            # More than one word is text.
+            # Text with a space may be the words of an agent.
             return None
 
 
-def _where(error: BaseException) -> str | None:
+def _locate_error(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None

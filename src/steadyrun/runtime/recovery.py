@@ -9,7 +9,7 @@ from steadyrun.errors import StoreFailed
 from steadyrun.model.ids import AgentId, ProcessId
 from steadyrun.model.process import Process
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.log import fact
+from steadyrun.runtime.log import log_event
 from steadyrun.store import AbandonedLane, LaneSnapshot, Store
 
 
@@ -43,5 +43,5 @@ async def _known(store: Store, lost: Sequence[AbandonedLane]) -> Mapping[AgentId
     try:
         return await store.lane_snapshots(lanes)
     except StoreFailed as error:
-        fact("store.failed", phase="adopt", code=error.code)
+        log_event("store.failed", phase="adopt", code=error.code)
         return {}

@@ -17,7 +17,7 @@ from steadyrun.lib.signal import Signal
 from steadyrun.model.event import RunStarted, StoredEvent
 from steadyrun.model.ids import ItemId
 from steadyrun.model.secret import Scrubber
-from steadyrun.runtime.log import bug, fact
+from steadyrun.runtime.log import log_bug, log_event
 from steadyrun.store import Store
 from steadyrun.telemetry.spans import INPUT, ITEM, SpanData, Spans, messages
 
@@ -77,7 +77,7 @@ class Exporter:
             try:
                 await self._run()
             except Exception as error:  # noqa: BLE001 (no run may suffer for it)
-                bug(error)
+                log_bug(error)
 
     def end(self) -> None:
         """Let `run` return once all that is stored was offered to the collector."""
@@ -106,7 +106,7 @@ class Exporter:
             if page and await self._deliver():
                 await self._remember()
         except StoreFailed as error:
-            fact("store.failed", error=error.code)
+            log_event("store.failed", error=error.code)
             return False
         return bool(page) and not self._ready
 
@@ -153,7 +153,7 @@ class Exporter:
             if not await self._sent(batch):
                 if self._ending.is_set():
                     return False
-                fact("telemetry.dropped", spans=len(batch))
+                log_event("telemetry.dropped", spans=len(batch))
             del self._ready[: len(batch)]
         return True
 
@@ -164,7 +164,7 @@ class Exporter:
             if await send(self._collector.send, batch, abandon_on_cancel=True):
                 return True
             if not tries:
-                fact("telemetry.failed", spans=len(batch))
+                log_event("telemetry.failed", spans=len(batch))
             if self._ending.is_set():
                 return False
             await _wait(self._ending, wait)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from steadyrun.model.secret import REDACTED, Scrubber, Secret
 from steadyrun.runtime.log import (
-    FACTS,
+    LOG_EVENTS,
     LONGEST_FIELD,
-    FactFormatter,
-    FactName,
-    LogFields,
-    bug,
-    fact,
-    to_stderr,
+    JsonLogFormatter,
+    LogEventKind,
+    LogEventName,
+    log_bug,
+    log_event,
+    log_to_stderr,
 )
 
 SECRET = "correct-horse-battery"
@@ -52,21 +52,21 @@ class Reader:
 
 @pytest.fixture
 def reader(capsys: pytest.CaptureFixture[str]) -> Iterator[Reader]:
-    with to_stderr(Scrubber([Secret(SECRET)])):
+    with log_to_stderr(Scrubber([Secret(SECRET)])):
         yield Reader(capsys)
 
 
 def formatted(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     record = LOG.makeRecord("steadyrun", logging.INFO, "f.py", 1, name, (), None)
     record.fields = fields
-    return dict(json.loads(FactFormatter(Scrubber([Secret(SECRET)])).format(record)))
+    return dict(json.loads(JsonLogFormatter(Scrubber([Secret(SECRET)])).format(record)))
 
 
-@pytest.mark.parametrize("kind", FACTS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", LOG_EVENTS, ids=lambda kind: kind.name)
 def test_every_fact_is_one_line_with_its_time_level_and_fields(
-    kind: LogFields, reader: Reader
+    kind: LogEventKind, reader: Reader
 ) -> None:
-    fact(kind.name, agent="agt_1", count=3, seconds=0.5, is_kept=True, item=None)
+    log_event(kind.name, agent="agt_1", count=3, seconds=0.5, is_kept=True, item=None)
 
     line = reader.line()
     assert list(line)[:3] == ["at", "level", "fact"]
@@ -83,10 +83,10 @@ def test_every_fact_is_one_line_with_its_time_level_and_fields(
 
 
 def test_the_list_of_facts_is_whole_and_each_says_what_it_means() -> None:
-    names = [kind.name for kind in FACTS]
+    names = [kind.name for kind in LOG_EVENTS]
 
-    assert sorted(names) == sorted(get_args(FactName))
-    assert all(kind.meaning for kind in FACTS)
+    assert sorted(names) == sorted(get_args(LogEventName))
+    assert all(kind.meaning for kind in LOG_EVENTS)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_the_list_of_facts_is_whole_and_each_says_what_it_means() -> None:
     ],
 )
 def test_what_may_not_be_told_is_cut_and_named(value: Any, told: Any, reader: Reader) -> None:
-    fact("run.ended", run="run_1", reason=value)
+    log_event("run.ended", run="run_1", reason=value)
 
     line = reader.line()
     assert (line["run"], line["reason"], line["cut"]) == ("run_1", told, ["reason"])
 
 
 def test_a_field_cannot_pass_for_one_of_ours(reader: Reader) -> None:
-    fact("run.ended", level="x", at="x", fact="x", cut=None)
+    log_event("run.ended", level="x", at="x", fact="x", cut=None)
 
     line = reader.line()
     assert (line["level"], line["fact"]) == ("info", "run.ended")
@@ -123,7 +123,7 @@ def test_a_field_cannot_pass_for_one_of_ours(reader: Reader) -> None:
 def test_a_bug_is_told_by_its_type_and_place_without_its_words(reader: Reader) -> None:
     with pytest.raises(ValueError, match="prompt") as caught:
         int("the prompt was")
-    bug(caught.value, agent="agt_1")
+    log_bug(caught.value, agent="agt_1")
 
     line = reader.line()
     assert (line["fact"], line["level"], line["error"]) == ("bug", "error", "ValueError")
@@ -132,26 +132,26 @@ def test_a_bug_is_told_by_its_type_and_place_without_its_words(reader: Reader) -
 
 
 def test_an_error_that_was_never_raised_has_no_place(reader: Reader) -> None:
-    bug(ValueError())
+    log_bug(ValueError())
 
     assert reader.line()["where"] is None
 
 
 def test_what_is_no_fact_is_a_bug_and_its_words_are_not_told(reader: Reader) -> None:
     LOG.warning("the prompt was %s", "x")
-    fact("no.such", agent="agt_1")  # type: ignore[arg-type]
+    log_event("no.such", agent="agt_1")  # type: ignore[arg-type]
 
     first, second = reader.lines()
     assert (first["fact"], first["error"]) == ("bug", "no_fact")
     assert (second["fact"], second["level"]) == ("bug", "error")
-    assert first["where"].startswith("test_facts:")
+    assert first["where"].startswith("test_log:")
     assert "prompt" not in str(first)
 
 
 def test_nobody_who_did_not_ask_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with to_stderr(Scrubber()):
+    with log_to_stderr(Scrubber()):
         pass
-    fact("bug")
+    log_event("bug")
 
     assert capsys.readouterr().err == ""
 
@@ -161,8 +161,8 @@ def test_a_reader_that_is_gone_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -
     gone.close()
     monkeypatch.setattr("sys.stderr", gone)
 
-    with to_stderr(Scrubber()):
-        fact("daemon.started", pid=1)
+    with log_to_stderr(Scrubber()):
+        log_event("daemon.started", pid=1)
 
 
 @given(st.dictionaries(st.text(), values))

@@ -23,7 +23,7 @@ from steadyrun.model.secret import Scrubber
 from steadyrun.operations.daemon import StatusRequest
 from steadyrun.operations.documents import StatusDocument
 from steadyrun.operations.registry import BY_NAME
-from steadyrun.runtime.log import to_stderr
+from steadyrun.runtime.log import log_to_stderr
 
 LOG = "log"
 # How long a detached one has to answer; it may have much to take up.
@@ -43,7 +43,7 @@ def up(args: Namespace) -> int:
 async def _serve(config: Config, args: Namespace) -> int:
     with ExitStack() as stack:
         is_watched = sys.stderr.isatty() and not args.json
-        stack.enter_context(to_stderr(Scrubber(config.secrets()), for_people=is_watched))
+        stack.enter_context(log_to_stderr(Scrubber(config.secrets()), for_people=is_watched))
         async with open_daemon(config) as daemon, task_group() as tasks:
             tasks.start_soon(_handle_signals, daemon, tasks)
             if args.json:

@@ -16,8 +16,8 @@ from steadyrun.lib.clock import Clock
 from steadyrun.model.event import Event, EventId, LiveEvent, RecordFailed, RecordPhase
 from steadyrun.model.ids import RunId
 from steadyrun.runtime.agent.recorder import Recorder
-from steadyrun.runtime.events.bus import Feed
-from steadyrun.runtime.log import fact
+from steadyrun.runtime.events.bus import EventPublisher
+from steadyrun.runtime.log import log_event
 
 PAUSE_SECONDS = 0.5
 LONGEST_SECONDS = 30.0
@@ -42,7 +42,7 @@ async def retry_write(
 class StoreOutage:
     """What an agent's record has to say of itself, as soon as it can be written."""
 
-    def __init__(self, agent: str, feed: Feed, clock: Clock) -> None:
+    def __init__(self, agent: str, feed: EventPublisher, clock: Clock) -> None:
         self.notes: list[Event] = []
         self._agent, self._feed, self._clock = agent, feed, clock
         self._count = 0
@@ -51,12 +51,12 @@ class StoreOutage:
         """It could not be written: once for each time that it could before."""
         if any(isinstance(each, RecordFailed) for each in self.notes):
             return
-        fact("store.failed", agent=self._agent, phase=phase, code=error.code)
+        log_event("store.failed", agent=self._agent, phase=phase, code=error.code)
         failed = RecordFailed(phase, error.message)
         self.notes.append(failed)
         self._count += 1
         name = EventId(f"{run or self._agent}:record_failed.{self._count}")
-        self._feed.tell(LiveEvent(name, self._clock.now(), self._agent, run, None, failed))
+        self._feed.publish(LiveEvent(name, self._clock.now(), self._agent, run, None, failed))
 
     async def tell(self, recorder: Recorder) -> None:
         """It can be written: say what there is to say."""

@@ -26,7 +26,7 @@ from steadyrun.runtime.agent.offers import OpenOffers
 from steadyrun.runtime.agent.outage import LONGEST_SECONDS, PAUSE_SECONDS, retry_write
 from steadyrun.runtime.agent.recorder import Recorder
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.events.bus import Feed
+from steadyrun.runtime.events.bus import EventPublisher
 from steadyrun.store import LaneSnapshot
 
 Answer = TypeVar("Answer")
@@ -55,7 +55,7 @@ class LiveProcess:
         process: Process,
         *,
         ear: Ear,
-        feed: Feed,
+        feed: EventPublisher,
     ) -> None:
         self.process = process
         # What the record said when it was taken up, until that was used.

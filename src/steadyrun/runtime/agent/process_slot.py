@@ -17,8 +17,8 @@ from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
 from steadyrun.runtime.agent.process import Ear, LiveProcess
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.events.bus import Feed
-from steadyrun.runtime.log import fact
+from steadyrun.runtime.events.bus import EventPublisher
+from steadyrun.runtime.log import log_event
 from steadyrun.runtime.prompt.builder import TurnPlan
 from steadyrun.store import LaneSnapshot
 
@@ -29,7 +29,7 @@ class Sitter(Ear, Protocol):
     """Whose process it is."""
 
     agent: Agent
-    feed: Feed
+    feed: EventPublisher
     is_held: bool
 
     @property
@@ -87,7 +87,7 @@ class ProcessSlot:
         except SteadyrunError:
             await sitter.write(lambda: around.store.close_process(hold, process.id), "start")
             raise
-        fact("process.launched", agent=agent.name, process=process.id)
+        log_event("process.launched", agent=agent.name, process=process.id)
         self._launched = self.hear(process, order.request.rights)
         return self._launched
 
@@ -144,5 +144,5 @@ class ProcessSlot:
     async def _close(self, live: LiveProcess) -> None:
         hold, process, store = self._sitter.hold, live.process.id, self._around.store
         await self._sitter.write(lambda: store.close_process(hold, process), "settle")
-        fact("process.closed", agent=self._sitter.agent.name, process=process)
+        log_event("process.closed", agent=self._sitter.agent.name, process=process)
         self.live = self.taken_up = None

@@ -30,7 +30,7 @@ from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import Change, Finished, Launched, Touched
 from steadyrun.model.session import ResumeToken
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.events.bus import Feed
+from steadyrun.runtime.events.bus import EventPublisher
 
 _MOST_GATHERED = 5000
 _MOST_GATHERED_BYTES = 4 * 1024 * 1024
@@ -48,7 +48,7 @@ class Recorder:
         process: Process,
         *,
         agent: Agent,
-        feed: Feed,
+        feed: EventPublisher,
         tasks: TaskGroup,
     ) -> None:
         self.claim = claim
@@ -159,7 +159,7 @@ class Recorder:
         self._tell(before, [], 0)
         appended = await self._store.append(self.claim, batch)
         self.offset = offset
-        if not self._feed.has_listeners:
+        if not self._feed.has_subscribers:
             return
         stored = self._stored(appended)
         if not has_live:
@@ -177,11 +177,11 @@ class Recorder:
                 place += 1
                 continue
             if place > told:
-                self._feed.tell(stored[told:place])
+                self._feed.publish(stored[told:place])
                 told = place
-            self._feed.tell(self._live(each))
+            self._feed.publish(self._live(each))
         if stored[told:]:
-            self._feed.tell(stored[told:])
+            self._feed.publish(stored[told:])
 
     def _stored(self, appended: Appended) -> list[StoredEvent]:
         return [event for row in appended.rows for event in stored_events(self._row(row))]

@@ -31,7 +31,7 @@ from steadyrun.runtime.agent.process import LiveProcess
 from steadyrun.runtime.agent.process_slot import ProcessSlot
 from steadyrun.runtime.agent.quiet import until_quiet
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.events.bus import Feed
+from steadyrun.runtime.events.bus import EventPublisher
 from steadyrun.runtime.prompt.builder import TurnPlan
 from steadyrun.runtime.recovery import AbandonedProcess
 from steadyrun.runtime.run.active_run import ActiveRun
@@ -50,7 +50,7 @@ class AgentWorker:
         self, around: Deps, agent: Agent, manner: "Manner[AgentWorker]", tasks: TaskGroup
     ) -> None:
         self.agent = agent
-        self.feed = Feed(around.scrubber, around.hub)
+        self.feed = EventPublisher(around.scrubber, around.hub)
         self.runner: ActiveRun | None = None
         # Called when there is somebody again who can see to what others want.
         self.on_sit: Callable[[], None] = lambda: None
@@ -330,7 +330,7 @@ class AgentWorker:
 
     def leave_behind(self) -> None:
         """The lane is not ours any more: say nothing more of it."""
-        self.feed.end()
+        self.feed.close()
         self._manner.left(self)
 
     async def gone(self, live: LiveProcess) -> None:

@@ -15,7 +15,7 @@ from steadyrun.lib.task_group import task_group
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.runtime.agent.worker import AgentWorker
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.log import bug, fact
+from steadyrun.runtime.log import log_bug, log_event
 from steadyrun.runtime.run.active_run import Deed
 from steadyrun.store import PendingRequests
 
@@ -101,7 +101,7 @@ class AgentWorkers:
             calls = await self._around.store.pending_requests(self._around.holder)
         except StoreFailed as error:
             # Nothing is lost by this: it is asked again.
-            fact("store.failed", phase="calls", code=error.code)
+            log_event("store.failed", phase="calls", code=error.code)
             return None
         for call in calls:
             seat = self._seats.get(call.agent)
@@ -128,4 +128,4 @@ async def _done(seat: AgentWorker, deed: Deed) -> None:
         # Somebody else has the lane, the run is over, or others will find out what became of it.
         return
     except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
-        bug(error, agent=seat.agent.name)
+        log_bug(error, agent=seat.agent.name)

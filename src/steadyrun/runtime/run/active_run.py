@@ -32,7 +32,7 @@ from steadyrun.model.run import STOPPED, Created, Finished, Orphaned, Run, StopR
 from steadyrun.model.usage import Cost, Usage, both, cost_of_both
 from steadyrun.runtime.agent.process import LiveProcess
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.log import fact
+from steadyrun.runtime.log import log_event
 from steadyrun.runtime.run.budget import (
     BudgetMeter,
     budget_question,
@@ -364,7 +364,7 @@ class ActiveRun:
             await self._store.change(self.claim, self.id, created)
         except StoreFailed as error:
             # It ends all the same.
-            fact("store.failed", phase="stop", code=error.code)
+            log_event("store.failed", phase="stop", code=error.code)
 
     # -- clocks
 

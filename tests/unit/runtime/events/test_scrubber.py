@@ -29,8 +29,8 @@ def _scrubber() -> LiveScrubber:
 def _shown(pieces: list[str]) -> str:
     """What somebody sees who puts all of it together."""
     scrubber = _scrubber()
-    passed = [each for piece in pieces for each in scrubber.passed(_live(TextDelta(piece)))]
-    passed += scrubber.rest()
+    passed = [each for piece in pieces for each in scrubber.scrub(_live(TextDelta(piece)))]
+    passed += scrubber.flush()
     return "".join(_text(each) for each in passed)
 
 
@@ -76,7 +76,7 @@ def test_a_secret_is_replaced_once(secret: str) -> None:
 
 
 def test_plain_text_is_not_held_back() -> None:
-    [passed] = _scrubber().passed(_live(TextDelta("nothing odd.")))
+    [passed] = _scrubber().scrub(_live(TextDelta("nothing odd.")))
 
     assert _text(passed) == "nothing odd."
 
@@ -84,44 +84,44 @@ def test_plain_text_is_not_held_back() -> None:
 def test_what_may_become_a_secret_waits_for_the_next_piece() -> None:
     scrubber = _scrubber()
 
-    assert [_text(each) for each in scrubber.passed(_live(TextDelta("a can")))] == ["a "]
-    assert [_text(each) for each in scrubber.passed(_live(TextDelta("dle.")))] == ["candle."]
-    assert scrubber.rest() == []
+    assert [_text(each) for each in scrubber.scrub(_live(TextDelta("a can")))] == ["a "]
+    assert [_text(each) for each in scrubber.scrub(_live(TextDelta("dle.")))] == ["candle."]
+    assert scrubber.flush() == []
 
 
 def test_streams_are_apart() -> None:
     scrubber = _scrubber()
     for event in (TextDelta("can"), OutputRaw("stderr", "can"), OutputRaw("stdout", "can")):
-        assert scrubber.passed(_live(event)) == []
+        assert scrubber.scrub(_live(event)) == []
 
-    passed = scrubber.passed(_live(OutputRaw("stderr", "ary-7f3a-c!")))
+    passed = scrubber.scrub(_live(OutputRaw("stderr", "ary-7f3a-c!")))
 
     assert [_text(each) for each in passed] == [f"{REDACTED}!"]
-    assert [each.event for each in scrubber.rest()] == [TextDelta("can")]
+    assert [each.event for each in scrubber.flush()] == [TextDelta("can")]
 
 
 def test_who_goes_on_to_speak_has_ended_a_thought() -> None:
     scrubber = _scrubber()
-    assert scrubber.passed(_live(ThinkingDelta("yes, can"))) == [_live(ThinkingDelta("yes, "))]
+    assert scrubber.scrub(_live(ThinkingDelta("yes, can"))) == [_live(ThinkingDelta("yes, "))]
 
-    passed = scrubber.passed(_live(TextDelta("It is.")))
+    passed = scrubber.scrub(_live(TextDelta("It is.")))
 
     assert [each.event for each in passed] == [ThinkingDelta("can"), TextDelta("It is.")]
 
 
 def test_a_stored_event_does_not_end_raw_output() -> None:
     scrubber = _scrubber()
-    assert scrubber.passed(_live(OutputRaw("stderr", "canary-"))) == []
+    assert scrubber.scrub(_live(OutputRaw("stderr", "canary-"))) == []
 
-    assert scrubber.rest() == []
+    assert scrubber.flush() == []
 
-    [passed] = scrubber.passed(_live(OutputRaw("stderr", "7f3a-c\n")))
+    [passed] = scrubber.scrub(_live(OutputRaw("stderr", "7f3a-c\n")))
     assert _text(passed) == f"{REDACTED}\n"
 
 
 def test_at_the_end_nothing_stays_behind() -> None:
     scrubber = _scrubber()
-    scrubber.passed(_live(OutputRaw("stdout", "can")))
+    scrubber.scrub(_live(OutputRaw("stdout", "can")))
 
-    assert [_text(each) for each in scrubber.rest(is_over=True)] == ["can"]
-    assert scrubber.rest(is_over=True) == []
+    assert [_text(each) for each in scrubber.flush(is_last=True)] == ["can"]
+    assert scrubber.flush(is_last=True) == []
