@@ -1,4 +1,4 @@
-"""How fast is it, beside what else could be done? Ratios only: numbers of one machine mean little.
+"""Benchmarks. They report ratios, because absolute numbers of one machine mean little.
 
-Every number stands beside a peer or a physical limit measured in the same run, in turns with it.
+Every number is compared with a peer or a physical limit that is measured in the same run, in turns.
 """

@@ -1,6 +1,6 @@
-"""Which benchmarks are there, and did all of them reach their floors?
+"""Runs the benchmarks and fails if one of them misses its floor.
 
-`python -m bench` runs all but the large one, `python -m bench NAME...` those that are named.
+`python -m bench` runs all but the large one, `python -m bench NAME...` runs the named ones.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""The other process of `wake`: accepts a message whenever it is told to, and says when it began.
+"""The second process of `wake`: accepts a message for each line it reads, and prints when it began.
 
-It reads lines: `ping` is answered at once, anything else is the id of an agent to write to.
+The line `ping` is answered at once; any other line is the id of an agent that gets a message.
 """
 
 import sys
@@ -16,7 +16,7 @@ from steadyrun.model.item import Message
 
 async def main(home: Path) -> None:
     async with setting.opened(home) as store:
-        # Waiting here blocks the loop, and nobody minds: there is nothing else to do in between.
+        # Waiting here blocks the loop. That is harmless: the loop has no other task.
         for line in iter(sys.stdin.readline, ""):
             word, begin = line.strip(), time.monotonic_ns()
             if word != "ping":

@@ -1,9 +1,9 @@
-"""How soon does a new daemon have 200 open runs in hand, after the last one was killed with -9?
+"""Measures how fast a new daemon takes over 200 open runs after `kill -9` of the last one.
 
-The agents go on printing all the time. The new daemon says when everything is imported. From there
-time counts until all lines that had been printed by then are in the record, of every run: looked at
-from outside, in the store. Then it is killed, too, several times. In the end each line that any
-agent has printed must be in the record, once and in order.
+The agents continue to print. The new daemon reports when everything is imported. From then on the
+time counts until all lines printed so far are in the record, for every run, as seen in the store.
+Then this daemon is killed as well, several times. At the end each printed line must be in the
+record, once and in order.
 """
 
 import sqlite3
@@ -25,9 +25,9 @@ from steadyrun.model.event import StoredEvent, TextFinal
 RUNS = 200
 LIMIT_SECONDS = 0.5
 _ROUNDS = 5
-# They print for as long as all rounds take.
+# The agents print for as long as all rounds take.
 _LINES, _PACE_SECONDS = 50, 1.0
-# What a daemon has before it is killed.
+# How long a daemon works before it is killed.
 _LIFE_SECONDS = 2.0
 _AHEAD_SECONDS = 1.0
 _LOOK_SECONDS = 0.002
@@ -50,7 +50,7 @@ def rows() -> list[Row]:
 
 
 def _measure(folder: Path, home: Path) -> list[tuple[float, float]]:
-    """What each round took, and the CPU of its daemon in that time."""
+    """Return the time of each round, and the CPU time of its daemon."""
     lines, gate = agent_lines.stamped(_LINES).save(folder), Gate(folder / "gate")
     command = agent_lines.command("scripted", lines.scripted, _PACE_SECONDS, gate.path)
     configured(home, command)
@@ -111,11 +111,11 @@ def _size(process: Path) -> int:
 
 
 def _sleep(seconds: float) -> None:
-    time.sleep(seconds)  # noqa: TID251 (others work meanwhile)
+    time.sleep(seconds)  # noqa: TID251 (other processes work)
 
 
 async def _check(home: Path) -> None:
-    """What each agent has printed is its journal."""
+    """Compare the record with the journal, which has all that an agent printed."""
     async with setting.opened(home) as store:
         runs = await store.runs(limit=RUNS + 1)
         expect(len(runs) == RUNS, f"there are {len(runs)} runs")

@@ -1,7 +1,7 @@
-"""What does the fake agent print? The same number of lines of the same sizes in both speeches.
+"""Builds the lines of the fake agent: the same number and sizes of lines in both formats.
 
 The sizes are those of recorded sessions, the texts are cut from the standard library's sources.
-What a line holds besides its text is shorter in our own speech, so ours has more text to carry.
+The envelope of a line is shorter in the scripted format, so its lines carry more text.
 """
 
 import functools
@@ -29,11 +29,11 @@ MEAN_BYTES = 799
 DELTAS = 0.62
 MEGABYTE = 1_000_000
 _TOLERANCE = 0.03
-# Parts of the lines, and how long the longest of each part is.
+# Shares of the lines, and the longest line of each share.
 _SIZES = ((0.0, 214), (0.5, 342), (0.75, 840), (0.9, 1919), (0.99, 3804), (1.0, 5200))
-# Below this the words around a tool leave no room for its text.
+# Below this size the envelope of a tool leaves no room for its text.
 _TOOL_BYTES = 330
-# One line in so many has a secret in it.
+# One line in this many contains a secret.
 _PLANTED_EVERY = 10_000
 _TOOLS = ("Read", "Bash", "Edit", "Grep")
 _SESSION = "8d5f2b14-6a3c-4e0f-9b7a-1c2d3e4f5a6b"
@@ -42,7 +42,7 @@ _AGENT = Path(fake_agent.__file__)
 
 @dataclass(frozen=True)
 class Lines:
-    """The same lines in both speeches. `kinds` tells what each is."""
+    """The same lines in both formats. `kinds` has the kind of each."""
 
     claude: list[bytes]
     scripted: list[bytes]
@@ -57,7 +57,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Saved:
-    """Where the lines are."""
+    """The files that contain the lines."""
 
     claude: Path
     scripted: Path
@@ -67,7 +67,7 @@ class Saved:
 
 
 def usual(count: int, *, deltas: float = 0.0) -> Lines:
-    """Lines of the usual sizes; `deltas` is the part of them that is only shown, the shortest."""
+    """Lines of the usual sizes; `deltas` is the share that is only shown, the shortest ones."""
     sizes = _sizes(count)
     longest_delta = sorted(sizes)[round(count * deltas) - 1] if deltas else 0
     lines = _build(sizes, _kinds(sizes, longest_delta), secrets=SECRETS)
@@ -76,7 +76,7 @@ def usual(count: int, *, deltas: float = 0.0) -> Lines:
 
 
 def stamped(count: int) -> Lines:
-    """Texts of the usual sizes, with room in each for the time at which it is printed."""
+    """Texts of the usual sizes, each with room for the time at which it is printed."""
     return _build(_sizes(count), ["text"] * count, stamp=fake_agent.STAMP.decode())
 
 
@@ -88,7 +88,7 @@ def texts(count: int, size: int) -> Lines:
 def command(
     speech: Speech, lines: Path, pace_seconds: float = 0.0, gate: Path | None = None
 ) -> tuple[str, ...]:
-    """How the agent is started."""
+    """The command that starts the agent."""
     pace = f"{pace_seconds}@{gate}" if gate else f"{pace_seconds}"
     return (sys.executable, "-I", "-S", str(_AGENT), speech, str(lines), pace)
 
@@ -106,7 +106,7 @@ def _size(part: float) -> int:
 
 
 def _kinds(sizes: Sequence[int], longest_delta: int) -> list[Kind]:
-    """Of the lines with room for it, two in three are a tool's, its end after its start."""
+    """Two in three of the lines with enough room belong to a tool, its end after its start."""
     turns: Iterator[Kind] = itertools.cycle(("tool_start", "tool_end", "text"))
     kinds: list[Kind] = []
     for number, size in enumerate(sizes):
@@ -207,7 +207,7 @@ def _tool(call: int) -> str:
 
 
 class _Source:
-    """Source text as it stands inside of JSON, in pieces of any length, without end."""
+    """Endless source text, escaped for JSON, in pieces of any length."""
 
     def __init__(self) -> None:
         self._text, self._at = _escaped_sources(), 0
@@ -226,7 +226,7 @@ class _Source:
 def _escaped_sources() -> str:
     folder = Path(sysconfig.get_path("stdlib"))
     sources = [path.read_bytes().decode("ascii", "ignore") for path in sorted(folder.glob("*.py"))]
-    # What looks like a token stays out: the only secrets are the planted ones.
+    # Texts that look like a token are left out: the only secrets are the planted ones.
     plain = [Scrubber().clean(source) for source in sources]
     return json.dumps(_UNPRINTABLE.sub("", "".join(plain)))[1:-1]
 

@@ -1,10 +1,10 @@
-"""What does it cost to store an event, beside writing its bytes to a file and a row for each?
+"""Measures the cost of storing an event against a plain file and against one row per event.
 
-Ours does the whole work of the verb: identity, encoding, scrubbing, fence, offset, counters and
-commit. The floors are against the leanest of each kind: a file that gets encoded bytes in one write
-a batch, and a table without any index whose rows only have to be encoded. Beside them, without a
-floor: a file written line by line, and a table that can be asked what ours can (by agent, by run)
-and makes the same identity.
+The store does the whole work of the verb: identity, encoding, scrubbing, fence, offset, counters
+and commit. The floors are against the leanest peer of each kind: a file that gets the encoded bytes
+of a batch in one write, and a table without an index whose rows only have to be encoded. Two more
+peers have no floor: a file written line by line, and a table with the same queries (by agent, by
+run) and the same identity.
 """
 
 import gc
@@ -41,7 +41,7 @@ _aiosqlite: Any = importlib.import_module("aiosqlite")
 
 def rows() -> list[Row]:
     work = corpus.build(EVENTS)
-    # What the benchmark itself holds shall not slow down anybody's garbage collection.
+    # Objects of the benchmark itself must not slow down the garbage collection of a contender.
     gc.collect()
     gc.freeze()
     try:
@@ -59,7 +59,7 @@ def _in_turns(work: corpus.Corpus) -> Rounds:
     return in_turns(
         {
             "ours": lambda: anyio.run(_ours, work),
-            # They are short, and so easily disturbed: the best of a few.
+            # These rounds are short and easily disturbed: the best of a few counts.
             "file": lambda: min(_file(work, _append_batches) for _ in range(_FILE_TRIES)),
             "lines": lambda: min(_file(work, _append_lines) for _ in range(_FILE_TRIES)),
             "aiosqlite": lambda: anyio.run(_a_row_each, work, False),
@@ -134,7 +134,7 @@ def _file(work: corpus.Corpus, append: Callable[[Path, Path, Sequence[bytes]], N
 
 
 def _append_batches(log: Path, index: Path, lines: Sequence[bytes]) -> None:
-    """One write of a whole batch to each file: it cannot be done with less."""
+    """Write a whole batch to each file at once: the least possible work."""
     entry, offset = struct.Struct("<QQ").pack, 0
     with log.open("ab", buffering=0) as log_file, index.open("ab", buffering=0) as index_file:
         for some in _batches(lines):
@@ -147,7 +147,7 @@ def _append_batches(log: Path, index: Path, lines: Sequence[bytes]) -> None:
 
 
 def _append_lines(log: Path, index: Path, lines: Sequence[bytes]) -> None:
-    """Line by line, as such files are written, with a buffer that lets a batch go as one write."""
+    """Write line by line, with a buffer that turns a batch into one write."""
     entry, offset = struct.Struct("<QQ").pack, 0
     with log.open("ab", _FILE_BUFFER) as log_file, index.open("ab", _FILE_BUFFER) as index_file:
         for some in _batches(lines):
@@ -165,7 +165,7 @@ def _check_index(entries: bytes, lines: Sequence[bytes]) -> None:
 
 
 async def _a_row_each(work: corpus.Corpus, is_like_ours: bool) -> float:
-    """A row for each event; `is_like_ours` adds our two indexes and the making of identities."""
+    """Write a row for each event; `is_like_ours` adds the two indexes and the identities."""
     encode = msgspec.json.Encoder().encode
     with scratch() as home:
         async with _aiosqlite.connect(home / "rows.db") as connection:

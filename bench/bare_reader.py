@@ -1,9 +1,10 @@
-"""The limit of `sessions`: epoll, os.read, and nothing else, for as many agents.
+"""The limit of `sessions`: epoll and os.read, and nothing else, for the same number of agents.
 
     bare_reader.py COUNT LINES PACE@GATE
 
-It says when all agents are there, and in the end how many lines it has read. The agents are forks
-of it, which play their lines as those of the others do. It runs alone: `python -I -S`.
+It prints a line when all agents are there, and at the end how many lines it has read. The agents
+are its forks and play the same lines as the agents of the other contenders. It runs as `python -I
+-S`.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""What does a line of a megabyte cost, beside claude-agent-sdk, and does one of 16 MB pass?
+"""Measures a line of a megabyte against claude-agent-sdk, and checks that 16 MB pass.
 
-By default the SDK refuses a line above 1 MiB and the whole stream fails; here its limit is raised.
+By default the SDK refuses a line above 1 MiB and the whole stream fails; its limit is raised here.
 """
 
 from collections.abc import Callable

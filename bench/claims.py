@@ -1,7 +1,7 @@
-"""How many items pass through their lanes in a second, with 32 workers in one process?
+"""Measures how many items a second pass through their lanes, with 32 workers in one process.
 
-Each is claimed, gets a run and is settled: three durable verbs. The peer runs the same statements
-inline on one connection, one synced transaction a verb, with nobody to wait for.
+Each item is claimed, gets a run and is settled: three durable verbs. The peer runs the same
+statements inline on one connection, one synced transaction per verb, without any waiting.
 """
 
 import time

@@ -1,9 +1,9 @@
-"""The other process of `pipeline`, `latency` and `big_lines`: drives the fake agent once.
+"""The second process of `pipeline`, `latency` and `big_lines`: drives the fake agent once.
 
-Each contender is a program of its own, so that a round finds no memory of the one before. It is
-told what to do in one document, and prints what it saw as another. CPU counts from the moment the
-run is asked for to its last event, all threads, no children; wall time from the first line that the
-agent prints to the last event that the subscriber has.
+Each contender is a program of its own, so that a round does not inherit the memory of an earlier
+one. It gets its task as one document and prints its results as another. CPU time counts from the
+request of the run to its last event, all threads, no children. Wall time counts from the first line
+that the agent prints to the last event that the subscriber has.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ _STAMP_DIGITS = 20
 
 
 class Order(Struct, frozen=True):
-    """What the agent prints, and how. `max_buffer` is the SDK's limit on one line."""
+    """The task: what the agent prints, and how. `max_buffer` is the SDK's limit for one line."""
 
     lines: str
     count: int
@@ -42,8 +42,11 @@ class Order(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """What a round took, in seconds. `delays` are from print to subscriber, if lines are stamped;
-    `events` are what arrived of the lines."""
+    """The results of a round, in seconds.
+
+    `delays` are from print to subscriber, if lines are stamped; `events` is the number of lines
+    that arrived.
+    """
 
     cpu: float
     wall: float = 0.0
@@ -52,7 +55,7 @@ class Seen(Struct, frozen=True):
 
 
 def drive(name: Name, order: Order) -> Seen:
-    """Let a contender do it, in a process of its own."""
+    """Run a contender in a process of its own."""
     command = [sys.executable, "-m", "bench.contender", name]
     done = subprocess.run(
         command, input=msgspec.json.encode(order), capture_output=True, check=False
@@ -63,7 +66,7 @@ def drive(name: Name, order: Order) -> Seen:
 
 
 class _Stopwatch:
-    """Notes when things were seen. It does nothing for an event but count it, unless told to."""
+    """Notes the times of a round. It only counts an event, unless lines are stamped."""
 
     def __init__(self) -> None:
         self.delays: list[float] = []
@@ -81,11 +84,11 @@ class _Stopwatch:
         return Seen(self._cpu, wall, self.events, self.delays)
 
 
-# -- ours
+# -- steadyrun
 
 
 async def _ours(order: Order) -> Seen:
-    # Not above: the others shall not carry it.
+    # Imported here: the other contenders must not load it.
     ours = importlib.import_module("bench.contender_ours")
     with scratch() as home, anyio.fail_after(_LIMIT_SECONDS):
         seen: Seen = await ours.drive(home, order, _Stopwatch)
@@ -113,14 +116,14 @@ async def _sdk(order: Order) -> Seen:
                 begun = message.result
             elif order.is_stamped and kind is sdk.AssistantMessage:
                 watch.stamp(message.content[0].text)
-    # The beginning and the result are no lines of the agent's.
+    # The first and the last message are not lines of the agent.
     watch.events -= 2
     expect(watch.events == order.count, f"{watch.events} of {order.count} lines arrived")
     return watch.seen(begun)
 
 
 def _program(folder: Path, order: Order) -> Path:
-    """The agent as one executable file, which is all that the SDK takes."""
+    """The agent as one executable file: the SDK accepts nothing else."""
     path = folder / "agent"
     command = agent_lines.command("claude", Path(order.lines), order.pace_seconds)
     path.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
@@ -132,7 +135,7 @@ def _program(folder: Path, order: Order) -> Path:
 
 
 def _raw(order: Order) -> Seen:
-    """Read and decode, typed, and nothing else: what cannot be done with less in Python."""
+    """Read and decode with types, and nothing else: the least possible work in Python."""
     frames = importlib.import_module("steadyrun.providers.scripted.frames")
     decode: Callable[[bytes], object] = frames.printed_of
     speech: Speech = "raw"

@@ -1,6 +1,6 @@
-"""How do we drive the fake agent? As any program would, through the public library.
+"""Drives the fake agent with steadyrun, as any program would: through the public library.
 
-The store is on disk, secrets are looked for, and the subscriber reads back what was stored.
+The store is on disk, secrets are scrubbed, and the subscriber gets what was stored.
 """
 
 import json
@@ -61,7 +61,7 @@ async def stored(run: RunHandle) -> list[StoredEvent]:
 
 
 def check(found: Sequence[StoredEvent], printed: Path) -> None:
-    """Everything that was printed is in the record: once, in order, and without secrets."""
+    """Check that everything printed is in the record: once, in order, and without secrets."""
     lines = [decode_output(_cleaned(line)) for line in printed.read_bytes().splitlines()]
     wanted = [
         _event(each)

@@ -1,4 +1,4 @@
-"""What is written? Events like those of a coding agent, cut from the standard library's sources."""
+"""Builds events like those of a coding agent, with texts from the standard library's sources."""
 
 import hashlib
 import itertools
@@ -30,9 +30,9 @@ from steadyrun.model.secret import Scrubber, Secret
 
 LINE_BYTES = 794
 _TOLERANCE = 0.05
-# Short ones are the rule, but half of the bytes are in the long ones.
+# Most texts are short, but half of the bytes are in the long ones.
 _TEXT_CHARS = (70, 130, 190, 90, 1900, 160, 240, 460, 80, 960, 110, 3300, 210, 330, 60, 1100)
-# One event in so many has a secret in it.
+# One event in this many contains a secret.
 _PLANTED_EVERY = 10_000
 _TOOLS = ("Read", "Bash", "Edit", "Grep")
 _BEGIN = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
@@ -42,7 +42,7 @@ SECRETS = tuple(Secret(hashlib.sha1(bytes([n])).hexdigest()) for n in range(3))
 
 
 class Line(Struct, frozen=True, gc=False):
-    """An event as others keep it: each by itself, with its whole name."""
+    """An event as the peers store it: each by itself, with its full identity."""
 
     id: EventId
     at: datetime
@@ -51,7 +51,7 @@ class Line(Struct, frozen=True, gc=False):
 
 
 class Frame(NamedTuple):
-    """What a reader of the journal has in hand: where the frame ends, when it came, its event."""
+    """What a reader of the journal has: where the frame ends, when it came, and its event."""
 
     offset: int
     at: datetime
@@ -60,7 +60,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Frames to write, and what must be in the record afterwards: as events and as lines."""
+    """Frames to write, and the expected record afterwards: as events and as lines."""
 
     frames: list[Frame]
     stored: list[Line]
@@ -106,7 +106,7 @@ def _event(n: int, text: str) -> Event:
 
 
 def _texts() -> Iterator[str]:
-    """Pieces of source text in many lengths, without end; a later pass cuts at other places."""
+    """Endless pieces of source text in many lengths; a later pass cuts at other places."""
     sizes, scrubber = itertools.cycle(_TEXT_CHARS), Scrubber()
     for skipped in itertools.count():
         for source in _sources():
@@ -114,7 +114,7 @@ def _texts() -> Iterator[str]:
             while start < len(source):
                 piece = source[start : start + next(sizes)]
                 start += len(piece)
-                # What looks like a token stays out: the only secrets are the planted ones.
+                # Texts that look like a token are left out: the only secrets are the planted ones.
                 if "[redacted]" not in piece and scrubber.clean(piece) == piece:
                     yield piece
 

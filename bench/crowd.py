@@ -1,4 +1,4 @@
-"""Where are the processes of a benchmark, what do they take, are all of them gone at the end?"""
+"""Finds the processes of a benchmark, measures them, and checks that all of them end."""
 
 import os
 import signal
@@ -12,19 +12,19 @@ from bench.measure import Failed, expect
 
 _PAUSE_SECONDS = 0.1
 _WAIT_SECONDS = 120.0
-# Of a process's clocks, the one that counts what its threads run.
+# The clock of a process that counts the CPU time of its threads.
 _RUN_TIME = 2
 
 
 class Other:
-    """Another process, which does the next thing when it is told to and says when it is done."""
+    """A second process: it takes a step for each line it reads, and prints when it is done."""
 
     def __init__(self, process: "subprocess.Popen[str]", name: str) -> None:
         self.pid = process.pid
         self._process, self._name = process, name
 
     def says(self, word: str = "") -> str:
-        """Wait for its next word, which must be this one if there is one here."""
+        """Wait for the next line of the process, which must be `word` if one is given."""
         assert self._process.stdout
         said = self._process.stdout.readline().strip()
         expect(bool(said) and said == (word or said), f"{self._name} said {said!r}, not {word!r}")
@@ -45,7 +45,7 @@ class Other:
 
 @contextmanager
 def other(name: str, command: Sequence[str]) -> Iterator[Other]:
-    """A process and all it has started itself; none of them is left at the end."""
+    """A process and everything it has started; none of them is left at the end."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
@@ -58,17 +58,17 @@ def other(name: str, command: Sequence[str]) -> Iterator[Other]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used so far: all its threads, none of its children."""
+    """The CPU time of a process so far: all its threads, none of its children."""
     return time.clock_gettime((~pid << 3) | _RUN_TIME)
 
 
 def private_kb(pid: int) -> int:
-    """The memory that a process has alone, and has written to."""
+    """The memory that a process does not share and has written to."""
     return _kb(pid, "Private_Dirty")
 
 
 def shared_out_kb(pids: Iterable[int]) -> int:
-    """What they have written to together: what two of them share counts half for each."""
+    """The memory that the processes have written to; a page shared by two counts half for each."""
     return sum(_kb(pid, "Pss_Dirty") for pid in pids)
 
 
@@ -79,14 +79,14 @@ def agents_of(home: Path) -> list[int]:
 
 
 def keepers_of(agents: Iterable[int]) -> list[int]:
-    """The keepers of these, and those who look after the keepers."""
+    """The keepers of these agents, and the outer processes of the keepers."""
     keepers = [_parent(pid) for pid in agents]
     return keepers + [_parent(pid) for pid in keepers]
 
 
 @contextmanager
 def ended(home: Path) -> Iterator[None]:
-    """At the end none of the home's agents is left; what is, is killed, and its keeper ends."""
+    """Check that no agent of the home is left; kill those that are, which ends their keepers."""
     try:
         yield
     finally:
@@ -99,7 +99,7 @@ def ended(home: Path) -> Iterator[None]:
         while any(Path(f"/proc/{pid}").exists() for pid in agents + others):
             if time.monotonic() > until:
                 raise Failed(f"processes of {home} do not end")
-            time.sleep(_PAUSE_SECONDS)  # noqa: TID251 (they are nobody's children)
+            time.sleep(_PAUSE_SECONDS)  # noqa: TID251 (they are not children of this process)
 
 
 def _all() -> list[int]:
@@ -126,5 +126,5 @@ def _read(pid: int, file: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{file}").read_bytes()
     except OSError:
-        # It has ended, or is none of our business.
+        # The process has ended, or belongs to another user.
         return b""

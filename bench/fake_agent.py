@@ -1,12 +1,12 @@
-"""A coding agent that plays the lines of a file: what stands at the other end in benchmarks.
+"""A coding agent that plays the lines of a file, for benchmarks.
 
     fake_agent.py SPEECH LINES PACE_SECONDS[@GATE]
 
-`raw` prints them at once; `claude` and `scripted` begin when they are asked to, in the words of the
-one or the other, and tell in their result when they began to print, or, without any lines, when
-they had read that. There is one write for a line. With a pace, lines come at their times and carry
-them. A gate is a FIFO: lines come once somebody has opened it, in the rounds that the file of its
-name with `.plan` tells. It runs alone: `python -I -S`.
+`raw` prints the lines at once. `claude` and `scripted` begin when they get a request in their own
+format; their result has the time at which they began to print, or, without lines, at which they had
+read the request. Each line is one write. With a pace, lines come at their times and carry them. A
+gate is a FIFO: lines come after another process has opened it, in the rounds of the file with its
+name and `.plan`. It runs as `python -I -S`.
 """
 
 import json
@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-# Stands in the text of a line that is to carry its time.
+# Placeholder in a line that carries the time at which it is printed.
 STAMP = b"0" * 20
 _SESSION = "8d5f2b14-6a3c-4e0f-9b7a-1c2d3e4f5a6b"
 
@@ -61,7 +61,7 @@ def _result(begun: int) -> dict[str, object]:
 
 
 def _play(lines: list[bytes], pace: str, read_at: int) -> int:
-    """Print all of them; return when that began."""
+    """Print all lines; return the time at which that began."""
     seconds, _, gate = pace.partition("@")
     begun = time.monotonic_ns() if lines else read_at
     if gate:
@@ -75,7 +75,7 @@ def _play(lines: list[bytes], pace: str, read_at: int) -> int:
 
 
 def _play_rounds(lines: list[bytes], pace: float, gate: str) -> None:
-    """Each round has its part of the lines; agents begin it one after the other, within a pace."""
+    """Each round has its share of the lines; agents begin it in turn, within one pace."""
     os.close(os.open(gate, os.O_RDONLY))
     with open(f"{gate}.plan") as file:  # noqa: PTH123
         begin, every, rounds = map(float, file.read().split())
@@ -89,7 +89,7 @@ def _play_paced(lines: list[bytes], pace: float, begin: float) -> None:
     for number, line in enumerate(lines):
         ahead = begin + number * pace - time.monotonic()
         if ahead > 0:
-            time.sleep(ahead)  # noqa: TID251 (the pace is the thing itself)
+            time.sleep(ahead)  # noqa: TID251 (the pace is what is measured)
         os.write(1, line.replace(STAMP, b"%020d" % time.monotonic_ns(), 1))
 
 

@@ -1,4 +1,4 @@
-"""When do many agents begin to print? In rounds, once somebody has opened their gate."""
+"""Lets many agents begin to print at the same time, in rounds."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Gate:
-    """A FIFO that agents wait at; see `fake_agent`."""
+    """A FIFO at which agents wait; see `fake_agent`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -15,9 +15,9 @@ class Gate:
 
     @contextmanager
     def opened(self, begin: float, *, every: float = 0.0, rounds: int = 1) -> Iterator[None]:
-        """Let them begin at that time of the monotonic clock, with a round each so many seconds."""
+        """Let the agents begin at that time of the monotonic clock, with one round per interval."""
         Path(f"{self.path}.plan").write_text(f"{begin} {every} {rounds}")
-        # For both: to open it for writing alone would wait for the first agent.
+        # For reading and writing: opening it for writing alone would wait for the first agent.
         descriptor = os.open(self.path, os.O_RDWR)
         try:
             yield

@@ -1,7 +1,7 @@
-"""What does a keeper add to the start of a program, beside a Python that does nothing?
+"""Measures what a keeper adds to the start of a program, against a Python that does nothing.
 
-From the call to the first byte that `/bin/echo` has written to its file: through a keeper, and by
-itself. The difference is what the keeper adds.
+The time counts from the call to the first byte that `/bin/echo` writes to its file, through a
+keeper and without one. The difference is what the keeper adds.
 """
 
 import os
@@ -34,7 +34,7 @@ def _measure() -> Rounds:
 
 async def _kept() -> float:
     with scratch() as folder:
-        # The first use of a worker thread makes it; that is no part of a keeper.
+        # The first use of a worker thread creates it; that is not part of a keeper.
         await anyio.to_thread.run_sync(_nothing)
         directory = folder / "process"
         spec = KeeperSpec("prc_bench", str(directory), _ECHO, "/", {}, "null", (), KeeperLimits())

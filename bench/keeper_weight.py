@@ -1,7 +1,7 @@
-"""What does it weigh to outlive a driver? The memory that each pair of outer and keeper has alone.
+"""Measures the memory of a keeper: what each pair of outer process and keeper does not share.
 
-Ten runs at a time, started through the library. Dirty pages by their proportional set size: what
-two processes share counts half for each, and what is read from files counts for nobody.
+Ten runs at a time, started through the library. Dirty pages by their proportional set size: a page
+that two processes share counts half for each, and pages of files do not count.
 """
 
 import os
@@ -21,7 +21,7 @@ from steadyrun.library import RunHandle, Steadyrun
 PAIRS = 10
 LIMIT_MB = 10.0
 _LIMIT_SECONDS = 60.0
-# A line a second, for longer than anybody looks.
+# A line a second, for longer than the measurement takes.
 _LINES, _PACE_SECONDS = 300, 1.0
 
 
@@ -53,7 +53,7 @@ async def _first_line(run: RunHandle) -> None:
 
 
 def _agents(home: Path) -> list[int]:
-    """The process of each run that its keeper has started."""
+    """The process that the keeper of each run has started."""
     found = [keeper.marked(each.name) for each in (home / PROCESSES).iterdir()]
     expect(len(found) == PAIRS, f"{len(found)} of {PAIRS} processes are there")
     expect(all(len(pids) == 1 for pids in found), "a run has not one process")

@@ -1,4 +1,4 @@
-"""Does a page take longer when the store is a hundred times larger?
+"""Compares the time to read a page in a store with that in a store a hundred times larger.
 
 One store has 1000 runs, the other 100 000 runs with 10 million events. Both are filled by the
 functions that the verbs run, many to a transaction, and read by the verbs.
@@ -40,7 +40,7 @@ from steadyrun.stores.sqlite.sql.rows import Connection
 
 SMALL, LARGE = 1_000, 100_000
 AGENTS = 100
-# With the events that the run itself makes, its start and its end: a hundred.
+# A hundred, with the two events of the run itself: its start and its end.
 _BATCHES = (25, 25, 24, 24)
 _RUNS_PER_COMMIT = 1_000
 _CALLS_PER_ROUND = 300
@@ -55,7 +55,7 @@ Call = Callable[[SqliteStore, "_Filled", random.Random], Awaitable[None]]
 
 @dataclass
 class _Filled:
-    """A store's home, and its runs in the order they were made, with the place of their events."""
+    """The home of a store, and its runs in order of creation, with the place of their events."""
 
     home: Path
     runs: list[RunId] = field(default_factory=list)
@@ -128,7 +128,7 @@ async def _last_events(store: SqliteStore, filled: _Filled, chance: random.Rando
 
 
 async def _check(filled: _Filled) -> None:
-    """Compare some runs, read by the verbs, with what was written."""
+    """Compare some runs, as the verbs return them, with what was written."""
     async with setting.opened(filled.home) as store:
         newest = [run.id for run in await store.runs(limit=_PAGE)]
         expect(newest == filled.runs[: -_PAGE - 1 : -1], "other runs are the newest")
@@ -181,7 +181,7 @@ def _commits(count: int) -> Iterator[int]:
 
 
 def _fill_run(connection: Connection, claim: Claim, filled: _Filled) -> None:
-    """Do one item of a lane from its run's creation to its end, and queue the next one."""
+    """Run one item of a lane from the creation of its run to its end, and queue the next one."""
     created = setting.created(claim)
     runs.change(connection, claim, created.id, created, _TERMS)
     filled.runs.append(created.id)
@@ -203,7 +203,7 @@ def _batch(filled: _Filled, agent: AgentId, run: RunId, count: int, *, is_first:
 
 
 def _events(process: ProcessId, offset: int, count: int) -> list[Emitted]:
-    """The events after an offset: each frame moves it by one and says so."""
+    """The events after an offset: each frame moves the offset by one."""
     return [Emitted(n, 0, _AT, TextFinal(_text(n))) for n in range(offset + 1, offset + count + 1)]
 
 
@@ -211,7 +211,7 @@ _AT = datetime(2026, 1, 5, 9, 30, 1, 250_001, tzinfo=UTC)
 
 
 def _text(n: int) -> str:
-    """About a hundred bytes of event, with the tag around it."""
+    """A text that makes an event of about a hundred bytes."""
     words = _WORDS[n % 11], _WORDS[n % 7], _WORDS[n % 5]
     return f"Step {n}: {' '.join(words)}, then went on to step {n + 1}."
 

@@ -1,7 +1,7 @@
-"""How soon does a subscriber have a line, at 500 lines a second, beside claude-agent-sdk?
+"""Measures how fast a line reaches its subscriber at 500 lines a second, against claude-agent-sdk.
 
-Every line carries the time at which it is printed. Ours are durable when they arrive; the SDK's are
-in memory only.
+Every line carries the time at which it is printed. Lines of steadyrun are durable when they arrive;
+those of the SDK are in memory only.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from bench.measure import Rounds, Row, believed, expect, in_turns, percentile, s
 
 LINES = 1000
 PER_SECOND = 500
-# The first ones meet a program that is still about to begin.
+# The first lines reach a program that is still starting.
 _WARM_UP = 100
 _ROUNDS = 5
 _PARTS = (0.5, 0.9)

@@ -1,8 +1,8 @@
-"""How is a ratio measured so that it can be believed, and how is it shown?
+"""Measures and prints ratios that are reproducible.
 
-Contenders take turns for several rounds and the best round of each counts: on a shared machine the
-least disturbed one says most. A control that differs much from round to round is no ruler, so the
-measurement is repeated, and called too noisy when it stays so.
+Contenders take turns for several rounds, and the best round of each counts: on a shared machine the
+least disturbed round is the most reliable. If a control differs much from round to round, the
+measurement is repeated, and marked as too noisy if that does not help.
 """
 
 import gc
@@ -24,12 +24,12 @@ Verdict = Literal["-", "ok", "goal", "FAIL", "too noisy"]
 
 
 class Failed(Exception):
-    """What was read back is not what was written, or a contender could not run at all."""
+    """The result differs from what was written, or a contender could not run."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. A `floor` is what must hold, a `goal` what is hoped for."""
+    """One line of the table. A `floor` must be reached, a `goal` is aimed for."""
 
     name: str
     ours: str
@@ -64,7 +64,7 @@ class Row:
 
 
 def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> Rounds:
-    """Run every contender once a round, forwards and backwards in turn."""
+    """Run every contender once per round, in alternating order."""
     found: Rounds = {name: [] for name in contenders}
     for number in range(rounds):
         order = list(contenders.items())
@@ -77,7 +77,7 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int = ROUNDS
 def believed(
     measure: Callable[[], Rounds], rows: Callable[[Rounds], list[Row]], *, controls: Sequence[str]
 ) -> list[Row]:
-    """Measure until the controls are steady; what never gets steady is marked."""
+    """Measure until the controls are steady; rows that never get steady are marked."""
     found: Rounds = {}
     for attempt in range(1, _ATTEMPTS + 1):
         found = measure()
@@ -92,7 +92,7 @@ def believed(
 
 
 def spread(rounds: Sequence[float]) -> float:
-    """How far the median round is above the best one, as a part of the best one."""
+    """How far the median round is above the best one, as a fraction of the best one."""
     return statistics.median(rounds) / min(rounds) - 1
 
 
@@ -102,14 +102,14 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 def expect(is_so: bool, what: str) -> None:
-    """Fail the benchmark unless `is_so`: speed without the right result counts for nothing."""
+    """Fail the benchmark unless `is_so`: speed without the right result has no value."""
     if not is_so:
         raise Failed(what)
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory that is gone afterwards."""
+    """A directory that is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         yield Path(folder)
 
@@ -141,7 +141,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep all threads on one core: what it costs to wake another one is the machine's affair."""
+    """Keep all threads on one core: the cost of waking another core belongs to the machine."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

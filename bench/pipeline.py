@@ -1,10 +1,10 @@
-"""How many events a second pass from a coding agent to a program, beside claude-agent-sdk?
+"""Measures events a second from a coding agent to a program, against claude-agent-sdk.
 
-Ours is the whole way: keeper and journal, framing, Dialect, scrubbing, commit, and a subscriber
-that reads back what was stored. The SDK keeps everything in memory. Its configuration is the
-leanest it has: `query` with a plain prompt, no hooks, tools or permissions, the agent as its
-`cli_path`. Both run on asyncio. Wall time begins when the agent begins to print: a first event that
-comes late is not left out.
+steadyrun does the whole work: keeper and journal, framing, Dialect, scrubbing, commit, and a
+subscriber that gets what was stored. The SDK keeps everything in memory. Its configuration is the
+leanest possible: `query` with a plain prompt, no hooks, tools or permissions, the agent as its
+`cli_path`. Both run on asyncio. Wall time begins when the agent begins to print: a late first event
+is not left out.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""What is lost when the driving process is killed, and how soon do events follow a new start?
+"""Measures what is lost when the driving process is killed, and how fast events follow a new start.
 
-A process drives a run and is killed with -9 in the middle of it; the agent goes on printing. A new
-process opens the same home. At the end each line of the journal must be an event of the record,
+A process drives a run and is killed with -9 in the middle of it; the agent continues to print. A
+new process opens the same home. At the end each line of the journal must be an event of the record,
 once and in order. The time counts from the start of the new process, its imports included, to the
 first event that had not been stored before the kill.
 """
@@ -30,7 +30,7 @@ LINES = 4000
 PER_SECOND = 1000
 LIMIT_SECONDS = 2.0
 _ROUNDS = 3
-# The first one is killed when so many lines have come; the agent prints through the time between.
+# The first process is killed after this many lines; the agent prints on until the next one starts.
 _SEEN_BEFORE = 1000
 _WAIT_SECONDS = 60.0
 
@@ -89,7 +89,7 @@ async def _check(home: Path, run: str) -> None:
     check(events, process / "journal")
 
 
-# -- in the other process
+# -- in the second process
 
 
 async def _drive(home: str) -> None:
@@ -112,7 +112,7 @@ async def _follow(home: str, run: str, killed_at: str) -> None:
 
 
 async def _first_new(run: RunHandle, killed_at: datetime) -> int:
-    """An event's time is when a driver read it: one of after the kill is new."""
+    """The time of an event is when a driver read it: an event after the kill is new."""
     async for event in run.events():
         if isinstance(event, StoredEvent) and event.at > killed_at:
             return time.monotonic_ns()

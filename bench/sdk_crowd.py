@@ -2,8 +2,9 @@
 
     python -m bench.sdk_crowd COUNT PROGRAM
 
-Each has asked its agent for one answer and reads it to its end. It says when it is ready, begins
-when it is told to, and says when all agents have begun and how many lines have come.
+Each client sends its agent one request and reads the answer to its end. The process prints when it
+is ready, begins when it reads a line, and prints when all agents have begun and how many lines
+came.
 """
 
 import importlib
@@ -32,7 +33,7 @@ async def main(count: int, program: str) -> None:
 
 
 class _Crowd:
-    """Who has begun, and what has come."""
+    """Which agents have begun, and how many lines came."""
 
     def __init__(self, sdk: Any, count: int) -> None:
         self.lines = 0

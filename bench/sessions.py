@@ -1,10 +1,10 @@
-"""What do 1,000 sessions cost a daemon while each of them prints 5 lines a second?
+"""Measures what 1,000 sessions cost a daemon while each of them prints 5 lines a second.
 
-Its CPU stands beside that of epoll and os.read on as many pipes of the same agents, its memory for
-a session beside that of claude-agent-sdk's clients. The daemon and the bare reader are there at the
-same time and their agents print in turns, a round for the one and a round for the other. Everything
-is recorded, and each line must be in the record once. Keepers are processes of their own: what they
-take is shown apart. STEADYRUN_BENCH_SESSIONS makes it smaller.
+Its CPU time is compared with that of epoll and os.read on the same number of pipes of the same
+agents, its memory per session with that of claude-agent-sdk's clients. The daemon and the bare
+reader run at the same time, and their agents print in alternating rounds. Everything is recorded,
+and each line must be in the record once. Keepers are processes of their own and are shown
+separately. STEADYRUN_BENCH_SESSIONS sets a smaller number.
 """
 
 import os
@@ -26,21 +26,21 @@ from steadyrun.lib.inotify import open_inotify
 from steadyrun.model.event import TextFinal
 
 SESSIONS = int(os.environ.get("STEADYRUN_BENCH_SESSIONS", "1000"))  # noqa: TID251
-# The SDK's weight for a session does not depend on their number.
+# The memory of the SDK per session does not depend on the number of sessions.
 SDK_SESSIONS = min(SESSIONS, 200)
 PER_SECOND = 5
 LINES = 30
 ROUNDS = 5
-# What is left of a round after its lines: everything comes to rest.
+# The rest of a round after its lines: all processes become idle.
 _ROUND_SECONDS = LINES / PER_SECOND + 1.0
 _AHEAD_SECONDS = 2.0
-# What a session needs: memory of a keeper, of who looks after it and of the agent; descriptors.
+# What a session needs: memory of keeper, outer process and agent; descriptors.
 _SESSION_MB, _SESSION_FILES, _FILES = 16, 6, 500
 
 
 @dataclass(frozen=True)
 class Weight:
-    """What was there besides CPU, in KB."""
+    """Memory, in KB."""
 
     ours: float
     sdk: float
@@ -56,7 +56,7 @@ def rows() -> list[Row]:
 
 
 def _check_room() -> None:
-    """A machine that is too small is told so, not brought down."""
+    """Refuse to run on a machine that is too small."""
     hint = "STEADYRUN_BENCH_SESSIONS makes it smaller"
     told = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]
     memory, needed = int(told) >> 10, SESSIONS * _SESSION_MB
@@ -103,7 +103,7 @@ def _measure(weights: list[Weight]) -> Rounds:
 
 
 def _begin(team: Other, bare: Other, home: Path) -> tuple[int, list[int]]:
-    """Let all sessions begin; what the daemon weighed without them, and the keepers."""
+    """Start all sessions; return the memory of the daemon without them, and the keepers."""
     bare.says("running")
     team.says("ready")
     empty = crowd.private_kb(team.pid)
@@ -117,7 +117,7 @@ def _begin(team: Other, bare: Other, home: Path) -> tuple[int, list[int]]:
 
 
 def _rounds(team: Other, bare: Other, ours: Gate, theirs: Gate, keepers: Sequence[int]) -> Rounds:
-    """Their agents print in turns: a round for the one, a round for the other."""
+    """Let the agents print in turns: one round for the daemon, one for the bare reader."""
     found: Rounds = {"ours": [], "epoll": [], "keepers": []}
     begin, every = time.monotonic() + _AHEAD_SECONDS, 2 * _ROUND_SECONDS
     with (
@@ -138,11 +138,11 @@ def _rounds(team: Other, bare: Other, ours: Gate, theirs: Gate, keepers: Sequenc
 
 
 def _sleep_until(at: float) -> None:
-    time.sleep(max(0.0, at - time.monotonic()))  # noqa: TID251 (others work meanwhile)
+    time.sleep(max(0.0, at - time.monotonic()))  # noqa: TID251 (other processes work)
 
 
 def _sdk_kb(folder: Path) -> float:
-    """What a client of the SDK weighs while its agent prints."""
+    """The memory of a client of the SDK while its agent prints."""
     lines, gate = agent_lines.stamped(LINES).save(folder), Gate(folder / "sdk")
     program = folder / "agent"
     command = agent_lines.command("claude", lines.claude, 1 / PER_SECOND, gate.path)
@@ -162,11 +162,11 @@ def _sdk_kb(folder: Path) -> float:
     return (full - empty) / SDK_SESSIONS
 
 
-# -- what has come of it
+# -- checking the result
 
 
 async def _check(home: Path) -> None:
-    """Each line is in the record once; and how late it was heard."""
+    """Check that each line is in the record once; return how late it was read."""
     ahead = time.time() - time.monotonic()  # noqa: TID251 (two clocks of the machine)
     seen: dict[str | None, list[str]] = {}
     delays, after = list[float](), 0

@@ -1,4 +1,4 @@
-"""What must stand in a store before anything can be measured? Agents, items, a claim, a run."""
+"""Prepares a store for a measurement: agents, items, a claim, a run."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from steadyrun.model.secret import Scrubber
 from steadyrun.stores.sqlite import SqliteStore
 
 PROVIDER = "scripted"
-# So many callers at once fill the commits of the preparation.
+# This many concurrent callers fill the commits of the preparation.
 _CALLERS = 64
 
 ids = Ids(lambda: datetime.now(UTC))
@@ -25,7 +25,7 @@ ids = Ids(lambda: datetime.now(UTC))
 
 @asynccontextmanager
 async def opened(home: Path) -> AsyncIterator[SqliteStore]:
-    """A store as the product opens it, with secrets to look for."""
+    """A store as steadyrun opens it, with secrets to scrub."""
     store = await SqliteStore.open(home, scrubber=Scrubber(SECRETS))
     try:
         yield store
@@ -34,7 +34,7 @@ async def opened(home: Path) -> AsyncIterator[SqliteStore]:
 
 
 async def begin_run(store: SqliteStore) -> tuple[Claim, RunId]:
-    """Bring an agent to where its process prints: item claimed, run created, process open."""
+    """Prepare an agent whose process prints: item claimed, run created, process open."""
     [agent] = await add_agents(store, 1)
     holder = await store.join("bench")
     await store.accept(Message(agent.id, "Go."))
@@ -54,7 +54,7 @@ async def add_agents(store: SqliteStore, count: int) -> list[Agent]:
 
 
 async def accept_all(store: SqliteStore, messages: Sequence[Message]) -> None:
-    """Accept them in order for each agent: an agent's messages have one caller."""
+    """Accept the messages in order for each agent: each agent has one caller."""
     by_agent: dict[AgentId, list[Message]] = {}
     for message in messages:
         by_agent.setdefault(message.agent, []).append(message)

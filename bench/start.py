@@ -1,4 +1,4 @@
-"""How long does a command take that only tells something, beside a Python that does nothing?"""
+"""Measures the start of commands that only print, against a Python that does nothing."""
 
 import statistics
 import subprocess
@@ -11,7 +11,7 @@ from bench.measure import Failed, Rounds, Row, believed, expect, in_turns, secon
 from steadyrun import __version__
 
 ROUNDS = 30
-# What it depends on is the same for everybody: nobody is told not to use his caches.
+# The environment is the same for all contenders, and bytecode caches are allowed.
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 _PYTHON = Path(sys.executable)
 _COMMAND = _PYTHON.with_name("steadyrun")

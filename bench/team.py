@@ -1,7 +1,7 @@
-"""How do benchmarks run a daemon? As any program would, with agents that all play the same lines.
+"""Runs a daemon for benchmarks, as any program would, with agents that all play the same lines.
 
-`python -m bench.team ROLE HOME COUNT` is one in a process of its own: it does the next thing
-whenever it is told a line, and says one when that is done.
+`python -m bench.team ROLE HOME COUNT` runs one in a process of its own: it takes its next step for
+each line it reads, and prints a line when that step is done.
 """
 
 import sys
@@ -24,14 +24,14 @@ from steadyrun.runtime.dispatcher import Capacity
 from steadyrun.store import Store
 
 _KEY = b"k" * 32
-# How often runs are looked at before anything is measured, and after.
+# How often runs are checked before and after a measurement.
 _LOOK_SECONDS = 0.5
 _DRAIN_SECONDS = 60.0
 
 
 @asynccontextmanager
 async def working(config: Config, room: Capacity) -> AsyncIterator[Daemon]:
-    """A daemon that takes items in, and ends its processes at the end."""
+    """A daemon that runs items, and ends its processes at the end."""
     async with (
         open_runtime(config, kind="daemon", machine="here") as around,
         task_group() as tasks,
@@ -56,8 +56,8 @@ async def hire(daemon: Daemon, folder: Path, count: int) -> list[Agent]:
 
 
 async def done(daemon: Daemon, agent: Agent, message: Message) -> Item:
-    """Send it, and wait until it is done with. The store is asked only when the agent has come to
-    rest: who waits shall not be in the way of who works."""
+    """Send a message and wait until its item is settled. The store is read only when the agent is
+    idle: waiting must not disturb the work."""
     store, was_busy = daemon.holding.around.store, False
     with store.hints.watch(agent.id) as watch:
         found = (await daemon.worker.accept(message)).item
@@ -74,7 +74,7 @@ async def done(daemon: Daemon, agent: Agent, message: Message) -> Item:
 
 
 async def told() -> None:
-    """Wait for a line; without one, the other process is gone, and so are we."""
+    """Wait for a line; without one, the parent process is gone, and this process ends."""
     if not await anyio.to_thread.run_sync(sys.stdin.readline):
         sys.exit(1)
 
@@ -84,7 +84,7 @@ def say(word: object) -> None:
 
 
 async def _drive(home: Path, count: int) -> None:
-    """Say that it works; begin as many runs, and say so; say when all of them have ended."""
+    """Print that the daemon works; start the runs and print so; print when all have ended."""
     async with working(load(home, cwd=home), Capacity(runs=count, processes=count)) as daemon:
         say("ready")
         await told()
@@ -98,7 +98,7 @@ async def _drive(home: Path, count: int) -> None:
 
 
 async def _adopt(home: Path, count: int) -> None:
-    """Say when everything is imported, and go on with what is there; say when it has ended."""
+    """Print when everything is imported; take over the runs; print when all have ended."""
     say(time.monotonic_ns())
     async with working(load(home, cwd=home), Capacity(runs=count, processes=count)) as daemon:
         await _until_ended(daemon.holding.around.store, count)
@@ -106,7 +106,7 @@ async def _adopt(home: Path, count: int) -> None:
 
 async def _until_ended(store: Store, count: int) -> None:
     await told()
-    while await store.items(limit=1):  # noqa: ASYNC110 (nobody measures any more)
+    while await store.items(limit=1):  # noqa: ASYNC110 (the measurement is over)
         await anyio.sleep(_LOOK_SECONDS)
     ended = await _runs_of(store, count, "completed")
     expect(ended == count, f"{ended} of {count} runs are completed")

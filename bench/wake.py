@@ -1,7 +1,7 @@
-"""How soon does a waiting worker have the item that somebody sends, here or in another process?
+"""Measures how fast a waiting worker claims an item sent in its own or in another process.
 
-Both ways contain two synced commits, the sender's and the claim's; a pipe there and back between
-the same two processes, and two synced writes to a file, show what the machine itself takes.
+Both cases contain two synced commits, the sender's and the claim's. A round trip through a pipe
+between the same two processes, and two synced writes to a file, show the limits of the machine.
 """
 
 import os
@@ -22,7 +22,7 @@ from steadyrun.model.item import Claim, Message
 from steadyrun.stores.sqlite import SqliteStore
 
 SAMPLES = 200
-# Long enough for what the last sample set off to come to rest.
+# Long enough for the effects of the last sample to end.
 _REST_SECONDS = 0.01
 _LIMIT_SECONDS = 10.0
 _PAGE = b"x" * 4096
@@ -61,7 +61,7 @@ async def _measure() -> Rounds:
 
 
 async def _wake(store: SqliteStore, holder: HolderId, agent: Agent, send: Send) -> float:
-    """From the moment somebody begins to send to the moment the claim is in hand."""
+    """The time from the start of sending to the claim."""
     claimed: list[tuple[Claim, int]] = []
     await anyio.sleep(_REST_SECONDS)
     with anyio.fail_after(_LIMIT_SECONDS):
@@ -81,7 +81,7 @@ async def _claimer(
     *,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Wait as a worker does: watch, look, wait, look again."""
+    """Wait as a worker does: subscribe, read, wait, read again."""
     with store.hints.watch(None) as watch:
         expect(not await store.claim(holder), "something was left to claim")
         task_status.started()

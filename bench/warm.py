@@ -1,10 +1,10 @@
-"""How soon has a warm process read what it is sent, beside claude-agent-sdk's client in memory?
+"""Measures how fast a message reaches a warm process, against claude-agent-sdk's client in memory.
 
-Ours is the whole way: the message is taken in by a daemon's store, its run is started, its keeper
-gives the turn to the process. Two synced commits are on that way, none is on the SDK's. What each
-part of it takes by itself is shown beside it: the SDK after one commit of its own, synced or not, a
-keeper's frame without a store, and a pipe. All have an agent of the same program, which tells when
-it had read its input; they take turns, one message each.
+steadyrun does the whole work: the daemon stores the message, starts its run, and the keeper writes
+the turn to the process. This path has two synced commits, the path of the SDK has none. The parts
+are shown as well: the SDK after one commit of its own, synced or not, a keeper's frame without a
+store, and a pipe. All use the same agent program, which reports when it had read its input. The
+contenders take turns, one message each.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ ROUNDS = 5
 # Turns of a round; all rounds together have 200.
 TURNS = 40
 _WARM_UP = 20
-# Long enough for what the last turn set off to come to rest.
+# Long enough for the effects of the last turn to end.
 _REST_SECONDS = 0.005
 _WAIT_SECONDS = 60.0
 

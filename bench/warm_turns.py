@@ -1,7 +1,7 @@
-"""The other processes of `warm`: each has one agent, and a turn for it whenever it is told a line.
+"""The second processes of `warm`: each has one agent, and sends it a turn for each line it reads.
 
-It answers how long the turn took to reach the agent: from the call that sends it to the moment the
-agent has read it, which the agent's result tells. After the last line it checks what it has done.
+It prints how long the turn took to reach the agent: from the call that sends it to the moment at
+which the agent has read it, which is in the agent's result. After the last line it checks its work.
 """
 
 import importlib
@@ -28,19 +28,19 @@ _ASK = b'{"type":"turn","key":"%d","text":"Go."}\n'
 
 
 def _agent(speech: agent_lines.Speech, folder: Path) -> tuple[str, ...]:
-    """An agent that says nothing but that it has ended, and when it had read what it was told."""
+    """An agent that prints only its end, and when it had read its input."""
     nothing = folder / "no.lines"
     nothing.touch()
     return agent_lines.command(speech, nothing)
 
 
-# -- ours
+# -- steadyrun
 
 
 @asynccontextmanager
 async def _ours(folder: Path) -> AsyncIterator[Turn]:
-    """The whole way: a synced commit takes the message in, another one starts its run."""
-    # Not above: the others shall not carry it.
+    """The whole path: one synced commit stores the message, another one starts its run."""
+    # Imported here: the other contenders must not load it.
     team: Any = importlib.import_module("bench.team")
     ours: Any = importlib.import_module("bench.contender_ours")
     message: Any = importlib.import_module("steadyrun.model.item").Message
@@ -66,7 +66,7 @@ async def _ours(folder: Path) -> AsyncIterator[Turn]:
 
 
 def _check_frames(home: Path, turns: int) -> None:
-    """One process has been told every turn, once."""
+    """Check that one process got every turn, once."""
     keeping: Any = importlib.import_module("steadyrun.drivers.keeper_client")
     processes = list((home / "processes").iterdir())
     expect(len(processes) == 1, f"{len(processes)} processes instead of a warm one")
@@ -77,7 +77,7 @@ def _check_frames(home: Path, turns: int) -> None:
 
 @asynccontextmanager
 async def _frame(folder: Path) -> AsyncIterator[Turn]:
-    """A keeper and its frame, as a driver writes it; no store, no runtime."""
+    """A keeper and its frame, as a driver sends it; no store, no runtime."""
     keeping: Any = importlib.import_module("steadyrun.drivers.keeper_client")
     journal: Any = importlib.import_module("steadyrun.lib.file_follower")
     directory, turns = folder / "process", 0
@@ -133,7 +133,7 @@ async def _sdk(folder: Path, commit: Callable[[], None] | None = None) -> AsyncI
 
 @asynccontextmanager
 async def _sdk_and(folder: Path, synchronous: str) -> AsyncIterator[Turn]:
-    """The message is first written down by the simplest means: one row, one commit, inline."""
+    """The message is first stored in the simplest way: one row, one commit, inline."""
     turns = 0
     connection = sqlite3.connect(folder / "messages.db", isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
