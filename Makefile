@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check format bench bench-large ci-deps lock clean
+.PHONY: help setup up test test-fast check format bench bench-large ci-deps lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,8 +19,11 @@ setup: $(STAMP) ## make the environment in .venv from hashed requirement files
 up: setup ## run the daemon with a demo agent, until Ctrl-C
 	@$(BIN)/python scripts/demo.py
 
-test: setup ## run the tests
+test: setup ## run all tests: about 7 minutes on two cores
 	@$(BIN)/python scripts/run_tests.py
+
+test-fast: setup ## run the tests that start no daemon: less than a minute
+	@$(BIN)/python scripts/run_tests.py --fast
 
 check: setup ## formatting, lint, types, import rules, sizes
 	@$(BIN)/ruff format --check .

@@ -1,34 +1,137 @@
-"""Runs all tests in two halves side by side: most of their time is waiting for processes.
+"""Runs the tests with several pytest processes side by side.
 
-Each half has every other file, so that long tests of one subject are in both. The output of the
-first half is shown as it comes, the output of the second half after that.
+Most of the time a test waits for the processes that it has started, so more workers than cores
+finish sooner. The files are handed out in batches, the longest first, so that all workers end at
+about the same time. `tests/durations.txt` has the measured seconds of the slow files; `--record`
+writes it anew. `--fast` runs only the files that are quick and start no daemon. All other arguments
+go to pytest.
 """
 
-import shutil
+import argparse
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import IO
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
+DURATIONS = ROOT / "tests" / "durations.txt"
+WORKERS = 4
+BATCH_SECONDS = 20.0
+# A file that is not in the list of durations takes less than this.
+SLOW_SECONDS = 1.0
+NO_TESTS_COLLECTED = 5
+TIMES = ("passed", "failed", "errors", "skipped")
 
 
 def main() -> int:
-    """Run both halves; the exit code is the worse one."""
+    """Run all batches, print their output and the sums, and return the worst exit code."""
+    options, pytest_arguments = _parse_arguments()
     files = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py"))
-    with tempfile.TemporaryFile() as said:
-        first, second = _begin("first", files[::2]), _begin("second", files[1::2], said)
-        codes = [first.wait(), second.wait()]
-        said.seek(0)
-        shutil.copyfileobj(said, sys.stdout.buffer)
-    return max(map(abs, codes))
+    if options.fast:
+        files = [file for file in files if _is_fast(file)]
+        pytest_arguments = ["--hypothesis-profile=fast", *pytest_arguments]
+    batches = list(_build_batches(files, _load_durations()))
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        code = _run_batches(batches, pytest_arguments, Path(folder), options.workers)
+        reports = [_read_report(file) for file in Path(folder).glob("*.xml")]
+    _print_sums(reports, time.monotonic() - start)
+    if options.record:
+        _record_durations(reports)
+    return code
 
 
-def _begin(name: str, files: list[str], said: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
-    cache = f"cache_dir=.pytest_cache/{name}"
-    command = [sys.executable, "-m", "pytest", "-o", cache, *sys.argv[1:], *files]
-    return subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+def _parse_arguments() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description="Run the tests; other arguments go to pytest.")
+    parser.add_argument("--fast", action="store_true", help="only the files that are quick")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="pytest processes at a time")
+    parser.add_argument("--record", action="store_true", help=f"write {DURATIONS.name} anew")
+    return parser.parse_known_args()
+
+
+def _is_fast(file: str) -> bool:
+    return file.startswith(("tests/unit/", "tests/properties/"))
+
+
+def _load_durations() -> dict[str, float]:
+    lines = DURATIONS.read_text().splitlines() if DURATIONS.exists() else []
+    return {file: float(seconds) for seconds, file in map(str.split, lines)}
+
+
+def _build_batches(files: Iterable[str], durations: Mapping[str, float]) -> Iterator[list[str]]:
+    """Yield the files in batches of about `BATCH_SECONDS`, the slowest files first."""
+    batch: list[str] = []
+    seconds = 0.0
+    for file in sorted(files, key=lambda file: -durations.get(file, 0.0)):
+        if batch and seconds + durations.get(file, SLOW_SECONDS) > BATCH_SECONDS:
+            yield batch
+            batch, seconds = [], 0.0
+        batch.append(file)
+        seconds += durations.get(file, SLOW_SECONDS)
+    if batch:
+        yield batch
+
+
+def _run_batches(
+    batches: Sequence[Sequence[str]], arguments: Sequence[str], folder: Path, workers: int
+) -> int:
+    with ThreadPoolExecutor(workers) as pool:
+        started = [
+            pool.submit(_run_batch, files, arguments, folder / f"{number}.xml")
+            for number, files in enumerate(batches)
+        ]
+        return max(_print_output(future.result()) for future in as_completed(started))
+
+
+def _run_batch(
+    files: Sequence[str], arguments: Sequence[str], report: Path
+) -> "subprocess.CompletedProcess[bytes]":
+    fixed = ("-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *fixed, *arguments, *files],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+
+
+def _print_output(done: "subprocess.CompletedProcess[bytes]") -> int:
+    sys.stdout.buffer.write(done.stdout)
+    sys.stdout.buffer.flush()
+    # With `-k` a batch may have no test to run.
+    return 0 if done.returncode == NO_TESTS_COLLECTED else abs(done.returncode)
+
+
+def _read_report(file: Path) -> ElementTree.Element:
+    return ElementTree.parse(file).getroot()  # noqa: S314 (written by pytest, a moment ago)
+
+
+def _print_sums(reports: Iterable[ElementTree.Element], seconds: float) -> None:
+    sums: Counter[str] = Counter()
+    for suite in (suite for report in reports for suite in report.iter("testsuite")):
+        counts = {name: int(suite.get(name, 0)) for name in ("errors", "failures", "skipped")}
+        sums["failed"] += counts["failures"]
+        sums["errors"] += counts["errors"]
+        sums["skipped"] += counts["skipped"]
+        sums["passed"] += int(suite.get("tests", 0)) - sum(counts.values())
+    counted = ", ".join(f"{sums[name]} {name}" for name in TIMES if sums[name])
+    print(f"all: {counted or 'no tests'} in {seconds:.0f}s", flush=True)
+
+
+def _record_durations(reports: Iterable[ElementTree.Element]) -> None:
+    durations: dict[str, float] = {}
+    for case in (case for report in reports for case in report.iter("testcase")):
+        file = case.get("file", "")
+        durations[file] = durations.get(file, 0.0) + float(case.get("time", 0))
+    slow = {file: seconds for file, seconds in durations.items() if seconds >= SLOW_SECONDS}
+    lines = [f"{slow[file]:.0f} {file}\n" for file in sorted(slow, key=lambda file: -slow[file])]
+    DURATIONS.write_text("".join(lines))
 
 
 if __name__ == "__main__":

@@ -15,5 +15,6 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("fast", parent=settings.get_profile("steady"), max_examples=20)
 settings.register_profile("explore", parent=settings.get_profile("steady"), derandomize=False)
 settings.load_profile("steady")

@@ -65,6 +65,8 @@ SHELL = "sol"
 # Whose directory is gone now and then.
 HOMELESS = "eva"
 QUIET_SECONDS = 60.0
+CALL_SECONDS = 30.0
+STOPPED_CALL_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 _ON_LOST: tuple[OnLost, ...] = ("resume", "resume", "retry", "fail")
 
@@ -140,9 +142,12 @@ class Scenario:
         return self.daemon
 
     async def call(self, operation: str, given: Struct) -> bool:
-        """Ask the daemon; False if nobody knows what came of it."""
+        """Call the daemon; False if the outcome is unknown."""
+        # A daemon that may be stopped does not answer after that.
+        may_stop = self.daemon is not None and self.daemon.order.then == "stop"
         try:
-            await client.call(self.home, BY_NAME[operation], given, seconds=30)
+            seconds = STOPPED_CALL_SECONDS if may_stop else CALL_SECONDS
+            await client.call(self.home, BY_NAME[operation], given, seconds=seconds)
         except (DaemonUnreachable, RpcFailed):
             return False
         except (Conflict, ChangeRefused, NotFound):
@@ -251,6 +256,8 @@ class Scenario:
             while not await is_so():
                 if self.daemon and self.daemon.is_over:
                     await self.daemon.end()
+                    return False
+                if self.daemon and self.daemon.is_stopped:
                     return False
                 await watch.wait(_LOOK_SECONDS)
             return True

@@ -13,7 +13,7 @@ import pytest
 
 from steadyrun.model.event import StallWarned
 from tests.chaos import oracle, prompts
-from tests.chaos.knobs import KILLS, SEED, USUAL_KILLS
+from tests.chaos.knobs import DEFAULT_KILLS, KILLS, SEED
 from tests.chaos.scenario import CONFIG, Scenario, family
 from tests.chaos.victims import victims
 from tests.chaos.ways import WAYS, relaunch
@@ -104,7 +104,7 @@ STALE_POINTS = (
 
 def _chosen() -> list[str]:
     """All of them where there is time, else some of them, others with another seed."""
-    if KILLS > USUAL_KILLS:
+    if KILLS > DEFAULT_KILLS:
         return list(STALE_POINTS)
     return random.Random(SEED).sample(STALE_POINTS, MOST_STALE)
 

@@ -68,6 +68,11 @@ class Victim:
     def is_over(self) -> bool:
         return "ended" in self.words
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it has come to the point where it is stopped, and not killed."""
+        return self.order.then == "stop" and self.struck is not None
+
     async def kill(self) -> None:
         self.signal(signal.SIGKILL)
         await self.end()

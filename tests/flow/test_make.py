@@ -104,7 +104,9 @@ def test_setting_up_again_does_nothing() -> None:
 def test_a_plain_installation_gives_a_working_command(tmp_path: Path) -> None:
     """`pip install .` into an empty environment, from a copy so that nothing of ours is at hand."""
     source = tmp_path / "source"
-    ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", ".hypothesis")
+    ignored = shutil.ignore_patterns(
+        ".venv", ".git", "__pycache__", ".cache", ".*_cache", ".hypothesis", "tests"
+    )
     shutil.copytree(ROOT, source, ignore=ignored)
     empty = tmp_path / "empty"
     subprocess.run([sys.executable, "-m", "venv", empty], check=True)
