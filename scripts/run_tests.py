@@ -91,7 +91,7 @@ def _run_batches(
 def _run_batch(
     files: Sequence[str], arguments: Sequence[str], report: Path
 ) -> "subprocess.CompletedProcess[bytes]":
-    fixed = ("-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}")
+    fixed = ("-p", "no:cacheprovider", f"--junitxml={report}")
     return subprocess.run(
         [sys.executable, "-m", "pytest", *fixed, *arguments, *files],
         cwd=ROOT,
@@ -127,11 +127,19 @@ def _print_sums(reports: Iterable[ElementTree.Element], seconds: float) -> None:
 def _record_durations(reports: Iterable[ElementTree.Element]) -> None:
     durations: dict[str, float] = {}
     for case in (case for report in reports for case in report.iter("testcase")):
-        file = case.get("file", "")
+        file = _find_file(case.get("classname", ""))
         durations[file] = durations.get(file, 0.0) + float(case.get("time", 0))
     slow = {file: seconds for file, seconds in durations.items() if seconds >= SLOW_SECONDS}
     lines = [f"{slow[file]:.0f} {file}\n" for file in sorted(slow, key=lambda file: -slow[file])]
     DURATIONS.write_text("".join(lines))
+
+
+def _find_file(name: str) -> str:
+    """Return the file of a module or of a class in it, by its dotted name."""
+    path = name.replace(".", "/")
+    while path and not (ROOT / f"{path}.py").exists():
+        path = path.rpartition("/")[0]
+    return f"{path}.py"
 
 
 if __name__ == "__main__":

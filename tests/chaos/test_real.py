@@ -25,7 +25,7 @@ from steadyrun.testing.model_servers.faults import StreamGate
 from tests.chaos import oracle
 from tests.chaos.scenario import Scenario, Sent
 from tests.chaos.victims import victims
-from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, reached
+from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, wait_for_gate
 
 CONFIG = """
 [daemon]
@@ -121,7 +121,7 @@ class Stage:
         daemon = await self.scene.up()
         sent = await self.send()
         gate = self.model.gate(sent.mark)
-        await reached(gate)
+        await wait_for_gate(gate)
         await daemon.kill()
         self.kills["daemon"] += 1
         if ends_alone:
@@ -137,7 +137,7 @@ class Stage:
         daemon = await self.scene.up()
         sent = await self.send(is_repeated=True)
         gate = self.model.gate(sent.mark)
-        await reached(gate)
+        await wait_for_gate(gate)
         assert await self.scene.kill_one(whom)
         self.kills[whom] += 1
         gate.open()
@@ -168,27 +168,27 @@ def test_an_agent_with_a_real_cli_is_adopted_again_and_again(
             async with victims() as by:
                 config = _config(cli, tmp_path / "user", server.url)
                 scene = await Scenario.begin(tmp_path / "scene", 1, by, config)
-                stage = Stage(scene, cli, model)
+                harness = Stage(scene, cli, model)
                 try:
-                    await stage.hire()
+                    await harness.hire()
                     for number, point in enumerate(POINTS):
                         if point is None:
-                            await stage.kill_in_answer(ends_alone=number % 2 == 0)
+                            await harness.kill_in_answer(ends_alone=number % 2 == 0)
                         else:
-                            await stage.kill_at(point)
+                            await harness.kill_at(point)
                     asked = Counter(ask.user_text for ask in server.main_requests)
                     # None of these deaths may repeat anything: each was told `fail`.
                     assert set(asked.values()) == {1}, asked
                     for whom in OTHERS:
-                        await stage.kill_other(whom)
+                        await harness.kill_other(whom)
                     await scene.settle_down()
                     await oracle.check(scene)
                 finally:
                     await scene.store.close()
                     oracle.clear(scene.home)
-                return stage
+                return harness
 
-        stage = anyio.run(main)
+        harness = anyio.run(main)
     with capsys.disabled():
-        sys.stdout.write(f"\nchaos with {cli.name}: {dict(stage.kills)}\n")
-    assert stage.kills.total() >= 20
+        sys.stdout.write(f"\nchaos with {cli.name}: {dict(harness.kills)}\n")
+    assert harness.kills.total() >= 20

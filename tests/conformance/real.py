@@ -27,7 +27,7 @@ from steadyrun.testing.provider_conformance import (
     Situation,
 )
 from tests.conformance.harness import CANARY, LibraryHarness
-from tests.support.real_cli_stage import PATIENCE_SECONDS, Cli
+from tests.support.real_cli_harness import TIMEOUT_SECONDS, Cli
 
 WORKERS = 3
 Kept = Mapping[str, "Future[None]"]
@@ -113,7 +113,7 @@ class RealCli:
                 env=self.cli.environment(place, url),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=PATIENCE_SECONDS,
+                timeout=TIMEOUT_SECONDS,
                 check=True,
             )
 

@@ -8,7 +8,7 @@ import pytest
 from steadyrun.testing.model_servers.content import CallBlock, call
 from steadyrun.testing.provider_conformance import ProviderPromise
 from tests.conformance.real import BEYOND_A_MODEL, Kept, RealCli, every_promise
-from tests.support.real_cli_stage import CLAUDE
+from tests.support.real_cli_harness import CLAUDE
 
 
 def run(command: str) -> CallBlock:

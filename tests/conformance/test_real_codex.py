@@ -8,7 +8,7 @@ import pytest
 from steadyrun.testing.model_servers.content import CallBlock, call
 from steadyrun.testing.provider_conformance import Prompt, ProviderPromise
 from tests.conformance.real import BEYOND_A_MODEL, PROMPTS, Kept, RealCli, every_promise
-from tests.support.real_cli_stage import CODEX
+from tests.support.real_cli_harness import CODEX
 
 
 def run(command: str) -> CallBlock:

@@ -16,7 +16,7 @@ from steadyrun.model.usage import Cost, Usage
 from steadyrun.telemetry.exporter import MOST_SENT, WAITS
 from steadyrun.telemetry.otlp import LONGEST_TEXT
 from steadyrun.telemetry.spans import INPUT
-from tests.support.cli_home import a_home
+from tests.support.cli_home import cli_home
 from tests.support.commands import ROOT
 from tests.unit.telemetry.test_spans import BEGUN, TOOL, heard, record
 
@@ -82,12 +82,12 @@ def example(place: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_the_collector_of_the_page_prints_what_a_daemon_does(tmp_path: Path) -> None:
-    with example(tmp_path) as collector, a_home(tmp_path) as home:
+    with example(tmp_path) as collector, cli_home(tmp_path) as home:
         assert collector.stdout
         port = collector.stdout.readline().removeprefix("listening on ").strip()
         home.path.mkdir()
         (home.path / "config.toml").write_text(CONFIGS[0].replace("4318", port))
-        home.hire("ada")
+        home.add_agent("ada")
         home.up()
         home.send("ada", {"tool": {"name": "Bash"}}, {"text": "done"})
 

@@ -9,9 +9,9 @@ import anyio
 
 from steadyrun.model.ids import AgentId
 from tests.children.keeper_driver import eventually
-from tests.support.cli_home import Home, a_home, end, until_said, waits
+from tests.support.cli_home import CliHome, cli_home, end_daemon, steps_around, wait_for_text
 from tests.support.commands import steadyrun
-from tests.support.daemon_harness import script, victim, working
+from tests.support.daemon_harness import killable_daemon, running_daemon, script
 
 LIMITED = 'script:[{"rate_limit": {"resets_in": 600}}]'
 KEY_A, KEY_B = "7f3a-ziegelrot-5be1", "91c2-grasgruen-08ad"
@@ -22,16 +22,16 @@ def config(key: str, more: str = "") -> str:
 
 
 def test_a_new_key_goes_on_at_once_and_the_old_one_stays_closed(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
+    with cli_home(tmp_path) as home:
         write(home, config(KEY_A))
-        home.hire("ada")
+        home.add_agent("ada")
         daemon = home.up()
         limited = home.run("run", "--provider", "scripted", LIMITED)
         first = home.send("ada", {"text": "with another key"})
         [closed] = gates(home)
         waiting = waiting_for(home, first)
         daemon = restarted(home, daemon, config(KEY_B))
-        until_said(home, "with another key")
+        wait_for_text(home, "with another key")
         done = home.run("send", "ada", "--wait", "--json", "hello")
         both = gates(home)
         shown, status = home.run("gate").stdout, home.run("status").stdout
@@ -40,8 +40,8 @@ def test_a_new_key_goes_on_at_once_and_the_old_one_stays_closed(tmp_path: Path) 
         again = gates(home)
         still = waiting_for(home, second)
         home.run("gate", "open", "scripted")
-        until_said(home, "with the first key")
-        end(daemon, signal.SIGTERM)
+        wait_for_text(home, "with the first key")
+        end_daemon(daemon, signal.SIGTERM)
         has_key = files_with(home, KEY_A, KEY_B)
 
     assert limited.returncode == 6
@@ -61,13 +61,13 @@ def test_a_new_key_goes_on_at_once_and_the_old_one_stays_closed(tmp_path: Path) 
 
 def test_a_run_that_is_taken_over_tells_the_gate_of_its_own_key(tmp_path: Path) -> None:
     """It is refused with the old key, so the item goes on at once with the new one."""
-    with a_home(tmp_path) as home:
+    with cli_home(tmp_path) as home:
         write(home, config(KEY_A))
-        home.hire("ada")
+        home.add_agent("ada")
         daemon = home.up()
-        home.send("ada", *waits(tmp_path / "go"), {"rate_limit": {"resets_in": 600}})
-        until_said(home, "one")
-        end(daemon, signal.SIGKILL)
+        home.send("ada", *steps_around(tmp_path / "go"), {"rate_limit": {"resets_in": 600}})
+        wait_for_text(home, "one")
+        end_daemon(daemon, signal.SIGKILL)
         write(home, config(KEY_B))
         home.up()
         (tmp_path / "go").touch()
@@ -91,40 +91,40 @@ def test_a_turn_of_its_own_is_on_the_account_of_its_process(tmp_path: Path) -> N
     (tmp_path / "home" / "config.toml").write_text(config(KEY_A))
 
     async def first() -> AgentId:
-        async with victim(tmp_path, "before start_unprompted") as (home, daemon):
-            ada = await home.hire("ada")
+        async with killable_daemon(tmp_path, "before start_unprompted") as (home, daemon):
+            ada = await home.add_agent("ada")
             steps = [{"text": "by itself"}, {"rate_limit": {"resets_in": 600}}]
             later = {"self_turn": {"after": 1.0, "steps": steps}}
             await home.send(ada, script(later, {"text": "one"}))
-            await daemon.until_dead()
+            await daemon.wait_until_killed()
             return ada
 
     async def second(ada: AgentId) -> None:
-        async with working(tmp_path, config=config(KEY_B)) as team:
-            await team.until_said(ada, "by itself")
+        async with running_daemon(tmp_path, config=config(KEY_B)) as harness:
+            await harness.wait_for_text(ada, "by itself")
 
             async def has_ended() -> bool:
-                return [run.status for run in await team.runs(ada)][1:] == ["rate_limited"]
+                return [run.status for run in await harness.runs(ada)][1:] == ["rate_limited"]
 
-            await team.until(ada, has_ended)
-            [asked, own] = await team.runs(ada)
-            assert own.account == asked.account != team.store.accounts["scripted"]
-            assert await team.store.gates() == []
-            [gate] = await team.store.gates(include_others=True)
+            await harness.wait_until(ada, has_ended)
+            [asked, own] = await harness.runs(ada)
+            assert own.account == asked.account != harness.store.accounts["scripted"]
+            assert await harness.store.gates() == []
+            [gate] = await harness.store.gates(include_others=True)
             assert (gate.account, gate.is_closed, gate.run) == (own.account, True, own.id)
 
     anyio.run(second, anyio.run(first))
 
 
 def test_an_announced_retry_holds_back_the_account_of_its_process(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
+    with cli_home(tmp_path) as home:
         write(home, config(KEY_A))
-        home.hire("ada")
+        home.add_agent("ada")
         daemon = home.up()
         retry = {"retrying": {"reason": "rate_limited", "delay_ms": 60_000}}
-        home.send("ada", *waits(tmp_path / "go"), retry, {"text": "went on"})
-        until_said(home, "one")
-        end(daemon, signal.SIGKILL)
+        home.send("ada", *steps_around(tmp_path / "go"), retry, {"text": "went on"})
+        wait_for_text(home, "one")
+        end_daemon(daemon, signal.SIGKILL)
         write(home, config(KEY_B))
         home.up()
         (tmp_path / "go").touch()
@@ -136,9 +136,9 @@ def test_an_announced_retry_holds_back_the_account_of_its_process(tmp_path: Path
 
 
 def test_a_variable_that_is_not_set_keeps_no_daemon_from_its_work(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
+    with cli_home(tmp_path) as home:
         write(home, config("${NOT_SET_AT_ALL}"))
-        home.hire("ada")
+        home.add_agent("ada")
         home.up()
         closed = home.run("gate", "close", "scripted", "--for", "1h")
         opened = home.run("gate", "open", "scripted")
@@ -166,38 +166,38 @@ def test_every_process_of_a_home_knows_the_account_by_the_same_name(tmp_path: Pa
     assert [each.returncode for each in (limited, refused, other)] == [6, 6, 0]
 
 
-def write(home: Home, text: str) -> None:
+def write(home: CliHome, text: str) -> None:
     home.path.mkdir(exist_ok=True)
     (home.path / "config.toml").write_text(text)
 
 
-def restarted(home: Home, daemon: Any, text: str) -> Any:
+def restarted(home: CliHome, daemon: Any, text: str) -> Any:
     """Another daemon with another configuration."""
-    assert end(daemon, signal.SIGTERM) == 0
+    assert end_daemon(daemon, signal.SIGTERM) == 0
     write(home, text)
     return home.up()
 
 
-def gates(home: Home) -> list[dict[str, Any]]:
+def gates(home: CliHome) -> list[dict[str, Any]]:
     """As `gate` lists them, which is as `status` does."""
     listed: list[dict[str, Any]] = json.loads(home.run("gate", "--json").stdout)["gates"]
     assert json.loads(home.run("status", "--json").stdout)["gates"] == listed
     return listed
 
 
-def suspected(home: Home) -> list[dict[str, Any]]:
+def suspected(home: CliHome) -> list[dict[str, Any]]:
     """All gates, as soon as one of them is suspect."""
     listed = gates(home)
     return listed if any(gate["state"] == "suspect" for gate in listed) else []
 
 
-def waiting_for(home: Home, item: str) -> tuple[str, str, str]:
+def waiting_for(home: CliHome, item: str) -> tuple[str, str, str]:
     items = json.loads(home.run("inbox", "--json").stdout)["items"]
     [found] = [each for each in items if each["id"] == item]
     return found["status"], found["waiting"], found["until"]
 
 
-def files_with(home: Home, *keys: str) -> list[Path]:
+def files_with(home: CliHome, *keys: str) -> list[Path]:
     """Files of the home with any part of a key, as it is or in writing for others."""
     parts = [part.encode() for key in keys for part in key.split("-")]
     files = [file for file in home.path.rglob("*") if file.is_file()]

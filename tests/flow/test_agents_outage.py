@@ -22,7 +22,7 @@ from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.adoption_steps import WatchedStore
 from tests.children.keeper_driver import eventually
-from tests.support.daemon_harness import Team, says, script, wait_for, working
+from tests.support.daemon_harness import DaemonHarness, running_daemon, say, script, wait_for
 
 Answer = TypeVar("Answer")
 
@@ -66,21 +66,21 @@ class Trap:
 
 
 @asynccontextmanager
-async def trapped(place: Path, step: str, room: Capacity) -> AsyncIterator[Team]:
+async def trapped(place: Path, step: str, room: Capacity) -> AsyncIterator[DaemonHarness]:
     """A team whose store is locked at that step, until the daemon has told of it."""
     (place / "home").mkdir()
     impatient = await SqliteStore.open(place / "home", patience_seconds=SHORT_SECONDS)
     trap = Trap(step, Lock(place / "home"))
     try:
         async with (
-            working(place, room, watched=lambda _: _watched(impatient, trap)) as team,
+            running_daemon(place, room, wrap_store=lambda _: _watched(impatient, trap)) as harness,
             task_group() as tasks,
         ):
             # What a daemon does at its start is over then.
-            await team.done(await team.hire("zoe", "shell"), "echo hello")
-            tasks.start_soon(_free, team, trap)
+            await harness.send_and_wait(await harness.add_agent("zoe", "shell"), "echo hello")
+            tasks.start_soon(_free, harness, trap)
             trap.is_set = True
-            yield team
+            yield harness
             assert trap.is_sprung
             tasks.cancel_scope.cancel()
     finally:
@@ -92,9 +92,9 @@ def _watched(store: Store, trap: "Trap | Busy") -> Any:
     return WatchedStore(store, trap)  # type: ignore[arg-type]
 
 
-async def _free(team: Team, trap: Trap) -> None:
+async def _free(harness: DaemonHarness, trap: Trap) -> None:
     def is_told() -> bool:
-        told = team.facts.of("store.failed")
+        told = harness.log.facts_of("store.failed")
         return any("agent" in each or trap.step == each["phase"] for each in told)
 
     await anyio.to_thread.run_sync(eventually, is_told, "the trouble")
@@ -104,61 +104,62 @@ async def _free(team: Team, trap: Trap) -> None:
 # -- what is done meanwhile
 
 
-async def _talk(team: Team, ada: AgentId) -> None:
-    assert (await team.done(ada, says("one"))).reply == "one"
+async def _talk(harness: DaemonHarness, ada: AgentId) -> None:
+    assert (await harness.send_and_wait(ada, say("one"))).reply == "one"
 
 
-async def _crash(team: Team, ada: AgentId) -> None:
-    item = await team.done(ada, script({"text": "one"}, {"crash": 3}))
+async def _crash(harness: DaemonHarness, ada: AgentId) -> None:
+    item = await harness.send_and_wait(ada, script({"text": "one"}, {"crash": 3}))
     assert (item.status, item.attempt) == ("failed", 4)
 
 
-async def _limit(team: Team, ada: AgentId) -> None:
-    item = await team.send(ada, script({"text": "one"}, {"rate_limit": {"resets_in": 3600}}))
-    await team.until_lane(ada, "warm")
-    [gate] = await team.store.gates()
+async def _limit(harness: DaemonHarness, ada: AgentId) -> None:
+    item = await harness.send(ada, script({"text": "one"}, {"rate_limit": {"resets_in": 3600}}))
+    await harness.wait_for_lane(ada, "warm")
+    [gate] = await harness.store.gates()
     assert gate.until
-    await team.store.cancel(item)
-    await team.store.update_gate(gate.provider, Opened())
+    await harness.store.cancel(item)
+    await harness.store.update_gate(gate.provider, Opened())
 
 
-async def _steer(team: Team, ada: AgentId) -> None:
-    item = await team.send(
-        ada, script({"text": "one"}, team.gates.until("go"), {"text": "done"}, {"text": "over"})
+async def _steer(harness: DaemonHarness, ada: AgentId) -> None:
+    item = await harness.send(
+        ada,
+        script({"text": "one"}, harness.gates.wait_step("go"), {"text": "done"}, {"text": "over"}),
     )
-    await team.until_said(ada, "one")
-    more = await team.send(ada, "more")
-    await team.until_told(ada, ev.FollowupOffered)
-    team.gates.open("go")
-    assert (await team.settled(item)).status == "completed"
-    assert (await team.settled(more)).status == "completed"
+    await harness.wait_for_text(ada, "one")
+    more = await harness.send(ada, "more")
+    await harness.wait_for_event(ada, ev.FollowupOffered)
+    harness.gates.open("go")
+    assert (await harness.wait_until_settled(item)).status == "completed"
+    assert (await harness.wait_until_settled(more)).status == "completed"
 
 
-async def _leave_over(team: Team, ada: AgentId) -> None:
-    item = await team.send(ada, script({"text": "one"}, team.gates.until("go")))
-    await team.until_said(ada, "one")
-    own = await team.send(ada, says("two"))
-    await team.until_told(ada, ev.FollowupOffered)
-    team.gates.open("go")
-    assert (await team.settled(item)).status == "completed"
-    assert (await team.settled(own)).delivery == "own_turn"
+async def _leave_over(harness: DaemonHarness, ada: AgentId) -> None:
+    item = await harness.send(ada, script({"text": "one"}, harness.gates.wait_step("go")))
+    await harness.wait_for_text(ada, "one")
+    own = await harness.send(ada, say("two"))
+    await harness.wait_for_event(ada, ev.FollowupOffered)
+    harness.gates.open("go")
+    assert (await harness.wait_until_settled(item)).status == "completed"
+    assert (await harness.wait_until_settled(own)).delivery == "own_turn"
 
 
-async def _wake(team: Team, ada: AgentId) -> None:
+async def _wake(harness: DaemonHarness, ada: AgentId) -> None:
     later = {"self_turn": {"after": 1.0, "steps": [{"text": "by itself"}]}}
-    await team.done(ada, script(later, {"text": "one"}))
-    await team.until_said(ada, "by itself")
-    await team.until_idle(ada)
+    await harness.send_and_wait(ada, script(later, {"text": "one"}))
+    await harness.wait_for_text(ada, "by itself")
+    await harness.wait_until_idle(ada)
 
 
-async def _make_room(team: Team, ada: AgentId) -> None:
-    await team.done(ada, says("one"))
-    bob = await team.hire("bob")
-    assert (await team.done(bob, says("two"))).reply == "two"
-    assert (await team.done(ada, says("three"))).reply == "three"
+async def _make_room(harness: DaemonHarness, ada: AgentId) -> None:
+    await harness.send_and_wait(ada, say("one"))
+    bob = await harness.add_agent("bob")
+    assert (await harness.send_and_wait(bob, say("two"))).reply == "two"
+    assert (await harness.send_and_wait(ada, say("three"))).reply == "three"
 
 
-Story = Callable[[Team, AgentId], Awaitable[None]]
+Story = Callable[[DaemonHarness, AgentId], Awaitable[None]]
 # The step, what is done, and what is told of it in the record.
 STORIES: dict[str, tuple[Story, str | None]] = {
     "start": (_talk, None),
@@ -184,18 +185,18 @@ def test_a_store_that_is_busy_for_a_while_delays_and_nothing_else(
     story, phase = STORIES[step]
 
     async def main() -> None:
-        async with trapped(tmp_path, step, Capacity(processes=1)) as team:
-            ada = await team.hire("ada")
-            await story(team, ada)
-            eve = await team.hire("eve")
-            assert (await team.done(eve, says("I am fine"))).status == "completed"
-            assert (await team.done(ada, says("so am I"))).status == "completed"
+        async with trapped(tmp_path, step, Capacity(processes=1)) as harness:
+            ada = await harness.add_agent("ada")
+            await story(harness, ada)
+            eve = await harness.add_agent("eve")
+            assert (await harness.send_and_wait(eve, say("I am fine"))).status == "completed"
+            assert (await harness.send_and_wait(ada, say("so am I"))).status == "completed"
 
-            texts = await team.texts(ada)
+            texts = await harness.texts(ada)
             assert texts.count("one") == (4 if story is _crash else 1)
-            failed = await team.of(ada, ev.RecordFailed)
+            failed = await harness.events_of(ada, ev.RecordFailed)
             assert [each.phase for each in failed] == ([phase] if phase else [])
-            events = await team.events(ada)
+            events = await harness.events(ada)
             assert [seen.seq for seen in events] == [*range(1, len(events) + 1)]
 
     anyio.run(main)
@@ -222,13 +223,15 @@ def test_a_store_that_is_busy_when_the_lanes_of_the_dead_are_looked_at_is_no_bug
 
     async def main() -> None:
         # Whoever works here asserts that there is no bug.
-        async with working(tmp_path, watched=lambda store: _watched(store, busy)) as team:
-            ada = await team.hire("ada")
-            await wait_for(lambda: team.facts.of("store.failed"), "the trouble")
-            assert (await team.done(ada, says("one"))).reply == "one"
+        async with running_daemon(
+            tmp_path, wrap_store=lambda store: _watched(store, busy)
+        ) as harness:
+            ada = await harness.add_agent("ada")
+            await wait_for(lambda: harness.log.facts_of("store.failed"), "the trouble")
+            assert (await harness.send_and_wait(ada, say("one"))).reply == "one"
 
             assert busy.reaps == 2
-            assert team.facts.of("store.failed") == [{"phase": "reap", "code": "store_busy"}]
+            assert harness.log.facts_of("store.failed") == [{"phase": "reap", "code": "store_busy"}]
 
     anyio.run(main)
 
@@ -238,23 +241,23 @@ def test_whoever_listens_hears_of_the_trouble_at_once(tmp_path: Path) -> None:
         (tmp_path / "home").mkdir()
         impatient = await SqliteStore.open(tmp_path / "home", patience_seconds=SHORT_SECONDS)
         lock = Lock(tmp_path / "home")
-        async with working(tmp_path, watched=lambda _: impatient) as team:
-            ada = await team.hire("ada")
-            item = await team.send(ada, script({"text": "one"}, team.gates.until("go")))
-            await team.until_said(ada, "one")
-            seat = team.daemon.seats.of(ada)
+        async with running_daemon(tmp_path, wrap_store=lambda _: impatient) as harness:
+            ada = await harness.add_agent("ada")
+            item = await harness.send(ada, script({"text": "one"}, harness.gates.wait_step("go")))
+            await harness.wait_for_text(ada, "one")
+            seat = harness.daemon.seats.of(ada)
             assert seat
             with seat.feed.subscribe() as listener:
                 lock.take()
-                team.gates.open("go")
+                harness.gates.open("go")
                 while not isinstance(news := await listener.next(), LiveEvent):
                     pass
                 assert isinstance(news.event, ev.RecordFailed)
-                assert news.run == (await team.store.item(item)).run
-                assert await team.of(ada, ev.RecordFailed) == []
+                assert news.run == (await harness.store.item(item)).run
+                assert await harness.events_of(ada, ev.RecordFailed) == []
                 lock.leave()
-            assert (await team.settled(item)).status == "completed"
-            await team.until_told(ada, ev.RecordFailed)
+            assert (await harness.wait_until_settled(item)).status == "completed"
+            await harness.wait_for_event(ada, ev.RecordFailed)
         lock.close()
         await impatient.close()
 
@@ -282,17 +285,17 @@ BUGS = ["open_process", "append started", "append ended", "rest", "close_process
 def test_a_bug_in_the_run_of_one_agent_ends_nothing_else(tmp_path: Path, step: str) -> None:
     async def main() -> None:
         buggy, room = Bug(step), Capacity(processes=1)
-        async with working(
+        async with running_daemon(
             tmp_path,
             room,
-            watched=lambda store: WatchedStore(store, buggy),  # type: ignore[arg-type]
+            wrap_store=lambda store: WatchedStore(store, buggy),  # type: ignore[arg-type]
             has_bugs=True,
-        ) as team:
-            ada, bob = await team.hire("ada"), await team.hire("bob")
-            first = await team.done(ada, says("one"))
+        ) as harness:
+            ada, bob = await harness.add_agent("ada"), await harness.add_agent("bob")
+            first = await harness.send_and_wait(ada, say("one"))
             # Who makes room for this one is ada, if her process still waits.
-            assert (await team.done(bob, says("two"))).reply == "two"
-            assert (await team.done(ada, says("three"))).reply == "three"
+            assert (await harness.send_and_wait(bob, say("two"))).reply == "two"
+            assert (await harness.send_and_wait(ada, say("three"))).reply == "three"
 
             # What has come to its end before anybody could give it up has come to its end.
             may_end = step not in {"open_process", "append ended"}
@@ -302,6 +305,6 @@ def test_a_bug_in_the_run_of_one_agent_ends_nothing_else(tmp_path: Path, step: s
                 assert first.error.code == "internal"
             else:
                 assert first.reply == "one"
-            assert len(await team.store.open_processes()) <= 1
+            assert len(await harness.store.open_processes()) <= 1
 
     anyio.run(main)

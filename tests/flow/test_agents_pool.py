@@ -13,7 +13,15 @@ import pytest
 from steadyrun.lib.clock import SystemClock
 from steadyrun.providers.scripted import child
 from steadyrun.runtime.dispatcher import Capacity
-from tests.support.daemon_harness import Team, begun, cli_of, says, script, wait_for, working
+from tests.support.daemon_harness import (
+    DaemonHarness,
+    find_cli,
+    read_turns,
+    running_daemon,
+    say,
+    script,
+    wait_for,
+)
 
 ENTRY = str(Path(child.__file__).with_name("__main__.py"))
 
@@ -27,40 +35,40 @@ class Ahead(SystemClock):
         return super().monotonic() + self.seconds
 
 
-async def _processes(team: Team, agent: str) -> list[str | None]:
-    return [run.process for run in await team.runs(agent)]  # type: ignore[arg-type]
+async def _processes(harness: DaemonHarness, agent: str) -> list[str | None]:
+    return [run.process for run in await harness.runs(agent)]  # type: ignore[arg-type]
 
 
-async def _soul(team: Team, name: str) -> None:
-    await anyio.Path(team.place / name / "SOUL.md").write_text("I am patient.")
+async def _soul(harness: DaemonHarness, name: str) -> None:
+    await anyio.Path(harness.place / name / "SOUL.md").write_text("I am patient.")
 
 
-async def _role(team: Team, name: str) -> None:
-    roles = anyio.Path(team.place / "home" / "roles")
+async def _role(harness: DaemonHarness, name: str) -> None:
+    roles = anyio.Path(harness.place / "home" / "roles")
     await roles.mkdir()
     await (roles / "clerk.md").write_text("You keep the books.")
-    await team.change((await team.store.agent(name)).id, role="clerk")
+    await harness.set_agent((await harness.store.agent(name)).id, role="clerk")
 
 
-async def _system(team: Team, name: str) -> None:
-    await team.change((await team.store.agent(name)).id, system="Be brief.")
+async def _system(harness: DaemonHarness, name: str) -> None:
+    await harness.set_agent((await harness.store.agent(name)).id, system="Be brief.")
 
 
 def test_whoever_is_launched_is_said_to_be_gone_when_it_is(tmp_path: Path) -> None:
-    async def main() -> Team:
-        async with working(tmp_path, Capacity(processes=1)) as team:
-            ada, bo = await team.hire("ada"), await team.hire("bo", "shell")
-            await team.done(ada, says("one"))
-            await team.done(bo, "true")
-            await team.done(ada, says("two"))
-            await _system(team, "ada")
-            await team.done(ada, says("three"))
-            return team
+    async def main() -> DaemonHarness:
+        async with running_daemon(tmp_path, Capacity(processes=1)) as harness:
+            ada, bo = await harness.add_agent("ada"), await harness.add_agent("bo", "shell")
+            await harness.send_and_wait(ada, say("one"))
+            await harness.send_and_wait(bo, "true")
+            await harness.send_and_wait(ada, say("two"))
+            await _system(harness, "ada")
+            await harness.send_and_wait(ada, say("three"))
+            return harness
 
-    facts = anyio.run(main).facts
+    facts = anyio.run(main).log
 
-    launched = [(each["agent"], each["process"]) for each in facts.of("process.launched")]
-    closed = [(each["agent"], each["process"]) for each in facts.of("process.closed")]
+    launched = [(each["agent"], each["process"]) for each in facts.facts_of("process.launched")]
+    closed = [(each["agent"], each["process"]) for each in facts.facts_of("process.closed")]
     assert sorted(closed) == sorted(launched)
     assert {name for name, _ in closed} == {"ada", "bo"}
 
@@ -71,19 +79,19 @@ CHANGES = {"SOUL.md": _soul, "the role": _role, "the system prompt": _system}
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_another_standing_prompt_wants_another_process(tmp_path: Path, change: object) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
-            await team.done(ada, says("one"))
-            await change(team, "ada")  # type: ignore[operator]
-            await team.done(ada, script("recall"))
-            await team.done(ada, says("three"))
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
+            await harness.send_and_wait(ada, say("one"))
+            await change(harness, "ada")  # type: ignore[operator]
+            await harness.send_and_wait(ada, script("recall"))
+            await harness.send_and_wait(ada, say("three"))
 
-            first, second, third = await team.runs(ada)
+            first, second, third = await harness.runs(ada)
             assert first.process != second.process == third.process
             assert first.resume_token == second.resume_token
-            recalled = msgspec.json.decode((await team.texts(ada))[1])
-            assert says("one") in recalled["earlier"]
-            assert len(await team.store.open_processes(ada)) == 1
+            recalled = msgspec.json.decode((await harness.texts(ada))[1])
+            assert say("one") in recalled["earlier"]
+            assert len(await harness.store.open_processes(ada)) == 1
 
     anyio.run(main)
 
@@ -92,11 +100,11 @@ def test_another_option_of_the_provider_wants_another_process(tmp_path: Path) ->
     """The daemon has to be started again for that: it leaves the process, which does not fit."""
 
     async def main(config: str, text: str) -> None:
-        async with working(tmp_path, config=config) as team:
-            known = await team.store.agents()
-            ada = known[0].id if known else await team.hire("ada")
-            await team.done(ada, says(text))
-            tokens = {run.resume_token for run in await team.runs(ada)}
+        async with running_daemon(tmp_path, config=config) as harness:
+            known = await harness.store.agents()
+            ada = known[0].id if known else await harness.add_agent("ada")
+            await harness.send_and_wait(ada, say(text))
+            tokens = {run.resume_token for run in await harness.runs(ada)}
             assert len(tokens) == 1
 
     anyio.run(main, "", "one")
@@ -105,35 +113,35 @@ def test_another_option_of_the_provider_wants_another_process(tmp_path: Path) ->
 
 def test_the_process_that_has_waited_longest_makes_room(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, Capacity(processes=2)) as team:
-            ada, bob, eve = [await team.hire(name) for name in ("ada", "bob", "eve")]
-            await team.done(ada, says("one"))
-            await team.done(bob, says("two"))
-            await team.done(ada, says("three"))
-            await team.done(eve, says("four"))
+        async with running_daemon(tmp_path, Capacity(processes=2)) as harness:
+            ada, bob, eve = [await harness.add_agent(name) for name in ("ada", "bob", "eve")]
+            await harness.send_and_wait(ada, say("one"))
+            await harness.send_and_wait(bob, say("two"))
+            await harness.send_and_wait(ada, say("three"))
+            await harness.send_and_wait(eve, say("four"))
 
-            lanes = {agent: (await team.store.lane(agent)).status for agent in (ada, bob, eve)}
+            lanes = {agent: (await harness.store.lane(agent)).status for agent in (ada, bob, eve)}
             assert lanes == {ada: "warm", bob: "idle", eve: "warm"}
-            await team.done(bob, says("five"))
-            assert (await team.store.lane(ada)).status == "idle"
-            assert len({run.resume_token for run in await team.runs(bob)}) == 1
+            await harness.send_and_wait(bob, say("five"))
+            assert (await harness.store.lane(ada)).status == "idle"
+            assert len({run.resume_token for run in await harness.runs(bob)}) == 1
 
     anyio.run(main)
 
 
 def test_a_process_that_is_busy_is_not_closed_for_another(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, Capacity(processes=1)) as team:
-            ada, bob = await team.hire("ada"), await team.hire("bob")
-            busy = await team.send(ada, script({"text": "one"}, team.gates.until("go")))
-            await team.until_said(ada, "one")
-            other = await team.done(bob, says("two"))
-            team.gates.open("go")
+        async with running_daemon(tmp_path, Capacity(processes=1)) as harness:
+            ada, bob = await harness.add_agent("ada"), await harness.add_agent("bob")
+            busy = await harness.send(ada, script({"text": "one"}, harness.gates.wait_step("go")))
+            await harness.wait_for_text(ada, "one")
+            other = await harness.send_and_wait(bob, say("two"))
+            harness.gates.open("go")
 
             assert other.status == "completed"
-            assert (await team.settled(busy)).status == "completed"
+            assert (await harness.wait_until_settled(busy)).status == "completed"
             # There is room for one: it is the one that came to its end last, or none.
-            assert len(await team.store.open_processes()) <= 1
+            assert len(await harness.store.open_processes()) <= 1
 
     anyio.run(main)
 
@@ -141,20 +149,20 @@ def test_a_process_that_is_busy_is_not_closed_for_another(tmp_path: Path) -> Non
 def test_a_process_that_waits_too_long_is_closed(tmp_path: Path) -> None:
     async def main() -> None:
         clock = Ahead()
-        async with working(tmp_path, clock=clock) as team:
-            ada = await team.hire("ada")
-            await team.done(ada, says("one"))
+        async with running_daemon(tmp_path, clock=clock) as harness:
+            ada = await harness.add_agent("ada")
+            await harness.send_and_wait(ada, say("one"))
             clock.seconds = 290
-            await team.done(ada, says("two"))
+            await harness.send_and_wait(ada, say("two"))
             clock.seconds += 290
-            assert (await team.store.lane(ada)).status == "warm"
+            assert (await harness.store.lane(ada)).status == "warm"
             clock.seconds += 11
-            await team.until_lane(ada, "idle")
+            await harness.wait_for_lane(ada, "idle")
 
-            assert await team.store.open_processes() == []
-            after = await team.done(ada, script("recall"))
+            assert await harness.store.open_processes() == []
+            after = await harness.send_and_wait(ada, script("recall"))
             assert "two" in str(after.reply)
-            assert (await _processes(team, ada))[0] != (await _processes(team, ada))[-1]
+            assert (await _processes(harness, ada))[0] != (await _processes(harness, ada))[-1]
 
     anyio.run(main)
 
@@ -162,29 +170,29 @@ def test_a_process_that_waits_too_long_is_closed(tmp_path: Path) -> None:
 def test_without_a_limit_a_process_waits_for_ever(tmp_path: Path) -> None:
     async def main() -> None:
         clock = Ahead()
-        async with working(tmp_path, Capacity(idle_seconds=0), clock=clock) as team:
-            ada, bob = await team.hire("ada"), await team.hire("bob")
-            await team.done(ada, says("one"))
+        async with running_daemon(tmp_path, Capacity(idle_seconds=0), clock=clock) as harness:
+            ada, bob = await harness.add_agent("ada"), await harness.add_agent("bob")
+            await harness.send_and_wait(ada, say("one"))
             clock.seconds = timedelta(days=30).total_seconds()
             # Two looks at the clock later.
-            await team.done(bob, script({"wait": 2.2}))
+            await harness.send_and_wait(bob, script({"wait": 2.2}))
 
-            assert (await team.store.lane(ada)).status == "warm"
+            assert (await harness.store.lane(ada)).status == "warm"
 
     anyio.run(main)
 
 
 def test_a_process_that_dies_while_it_waits_is_replaced(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
-            await team.done(ada, says("one"))
-            os.kill(cli_of(await team.process_of(ada)), signal.SIGKILL)
-            await team.until_lane(ada, "idle")
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
+            await harness.send_and_wait(ada, say("one"))
+            os.kill(find_cli(await harness.find_process(ada)), signal.SIGKILL)
+            await harness.wait_for_lane(ada, "idle")
 
-            assert await team.store.open_processes() == []
-            after = await team.done(ada, says("two"))
-            first, second = await team.runs(ada)
+            assert await harness.store.open_processes() == []
+            after = await harness.send_and_wait(ada, say("two"))
+            first, second = await harness.runs(ada)
             assert (after.status, after.attempt) == ("completed", 1)
             assert first.process != second.process
             assert first.resume_token == second.resume_token
@@ -194,29 +202,29 @@ def test_a_process_that_dies_while_it_waits_is_replaced(tmp_path: Path) -> None:
 
 def test_a_provider_that_serves_one_turn_is_not_kept(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada", "shell")
-            await team.done(ada, "echo one")
-            await team.until_lane(ada, "idle")
-            await team.done(ada, "echo two")
-            await team.until_lane(ada, "idle")
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada", "shell")
+            await harness.send_and_wait(ada, "echo one")
+            await harness.wait_for_lane(ada, "idle")
+            await harness.send_and_wait(ada, "echo two")
+            await harness.wait_for_lane(ada, "idle")
 
-            assert len(set(await _processes(team, ada))) == 2
-            assert await team.store.open_processes() == []
+            assert len(set(await _processes(harness, ada))) == 2
+            assert await harness.store.open_processes() == []
 
     anyio.run(main)
 
 
 def test_a_process_that_has_printed_too_much_is_not_kept(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, Capacity(journal_bytes=100_000)) as team:
-            ada = await team.hire("ada")
-            await team.done(ada, says("little"))
-            await team.done(ada, script({"flood": {"count": 200}}))
-            await team.until_lane(ada, "idle")
-            await team.done(ada, says("more"))
+        async with running_daemon(tmp_path, Capacity(journal_bytes=100_000)) as harness:
+            ada = await harness.add_agent("ada")
+            await harness.send_and_wait(ada, say("little"))
+            await harness.send_and_wait(ada, script({"flood": {"count": 200}}))
+            await harness.wait_for_lane(ada, "idle")
+            await harness.send_and_wait(ada, say("more"))
 
-            first, second, third = await _processes(team, ada)
+            first, second, third = await _processes(harness, ada)
             assert first == second != third
 
     anyio.run(main)
@@ -224,13 +232,13 @@ def test_a_process_that_has_printed_too_much_is_not_kept(tmp_path: Path) -> None
 
 def test_what_was_found_wrong_at_a_launch_is_noted(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
             (tmp_path / "ada" / "PERMISSIONS.json").write_text(f'{{"note": "{"x" * 501}"}}')
-            await team.done(ada, says("one"))
-            await team.done(ada, says("two"))
+            await harness.send_and_wait(ada, say("one"))
+            await harness.send_and_wait(ada, say("two"))
 
-            notes = await team.notes(ada)
+            notes = await harness.notes(ada)
             assert notes == ["PERMISSIONS.json: note has more than 500 characters; it is cut"]
 
     anyio.run(main)
@@ -238,17 +246,17 @@ def test_what_was_found_wrong_at_a_launch_is_noted(tmp_path: Path) -> None:
 
 def test_an_agent_that_changes_its_provider_has_another_process(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
-            await team.done(ada, says("one"))
-            await team.change(ada, providers=("shell",))
-            other = await team.done(ada, "echo two")
-            await team.change(ada, providers=("scripted",))
-            again = await team.done(ada, script("recall"))
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
+            await harness.send_and_wait(ada, say("one"))
+            await harness.set_agent(ada, providers=("shell",))
+            other = await harness.send_and_wait(ada, "echo two")
+            await harness.set_agent(ada, providers=("scripted",))
+            again = await harness.send_and_wait(ada, script("recall"))
 
             assert other.reply == "two"
             assert "one" in str(again.reply)
-            first, _, third = await team.runs(ada)
+            first, _, third = await harness.runs(ada)
             assert first.resume_token == third.resume_token
 
     anyio.run(main)
@@ -257,16 +265,16 @@ def test_an_agent_that_changes_its_provider_has_another_process(tmp_path: Path) 
 def test_a_process_that_goes_on_by_itself_is_not_closed(tmp_path: Path) -> None:
     async def main() -> None:
         clock = Ahead()
-        async with working(tmp_path, Capacity(processes=1), clock=clock) as team:
-            ada, bob = await team.hire("ada"), await team.hire("bob")
+        async with running_daemon(tmp_path, Capacity(processes=1), clock=clock) as harness:
+            ada, bob = await harness.add_agent("ada"), await harness.add_agent("bob")
             later = {"self_turn": {"after": 3600, "steps": [{"text": "later"}]}}
-            await team.done(ada, script(later, {"text": "one"}))
+            await harness.send_and_wait(ada, script(later, {"text": "one"}))
             clock.seconds = 301
-            await team.done(bob, script({"wait": 2.2}, {"text": "two"}))
+            await harness.send_and_wait(bob, script({"wait": 2.2}, {"text": "two"}))
 
-            assert (await team.store.lane(ada)).status == "warm"
-            assert team.daemon.process_state(ada) == "background"
-            assert (await team.store.lane(bob)).status == "idle"
+            assert (await harness.store.lane(ada)).status == "warm"
+            assert harness.daemon.process_state(ada) == "background"
+            assert (await harness.store.lane(bob)).status == "idle"
 
     anyio.run(main)
 
@@ -283,21 +291,21 @@ def test_an_item_that_comes_while_its_process_is_closed_has_another(tmp_path: Pa
         program.chmod(0o755)
         argv = [str(program), sys.executable, "-I", "-S", ENTRY]
         config = f"[providers.scripted]\ncommand = {argv}\n"
-        async with working(tmp_path, clock=clock, config=config) as team:
-            ada = await team.hire("ada")
-            await team.done(ada, says("one"))
+        async with running_daemon(tmp_path, clock=clock, config=config) as harness:
+            ada = await harness.add_agent("ada")
+            await harness.send_and_wait(ada, say("one"))
             clock.seconds = 301
-            seat = team.daemon.seats.of(ada)
+            seat = harness.daemon.seats.of(ada)
             assert seat
             await wait_for(lambda: seat.live is None or seat.live.is_closing, "the closing")
-            second = await team.send(ada, says("two"))
-            await team.until_lane(ada, "held")
-            team.gates.open("go")
-            item = await team.settled(second)
+            second = await harness.send(ada, say("two"))
+            await harness.wait_for_lane(ada, "held")
+            harness.gates.open("go")
+            item = await harness.wait_until_settled(second)
 
-            first, last = await team.runs(ada)
+            first, last = await harness.runs(ada)
             assert (item.status, item.attempt) == ("completed", 1)
             assert first.process != last.process
-            assert len(begun(tmp_path)) == 2
+            assert len(read_turns(tmp_path)) == 2
 
     anyio.run(main)

@@ -13,9 +13,9 @@ from steadyrun.testing.model_servers.anthropic import answer, call
 from steadyrun.testing.model_servers.content import CallBlock
 from steadyrun.testing.model_servers.faults import Refusal, refuse_rate_limit
 from steadyrun.testing.model_servers.protocol import ServerSteps
-from tests.support.daemon_harness import Team
-from tests.support.real_agents import working
-from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, Stage, staged
+from tests.support.daemon_harness import DaemonHarness
+from tests.support.real_agents import real_agent
+from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, CliHarness, cli_harness
 
 # How often each asks before it gives up.
 TRIES = {"claude": 3, "codex": 3}
@@ -32,93 +32,96 @@ def shell(cli: Cli, command: str) -> CallBlock:
     return call("Bash", command=command) if cli is CLAUDE else call("exec_command", cmd=command)
 
 
-def asked(stage: Stage) -> str:
+def asked(harness: CliHarness) -> str:
     """All that the model was told when it was asked last."""
-    last = stage.server.main_requests[-1]
+    last = harness.server.main_requests[-1]
     return str(last.messages) + str(last.body)
 
 
 def test_two_items_are_one_conversation_in_one_process(tmp_path: Path, cli: Cli) -> None:
-    with staged(tmp_path, [answer("One."), answer("Two.")], cli=cli) as stage:
-        (stage.cwd / "SOUL.md").write_text("Be brief, says the soul.")
+    with cli_harness(tmp_path, [answer("One."), answer("Two.")], cli=cli) as harness:
+        (harness.cwd / "SOUL.md").write_text("Be brief, says the soul.")
 
         async def main() -> None:
-            async with working(stage) as (team, ada):
-                first = await team.done(ada, "the first request")
-                second = await team.done(ada, "the second request")
+            async with real_agent(harness) as (daemon, ada):
+                first = await daemon.send_and_wait(ada, "the first request")
+                second = await daemon.send_and_wait(ada, "the second request")
 
                 assert [first.reply, second.reply] == ["One.", "Two."]
-                runs = await team.runs(ada)
+                runs = await daemon.runs(ada)
                 assert len({run.process for run in runs}) == 1
                 assert len({run.resume_token for run in runs}) == 1
 
         anyio.run(main)
-        told = asked(stage)
+        told = asked(harness)
     assert "the first request" in told
     assert "Be brief, says the soul." in told
 
 
 def test_a_message_enters_the_run_that_goes_on(tmp_path: Path, cli: Cli) -> None:
-    with staged(tmp_path, [answer(shell(cli, UNTIL_GO)), answer("Done.")], cli=cli) as stage:
+    with cli_harness(tmp_path, [answer(shell(cli, UNTIL_GO)), answer("Done.")], cli=cli) as harness:
 
         async def main() -> None:
-            async with working(stage) as (team, ada):
-                item = await team.send(ada, "work")
-                await team.until_told(ada, ev.ToolStarted)
-                more = await team.send(ada, "and this, too")
-                await team.until_told(ada, ev.FollowupOffered)
-                (stage.cwd / "go").touch()
+            async with real_agent(harness) as (daemon, ada):
+                item = await daemon.send(ada, "work")
+                await daemon.wait_for_event(ada, ev.ToolStarted)
+                more = await daemon.send(ada, "and this, too")
+                await daemon.wait_for_event(ada, ev.FollowupOffered)
+                (harness.cwd / "go").touch()
 
-                assert (await team.settled(item)).status == "completed"
-                absorbed = await team.settled(more)
+                assert (await daemon.wait_until_settled(item)).status == "completed"
+                absorbed = await daemon.wait_until_settled(more)
                 assert (absorbed.status, absorbed.delivery) == ("completed", "absorbed")
-                assert len(await team.runs(ada)) == 1
+                assert len(await daemon.runs(ada)) == 1
 
         anyio.run(main)
 
 
 def test_a_limit_closes_the_gate_and_the_item_goes_on_by_itself(tmp_path: Path, cli: Cli) -> None:
-    with staged(tmp_path, _limited(cli), cli=cli) as stage:
+    with cli_harness(tmp_path, _limited(cli), cli=cli) as harness:
 
         async def main() -> None:
-            async with working(stage) as (team, ada):
-                item = await team.send(ada, "work")
-                await team.until_told(ada, ev.RunRateLimited)
-                await team.until(ada, lambda: _is_queued(team, item))
-                [gate] = await team.store.gates()
+            async with real_agent(harness) as (daemon, ada):
+                item = await daemon.send(ada, "work")
+                await daemon.wait_for_event(ada, ev.RunRateLimited)
+                await daemon.wait_until(ada, lambda: _is_queued(daemon, item))
+                [gate] = await daemon.store.gates()
                 assert not dispatchable(gate, datetime.now(UTC))
-                asks = len(stage.server.main_requests)
-                await team.store.update_gate(gate.provider, Opened())
-                done = await team.settled(item)
+                asks = len(harness.server.main_requests)
+                await daemon.store.update_gate(gate.provider, Opened())
+                done = await daemon.wait_until_settled(item)
 
                 assert done.status == "completed"
-                assert len(stage.server.main_requests) == asks + 1
-                assert [run.status for run in await team.runs(ada)] == ["rate_limited", "completed"]
+                assert len(harness.server.main_requests) == asks + 1
+                assert [run.status for run in await daemon.runs(ada)] == [
+                    "rate_limited",
+                    "completed",
+                ]
 
         anyio.run(main)
 
 
 def test_a_conversation_that_its_provider_refuses_is_replaced(tmp_path: Path) -> None:
     refused = Refusal("invalid")
-    with staged(tmp_path, [answer("One."), refused, refused, answer("Anew.")]) as stage:
+    with cli_harness(tmp_path, [answer("One."), refused, refused, answer("Anew.")]) as harness:
 
         async def main() -> None:
-            async with working(stage) as (team, ada):
-                await team.done(ada, "the first request")
-                second = await team.done(ada, "the second request")
-                third = await team.done(ada, "the third request")
+            async with real_agent(harness) as (daemon, ada):
+                await daemon.send_and_wait(ada, "the first request")
+                second = await daemon.send_and_wait(ada, "the second request")
+                third = await daemon.send_and_wait(ada, "the third request")
 
                 assert second.status == "failed"
                 assert second.error
                 assert second.error.code == "invalid_request"
                 assert (third.status, third.reply) == ("completed", "Anew.")
-                session = await team.store.session(ada, "claude")
+                session = await daemon.store.session(ada, "claude")
                 assert session
                 assert session.current
                 assert [each.ended for each in session.history] == ["it is not there any more"]
 
         anyio.run(main)
-        last = str(stage.server.main_requests[-1].messages)
+        last = str(harness.server.main_requests[-1].messages)
     assert "From the record" in last
     assert "the second request" in last
 
@@ -128,5 +131,5 @@ def _limited(cli: Cli) -> ServerSteps:
     return [*[refuse_rate_limit(retry_after=0)] * TRIES[cli.name], answer("Done.")]
 
 
-async def _is_queued(team: Team, item: ItemId) -> bool:
-    return (await team.store.item(item)).status == "queued"
+async def _is_queued(daemon: DaemonHarness, item: ItemId) -> bool:
+    return (await daemon.store.item(item)).status == "queued"

@@ -18,18 +18,18 @@ from steadyrun.model.run import Launched
 from steadyrun.runtime.daemon import ALIVE_AT
 from steadyrun.stores.sqlite import SqliteStore
 from tests.support.daemon_harness import (
-    Home,
-    begun,
-    cli_of,
-    says,
+    HomeHarness,
+    count_sent,
+    find_cli,
+    killable_daemon,
+    read_turns,
+    running_daemon,
+    say,
     script,
-    times_told,
-    victim,
-    working,
 )
 
 
-async def check(home: Home, agent: AgentId) -> None:
+async def check(home: HomeHarness, agent: AgentId) -> None:
     """The record has no gap, every run one end, and no run was told twice."""
     events = await home.events(agent)
     assert [seen.seq for seen in events] == [*range(1, len(events) + 1)]
@@ -42,77 +42,77 @@ async def check(home: Home, agent: AgentId) -> None:
             if seen.run == run.id and isinstance(seen.event, ev.RunEnded)
         ]
         assert len(ends) == run.is_terminal
-    told = [run for run, _ in begun(home.place)]
+    told = [run for run, _ in read_turns(home.place)]
     assert len(told) == len(set(told))
 
 
 def test_a_run_goes_on_with_the_next_daemon(tmp_path: Path) -> None:
     async def first() -> tuple[AgentId, ItemId, ItemId]:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada")
-            await daemon.up()
-            one = await home.done(ada, says("one"))
-            text = script({"text": "two"}, home.gates.until("go"), {"text": "three"})
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada")
+            await daemon.wait_until_up()
+            one = await home.send_and_wait(ada, say("one"))
+            text = script({"text": "two"}, home.gates.wait_step("go"), {"text": "three"})
             item = await home.send(ada, text)
-            await home.until_said(ada, "two")
+            await home.wait_for_text(ada, "two")
             return ada, one.id, item
 
     async def second(ada: AgentId, one: ItemId, item: ItemId) -> None:
-        async with working(tmp_path) as team:
-            team.gates.open("go")
-            settled = await team.settled(item)
-            after = await team.done(ada, says("four"))
+        async with running_daemon(tmp_path) as harness:
+            harness.gates.open("go")
+            settled = await harness.wait_until_settled(item)
+            after = await harness.send_and_wait(ada, say("four"))
 
             assert (settled.status, settled.attempt, settled.reply) == ("completed", 1, "three")
-            runs = await team.runs(ada)
+            runs = await harness.runs(ada)
             assert [run.item for run in runs] == [one, item, after.id]
             assert len({run.process for run in runs}) == 1
-            assert len(begun(tmp_path)) == 3
-            await check(team, ada)
+            assert len(read_turns(tmp_path)) == 3
+            await check(harness, ada)
 
     anyio.run(second, *anyio.run(first))
 
 
 def test_a_process_that_waits_goes_on_waiting(tmp_path: Path) -> None:
     async def first() -> AgentId:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada")
-            await daemon.up()
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada")
+            await daemon.wait_until_up()
             later = {"self_turn": {"after": 1.0, "steps": [{"text": "by itself"}]}}
-            await home.done(ada, script(later, {"text": "one"}))
-            await home.until_lane(ada, "warm")
+            await home.send_and_wait(ada, script(later, {"text": "one"}))
+            await home.wait_for_lane(ada, "warm")
             return ada
 
     async def second(ada: AgentId) -> None:
-        async with working(tmp_path) as team:
-            assert (await team.store.lane(ada)).status == "warm"
-            await team.until_said(ada, "by itself")
-            await team.until_idle(ada)
-            await team.done(ada, says("two"))
+        async with running_daemon(tmp_path) as harness:
+            assert (await harness.store.lane(ada)).status == "warm"
+            await harness.wait_for_text(ada, "by itself")
+            await harness.wait_until_idle(ada)
+            await harness.send_and_wait(ada, say("two"))
 
-            runs = await team.runs(ada)
+            runs = await harness.runs(ada)
             assert len({run.process for run in runs}) == 1
-            assert await team.texts(ada) == ["one", "by itself", "two"]
-            await check(team, ada)
+            assert await harness.texts(ada) == ["one", "by itself", "two"]
+            await check(harness, ada)
 
     anyio.run(second, anyio.run(first))
 
 
 def test_a_process_that_waits_and_does_not_fit_any_more_is_replaced(tmp_path: Path) -> None:
     async def first() -> AgentId:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada")
-            await daemon.up()
-            await home.done(ada, says("one"))
-            await home.until_lane(ada, "warm")
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada")
+            await daemon.wait_until_up()
+            await home.send_and_wait(ada, say("one"))
+            await home.wait_for_lane(ada, "warm")
             return ada
 
     async def second(ada: AgentId) -> None:
         (tmp_path / "ada" / "SOUL.md").write_text("I am new.")
-        async with working(tmp_path) as team:
-            await team.done(ada, says("two"))
+        async with running_daemon(tmp_path) as harness:
+            await harness.send_and_wait(ada, say("two"))
 
-            one, two = await team.runs(ada)
+            one, two = await harness.runs(ada)
             assert one.process != two.process
             assert one.resume_token == two.resume_token
 
@@ -121,20 +121,20 @@ def test_a_process_that_waits_and_does_not_fit_any_more_is_replaced(tmp_path: Pa
 
 def test_a_process_that_died_meanwhile_is_let_go(tmp_path: Path) -> None:
     async def first() -> AgentId:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada")
-            await daemon.up()
-            await home.done(ada, says("one"))
-            await home.until_lane(ada, "warm")
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada")
+            await daemon.wait_until_up()
+            await home.send_and_wait(ada, say("one"))
+            await home.wait_for_lane(ada, "warm")
             daemon.kill()
-            os.kill(cli_of(await home.process_of(ada)), signal.SIGKILL)
+            os.kill(find_cli(await home.find_process(ada)), signal.SIGKILL)
             return ada
 
     async def second(ada: AgentId) -> None:
-        async with working(tmp_path) as team:
-            await team.until_lane(ada, "idle")
-            assert (await team.done(ada, says("two"))).attempt == 1
-            await check(team, ada)
+        async with running_daemon(tmp_path) as harness:
+            await harness.wait_for_lane(ada, "idle")
+            assert (await harness.send_and_wait(ada, say("two"))).attempt == 1
+            await check(harness, ada)
 
     anyio.run(second, anyio.run(first))
 
@@ -152,21 +152,21 @@ STEPS = [
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_at_any_step_an_item_is_done_once(tmp_path: Path, step: str) -> None:
     async def first() -> tuple[AgentId, ItemId]:
-        async with victim(tmp_path, step) as (home, daemon):
-            ada = await home.hire("ada")
-            item = await home.send(ada, says("one"), on_lost="fail")
-            await daemon.until_dead()
+        async with killable_daemon(tmp_path, step) as (home, daemon):
+            ada = await home.add_agent("ada")
+            item = await home.send(ada, say("one"), on_lost="fail")
+            await daemon.wait_until_killed()
             return ada, item
 
     async def second(ada: AgentId, item: ItemId) -> None:
-        async with working(tmp_path) as team:
-            settled = await team.settled(item)
-            await team.done(ada, says("two"))
+        async with running_daemon(tmp_path) as harness:
+            settled = await harness.wait_until_settled(item)
+            await harness.send_and_wait(ada, say("two"))
 
             assert (settled.status, settled.attempt, settled.reply) == ("completed", 1, "one")
-            assert times_told(tmp_path, "one") == 1
-            assert len(await team.runs(ada)) == 2
-            await check(team, ada)
+            assert count_sent(tmp_path, "one") == 1
+            assert len(await harness.runs(ada)) == 2
+            await check(harness, ada)
 
     anyio.run(second, *anyio.run(first))
 
@@ -183,20 +183,20 @@ def test_killed_between_two_tries_none_is_lost_and_none_comes_twice(
     tmp_path: Path, step: str
 ) -> None:
     async def first() -> tuple[AgentId, ItemId]:
-        async with victim(tmp_path, step) as (home, daemon):
-            ada = await home.hire("ada")
+        async with killable_daemon(tmp_path, step) as (home, daemon):
+            ada = await home.add_agent("ada")
             item = await home.send(ada, script({"text": "one"}, {"crash": 3}), on_lost="retry")
-            await daemon.until_dead()
+            await daemon.wait_until_killed()
             return ada, item
 
     async def second(ada: AgentId, item: ItemId) -> None:
-        async with working(tmp_path) as team:
-            settled = await team.settled(item)
+        async with running_daemon(tmp_path) as harness:
+            settled = await harness.wait_until_settled(item)
 
             assert (settled.status, settled.attempt, settled.tries) == ("failed", 4, 3)
-            assert len(await team.runs(ada)) == 4
-            assert times_told(tmp_path, "one") == 4
-            await check(team, ada)
+            assert len(await harness.runs(ada)) == 4
+            assert count_sent(tmp_path, "one") == 4
+            await check(harness, ada)
 
     anyio.run(second, *anyio.run(first))
 
@@ -214,27 +214,30 @@ def test_killed_amid_a_follow_up_it_is_done_once(tmp_path: Path, step: str) -> N
     """What the turn has left over has a run of its own, and is told by nobody a second time."""
 
     async def first() -> tuple[AgentId, ItemId, ItemId]:
-        async with victim(tmp_path, step) as (home, daemon):
-            ada = await home.hire("ada")
-            item = await home.send(ada, script({"text": "one"}, home.gates.until("go")))
+        async with killable_daemon(tmp_path, step) as (home, daemon):
+            ada = await home.add_agent("ada")
+            item = await home.send(ada, script({"text": "one"}, home.gates.wait_step("go")))
             if not step.endswith("offer_followups"):
-                await home.until_said(ada, "one")
-            own = await home.send(ada, says("two"))
+                await home.wait_for_text(ada, "one")
+            own = await home.send(ada, say("two"))
             if not step.endswith(("offer_followups", "send offer")):
-                await home.until_told(ada, ev.FollowupOffered)
+                await home.wait_for_event(ada, ev.FollowupOffered)
                 home.gates.open("go")
-            await daemon.until_dead()
+            await daemon.wait_until_killed()
             home.gates.open("go")
             return ada, item, own
 
     async def second(ada: AgentId, item: ItemId, own: ItemId) -> None:
-        async with working(tmp_path) as team:
-            done, also = await team.settled(item), await team.settled(own)
+        async with running_daemon(tmp_path) as harness:
+            done, also = (
+                await harness.wait_until_settled(item),
+                await harness.wait_until_settled(own),
+            )
 
             assert (done.status, also.status, also.reply) == ("completed", "completed", "two")
-            assert await team.texts(ada) == ["one", "two"]
-            assert len(await team.runs(ada)) == 2
-            await check(team, ada)
+            assert await harness.texts(ada) == ["one", "two"]
+            assert len(await harness.runs(ada)) == 2
+            await check(harness, ada)
 
     anyio.run(second, *anyio.run(first))
 
@@ -249,60 +252,60 @@ WAKE_STEPS = [
 @pytest.mark.parametrize("step", WAKE_STEPS)
 def test_killed_amid_a_turn_of_its_own_it_is_one_run(tmp_path: Path, step: str) -> None:
     async def first() -> AgentId:
-        async with victim(tmp_path, step) as (home, daemon):
-            ada = await home.hire("ada")
+        async with killable_daemon(tmp_path, step) as (home, daemon):
+            ada = await home.add_agent("ada")
             later = {"self_turn": {"after": 1.0, "steps": [{"text": "by itself"}]}}
             await home.send(ada, script(later, {"text": "one"}))
-            await daemon.until_dead()
+            await daemon.wait_until_killed()
             return ada
 
     async def second(ada: AgentId) -> None:
-        async with working(tmp_path) as team:
-            await team.until_said(ada, "by itself")
-            await team.until_idle(ada)
+        async with running_daemon(tmp_path) as harness:
+            await harness.wait_for_text(ada, "by itself")
+            await harness.wait_until_idle(ada)
 
-            assert await team.texts(ada) == ["one", "by itself"]
-            assert [run.status for run in await team.runs(ada)] == ["completed", "completed"]
-            assert len(begun(tmp_path)) == 1
-            await check(team, ada)
+            assert await harness.texts(ada) == ["one", "by itself"]
+            assert [run.status for run in await harness.runs(ada)] == ["completed", "completed"]
+            assert len(read_turns(tmp_path)) == 1
+            await check(harness, ada)
 
     anyio.run(second, anyio.run(first))
 
 
 def test_what_was_cancelled_while_nobody_was_there_is_stopped(tmp_path: Path) -> None:
     async def first() -> tuple[AgentId, ItemId]:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada")
-            await daemon.up()
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada")
+            await daemon.wait_until_up()
             item = await home.send(ada, script({"text": "one"}, "hang"))
-            await home.until_said(ada, "one")
+            await home.wait_for_text(ada, "one")
             daemon.kill()
             await home.store.cancel(item, "enough")
             return ada, item
 
     async def second(ada: AgentId, item: ItemId) -> None:
-        async with working(tmp_path) as team:
-            assert (await team.settled(item)).status == "cancelled"
-            [run] = await team.runs(ada)
+        async with running_daemon(tmp_path) as harness:
+            assert (await harness.wait_until_settled(item)).status == "cancelled"
+            [run] = await harness.runs(ada)
             assert (run.stop_reason, run.error) == (
                 "user_stop",
                 ev.ErrorFact("cancelled", "enough"),
             )
-            await check(team, ada)
+            await check(harness, ada)
 
     anyio.run(second, *anyio.run(first))
 
 
 def test_what_a_clock_has_begun_to_end_ends_for_that_reason(tmp_path: Path) -> None:
     async def main() -> None:
-        async with victim(tmp_path, "after send interrupt") as (home, daemon):
-            ada = await home.hire("ada", wall_seconds=0.5)
+        async with killable_daemon(tmp_path, "after send interrupt") as (home, daemon):
+            ada = await home.add_agent("ada", wall_seconds=0.5)
             item = await home.send(ada, script({"text": "one"}, "hang"))
-            await daemon.until_dead()
-        async with working(tmp_path) as team:
-            found = await team.settled(item)
+            await daemon.wait_until_killed()
+        async with running_daemon(tmp_path) as harness:
+            found = await harness.wait_until_settled(item)
 
-            [run] = await team.runs(ada)
+            [run] = await harness.runs(ada)
             assert (run.status, run.stop_reason) == ("timed_out", "wall_timeout")
             assert found.error
             assert (found.status, found.error.code) == ("failed", "wall_timeout")
@@ -312,23 +315,23 @@ def test_what_a_clock_has_begun_to_end_ends_for_that_reason(tmp_path: Path) -> N
 
 def test_what_was_sent_while_nobody_was_there_is_told_to_the_turn_that_runs(tmp_path: Path) -> None:
     async def first() -> tuple[AgentId, ItemId]:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada")
-            await daemon.up()
-            text = script({"text": "one"}, home.gates.until("go"), {"text": "two"})
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada")
+            await daemon.wait_until_up()
+            text = script({"text": "one"}, home.gates.wait_step("go"), {"text": "two"})
             await home.send(ada, text)
-            await home.until_said(ada, "one")
+            await home.wait_for_text(ada, "one")
             daemon.kill()
             return ada, await home.send(ada, "and this")
 
     async def second(ada: AgentId, sent: ItemId) -> None:
-        async with working(tmp_path) as team:
-            await team.until_told(ada, ev.FollowupOffered)
-            team.gates.open("go")
+        async with running_daemon(tmp_path) as harness:
+            await harness.wait_for_event(ada, ev.FollowupOffered)
+            harness.gates.open("go")
 
-            assert (await team.settled(sent)).delivery == "absorbed"
-            assert len(await team.runs(ada)) == 1
-            await check(team, ada)
+            assert (await harness.wait_until_settled(sent)).delivery == "absorbed"
+            assert len(await harness.runs(ada)) == 1
+            await check(harness, ada)
 
     anyio.run(second, *anyio.run(first))
 
@@ -337,21 +340,21 @@ def test_however_many_were_left_the_store_is_asked_once_and_told_nothing_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def first() -> list[tuple[AgentId, ItemId]]:
-        async with victim(tmp_path) as (home, daemon):
-            await daemon.up()
-            agents = [await home.hire(name) for name in ("ada", "bo", "cy")]
-            text = script({"text": "one"}, home.gates.until("go"), {"text": "two"})
+        async with killable_daemon(tmp_path) as (home, daemon):
+            await daemon.wait_until_up()
+            agents = [await home.add_agent(name) for name in ("ada", "bo", "cy")]
+            text = script({"text": "one"}, home.gates.wait_step("go"), {"text": "two"})
             items = [(agent, await home.send(agent, text)) for agent in agents]
             for agent in agents:
-                await home.until_said(agent, "one")
+                await home.wait_for_text(agent, "one")
             return items
 
     async def second(items: list[tuple[AgentId, ItemId]]) -> None:
-        async with working(tmp_path) as team:
-            team.gates.open("go")
+        async with running_daemon(tmp_path) as harness:
+            harness.gates.open("go")
             for agent, item in items:
-                assert (await team.settled(item)).reply == "two"
-                await check(team, agent)
+                assert (await harness.wait_until_settled(item)).reply == "two"
+                await check(harness, agent)
 
     left = anyio.run(first)
     said = _listen(monkeypatch, "lane_snapshots", "offer_followups", "append")
@@ -387,26 +390,26 @@ class HourLater(SystemClock):
 @pytest.mark.parametrize("is_known", [True, False], ids=["was away", "was not"])
 def test_the_time_in_which_nobody_was_there_does_not_count(tmp_path: Path, is_known: bool) -> None:
     async def first() -> tuple[AgentId, ItemId]:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada", wall_seconds=600.0)
-            await daemon.up()
-            text = script({"text": "one"}, home.gates.until("go"), {"text": "two"})
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada", wall_seconds=600.0)
+            await daemon.wait_until_up()
+            text = script({"text": "one"}, home.gates.wait_step("go"), {"text": "two"})
             item = await home.send(ada, text)
-            await home.until_said(ada, "one")
+            await home.wait_for_text(ada, "one")
             daemon.kill()
             alive_at = SystemClock().now() + timedelta(hours=0 if is_known else 1)
             await home.store.put(ALIVE_AT, alive_at.isoformat().encode())
             return ada, item
 
     async def second(ada: AgentId, item: ItemId) -> None:
-        async with working(tmp_path, clock=HourLater()) as team:
+        async with running_daemon(tmp_path, clock=HourLater()) as harness:
             if is_known:
                 # Two looks at the clock later.
-                bob = await team.hire("bob")
-                await team.done(bob, script({"wait": 1.2}))
-                team.gates.open("go")
-            settled = await team.settled(item)
-            [run] = await team.runs(ada)
+                bob = await harness.add_agent("bob")
+                await harness.send_and_wait(bob, script({"wait": 1.2}))
+                harness.gates.open("go")
+            settled = await harness.wait_until_settled(item)
+            [run] = await harness.runs(ada)
 
             expected = ("completed", None) if is_known else ("failed", "wall_timeout")
             assert (settled.status, run.stop_reason) == expected

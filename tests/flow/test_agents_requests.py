@@ -17,7 +17,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import Claim
 from steadyrun.store import AbandonedLane, PendingRequests, Started, Store
-from tests.support.daemon_harness import Home, says, script, victim, working
+from tests.support.daemon_harness import HomeHarness, killable_daemon, running_daemon, say, script
 
 
 class Patient(Waiter):
@@ -94,16 +94,16 @@ class CancelsWhatIsTaken(NoPoll):
         return found
 
 
-async def _hangs(home: Home, name: str) -> tuple[AgentId, ItemId]:
+async def _hangs(home: HomeHarness, name: str) -> tuple[AgentId, ItemId]:
     """A command runs: it can be told nothing, so that nobody looks whether there is anything."""
-    agent = await home.hire(name, "shell")
+    agent = await home.add_agent(name, "shell")
     item = await home.send(agent, "sleep 25")
-    await home.until_told(agent, ev.ToolStarted)
+    await home.wait_for_event(agent, ev.ToolStarted)
     return agent, item
 
 
-async def _is_stopped(home: Home, agent: AgentId, item: ItemId) -> None:
-    assert (await home.settled(item)).status == "cancelled"
+async def _is_stopped(home: HomeHarness, agent: AgentId, item: ItemId) -> None:
+    assert (await home.wait_until_settled(item)).status == "cancelled"
     assert [run.stop_reason for run in await home.runs(agent)] == ["user_stop"]
 
 
@@ -112,13 +112,13 @@ def test_a_cancel_is_heard_that_came_before_anybody_sat_down(tmp_path: Path) -> 
         return CancelsWhatIsTaken(store, has_others=False)  # type: ignore[return-value]
 
     async def first() -> tuple[AgentId, ItemId]:
-        async with victim(tmp_path) as (home, daemon):
-            await daemon.up()
+        async with killable_daemon(tmp_path) as (home, daemon):
+            await daemon.wait_until_up()
             return await _hangs(home, "ada")
 
     async def second(ada: AgentId, item: ItemId) -> None:
-        async with working(tmp_path, watched=watched) as team:
-            await _is_stopped(team, ada, item)
+        async with running_daemon(tmp_path, wrap_store=watched) as harness:
+            await _is_stopped(harness, ada, item)
 
     anyio.run(second, *anyio.run(first))
 
@@ -128,18 +128,18 @@ def test_a_cancel_is_heard_that_came_before_one_more_sat_down(tmp_path: Path) ->
         return CancelsWhatIsTaken(store, has_others=True)  # type: ignore[return-value]
 
     async def main() -> None:
-        async with victim(tmp_path) as (home, daemon):
-            await daemon.up()
+        async with killable_daemon(tmp_path) as (home, daemon):
+            await daemon.wait_until_up()
             ada, item = await _hangs(home, "ada")
-            async with working(tmp_path, watched=watched) as team:
+            async with running_daemon(tmp_path, wrap_store=watched) as harness:
                 daemon.kill()
-                bo, other = await _hangs(team, "bo")
-                await team.daemon._reap(timedelta())
+                bo, other = await _hangs(harness, "bo")
+                await harness.daemon._reap(timedelta())
 
-                await _is_stopped(team, ada, item)
-                assert not (await team.store.item(other)).is_settled
-                await team.store.cancel(other)
-                await _is_stopped(team, bo, other)
+                await _is_stopped(harness, ada, item)
+                assert not (await harness.store.item(other)).is_settled
+                await harness.store.cancel(other)
+                await _is_stopped(harness, bo, other)
 
     anyio.run(main)
 
@@ -153,58 +153,62 @@ def test_a_cancel_is_heard_that_came_before_anything_was_begun(tmp_path: Path) -
         return watched[0]  # type: ignore[return-value]
 
     async def main() -> None:
-        async with working(tmp_path, watched=watch) as team:
-            ada = await team.hire("ada")
-            await team.done(ada, says("one"))
+        async with running_daemon(tmp_path, wrap_store=watch) as harness:
+            ada = await harness.add_agent("ada")
+            await harness.send_and_wait(ada, say("one"))
             watched[0].whom = ada
-            item = await team.send(ada, script({"text": "two"}, "hang"))
+            item = await harness.send(ada, script({"text": "two"}, "hang"))
 
-            assert (await team.settled(item)).status == "cancelled"
+            assert (await harness.wait_until_settled(item)).status == "cancelled"
 
     anyio.run(main)
 
 
 def test_an_offer_that_was_cancelled_while_nobody_was_there_is_taken_back(tmp_path: Path) -> None:
     async def first() -> tuple[AgentId, ItemId, ItemId]:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada")
-            await daemon.up()
-            text = script({"text": "busy"}, home.gates.until("go"), {"text": "done"})
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada")
+            await daemon.wait_until_up()
+            text = script({"text": "busy"}, home.gates.wait_step("go"), {"text": "done"})
             item = await home.send(ada, text)
-            await home.until_said(ada, "busy")
+            await home.wait_for_text(ada, "busy")
             offer = await home.send(ada, "never mind")
-            await home.until_told(ada, ev.FollowupOffered)
+            await home.wait_for_event(ada, ev.FollowupOffered)
             daemon.kill()
             await home.store.cancel(offer)
             return ada, item, offer
 
     async def second(ada: AgentId, item: ItemId, offer: ItemId) -> None:
-        async with working(tmp_path, watched=NoPoll) as team:  # type: ignore[arg-type]
-            assert (await team.settled(offer)).status == "cancelled"
-            assert not (await team.store.item(item)).is_settled
-            team.gates.open("go")
+        async with running_daemon(tmp_path, wrap_store=NoPoll) as harness:  # type: ignore[arg-type]
+            assert (await harness.wait_until_settled(offer)).status == "cancelled"
+            assert not (await harness.store.item(item)).is_settled
+            harness.gates.open("go")
 
-            assert (await team.settled(item)).status == "completed"
-            assert len(await team.of(ada, ev.FollowupReturned)) == 1
+            assert (await harness.wait_until_settled(item)).status == "completed"
+            assert len(await harness.events_of(ada, ev.FollowupReturned)) == 1
 
     anyio.run(second, *anyio.run(first))
 
 
 def test_what_there_was_no_room_for_is_offered_as_soon_as_there_is(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, watched=NoPoll) as team:  # type: ignore[arg-type]
-            ada = await team.hire("ada")
-            busy = ({"text": "busy"}, team.gates.until("go"), {"text": "done"})
-            item = await team.send(ada, script(*busy, team.gates.until("end"), {"text": "all"}))
-            await team.until_said(ada, "busy")
-            sent = [await team.send(ada, f"message {n}") for n in range(20)]
-            await team.until_told(ada, ev.FollowupOffered, 16)
-            team.gates.open("go")
+        async with running_daemon(tmp_path, wrap_store=NoPoll) as harness:  # type: ignore[arg-type]
+            ada = await harness.add_agent("ada")
+            busy = ({"text": "busy"}, harness.gates.wait_step("go"), {"text": "done"})
+            item = await harness.send(
+                ada, script(*busy, harness.gates.wait_step("end"), {"text": "all"})
+            )
+            await harness.wait_for_text(ada, "busy")
+            sent = [await harness.send(ada, f"message {n}") for n in range(20)]
+            await harness.wait_for_event(ada, ev.FollowupOffered, 16)
+            harness.gates.open("go")
 
-            await team.until_told(ada, ev.FollowupOffered, 20)
+            await harness.wait_for_event(ada, ev.FollowupOffered, 20)
 
-            assert not (await team.store.item(item)).is_settled
-            team.gates.open("end")
-            assert {(await team.settled(each)).delivery for each in sent} == {"absorbed"}
+            assert not (await harness.store.item(item)).is_settled
+            harness.gates.open("end")
+            assert {(await harness.wait_until_settled(each)).delivery for each in sent} == {
+                "absorbed"
+            }
 
     anyio.run(main)

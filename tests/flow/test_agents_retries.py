@@ -17,32 +17,32 @@ from steadyrun.model.item import Attachment, Item, Payload
 from steadyrun.model.policy import Policy
 from tests.children.keeper_driver import parent
 from tests.support.daemon_harness import (
-    Team,
-    begun,
-    cli_of,
-    says,
+    DaemonHarness,
+    count_sent,
+    find_cli,
+    read_turns,
+    running_daemon,
+    say,
     script,
-    times_told,
     wait_for,
-    working,
 )
 
 
-async def _crash(team: Team, agent: AgentId, **fields: Any) -> Item:
-    return await team.done(agent, script({"text": "one"}, {"crash": 3}), **fields)
+async def _crash(harness: DaemonHarness, agent: AgentId, **fields: Any) -> Item:
+    return await harness.send_and_wait(agent, script({"text": "one"}, {"crash": 3}), **fields)
 
 
 def test_a_crash_is_tried_three_times_more(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
-            item = await _crash(team, ada)
-            after = await team.done(ada, says("next"))
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
+            item = await _crash(harness, ada)
+            after = await harness.send_and_wait(ada, say("next"))
 
             assert (item.status, item.attempt, item.tries) == ("failed", 4, 3)
             assert item.error
             assert item.error.code == "exited"
-            *tries, last = await team.runs(ada)
+            *tries, last = await harness.runs(ada)
             assert [run.status for run in tries] == ["failed"] * 4
             assert len({run.process for run in tries}) == 4
             gaps = [
@@ -68,11 +68,11 @@ def test_only_who_goes_on_is_told_that_something_was_begun(
     tmp_path: Path, on_lost: str, is_noticed: bool
 ) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
-            await _crash(team, ada, on_lost=on_lost)
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
+            await _crash(harness, ada, on_lost=on_lost)
 
-            texts = [text for _, text in begun(tmp_path)]
+            texts = [text for _, text in read_turns(tmp_path)]
             assert len(texts) == 4
             assert [("cut off" in text) for text in texts] == [False, *[is_noticed] * 3]
             assert all('"crash"' in text for text in texts)
@@ -85,43 +85,43 @@ def test_every_run_of_an_agent_has_its_time_and_its_tools(tmp_path: Path, how: s
     """Also those that nobody has claimed an item for."""
 
     async def main() -> None:
-        async with working(tmp_path, interrupt=1.0) as team:
+        async with running_daemon(tmp_path, interrupt=1.0) as harness:
             policy = Policy(allowed_tools=("Read",))
-            ada = await team.hire("ada", wall_seconds=1.5, policy=policy)
+            ada = await harness.add_agent("ada", wall_seconds=1.5, policy=policy)
             if how == "again":
-                await team.send(ada, script({"text": "one"}, "hang"))
-                await team.until_said(ada, "one")
-                os.kill(cli_of(await team.process_of(ada)), signal.SIGKILL)
+                await harness.send(ada, script({"text": "one"}, "hang"))
+                await harness.wait_for_text(ada, "one")
+                os.kill(find_cli(await harness.find_process(ada)), signal.SIGKILL)
             elif how == "self":
                 own = {"self_turn": {"after": 0.0, "steps": [{"text": "own"}, "hang"]}}
-                await team.send(ada, script(own, {"text": "one"}))
+                await harness.send(ada, script(own, {"text": "one"}))
             else:
-                await team.send(ada, script({"text": "one"}, team.gates.until("go")))
-                await team.until_said(ada, "one")
-                await team.send(ada, script({"text": "own"}, "hang"))
-                await team.until_told(ada, ev.FollowupOffered)
-                team.gates.open("go")
-            await team.until_told(ada, ev.RunTimedOut)
+                await harness.send(ada, script({"text": "one"}, harness.gates.wait_step("go")))
+                await harness.wait_for_text(ada, "one")
+                await harness.send(ada, script({"text": "own"}, "hang"))
+                await harness.wait_for_event(ada, ev.FollowupOffered)
+                harness.gates.open("go")
+            await harness.wait_for_event(ada, ev.RunTimedOut)
 
-            *_, last = await team.runs(ada)
+            *_, last = await harness.runs(ada)
             assert (last.status, last.stop_reason) == ("timed_out", "wall_timeout")
             assert last.error
             assert (last.error.code, last.error.message) == (
                 "wall_timeout", "it was not done after 1.5 s",
             )  # fmt: skip
-            assert [run.allowed_tools for run in await team.runs(ada)] == [("Read",)] * 2
+            assert [run.allowed_tools for run in await harness.runs(ada)] == [("Read",)] * 2
 
     anyio.run(main)
 
 
 def test_an_item_that_must_not_be_done_twice_is_told_once(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
-            item = await _crash(team, ada, on_lost="fail")
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
+            item = await _crash(harness, ada, on_lost="fail")
 
             assert (item.status, item.attempt) == ("failed", 1)
-            assert len(begun(tmp_path)) == 1
+            assert len(read_turns(tmp_path)) == 1
 
     anyio.run(main)
 
@@ -132,12 +132,12 @@ def test_a_cli_that_hangs_is_tried_once_more_on_another_process(tmp_path: Path) 
         program.write_text("#!/bin/sh\nexec sleep 600\n")
         program.chmod(0o755)
         config = f'[providers.scripted]\ncommand = ["{program}"]\n'
-        async with working(tmp_path, config=config, hang=0.5, interrupt=0.5) as team:
-            ada = await team.hire("ada")
-            item = await team.done(ada, says("one"))
+        async with running_daemon(tmp_path, config=config, hang=0.5, interrupt=0.5) as harness:
+            ada = await harness.add_agent("ada")
+            item = await harness.send_and_wait(ada, say("one"))
 
             assert (item.status, item.attempt, item.tries) == ("failed", 2, 0)
-            first, second = await team.runs(ada)
+            first, second = await harness.runs(ada)
             assert (first.stop_reason, second.stop_reason) == ("hang", "hang")
 
     anyio.run(main)
@@ -147,54 +147,54 @@ def test_a_process_that_dies_before_its_second_turn_is_replaced_in_the_same_run(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
-            await team.done(ada, says("one"))
-            cli = cli_of(await team.process_of(ada))
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
+            await harness.send_and_wait(ada, say("one"))
+            cli = find_cli(await harness.find_process(ada))
             # Stopped, it can neither be told nor say that it is gone before the item has begun.
             os.kill(cli, signal.SIGSTOP)
-            seat = team.daemon.seats.of(ada)
+            seat = harness.daemon.seats.of(ada)
             assert seat
             assert seat.live
             driver = seat.live.driver
             assert driver
             async with driver._lock:  # type: ignore[attr-defined]
-                item = await team.send(ada, says("two"))
-                await team.until_lane(ada, "held")
+                item = await harness.send(ada, say("two"))
+                await harness.wait_for_lane(ada, "held")
                 os.kill(cli, signal.SIGKILL)
                 directory = tmp_path / "home" / seat.live.process.keeper
                 await wait_for((directory / "exit").exists, "the exit")
-            settled = await team.settled(item)
+            settled = await harness.wait_until_settled(item)
 
-            first, second = await team.runs(ada)
+            first, second = await harness.runs(ada)
             assert (settled.status, settled.attempt) == ("completed", 1)
             assert first.process != second.process
-            assert times_told(tmp_path, "two") == 1
+            assert count_sent(tmp_path, "two") == 1
 
     anyio.run(main)
 
 
 def test_a_conversation_that_is_gone_is_begun_anew_in_the_same_run(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
-            first = await team.done(ada, says("one"))
-            os.kill(cli_of(await team.process_of(ada)), signal.SIGKILL)
-            await team.until_lane(ada, "idle")
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
+            first = await harness.send_and_wait(ada, say("one"))
+            os.kill(find_cli(await harness.find_process(ada)), signal.SIGKILL)
+            await harness.wait_for_lane(ada, "idle")
             for memory in (tmp_path / "home" / "scripted").iterdir():
                 memory.unlink()
-            second = await team.done(ada, says("two"))
+            second = await harness.send_and_wait(ada, say("two"))
 
             assert (second.status, second.attempt) == ("completed", 1)
-            session = await team.store.session(ada, "scripted")
+            session = await harness.store.session(ada, "scripted")
             assert session
             assert len(session.history) == 1
             assert session.current
-            runs = await team.runs(ada)
+            runs = await harness.runs(ada)
             assert session.current.token != runs[0].resume_token
-            told = [text for run, text in begun(tmp_path) if run == runs[1].id]
+            told = [text for run, text in read_turns(tmp_path) if run == runs[1].id]
             assert sorted(text.startswith("[From the record.") for text in told) == [False, True]
-            assert any("a new one begins" in note for note in await team.notes(ada))
+            assert any("a new one begins" in note for note in await harness.notes(ada))
             assert first.status == "completed"
 
     anyio.run(main)
@@ -206,27 +206,27 @@ VICTIMS = ("cli", "keeper", "outer")
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_what_is_killed_in_mid_turn_is_tried_again(tmp_path: Path, victim: str) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
-            item = await team.send(ada, script({"text": "one"}, team.gates.until("go")))
-            await team.until_said(ada, "one")
-            cli = cli_of(await team.process_of(ada))
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
+            item = await harness.send(ada, script({"text": "one"}, harness.gates.wait_step("go")))
+            await harness.wait_for_text(ada, "one")
+            cli = find_cli(await harness.find_process(ada))
             keeper = parent(cli)
             os.kill({"cli": cli, "keeper": keeper, "outer": parent(keeper)}[victim], signal.SIGKILL)
             if victim == "outer":
                 # Nobody needs it as long as the keeper lives.
-                team.gates.open("go")
-                assert (await team.settled(item)).attempt == 1
+                harness.gates.open("go")
+                assert (await harness.wait_until_settled(item)).attempt == 1
                 return
-            await team.until_told(ada, ev.TextFinal, 2)
-            team.gates.open("go")
-            settled = await team.settled(item)
+            await harness.wait_for_event(ada, ev.TextFinal, 2)
+            harness.gates.open("go")
+            settled = await harness.wait_until_settled(item)
 
             assert (settled.status, settled.attempt, settled.tries) == ("completed", 2, 1)
-            first, second = await team.runs(ada)
+            first, second = await harness.runs(ada)
             assert first.status == "failed"
             assert first.process != second.process
-            assert len(begun(tmp_path)) == 2
+            assert len(read_turns(tmp_path)) == 2
 
     anyio.run(main)
 
@@ -236,17 +236,17 @@ def test_a_rate_limit_closes_the_gate_and_the_item_goes_on_when_it_opens(tmp_pat
         turns = [[{"rate_limit": {"resets_in": 1.5}}], [{"text": "at last"}]]
         (tmp_path / "limited.json").write_text(msgspec.json.encode({"turns": turns}).decode())
         config = f'[providers.scripted.options]\nscript = "{tmp_path}/limited.json"\n'
-        async with working(tmp_path, config=config) as team:
-            ada, bob = await team.hire("ada"), await team.hire("bob")
-            item = await team.send(ada, "go")
-            await team.until_told(ada, ev.RunRateLimited)
-            await team.until_lane(ada, "warm")
-            other = await team.done(bob, says("b"))
-            settled = await team.settled(item)
+        async with running_daemon(tmp_path, config=config) as harness:
+            ada, bob = await harness.add_agent("ada"), await harness.add_agent("bob")
+            item = await harness.send(ada, "go")
+            await harness.wait_for_event(ada, ev.RunRateLimited)
+            await harness.wait_for_lane(ada, "warm")
+            other = await harness.send_and_wait(bob, say("b"))
+            settled = await harness.wait_until_settled(item)
 
-            [gate] = await team.store.gates()
-            first, second = await team.runs(ada)
-            [waited] = await team.runs(bob)
+            [gate] = await harness.store.gates()
+            first, second = await harness.runs(ada)
+            [waited] = await harness.runs(bob)
             assert (settled.status, settled.reply, settled.tries) == ("completed", "at last", 0)
             assert first.error
             stated = first.error.retry_at
@@ -254,7 +254,7 @@ def test_a_rate_limit_closes_the_gate_and_the_item_goes_on_when_it_opens(tmp_pat
             assert min(second.created_at, waited.created_at) >= stated
             assert (gate.is_closed, gate.run) == (False, first.id)
             told = {"provider": "scripted", "until": stated.isoformat()}
-            assert team.facts.of("gate.closed") == [told]
+            assert harness.log.facts_of("gate.closed") == [told]
             assert other.reply == "b"
 
     anyio.run(main)
@@ -264,35 +264,35 @@ def test_the_gate_is_closed_before_the_item_is_queued_again(tmp_path: Path) -> N
     """Else the worker would start it at once."""
 
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
-            item = await team.send(ada, script({"rate_limit": {"resets_in": 3600}}))
-            await team.until_told(ada, ev.RunRateLimited)
-            await team.until_lane(ada, "warm")
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
+            item = await harness.send(ada, script({"rate_limit": {"resets_in": 3600}}))
+            await harness.wait_for_event(ada, ev.RunRateLimited)
+            await harness.wait_for_lane(ada, "warm")
 
-            [gate] = await team.store.gates()
+            [gate] = await harness.store.gates()
             assert gate.until
-            assert (await team.store.item(item)).status == "queued"
-            assert len(await team.runs(ada)) == 1
-            seen = [type(each.event) for each in await team.store.events(limit=1000)]
+            assert (await harness.store.item(item)).status == "queued"
+            assert len(await harness.runs(ada)) == 1
+            seen = [type(each.event) for each in await harness.store.events(limit=1000)]
             assert seen.index(ev.RunRateLimited) < seen.index(ev.GateClosed)
-            await team.store.cancel(item)
+            await harness.store.cancel(item)
 
     anyio.run(main)
 
 
-async def _no_home(team: Team) -> AgentId:
-    ada = await team.hire("ada")
-    (team.place / "ada").rmdir()
+async def _no_home(harness: DaemonHarness) -> AgentId:
+    ada = await harness.add_agent("ada")
+    (harness.place / "ada").rmdir()
     return ada
 
 
-async def _no_role(team: Team) -> AgentId:
-    return await team.hire("ada", role="nobody")
+async def _no_role(harness: DaemonHarness) -> AgentId:
+    return await harness.add_agent("ada", role="nobody")
 
 
-async def _no_program(team: Team) -> AgentId:
-    return await team.hire("ada", "claude")
+async def _no_program(harness: DaemonHarness) -> AgentId:
+    return await harness.add_agent("ada", "claude")
 
 
 BROKEN = {
@@ -307,19 +307,19 @@ def test_an_item_that_cannot_be_told_fails_by_name_and_the_next_one_is_tried(
     tmp_path: Path, hire: Any, code: str
 ) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await hire(team)
-            bob = await team.hire("bob")
-            first = await team.done(ada, says("one"))
+        async with running_daemon(tmp_path) as harness:
+            ada = await hire(harness)
+            bob = await harness.add_agent("bob")
+            first = await harness.send_and_wait(ada, say("one"))
             (tmp_path / "ada").mkdir(exist_ok=True)
-            await team.change(ada, role=None, providers=("scripted",))
-            second = await team.done(ada, says("two"))
+            await harness.set_agent(ada, role=None, providers=("scripted",))
+            second = await harness.send_and_wait(ada, say("two"))
 
             assert first.error
             assert (first.status, first.error.code) == ("failed", code)
             assert second.reply == "two"
-            assert (await team.done(bob, says("three"))).reply == "three"
-            assert len(await team.store.open_processes()) == 2
+            assert (await harness.send_and_wait(bob, say("three"))).reply == "three"
+            assert len(await harness.store.open_processes()) == 2
 
     anyio.run(main)
 
@@ -329,16 +329,16 @@ def test_an_item_whose_file_is_gone_fails_by_name(
     tmp_path: Path, name: str, kind: str | None
 ) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
             gone = Payload(files=(Attachment(name, "attachments/gone", 1, kind),))
-            item = await team.done(ada, says("one"), payload=gone)
+            item = await harness.send_and_wait(ada, say("one"), payload=gone)
 
             assert item.error
             assert (item.status, item.error.code) == ("failed", "file_unusable")
             assert item.error.message.startswith(f"{name}: its copy cannot be read")
-            assert times_told(tmp_path, "one") == 0
-            assert (await team.done(ada, says("two"))).reply == "two"
+            assert count_sent(tmp_path, "one") == 0
+            assert (await harness.send_and_wait(ada, say("two"))).reply == "two"
 
     anyio.run(main)
 
@@ -347,25 +347,25 @@ def test_what_was_tried_is_remembered_when_an_item_is_queued_again(tmp_path: Pat
     """A daemon that is stopped in the middle of a second try leaves it to the next one."""
 
     async def first() -> AgentId:
-        async with working(tmp_path, drain=0.1) as team:
-            ada = await team.hire("ada")
-            await team.send(ada, script({"text": "one"}, {"wait": 600}))
-            await team.until_said(ada, "one")
-            os.kill(cli_of(await team.process_of(ada)), signal.SIGKILL)
-            await team.until_told(ada, ev.TextFinal, 2)
+        async with running_daemon(tmp_path, drain=0.1) as harness:
+            ada = await harness.add_agent("ada")
+            await harness.send(ada, script({"text": "one"}, {"wait": 600}))
+            await harness.wait_for_text(ada, "one")
+            os.kill(find_cli(await harness.find_process(ada)), signal.SIGKILL)
+            await harness.wait_for_event(ada, ev.TextFinal, 2)
             return ada
 
     async def second(ada: AgentId) -> None:
-        async with working(tmp_path) as team:
-            await team.until_told(ada, ev.TextFinal, 3)
-            runs = await team.runs(ada)
-            [item] = await team.store.items(ada)
+        async with running_daemon(tmp_path) as harness:
+            await harness.wait_for_event(ada, ev.TextFinal, 3)
+            runs = await harness.runs(ada)
+            [item] = await harness.store.items(ada)
 
             assert [run.stop_reason for run in runs] == [None, "shutdown", None]
             assert runs[2].metadata["again"] == runs[1].metadata["again"]
             assert (item.attempt, item.tries) == (3, 1)
-            await team.store.cancel(item.id)
-            assert (await team.settled(item.id)).status == "cancelled"
+            await harness.store.cancel(item.id)
+            assert (await harness.wait_until_settled(item.id)).status == "cancelled"
 
     ada = anyio.run(first)
     anyio.run(second, ada)
@@ -394,13 +394,17 @@ def test_a_cli_that_crashes_again_is_started_for_this_turn_alone(tmp_path: Path)
         program.write_text(_ONLY_ONCE)
         program.chmod(0o755)
         config = f'[providers.claude]\ncommand = ["{program}"]\n'
-        async with working(tmp_path, config=config) as team:
-            ada = await team.hire("ada", "claude")
-            item = await team.done(ada, "go")
-            await team.until_lane(ada, "idle")
+        async with running_daemon(tmp_path, config=config) as harness:
+            ada = await harness.add_agent("ada", "claude")
+            item = await harness.send_and_wait(ada, "go")
+            await harness.wait_for_lane(ada, "idle")
 
             assert (item.status, item.reply) == ("completed", "by a single turn")
-            assert [run.status for run in await team.runs(ada)] == ["failed", "failed", "completed"]
-            assert await team.store.open_processes() == []
+            assert [run.status for run in await harness.runs(ada)] == [
+                "failed",
+                "failed",
+                "completed",
+            ]
+            assert await harness.store.open_processes() == []
 
     anyio.run(main)

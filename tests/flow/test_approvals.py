@@ -22,10 +22,10 @@ from steadyrun.model.ids import AgentId
 from steadyrun.providers.scripted import child as scripted_child
 from steadyrun.runtime.dispatcher import Capacity
 from tests.children.keeper_driver import eventually
-from tests.support.cli_home import Home, a_home, end
+from tests.support.cli_home import CliHome, cli_home, end_daemon
 from tests.support.commands import COMMAND
-from tests.support.daemon_harness import Home as Team
-from tests.support.daemon_harness import opened, says, script, victim, working
+from tests.support.daemon_harness import HomeHarness as Team
+from tests.support.daemon_harness import killable_daemon, open_home, running_daemon, say, script
 
 ASKS = (
     {"approval": {"name": "Bash", "input": {"command": "rm x"}, "output": "ok"}},
@@ -33,25 +33,25 @@ ASKS = (
 )
 
 
-def approvals(home: Home, *words: str) -> list[dict[str, Any]]:
+def approvals(home: CliHome, *words: str) -> list[dict[str, Any]]:
     done = home.run("approvals", *words, "--json")
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)["approvals"]
     return found
 
 
-def asked(home: Home, count: int = 1) -> list[dict[str, Any]]:
+def asked(home: CliHome, count: int = 1) -> list[dict[str, Any]]:
     """What is asked, as soon as that much is."""
     eventually(lambda: len(approvals(home)) == count, f"that {count} questions are open")
     return approvals(home)
 
 
-def settled(home: Home, item: str) -> str:
+def settled(home: CliHome, item: str) -> str:
     eventually(lambda: home.item(item).is_settled, "the end of the item")
     return home.item(item).status
 
 
-def resolved(home: Home) -> list[tuple[str, str]]:
+def resolved(home: CliHome) -> list[tuple[str, str]]:
     told = [each.event for each in home.events()]
     return [(each.verdict, each.by) for each in told if isinstance(each, ev.ApprovalResolved)]
 
@@ -60,8 +60,8 @@ def resolved(home: Home) -> list[tuple[str, str]]:
 
 
 def test_a_question_is_listed_and_approved(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
         home.up()
         nothing = home.run("approvals")
         item = home.send("ada", *ASKS)
@@ -90,8 +90,8 @@ def test_a_question_is_listed_and_approved(tmp_path: Path) -> None:
 
 
 def test_a_denial_tells_the_agent_why(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
         home.up()
         item = home.send("ada", *ASKS)
         [question] = asked(home)
@@ -109,9 +109,9 @@ def test_a_denial_tells_the_agent_why(tmp_path: Path) -> None:
 
 
 def test_ids_that_fit_nothing_or_several_are_refused(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada")
-        home.hire("bob")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
+        home.add_agent("bob")
         home.up()
         home.send("ada", *ASKS)
         home.send("bob", *ASKS)
@@ -129,8 +129,8 @@ def test_ids_that_fit_nothing_or_several_are_refused(tmp_path: Path) -> None:
 
 def test_an_agent_cannot_answer(tmp_path: Path) -> None:
     """Not what it asks itself, and not for another; neither can a run of no agent."""
-    with a_home(tmp_path) as home:
-        home.hire("ada")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
         home.up()
         item = home.send("ada", *ASKS)
         [question] = asked(home)
@@ -143,8 +143,8 @@ def test_an_agent_cannot_answer(tmp_path: Path) -> None:
 
 
 def test_a_question_ends_with_its_run(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
         home.up()
         item = home.send("ada", *ASKS)
         [question] = asked(home)
@@ -158,12 +158,12 @@ def test_a_question_ends_with_its_run(tmp_path: Path) -> None:
 
 
 def test_an_answer_to_a_killed_daemon_s_agent_is_told_by_the_next_one(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
         daemon = home.up()
         item = home.send("ada", *ASKS)
         [question] = asked(home)
-        end(daemon, signal.SIGKILL)
+        end_daemon(daemon, signal.SIGKILL)
         done = home.run("approve", question["id"], "--json")
         assert [each["status"] for each in approvals(home)] == ["answered"]
         home.up()
@@ -176,12 +176,12 @@ def test_an_answer_to_a_killed_daemon_s_agent_is_told_by_the_next_one(tmp_path: 
 
 
 def test_a_question_outlives_its_daemon(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
         first = home.up()
         item = home.send("ada", *ASKS)
         [question] = asked(home)
-        end(first, signal.SIGKILL)
+        end_daemon(first, signal.SIGKILL)
         home.up()
         assert [each["id"] for each in approvals(home)] == [question["id"]]
         done = home.run("deny", question["id"], "--reason", "no")
@@ -204,25 +204,27 @@ def decisions(place: Path) -> list[bool]:
 # -- what happens around it
 
 
-async def answer(team: Team, agent: AgentId, *, is_allowed: bool = True, by: str = "eve") -> None:
-    await team.until_told(agent, ev.ApprovalRequested)
-    [question] = await team.store.approvals(agent)
-    await team.store.answer(question.id, Answer(is_allowed, by, question.asked_at))
+async def answer(
+    harness: Team, agent: AgentId, *, is_allowed: bool = True, by: str = "eve"
+) -> None:
+    await harness.wait_for_event(agent, ev.ApprovalRequested)
+    [question] = await harness.store.approvals(agent)
+    await harness.store.answer(question.id, Answer(is_allowed, by, question.asked_at))
 
 
 def test_nobody_answers_in_time(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, approval=0.1) as team:
-            ada = await team.hire("ada")
-            item = await team.done(ada, script(*ASKS))
-            [question] = await team.store.approvals(include_settled=True)
+        async with running_daemon(tmp_path, approval=0.1) as harness:
+            ada = await harness.add_agent("ada")
+            item = await harness.send_and_wait(ada, script(*ASKS))
+            [question] = await harness.store.approvals(include_settled=True)
 
             assert item.reply == "so"
             assert question.answer
             assert (question.status, question.answer.by) == ("resolved", "timeout")
-            [told] = await team.of(ada, ev.ApprovalResolved)
+            [told] = await harness.events_of(ada, ev.ApprovalResolved)
             assert (told.verdict, told.by) == ("deny", "timeout")
-            [failed] = await team.of(ada, ev.ToolFailed)
+            [failed] = await harness.events_of(ada, ev.ToolFailed)
             assert failed.error == "denied: nobody answered in time"
 
     anyio.run(main)
@@ -245,7 +247,7 @@ def test_a_waiting_run_has_no_slot_and_trips_no_clock(tmp_path: Path) -> None:
 
     async def main() -> None:
         clock = Shifted()
-        async with working(
+        async with running_daemon(
             tmp_path,
             Capacity(runs=1),
             clock=clock,
@@ -253,20 +255,22 @@ def test_a_waiting_run_has_no_slot_and_trips_no_clock(tmp_path: Path) -> None:
             approval=None,
             hang=None,
             warning=None,
-        ) as team:
-            ada = await team.hire("ada", wall_seconds=600.0)
-            bob = await team.hire("bob", wall_seconds=600.0)
-            waiting = await team.send(ada, script(*ASKS))
-            await team.until_told(ada, ev.ApprovalRequested)
-            running = await team.send(bob, script({"text": "one"}, team.gates.until("never")))
-            await team.until_said(bob, "one")
+        ) as harness:
+            ada = await harness.add_agent("ada", wall_seconds=600.0)
+            bob = await harness.add_agent("bob", wall_seconds=600.0)
+            waiting = await harness.send(ada, script(*ASKS))
+            await harness.wait_for_event(ada, ev.ApprovalRequested)
+            running = await harness.send(
+                bob, script({"text": "one"}, harness.gates.wait_step("never"))
+            )
+            await harness.wait_for_text(bob, "one")
             clock.by = timedelta(hours=1)
-            stopped = await team.settled(running)
-            await answer(team, ada)
+            stopped = await harness.wait_until_settled(running)
+            await answer(harness, ada)
 
             assert stopped.status == "failed"
-            assert (await team.runs(bob))[0].stop_reason == "wall_timeout"
-            assert (await team.settled(waiting)).reply == "so"
+            assert (await harness.runs(bob))[0].stop_reason == "wall_timeout"
+            assert (await harness.wait_until_settled(waiting)).reply == "so"
 
     anyio.run(main)
 
@@ -290,24 +294,26 @@ def test_a_question_that_stays_open_is_no_silence(tmp_path: Path) -> None:
             "warning": 300.0,
             "approval": None,
         }
-        async with working(tmp_path, config=unannounced(), clock=clock, **limits) as team:
-            ada, bob = await team.hire("ada"), await team.hire("bob")
-            waiting = await team.send(ada, script(*ASKS))
-            await team.until_told(ada, ev.ApprovalRequested)
-            silent = await team.send(bob, script({"text": "one"}, team.gates.until("never")))
-            await team.until_said(bob, "one")
+        async with running_daemon(tmp_path, config=unannounced(), clock=clock, **limits) as harness:
+            ada, bob = await harness.add_agent("ada"), await harness.add_agent("bob")
+            waiting = await harness.send(ada, script(*ASKS))
+            await harness.wait_for_event(ada, ev.ApprovalRequested)
+            silent = await harness.send(
+                bob, script({"text": "one"}, harness.gates.wait_step("never"))
+            )
+            await harness.wait_for_text(bob, "one")
             # All are looked at together, and she before him.
             clock.by = timedelta(hours=1)
-            await team.settled(silent)
+            await harness.wait_until_settled(silent)
             clock.by = timedelta()
-            assert await team.of(ada, ev.ToolStarted) == []
-            await answer(team, ada)
+            assert await harness.events_of(ada, ev.ToolStarted) == []
+            await answer(harness, ada)
 
-            assert (await team.settled(waiting)).reply == "so"
-            assert [run.stop_reason for run in await team.runs(bob)] == ["idle_timeout"]
-            assert len(await team.of(bob, ev.StallWarned)) == 1
-            assert [run.stop_reason for run in await team.runs(ada)] == [None]
-            assert await team.of(ada, ev.StallWarned) == []
+            assert (await harness.wait_until_settled(waiting)).reply == "so"
+            assert [run.stop_reason for run in await harness.runs(bob)] == ["idle_timeout"]
+            assert len(await harness.events_of(bob, ev.StallWarned)) == 1
+            assert [run.stop_reason for run in await harness.runs(ada)] == [None]
+            assert await harness.events_of(ada, ev.StallWarned) == []
 
     anyio.run(main)
 
@@ -316,22 +322,22 @@ def test_an_answer_given_at_each_moment_of_a_takeover_is_told_once(tmp_path: Pat
     """Before the daemon is killed, while there is none, and when the next one is there."""
 
     async def main(place: Path, moment: str) -> None:
-        async with victim(place) as (home, daemon):
-            ada = await home.hire("ada")
-            await daemon.up()
+        async with killable_daemon(place) as (home, daemon):
+            ada = await home.add_agent("ada")
+            await daemon.wait_until_up()
             item = await home.send(ada, script(*ASKS))
-            await home.until_told(ada, ev.ApprovalRequested)
+            await home.wait_for_event(ada, ev.ApprovalRequested)
             if moment == "before":
                 await answer(home, ada)
             daemon.kill()
             if moment == "between":
                 await answer(home, ada)
-        async with working(place) as team:
+        async with running_daemon(place) as harness:
             if moment == "after":
-                await answer(team, ada)
-            assert (await team.settled(item)).reply == "so"
-            assert await team.of(ada, ev.ApprovalResolved)
-        async with opened(place) as home:
+                await answer(harness, ada)
+            assert (await harness.wait_until_settled(item)).reply == "so"
+            assert await harness.events_of(ada, ev.ApprovalResolved)
+        async with open_home(place) as home:
             [question] = await home.store.approvals(include_settled=True)
             assert question.status == "resolved"
         assert decisions(place) == [True]
@@ -344,19 +350,22 @@ def test_an_answer_given_at_each_moment_of_a_takeover_is_told_once(tmp_path: Pat
 
 def test_a_second_question_of_the_same_run_is_another(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada")
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada")
             twice = script({"approval": "Bash"}, {"approval": "Write"}, {"text": "so"})
-            item = await team.send(ada, twice)
-            await answer(team, ada)
-            await team.until_told(ada, ev.ApprovalRequested, 2)
-            await answer(team, ada, is_allowed=False, by="bo")
-            await team.settled(item)
-            await team.done(ada, says("next"))
+            item = await harness.send(ada, twice)
+            await answer(harness, ada)
+            await harness.wait_for_event(ada, ev.ApprovalRequested, 2)
+            await answer(harness, ada, is_allowed=False, by="bo")
+            await harness.wait_until_settled(item)
+            await harness.send_and_wait(ada, say("next"))
 
-            found = await team.store.approvals(include_settled=True)
+            found = await harness.store.approvals(include_settled=True)
             assert [each.tool_name for each in found] == ["Write", "Bash"]
-            assert [each.by for each in await team.of(ada, ev.ApprovalResolved)] == ["eve", "bo"]
+            assert [each.by for each in await harness.events_of(ada, ev.ApprovalResolved)] == [
+                "eve",
+                "bo",
+            ]
 
     anyio.run(main)
 
@@ -365,8 +374,8 @@ def test_a_second_question_of_the_same_run_is_another(tmp_path: Path) -> None:
 
 
 def test_only_those_who_are_named_may_answer(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada", approvers="cli:nobody-here,library")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada", approvers="cli:nobody-here,library")
         home.up()
         item = home.send("ada", *ASKS)
         [question] = asked(home)
@@ -394,8 +403,8 @@ def test_only_those_who_are_named_may_answer(tmp_path: Path) -> None:
 
 
 def test_who_may_answer_is_set_and_cleared(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
 
         def approvers(*words: str) -> list[str]:
             done = home.run("agent", "set", "ada", *words, "--json")
@@ -442,8 +451,8 @@ def test_a_program_answers_what_another_one_s_run_asks(tmp_path: Path) -> None:
 
 
 def test_a_tool_that_is_always_allowed_is_not_asked_for_again(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
         home.up()
         item = home.send("ada", *ASKS, *ASKS, {"approval": "Write"})
         [question] = asked(home)

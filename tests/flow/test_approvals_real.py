@@ -15,9 +15,9 @@ from steadyrun.testing.model_servers.anthropic import call
 from steadyrun.testing.model_servers.content import ModelAnswer, answer
 from steadyrun.testing.model_servers.protocol import ServerSteps
 from tests.children.keeper_driver import eventually
-from tests.support.cli_home import Home, a_home, end
-from tests.support.codex_stage import asks_for
-from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, Stage, staged
+from tests.support.cli_home import CliHome, cli_home, end_daemon
+from tests.support.codex_harness import request_command
+from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, CliHarness, cli_harness
 
 
 @pytest.fixture(params=[CLAUDE, CODEX], ids=lambda cli: cli.name)
@@ -29,15 +29,15 @@ def cli(request: pytest.FixtureRequest) -> Cli:
 def touches(cli: Cli, name: str) -> ModelAnswer:
     """The model wants something that has to be asked for."""
     command = f"touch {name}"
-    return answer(call("Bash", command=command)) if cli is CLAUDE else asks_for(command)
+    return answer(call("Bash", command=command)) if cli is CLAUDE else request_command(command)
 
 
 @contextmanager
-def asking(place: Path, cli: Cli, script: ServerSteps) -> Iterator[tuple[Home, Stage]]:
+def asking(place: Path, cli: Cli, script: ServerSteps) -> Iterator[tuple[CliHome, CliHarness]]:
     """A home whose agent is a real CLI that asks, as `steadyrun up` would run it."""
-    with staged(place, script, cli=cli) as stage, a_home(place) as home:
-        settings = stage.config.settings.providers[cli.name]
-        env = {**settings.env, "HOME": str(stage.user)}
+    with cli_harness(place, script, cli=cli) as harness, cli_home(place) as home:
+        settings = harness.config.settings.providers[cli.name]
+        env = {**settings.env, "HOME": str(harness.user)}
         lines = [
             f"[providers.{cli.name}]",
             f"command = {json.dumps(settings.command)}",
@@ -46,12 +46,12 @@ def asking(place: Path, cli: Cli, script: ServerSteps) -> Iterator[tuple[Home, S
         ]
         home.path.mkdir()
         (home.path / "config.toml").write_text("\n".join(lines))
-        added = home.run("agent", "add", "ada", "--provider", cli.name, "--home", str(stage.cwd))
+        added = home.run("agent", "add", "ada", "--provider", cli.name, "--home", str(harness.cwd))
         assert added.returncode == 0, added.stderr
-        yield home, stage
+        yield home, harness
 
 
-def question(home: Home) -> dict[str, Any]:
+def question(home: CliHome) -> dict[str, Any]:
     """The one that is open, as soon as there is one."""
 
     def found() -> list[dict[str, Any]]:
@@ -64,21 +64,21 @@ def question(home: Home) -> dict[str, Any]:
     return found()[0]
 
 
-def send(home: Home) -> str:
+def send(home: CliHome) -> str:
     return str(json.loads(home.run("send", "ada", "work", "--json").stdout)["id"])
 
 
-def settled(home: Home, item: str) -> str | None:
+def settled(home: CliHome, item: str) -> str | None:
     eventually(lambda: home.item(item).is_settled, "the end of the item")
     return home.item(item).reply
 
 
-def resolved(home: Home) -> list[tuple[str, str]]:
+def resolved(home: CliHome) -> list[tuple[str, str]]:
     told = [each.event for each in home.events()]
     return [(each.verdict, each.by) for each in told if isinstance(each, ev.ApprovalResolved)]
 
 
-def decisions(home: Home) -> int:
+def decisions(home: CliHome) -> int:
     """How many answers any CLI was told."""
     frames = [
         frame
@@ -90,7 +90,7 @@ def decisions(home: Home) -> int:
 
 def test_what_is_asked_is_allowed_or_denied_by_a_command(tmp_path: Path, cli: Cli) -> None:
     script = [touches(cli, "one"), touches(cli, "two"), answer("So be it.")]
-    with asking(tmp_path, cli, script) as (home, stage):
+    with asking(tmp_path, cli, script) as (home, harness):
         home.up()
         item = send(home)
         first = question(home)
@@ -103,17 +103,17 @@ def test_what_is_asked_is_allowed_or_denied_by_a_command(tmp_path: Path, cli: Cl
         by = json.loads(approved.stdout)["by"]
         assert resolved(home) == [("allow", by), ("deny", by)]
         assert "touch one" in json.dumps(first["tool_input"])
-        assert sorted(path.name for path in stage.cwd.iterdir()) == ["one"]
+        assert sorted(path.name for path in harness.cwd.iterdir()) == ["one"]
 
 
 @pytest.mark.parametrize("is_up_again", [False, True], ids=["before", "after"])
 def test_an_answer_outlives_the_daemon(tmp_path: Path, cli: Cli, is_up_again: bool) -> None:
     """Given before or after the next daemon is there, it reaches the CLI that waits, once."""
-    with asking(tmp_path, cli, [touches(cli, "one"), answer("Done.")]) as (home, stage):
+    with asking(tmp_path, cli, [touches(cli, "one"), answer("Done.")]) as (home, harness):
         daemon = home.up()
         item = send(home)
         asked = question(home)
-        end(daemon, signal.SIGKILL)
+        end_daemon(daemon, signal.SIGKILL)
         if is_up_again:
             home.up()
             assert question(home)["id"] == asked["id"]
@@ -124,13 +124,13 @@ def test_an_answer_outlives_the_daemon(tmp_path: Path, cli: Cli, is_up_again: bo
         assert settled(home, item) == "Done."
         assert resolved(home) == [("allow", json.loads(done.stdout)["by"])]
         assert decisions(home) == 1
-        assert [path.name for path in stage.cwd.iterdir()] == ["one"]
-        assert len(stage.server.main_requests) == 2
+        assert [path.name for path in harness.cwd.iterdir()] == ["one"]
+        assert len(harness.server.main_requests) == 2
         assert len({run.process for run in home.runs()}) == 1
 
 
 def test_what_the_cli_takes_back_is_withdrawn(tmp_path: Path, cli: Cli) -> None:
-    with asking(tmp_path, cli, [touches(cli, "one"), answer("Never said.")]) as (home, stage):
+    with asking(tmp_path, cli, [touches(cli, "one"), answer("Never said.")]) as (home, harness):
         home.up()
         item = send(home)
         asked = question(home)
@@ -140,12 +140,12 @@ def test_what_the_cli_takes_back_is_withdrawn(tmp_path: Path, cli: Cli) -> None:
 
         assert (too_late.returncode, after["status"]) == (5, "withdrawn")
         assert resolved(home) == [("cancelled", "provider")]
-        assert list(stage.cwd.iterdir()) == []
+        assert list(harness.cwd.iterdir()) == []
 
 
 def test_what_is_always_allowed_is_not_asked_again(tmp_path: Path, cli: Cli) -> None:
     script = [touches(cli, "one"), touches(cli, "one"), answer("Done.")]
-    with asking(tmp_path, cli, script) as (home, stage):
+    with asking(tmp_path, cli, script) as (home, harness):
         home.up()
         item = send(home)
         first = question(home)
@@ -154,5 +154,5 @@ def test_what_is_always_allowed_is_not_asked_again(tmp_path: Path, cli: Cli) -> 
         assert settled(home, item) == "Done."
         assert first["offers_always"]
         assert len(resolved(home)) == 1
-        assert len(stage.server.main_requests) == 3
-        assert not list(stage.cwd.rglob("settings*.json")), "it is for this conversation only"
+        assert len(harness.server.main_requests) == 3
+        assert not list(harness.cwd.rglob("settings*.json")), "it is for this conversation only"

@@ -16,9 +16,9 @@ from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from steadyrun.operations.approvals import answer_approval
 from tests.children.keeper_driver import eventually
-from tests.support.cli_home import a_home
+from tests.support.cli_home import cli_home
 from tests.support.commands import COMMAND, steadyrun
-from tests.support.daemon_harness import Home, says, script, victim, working
+from tests.support.daemon_harness import HomeHarness, killable_daemon, running_daemon, say, script
 
 
 def costs(usd: float | None, tokens: int = 100) -> dict[str, object]:
@@ -29,28 +29,30 @@ def limited(**limits: float) -> dict[str, Any]:
     return {"policy": Policy(budget=Budget(**limits))}  # type: ignore[arg-type]
 
 
-async def until_stopped(team: Home, agent: AgentId) -> None:
+async def until_stopped(harness: HomeHarness, agent: AgentId) -> None:
     """A run was stopped, and its item is back in its place."""
 
     async def is_it() -> bool:
-        lane = await team.store.lane(agent)
+        lane = await harness.store.lane(agent)
         return lane.is_paused and lane.queued > 0 and lane.status != "held"
 
-    await team.until(agent, is_it)
+    await harness.wait_until(agent, is_it)
 
 
-async def question(team: Home, agent: AgentId) -> Approval:
+async def question(harness: HomeHarness, agent: AgentId) -> Approval:
     """The one thing that is asked about an agent."""
-    [asked] = await team.store.approvals(agent)
+    [asked] = await harness.store.approvals(agent)
     assert asked.about == "budget"
     return asked
 
 
-async def allowed(team: Home, agent: AgentId, **fields: Any) -> list[tuple[str, str, float]]:
+async def allowed(
+    harness: HomeHarness, agent: AgentId, **fields: Any
+) -> list[tuple[str, str, float]]:
     """What may be spent once somebody has allowed more."""
     answer = Answer(True, "eve", SystemClock().now(), **fields)
-    async with open_desk(load(team.place / "home")) as desk:
-        answered = await answer_approval(desk, await question(team, agent), answer)
+    async with open_desk(load(harness.place / "home")) as desk:
+        answered = await answer_approval(desk, await question(harness, agent), answer)
     assert answered.answer
     return [(each.limit, each.unit, round(each.allowed, 6)) for each in answered.answer.extended]
 
@@ -61,16 +63,16 @@ def marks(told: list[ev.BudgetReached]) -> list[tuple[str, str, int]]:
 
 def test_a_run_that_spends_the_day_is_stopped_and_its_item_waits(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada", **limited(day=1.0))
-            first = await team.done(ada, script(costs(0.5), {"text": "half"}))
-            loop = script(costs(0.35), costs(0.2), team.gates.until("never"), {"text": "no"})
-            item = await team.send(ada, loop)
-            await until_stopped(team, ada)
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada", **limited(day=1.0))
+            first = await harness.send_and_wait(ada, script(costs(0.5), {"text": "half"}))
+            loop = script(costs(0.35), costs(0.2), harness.gates.wait_step("never"), {"text": "no"})
+            item = await harness.send(ada, loop)
+            await until_stopped(harness, ada)
 
-            told = await team.of(ada, ev.BudgetReached)
-            run = (await team.runs(ada))[-1]
-            waiting = await team.store.item(item)
+            told = await harness.events_of(ada, ev.BudgetReached)
+            run = (await harness.runs(ada))[-1]
+            waiting = await harness.store.item(item)
             assert first.status == "completed"
             assert marks(told) == [("day", "usd", 80), ("day", "usd", 100)]
             assert [round(each.spent, 2) for each in told] == [0.85, 1.05]
@@ -80,30 +82,30 @@ def test_a_run_that_spends_the_day_is_stopped_and_its_item_waits(tmp_path: Path)
             # What it had told before it was stopped counts.
             assert run.cost.usd == 0.55
             assert (waiting.status, waiting.attempt, waiting.settled_at) == ("queued", 1, None)
-            assert len(await team.runs(ada)) == 2
+            assert len(await harness.runs(ada)) == 2
 
     anyio.run(main)
 
 
 def test_an_answer_allows_as_much_once_more(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada", **limited(day=1.0, agent=50.0))
-            await team.done(ada, script(costs(0.5), {"text": "half"}))
-            item = await team.send(
-                ada, script(costs(0.6), team.gates.until("go"), {"text": "done"})
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada", **limited(day=1.0, agent=50.0))
+            await harness.send_and_wait(ada, script(costs(0.5), {"text": "half"}))
+            item = await harness.send(
+                ada, script(costs(0.6), harness.gates.wait_step("go"), {"text": "done"})
             )
-            await until_stopped(team, ada)
-            team.gates.open("go")
-            extended = await allowed(team, ada)
-            done = await team.settled(item)
+            await until_stopped(harness, ada)
+            harness.gates.open("go")
+            extended = await allowed(harness, ada)
+            done = await harness.wait_until_settled(item)
 
             assert extended == [("day", "usd", 2.1)]
             assert (done.status, done.reply, done.attempt) == ("completed", "done", 2)
-            told = await team.of(ada, ev.BudgetReached)
+            told = await harness.events_of(ada, ev.BudgetReached)
             assert marks(told) == [("day", "usd", 100), ("day", "usd", 80)]
-            assert await team.store.approvals(ada) == []
-            [resolved] = await team.of(ada, ev.ApprovalResolved)
+            assert await harness.store.approvals(ada) == []
+            [resolved] = await harness.events_of(ada, ev.ApprovalResolved)
             assert (resolved.verdict, resolved.by) == ("allow", "eve")
 
     anyio.run(main)
@@ -111,21 +113,21 @@ def test_an_answer_allows_as_much_once_more(tmp_path: Path) -> None:
 
 def test_what_was_done_with_the_last_of_it_is_done_and_the_next_one_waits(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada", **limited(month_tokens=1000))
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada", **limited(month_tokens=1000))
             all_of_it = {"usage": {"input_tokens": 1000}}
-            done = await team.done(ada, script({"text": "done"}, all_of_it))
-            item = await team.send(ada, says("more"))
+            done = await harness.send_and_wait(ada, script({"text": "done"}, all_of_it))
+            item = await harness.send(ada, say("more"))
 
             assert done.status == "completed"
-            assert (await team.store.lane(ada)).is_paused
-            assert (await team.store.item(item)).status == "queued"
-            asked = await question(team, ada)
+            assert (await harness.store.lane(ada)).is_paused
+            assert (await harness.store.item(item)).status == "queued"
+            asked = await question(harness, ada)
             assert asked.tool_input["limits"] == [
                 {"limit": "month", "unit": "tokens", "spent": 1000, "allowed": 1000}
             ]
             # Its last word but one: its run had ended with it.
-            *_, before_last, last = [each.event for each in await team.events(ada)]
+            *_, before_last, last = [each.event for each in await harness.events(ada)]
             assert isinstance(before_last, ev.ApprovalRequested)
             assert isinstance(last, ev.RunCompleted)
 
@@ -134,23 +136,25 @@ def test_what_was_done_with_the_last_of_it_is_done_and_the_next_one_waits(tmp_pa
 
 def test_each_run_has_a_limit_of_its_own(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada", **limited(run_tokens=1000))
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada", **limited(run_tokens=1000))
             for _ in range(3):
-                done = await team.done(ada, script(costs(None, 700), {"text": "done"}))
+                done = await harness.send_and_wait(ada, script(costs(None, 700), {"text": "done"}))
                 assert done.status == "completed"
-            item = await team.send(ada, script(costs(None, 1200), team.gates.until("go")))
-            await until_stopped(team, ada)
-            assert len({run.process for run in await team.runs(ada)}) == 1
+            item = await harness.send(ada, script(costs(None, 1200), harness.gates.wait_step("go")))
+            await until_stopped(harness, ada)
+            assert len({run.process for run in await harness.runs(ada)}) == 1
 
-            extended = await allowed(team, ada)
-            await team.until_told(ada, ev.ApprovalRequested, 2)
-            await until_stopped(team, ada)
+            extended = await allowed(harness, ada)
+            await harness.wait_for_event(ada, ev.ApprovalRequested, 2)
+            await until_stopped(harness, ada)
 
             # It had the whole limit again, and spent it again.
             assert extended == []
-            assert (await team.store.item(item)).attempt == 2
-            assert [run.stop_reason for run in await team.runs(ada)] == [None] * 3 + ["budget"] * 2
+            assert (await harness.store.item(item)).attempt == 2
+            assert [run.stop_reason for run in await harness.runs(ada)] == [None] * 3 + [
+                "budget"
+            ] * 2
 
     anyio.run(main)
 
@@ -158,17 +162,19 @@ def test_each_run_has_a_limit_of_its_own(tmp_path: Path) -> None:
 def test_what_is_not_known_counts_as_it_was_decided(tmp_path: Path) -> None:
     async def stopped(policy: str, place: Path) -> list[ev.BudgetReached]:
         config = f'[budgets]\nunknown = "{policy}"\nunknown_usd_per_million = 10.0'
-        async with working(place, config=config) as team:
-            ada = await team.hire("ada", **limited(day=1.0))
-            await team.send(ada, script(costs(None, 90_000), team.gates.until("a"), {"text": "a"}))
-            await team.until_told(ada, ev.UsageUpdated)
+        async with running_daemon(place, config=config) as harness:
+            ada = await harness.add_agent("ada", **limited(day=1.0))
+            await harness.send(
+                ada, script(costs(None, 90_000), harness.gates.wait_step("a"), {"text": "a"})
+            )
+            await harness.wait_for_event(ada, ev.UsageUpdated)
             if policy == "refuse":
-                await until_stopped(team, ada)
+                await until_stopped(harness, ada)
             else:
-                team.gates.open("a")
-                await team.until_said(ada, "a")
-                await team.until_idle(ada)
-            return await team.of(ada, ev.BudgetReached)
+                harness.gates.open("a")
+                await harness.wait_for_text(ada, "a")
+                await harness.wait_until_idle(ada)
+            return await harness.events_of(ada, ev.BudgetReached)
 
     for policy in ("tokens", "refuse", "allow"):
         (tmp_path / policy).mkdir()
@@ -187,49 +193,49 @@ def test_what_is_not_known_counts_as_it_was_decided(tmp_path: Path) -> None:
 
 def test_the_next_daemon_tells_nothing_again_and_stops_at_the_same_limit(tmp_path: Path) -> None:
     async def main() -> None:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada", **limited(day=1.0))
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada", **limited(day=1.0))
             item = await home.send(
                 ada,
                 script(
-                    costs(0.85), home.gates.until("more"), costs(0.05), costs(0.2),
-                    home.gates.until("never"),
+                    costs(0.85), home.gates.wait_step("more"), costs(0.05), costs(0.2),
+                    home.gates.wait_step("never"),
                 ),
             )  # fmt: skip
-            await daemon.up()
-            await home.until_told(ada, ev.BudgetReached)
+            await daemon.wait_until_up()
+            await home.wait_for_event(ada, ev.BudgetReached)
             daemon.kill()
             home.gates.open("more")
-        async with working(tmp_path) as team:
-            await until_stopped(team, ada)
+        async with running_daemon(tmp_path) as harness:
+            await until_stopped(harness, ada)
 
-            told = await team.of(ada, ev.BudgetReached)
-            [run] = await team.runs(ada)
+            told = await harness.events_of(ada, ev.BudgetReached)
+            [run] = await harness.runs(ada)
             assert marks(told) == [("day", "usd", 80), ("day", "usd", 100)]
             assert (run.stop_reason, round(run.cost.usd or 0, 2)) == ("budget", 1.1)
-            assert (await team.store.item(item)).status == "queued"
+            assert (await harness.store.item(item)).status == "queued"
 
     anyio.run(main)
 
 
 def test_the_next_daemon_ends_what_was_to_be_ended_and_asks_once(tmp_path: Path) -> None:
     async def main() -> None:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada", **limited(day=1.0))
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada", **limited(day=1.0))
             deaf = {"hang": {"ignore_interrupt": True}}
             item = await home.send(ada, script(costs(1.5), deaf))
-            await daemon.up()
-            await home.until_told(ada, ev.BudgetReached)
+            await daemon.wait_until_up()
+            await home.wait_for_event(ada, ev.BudgetReached)
             daemon.kill()
             assert await home.store.approvals(ada) == []
-        async with working(tmp_path, interrupt=0.2) as team:
-            await until_stopped(team, ada)
+        async with running_daemon(tmp_path, interrupt=0.2) as harness:
+            await until_stopped(harness, ada)
 
-            [run] = await team.runs(ada)
-            asked = await question(team, ada)
+            [run] = await harness.runs(ada)
+            asked = await question(harness, ada)
             assert (run.status, run.stop_reason) == ("failed", "budget")
-            assert (asked.run, (await team.store.item(item)).status) == (run.id, "queued")
-            assert len(await team.of(ada, ev.ApprovalRequested)) == 1
+            assert (asked.run, (await harness.store.item(item)).status) == (run.id, "queued")
+            assert len(await harness.events_of(ada, ev.ApprovalRequested)) == 1
 
     anyio.run(main)
 
@@ -238,30 +244,30 @@ def test_an_answer_that_is_given_while_nobody_works_is_good_for_the_next_daemon(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
-        async with victim(tmp_path) as (home, daemon):
-            ada = await home.hire("ada", **limited(day_tokens=1500))
+        async with killable_daemon(tmp_path) as (home, daemon):
+            ada = await home.add_agent("ada", **limited(day_tokens=1500))
             await home.send(ada, script(costs(0.1, 1000), {"text": "first"}))
-            loop = script(costs(0.1, 600), home.gates.until("go"), {"text": "done"})
+            loop = script(costs(0.1, 600), home.gates.wait_step("go"), {"text": "done"})
             item = await home.send(ada, loop)
-            await daemon.up()
+            await daemon.wait_until_up()
             await until_stopped(home, ada)
             daemon.kill()
             home.gates.open("go")
             assert await allowed(home, ada) == [("day", "tokens", 3100.0)]
-        async with working(tmp_path) as team:
-            done = await team.settled(item)
+        async with running_daemon(tmp_path) as harness:
+            done = await harness.wait_until_settled(item)
             assert (done.status, done.attempt) == ("completed", 2)
 
     anyio.run(main)
 
 
 def test_a_no_cancels_what_was_asked_and_the_agent_stays_paused(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada", budget="run=1")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada", budget="run=1")
         home.up()
         item = home.send("ada", costs(2.0), {"until": str(tmp_path / "never")})
         other = home.send("ada", {"text": "later"})
-        [asked] = eventually(home.asked, "a question")
+        [asked] = eventually(home.list_approvals, "a question")
         denied = home.run("deny", asked["id"], "--reason", "too dear")
         again = home.run("approve", asked["id"])
 
@@ -272,18 +278,18 @@ def test_a_no_cancels_what_was_asked_and_the_agent_stays_paused(tmp_path: Path) 
         assert error
         assert error.message == "too dear"
         assert home.item(other).status == "queued"
-        assert home.asked() == []
+        assert home.list_approvals() == []
         # Now it is a pause like any other.
         assert home.run("resume", "ada").stdout == "resumed ada\n"
         eventually(lambda: home.item(other).status == "completed", "the other one")
 
 
 def test_who_was_paused_by_hand_stays_paused_when_more_is_allowed(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada", budget="day=1,run=0.5")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada", budget="day=1,run=0.5")
         home.up()
         done = home.send("ada", costs(1.2), {"text": "done"})
-        [asked] = eventually(home.asked, "a question")
+        [asked] = eventually(home.list_approvals, "a question")
         waiting = home.send("ada", {"text": "later"})
         home.run("pause", "ada")
         approved = home.run("approve", asked["id"])
@@ -299,8 +305,8 @@ def test_who_was_paused_by_hand_stays_paused_when_more_is_allowed(tmp_path: Path
 
 
 def test_what_an_agent_has_started_answers_nothing_and_changes_no_agent(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada", budget="day=1")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada", budget="day=1")
         for words in (
             "agent set ada --budget day=1000",
             "approve :1",
@@ -317,15 +323,15 @@ def test_what_an_agent_has_started_answers_nothing_and_changes_no_agent(tmp_path
 
 
 def test_another_provider_goes_on_if_its_owner_says_so(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada", budget="day=1")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada", budget="day=1")
         home.up()
         home.send("ada", costs(2.0), {"until": str(tmp_path / "never")})
-        [asked] = eventually(home.asked, "a question")
+        [asked] = eventually(home.list_approvals, "a question")
         home.run("down")
         unable = home.run("approve", asked["id"], "--provider", "shell")
         unknown = home.run("approve", asked["id"], "--provider", "nobody")
-        still = home.asked()
+        still = home.list_approvals()
         switched = home.run("approve", asked["id"], "--provider", "codex", "--json")
         ada = json.loads(home.run("agent", "show", "ada", "--json").stdout)
 
@@ -339,8 +345,8 @@ def test_another_provider_goes_on_if_its_owner_says_so(tmp_path: Path) -> None:
 
 
 def test_a_person_sees_why_and_lets_it_go_on(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada", budget="day=1,run_tokens=5000")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada", budget="day=1,run_tokens=5000")
         home.up()
         home.send("ada", costs(0.5), {"text": "half"})
         item = home.send("ada", costs(0.6), {"until": str(tmp_path / "go")}, {"text": "done"})
@@ -349,7 +355,7 @@ def test_a_person_sees_why_and_lets_it_go_on(tmp_path: Path) -> None:
         items = json.loads(home.run("inbox", "--json").stdout)["items"]
         listed, page = home.run("agents").stdout, home.run("agent", "show", "ada").stdout
         (tmp_path / "go").touch()
-        [asked] = home.asked()
+        [asked] = home.list_approvals()
         shown, refused = home.run("approvals").stdout, home.run("resume", "ada")
         all_of_them = home.run("resume", "--all")
         approved = home.run("approve", asked["id"])

@@ -15,9 +15,9 @@ from steadyrun.model.usage import tokens_of
 from steadyrun.testing.model_servers.anthropic import ModelRequest, answer
 from steadyrun.testing.model_servers.content import AnswerTokens, ModelAnswer
 from tests.flow.test_agents_real import shell
-from tests.support.daemon_harness import Team
-from tests.support.real_agents import working
-from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, staged
+from tests.support.daemon_harness import DaemonHarness
+from tests.support.real_agents import real_agent
+from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, cli_harness
 
 # So much is used by each answer of a model that never stops.
 EACH = 1000
@@ -45,12 +45,12 @@ def is_spent(event: object) -> bool:
     return isinstance(event, ev.BudgetReached) and event.percent == 100
 
 
-async def until_stopped(team: Team, agent: AgentId) -> None:
+async def until_stopped(daemon: DaemonHarness, agent: AgentId) -> None:
     async def is_it() -> bool:
-        lane = await team.store.lane(agent)
+        lane = await daemon.store.lane(agent)
         return lane.is_paused and lane.queued == 1 and lane.status != "held"
 
-    await team.until(agent, is_it)
+    await daemon.wait_until(agent, is_it)
 
 
 @pytest.mark.parametrize(
@@ -59,35 +59,35 @@ async def until_stopped(team: Team, agent: AgentId) -> None:
 def test_an_agent_that_goes_round_in_circles_is_stopped_within_one_tool_call(
     tmp_path: Path, cli: Cli, budget: Budget
 ) -> None:
-    with staged(tmp_path, looping(cli), cli=cli) as stage:
+    with cli_harness(tmp_path, looping(cli), cli=cli) as harness:
 
         async def main() -> None:
-            async with working(stage) as (team, ada):
-                was = await team.store.agent(ada)
+            async with real_agent(harness) as (daemon, ada):
+                was = await daemon.store.agent(ada)
                 policy = Policy(cli.mode, budget=budget)
-                await team.store.set_agent(replace(was, policy=policy), was=was)
-                item = await team.send(ada, "work for ever")
-                await until_stopped(team, ada)
+                await daemon.store.set_agent(replace(was, policy=policy), was=was)
+                item = await daemon.send(ada, "work for ever")
+                await until_stopped(daemon, ada)
 
-                [run] = await team.runs(ada)
-                seen = [each.event for each in await team.events(ada)]
+                [run] = await daemon.runs(ada)
+                seen = [each.event for each in await daemon.events(ada)]
                 told = next(n for n, event in enumerate(seen) if is_spent(event))
                 assert (run.status, run.stop_reason) == ("failed", "budget")
                 assert sum(isinstance(event, ev.ToolStarted) for event in seen[told:]) <= 1
-                assert (await team.store.item(item)).status == "queued"
-                [asked] = await team.store.approvals(ada)
+                assert (await daemon.store.item(item)).status == "queued"
+                [asked] = await daemon.store.approvals(ada)
                 assert (asked.about, asked.run, asked.status) == ("budget", run.id, "open")
                 if budget.day_tokens:
                     # Three are within the limit; the fourth answer is beyond it, and a model that
                     # takes no time may have asked for one more before anybody could stop it.
-                    assert 3 <= _calls(stage.cwd) <= 5
+                    assert 3 <= _calls(harness.cwd) <= 5
                     assert run.usage.input_tokens is not None
                     assert tokens_of(run.usage) >= LIMIT
 
         anyio.run(main)
         # Whoever is stopped asks for no more.
         if budget.day_tokens:
-            assert 4 <= len(stage.server.main_requests) <= 6
+            assert 4 <= len(harness.server.main_requests) <= 6
 
 
 def _calls(place: Path) -> int:
@@ -97,8 +97,8 @@ def _calls(place: Path) -> int:
 def test_a_run_of_nobodys_ends_at_its_cost_whatever_its_cli_can_do(
     tmp_path: Path, cli: Cli
 ) -> None:
-    with staged(tmp_path, looping(cli), cli=cli) as stage:
-        played = stage.played("work for ever", max_cost_usd=0.01)
+    with cli_harness(tmp_path, looping(cli), cli=cli) as harness:
+        played = harness.run("work for ever", max_cost_usd=0.01)
 
     run = played.run
     assert (run.status, run.stop_reason) == ("failed", "budget")

@@ -56,7 +56,14 @@ from steadyrun.testing.model_servers.faults import (
 )
 from tests.children.keeper_driver import eventually
 from tests.support.commands import steadyrun as command
-from tests.support.real_cli_stage import PATIENCE_SECONDS, Played, Stage, reached, staged, until
+from tests.support.real_cli_harness import (
+    TIMEOUT_SECONDS,
+    CliHarness,
+    RunRecord,
+    cli_harness,
+    wait_for_event,
+    wait_for_gate,
+)
 
 KEY, OAUTH = "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN"
 SUBSCRIPTION = {KEY: "", OAUTH: "sk-ant-oat01-dummy"}
@@ -117,7 +124,7 @@ REFUSED = [
 @pytest.fixture(scope="module")
 def played(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[dict[str, "Future[tuple[Played, list[ModelRequest]]]"]]:
+) -> Iterator[dict[str, "Future[tuple[RunRecord, list[ModelRequest]]]"]]:
     """The records of all that are wanted, made together: most of their time is spent waiting."""
     wanted = {item.name for item in request.session.items}
     with ThreadPoolExecutor(THREADS) as pool:
@@ -128,14 +135,14 @@ def played(
         }
 
 
-def _play(case: Refused, folder: Path) -> tuple[Played, list[ModelRequest]]:
-    with staged(folder, [case.step] * 9, options={"max_retries": 1}) as stage:
-        return stage.played("go"), list(stage.server.main_requests)
+def _play(case: Refused, folder: Path) -> tuple[RunRecord, list[ModelRequest]]:
+    with cli_harness(folder, [case.step] * 9, options={"max_retries": 1}) as harness:
+        return harness.run("go"), list(harness.server.main_requests)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
 def test_what_the_api_refuses_has_a_name(
-    case: Refused, played: "dict[str, Future[tuple[Played, list[ModelRequest]]]]"
+    case: Refused, played: "dict[str, Future[tuple[RunRecord, list[ModelRequest]]]]"
 ) -> None:
     record, asks = played[case.name].result()
 
@@ -145,9 +152,9 @@ def test_what_the_api_refuses_has_a_name(
     assert error.message
     assert bool(error.hint) == case.has_hint
     assert error.retry_at is None
-    assert tuple(each.reason for each in record.of(ev.ProviderRetrying)) == case.told
+    assert tuple(each.reason for each in record.events_of(ev.ProviderRetrying)) == case.told
     assert len(asks) == case.asked
-    assert record.of(ev.TextFinal) == []
+    assert record.events_of(ev.TextFinal) == []
     _check_order(record)
 
 
@@ -155,36 +162,36 @@ _REFUSED_TEST = test_what_the_api_refuses_has_a_name.__name__
 
 
 def test_a_model_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    with staged(tmp_path, [refuse_not_found()] * 9) as stage:
-        record = stage.played("go", model="claude-none")
+    with cli_harness(tmp_path, [refuse_not_found()] * 9) as harness:
+        record = harness.run("go", model="claude-none")
 
         assert record.run.status == "failed"
         assert _error(record.run).code == "model_not_found"
         assert "claude-none" in _error(record.run).message
         assert "another model" in _error(record.run).hint
-        assert record.of(ev.ProviderRetrying) == []
-        assert {ask.model for ask in stage.server.main_requests} == {"claude-none"}
+        assert record.events_of(ev.ProviderRetrying) == []
+        assert {ask.model for ask in harness.server.main_requests} == {"claude-none"}
 
 
 def test_the_limit_of_a_subscription_says_when_it_ends(tmp_path: Path) -> None:
     script = [refuse_rate_limit(headers=UNIFIED)]
-    with staged(tmp_path, script, env=SUBSCRIPTION) as stage:
-        record = stage.played("go")
+    with cli_harness(tmp_path, script, env=SUBSCRIPTION) as harness:
+        record = harness.run("go")
 
         assert record.run.status == "rate_limited"
         assert _error(record.run).code == "rate_limited"
         assert _error(record.run).retry_at == datetime.fromtimestamp(RESETS_AT, UTC)
-        assert record.of(ev.ProviderRetrying) == []
-        assert len(stage.server.main_requests) == 1
+        assert record.events_of(ev.ProviderRetrying) == []
+        assert len(harness.server.main_requests) == 1
 
 
 def test_a_limit_that_comes_near_is_noted(tmp_path: Path) -> None:
     near = build_limit_headers("allowed_warning", RESETS_AT, used=0.91)
-    with staged(tmp_path, [answer("Hello.", headers=near)], env=SUBSCRIPTION) as stage:
-        record = stage.played("go")
+    with cli_harness(tmp_path, [answer("Hello.", headers=near)], env=SUBSCRIPTION) as harness:
+        record = harness.run("go")
 
     assert (record.run.status, record.run.text) == ("completed", "Hello.")
-    [note] = record.of(ev.Note)
+    [note] = record.events_of(ev.Note)
     assert "91%" in note.text
     assert "2030-01-16" in note.text
 
@@ -197,41 +204,41 @@ def test_another_model_steps_in_for_one_that_is_overloaded(tmp_path: Path) -> No
         answer("Instead."),
     ]
     options = {"max_retries": 3, "fallback_model": "claude-haiku-4-5"}
-    with staged(tmp_path, script, options=options) as stage:
-        record = stage.played("go")
-        first, *_, last = [ask.model for ask in stage.server.main_requests]
+    with cli_harness(tmp_path, script, options=options) as harness:
+        record = harness.run("go")
+        first, *_, last = [ask.model for ask in harness.server.main_requests]
 
     assert (record.run.status, record.run.text) == ("completed", "Instead.")
     assert (first, last) == ("claude-opus-4-8", "claude-haiku-4-5")
-    assert [each.reason for each in record.of(ev.ProviderRetrying)] == ["overloaded"] * 2
-    assert len(record.of(ev.Note)) == 1
-    assert record.of(ev.StatsUpdated)[-1].model == "claude-haiku-4-5"
+    assert [each.reason for each in record.events_of(ev.ProviderRetrying)] == ["overloaded"] * 2
+    assert len(record.events_of(ev.Note)) == 1
+    assert record.events_of(ev.StatsUpdated)[-1].model == "claude-haiku-4-5"
 
 
 def test_a_stream_that_is_always_cut_fails_like_a_broken_server(tmp_path: Path) -> None:
     script = [answer(text("Hel", Cut()))] * 9
-    with staged(tmp_path, script, options={"max_retries": 1}) as stage:
-        record = stage.played("go")
+    with cli_harness(tmp_path, script, options={"max_retries": 1}) as harness:
+        record = harness.run("go")
 
         assert record.run.status == "failed"
         assert (_error(record.run).code, _error(record.run).retryable) == ("server_error", True)
         # After the stream it is asked for in one piece, once or twice.
-        assert [ask.is_stream for ask in stage.server.main_requests][:2] == [True, False]
-        assert len(stage.server.main_requests) - len(record.of(ev.ProviderRetrying)) == 2
-        assert record.of(ev.TextFinal) == []
+        assert [ask.is_stream for ask in harness.server.main_requests][:2] == [True, False]
+        assert len(harness.server.main_requests) - len(record.events_of(ev.ProviderRetrying)) == 2
+        assert record.events_of(ev.TextFinal) == []
 
 
 def test_what_is_refused_once_is_only_told(tmp_path: Path) -> None:
     """A stream that breaks is asked for again, and what it had said is no part of the answer."""
     script: ServerSteps = [refuse_server_error(), answer(text("Hel", Cut())), answer("Hello.")]
-    with staged(tmp_path, script) as stage:
-        record = stage.played("go")
+    with cli_harness(tmp_path, script) as harness:
+        record = harness.run("go")
 
         assert (record.run.status, record.run.text) == ("completed", "Hello.")
         assert record.run.error is None
-        assert [each.reason for each in record.of(ev.ProviderRetrying)] == ["server_error"]
-        assert [each.text for each in record.of(ev.TextFinal)] == ["Hello."]
-        assert stage.server.script.unused == 0
+        assert [each.reason for each in record.events_of(ev.ProviderRetrying)] == ["server_error"]
+        assert [each.text for each in record.events_of(ev.TextFinal)] == ["Hello."]
+        assert harness.server.script.unused == 0
 
 
 # -- a model that never answers
@@ -250,31 +257,31 @@ class Ahead(SystemClock):
 def test_a_model_that_never_answers_is_interrupted(tmp_path: Path, is_begun: bool) -> None:
     gate, clock = StreamGate(), Ahead()
     step = answer(text("Hel", gate, "lo")) if is_begun else Hang(gate)
-    with staged(tmp_path, [step]) as stage:
+    with cli_harness(tmp_path, [step]) as harness:
 
-        async def main() -> Played:
-            async with _library(stage.config, clock) as library:
-                run = await stage.start(library, "go")
-                await until(run, lambda event: isinstance(event, ev.TokenBound))
-                await reached(gate)
+        async def main() -> RunRecord:
+            async with _library(harness.config, clock) as library:
+                run = await harness.start(library, "go")
+                await wait_for_event(run, lambda event: isinstance(event, ev.TokenBound))
+                await wait_for_gate(gate)
                 clock.seconds = 61
-                await until(run, lambda event: isinstance(event, ev.StallWarned))
+                await wait_for_event(run, lambda event: isinstance(event, ev.StallWarned))
                 clock.seconds = 31 * 60
-                return await stage.read(await run.result())
+                return await harness.read_record(await run.result())
 
         record = anyio.run(main)
 
         assert (record.run.status, record.run.stop_reason) == ("timed_out", "idle_timeout")
         assert record.run.resume_token is not None
-        [ask] = stage.server.main_requests
-        stage.server.wait_until(lambda: stage.server.find_fate(ask.request.number) == "left")
+        [ask] = harness.server.main_requests
+        harness.server.wait_until(lambda: harness.server.find_fate(ask.request.number) == "left")
         _check_order(record)
 
 
 @asynccontextmanager
 async def _library(config: Config, clock: Ahead) -> AsyncIterator[Steadyrun]:
     """The library, with a clock that can be put forward: half an hour is too long for a test."""
-    with anyio.fail_after(PATIENCE_SECONDS):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         async with (
             open_runtime(config, kind="test", machine="here") as around,
             task_group() as tasks,
@@ -287,69 +294,69 @@ async def _library(config: Config, clock: Ahead) -> AsyncIterator[Steadyrun]:
 
 
 def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None:
-    with staged(tmp_path, [answer("Hello."), answer("New here.")]) as stage:
-        token = stage.played("greet").run.resume_token
-        stage.cwd = tmp_path / "elsewhere"
-        stage.cwd.mkdir()
+    with cli_harness(tmp_path, [answer("Hello."), answer("New here.")]) as harness:
+        token = harness.run("greet").run.resume_token
+        harness.cwd = tmp_path / "elsewhere"
+        harness.cwd.mkdir()
         with pytest.raises(InvalidUsage, match="belongs to"):
-            stage.played("go on", resume=token)
-        fresh = stage.played("go on", resume=token, or_fresh=True)
+            harness.run("go on", resume=token)
+        fresh = harness.run("go on", resume=token, or_fresh=True)
         # To a home that does not know the token, Claude Code itself says it.
-        stage.home = tmp_path / "another"
-        lost = stage.played("go on", resume=token)
+        harness.home = tmp_path / "another"
+        lost = harness.run("go on", resume=token)
 
         assert (lost.run.status, _error(lost.run).code) == ("failed", "resume_not_found")
         assert "directory" in _error(lost.run).hint
         assert (fresh.run.status, fresh.run.text) == ("completed", "New here.")
         assert fresh.run.resume_token not in {None, token}
-        assert len(fresh.of(ev.Note)) == 1
-        assert [ask.user_text for ask in stage.server.main_requests] == ["greet", "go on"]
+        assert len(fresh.events_of(ev.Note)) == 1
+        assert [ask.user_text for ask in harness.server.main_requests] == ["greet", "go on"]
 
 
 def test_a_conversation_goes_on_with_the_model_that_answered(tmp_path: Path) -> None:
-    with staged(tmp_path, [answer("Hello."), answer("Again.")]) as stage:
-        first = stage.played("greet")
-        second = stage.played("go on", resume=first.run.resume_token)
+    with cli_harness(tmp_path, [answer("Hello."), answer("Again.")]) as harness:
+        first = harness.run("greet")
+        second = harness.run("go on", resume=first.run.resume_token)
 
-        named = [stats.model for stats in first.of(ev.StatsUpdated)]
+        named = [stats.model for stats in first.events_of(ev.StatsUpdated)]
         assert first.run.model is None
         assert second.run.model == named[0]
         assert second.run.resume_token == first.run.resume_token
-        assert [ask.user_text for ask in stage.server.main_requests] == ["greet", "go on"]
-        assert second.of(ev.StatsUpdated)[0].model == named[0]
+        assert [ask.user_text for ask in harness.server.main_requests] == ["greet", "go on"]
+        assert second.events_of(ev.StatsUpdated)[0].model == named[0]
 
 
 @pytest.mark.parametrize("token", [NOWHERE, "no token at all"])
 def test_a_conversation_that_never_was_is_not_found(tmp_path: Path, token: str) -> None:
-    with staged(tmp_path, []) as stage:
-        record = stage.played("go on", resume=token)
+    with cli_harness(tmp_path, []) as harness:
+        record = harness.run("go on", resume=token)
 
         assert record.run.status == "failed"
         assert _error(record.run).code == "resume_not_found"
         assert _error(record.run).hint
         assert record.run.resume_token is None
-        assert stage.server.main_requests == ()
+        assert harness.server.main_requests == ()
 
 
 # -- a program that cannot work
 
 
 def test_somebody_must_be_logged_in(tmp_path: Path) -> None:
-    with staged(tmp_path, []) as stage:
-        record = _play_with(stage, _changed(stage.config, without=KEY))
+    with cli_harness(tmp_path, []) as harness:
+        record = _play_with(harness, _changed(harness.config, without=KEY))
 
         assert record.run.status == "failed"
         assert (_error(record.run).code, _error(record.run).retryable) == ("auth", False)
         assert "log in" in _error(record.run).hint.lower()
-        assert stage.server.main_requests == ()
+        assert harness.server.main_requests == ()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused")
 @pytest.mark.parametrize("sandbox", [None, "0"])
 def test_root_without_a_sandbox_is_refused(tmp_path: Path, sandbox: str | None) -> None:
-    with staged(tmp_path, []) as stage:
+    with cli_harness(tmp_path, []) as harness:
         given = {} if sandbox is None else {"IS_SANDBOX": sandbox}
-        record = _play_with(stage, _changed(stage.config, without="IS_SANDBOX", env=given))
+        record = _play_with(harness, _changed(harness.config, without="IS_SANDBOX", env=given))
 
         assert record.run.status == "failed"
         assert _error(record.run).code == "root_refused"
@@ -363,14 +370,14 @@ def test_a_program_that_cannot_be_started_says_what_to_do(tmp_path: Path, mode: 
     program = tmp_path / "claude"
     if mode is not None:
         program.touch(mode)
-    with staged(tmp_path, []) as stage:
-        record = _play_with(stage, _changed(stage.config, program))
+    with cli_harness(tmp_path, []) as harness:
+        record = _play_with(harness, _changed(harness.config, program))
 
     assert record.run.status == "failed"
     assert _error(record.run).code == "launch_failed"
     assert str(program) in _error(record.run).message
     assert ("npm install" if mode is None else "executable") in _error(record.run).hint
-    assert list(stage.home.glob("processes/*/journal")) == []
+    assert list(harness.home.glob("processes/*/journal")) == []
 
 
 @pytest.mark.parametrize(
@@ -385,8 +392,8 @@ def test_a_program_that_cannot_be_started_says_what_to_do(tmp_path: Path, mode: 
 )
 def test_a_program_that_is_no_claude_is_named(tmp_path: Path, does: str, code: str) -> None:
     program = _program(tmp_path, does)
-    with staged(tmp_path, []) as stage:
-        record = _play_with(stage, _changed(stage.config, program))
+    with cli_harness(tmp_path, []) as harness:
+        record = _play_with(harness, _changed(harness.config, program))
 
     error = _error(record.run)
     assert (record.run.status, error.code) == ("failed", code)
@@ -398,17 +405,17 @@ def test_a_program_that_is_no_claude_is_named(tmp_path: Path, does: str, code: s
 
 def test_a_program_that_never_says_anything_is_given_up(tmp_path: Path) -> None:
     clock, program = Ahead(), _program(tmp_path, "exec sleep 600")
-    with staged(tmp_path, []) as stage:
+    with cli_harness(tmp_path, []) as harness:
 
         def is_told() -> bool:
-            return any(b"initialize" in sent.read_bytes() for sent in stage.home.rglob("sent"))
+            return any(b"initialize" in sent.read_bytes() for sent in harness.home.rglob("sent"))
 
-        async def main() -> Played:
-            async with _library(_changed(stage.config, program), clock) as library:
-                run = await stage.start(library, "go")
+        async def main() -> RunRecord:
+            async with _library(_changed(harness.config, program), clock) as library:
+                run = await harness.start(library, "go")
                 await anyio.to_thread.run_sync(eventually, is_told, "the handshake")
                 clock.seconds = 61
-                return await stage.read(await run.result())
+                return await harness.read_record(await run.result())
 
         record = anyio.run(main)
 
@@ -426,13 +433,15 @@ def test_the_key_is_in_no_event_and_in_nothing_that_is_shown(tmp_path: Path) -> 
         answer(call("Bash", command=f"printenv {KEY} | tee {tmp_path}/printed")),
         answer(text("So: ", key)),
     ]
-    with staged(tmp_path, script) as stage:
-        shown = anyio.run(_everything_told, stage, "what is it?")
+    with cli_harness(tmp_path, script) as harness:
+        shown = anyio.run(_everything_told, harness, "what is it?")
         [run] = {seen["run"] for seen in shown}
-        _configure(stage, key)
-        pages = [command(stage.home, *words) for words in (("show", run), ("tail", run), ("runs",))]
+        _configure(harness, key)
+        pages = [
+            command(harness.home, *words) for words in (("show", run), ("tail", run), ("runs",))
+        ]
         parcel = tmp_path / "run.tar.gz"
-        assert command(stage.home, "export", run, "-o", str(parcel)).returncode == 0
+        assert command(harness.home, "export", run, "-o", str(parcel)).returncode == 0
 
     assert (tmp_path / "printed").read_text().strip() == key
     assert b"[redacted]" in msgspec.json.encode(shown)
@@ -440,36 +449,36 @@ def test_the_key_is_in_no_event_and_in_nothing_that_is_shown(tmp_path: Path) -> 
     assert all(page.returncode == 0 and key not in page.stdout + page.stderr for page in pages)
     assert _found_in(parcel, key) == []
     # Only the process itself has written it down, in its own directory.
-    assert {each.parent.parent.name for each in _files_with(stage.home, key)} == {"processes"}
+    assert {each.parent.parent.name for each in _files_with(harness.home, key)} == {"processes"}
 
 
 def test_the_key_is_not_in_the_last_words_of_a_program(tmp_path: Path) -> None:
     key = f"${KEY}"
     program = _program(tmp_path, f'echo "{key}"; echo "unknown option {key}" >&2; exit 1')
-    with staged(tmp_path, []) as stage:
-        config = _changed(stage.config, program)
-        shown = anyio.run(_everything_told, stage, "what is it?", config)
-        record = anyio.run(stage.read, anyio.run(_only_run, stage))
+    with cli_harness(tmp_path, []) as harness:
+        config = _changed(harness.config, program)
+        shown = anyio.run(_everything_told, harness, "what is it?", config)
+        record = anyio.run(harness.read_record, anyio.run(_only_run, harness))
 
     assert _error(record.run).message == "unknown option [redacted]"
-    assert record.of(ev.Unknown) == [ev.Unknown("[redacted]")]
+    assert record.events_of(ev.Unknown) == [ev.Unknown("[redacted]")]
     for told in (shown, record.run, [seen.event for seen in record.stored]):
         assert b"sk-ant-dummy" not in msgspec.json.encode(told)
 
 
 async def _everything_told(
-    stage: Stage, prompt: str, config: Config | None = None
+    harness: CliHarness, prompt: str, config: Config | None = None
 ) -> list[dict[str, Any]]:
-    with anyio.fail_after(PATIENCE_SECONDS):
-        async with steadyrun.open(config or stage.config) as library:
-            run = await stage.start(library, prompt)
+    with anyio.fail_after(TIMEOUT_SECONDS):
+        async with steadyrun.open(config or harness.config) as library:
+            run = await harness.start(library, prompt)
             told = [public(seen) async for seen in run.events()]
             await run.result()
     return told
 
 
-async def _only_run(stage: Stage) -> Run:
-    store = await SqliteStore.open(stage.home)
+async def _only_run(harness: CliHarness) -> Run:
+    store = await SqliteStore.open(harness.home)
     try:
         [run] = await store.runs()
     finally:
@@ -477,11 +486,11 @@ async def _only_run(stage: Stage) -> Run:
     return run
 
 
-def _configure(stage: Stage, key: str) -> None:
+def _configure(harness: CliHarness, key: str) -> None:
     """Let commands know the secret, as they do where it is configured."""
     given = f'[providers.claude]\nenv = {{ {KEY} = "{key}" }}\n'
-    (stage.home / "config.toml").write_text(given)
-    (stage.home / "config.toml").chmod(0o600)
+    (harness.home / "config.toml").write_text(given)
+    (harness.home / "config.toml").chmod(0o600)
 
 
 def _found_in(parcel: Path, key: str) -> list[str]:
@@ -504,7 +513,7 @@ def _error(run: Run) -> ErrorFact:
     return run.error
 
 
-def _check_order(record: Played) -> None:
+def _check_order(record: RunRecord) -> None:
     """No event is lost or told twice, and the last one is the run's end."""
     assert [seen.seq for seen in record.stored] == list(range(1, len(record.stored) + 1))
     assert len({seen.id for seen in record.stored}) == len(record.stored)
@@ -537,11 +546,11 @@ def _program(folder: Path, does: str) -> Path:
     return program
 
 
-def _play_with(stage: Stage, config: Config) -> Played:
-    async def main() -> Played:
-        with anyio.fail_after(PATIENCE_SECONDS):
+def _play_with(harness: CliHarness, config: Config) -> RunRecord:
+    async def main() -> RunRecord:
+        with anyio.fail_after(TIMEOUT_SECONDS):
             async with steadyrun.open(config) as library:
-                run = await stage.start(library, "go")
-                return await stage.read(await run.result())
+                run = await harness.start(library, "go")
+                return await harness.read_record(await run.result())
 
     return anyio.run(main)

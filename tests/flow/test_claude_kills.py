@@ -17,27 +17,27 @@ from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import answer, call, text
 from steadyrun.testing.model_servers.faults import StreamGate
 from tests.support.killed_driver import (
-    ENDS,
+    WHEN_RELEASED,
+    BlockingCommand,
     Driver,
-    Home,
-    Tool,
-    accept,
-    adopted,
-    check,
+    HomeRecord,
+    accept_message,
+    adopt_after_kill,
+    after_event,
     check_adopted,
-    cli_of,
-    driven,
-    hears,
+    check_home,
+    find_cli,
     kill_keepers,
-    offered,
-    read,
-    resume,
+    read_home,
+    read_request,
+    resume_run,
+    start_driver,
+    wait_for_bytes,
     wait_for_log,
-    wait_for_words,
+    wait_for_offer,
     wait_until_idle,
-    words_of,
 )
-from tests.support.real_cli_stage import Stage, staged, times_told, until
+from tests.support.real_cli_harness import CliHarness, cli_harness, count_sent, wait_for_event
 
 ASKING = {"mode": "default"}
 BEGUN = ["run.started", "token.bound", "stats.updated"]
@@ -47,74 +47,76 @@ DONE = ["text.final", "stats.updated", "run.completed"]
 # -- the driving program is killed
 
 
-@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("ends", WHEN_RELEASED)
 def test_a_driver_may_be_killed_in_a_stream(tmp_path: Path, ends: str) -> None:
     gate = StreamGate()
-    with staged(tmp_path, [answer(text("Hel", gate, "lo"))]) as stage:
-        home = adopted(stage, hears("text.delta"), gate.open, ends=ends)
+    with cli_harness(tmp_path, [answer(text("Hel", gate, "lo"))]) as harness:
+        home = adopt_after_kill(harness, after_event("text.delta"), gate.open, ends=ends)
 
-        check_adopted(home, stage)
-        assert home.outline == [*BEGUN, *DONE]
+        check_adopted(home, harness)
+        assert home.event_types == [*BEGUN, *DONE]
         assert [(run.status, run.text) for run in home.runs] == [("completed", "Hello")]
-        assert len(stage.server.main_requests) == 1
+        assert len(harness.server.main_requests) == 1
 
 
-@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("ends", WHEN_RELEASED)
 def test_a_driver_may_be_killed_in_a_tool(tmp_path: Path, ends: str) -> None:
-    tool = Tool(tmp_path)
+    tool = BlockingCommand(tmp_path)
     script = [answer(call("Bash", command=tool.command)), answer("It is done.")]
-    with staged(tmp_path, script) as stage:
-        home = adopted(stage, hears("tool.started", tool.runs), tool.go, ends=ends)
+    with cli_harness(tmp_path, script) as harness:
+        home = adopt_after_kill(
+            harness, after_event("tool.started", tool.wait_until_running), tool.release, ends=ends
+        )
 
-        check_adopted(home, stage)
-        assert home.outline == [
+        check_adopted(home, harness)
+        assert home.event_types == [
             *BEGUN, "tool.started", "tool.completed", *DONE
         ]  # fmt: skip
         assert [run.status for run in home.runs] == ["completed"]
         assert tool.done.read_text() == "once\n"
-        assert [ask.results[0]["content"] for ask in stage.server.main_requests[1:]] == ["done"]
+        assert [ask.results[0]["content"] for ask in harness.server.main_requests[1:]] == ["done"]
 
 
 def test_drivers_may_be_killed_before_and_after_an_approval_is_answered(tmp_path: Path) -> None:
-    tool = Tool(tmp_path)
+    tool = BlockingCommand(tmp_path)
     script = [answer(call("Bash", command=tool.command)), answer("It is done.")]
-    with staged(tmp_path, script) as stage:
+    with cli_harness(tmp_path, script) as harness:
 
-        async def main() -> Home:
-            async with driven(stage, **ASKING) as first:
-                await first.hear("approval.requested")
-                cli = cli_of(stage)
+        async def main() -> HomeRecord:
+            async with start_driver(harness, **ASKING) as first:
+                await first.wait_for_event("approval.requested")
+                cli = find_cli(harness)
                 await first.kill()
-            async with driven(stage, run=first.run) as second:
-                asked = await second.hear("approval.requested")
-                await second.wish(allow=asked["approval"])
-                await second.hear("approval.resolved")
-                await tool.runs()
+            async with start_driver(harness, run=first.run) as second:
+                asked = await second.wait_for_event("approval.requested")
+                await second.send(allow=asked["approval"])
+                await second.wait_for_event("approval.resolved")
+                await tool.wait_until_running()
                 await second.kill()
-            async with stage.library() as library:
+            async with harness.library() as library:
                 run = await library.run(first.run)
                 # What was answered is not asked any more.
                 await run.decide(asked["approval"], Verdict(False, "too late"))
-                assert cli_of(stage) == cli
-                tool.go()
+                assert find_cli(harness) == cli
+                tool.release()
                 await run.result()
-            return await read(stage)
+            return await read_home(harness)
 
         home = anyio.run(main)
 
-        check_adopted(home, stage)
-        assert home.outline == [
+        check_adopted(home, harness)
+        assert home.event_types == [
             *BEGUN, "tool.started", "approval.requested", "approval.resolved",
             "tool.completed", *DONE,
         ]  # fmt: skip
         assert [run.status for run in home.runs] == ["completed"]
-        assert [(each.verdict, each.by) for each in home.of(ev.ApprovalResolved)] == [
+        assert [(each.verdict, each.by) for each in home.events_of(ev.ApprovalResolved)] == [
             ("allow", "library")
         ]
         assert tool.done.read_text() == "once\n"
 
 
-@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("ends", WHEN_RELEASED)
 def test_a_driver_may_be_killed_with_a_follow_up_in_the_queue_of_the_cli(
     tmp_path: Path, ends: str
 ) -> None:
@@ -122,45 +124,45 @@ def test_a_driver_may_be_killed_with_a_follow_up_in_the_queue_of_the_cli(
     script = [answer(text("Hel", gate, "lo")), answer("That, too.")]
 
     async def steered(driver: Driver) -> None:
-        await driver.hear("text.delta")
-        await driver.wish(steer="and THAT")
-        await driver.hear("followup.offered")
+        await driver.wait_for_event("text.delta")
+        await driver.send(steer="and THAT")
+        await driver.wait_for_event("followup.offered")
 
-    with staged(tmp_path, script) as stage:
-        home = adopted(stage, steered, gate.open, ends=ends)
+    with cli_harness(tmp_path, script) as harness:
+        home = adopt_after_kill(harness, steered, gate.open, ends=ends)
 
-        check_adopted(home, stage)
+        check_adopted(home, harness)
         assert [(run.status, run.text) for run in home.runs] == [
             ("completed", "Hello"),
             ("completed", "That, too."),
         ]
         assert [(item.text, item.delivery) for item in home.items[1:]] == [("and THAT", "own_turn")]
-        assert [ask.user_text for ask in stage.server.main_requests] == ["go", "and THAT"]
-        assert times_told(stage.server, "THAT") == 1
+        assert [ask.user_text for ask in harness.server.main_requests] == ["go", "and THAT"]
+        assert count_sent(harness.server, "THAT") == 1
 
 
 @pytest.mark.parametrize("is_offered", [True, False], ids=["offered", "only accepted"])
 def test_a_driver_may_be_killed_with_a_follow_up_for_a_tool(
     tmp_path: Path, is_offered: bool
 ) -> None:
-    tool = Tool(tmp_path)
+    tool = BlockingCommand(tmp_path)
     script = [answer(call("Bash", command=tool.command)), answer("That, too.")]
-    with staged(tmp_path, script) as stage:
+    with cli_harness(tmp_path, script) as harness:
 
         async def steered(driver: Driver) -> None:
-            await driver.hear("tool.started")
-            await tool.runs()
+            await driver.wait_for_event("tool.started")
+            await tool.wait_until_running()
             if is_offered:
-                await driver.wish(steer="and THAT")
-                await driver.hear("followup.offered")
+                await driver.send(steer="and THAT")
+                await driver.wait_for_event("followup.offered")
             else:
                 driver.stop()
-                await accept(stage, driver.run, "and THAT")
+                await accept_message(harness, driver.run, "and THAT")
 
-        home = adopted(stage, steered, tool.go, then=offered)
+        home = adopt_after_kill(harness, steered, tool.release, then=wait_for_offer)
 
-        check_adopted(home, stage)
-        assert home.outline == [
+        check_adopted(home, harness)
+        assert home.event_types == [
             *BEGUN, "tool.started", "followup.offered", "tool.completed",
             "followup.absorbed", *DONE,
         ]  # fmt: skip
@@ -168,8 +170,8 @@ def test_a_driver_may_be_killed_with_a_follow_up_for_a_tool(
         assert [(item.status, item.delivery) for item in home.items[1:]] == [
             ("completed", "absorbed")
         ]
-        assert len(stage.server.main_requests) == 2
-        assert times_told(stage.server, "THAT") == 1
+        assert len(harness.server.main_requests) == 2
+        assert count_sent(harness.server, "THAT") == 1
 
 
 def test_what_is_asked_while_nobody_is_there_is_answered_by_the_next_program(
@@ -177,45 +179,49 @@ def test_what_is_asked_while_nobody_is_there_is_answered_by_the_next_program(
 ) -> None:
     gate, done = StreamGate(), tmp_path / "done"
     asking = call("Bash", command=f"echo once >> {done}")
-    with staged(tmp_path, [answer(text("Hel", gate, "lo"), asking), answer("Done.")]) as stage:
+    with cli_harness(
+        tmp_path, [answer(text("Hel", gate, "lo"), asking), answer("Done.")]
+    ) as harness:
 
-        async def main() -> Home:
-            async with driven(stage, **ASKING) as driver:
-                await driver.hear("text.delta")
+        async def main() -> HomeRecord:
+            async with start_driver(harness, **ASKING) as driver:
+                await driver.wait_for_event("text.delta")
                 await driver.kill()
             gate.open()
-            await wait_for_words(stage, b"can_use_tool")
-            async with stage.library() as library:
+            await wait_for_bytes(harness, b"can_use_tool")
+            async with harness.library() as library:
                 run = await library.run(driver.run)
-                asked = await until(run, lambda event: isinstance(event, ev.ApprovalRequested))
+                asked = await wait_for_event(
+                    run, lambda event: isinstance(event, ev.ApprovalRequested)
+                )
                 await run.decide(asked.approval, Verdict(True))
                 await run.result()
-            return await read(stage)
+            return await read_home(harness)
 
         home = anyio.run(main)
 
-        check_adopted(home, stage)
+        check_adopted(home, harness)
         assert [run.status for run in home.runs] == ["completed"]
-        assert [each.verdict for each in home.of(ev.ApprovalResolved)] == ["allow"]
+        assert [each.verdict for each in home.events_of(ev.ApprovalResolved)] == ["allow"]
         assert done.read_text() == "once\n"
 
 
 def test_a_driver_may_be_killed_just_after_the_turns_end(tmp_path: Path) -> None:
-    with staged(tmp_path, [answer("Hello")]) as stage:
+    with cli_harness(tmp_path, [answer("Hello")]) as harness:
 
-        async def main() -> Home:
-            async with driven(stage) as driver:
-                await driver.hear("run.completed")
+        async def main() -> HomeRecord:
+            async with start_driver(harness) as driver:
+                await driver.wait_for_event("run.completed")
                 await driver.kill()
-            async with stage.library() as library:
+            async with harness.library() as library:
                 await (await library.run(driver.run)).result()
-            return await read(stage)
+            return await read_home(harness)
 
         home = anyio.run(main)
 
-        check_adopted(home, stage)
-        assert home.outline == [*BEGUN, *DONE]
-        assert len(stage.server.main_requests) == 1
+        check_adopted(home, harness)
+        assert home.event_types == [*BEGUN, *DONE]
+        assert len(harness.server.main_requests) == 1
 
 
 # -- the CLI is killed
@@ -223,102 +229,102 @@ def test_a_driver_may_be_killed_just_after_the_turns_end(tmp_path: Path) -> None
 
 def test_a_cli_that_is_killed_when_idle_has_done_its_work(tmp_path: Path) -> None:
     gate = StreamGate()
-    with staged(tmp_path, [answer(text("Hel", gate, "lo")), answer("Again.")]) as stage:
+    with cli_harness(tmp_path, [answer(text("Hel", gate, "lo")), answer("Again.")]) as harness:
 
-        async def main() -> Home:
-            async with driven(stage, "greet") as driver:
-                await driver.hear("text.delta")
+        async def main() -> HomeRecord:
+            async with start_driver(harness, "greet") as driver:
+                await driver.wait_for_event("text.delta")
                 # Its driver would end it as soon as it is idle.
                 driver.stop()
                 gate.open()
-                await wait_until_idle(stage)
-                await wait_for_log(stage, "Hello")
-                os.kill(cli_of(stage), signal.SIGKILL)
-                driver.go_on()
-                await driver.end()
-            await resume(stage, driver.run, "once more")
-            return await read(stage)
+                await wait_until_idle(harness)
+                await wait_for_log(harness, "Hello")
+                os.kill(find_cli(harness), signal.SIGKILL)
+                driver.resume()
+                await driver.wait_for_end()
+            await resume_run(harness, driver.run, "once more")
+            return await read_home(harness)
 
         home = anyio.run(main)
 
-        check(home, stage)
+        check_home(home, harness)
         assert [(run.status, run.text, run.error) for run in home.runs] == [
             ("completed", "Hello", None),
             ("completed", "Again.", None),
         ]
-        _check_resumed(stage, home, "greet", "Hello", "once more")
+        _check_resumed(harness, home, "greet", "Hello", "once more")
 
 
 def test_a_cli_that_is_killed_in_a_stream_goes_on_with_what_it_knows(tmp_path: Path) -> None:
     gate = StreamGate()
-    with staged(tmp_path, [answer(text("Hel", gate, "lo")), answer("Again.")]) as stage:
+    with cli_harness(tmp_path, [answer(text("Hel", gate, "lo")), answer("Again.")]) as harness:
 
-        async def main() -> Home:
-            async with stage.library() as library:
-                run = await stage.start(library, "greet")
-                await until(run, lambda event: isinstance(event, ev.TextDelta))
-                await wait_for_log(stage, "greet")
-                os.kill(cli_of(stage), signal.SIGKILL)
+        async def main() -> HomeRecord:
+            async with harness.library() as library:
+                run = await harness.start(library, "greet")
+                await wait_for_event(run, lambda event: isinstance(event, ev.TextDelta))
+                await wait_for_log(harness, "greet")
+                os.kill(find_cli(harness), signal.SIGKILL)
                 await run.result()
-            await resume(stage, run.id, "once more")
-            return await read(stage)
+            await resume_run(harness, run.id, "once more")
+            return await read_home(harness)
 
         home = anyio.run(main)
 
-        check(home, stage)
+        check_home(home, harness)
         _check_killed(home)
-        assert home.outline[: len(BEGUN) + 1] == [*BEGUN, "run.failed"]
-        _check_resumed(stage, home, "greet", "once more")
+        assert home.event_types[: len(BEGUN) + 1] == [*BEGUN, "run.failed"]
+        _check_resumed(harness, home, "greet", "once more")
 
 
 def test_a_cli_that_is_killed_in_a_tool_goes_on_with_what_it_knows(tmp_path: Path) -> None:
-    tool = Tool(tmp_path)
+    tool = BlockingCommand(tmp_path)
     script = [answer("Look:", call("Bash", command=tool.command)), answer("Again.")]
-    with staged(tmp_path, script) as stage:
+    with cli_harness(tmp_path, script) as harness:
 
-        async def main() -> Home:
-            async with stage.library() as library:
-                run = await stage.start(library, "look")
-                await until(run, lambda event: isinstance(event, ev.ToolStarted))
-                await tool.runs()
-                await wait_for_log(stage, "tool_use")
-                os.kill(cli_of(stage), signal.SIGKILL)
+        async def main() -> HomeRecord:
+            async with harness.library() as library:
+                run = await harness.start(library, "look")
+                await wait_for_event(run, lambda event: isinstance(event, ev.ToolStarted))
+                await tool.wait_until_running()
+                await wait_for_log(harness, "tool_use")
+                os.kill(find_cli(harness), signal.SIGKILL)
                 await run.result()
             assert tool.alive == []
-            await resume(stage, run.id, "once more")
-            return await read(stage)
+            await resume_run(harness, run.id, "once more")
+            return await read_home(harness)
 
         home = anyio.run(main)
 
-        check(home, stage)
+        check_home(home, harness)
         _check_killed(home)
-        assert [each.error for each in home.of(ev.ToolFailed)] == ["still_running"]
-        _check_resumed(stage, home, "look", "Look:", "once more")
+        assert [each.error for each in home.events_of(ev.ToolFailed)] == ["still_running"]
+        _check_resumed(harness, home, "look", "Look:", "once more")
 
 
 def test_a_killed_cli_gives_back_what_it_had_not_taken(tmp_path: Path) -> None:
-    with staged(tmp_path, [answer(call("Bash", command="touch here"))]) as stage:
+    with cli_harness(tmp_path, [answer(call("Bash", command="touch here"))]) as harness:
 
-        async def main() -> Home:
-            async with stage.library() as library:
-                run = await stage.start(library, "look", **ASKING)
-                await until(run, lambda event: isinstance(event, ev.ApprovalRequested))
+        async def main() -> HomeRecord:
+            async with harness.library() as library:
+                run = await harness.start(library, "look", **ASKING)
+                await wait_for_event(run, lambda event: isinstance(event, ev.ApprovalRequested))
                 assert isinstance(await run.steer("and THAT"), Offered)
-                os.kill(cli_of(stage), signal.SIGKILL)
+                os.kill(find_cli(harness), signal.SIGKILL)
                 await run.result()
-            return await read(stage)
+            return await read_home(harness)
 
         home = anyio.run(main)
 
-        check(home, stage)
-        assert home.outline == [
+        check_home(home, harness)
+        assert home.event_types == [
             *BEGUN, "tool.started", "approval.requested", "followup.offered",
             "approval.resolved", "followup.returned", "tool.failed", "run.failed",
         ]  # fmt: skip
         assert [(item.status, item.delivery) for item in home.items[1:]] == [
             ("cancelled", "returned")
         ]
-        assert [each.verdict for each in home.of(ev.ApprovalResolved)] == ["cancelled"]
+        assert [each.verdict for each in home.events_of(ev.ApprovalResolved)] == ["cancelled"]
 
 
 # -- the keeper is killed
@@ -326,50 +332,50 @@ def test_a_killed_cli_gives_back_what_it_had_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victims", ["keeper", "keeper and outer"])
 def test_a_killed_keeper_takes_all_with_it(tmp_path: Path, victims: str) -> None:
-    tool = Tool(tmp_path)
+    tool = BlockingCommand(tmp_path)
     script = [answer(call("Bash", command=tool.command)), answer("Never.")]
-    with staged(tmp_path, script) as stage:
+    with cli_harness(tmp_path, script) as harness:
 
-        async def main() -> Home:
-            async with stage.library() as library:
-                run = await stage.start(library, "look")
-                await until(run, lambda event: isinstance(event, ev.ToolStarted))
-                await tool.runs()
-                kill_keepers(stage, victims)
+        async def main() -> HomeRecord:
+            async with harness.library() as library:
+                run = await harness.start(library, "look")
+                await wait_for_event(run, lambda event: isinstance(event, ev.ToolStarted))
+                await tool.wait_until_running()
+                kill_keepers(harness, victims)
                 await run.result()
             assert tool.alive == []
-            return await read(stage)
+            return await read_home(harness)
 
         home = anyio.run(main)
 
-        check(home, stage)
-        _check_lost(home, stage)
+        check_home(home, harness)
+        _check_lost(home, harness)
 
 
 def test_the_next_program_ends_what_driver_and_keepers_have_left(tmp_path: Path) -> None:
-    tool = Tool(tmp_path)
+    tool = BlockingCommand(tmp_path)
     script = [answer(call("Bash", command=tool.command)), answer("Never.")]
-    with staged(tmp_path, script) as stage:
+    with cli_harness(tmp_path, script) as harness:
 
-        async def main() -> Home:
-            async with driven(stage) as driver:
-                await driver.hear("tool.started")
-                await tool.runs()
+        async def main() -> HomeRecord:
+            async with start_driver(harness) as driver:
+                await driver.wait_for_event("tool.started")
+                await tool.wait_until_running()
                 await driver.kill()
-            kill_keepers(stage, "keeper and outer")
+            kill_keepers(harness, "keeper and outer")
             assert len(tool.alive) == 2
-            async with stage.library() as library:
+            async with harness.library() as library:
                 await (await library.run(driver.run)).result()
             assert tool.alive == []
-            return await read(stage)
+            return await read_home(harness)
 
         home = anyio.run(main)
 
-        check(home, stage)
-        _check_lost(home, stage)
+        check_home(home, harness)
+        _check_lost(home, harness)
 
 
-def _check_killed(home: Home) -> None:
+def _check_killed(home: HomeRecord) -> None:
     first, second = home.runs
     assert first.status == "failed"
     assert first.error is not None
@@ -378,10 +384,10 @@ def _check_killed(home: Home) -> None:
     assert (second.status, second.text) == ("completed", "Again.")
 
 
-def _check_resumed(stage: Stage, home: Home, *words: str) -> None:
+def _check_resumed(harness: CliHarness, home: HomeRecord, *words: str) -> None:
     """The last request has the whole conversation, in this order, and each thing once."""
-    assert len(stage.server.main_requests) == 2
-    told = words_of(stage, 1)
+    assert len(harness.server.main_requests) == 2
+    told = read_request(harness, 1)
     places = [told.find(f'"text":"{word}') for word in words]
     assert -1 not in places
     assert places == sorted(places)
@@ -389,9 +395,9 @@ def _check_resumed(stage: Stage, home: Home, *words: str) -> None:
     assert home.runs[0].resume_token == home.runs[1].resume_token
 
 
-def _check_lost(home: Home, stage: Stage) -> None:
-    assert home.outline == [*BEGUN, "tool.started", "tool.failed", "run.failed"]
+def _check_lost(home: HomeRecord, harness: CliHarness) -> None:
+    assert home.event_types == [*BEGUN, "tool.started", "tool.failed", "run.failed"]
     [run] = home.runs
     assert (run.status, run.stop_reason) == ("failed", "keeper_lost")
-    assert [each.error for each in home.of(ev.ToolFailed)] == ["still_running"]
-    assert len(stage.server.main_requests) == 1
+    assert [each.error for each in home.events_of(ev.ToolFailed)] == ["still_running"]
+    assert len(harness.server.main_requests) == 1

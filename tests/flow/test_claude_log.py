@@ -13,31 +13,31 @@ import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import ModelAnswer, ModelRequest, answer, call
-from tests.support.real_cli_stage import Played, Stage, staged
+from tests.support.real_cli_harness import CliHarness, RunRecord, cli_harness
 
 SEARCH = "find out what is in the file"
 
 
-def logged(stage: Stage) -> Iterator[dict[str, Any]]:
+def logged(harness: CliHarness) -> Iterator[dict[str, Any]]:
     """The blocks of all messages in all logs, those of sub-agents too."""
-    for file in stage.user.glob(".claude/projects/**/*.jsonl"):
+    for file in harness.user.glob(".claude/projects/**/*.jsonl"):
         for line in file.read_text().splitlines():
             content = json.loads(line).get("message", {}).get("content", ())
             yield from (block for block in content if isinstance(block, dict))
 
 
-def tools_in_log(stage: Stage) -> tuple[set[str], set[str]]:
+def tools_in_log(harness: CliHarness) -> tuple[set[str], set[str]]:
     """The tools that were called, and those that have ended."""
-    blocks = list(logged(stage))
+    blocks = list(logged(harness))
     called = {block["id"] for block in blocks if block.get("type") == "tool_use"}
     ended = {block["tool_use_id"] for block in blocks if block.get("type") == "tool_result"}
     return called, ended
 
 
-def tools_in_record(played: Played) -> tuple[set[str], set[str]]:
-    called = {tool.tool_call_id for tool in played.of(ev.ToolStarted)}
-    ended = {tool.tool_call_id for tool in played.of(ev.ToolCompleted)}
-    return called, ended | {tool.tool_call_id for tool in played.of(ev.ToolFailed)}
+def tools_in_record(played: RunRecord) -> tuple[set[str], set[str]]:
+    called = {tool.tool_call_id for tool in played.events_of(ev.ToolStarted)}
+    ended = {tool.tool_call_id for tool in played.events_of(ev.ToolCompleted)}
+    return called, ended | {tool.tool_call_id for tool in played.events_of(ev.ToolFailed)}
 
 
 def delegate(ask: ModelRequest) -> ModelAnswer:
@@ -56,12 +56,12 @@ def delegate(ask: ModelRequest) -> ModelAnswer:
 @pytest.mark.parametrize("is_one_shot", [False, True], ids=["many turns", "one shot"])
 def test_every_tool_in_the_log_is_in_the_record(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot}
-    with staged(tmp_path, delegate, options=options) as stage:
-        played = stage.played("ask somebody to look")
+    with cli_harness(tmp_path, delegate, options=options) as harness:
+        played = harness.run("ask somebody to look")
 
         assert (played.run.status, played.run.text) == ("completed", "Done.")
-        assert [text.text for text in played.of(ev.TextFinal)] == ["Done."]
-        assert [tool.tool_name for tool in played.of(ev.ToolFailed)] == ["Bash"]
-        called, ended = tools_in_log(stage)
+        assert [text.text for text in played.events_of(ev.TextFinal)] == ["Done."]
+        assert [tool.tool_name for tool in played.events_of(ev.ToolFailed)] == ["Bash"]
+        called, ended = tools_in_log(harness)
         assert len(called) == 4
         assert (called, ended) == tools_in_record(played)

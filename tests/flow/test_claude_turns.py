@@ -23,23 +23,23 @@ from steadyrun.testing.model_servers.anthropic import (
     text,
 )
 from steadyrun.testing.model_servers.faults import Hang, StreamGate
-from tests.support.real_cli_stage import (
+from tests.support.real_cli_harness import (
     MOMENTS,
-    Ear,
-    Held,
-    Played,
-    Stage,
-    closed,
-    fates,
-    printed,
-    reached,
-    sent_keys,
-    staged,
-    texts,
-    there,
-    times_told,
-    until,
-    warm,
+    CliHarness,
+    EventSink,
+    GatedModel,
+    RunRecord,
+    cli_harness,
+    close_and_wait,
+    count_sent,
+    drive_warm_process,
+    followup_outcomes,
+    read_sent_keys,
+    reply_texts,
+    wait_for_event,
+    wait_for_file,
+    wait_for_gate,
+    wait_for_output,
 )
 
 
@@ -61,19 +61,21 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
         Turn("four", "fourth", mode="full_auto"),
     ]
 
-    async def main(stage: Stage) -> list[TurnEnded]:
-        ear = Ear()
-        first = LaunchRequest(turns[0], str(stage.cwd), model="claude-opus-4-8", mode="full_auto")
-        async with warm(stage, Claude, first, ear) as driver:
+    async def main(harness: CliHarness) -> list[TurnEnded]:
+        sink = EventSink()
+        first = LaunchRequest(turns[0], str(harness.cwd), model="claude-opus-4-8", mode="full_auto")
+        async with drive_warm_process(harness, Claude, first, sink) as driver:
             for number, turn in enumerate(turns, 1):
                 await driver.begin(turn)
-                await ear.until_ended(number)
-            await closed(driver, stage)
-        return ear.ends
+                await sink.wait_for_end(number)
+            await close_and_wait(driver, harness)
+        return sink.ends
 
     # Before a turn with another model, Claude Code tells of the change.
-    with staged(tmp_path, lambda ask: answer(f"Heard {ask.user_text.splitlines()[-1]}.")) as stage:
-        ends = anyio.run(main, stage)
+    with cli_harness(
+        tmp_path, lambda ask: answer(f"Heard {ask.user_text.splitlines()[-1]}.")
+    ) as harness:
+        ends = anyio.run(main, harness)
 
         assert [(end.status, end.text) for end in ends] == [
             ("completed", "Heard first."),
@@ -81,14 +83,14 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
             ("completed", "Heard third."),
             ("completed", "Heard fourth."),
         ]
-        assert sent_keys(stage) == [
+        assert read_sent_keys(harness) == [
             "open",
             "begin:one",
             *("mode:two", "model:two", "begin:two"),
             "begin:three",
             *("mode:four", "begin:four"),
         ]
-        asks = stage.server.main_requests
+        asks = harness.server.main_requests
         assert [ask.model for ask in asks] == ["claude-opus-4-8", *["claude-haiku-4-5"] * 3]
         assert ["Plan mode is active" in str(ask.new_items) for ask in asks] == [
             False,
@@ -103,27 +105,29 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
 def test_a_turn_in_a_mode_that_it_turns_down_is_never_told(tmp_path: Path) -> None:
     turns = [Turn("one", "first"), Turn("two", "second", mode="full_auto"), Turn("three", "third")]
 
-    async def main(stage: Stage) -> list[TurnEnded]:
-        ear = Ear()
-        first = LaunchRequest(turns[0], str(stage.cwd))
-        async with warm(stage, Claude, first, ear) as driver:
+    async def main(harness: CliHarness) -> list[TurnEnded]:
+        sink = EventSink()
+        first = LaunchRequest(turns[0], str(harness.cwd))
+        async with drive_warm_process(harness, Claude, first, sink) as driver:
             told = []
             for number, turn in enumerate(turns, 1):
                 told.append(await driver.begin(turn))
-                await ear.until_ended(number)
+                await sink.wait_for_end(number)
             assert told == [True, False, True]
-            await closed(driver, stage)
-        return ear.ends
+            await close_and_wait(driver, harness)
+        return sink.ends
 
-    with staged(tmp_path, lambda ask: answer(f"Heard {ask.user_text.splitlines()[-1]}.")) as stage:
-        first, second, third = anyio.run(main, stage)
+    with cli_harness(
+        tmp_path, lambda ask: answer(f"Heard {ask.user_text.splitlines()[-1]}.")
+    ) as harness:
+        first, second, third = anyio.run(main, harness)
 
         assert (first.text, third.text) == ("Heard first.", "Heard third.")
         assert second.error is not None
         assert (second.status, second.error.code) == ("failed", "mode_refused")
         assert "bypassPermissions" in second.error.message
         assert second.error.hint
-        assert not any("second" in str(ask.messages) for ask in stage.server.main_requests)
+        assert not any("second" in str(ask.messages) for ask in harness.server.main_requests)
 
 
 # -- tools
@@ -142,14 +146,16 @@ def test_tools_run_alone_and_in_parallel(tmp_path: Path) -> None:
         ),
         answer("Done."),
     ]
-    with staged(tmp_path, script) as stage:
-        played = stage.played("look")
+    with cli_harness(tmp_path, script) as harness:
+        played = harness.run("look")
 
         assert (played.run.status, played.run.text, played.run.tools) == ("completed", "Done.", 5)
-        assert [text.text for text in played.of(ev.TextFinal)] == ["I look.", "Done."]
-        started = {tool.tool_call_id: tool for tool in played.of(ev.ToolStarted)}
-        outputs = {tool.tool_call_id: tool.tool_output for tool in played.of(ev.ToolCompleted)}
-        [failed] = played.of(ev.ToolFailed)
+        assert [text.text for text in played.events_of(ev.TextFinal)] == ["I look.", "Done."]
+        started = {tool.tool_call_id: tool for tool in played.events_of(ev.ToolStarted)}
+        outputs = {
+            tool.tool_call_id: tool.tool_output for tool in played.events_of(ev.ToolCompleted)
+        }
+        [failed] = played.events_of(ev.ToolFailed)
         first, *together = started
         # They may end in any order; the model gets all their results at once.
         assert [outputs.get(each) for each in started] == [
@@ -161,7 +167,7 @@ def test_tools_run_alone_and_in_parallel(tmp_path: Path) -> None:
         ]
         assert (failed.tool_call_id, failed.tool_name) == (together[-1], "Bash")
         assert (failed.tool_input, failed.error) == ({"command": "exit 3"}, "Exit code 3")
-        asks = stage.server.main_requests
+        asks = harness.server.main_requests
         assert [sorted(result["tool_use_id"] for result in ask.results) for ask in asks] == [
             [],
             [first],
@@ -175,36 +181,36 @@ def test_tools_run_alone_and_in_parallel(tmp_path: Path) -> None:
 def test_a_follow_up_while_it_streams_is_a_turn_of_its_own(tmp_path: Path) -> None:
     gate = StreamGate()
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "say hello")
-            await reached(gate)
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "say hello")
+            await wait_for_gate(gate)
             assert isinstance(await run.steer("and now?"), Offered)
             gate.open()
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, [answer(text("Hel", gate, "lo.")), answer("Bye.")]) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, [answer(text("Hel", gate, "lo.")), answer("Bye.")]) as harness:
+        played = anyio.run(main, harness)
 
-        assert fates(played) == {"and now?": ("own_turn", "completed")}
-        assert texts(played) == ["Hello.", "Bye."]
-        assert [ask.user_text for ask in stage.server.main_requests] == ["say hello", "and now?"]
+        assert followup_outcomes(played) == {"and now?": ("own_turn", "completed")}
+        assert reply_texts(played) == ["Hello.", "Bye."]
+        assert [ask.user_text for ask in harness.server.main_requests] == ["say hello", "and now?"]
 
 
 def test_several_follow_ups_while_it_streams_are_all_told_next(tmp_path: Path) -> None:
     gate, words = StreamGate(), ("follow-1", "follow-2", "follow-3")
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "say hello")
-            await reached(gate)
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "say hello")
+            await wait_for_gate(gate)
             for word in words:
                 assert isinstance(await run.steer(word), Offered)
             gate.open()
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, lambda ask: answer(text("He", gate, "llo."))) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, lambda ask: answer(text("He", gate, "llo."))) as harness:
+        played = anyio.run(main, harness)
 
         # As a rule they are one turn; sometimes Claude Code begins before it has read them all.
         followups = [item for item in played.items if item.kind == "message"]
@@ -213,34 +219,34 @@ def test_several_follow_ups_while_it_streams_are_all_told_next(tmp_path: Path) -
         assert set(deliveries) <= {"own_turn", "absorbed"}
         assert {item.status for item in followups} == {"completed"}
         turns = 1 + deliveries.count("own_turn")
-        assert texts(played) == ["Hello."] * turns
-        others = stage.server.main_requests[1:]
+        assert reply_texts(played) == ["Hello."] * turns
+        others = harness.server.main_requests[1:]
         assert len(others) == turns - 1
         assert "\n".join(ask.user_text for ask in others).split() == list(words)
-        assert [times_told(stage.server, word) for word in words] == [1, 1, 1]
+        assert [count_sent(harness.server, word) for word in words] == [1, 1, 1]
 
 
 def test_follow_ups_while_a_tool_runs_are_taken_into_the_turn(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "work")
-            await there(tmp_path / "begun")
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "work")
+            await wait_for_file(tmp_path / "begun")
             for word in ("follow-1", "follow-2"):
                 assert isinstance(await run.steer(word), Offered)
             (tmp_path / "go").touch()
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, [answer(waiting(tmp_path)), answer("All done.")]) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, [answer(waiting(tmp_path)), answer("All done.")]) as harness:
+        played = anyio.run(main, harness)
 
-        assert fates(played) == {
+        assert followup_outcomes(played) == {
             "follow-1": ("absorbed", "completed"),
             "follow-2": ("absorbed", "completed"),
         }
-        assert texts(played) == ["All done."]
+        assert reply_texts(played) == ["All done."]
         assert {item.run for item in played.items} == {played.run.id}
-        assert [len(ask.results) for ask in stage.server.main_requests] == [0, 1]
-        assert [times_told(stage.server, f"follow-{n}") for n in (1, 2)] == [1, 1]
+        assert [len(ask.results) for ask in harness.server.main_requests] == [0, 1]
+        assert [count_sent(harness.server, f"follow-{n}") for n in (1, 2)] == [1, 1]
 
 
 # -- follow-ups at the end of a turn
@@ -262,7 +268,7 @@ async def run_of(library: Steadyrun, offered: Offered) -> RunHandle | None:
     raise AssertionError("there is no end of events")
 
 
-async def race(stage: Stage, library: Steadyrun, model: Held, lane: int) -> list[str]:
+async def race(harness: CliHarness, library: Steadyrun, model: GatedModel, lane: int) -> list[str]:
     """Steer at each moment around the end of a turn, and return the words."""
     words: list[str] = []
     run: RunHandle | None = None
@@ -270,8 +276,8 @@ async def race(stage: Stage, library: Steadyrun, model: Held, lane: int) -> list
     for number, moment in enumerate(MOMENTS):
         if run is None:
             word = f"first-{lane}-{number}"
-            run = await stage.start(library, word)
-        await reached(model.gate(word))
+            run = await harness.start(library, word)
+        await wait_for_gate(model.gate(word))
         model.gate(word).open()
         await moment(run)
         word = f"then-{lane}-{number}"
@@ -282,13 +288,15 @@ async def race(stage: Stage, library: Steadyrun, model: Held, lane: int) -> list
     return words
 
 
-async def all_races(stage: Stage, model: Held) -> tuple[list[str], list[Run], list[Item]]:
+async def all_races(
+    harness: CliHarness, model: GatedModel
+) -> tuple[list[str], list[Run], list[Item]]:
     """The words of the follow-ups, and all runs and items there are at the end."""
     words: list[str] = []
-    async with stage.library() as library:
+    async with harness.library() as library:
 
         async def one(lane: int) -> None:
-            words.extend(await race(stage, library, model, lane))
+            words.extend(await race(harness, library, model, lane))
 
         async with anyio.create_task_group() as tasks:
             for lane in range(LANES):
@@ -301,17 +309,17 @@ async def all_races(stage: Stage, model: Held) -> tuple[list[str], list[Run], li
 
 
 def test_a_follow_up_at_the_end_of_a_turn_is_told_once_or_refused(tmp_path: Path) -> None:
-    model = Held()
-    with staged(tmp_path, model) as stage:
-        words, runs, items = anyio.run(all_races, stage, model)
-        asks = stage.server.main_requests
+    model = GatedModel()
+    with cli_harness(tmp_path, model) as harness:
+        words, runs, items = anyio.run(all_races, harness, model)
+        asks = harness.server.main_requests
 
         assert len(words) == LANES * len(MOMENTS) >= 20
         # What was refused at once never became an item.
         told = {item.text for item in items if item.delivery == "own_turn"}
         for word in words:
             assert [word in ask.user_text for ask in asks].count(True) == (word in told)
-            assert times_told(stage.server, word) == (word in told)
+            assert count_sent(harness.server, word) == (word in told)
         for item in items:
             is_told = item.delivery == "own_turn" or item.kind == "call"
             assert item.status == ("completed" if is_told else "cancelled")
@@ -329,61 +337,61 @@ def test_a_follow_up_at_the_end_of_a_turn_is_told_once_or_refused(tmp_path: Path
 def test_a_stream_is_interrupted(tmp_path: Path) -> None:
     gate = StreamGate()
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "talk")
-            await until(run, lambda event: isinstance(event, ev.TextDelta))
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "talk")
+            await wait_for_event(run, lambda event: isinstance(event, ev.TextDelta))
             await run.cancel("enough")
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, [answer(text("Hel", gate, "lo."))]) as stage:
-        run = anyio.run(main, stage).run
+    with cli_harness(tmp_path, [answer(text("Hel", gate, "lo."))]) as harness:
+        run = anyio.run(main, harness).run
 
         assert (run.status, run.stop_reason, run.text) == ("cancelled", "user_stop", "Hel")
-        [ask] = stage.server.main_requests
-        assert stage.server.find_fate(ask.request.number) == "left"
+        [ask] = harness.server.main_requests
+        assert harness.server.find_fate(ask.request.number) == "left"
 
 
 def test_a_tool_is_interrupted_with_its_own_children(tmp_path: Path) -> None:
     child = tmp_path / "child"
     command = f"sleep 1000 & echo $! >{child}.new; mv {child}.new {child}; wait"
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "work")
-            await there(child)
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "work")
+            await wait_for_file(child)
             await run.cancel("enough")
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, [answer(call("Bash", command=command))]) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, [answer(call("Bash", command=command))]) as harness:
+        played = anyio.run(main, harness)
 
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
-        [failed] = played.of(ev.ToolFailed)
+        [failed] = played.events_of(ev.ToolFailed)
         assert failed.tool_name == "Bash"
-        assert len(stage.server.main_requests) == 1
+        assert len(harness.server.main_requests) == 1
         assert not Path(f"/proc/{int(child.read_text())}").exists()
 
 
 def test_it_is_stopped_before_it_has_said_anything(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> list[Played]:
-        async with stage.library() as library:
-            asked = await stage.start(library, "asked and not answered")
-            await anyio.to_thread.run_sync(stage.server.wait_for_main_request, 1)
-            unborn = await stage.start(library, "never asked")
+    async def main(harness: CliHarness) -> list[RunRecord]:
+        async with harness.library() as library:
+            asked = await harness.start(library, "asked and not answered")
+            await anyio.to_thread.run_sync(harness.server.wait_for_main_request, 1)
+            unborn = await harness.start(library, "never asked")
             for run in (asked, unborn):
                 await run.cancel("enough")
-            return [await stage.read(await run.result()) for run in (asked, unborn)]
+            return [await harness.read_record(await run.result()) for run in (asked, unborn)]
 
-    with staged(tmp_path, [Hang()]) as stage:
-        plays = anyio.run(main, stage)
+    with cli_harness(tmp_path, [Hang()]) as harness:
+        plays = anyio.run(main, harness)
 
         assert [(played.run.status, played.run.stop_reason) for played in plays] == [
             ("cancelled", "user_stop"),
             ("cancelled", "user_stop"),
         ]
         assert [played.run.text for played in plays] == [None, None]
-        assert [ask.user_text for ask in stage.server.main_requests] == ["asked and not answered"]
+        assert [ask.user_text for ask in harness.server.main_requests] == ["asked and not answered"]
 
 
 @pytest.mark.parametrize("is_in_tool", [False, True], ids=["streaming", "in a tool"])
@@ -391,23 +399,23 @@ def test_what_is_queued_when_it_is_stopped_is_taken_back(tmp_path: Path, is_in_t
     gate, words = StreamGate(), ("follow-1", "follow-2")
     first = answer(waiting(tmp_path)) if is_in_tool else answer(text("Hel", gate, "lo."))
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "talk")
-            await (there(tmp_path / "begun") if is_in_tool else reached(gate))
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "talk")
+            await (wait_for_file(tmp_path / "begun") if is_in_tool else wait_for_gate(gate))
             for word in words:
                 assert isinstance(await run.steer(word), Offered)
             await run.cancel("enough")
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, [first]) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, [first]) as harness:
+        played = anyio.run(main, harness)
 
         assert played.run.status == "cancelled"
-        assert fates(played) == dict.fromkeys(words, ("returned", "cancelled"))
-        assert sorted(each.text for each in played.of(ev.FollowupReturned)) == list(words)
-        assert len(stage.server.main_requests) == 1
-        assert [times_told(stage.server, word) for word in words] == [0, 0]
+        assert followup_outcomes(played) == dict.fromkeys(words, ("returned", "cancelled"))
+        assert sorted(each.text for each in played.events_of(ev.FollowupReturned)) == list(words)
+        assert len(harness.server.main_requests) == 1
+        assert [count_sent(harness.server, word) for word in words] == [0, 0]
 
 
 # -- what is told
@@ -416,43 +424,46 @@ def test_what_is_queued_when_it_is_stopped_is_taken_back(tmp_path: Path, is_in_t
 def test_any_prompt_is_told_as_it_is(tmp_path: Path) -> None:
     prompts = ("/compact now", "/etc/passwd?", "--help", "-p @nothing #it !ls", "ünï\u2028 \\ \"'")
 
-    async def main(stage: Stage) -> dict[str, str | None]:
-        async with stage.library() as library:
-            runs = {prompt: await stage.start(library, prompt) for prompt in prompts}
+    async def main(harness: CliHarness) -> dict[str, str | None]:
+        async with harness.library() as library:
+            runs = {prompt: await harness.start(library, prompt) for prompt in prompts}
             return {prompt: (await run.result()).text for prompt, run in runs.items()}
 
-    with staged(tmp_path, lambda ask: answer(f"told: {ask.user_text}")) as stage:
-        assert anyio.run(main, stage) == {prompt: f"told: {prompt}" for prompt in prompts}
-        assert len(stage.server.main_requests) == len(prompts)
+    with cli_harness(tmp_path, lambda ask: answer(f"told: {ask.user_text}")) as harness:
+        assert anyio.run(main, harness) == {prompt: f"told: {prompt}" for prompt in prompts}
+        assert len(harness.server.main_requests) == len(prompts)
 
 
 def test_a_slash_in_a_follow_up_is_no_command_either(tmp_path: Path) -> None:
     gate = StreamGate()
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "say hello")
-            await reached(gate)
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "say hello")
+            await wait_for_gate(gate)
             assert isinstance(await run.steer("/clear all"), Offered)
             gate.open()
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, [answer(text("Hel", gate, "lo.")), answer("Bye.")]) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, [answer(text("Hel", gate, "lo.")), answer("Bye.")]) as harness:
+        played = anyio.run(main, harness)
 
-        assert fates(played) == {"/clear all": ("own_turn", "completed")}
-        assert [ask.user_text for ask in stage.server.main_requests] == ["say hello", "/clear all"]
+        assert followup_outcomes(played) == {"/clear all": ("own_turn", "completed")}
+        assert [ask.user_text for ask in harness.server.main_requests] == [
+            "say hello",
+            "/clear all",
+        ]
 
 
 def test_ten_megabytes_are_refused_by_name(tmp_path: Path) -> None:
-    with staged(tmp_path, [answer("too much")]) as stage:
-        run = stage.played("many words " * 1_000_000).run
+    with cli_harness(tmp_path, [answer("too much")]) as harness:
+        run = harness.run("many words " * 1_000_000).run
 
         assert run.status == "failed"
         assert run.error
         assert (run.error.code, run.error.retryable) == ("prompt_too_long", False)
         assert run.error.hint
-        assert stage.server.main_requests == ()
+        assert harness.server.main_requests == ()
 
 
 # -- in the background
@@ -476,44 +487,44 @@ def background(
 
 
 def test_a_turn_that_a_background_task_begins_is_a_run_of_its_own(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "begin")
-            await until(run, lambda event: isinstance(event, ev.RunCompleted))
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "begin")
+            await wait_for_event(run, lambda event: isinstance(event, ev.RunCompleted))
             (tmp_path / "go").touch()
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, background(tmp_path)) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, background(tmp_path)) as harness:
+        played = anyio.run(main, harness)
 
-        assert texts(played) == ["It runs.", "It has ended."]
+        assert reply_texts(played) == ["It runs.", "It has ended."]
         assert [(item.kind, item.status) for item in played.items] == [
             ("call", "completed"),
             ("self", "completed"),
         ]
-        assert len(stage.server.main_requests) == 3
+        assert len(harness.server.main_requests) == 3
 
 
 def test_a_follow_up_and_the_end_of_a_background_task_are_told_apart(tmp_path: Path) -> None:
     gate = StreamGate()
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "begin")
-            await reached(gate)
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "begin")
+            await wait_for_gate(gate)
             (tmp_path / "go").touch()
-            await printed(stage, b'"task_updated"')
+            await wait_for_output(harness, b'"task_updated"')
             assert isinstance(await run.steer("follow"), Offered)
             gate.open()
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, background(tmp_path, gate)) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, background(tmp_path, gate)) as harness:
+        played = anyio.run(main, harness)
 
-        assert texts(played) == ["It runs.", "It has ended.", "Heard follow."]
+        assert reply_texts(played) == ["It runs.", "It has ended.", "Heard follow."]
         assert [(item.kind, item.delivery) for item in played.items] == [
             ("call", "none"),
             ("message", "own_turn"),
             ("self", "none"),
         ]
-        assert times_told(stage.server, '"follow"') == 1
+        assert count_sent(harness.server, '"follow"') == 1

@@ -26,20 +26,20 @@ from steadyrun.testing.model_servers.content import (
 from steadyrun.testing.model_servers.faults import StreamGate
 from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
 from steadyrun.testing.model_servers.protocol import ModelRequest, ServerStep
-from tests.support.real_cli_stage import (
+from tests.support.real_cli_harness import (
     CODEX,
     PNG,
-    Played,
-    Stage,
-    asked,
-    is_asking,
-    reached,
-    resolved,
-    staged,
-    steered,
-    there,
-    times_told,
-    until,
+    CliHarness,
+    RunRecord,
+    approval_outcomes,
+    cli_harness,
+    count_sent,
+    is_approval_request,
+    run_with_verdicts,
+    steer_and_wait,
+    wait_for_event,
+    wait_for_file,
+    wait_for_gate,
 )
 
 RESETS_AT = 1794830000
@@ -82,90 +82,92 @@ def names_in(folder: Path) -> list[str]:
 
 def test_a_command_is_allowed_or_denied(tmp_path: Path) -> None:
     script = [escalated("touch one"), escalated("touch two"), answer("So be it.")]
-    with staged(tmp_path, script, cli=CODEX) as stage:
-        played = asked(stage, [Verdict(True), Verdict(False, "not on a Monday")])
+    with cli_harness(tmp_path, script, cli=CODEX) as harness:
+        played = run_with_verdicts(harness, [Verdict(True), Verdict(False, "not on a Monday")])
 
         assert (played.run.status, played.run.text) == ("completed", "So be it.")
-        requests = played.of(ev.ApprovalRequested)
+        requests = played.events_of(ev.ApprovalRequested)
         assert ["touch one" in each.tool_input["command"] for each in requests] == [True, False]
         assert {(each.tool_name, each.tool_input["reason"]) for each in requests} == {
             ("commandExecution", "may I?")
         }
-        tools = [tool.tool_call_id for tool in played.of(ev.ToolStarted)]
+        tools = [tool.tool_call_id for tool in played.events_of(ev.ToolStarted)]
         assert [each.tool_call_id for each in requests] == tools
-        assert resolved(played) == [("allow", "library"), ("deny", "library")]
-        assert names_in(stage.cwd) == ["one"]
-        [done], [denied] = played.of(ev.ToolCompleted), played.of(ev.ToolFailed)
+        assert approval_outcomes(played) == [("allow", "library"), ("deny", "library")]
+        assert names_in(harness.cwd) == ["one"]
+        [done], [denied] = played.events_of(ev.ToolCompleted), played.events_of(ev.ToolFailed)
         assert [done.tool_call_id, denied.tool_call_id] == tools
         assert denied.error == "declined"
-        assert "rejected" in stage.server.main_requests[2].outputs[0]
+        assert "rejected" in harness.server.main_requests[2].outputs[0]
 
 
 def test_nothing_else_is_done_than_what_was_asked_for(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "work", mode="default")
-            asking = await until(run, is_asking)
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "work", mode="default")
+            asking = await wait_for_event(run, is_approval_request)
             with pytest.raises(AbilityMissing):
                 await run.decide(asking.approval, Verdict(True, input={"command": "touch other"}))
             await run.decide(asking.approval, Verdict(False))
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, [escalated("touch one"), answer("So be it.")], cli=CODEX) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, [escalated("touch one"), answer("So be it.")], cli=CODEX) as harness:
+        played = anyio.run(main, harness)
 
         assert (played.run.status, played.run.text) == ("completed", "So be it.")
-        assert resolved(played) == [("deny", "library")]
-        assert names_in(stage.cwd) == []
+        assert approval_outcomes(played) == [("deny", "library")]
+        assert names_in(harness.cwd) == []
 
 
 def test_a_denial_may_end_the_turn(tmp_path: Path) -> None:
-    with staged(tmp_path, [escalated("touch one"), answer("Never said.")], cli=CODEX) as stage:
-        played = asked(stage, [Verdict(False, "enough", ends_turn=True)])
+    with cli_harness(
+        tmp_path, [escalated("touch one"), answer("Never said.")], cli=CODEX
+    ) as harness:
+        played = run_with_verdicts(harness, [Verdict(False, "enough", ends_turn=True)])
 
         assert (played.run.status, played.run.text) == ("cancelled", None)
-        assert resolved(played) == [("deny", "library")]
-        assert len(played.of(ev.ToolFailed)) == 1
-        assert len(stage.server.main_requests) == 1
-        assert names_in(stage.cwd) == []
+        assert approval_outcomes(played) == [("deny", "library")]
+        assert len(played.events_of(ev.ToolFailed)) == 1
+        assert len(harness.server.main_requests) == 1
+        assert names_in(harness.cwd) == []
 
 
 def test_a_run_is_stopped_while_it_asks(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "work", mode="default")
-            await until(run, is_asking)
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "work", mode="default")
+            await wait_for_event(run, is_approval_request)
             await run.cancel("nobody is there")
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, [escalated("touch one")], cli=CODEX) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, [escalated("touch one")], cli=CODEX) as harness:
+        played = anyio.run(main, harness)
 
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
-        assert resolved(played) == [("cancelled", "provider")]
-        assert len(stage.server.main_requests) == 1
-        assert names_in(stage.cwd) == []
+        assert approval_outcomes(played) == [("cancelled", "provider")]
+        assert len(harness.server.main_requests) == 1
+        assert names_in(harness.cwd) == []
 
 
 def test_a_follow_up_while_it_asks_is_taken_in_once_it_is_answered(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "work", mode="default")
-            asking = await until(run, is_asking)
-            await steered(stage, run, "hurry up")
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "work", mode="default")
+            asking = await wait_for_event(run, is_approval_request)
+            await steer_and_wait(harness, run, "hurry up")
             await run.decide(asking.approval, Verdict(True))
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, [escalated("touch one"), answer("Done.")], cli=CODEX) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, [escalated("touch one"), answer("Done.")], cli=CODEX) as harness:
+        played = anyio.run(main, harness)
 
         assert (played.run.status, played.run.text) == ("completed", "Done.")
         assert [(item.delivery, item.run) for item in played.items[1:]] == [
             ("absorbed", played.run.id)
         ]
-        assert names_in(stage.cwd) == ["one"]
-        assert times_told(stage.server, "hurry up") == 1
-        assert len(stage.server.main_requests) == 2
+        assert names_in(harness.cwd) == ["one"]
+        assert count_sent(harness.server, "hurry up") == 1
+        assert len(harness.server.main_requests) == 2
 
 
 def adding(path: Path) -> ModelAnswer:
@@ -181,19 +183,19 @@ def test_a_change_of_files_is_allowed_or_denied(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     script = [*(adding(outside / name) for name in ("one", "two")), answer("So be it.")]
-    with staged(tmp_path, script, cli=CODEX, options=options) as stage:
-        played = asked(stage, [Verdict(True), Verdict(False)])
+    with cli_harness(tmp_path, script, cli=CODEX, options=options) as harness:
+        played = run_with_verdicts(harness, [Verdict(True), Verdict(False)])
 
         assert (played.run.status, played.run.text) == ("completed", "So be it.")
-        requests = played.of(ev.ApprovalRequested)
+        requests = played.events_of(ev.ApprovalRequested)
         assert [each.tool_name for each in requests] == ["fileChange", "fileChange"]
         assert [each.tool_input["changes"][0]["path"] for each in requests] == [
             str(outside / "one"),
             str(outside / "two"),
         ]
-        assert resolved(played) == [("allow", "library"), ("deny", "library")]
+        assert approval_outcomes(played) == [("allow", "library"), ("deny", "library")]
         assert names_in(outside) == ["one"]
-        [denied] = played.of(ev.ToolFailed)
+        [denied] = played.events_of(ev.ToolFailed)
         assert (denied.tool_name, denied.error) == ("fileChange", "declined")
 
 
@@ -205,16 +207,16 @@ def test_more_permissions_are_granted_or_not(tmp_path: Path, is_allowed: bool) -
         answer("So be it."),
     ]
     options = {"enabled_features": ["request_permissions_tool"]}
-    with staged(tmp_path, script, cli=CODEX, options=options) as stage:
-        played = asked(stage, [Verdict(is_allowed)])
+    with cli_harness(tmp_path, script, cli=CODEX, options=options) as harness:
+        played = run_with_verdicts(harness, [Verdict(is_allowed)])
 
         assert (played.run.status, played.run.text) == ("completed", "So be it.")
-        [request] = played.of(ev.ApprovalRequested)
+        [request] = played.events_of(ev.ApprovalRequested)
         assert request.tool_name == "permissions"
         assert request.tool_input["permissions"]["network"] == {"enabled": True}
         assert request.tool_input["reason"] == "I need it"
-        assert resolved(played) == [("allow" if is_allowed else "deny", "library")]
-        granted = json.loads(stage.server.main_requests[1].outputs[0])["permissions"]
+        assert approval_outcomes(played) == [("allow" if is_allowed else "deny", "library")]
+        granted = json.loads(harness.server.main_requests[1].outputs[0])["permissions"]
         assert bool(granted.get("network")) is is_allowed
 
 
@@ -234,16 +236,16 @@ def echoing(words: str) -> ModelAnswer:
 
 def test_the_tools_of_a_server_are_used(tmp_path: Path) -> None:
     script = [echoing("yes"), echoing("no"), answer("Done.")]
-    with staged(tmp_path, script, cli=CODEX, options=served(tmp_path)) as stage:
-        played = stage.played("say it")
+    with cli_harness(tmp_path, script, cli=CODEX, options=served(tmp_path)) as harness:
+        played = harness.run("say it")
 
         assert (played.run.status, played.run.text) == ("completed", "Done.")
-        names = [(tool.tool_name, tool.tool_input) for tool in played.of(ev.ToolStarted)]
+        names = [(tool.tool_name, tool.tool_input) for tool in played.events_of(ev.ToolStarted)]
         assert names == [("mcp__sim__echo", {"text": word}) for word in ("yes", "no")]
-        [done], [failed] = played.of(ev.ToolCompleted), played.of(ev.ToolFailed)
+        [done], [failed] = played.events_of(ev.ToolCompleted), played.events_of(ev.ToolFailed)
         assert (done.tool_name, done.tool_output) == ("mcp__sim__echo", "said yes")
         assert (failed.tool_name, failed.tool_output) == ("mcp__sim__echo", "said no")
-        first, second, _ = stage.server.main_requests
+        first, second, _ = harness.server.main_requests
         assert "mcp__sim" in first.tools
         assert "said yes" in second.outputs[0]
 
@@ -251,25 +253,25 @@ def test_the_tools_of_a_server_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_allowed", [True, False], ids=["allowed", "denied"])
 def test_the_tool_of_a_server_is_asked_for(tmp_path: Path, is_allowed: bool) -> None:
     script = [echoing("yes"), answer("Done.")]
-    with staged(tmp_path, script, cli=CODEX, options=served(tmp_path)) as stage:
-        played = asked(stage, [Verdict(is_allowed)])
+    with cli_harness(tmp_path, script, cli=CODEX, options=served(tmp_path)) as harness:
+        played = run_with_verdicts(harness, [Verdict(is_allowed)])
 
         assert (played.run.status, played.run.text) == ("completed", "Done.")
-        [request] = played.of(ev.ApprovalRequested)
+        [request] = played.events_of(ev.ApprovalRequested)
         assert (request.tool_name, request.tool_input) == ("mcp__sim__echo", {"text": "yes"})
-        assert resolved(played) == [("allow" if is_allowed else "deny", "library")]
-        done = [tool.tool_output for tool in played.of(ev.ToolCompleted)]
+        assert approval_outcomes(played) == [("allow" if is_allowed else "deny", "library")]
+        done = [tool.tool_output for tool in played.events_of(ev.ToolCompleted)]
         assert done == (["said yes"] if is_allowed else [])
-        assert ("said yes" in str(stage.server.main_requests[1].results)) is is_allowed
+        assert ("said yes" in str(harness.server.main_requests[1].results)) is is_allowed
 
 
 def test_a_server_that_does_not_start_is_noted(tmp_path: Path) -> None:
     options = {"mcp_servers": {"none": {"command": "/nonexistent"}}}
-    with staged(tmp_path, [answer("Without it.")], cli=CODEX, options=options) as stage:
-        played = stage.played("go on")
+    with cli_harness(tmp_path, [answer("Without it.")], cli=CODEX, options=options) as harness:
+        played = harness.run("go on")
 
         assert (played.run.status, played.run.text) == ("completed", "Without it.")
-        assert any("none" in note.text for note in played.of(ev.Note))
+        assert any("none" in note.text for note in played.events_of(ev.Note))
 
 
 # -- what is asked for
@@ -286,8 +288,8 @@ SCHEMA = {
 def test_what_was_wished_for_reaches_the_model(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot, "effort": "high", "base_instructions": "You are all new."}
     script = [answer('{"answer": 42}')]
-    with staged(tmp_path, script, cli=CODEX, options=options) as stage:
-        played = stage.played(
+    with cli_harness(tmp_path, script, cli=CODEX, options=options) as harness:
+        played = harness.run(
             "What is this?",
             schema=SCHEMA,
             model="gpt-5.5",
@@ -297,7 +299,7 @@ def test_what_was_wished_for_reaches_the_model(tmp_path: Path, is_one_shot: bool
 
         assert played.run.status == "completed"
         assert json.loads(played.run.text or "") == {"answer": 42}
-        [ask] = stage.server.main_requests
+        [ask] = harness.server.main_requests
         wanted = ask.body["text"]["format"]
         assert (wanted["type"], wanted["schema"]) == ("json_schema", SCHEMA)
         assert ask.model == "gpt-5.5"
@@ -335,17 +337,17 @@ def test_used_tokens_the_window_and_limits_are_told(tmp_path: Path) -> None:
         answer(call("exec_command", cmd="true"), tokens=AnswerTokens(100, 20, 30, reasoning=7)),
         answer("Done.", tokens=AnswerTokens(200, 10, 60), headers=limits),
     ]
-    with staged(tmp_path, script, cli=CODEX) as stage:
-        played = stage.played("work", model="gpt-5.5")
+    with cli_harness(tmp_path, script, cli=CODEX) as harness:
+        played = harness.run("work", model="gpt-5.5")
 
         used = played.run.usage
         assert (used.input_tokens, used.cache_read_tokens) == (300, 90)
         assert (used.output_tokens, used.cache_write_tokens) == (30, 0)
-        assert [each.usage.output_tokens for each in played.of(ev.UsageUpdated)] == [20, 30]
+        assert [each.usage.output_tokens for each in played.events_of(ev.UsageUpdated)] == [20, 30]
         # There is a price for this model, by which it is estimated.
         assert played.run.cost.kind == "estimated"
         assert played.run.cost.usd
-        *_, stats = played.of(ev.StatsUpdated)
+        *_, stats = played.events_of(ev.StatsUpdated)
         assert (stats.model, stats.output_tokens, stats.cache_read_tokens) == ("gpt-5.5", 30, 90)
         assert (stats.context_window or 0) > 100_000
         resets = datetime.fromtimestamp(RESETS_AT, UTC)
@@ -369,24 +371,24 @@ def compacting(ask: ModelRequest) -> ServerStep:
 
 def test_a_conversation_is_compacted_in_mid_turn_and_goes_on(tmp_path: Path) -> None:
     options = {"auto_compact_token_limit": 50_000}
-    with staged(tmp_path, compacting, cli=CODEX, options=options) as stage:
-        played = stage.played("work FOR LONG")
+    with cli_harness(tmp_path, compacting, cli=CODEX, options=options) as harness:
+        played = harness.run("work FOR LONG")
 
         assert (played.run.status, played.run.text) == ("completed", "At last.")
-        assert [each.trigger for each in played.of(ev.CompactionStarted)] == ["auto"]
-        [done] = played.of(ev.CompactionCompleted)
+        assert [each.trigger for each in played.events_of(ev.CompactionStarted)] == ["auto"]
+        [done] = played.events_of(ev.CompactionCompleted)
         assert done.tokens_before == 60_010
         assert 0 < (done.tokens_after or 0) < 50_000
-        assert played.of(ev.CompactionFailed) == []
-        _, summary, after = stage.server.main_requests
+        assert played.events_of(ev.CompactionFailed) == []
+        _, summary, after = harness.server.main_requests
         assert summary.tools == ()
-        assert times_told(stage.server, "SO FAR: one round.") == 1
+        assert count_sent(harness.server, "SO FAR: one round.") == 1
         assert "SO FAR: one round." in str(after.messages)
         # It has one token, and all that was used is counted.
-        assert len(played.of(ev.TokenBound)) == 1
-        assert played.of(ev.TokenRotated) == []
+        assert len(played.events_of(ev.TokenBound)) == 1
+        assert played.events_of(ev.TokenRotated) == []
         assert played.run.usage.input_tokens == 60_000 + 100 + 10
-        assert [said.text for said in played.of(ev.TextFinal)] == ["At last."]
+        assert [said.text for said in played.events_of(ev.TextFinal)] == ["At last."]
 
 
 # -- going on
@@ -396,17 +398,17 @@ def test_a_conversation_is_compacted_in_mid_turn_and_goes_on(tmp_path: Path) -> 
 def test_a_conversation_goes_on_in_another_process(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot}
     script = [answer("Noted."), answer(call("exec_command", cmd="echo hi")), answer("A cat.")]
-    with staged(tmp_path, script, cli=CODEX, options=options) as stage:
-        first = stage.played("Remember a cat.", model="one-model")
+    with cli_harness(tmp_path, script, cli=CODEX, options=options) as harness:
+        first = harness.run("Remember a cat.", model="one-model")
         token = first.run.resume_token
-        second = stage.played("--What was it?", resume=token)
+        second = harness.run("--What was it?", resume=token)
 
         assert (second.run.status, second.run.text) == ("completed", "A cat.")
         assert token
         assert second.run.resume_token == token
-        assert [each.token for each in second.of(ev.TokenBound)] == [token]
-        assert [tool.tool_output for tool in second.of(ev.ToolCompleted)] == ["hi\n"]
-        asks = stage.server.main_requests
+        assert [each.token for each in second.events_of(ev.TokenBound)] == [token]
+        assert [tool.tool_output for tool in second.events_of(ev.ToolCompleted)] == ["hi\n"]
+        asks = harness.server.main_requests
         assert ["Remember a cat." in str(ask.messages) for ask in asks] == [True] * 3
         assert ["Noted." in str(ask.messages) for ask in asks] == [False, True, True]
         assert [ask.user_text for ask in asks] == ["Remember a cat.", "--What was it?", ""]
@@ -421,10 +423,10 @@ def test_a_conversation_that_is_not_there_is_refused_or_begun_anew(
     tmp_path: Path, is_one_shot: bool, token: str
 ) -> None:
     options = {"one_shot": is_one_shot}
-    with staged(tmp_path, [answer("Anew.")], cli=CODEX, options=options) as stage:
-        refused = stage.played("What was it?", resume=token).run
-        asked_then = len(stage.server.main_requests)
-        anew = stage.played("What was it?", resume=token, or_fresh=True)
+    with cli_harness(tmp_path, [answer("Anew.")], cli=CODEX, options=options) as harness:
+        refused = harness.run("What was it?", resume=token).run
+        asked_then = len(harness.server.main_requests)
+        anew = harness.run("What was it?", resume=token, or_fresh=True)
 
         assert refused.status == "failed"
         assert refused.error
@@ -433,7 +435,7 @@ def test_a_conversation_that_is_not_there_is_refused_or_begun_anew(
         assert asked_then == 0
         assert (anew.run.status, anew.run.text) == ("completed", "Anew.")
         assert anew.run.resume_token not in {None, token}
-        assert [ask.user_text for ask in stage.server.main_requests] == ["What was it?"]
+        assert [ask.user_text for ask in harness.server.main_requests] == ["What was it?"]
 
 
 # -- a process for one turn
@@ -442,32 +444,32 @@ def test_a_conversation_that_is_not_there_is_refused_or_begun_anew(
 def test_a_process_for_one_turn_takes_a_long_prompt_and_no_follow_up(tmp_path: Path) -> None:
     gate, prompt = StreamGate(), "--many words " * 26_000 + "end"
 
-    async def main(stage: Stage) -> tuple[Played, object]:
-        async with stage.library() as library:
-            run = await stage.start(library, prompt)
-            await reached(gate)
+    async def main(harness: CliHarness) -> tuple[RunRecord, object]:
+        async with harness.library() as library:
+            run = await harness.start(library, prompt)
+            await wait_for_gate(gate)
             offered = await run.steer("one more")
             gate.open()
-            return await stage.read(await run.result()), offered
+            return await harness.read_record(await run.result()), offered
 
     script = [
         answer(thinking("Hm."), "I look.", call("exec_command", cmd="echo hi; exit 3")),
         answer(text("All ", gate, "read."), tokens=AnswerTokens(100, 20, 30)),
     ]
-    with staged(tmp_path, script, cli=CODEX, options={"one_shot": True}) as stage:
-        played, offered = anyio.run(main, stage)
+    with cli_harness(tmp_path, script, cli=CODEX, options={"one_shot": True}) as harness:
+        played, offered = anyio.run(main, harness)
 
         assert len(prompt) > 300_000
         assert isinstance(offered, Refused)
         assert (played.run.status, played.run.text) == ("completed", "All read.")
-        assert [said.text for said in played.of(ev.TextFinal)] == ["I look.", "All read."]
-        [failed] = played.of(ev.ToolFailed)
+        assert [said.text for said in played.events_of(ev.TextFinal)] == ["I look.", "All read."]
+        [failed] = played.events_of(ev.ToolFailed)
         assert (failed.tool_name, failed.tool_output) == ("commandExecution", "hi\n")
         assert failed.error == "exit code 3"
         assert [played.run.usage.input_tokens, played.run.usage.cache_read_tokens] == [110, 30]
-        first, _ = stage.server.main_requests
+        first, _ = harness.server.main_requests
         assert first.user_text == prompt
-        assert times_told(stage.server, "one more") == 0
+        assert count_sent(harness.server, "one more") == 0
 
 
 @pytest.mark.parametrize("is_in_tool", [False, True], ids=["streaming", "in a command"])
@@ -475,18 +477,18 @@ def test_a_process_for_one_turn_is_stopped(tmp_path: Path, is_in_tool: bool) -> 
     begun = tmp_path / "begun"
     step = call("exec_command", cmd=f"touch {begun}; sleep 1000")
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "work")
-            await (there(begun) if is_in_tool else reached(gate))
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "work")
+            await (wait_for_file(begun) if is_in_tool else wait_for_gate(gate))
             await run.cancel("enough")
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
     gate = StreamGate()
     said = answer(step) if is_in_tool else answer(text("Hel", gate, "lo."))
-    with staged(tmp_path, [said], cli=CODEX, options={"one_shot": True}) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, [said], cli=CODEX, options={"one_shot": True}) as harness:
+        played = anyio.run(main, harness)
 
         # That nothing is left of it is what a stage looks for.
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
-        assert len(stage.server.main_requests) == 1
+        assert len(harness.server.main_requests) == 1

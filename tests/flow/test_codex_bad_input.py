@@ -29,10 +29,18 @@ from steadyrun.testing.model_servers.faults import (
     refuse_unauthorized,
 )
 from tests.children.keeper_driver import eventually
-from tests.support.codex_stage import in_order, on_stage
+from tests.support.codex_harness import check_event_order, codex_harness
 from tests.support.commands import steadyrun as command
-from tests.support.fast_clock import Ahead, library_ahead
-from tests.support.real_cli_stage import CODEX, Cli, Played, Stage, reached, staged, until
+from tests.support.fast_clock import AdjustableClock, library_with_clock
+from tests.support.real_cli_harness import (
+    CODEX,
+    Cli,
+    CliHarness,
+    RunRecord,
+    cli_harness,
+    wait_for_event,
+    wait_for_gate,
+)
 from tests.support.real_codex import codex_environment, codex_home, real_codex
 
 KEY, SECRET = "SIMULATED_KEY", "sk-dummy"
@@ -49,23 +57,23 @@ def without_key(folder: Path, url: str) -> dict[str, str]:
 
 
 def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with staged(tmp_path, [], cli=replace(CODEX, environment=without_key)) as stage:
-        record = stage.played("go")
+    with cli_harness(tmp_path, [], cli=replace(CODEX, environment=without_key)) as harness:
+        record = harness.run("go")
 
         assert record.run.status == "failed"
         assert KEY in error_of(record.run).message
         assert error_of(record.run).hint
-        assert stage.server.main_requests == ()
+        assert harness.server.main_requests == ()
 
 
 def test_somebody_must_be_logged_in(tmp_path: Path) -> None:
     """Its own provider asks without a key, and is told no."""
-    with on_stage(tmp_path, [refuse_unauthorized()] * 9) as stage:
-        own = {"model_provider": "openai", "openai_base_url": f"{stage.server.url}/v1"}
-        stage._settings = msgspec.structs.replace(stage._settings, options={"config": own})
-        record = stage.played("go")
+    with codex_harness(tmp_path, [refuse_unauthorized()] * 9) as harness:
+        own = {"model_provider": "openai", "openai_base_url": f"{harness.server.url}/v1"}
+        harness._settings = msgspec.structs.replace(harness._settings, options={"config": own})
+        record = harness.run("go")
 
-        assert {"authorization" in ask.request.headers for ask in stage.server.main_requests} == {
+        assert {"authorization" in ask.request.headers for ask in harness.server.main_requests} == {
             False
         }
         assert record.run.status == "failed"
@@ -78,15 +86,15 @@ def test_a_program_that_cannot_be_started_says_what_to_do(tmp_path: Path, mode: 
     program = tmp_path / "codex"
     if mode is not None:
         program.touch(mode)
-    with staged(tmp_path, [], cli=replace(CODEX, program=lambda: program)) as stage:
-        record = stage.played("go")
+    with cli_harness(tmp_path, [], cli=replace(CODEX, program=lambda: program)) as harness:
+        record = harness.run("go")
 
     assert record.run.status == "failed"
     assert error_of(record.run).code == "launch_failed"
     assert str(program) in error_of(record.run).message
     wanted = "npm install -g @openai/codex" if mode is None else "executable"
     assert wanted in error_of(record.run).hint
-    assert list(stage.home.glob("processes/*/journal")) == []
+    assert list(harness.home.glob("processes/*/journal")) == []
 
 
 @pytest.mark.parametrize(
@@ -101,35 +109,35 @@ def test_a_program_that_cannot_be_started_says_what_to_do(tmp_path: Path, mode: 
     ids=["does nothing", "fails", "older version", "garbage", "killed"],
 )
 def test_a_program_that_is_no_codex_is_named(tmp_path: Path, does: str, code: str) -> None:
-    with staged(tmp_path, [], cli=another(tmp_path, does)) as stage:
-        record = stage.played("go")
+    with cli_harness(tmp_path, [], cli=another(tmp_path, does)) as harness:
+        record = harness.run("go")
 
     error = error_of(record.run)
     assert (record.run.status, error.code) == ("failed", code)
     assert error.retryable == (code == "exited")
     assert bool(error.hint) == (code == "cli_incompatible")
     assert record.run.diagnostic is not None
-    in_order(record)
+    check_event_order(record)
 
 
 def test_a_program_that_never_says_anything_is_given_up(tmp_path: Path) -> None:
-    clock = Ahead()
-    with staged(tmp_path, [], cli=another(tmp_path, "exec sleep 600")) as stage:
+    clock = AdjustableClock()
+    with cli_harness(tmp_path, [], cli=another(tmp_path, "exec sleep 600")) as harness:
 
         def is_told() -> bool:
-            return any(b"initialize" in sent.read_bytes() for sent in stage.home.rglob("sent"))
+            return any(b"initialize" in sent.read_bytes() for sent in harness.home.rglob("sent"))
 
-        async def main() -> Played:
-            async with library_ahead(stage.config, clock) as library:
-                run = await stage.start(library, "go")
+        async def main() -> RunRecord:
+            async with library_with_clock(harness.config, clock) as library:
+                run = await harness.start(library, "go")
                 await anyio.to_thread.run_sync(eventually, is_told, "the handshake")
                 clock.seconds = 61
-                return await stage.read(await run.result())
+                return await harness.read_record(await run.result())
 
         record = anyio.run(main)
 
     assert (record.run.status, record.run.stop_reason) == ("failed", "hang")
-    in_order(record)
+    check_event_order(record)
 
 
 # -- what `providers` and `doctor` say of it
@@ -204,11 +212,11 @@ def test_another_version_is_a_warning(tmp_path: Path, version: str) -> None:
 def test_options_that_cannot_work_are_named_before_anything_begins(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    with on_stage(tmp_path, [], options=options) as stage:
+    with codex_harness(tmp_path, [], options=options) as harness:
         with pytest.raises(ConfigInvalid, match=next(iter(options))):
-            stage.played("go")
+            harness.run("go")
 
-        assert list(stage.home.glob("processes/*")) == []
+        assert list(harness.home.glob("processes/*")) == []
 
 
 @pytest.mark.parametrize(
@@ -224,50 +232,50 @@ def test_options_that_cannot_work_are_named_before_anything_begins(
 def test_settings_that_codex_refuses_are_named(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
-    with on_stage(tmp_path, [], options=options) as stage:
-        record = stage.played("go")
+    with codex_harness(tmp_path, [], options=options) as harness:
+        record = harness.run("go")
 
         assert record.run.status == "failed"
         assert words in error_of(record.run).message
         assert error_of(record.run).hint
-        assert stage.server.main_requests == ()
+        assert harness.server.main_requests == ()
 
 
 def test_an_effort_or_a_schema_that_nobody_knows_is_for_the_api_to_refuse(tmp_path: Path) -> None:
     refusal = Refusal("invalid", message="Invalid value: 'bogus'.")
-    with on_stage(tmp_path, [refusal], options={"effort": "bogus"}) as stage:
-        record = stage.played("go", schema={"type": "bogus"})
+    with codex_harness(tmp_path, [refusal], options={"effort": "bogus"}) as harness:
+        record = harness.run("go", schema={"type": "bogus"})
 
         assert record.run.status == "failed"
         assert "bogus" in error_of(record.run).message
-        [ask] = stage.server.main_requests
+        [ask] = harness.server.main_requests
         assert ask.request.body["reasoning"]["effort"] == "bogus"
         assert ask.request.body["text"]["format"]["schema"] == {"type": "bogus"}
 
 
 def test_a_model_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    with on_stage(tmp_path, [refuse_not_found()]) as stage:
-        record = stage.played("go", model="gpt-none")
+    with codex_harness(tmp_path, [refuse_not_found()]) as harness:
+        record = harness.run("go", model="gpt-none")
 
         assert (record.run.status, error_of(record.run).code) == ("failed", "model_not_found")
         assert "another model" in error_of(record.run).hint
-        assert [ask.model for ask in stage.server.main_requests] == ["gpt-none"]
+        assert [ask.model for ask in harness.server.main_requests] == ["gpt-none"]
 
 
 @pytest.mark.parametrize("wish", [{"model": "--help"}, {"resume": "--last"}], ids=str)
 def test_what_would_be_an_option_is_refused(tmp_path: Path, wish: dict[str, Any]) -> None:
-    with on_stage(tmp_path, []) as stage:
-        record = stage.played("go", **wish)
+    with codex_harness(tmp_path, []) as harness:
+        record = harness.run("go", **wish)
 
     assert (record.run.status, error_of(record.run).code) == ("failed", "usage")
     assert next(iter(wish)) in error_of(record.run).message
 
 
 def test_a_directory_must_be_there(tmp_path: Path) -> None:
-    with on_stage(tmp_path, []) as stage:
-        stage.cwd = tmp_path / "none"
+    with codex_harness(tmp_path, []) as harness:
+        harness.cwd = tmp_path / "none"
         with pytest.raises(SteadyrunError, match="none"):
-            stage.played("go")
+            harness.run("go")
 
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -279,46 +287,46 @@ PNG = b"\x89PNG\r\n\x1a\n"
     ids=["other bytes", "nothing", "other kind"],
 )
 def test_a_picture_that_is_none_is_refused(tmp_path: Path, image: Image) -> None:
-    with on_stage(tmp_path, []) as stage:
-        record = stage.played("look", images=[image])
+    with codex_harness(tmp_path, []) as harness:
+        record = harness.run("look", images=[image])
 
         assert (record.run.status, error_of(record.run).code) == ("failed", "usage")
         assert "image 1" in error_of(record.run).message
-        assert stage.server.main_requests == ()
+        assert harness.server.main_requests == ()
 
 
 @pytest.mark.parametrize("prompt", ["--help", "-", "/compact", "!ls", "@file", "a\0b", "😀"])
 def test_any_text_is_a_prompt(tmp_path: Path, prompt: str) -> None:
-    with on_stage(tmp_path, [answer("I heard.")]) as stage:
-        record = stage.played(prompt)
+    with codex_harness(tmp_path, [answer("I heard.")]) as harness:
+        record = harness.run(prompt)
 
         assert (record.run.status, record.run.text) == ("completed", "I heard.")
-        assert [ask.user_text for ask in stage.server.main_requests] == [prompt]
+        assert [ask.user_text for ask in harness.server.main_requests] == [prompt]
 
 
 def test_a_prompt_that_is_too_long_is_named(tmp_path: Path) -> None:
-    with on_stage(tmp_path, []) as stage:
-        record = stage.played("x" * 10_000_000)
+    with codex_harness(tmp_path, []) as harness:
+        record = harness.run("x" * 10_000_000)
 
         assert (record.run.status, error_of(record.run).code) == ("failed", "prompt_too_long")
         assert error_of(record.run).hint
-        assert stage.server.main_requests == ()
+        assert harness.server.main_requests == ()
 
 
 # -- a conversation that is not there
 
 
 def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None:
-    with on_stage(tmp_path, [answer("Hello."), answer("New here."), answer("On.")]) as stage:
-        token = stage.played("greet").run.resume_token
-        there, stage.cwd = stage.cwd, tmp_path / "elsewhere"
-        stage.cwd.mkdir()
+    with codex_harness(tmp_path, [answer("Hello."), answer("New here."), answer("On.")]) as harness:
+        token = harness.run("greet").run.resume_token
+        there, harness.cwd = harness.cwd, tmp_path / "elsewhere"
+        harness.cwd.mkdir()
         with pytest.raises(InvalidUsage, match="belongs to"):
-            stage.played("go on", resume=token)
-        fresh = stage.played("go on", resume=token, or_fresh=True)
+            harness.run("go on", resume=token)
+        fresh = harness.run("go on", resume=token, or_fresh=True)
         # Codex itself finds it wherever it is.
-        stage.home, stage.cwd = tmp_path / "another", there
-        found = stage.played("go on", resume=token)
+        harness.home, harness.cwd = tmp_path / "another", there
+        found = harness.run("go on", resume=token)
 
         assert (fresh.run.status, fresh.run.text) == ("completed", "New here.")
         assert (found.run.status, found.run.text) == ("completed", "On.")
@@ -327,10 +335,10 @@ def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("token", [NOWHERE, "no token at all", "../../../etc/passwd", NOWHERE * 9])
 def test_a_conversation_that_never_was_is_not_found(tmp_path: Path, token: str) -> None:
-    with on_stage(tmp_path, [answer("New here.")]) as stage:
-        record = stage.played("go on", resume=token)
-        asked = stage.server.main_requests
-        fresh = stage.played("go on", resume=token, or_fresh=True)
+    with codex_harness(tmp_path, [answer("New here.")]) as harness:
+        record = harness.run("go on", resume=token)
+        asked = harness.server.main_requests
+        fresh = harness.run("go on", resume=token, or_fresh=True)
 
         assert (record.run.status, error_of(record.run).code) == ("failed", "resume_not_found")
         assert error_of(record.run).hint
@@ -343,14 +351,14 @@ def test_a_conversation_that_never_was_is_not_found(tmp_path: Path, token: str) 
 @pytest.mark.parametrize("wish", [{}, {"or_fresh": True}], ids=["as it is", "or fresh"])
 def test_a_conversation_that_is_in_use_is_named(tmp_path: Path, wish: dict[str, Any]) -> None:
     gate = StreamGate()
-    with on_stage(tmp_path, [answer(text("Hel", gate, "lo"))]) as stage:
+    with codex_harness(tmp_path, [answer(text("Hel", gate, "lo"))]) as harness:
 
         async def main() -> tuple[Run, Run]:
-            async with stage.library() as library:
-                run = await stage.start(library, "go")
-                bound = await until(run, lambda event: isinstance(event, ev.TokenBound))
-                await reached(gate)
-                other = await stage.start(library, "me, too", resume=bound.token, **wish)
+            async with harness.library() as library:
+                run = await harness.start(library, "go")
+                bound = await wait_for_event(run, lambda event: isinstance(event, ev.TokenBound))
+                await wait_for_gate(gate)
+                other = await harness.start(library, "me, too", resume=bound.token, **wish)
                 refused = await other.result()
                 gate.open()
                 return await run.result(), refused
@@ -360,7 +368,7 @@ def test_a_conversation_that_is_in_use_is_named(tmp_path: Path, wish: dict[str, 
         assert (first.status, first.text) == ("completed", "Hello")
         assert (second.status, error_of(second).code) == ("failed", "conversation_busy")
         assert error_of(second).retryable
-        assert len(stage.server.main_requests) == 1
+        assert len(harness.server.main_requests) == 1
 
 
 # -- secrets
@@ -375,13 +383,15 @@ def test_the_key_is_in_no_event_and_in_nothing_that_is_shown(tmp_path: Path) -> 
         answer(call("exec_command", cmd=f"{printing} | tee {tmp_path}/printed")),
         answer(text("So: ", SECRET)),
     ]
-    with on_stage(tmp_path, script) as stage:
-        shown = anyio.run(everything_told, stage)
+    with codex_harness(tmp_path, script) as harness:
+        shown = anyio.run(everything_told, harness)
         [run] = {seen["run"] for seen in shown if seen["run"]}
-        configure(stage)
-        pages = [command(stage.home, *words) for words in (("show", run), ("tail", run), ("runs",))]
+        configure(harness)
+        pages = [
+            command(harness.home, *words) for words in (("show", run), ("tail", run), ("runs",))
+        ]
         parcel = tmp_path / "run.tar.gz"
-        assert command(stage.home, "export", run, "-o", str(parcel)).returncode == 0
+        assert command(harness.home, "export", run, "-o", str(parcel)).returncode == 0
 
     assert (tmp_path / "printed").read_text().strip() == SECRET
     assert b"[redacted]" in msgspec.json.encode(shown)
@@ -389,33 +399,33 @@ def test_the_key_is_in_no_event_and_in_nothing_that_is_shown(tmp_path: Path) -> 
     assert all(page.returncode == 0 and SECRET not in page.stdout + page.stderr for page in pages)
     assert found_in(parcel) == []
     # Only the process itself has written it down, in its own directory.
-    assert {each.parent.parent.name for each in files_with(stage.home)} == {"processes"}
+    assert {each.parent.parent.name for each in files_with(harness.home)} == {"processes"}
 
 
 def test_the_key_is_not_in_the_last_words_of_a_program(tmp_path: Path) -> None:
     does = f'echo "${KEY}"; echo "unexpected argument ${KEY}" >&2; exit 2'
-    with staged(tmp_path, [], cli=another(tmp_path, does)) as stage:
-        record = stage.played("what is it?")
+    with cli_harness(tmp_path, [], cli=another(tmp_path, does)) as harness:
+        record = harness.run("what is it?")
 
     assert error_of(record.run).message.endswith("unexpected argument [redacted]")
-    assert record.of(ev.Unknown) == [ev.Unknown("[redacted]")]
+    assert record.events_of(ev.Unknown) == [ev.Unknown("[redacted]")]
     for told in (record.run, [seen.event for seen in record.stored]):
         assert SECRET.encode() not in msgspec.json.encode(told)
 
 
-async def everything_told(stage: Stage) -> list[dict[str, Any]]:
-    async with stage.library() as library:
-        run = await stage.start(library, "what is it?")
+async def everything_told(harness: CliHarness) -> list[dict[str, Any]]:
+    async with harness.library() as library:
+        run = await harness.start(library, "what is it?")
         told = [public(seen) async for seen in run.events()]
         await run.result()
     return told
 
 
-def configure(stage: Stage) -> None:
+def configure(harness: CliHarness) -> None:
     """Let commands know the secret, as they do where it is configured."""
     given = f'[providers.codex]\nenv = {{ {KEY} = "{SECRET}" }}\n'
-    (stage.home / "config.toml").write_text(given)
-    (stage.home / "config.toml").chmod(0o600)
+    (harness.home / "config.toml").write_text(given)
+    (harness.home / "config.toml").chmod(0o600)
 
 
 def found_in(parcel: Path) -> list[str]:

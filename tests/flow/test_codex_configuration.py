@@ -25,23 +25,23 @@ from steadyrun.testing.model_servers.content import (
 from steadyrun.testing.model_servers.faults import Refusal, StreamGate
 from steadyrun.testing.model_servers.protocol import ModelRequest, ServerStep
 from tests.children.keeper_driver import eventually
-from tests.support.real_cli_stage import (
+from tests.support.real_cli_harness import (
     CODEX,
     PNG,
-    Ear,
-    Played,
-    Stage,
-    asked,
-    closed,
-    fates,
-    reached,
-    resolved,
-    staged,
-    steered,
-    texts,
-    there,
-    times_told,
-    warm,
+    CliHarness,
+    EventSink,
+    RunRecord,
+    approval_outcomes,
+    cli_harness,
+    close_and_wait,
+    count_sent,
+    drive_warm_process,
+    followup_outcomes,
+    reply_texts,
+    run_with_verdicts,
+    steer_and_wait,
+    wait_for_file,
+    wait_for_gate,
 )
 from tests.support.real_codex import MODEL
 
@@ -75,31 +75,31 @@ def delegating(
 
 def test_what_another_agent_does_is_done_and_counted(tmp_path: Path) -> None:
     work = answer(call("exec_command", cmd="touch made"))
-    with staged(tmp_path, delegating(work), cli=CODEX) as stage:
-        played = stage.played("go on")
+    with cli_harness(tmp_path, delegating(work), cli=CODEX) as harness:
+        played = harness.run("go on")
 
         assert (played.run.status, played.run.text) == ("completed", "All done.")
-        assert (stage.cwd / "made").exists()
+        assert (harness.cwd / "made").exists()
         # Its words are not the reply's.
-        assert [said.text for said in played.of(ev.TextFinal)] == ["All done."]
-        tools = [tool.tool_input["tool"] for tool in played.of(ev.ToolStarted)]
+        assert [said.text for said in played.events_of(ev.TextFinal)] == ["All done."]
+        tools = [tool.tool_input["tool"] for tool in played.events_of(ev.ToolStarted)]
         assert tools == ["spawnAgent", "wait"]
-        assert len(played.of(ev.ToolCompleted)) == 2
-        assert len(stage.server.main_requests) == 5
+        assert len(played.events_of(ev.ToolCompleted)) == 2
+        assert len(harness.server.main_requests) == 5
         assert played.run.usage.input_tokens == 5 * 10
 
 
 def test_what_another_agent_asks_for_is_asked(tmp_path: Path) -> None:
     wish = {"sandbox_permissions": "require_escalated", "justification": "may I?"}
     work = answer(call("exec_command", cmd="touch made", **wish))
-    with staged(tmp_path, delegating(work), cli=CODEX) as stage:
-        played = asked(stage, [Verdict(True)])
+    with cli_harness(tmp_path, delegating(work), cli=CODEX) as harness:
+        played = run_with_verdicts(harness, [Verdict(True)])
 
         assert (played.run.status, played.run.text) == ("completed", "All done.")
-        [request] = played.of(ev.ApprovalRequested)
+        [request] = played.events_of(ev.ApprovalRequested)
         assert "touch made" in request.tool_input["command"]
-        assert resolved(played) == [("allow", "library")]
-        assert (stage.cwd / "made").exists()
+        assert approval_outcomes(played) == [("allow", "library")]
+        assert (harness.cwd / "made").exists()
 
 
 @pytest.mark.parametrize("is_waiting", [True, False], ids=["waited for", "let go"])
@@ -107,16 +107,16 @@ def test_another_agent_does_not_outlive_its_process(tmp_path: Path, is_waiting: 
     begun = tmp_path / "begun"
     work = answer(call("exec_command", cmd=f"touch {begun}; sleep 1000"))
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "go on")
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "go on")
             if is_waiting:
-                await there(begun)
+                await wait_for_file(begun)
                 await run.cancel("enough")
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
-    with staged(tmp_path, delegating(work, is_waiting=is_waiting), cli=CODEX) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, delegating(work, is_waiting=is_waiting), cli=CODEX) as harness:
+        played = anyio.run(main, harness)
 
         # That nothing is left of it is what a stage looks for.
         assert played.run.status == ("cancelled" if is_waiting else "completed")
@@ -142,18 +142,18 @@ def test_the_tools_in_a_script_are_told_each(tmp_path: Path) -> None:
         js("throw new Error('bad')"),
         answer("Done."),
     ]
-    with staged(tmp_path, script, cli=CODEX) as stage:
-        played = stage.played("work", model=KNOWN)
+    with cli_harness(tmp_path, script, cli=CODEX) as harness:
+        played = harness.run("work", model=KNOWN)
 
         assert (played.run.status, played.run.text) == ("completed", "Done.")
-        done = [(tool.tool_name, tool.tool_output) for tool in played.of(ev.ToolCompleted)]
+        done = [(tool.tool_name, tool.tool_output) for tool in played.events_of(ev.ToolCompleted)]
         assert done == [("commandExecution", "one\n"), ("fileChange", None)]
-        [failed] = played.of(ev.ToolFailed)
+        [failed] = played.events_of(ev.ToolFailed)
         assert (failed.tool_output, failed.error) == ("two\n", "exit code 3")
-        assert len(played.of(ev.ToolStarted)) == 3
-        assert (stage.cwd / "new.txt").read_text() == "hello\n"
-        assert "Error: bad" in stage.server.main_requests[3].outputs[0]
-        assert played.of(ev.Unknown) == []
+        assert len(played.events_of(ev.ToolStarted)) == 3
+        assert (harness.cwd / "new.txt").read_text() == "hello\n"
+        assert "Error: bad" in harness.server.main_requests[3].outputs[0]
+        assert played.events_of(ev.Unknown) == []
 
 
 @pytest.mark.parametrize("then", ["", "while (true) {}"], ids=["waiting", "in a loop"])
@@ -162,22 +162,22 @@ def test_a_script_is_interrupted_with_what_it_has_begun(tmp_path: Path, then: st
     wait = "" if then else "await "
     code = f"{wait}tools.exec_command({{cmd: 'touch {begun}; sleep 1000'}});\n"
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "work", model=KNOWN)
-            await there(begun)
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "work", model=KNOWN)
+            await wait_for_file(begun)
             await run.cancel("enough")
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
     # It gets to the loop only when the command has begun.
     until = f"until [ -e {begun} ]; do sleep 0.01; done"
     pause = f"await tools.exec_command({{cmd: '{until}'}});\n"
-    with staged(tmp_path, [js(f"{code}{pause}{then}")], cli=CODEX) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, [js(f"{code}{pause}{then}")], cli=CODEX) as harness:
+        played = anyio.run(main, harness)
 
         # That nothing is left of it is what a stage looks for.
         assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
-        assert len(stage.server.main_requests) == 1
+        assert len(harness.server.main_requests) == 1
 
 
 # -- projects that nobody trusts
@@ -191,18 +191,18 @@ def test_what_a_project_says_is_not_done_unless_it_is_trusted(
     began = tmp_path / "began"
     options = {"one_shot": is_one_shot}
     script = [answer(call("exec_command", cmd="touch made")), answer("Done.")]
-    with staged(tmp_path, script, cli=CODEX, options=options) as stage:
-        (stage.cwd / ".git").mkdir()
-        (stage.cwd / ".codex").mkdir()
+    with cli_harness(tmp_path, script, cli=CODEX, options=options) as harness:
+        (harness.cwd / ".git").mkdir()
+        (harness.cwd / ".codex").mkdir()
         server = f'[mcp_servers.evil]\ncommand = "/usr/bin/touch"\nargs = ["{began}"]\n'
-        (stage.cwd / ".codex" / "config.toml").write_text(f'model = "theirs"\n{server}')
-        played = stage.played("work", mode=mode)
-        settings = (stage.user / "codex" / "config.toml").read_text()
+        (harness.cwd / ".codex" / "config.toml").write_text(f'model = "theirs"\n{server}')
+        played = harness.run("work", mode=mode)
+        settings = (harness.user / "codex" / "config.toml").read_text()
 
         assert (played.run.status, played.run.text) == ("completed", "Done.")
-        assert (stage.cwd / "made").exists()
+        assert (harness.cwd / "made").exists()
         assert not began.exists()
-        assert {ask.model for ask in stage.server.main_requests} == {MODEL}
+        assert {ask.model for ask in harness.server.main_requests} == {MODEL}
         # Nor is it trusted from now on.
         assert "trust_level" not in settings
 
@@ -235,43 +235,47 @@ LIMITED = {"auto_compact_token_limit": 50_000}
 def test_a_compaction_takes_a_follow_up_and_is_stopped(tmp_path: Path, is_cancelled: bool) -> None:
     gate = StreamGate()
 
-    async def main(stage: Stage) -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "work")
-            await reached(gate)
-            await steered(stage, run, "and then?")
+    async def main(harness: CliHarness) -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "work")
+            await wait_for_gate(gate)
+            await steer_and_wait(harness, run, "and then?")
             if is_cancelled:
                 await run.cancel("enough")
             gate.open()
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
     model = Filling(answer(text("SO ", gate, "FAR.")))
-    with staged(tmp_path, model, cli=CODEX, options=LIMITED) as stage:
-        played = anyio.run(main, stage)
+    with cli_harness(tmp_path, model, cli=CODEX, options=LIMITED) as harness:
+        played = anyio.run(main, harness)
 
-        assert len(played.of(ev.CompactionStarted)) == 1
+        assert len(played.events_of(ev.CompactionStarted)) == 1
         if is_cancelled:
             assert (played.run.status, played.run.stop_reason) == ("cancelled", "user_stop")
-            assert len(played.of(ev.CompactionFailed)) == 1
-            assert fates(played) == {"and then?": ("returned", "cancelled")}
-            assert times_told(stage.server, "and then?") == 0
+            assert len(played.events_of(ev.CompactionFailed)) == 1
+            assert followup_outcomes(played) == {"and then?": ("returned", "cancelled")}
+            assert count_sent(harness.server, "and then?") == 0
         else:
-            assert len(played.of(ev.CompactionCompleted)) == 1
-            assert fates(played) == {"and then?": ("absorbed", "completed")}
-            assert texts(played) == ["At last."]
-            assert times_told(stage.server, "and then?") == 1
+            assert len(played.events_of(ev.CompactionCompleted)) == 1
+            assert followup_outcomes(played) == {"and then?": ("absorbed", "completed")}
+            assert reply_texts(played) == ["At last."]
+            assert count_sent(harness.server, "and then?") == 1
 
 
 def test_a_compaction_that_fails_ends_the_turn(tmp_path: Path) -> None:
     model = Filling(Refusal("invalid", message="no summary today"))
-    with staged(tmp_path, model, cli=CODEX, options=LIMITED) as stage:
-        played = stage.played("work")
+    with cli_harness(tmp_path, model, cli=CODEX, options=LIMITED) as harness:
+        played = harness.run("work")
 
         assert played.run.status == "failed"
         assert played.run.error
         assert "no summary today" in played.run.error.message
-        assert len(played.of(ev.CompactionStarted)) == len(played.of(ev.CompactionFailed)) == 1
-        assert played.of(ev.CompactionCompleted) == []
+        assert (
+            len(played.events_of(ev.CompactionStarted))
+            == len(played.events_of(ev.CompactionFailed))
+            == 1
+        )
+        assert played.events_of(ev.CompactionCompleted) == []
 
 
 # -- what a command prints
@@ -284,26 +288,26 @@ def test_whatever_a_command_prints_is_passed_on(tmp_path: Path) -> None:
         answer(call("exec_command", cmd="true")),
         answer("Done."),
     ]
-    with staged(tmp_path, script, cli=CODEX) as stage:
-        played = stage.played("print")
+    with cli_harness(tmp_path, script, cli=CODEX) as harness:
+        played = harness.run("print")
 
         assert (played.run.status, played.run.text) == ("completed", "Done.")
-        strange, long, nothing = [tool.tool_output for tool in played.of(ev.ToolCompleted)]
+        strange, long, nothing = [tool.tool_output for tool in played.events_of(ev.ToolCompleted)]
         assert strange.startswith("a")
         assert strange.endswith("red")
         assert "xxx" in long
         assert not nothing
-        assert played.of(ev.Unknown) == []
+        assert played.events_of(ev.Unknown) == []
 
 
 @pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
 def test_a_model_may_say_nothing_at_all(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot}
-    with staged(tmp_path, [answer(thinking("Hm."))], cli=CODEX, options=options) as stage:
-        played = stage.played("What is this?")
+    with cli_harness(tmp_path, [answer(thinking("Hm."))], cli=CODEX, options=options) as harness:
+        played = harness.run("What is this?")
 
         assert (played.run.status, played.run.text) == ("completed", None)
-        assert played.of(ev.TextFinal) == []
+        assert played.events_of(ev.TextFinal) == []
         assert played.run.usage.input_tokens == 10
 
 
@@ -311,55 +315,55 @@ def test_a_picture_is_looked_at(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(PNG)
     script = [answer(call("view_image", path=str(picture))), answer("Two dots.")]
-    with staged(tmp_path, script, cli=CODEX) as stage:
-        played = stage.played("What is this?")
+    with cli_harness(tmp_path, script, cli=CODEX) as harness:
+        played = harness.run("What is this?")
 
         assert (played.run.status, played.run.text) == ("completed", "Two dots.")
-        [tool] = played.of(ev.ToolCompleted)
+        [tool] = played.events_of(ev.ToolCompleted)
         assert (tool.tool_name, tool.tool_input["path"]) == ("viewImage", str(picture))
-        assert "input_image" in str(stage.server.main_requests[1].results)
+        assert "input_image" in str(harness.server.main_requests[1].results)
 
 
 # -- interrupts
 
 
-async def interrupts(stage: Stage, ear: Ear, gates: list[StreamGate]) -> None:
+async def interrupts(harness: CliHarness, sink: EventSink, gates: list[StreamGate]) -> None:
     """Interrupt the turns of a process around their ends."""
     turns = [Turn(f"t{number}", f"first-{number}") for number in range(RACES)]
-    first = LaunchRequest(turns[0], str(stage.cwd), mode=stage.cli.mode)
-    async with warm(stage, Codex, first, ear) as driver:
+    first = LaunchRequest(turns[0], str(harness.cwd), mode=harness.cli.mode)
+    async with drive_warm_process(harness, Codex, first, sink) as driver:
         for number, (turn, gate) in enumerate(zip(turns, gates, strict=True)):
             await driver.begin(turn)
-            await reached(gate)
-            enough = len(ear.events) + number % 5
+            await wait_for_gate(gate)
+            enough = len(sink.events) + number % 5
             gate.open()
-            await until_heard(ear, enough, number)
+            await until_heard(sink, enough, number)
             await driver.interrupt()
-            await ear.until_ended(number + 1)
+            await sink.wait_for_end(number + 1)
         last = Turn("last", "the last")
         await driver.begin(last)
-        await ear.until_ended(RACES + 1)
-        await closed(driver, stage)
+        await sink.wait_for_end(RACES + 1)
+        await close_and_wait(driver, harness)
 
 
-async def until_heard(ear: Ear, events: int, ends: int) -> None:
-    await ear.until(lambda: len(ear.events) > events or len(ear.ends) > ends)
+async def until_heard(sink: EventSink, events: int, ends: int) -> None:
+    await sink.wait_until(lambda: len(sink.events) > events or len(sink.ends) > ends)
 
 
 def test_an_interrupt_at_the_end_of_a_turn_does_not_reach_the_next(tmp_path: Path) -> None:
-    ear, gates = Ear(), [StreamGate() for _ in range(RACES)]
+    sink, gates = EventSink(), [StreamGate() for _ in range(RACES)]
     script = [*(answer(text("Hel", gate, "lo.")) for gate in gates), answer("Here.")]
-    with staged(tmp_path, script, cli=CODEX) as stage:
-        anyio.run(interrupts, stage, ear, gates)
+    with cli_harness(tmp_path, script, cli=CODEX) as harness:
+        anyio.run(interrupts, harness, sink, gates)
 
-        *raced, last = ear.ends
+        *raced, last = sink.ends
         assert (last.status, last.text) == ("completed", "Here.")
         assert {(end.status, end.text) for end in raced} <= {
             ("cancelled", None),
             ("cancelled", "Hello."),
             ("completed", "Hello."),
         }
-        assert len(stage.server.main_requests) == RACES + 1
+        assert len(harness.server.main_requests) == RACES + 1
 
 
 def test_what_an_interrupted_turn_has_begun_ends_before_the_next(tmp_path: Path) -> None:
@@ -367,22 +371,22 @@ def test_what_an_interrupted_turn_has_begun_ends_before_the_next(tmp_path: Path)
     pids, turns = tmp_path / "pids", [Turn(f"t{number}", "work") for number in range(5)]
     command = call("exec_command", cmd=f"echo $$ >>{pids}; sleep 1000")
 
-    async def main(stage: Stage) -> None:
-        ear = Ear()
-        first = LaunchRequest(turns[0], str(stage.cwd), mode=stage.cli.mode)
-        async with warm(stage, Codex, first, ear) as driver:
+    async def main(harness: CliHarness) -> None:
+        sink = EventSink()
+        first = LaunchRequest(turns[0], str(harness.cwd), mode=harness.cli.mode)
+        async with drive_warm_process(harness, Codex, first, sink) as driver:
             for number, turn in enumerate(turns, 1):
                 await driver.begin(turn)
                 await written(pids, number)
                 assert await driver.interrupt()
-                await ear.until_ended(number)
+                await sink.wait_for_end(number)
             await anyio.to_thread.run_sync(eventually, lambda: not running(pids), "their ends")
-            await closed(driver, stage)
+            await close_and_wait(driver, harness)
 
-    with staged(tmp_path, lambda ask: answer(command), cli=CODEX) as stage:
-        anyio.run(main, stage)
+    with cli_harness(tmp_path, lambda ask: answer(command), cli=CODEX) as harness:
+        anyio.run(main, harness)
 
-        assert len(stage.server.main_requests) == len(turns)
+        assert len(harness.server.main_requests) == len(turns)
 
 
 async def written(path: Path, count: int) -> None:

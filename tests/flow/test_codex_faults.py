@@ -44,20 +44,20 @@ from steadyrun.testing.model_servers.faults import (
 from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
 from steadyrun.testing.model_servers.openai_responses import ResponsesApi, ResponsesServer
 from steadyrun.testing.model_servers.protocol import Fields
-from tests.support.codex_stage import in_order
-from tests.support.fast_clock import Ahead, library_ahead, with_clocks
-from tests.support.real_cli_stage import (
+from tests.support.codex_harness import check_event_order
+from tests.support.fast_clock import AdjustableClock, library_with_clock, with_timeouts
+from tests.support.real_cli_harness import (
     CODEX,
     Cli,
-    Ear,
-    Played,
-    Stage,
-    closed,
-    printed,
-    reached,
-    staged,
-    until,
-    warm,
+    CliHarness,
+    EventSink,
+    RunRecord,
+    cli_harness,
+    close_and_wait,
+    drive_warm_process,
+    wait_for_event,
+    wait_for_gate,
+    wait_for_output,
 )
 from tests.support.real_codex import codex_environment, codex_home
 
@@ -170,7 +170,7 @@ REFUSED = [
 @pytest.fixture(scope="module")
 def played(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[dict[str, "Future[tuple[Played, list[ModelRequest]]]"]]:
+) -> Iterator[dict[str, "Future[tuple[RunRecord, list[ModelRequest]]]"]]:
     """The records of all that are wanted, made together: most of their time is spent waiting."""
     wanted = {item.name for item in request.session.items}
     with ThreadPoolExecutor(THREADS) as pool:
@@ -181,14 +181,14 @@ def played(
         }
 
 
-def _play(case: Refused, folder: Path) -> tuple[Played, list[ModelRequest]]:
-    with staged(folder, [case.step] * 9, cli=case.cli) as stage:
-        return stage.played("go"), list(stage.server.main_requests)
+def _play(case: Refused, folder: Path) -> tuple[RunRecord, list[ModelRequest]]:
+    with cli_harness(folder, [case.step] * 9, cli=case.cli) as harness:
+        return harness.run("go"), list(harness.server.main_requests)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
 def test_what_the_api_refuses_has_a_name(
-    case: Refused, played: "dict[str, Future[tuple[Played, list[ModelRequest]]]]"
+    case: Refused, played: "dict[str, Future[tuple[RunRecord, list[ModelRequest]]]]"
 ) -> None:
     record, asks = played[case.name].result()
 
@@ -199,11 +199,11 @@ def test_what_the_api_refuses_has_a_name(
     assert error.hint or not case.has_hint
     ends = None if case.retry_at is None else datetime.fromtimestamp(case.retry_at, UTC)
     assert error.retry_at == ends
-    assert tuple(each.reason for each in record.of(ev.ProviderRetrying)) == case.told
+    assert tuple(each.reason for each in record.events_of(ev.ProviderRetrying)) == case.told
     assert len(asks) == case.asked
-    assert record.of(ev.TextFinal) == []
+    assert record.events_of(ev.TextFinal) == []
     assert run.resume_token is not None
-    in_order(record)
+    check_event_order(record)
 
 
 _REFUSED_TEST = test_what_the_api_refuses_has_a_name.__name__
@@ -226,8 +226,8 @@ def test_one_shot_has_the_names_of_what_it_has_a_number_for(
 ) -> None:
     """Of the last two it tells in words only."""
     options = {"one_shot": True}
-    with staged(tmp_path, [step] * 9, cli=ONCE_MORE, options=options) as stage:
-        played = stage.played("go")
+    with cli_harness(tmp_path, [step] * 9, cli=ONCE_MORE, options=options) as harness:
+        played = harness.run("go")
 
         assert (played.run.status, error_of(played.run).code) == (status, code)
         assert error_of(played.run).message
@@ -241,27 +241,27 @@ def test_one_process_goes_on_after_all_that_is_refused(tmp_path: Path) -> None:
         last = ask.user_text.splitlines()[-1]
         return faults[last].step if last in faults else answer(f"I heard {last}.")
 
-    async def main(stage: Stage) -> Ear:
-        ear, told = Ear(), [words for name in faults for words in (name, f"after {name}")]
-        first = LaunchRequest(Turn("0", told[0]), str(stage.cwd), mode=stage.cli.mode)
-        async with warm(stage, Codex, first, ear) as driver:
+    async def main(harness: CliHarness) -> EventSink:
+        sink, told = EventSink(), [words for name in faults for words in (name, f"after {name}")]
+        first = LaunchRequest(Turn("0", told[0]), str(harness.cwd), mode=harness.cli.mode)
+        async with drive_warm_process(harness, Codex, first, sink) as driver:
             for number, words in enumerate(told):
                 await driver.begin(Turn(str(number), words))
-                await ear.until_ended(number + 1)
-            await closed(driver, stage)
-        return ear
+                await sink.wait_for_end(number + 1)
+            await close_and_wait(driver, harness)
+        return sink
 
-    with staged(tmp_path, step, cli=ONCE_MORE) as stage:
-        ear = anyio.run(main, stage)
+    with cli_harness(tmp_path, step, cli=ONCE_MORE) as harness:
+        sink = anyio.run(main, harness)
 
-        refused, heard = ear.ends[::2], ear.ends[1::2]
+        refused, heard = sink.ends[::2], sink.ends[1::2]
         assert [end.error.code for end in refused if end.error] == [
             case.code for case in faults.values()
         ]
         assert [(end.status, end.text) for end in heard] == [
             ("completed", f"I heard after {name}.") for name in faults
         ]
-        assert all(name in str(stage.server.main_requests[-1].messages) for name in faults)
+        assert all(name in str(harness.server.main_requests[-1].messages) for name in faults)
 
 
 # -- what is refused for a while
@@ -274,24 +274,24 @@ def test_what_is_refused_once_is_only_told(tmp_path: Path) -> None:
         answer(text("Hel", Cut())),
         answer(text("Hel", "lo.")),
     ]
-    with staged(tmp_path, script, cli=ONCE_MORE) as stage:
-        record = stage.played("go")
+    with cli_harness(tmp_path, script, cli=ONCE_MORE) as harness:
+        record = harness.run("go")
 
         assert (record.run.status, record.run.text) == ("completed", "Hello.")
         assert record.run.error is None
-        assert [(each.attempt, each.reason) for each in record.of(ev.ProviderRetrying)] == [
+        assert [(each.attempt, each.reason) for each in record.events_of(ev.ProviderRetrying)] == [
             (1, "server_error")
         ]
-        assert [each.text for each in record.of(ev.TextFinal)] == ["Hello."]
-        assert stage.server.script.unused == 0
+        assert [each.text for each in record.events_of(ev.TextFinal)] == ["Hello."]
+        assert harness.server.script.unused == 0
 
 
 def test_a_limit_with_a_time_is_waited_for(tmp_path: Path) -> None:
-    with staged(tmp_path, [refuse_rate_limit(0), answer("Hello.")], cli=ONCE_MORE) as stage:
-        record = stage.played("go")
+    with cli_harness(tmp_path, [refuse_rate_limit(0), answer("Hello.")], cli=ONCE_MORE) as harness:
+        record = harness.run("go")
 
     assert (record.run.status, record.run.text) == ("completed", "Hello.")
-    assert [each.reason for each in record.of(ev.ProviderRetrying)] == ["rate_limited"]
+    assert [each.reason for each in record.events_of(ev.ProviderRetrying)] == ["rate_limited"]
 
 
 def test_the_windows_of_a_subscription_are_told(tmp_path: Path) -> None:
@@ -299,12 +299,12 @@ def test_the_windows_of_a_subscription_are_told(tmp_path: Path) -> None:
         **build_codex_limit_headers(91, RESETS_AT),
         **build_codex_limit_headers(12, RESETS_AT, WEEK_MINUTES, "secondary"),
     }
-    with staged(tmp_path, [answer("Hello.", headers=near)], cli=CODEX) as stage:
-        record = stage.played("go")
+    with cli_harness(tmp_path, [answer("Hello.", headers=near)], cli=CODEX) as harness:
+        record = harness.run("go")
 
     assert (record.run.status, record.run.text) == ("completed", "Hello.")
     ends = datetime.fromtimestamp(RESETS_AT, UTC)
-    told = record.of(ev.StatsUpdated)[-1].limits
+    told = record.events_of(ev.StatsUpdated)[-1].limits
     assert [(each.name, each.used_percent, each.resets_at) for each in told] == [
         ("primary", 91, ends),
         ("secondary", 12, ends),
@@ -321,11 +321,11 @@ def test_the_windows_of_a_subscription_are_told(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_model_says_is_never_taken_for_an_error(tmp_path: Path, words: str) -> None:
-    with staged(tmp_path, [answer(words)], cli=CODEX) as stage:
-        record = stage.played(words)
+    with cli_harness(tmp_path, [answer(words)], cli=CODEX) as harness:
+        record = harness.run(words)
 
     assert (record.run.status, record.run.text, record.run.error) == ("completed", words, None)
-    assert record.of(ev.ProviderRetrying) == []
+    assert record.events_of(ev.ProviderRetrying) == []
 
 
 # -- a model that never answers
@@ -333,32 +333,34 @@ def test_what_the_model_says_is_never_taken_for_an_error(tmp_path: Path, words: 
 
 @pytest.mark.parametrize("is_begun", [False, True], ids=["not a byte", "stalls in mid-stream"])
 def test_a_model_that_never_answers_is_interrupted(tmp_path: Path, is_begun: bool) -> None:
-    gate, clock = StreamGate(), Ahead()
+    gate, clock = StreamGate(), AdjustableClock()
     steps: Sequence[ServerStep] = [
         answer(text("Hel", gate, "lo")) if is_begun else Hang(gate),
         answer("Again."),
     ]
-    with staged(tmp_path, steps, cli=CODEX) as stage:
-        config = with_clocks(stage.config, idle_seconds=90.0)
+    with cli_harness(tmp_path, steps, cli=CODEX) as harness:
+        config = with_timeouts(harness.config, idle_seconds=90.0)
 
-        async def main() -> Played:
-            async with library_ahead(config, clock) as library:
-                run = await stage.start(library, "go")
-                await reached(gate)
+        async def main() -> RunRecord:
+            async with library_with_clock(config, clock) as library:
+                run = await harness.start(library, "go")
+                await wait_for_gate(gate)
                 # What it says last before it waits.
-                await printed(stage, b"agentMessage/delta" if is_begun else b"item/completed")
+                await wait_for_output(
+                    harness, b"agentMessage/delta" if is_begun else b"item/completed"
+                )
                 clock.seconds = 61
-                await until(run, lambda event: isinstance(event, ev.StallWarned))
+                await wait_for_event(run, lambda event: isinstance(event, ev.StallWarned))
                 clock.seconds = 91
-                return await stage.read(await run.result())
+                return await harness.read_record(await run.result())
 
         record = anyio.run(main)
 
         assert (record.run.status, record.run.stop_reason) == ("timed_out", "idle_timeout")
-        [ask] = stage.server.main_requests
-        stage.server.wait_until(lambda: stage.server.find_fate(ask.request.number) == "left")
-        in_order(record)
-        again = stage.played("go on", resume=record.run.resume_token)
+        [ask] = harness.server.main_requests
+        harness.server.wait_until(lambda: harness.server.find_fate(ask.request.number) == "left")
+        check_event_order(record)
+        again = harness.run("go on", resume=record.run.resume_token)
         assert (again.run.status, again.run.text) == ("completed", "Again.")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import answer
-from tests.support.real_cli_stage import CODEX, Cli, staged
+from tests.support.real_cli_harness import CODEX, Cli, cli_harness
 from tests.support.real_codex import StartedAppServer, codex_environment, codex_home
 
 # It lets pass what has no "secret" in it.
@@ -47,32 +47,32 @@ def with_hook(home: Path) -> Path:
 
 
 def test_a_prompt_that_a_hook_blocks_has_failed_and_says_why(tmp_path: Path) -> None:
-    with staged(tmp_path, [], cli=guarded(tmp_path)) as stage:
-        played = stage.played("tell me the secret")
+    with cli_harness(tmp_path, [], cli=guarded(tmp_path)) as harness:
+        played = harness.run("tell me the secret")
 
         assert (played.run.status, played.run.text) == ("failed", None)
         assert played.run.error
         assert played.run.error.code == "hook_blocked"
         assert "not today" in played.run.error.message
-        assert any("not today" in note.text for note in played.of(ev.Note))
-        assert stage.server.main_requests == ()
+        assert any("not today" in note.text for note in played.events_of(ev.Note))
+        assert harness.server.main_requests == ()
 
 
 def test_the_model_is_not_asked_for_one_shot_either(tmp_path: Path) -> None:
     options = {"one_shot": True}
-    with staged(tmp_path, [], cli=guarded(tmp_path), options=options) as stage:
-        played = stage.played("tell me the secret")
+    with cli_harness(tmp_path, [], cli=guarded(tmp_path), options=options) as harness:
+        played = harness.run("tell me the secret")
 
         assert (played.run.status, played.run.text) == ("failed", None)
         assert played.run.error
         assert played.run.error.code == "no_answer"
-        assert stage.server.main_requests == ()
+        assert harness.server.main_requests == ()
 
 
 @pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
 def test_what_a_hook_lets_pass_is_answered(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot}
-    with staged(tmp_path, [answer("42")], cli=guarded(tmp_path), options=options) as stage:
-        played = stage.played("tell me the answer")
+    with cli_harness(tmp_path, [answer("42")], cli=guarded(tmp_path), options=options) as harness:
+        played = harness.run("tell me the answer")
 
         assert (played.run.status, played.run.text) == ("completed", "42")

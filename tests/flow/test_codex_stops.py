@@ -13,72 +13,80 @@ from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import answer, text
 from steadyrun.testing.model_servers.faults import StreamGate
-from tests.support.codex_stage import BEGUN, DONE, held, held_cli, in_command, on_stage, runs
-from tests.support.fast_clock import Ahead, library_ahead, with_clocks
-from tests.support.killed_driver import (
-    Home,
-    Tool,
-    check,
-    cli_of,
-    driven,
-    harmed,
-    kill_keepers,
-    read,
-    state_of,
+from tests.support.codex_harness import (
+    COMPLETED,
+    STARTED,
+    codex_harness,
+    run_command,
+    stopped_codex_harness,
+    wait_for_command,
+    wait_for_stopped_cli,
 )
-from tests.support.real_cli_stage import until
+from tests.support.fast_clock import AdjustableClock, library_with_clock, with_timeouts
+from tests.support.killed_driver import (
+    BlockingCommand,
+    HomeRecord,
+    check_home,
+    find_cli,
+    kill_keepers,
+    read_home,
+    read_process_state,
+    run_and_disturb,
+    start_driver,
+)
+from tests.support.real_cli_harness import wait_for_event
 
 # -- the keeper is killed
 
 
 @pytest.mark.parametrize("victims", ["keeper", "keeper and outer"])
 def test_a_killed_keeper_takes_all_with_it(tmp_path: Path, victims: str) -> None:
-    tool = Tool(tmp_path)
-    with on_stage(tmp_path, [runs(tool.command)]) as stage:
+    tool = BlockingCommand(tmp_path)
+    with codex_harness(tmp_path, [run_command(tool.command)]) as harness:
 
         async def harm(run: RunHandle) -> None:
-            await in_command(run, tool)
-            kill_keepers(stage, victims)
+            await wait_for_command(run, tool)
+            kill_keepers(harness, victims)
             await run.result()
             assert tool.alive == []
 
-        _check_lost(harmed(stage, harm))
+        _check_lost(run_and_disturb(harness, harm))
 
 
 def test_a_keeper_needs_nobody_to_watch_it(tmp_path: Path) -> None:
-    tool = Tool(tmp_path)
-    with on_stage(tmp_path, [runs(tool.command), answer("It is done.")]) as stage:
+    tool = BlockingCommand(tmp_path)
+    with codex_harness(tmp_path, [run_command(tool.command), answer("It is done.")]) as harness:
 
         async def harm(run: RunHandle) -> None:
-            await in_command(run, tool)
-            kill_keepers(stage, "outer")
-            tool.go()
+            await wait_for_command(run, tool)
+            kill_keepers(harness, "outer")
+            tool.release()
 
-        home = harmed(stage, harm)
+        home = run_and_disturb(harness, harm)
 
-        assert home.outline == [*BEGUN, "tool.started", "tool.completed", *DONE]
+        assert home.event_types == [*STARTED, "tool.started", "tool.completed", *COMPLETED]
 
 
 def test_the_next_program_ends_what_driver_and_keepers_have_left(tmp_path: Path) -> None:
-    tool = Tool(tmp_path)
-    with on_stage(tmp_path, [runs(tool.command)]) as stage:
+    tool = BlockingCommand(tmp_path)
+    with codex_harness(tmp_path, [run_command(tool.command)]) as harness:
 
-        async def main() -> Home:
-            async with driven(stage) as driver:
-                await driver.hear("tool.started")
-                await tool.runs()
+        async def main() -> HomeRecord:
+            async with start_driver(harness) as driver:
+                await driver.wait_for_event("tool.started")
+                await tool.wait_until_running()
                 await driver.kill()
-            kill_keepers(stage, "keeper and outer")
+            kill_keepers(harness, "keeper and outer")
             # Codex ends with its input, and takes with it what it can reach.
             assert tool.alive != []
-            async with stage.library() as library:
+            async with harness.library() as library:
                 await (await library.run(driver.run)).result()
             assert tool.alive == []
-            return await read(stage)
+            return await read_home(harness)
 
         home = anyio.run(main)
 
-        check(home, stage)
+        check_home(home, harness)
         _check_lost(home)
 
 
@@ -86,29 +94,29 @@ def test_the_next_program_ends_what_driver_and_keepers_have_left(tmp_path: Path)
 
 
 def test_a_codex_that_is_stopped_before_it_answers_is_given_up(tmp_path: Path) -> None:
-    clock = Ahead()
-    with held(tmp_path, []) as stage:
+    clock = AdjustableClock()
+    with stopped_codex_harness(tmp_path, []) as harness:
 
         async def harm(_: RunHandle) -> None:
-            await held_cli(stage)
+            await wait_for_stopped_cli(harness)
             clock.seconds = 61
 
-        home = harmed(stage, harm, library_ahead(stage.config, clock))
+        home = run_and_disturb(harness, harm, library_with_clock(harness.config, clock))
 
         assert [(run.status, run.stop_reason) for run in home.runs] == [("failed", "hang")]
 
 
 def test_a_codex_that_is_stopped_in_a_stream_is_given_up(tmp_path: Path) -> None:
-    clock = Ahead()
-    with on_stage(tmp_path, [answer(text("Hel", StreamGate(), "lo"))]) as stage:
+    clock = AdjustableClock()
+    with codex_harness(tmp_path, [answer(text("Hel", StreamGate(), "lo"))]) as harness:
 
         async def harm(run: RunHandle) -> None:
-            await until(run, lambda event: isinstance(event, ev.TextDelta))
-            os.kill(cli_of(stage), signal.SIGSTOP)
+            await wait_for_event(run, lambda event: isinstance(event, ev.TextDelta))
+            os.kill(find_cli(harness), signal.SIGSTOP)
             clock.seconds = 121
 
-        config = with_clocks(stage.config, idle_seconds=120.0, interrupt_seconds=0.1)
-        home = harmed(stage, harm, library_ahead(config, clock))
+        config = with_timeouts(harness.config, idle_seconds=120.0, interrupt_seconds=0.1)
+        home = run_and_disturb(harness, harm, library_with_clock(config, clock))
 
         assert [(run.status, run.stop_reason) for run in home.runs] == [
             ("timed_out", "idle_timeout")
@@ -119,40 +127,40 @@ def test_a_codex_that_is_stopped_in_a_stream_is_given_up(tmp_path: Path) -> None
 def test_nothing_is_left_of_a_command_that_ignores_signals(
     tmp_path: Path, is_stopped: bool
 ) -> None:
-    tool = Tool(tmp_path)
-    with on_stage(tmp_path, [runs(f"trap '' TERM INT HUP; {tool.command}")]) as stage:
+    tool = BlockingCommand(tmp_path)
+    with codex_harness(tmp_path, [run_command(f"trap '' TERM INT HUP; {tool.command}")]) as harness:
 
         async def harm(run: RunHandle) -> None:
-            await in_command(run, tool)
+            await wait_for_command(run, tool)
             if is_stopped:
-                os.kill(cli_of(stage), signal.SIGSTOP)
+                os.kill(find_cli(harness), signal.SIGSTOP)
             await run.cancel("enough")
             await run.result()
             assert tool.alive == []
 
-        config = with_clocks(stage.config, interrupt_seconds=0.1 if is_stopped else 30.0)
-        home = harmed(stage, harm, steadyrun.open(config))
+        config = with_timeouts(harness.config, interrupt_seconds=0.1 if is_stopped else 30.0)
+        home = run_and_disturb(harness, harm, steadyrun.open(config))
 
         assert [(run.status, run.stop_reason) for run in home.runs] == [("cancelled", "user_stop")]
-        assert [each.error for each in home.of(ev.ToolFailed)] == ["still_running"]
+        assert [each.error for each in home.events_of(ev.ToolFailed)] == ["still_running"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
 def test_nothing_is_left_of_a_codex_that_is_ended_from_outside(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    tool = Tool(tmp_path)
-    with on_stage(tmp_path, [runs(tool.command)]) as stage:
+    tool = BlockingCommand(tmp_path)
+    with codex_harness(tmp_path, [run_command(tool.command)]) as harness:
 
         async def harm(run: RunHandle) -> None:
-            await in_command(run, tool)
-            os.kill(cli_of(stage), number)
+            await wait_for_command(run, tool)
+            os.kill(find_cli(harness), number)
             await run.result()
             assert tool.alive == []
 
-        home = harmed(stage, harm)
+        home = run_and_disturb(harness, harm)
 
-        assert home.outline == [*BEGUN, "tool.started", "tool.failed", "run.failed"]
+        assert home.event_types == [*STARTED, "tool.started", "tool.failed", "run.failed"]
         [run] = home.runs
         assert run.error is not None
         assert (run.error.code, run.error.retryable) == ("exited", True)
@@ -163,20 +171,20 @@ def test_nothing_is_left_of_a_server_that_codex_has_started(tmp_path: Path) -> N
     does = f"trap '' TERM INT HUP; echo $$ >> {pids}; while :; do sleep 600; done"
     server = {"command": "/usr/bin/setsid", "args": ["-f", "/bin/sh", "-c", does]}
     options = {"mcp_servers": {"stubborn": {**server, "startup_timeout_sec": 1}}}
-    with on_stage(tmp_path, [answer("Done.")], options=options) as stage:
-        assert stage.played("go").run.text == "Done."
-        assert {state_of(int(pid)) for pid in pids.read_text().split()} <= {"Z", "X"}
+    with codex_harness(tmp_path, [answer("Done.")], options=options) as harness:
+        assert harness.run("go").run.text == "Done."
+        assert {read_process_state(int(pid)) for pid in pids.read_text().split()} <= {"Z", "X"}
 
 
 def test_nothing_is_left_of_a_turn_that_has_ended_well(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     command = f"setsid sh -c 'echo $$ >> {pids}; exec sleep 600' & until test -s {pids}; do :; done"
-    with on_stage(tmp_path, [runs(command), answer("Done.")]) as stage:
-        assert stage.played("go").run.text == "Done."
-        assert state_of(int(pids.read_text())) in {"Z", "X"}
+    with codex_harness(tmp_path, [run_command(command), answer("Done.")]) as harness:
+        assert harness.run("go").run.text == "Done."
+        assert read_process_state(int(pids.read_text())) in {"Z", "X"}
 
 
-def _check_lost(home: Home) -> None:
-    assert home.outline == [*BEGUN, "tool.started", "tool.failed", "run.failed"]
+def _check_lost(home: HomeRecord) -> None:
+    assert home.event_types == [*STARTED, "tool.started", "tool.failed", "run.failed"]
     assert [(run.status, run.stop_reason) for run in home.runs] == [("failed", "keeper_lost")]
-    assert [each.error for each in home.of(ev.ToolFailed)] == ["still_running"]
+    assert [each.error for each in home.events_of(ev.ToolFailed)] == ["still_running"]

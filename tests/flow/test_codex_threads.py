@@ -16,7 +16,7 @@ from steadyrun.testing.model_servers.content import AnswerTokens, ModelAnswer, a
 from steadyrun.testing.model_servers.faults import StreamGate
 from steadyrun.testing.model_servers.openai_responses import ResponsesServer
 from steadyrun.testing.model_servers.protocol import ModelRequest
-from tests.support.real_cli import LIMIT_SECONDS, Frame
+from tests.support.real_cli import TIMEOUT_SECONDS, Frame
 from tests.support.real_codex import StartedAppServer, is_turn_end
 
 
@@ -29,12 +29,12 @@ class Recorded(StartedAppServer):
 
     def tell(self, *frames: Frame) -> None:
         self.lines += [RecordedLine("in", frame) for frame in frames]
-        super().tell(*frames)
+        super().send(*frames)
 
     def hear_until(
-        self, is_last: Callable[[Frame], bool], seconds: float = LIMIT_SECONDS
+        self, is_last: Callable[[Frame], bool], seconds: float = TIMEOUT_SECONDS
     ) -> list[Frame]:
-        frames = super().hear_until(is_last, seconds)
+        frames = super().read_until(is_last, seconds)
         self.lines += [RecordedLine("out", frame) for frame in frames]
         return frames
 

@@ -11,7 +11,7 @@ import pytest
 from steadyrun.errors import InvalidUsage
 from steadyrun.operations.costs import parse_since
 from steadyrun.providers.shared.prices import load_prices
-from tests.support.cli_home import a_home
+from tests.support.cli_home import cli_home
 from tests.support.commands import steadyrun
 
 NOW = datetime(2026, 3, 29, 22, 30, tzinfo=UTC)
@@ -29,9 +29,9 @@ def cost(home: Path, *words: str) -> Any:
 
 
 def test_what_is_known_and_unknown_is_told_apart(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada", model="m")
-        home.hire("bob")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada", model="m")
+        home.add_agent("bob")
         home.up()
         for steps in ([uses(100, 0.25)], [uses(7, None)]):
             home.run("send", "ada", "script:" + json.dumps(steps), "--wait")

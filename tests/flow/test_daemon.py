@@ -16,18 +16,25 @@ from steadyrun.lib.clock import SystemClock
 from steadyrun.model.ids import Ids
 from steadyrun.operations.spool import spool_call
 from tests.children.keeper_driver import eventually
-from tests.support.cli_home import PATIENCE_SECONDS, Home, a_home, end, until_said, waits
+from tests.support.cli_home import (
+    TIMEOUT_SECONDS,
+    CliHome,
+    cli_home,
+    end_daemon,
+    steps_around,
+    wait_for_text,
+)
 from tests.support.commands import ROOT, environment
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    with a_home(tmp_path) as found:
+def home(tmp_path: Path) -> Iterator[CliHome]:
+    with cli_home(tmp_path) as found:
         yield found
 
 
-def test_a_message_waits_for_the_daemon_and_is_done_by_it(home: Home) -> None:
-    home.hire("ada")
+def test_a_message_waits_for_the_daemon_and_is_done_by_it(home: CliHome) -> None:
+    home.add_agent("ada")
     item = home.send("ada", {"text": "done"})
     assert home.item(item).status == "queued"
 
@@ -35,17 +42,17 @@ def test_a_message_waits_for_the_daemon_and_is_done_by_it(home: Home) -> None:
     eventually(lambda: home.item(item).status == "completed", "its end")
 
     assert home.item(item).reply == "done"
-    assert end(daemon, signal.SIGTERM) == 0
-    assert home.living() == []
+    assert end_daemon(daemon, signal.SIGTERM) == 0
+    assert home.list_live_pids() == []
     assert home.processes() == []
 
 
-def test_what_ended_long_ago_leaves_no_files_and_the_record_stays(home: Home) -> None:
+def test_what_ended_long_ago_leaves_no_files_and_the_record_stays(home: CliHome) -> None:
     home.path.mkdir(exist_ok=True)
     # A tenth of a second, nearly.
     (home.path / "config.toml").write_text("[daemon]\nkeep_days = 0.000001\nprocesses = 1\n")
-    home.hire("ada")
-    home.hire("bo")
+    home.add_agent("ada")
+    home.add_agent("bo")
     daemon = home.up()
     old = home.send("ada", {"text": "old"})
     eventually(lambda: home.item(old).is_settled, "its end")
@@ -68,7 +75,7 @@ def test_what_ended_long_ago_leaves_no_files_and_the_record_stays(home: Home) ->
     assert "old" in home.texts()
 
 
-def test_a_home_has_one_daemon(home: Home) -> None:
+def test_a_home_has_one_daemon(home: CliHome) -> None:
     first = home.up()
 
     second = home.run("up")
@@ -80,14 +87,14 @@ def test_a_home_has_one_daemon(home: Home) -> None:
     assert home.run("status").returncode == 0
 
 
-def test_what_runs_goes_on_after_the_daemon_was_killed(home: Home) -> None:
+def test_what_runs_goes_on_after_the_daemon_was_killed(home: CliHome) -> None:
     gate = home.place / "gate"
-    home.hire("ada")
+    home.add_agent("ada")
     first = home.up()
-    item = home.send("ada", *waits(gate))
-    until_said(home, "one")
+    item = home.send("ada", *steps_around(gate))
+    wait_for_text(home, "one")
     [process] = home.processes()
-    end(first, signal.SIGKILL)
+    end_daemon(first, signal.SIGKILL)
 
     assert keeper.marked(process.id)
     home.up()
@@ -100,22 +107,22 @@ def test_what_runs_goes_on_after_the_daemon_was_killed(home: Home) -> None:
     assert [each.seq for each in home.events()] == list(range(1, len(home.events()) + 1))
 
 
-def test_a_daemon_begins_in_its_order(home: Home) -> None:
+def test_a_daemon_begins_in_its_order(home: CliHome) -> None:
     """Who may be sent to, then what was left to deliver, then what was left running."""
-    home.hire("ada")
-    home.hire("bo")
+    home.add_agent("ada")
+    home.add_agent("bo")
     daemon = home.up()
-    item = home.send("ada", *waits(home.place / "gate"))
-    until_said(home, "one")
+    item = home.send("ada", *steps_around(home.place / "gate"))
+    wait_for_text(home, "one")
     daemon.kill()
     daemon.wait()
     closed = home.run("gate", "close", "scripted", "--for", "1h", "--reason", "we said so")
     ids = Ids(SystemClock().now)
     letter = {"agent": "bo", "text": "hello"}
     anyio.run(lambda: spool_call(home.path, ids, "item.send", letter, key="letter"))
-    before = len(home.log())
+    before = len(home.read_log())
     home.up()
-    facts = [json.loads(line)["fact"] for line in home.log()[before:] if line.startswith("{")]
+    facts = [json.loads(line)["fact"] for line in home.read_log()[before:] if line.startswith("{")]
 
     assert closed.returncode == 0, closed.stderr
     begun = ["letters.drained", "downtime.credited", "lane.reaped", "daemon.started"]
@@ -129,13 +136,13 @@ def test_a_daemon_begins_in_its_order(home: Home) -> None:
     eventually(lambda: home.item(item).status == "completed", "its end")
 
 
-def test_an_agent_s_idle_process_is_kept_over_a_kill(home: Home) -> None:
-    home.hire("ada")
+def test_an_agent_s_idle_process_is_kept_over_a_kill(home: CliHome) -> None:
+    home.add_agent("ada")
     first = home.up()
     before = home.send("ada", {"text": "one"})
     eventually(lambda: home.item(before).is_settled, "its end")
     [process] = home.processes()
-    end(first, signal.SIGKILL)
+    end_daemon(first, signal.SIGKILL)
     after = home.send("ada", {"text": "two"})
 
     home.up()
@@ -145,12 +152,12 @@ def test_an_agent_s_idle_process_is_kept_over_a_kill(home: Home) -> None:
     assert {run.process for run in home.runs()} == {process.id}
 
 
-def test_down_waits_for_what_runs(home: Home) -> None:
+def test_down_waits_for_what_runs(home: CliHome) -> None:
     gate = home.place / "gate"
-    home.hire("ada")
+    home.add_agent("ada")
     daemon = home.up()
-    item = home.send("ada", *waits(gate))
-    until_said(home, "one")
+    item = home.send("ada", *steps_around(gate))
+    wait_for_text(home, "one")
 
     down = home.start("down")
     eventually(
@@ -158,25 +165,25 @@ def test_down_waits_for_what_runs(home: Home) -> None:
     )
     gate.touch()
 
-    assert down.wait(PATIENCE_SECONDS) == 0
-    assert daemon.wait(PATIENCE_SECONDS) == 0
+    assert down.wait(TIMEOUT_SECONDS) == 0
+    assert daemon.wait(TIMEOUT_SECONDS) == 0
     assert home.item(item).status == "completed"
-    assert home.living() == []
+    assert home.list_live_pids() == []
 
 
-def test_down_stops_what_takes_too_long_and_the_next_one_does_it(home: Home) -> None:
+def test_down_stops_what_takes_too_long_and_the_next_one_does_it(home: CliHome) -> None:
     gate = home.place / "gate"
-    home.hire("ada")
+    home.add_agent("ada")
     home.up()
-    item = home.send("ada", *waits(gate))
-    until_said(home, "one")
+    item = home.send("ada", *steps_around(gate))
+    wait_for_text(home, "one")
 
     down = home.run("down", "--drain", "0s", "--json")
 
     assert down.returncode == 0
     assert json.loads(down.stdout) == {"stopped": 1, "kept": 0, "queued": 1}
     assert home.item(item).status == "queued"
-    assert home.living() == []
+    assert home.list_live_pids() == []
     gate.touch()
     home.up()
     eventually(lambda: home.item(item).status == "completed", "its end")
@@ -184,12 +191,12 @@ def test_down_stops_what_takes_too_long_and_the_next_one_does_it(home: Home) -> 
 
 
 @pytest.mark.parametrize("is_taken_up", [True, False])
-def test_down_also_ends_what_somebody_has_left(home: Home, is_taken_up: bool) -> None:
-    prompt = "script:" + json.dumps(waits(home.place / "never"))
+def test_down_also_ends_what_somebody_has_left(home: CliHome, is_taken_up: bool) -> None:
+    prompt = "script:" + json.dumps(steps_around(home.place / "never"))
     if not is_taken_up:
         home.up()
     direct = home.start("run", "--provider", "scripted", prompt)
-    until_said(home, "one")
+    wait_for_text(home, "one")
     direct.kill()
     direct.wait()
     if is_taken_up:
@@ -201,18 +208,18 @@ def test_down_also_ends_what_somebody_has_left(home: Home, is_taken_up: bool) ->
     assert json.loads(down.stdout)["stopped"] == 1
     [run] = home.runs()
     assert (run.status, run.stop_reason) == ("cancelled", "shutdown")
-    assert home.living() == []
+    assert home.list_live_pids() == []
 
 
-def test_down_may_leave_what_runs_to_its_keepers(home: Home) -> None:
+def test_down_may_leave_what_runs_to_its_keepers(home: CliHome) -> None:
     gate = home.place / "gate"
-    home.hire("ada")
-    home.hire("bo")
+    home.add_agent("ada")
+    home.add_agent("bo")
     home.up()
     idle = home.send("bo", {"text": "idle"})
     eventually(lambda: home.item(idle).is_settled, "its end")
-    item = home.send("ada", *waits(gate))
-    until_said(home, "one")
+    item = home.send("ada", *steps_around(gate))
+    wait_for_text(home, "one")
 
     down = home.run("down", "--keep", "--json")
 
@@ -225,20 +232,20 @@ def test_down_may_leave_what_runs_to_its_keepers(home: Home) -> None:
     assert len([run for run in home.runs() if run.item == item]) == 1
 
 
-def test_ctrl_c_waits_and_a_second_one_does_not(home: Home) -> None:
-    home.hire("ada")
+def test_ctrl_c_waits_and_a_second_one_does_not(home: CliHome) -> None:
+    home.add_agent("ada")
     daemon = home.up()
-    home.send("ada", *waits(home.place / "never"))
-    until_said(home, "one")
+    home.send("ada", *steps_around(home.place / "never"))
+    wait_for_text(home, "one")
 
     os.kill(daemon.pid, signal.SIGINT)
     assert daemon.stdout
     assert "waiting" in daemon.stdout.readline()
-    assert end(daemon, signal.SIGINT) == 0
-    assert home.living() == []
+    assert end_daemon(daemon, signal.SIGINT) == 0
+    assert home.list_live_pids() == []
 
 
-def test_a_detached_one_answers_when_its_command_returns(home: Home) -> None:
+def test_a_detached_one_answers_when_its_command_returns(home: CliHome) -> None:
     done = home.run("up", "--detach", "--json")
     state = json.loads(done.stdout)
 
@@ -250,7 +257,7 @@ def test_a_detached_one_answers_when_its_command_returns(home: Home) -> None:
     assert home.run("status").returncode == 69
 
 
-def test_a_configuration_that_is_wrong_starts_nothing(home: Home) -> None:
+def test_a_configuration_that_is_wrong_starts_nothing(home: CliHome) -> None:
     home.path.mkdir(mode=0o700)
     (home.path / "config.toml").write_text('[agents.ada]\nprovider = "nobody"\nhome = "."\n')
 
@@ -264,12 +271,12 @@ def test_a_configuration_that_is_wrong_starts_nothing(home: Home) -> None:
     (home.path / "config.toml").unlink()
 
 
-def test_facts_tell_no_prompt_and_no_reply(home: Home) -> None:
-    home.hire("ada")
+def test_facts_tell_no_prompt_and_no_reply(home: CliHome) -> None:
+    home.add_agent("ada")
     daemon = home.up()
     item = home.send("ada", {"text": "canary-reply"})
     eventually(lambda: home.item(item).is_settled, "its end")
-    end(daemon, signal.SIGTERM)
+    end_daemon(daemon, signal.SIGTERM)
 
     facts = [json.loads(line) for line in (home.place / "log").read_text().splitlines()]
 
@@ -281,7 +288,7 @@ def test_facts_tell_no_prompt_and_no_reply(home: Home) -> None:
     assert not [each for each in facts if "cut" in each or each["level"] == "error"]
 
 
-def test_make_up_has_a_demo_agent(home: Home) -> None:
+def test_make_up_has_a_demo_agent(home: CliHome) -> None:
     program, environ = home.place / "claude", environment(home.path)
     program.write_text("#!/bin/sh\necho '2.1.197 (Claude Code)'\n")
     program.chmod(0o755)
@@ -303,7 +310,7 @@ def test_make_up_has_a_demo_agent(home: Home) -> None:
     assert len([line for line in said if "steadyrun" in line and line.startswith("  ")]) == 3
     assert f"  claude   2.1.197    {program}\n" in said
     assert "You said: say hello" in answer.stdout
-    assert end(demo, signal.SIGINT) == 0
+    assert end_daemon(demo, signal.SIGINT) == 0
 
 
 def _until_up(daemon: "subprocess.Popen[str]") -> list[str]:
@@ -315,8 +322,8 @@ def _until_up(daemon: "subprocess.Popen[str]") -> list[str]:
     return said
 
 
-def test_an_agent_whose_process_waits_is_removed_with_it(home: Home) -> None:
-    home.hire("ada")
+def test_an_agent_whose_process_waits_is_removed_with_it(home: CliHome) -> None:
+    home.add_agent("ada")
     home.up()
     item = home.send("ada", {"text": "done"})
     eventually(lambda: home.item(item).is_settled, "its end")
@@ -324,12 +331,12 @@ def test_an_agent_whose_process_waits_is_removed_with_it(home: Home) -> None:
     removed = home.run("agent", "rm", "ada")
 
     assert removed.returncode == 0, removed.stderr
-    assert home.living() == []
+    assert home.list_live_pids() == []
     assert home.run("send", "ada", "more").returncode == 3
 
 
 def test_an_agent_that_is_gone_from_the_configuration_goes_on_only_when_it_is_back(
-    home: Home,
+    home: CliHome,
 ) -> None:
     place, file = home.place / "una", home.path / "config.toml"
     place.mkdir()
@@ -339,7 +346,7 @@ def test_an_agent_that_is_gone_from_the_configuration_goes_on_only_when_it_is_ba
     home.up()
     over = {"usage": {"input_tokens": 5, "output_tokens": 0, "cost_usd": 2.0}}
     home.send("una", over, {"text": "done"})
-    [asked] = eventually(home.asked, "a question")
+    [asked] = eventually(home.list_approvals, "a question")
     home.run("down")
     file.write_text("")
     home.up()
@@ -354,12 +361,12 @@ def test_an_agent_that_is_gone_from_the_configuration_goes_on_only_when_it_is_ba
     assert home.run("agent", "rm", "una").returncode == 0
 
 
-def test_an_agent_that_is_gone_from_the_configuration_can_be_removed(home: Home) -> None:
+def test_an_agent_that_is_gone_from_the_configuration_can_be_removed(home: CliHome) -> None:
     (home.place / "ada").mkdir()
     home.path.mkdir(mode=0o700)
     config = home.path / "config.toml"
     config.write_text(f'[agents.ada]\nprovider = "scripted"\nhome = "{home.place}/ada"\n')
-    end(home.up(), signal.SIGTERM)
+    end_daemon(home.up(), signal.SIGTERM)
     assert home.run("agent", "rm", "ada").returncode == 4
 
     config.unlink()
@@ -369,8 +376,8 @@ def test_an_agent_that_is_gone_from_the_configuration_can_be_removed(home: Home)
     assert home.run("agent", "rm", "ada").returncode == 0
 
 
-def test_whoever_waits_is_told_why_an_agent_could_not_begin(home: Home) -> None:
-    home.hire("ada")
+def test_whoever_waits_is_told_why_an_agent_could_not_begin(home: CliHome) -> None:
+    home.add_agent("ada")
     home.up()
     (home.place / "ada").rmdir()
 
@@ -382,21 +389,21 @@ def test_whoever_waits_is_told_why_an_agent_could_not_begin(home: Home) -> None:
     assert home.run("send", "ada", "hello", "--wait").returncode == 0
 
 
-def test_whoever_has_asked_for_the_end_may_leave(home: Home) -> None:
+def test_whoever_has_asked_for_the_end_may_leave(home: CliHome) -> None:
     gate = home.place / "gate"
-    home.hire("ada")
+    home.add_agent("ada")
     daemon = home.up()
-    item = home.send("ada", *waits(gate))
-    until_said(home, "one")
+    item = home.send("ada", *steps_around(gate))
+    wait_for_text(home, "one")
     down = home.start("down")
     eventually(lambda: _is_draining(home), "that it has heard")
 
     down.kill()
     gate.touch()
 
-    assert daemon.wait(PATIENCE_SECONDS) == 0
+    assert daemon.wait(TIMEOUT_SECONDS) == 0
     assert home.item(item).status == "completed"
 
 
-def _is_draining(home: Home) -> bool:
+def _is_draining(home: CliHome) -> bool:
     return bool(json.loads(home.run("status", "--json").stdout)["daemon"]["is_draining"])

@@ -17,7 +17,7 @@ from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.model_servers.content import answer
 from tests.support.commands import COMMAND
 from tests.support.commands import steadyrun as command
-from tests.support.real_cli_stage import CODEX, Stage, staged
+from tests.support.real_cli_harness import CODEX, CliHarness, cli_harness
 
 RECALL = 'script:["recall"]'
 CANARY = "canary-of-the-environment"
@@ -224,11 +224,11 @@ class TestRealClis:
     def test_claude_keeps_its_own_prompt_and_gets_ours_after_it(
         self, tmp_path: Path, shape: dict[str, Any]
     ) -> None:
-        with staged(tmp_path, [answer("Yes.")], options=shape) as stage:
-            told = furnish(stage.home, stage.cwd)
-            played(stage)
+        with cli_harness(tmp_path, [answer("Yes.")], options=shape) as harness:
+            told = furnish(harness.home, harness.cwd)
+            played(harness)
 
-            parts = [part["text"] for part in stage.server.main_requests[0].body["system"]]
+            parts = [part["text"] for part in harness.server.main_requests[0].body["system"]]
             whole = "\n".join(parts)
             assert told in whole
             # As much as it says of itself when nobody tells it anything.
@@ -237,21 +237,21 @@ class TestRealClis:
 
     def test_claude_is_told_an_option_beside_it_and_no_files(self, tmp_path: Path) -> None:
         options = {"append_system_prompt": "Say please."}
-        with staged(tmp_path, [answer("Yes.")], options=options) as stage:
-            told = furnish(stage.home, stage.cwd)
-            played(stage)
+        with cli_harness(tmp_path, [answer("Yes.")], options=options) as harness:
+            told = furnish(harness.home, harness.cwd)
+            played(harness)
 
-            whole = str(stage.server.main_requests[0].body["system"])
+            whole = str(harness.server.main_requests[0].body["system"])
             role = told[: told.index("\n\n# SOUL.md")]
             assert f"{role}\n\nSay please.".replace("\n", "\\n") in whole
             assert not [name for name in OWN_FILES if f"# {name}" in whole]
 
     def test_codex_gets_ours_beside_its_own(self, tmp_path: Path) -> None:
-        with staged(tmp_path, [answer("Yes.")], cli=CODEX) as stage:
-            told = furnish(stage.home, stage.cwd)
-            played(stage)
+        with cli_harness(tmp_path, [answer("Yes.")], cli=CODEX) as harness:
+            told = furnish(harness.home, harness.cwd)
+            played(harness)
 
-            assert told in developer_texts(stage.server.main_requests[0].body)
+            assert told in developer_texts(harness.server.main_requests[0].body)
 
 
 def developer_texts(body: Any) -> list[str]:
@@ -259,11 +259,11 @@ def developer_texts(body: Any) -> list[str]:
     return [part["text"] for item in said for part in item["content"]]
 
 
-def played(stage: Stage) -> None:
+def played(harness: CliHarness) -> None:
     async def main() -> Run:
-        async with stage.library() as library:
-            name, mode = stage.cli.name, stage.cli.mode
-            asked: Any = {"provider": name, "cwd": stage.cwd, "mode": mode}
+        async with harness.library() as library:
+            name, mode = harness.cli.name, harness.cli.mode
+            asked: Any = {"provider": name, "cwd": harness.cwd, "mode": mode}
             run = await library.summon("reviewer", "Well?", **asked)
             return await run.result()
 

@@ -19,7 +19,15 @@ from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created
 from tests.children import fake_claude
-from tests.support.daemon_harness import Home, Team, most_processes, says, script, victim, working
+from tests.support.daemon_harness import (
+    DaemonHarness,
+    HomeHarness,
+    count_most_processes,
+    killable_daemon,
+    running_daemon,
+    say,
+    script,
+)
 
 COMMAND = msgspec.json.encode([sys.executable, "-I", "-S", fake_claude.__file__]).decode()
 CONFIG = f"[providers.claude]\ncommand = {COMMAND}\n"
@@ -30,11 +38,14 @@ TOOL = {"name": "Bash", "input": {"command": "make test"}, "output": "3 passed"}
 
 def test_a_limit_moves_the_item_and_the_next_one_comes_back(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, config=CONFIG) as team, most_processes(team) as most:
-            ada = await team.hire("ada", providers=CHAIN)
-            await team.done(ada, says("the first"))
+        async with (
+            running_daemon(tmp_path, config=CONFIG) as harness,
+            count_most_processes(harness) as most,
+        ):
+            ada = await harness.add_agent("ada", providers=CHAIN)
+            await harness.send_and_wait(ada, say("the first"))
             tools = {"text": "I will test it."}, {"tool": TOOL}
-            item = await team.done(ada, script(*tools, LIMIT))
+            item = await harness.send_and_wait(ada, script(*tools, LIMIT))
 
             assert (item.status, item.attempt) == ("completed", 2)
             told = told_to(tmp_path, "claude")
@@ -44,23 +55,23 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(tmp_path: Path) -> N
             assert "\n> I will test it.\n" in told[0]
             assert "The last attempt was cut off (rate_limited)" in told[0]
 
-            await team.store.update_gate("scripted", Opened())
-            back = await team.done(ada, says("here again"))
+            await harness.store.update_gate("scripted", Opened())
+            back = await harness.send_and_wait(ada, say("here again"))
 
             assert back.reply == "here again"
             told = told_to(tmp_path, "scripted")
             assert "claude worked in your place; you go on." in told[-1]
             assert "\n> claude ended this: completed\n" in told[-1]
             assert "\n> scripted ended this" not in told[-1], "it knows what it did itself"
-            runs = await team.runs(ada)
+            runs = await harness.runs(ada)
             providers = [run.provider for run in runs]
             assert providers == ["scripted", "scripted", "claude", "scripted"]
             assert runs[0].resume_token == runs[3].resume_token != runs[2].resume_token
-            assert [note.split(" until ")[0] for note in await team.notes(ada)] == [
+            assert [note.split(" until ")[0] for note in await harness.notes(ada)] == [
                 "claude does this: scripted takes no more",
                 "back with scripted",
             ]
-            await team.done(ada, says("and again"))
+            await harness.send_and_wait(ada, say("and again"))
             assert "From the record" not in told_to(tmp_path, "scripted")[-1]
             assert most == [1], "never two providers at once"
 
@@ -73,21 +84,21 @@ def test_what_came_in_between_and_what_was_not_allowed_is_told(tmp_path: Path) -
     much = [{"text": f"step {number} of many, many more"} for number in range(210)]
 
     async def main() -> None:
-        async with working(tmp_path, config=CONFIG) as team:
-            ada = await team.hire("ada", providers=CHAIN)
-            first = await team.send(ada, script(question, team.gates.until("go"), *much))
-            await team.until_told(ada, ev.ApprovalRequested)
-            [asked] = await team.store.approvals(ada)
+        async with running_daemon(tmp_path, config=CONFIG) as harness:
+            ada = await harness.add_agent("ada", providers=CHAIN)
+            first = await harness.send(ada, script(question, harness.gates.wait_step("go"), *much))
+            await harness.wait_for_event(ada, ev.ApprovalRequested)
+            [asked] = await harness.store.approvals(ada)
             denied = Answer(False, "cli:eve", asked.asked_at, "it is all we have")
-            await team.store.answer(asked.id, denied)
-            await team.until_told(ada, ev.ApprovalResolved)
-            second = await team.send(ada, "NEVER touch schema.sql")
-            await team.until_told(ada, ev.FollowupOffered)
-            team.gates.open("go")
-            assert (await team.settled(first)).status == "completed"
-            assert (await team.settled(second)).delivery == "absorbed"
-            await team.store.update_gate("scripted", Closed(None, "by hand"))
-            await team.done(ada, 'play:[{"text":"elsewhere"}]')
+            await harness.store.answer(asked.id, denied)
+            await harness.wait_for_event(ada, ev.ApprovalResolved)
+            second = await harness.send(ada, "NEVER touch schema.sql")
+            await harness.wait_for_event(ada, ev.FollowupOffered)
+            harness.gates.open("go")
+            assert (await harness.wait_until_settled(first)).status == "completed"
+            assert (await harness.wait_until_settled(second)).delivery == "absorbed"
+            await harness.store.update_gate("scripted", Closed(None, "by hand"))
+            await harness.send_and_wait(ada, 'play:[{"text":"elsewhere"}]')
 
             [told] = told_to(tmp_path, "claude")
             assert "\n> NEVER touch schema.sql\n" in told
@@ -99,15 +110,15 @@ def test_what_came_in_between_and_what_was_not_allowed_is_told(tmp_path: Path) -
 
 def test_an_agent_that_would_stop_goes_on_as_long_as_anybody_can(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, config=CONFIG) as team:
-            ada = await team.hire("ada", providers=CHAIN, on_limited="pause")
-            bob = await team.hire("bob", on_limited="pause")
+        async with running_daemon(tmp_path, config=CONFIG) as harness:
+            ada = await harness.add_agent("ada", providers=CHAIN, on_limited="pause")
+            bob = await harness.add_agent("bob", on_limited="pause")
 
-            assert (await team.done(ada, script(LIMIT))).status == "completed"
-            assert not (await team.store.lane(ada)).is_paused
-            await team.store.update_gate("scripted", Opened())
-            await team.send(bob, script(LIMIT))
-            await team.until(bob, lambda: _is_paused(team, bob))
+            assert (await harness.send_and_wait(ada, script(LIMIT))).status == "completed"
+            assert not (await harness.store.lane(ada)).is_paused
+            await harness.store.update_gate("scripted", Opened())
+            await harness.send(bob, script(LIMIT))
+            await harness.wait_until(bob, lambda: _is_paused(harness, bob))
 
     anyio.run(main)
 
@@ -116,22 +127,24 @@ def test_one_tries_the_first_provider_and_the_others_stay_until_it_is_answered(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
-        async with working(tmp_path, config=CONFIG) as team:
-            ada, bob = [await team.hire(name, providers=CHAIN) for name in ("ada", "bob")]
+        async with running_daemon(tmp_path, config=CONFIG) as harness:
+            ada, bob = [await harness.add_agent(name, providers=CHAIN) for name in ("ada", "bob")]
             soon = SystemClock().now() + timedelta(seconds=0.2)
-            await team.store.update_gate("scripted", Closed(soon, "limit"))
-            await team.until(None, lambda: _is(team, "ready"))
-            silent = script(team.gates.until("go"), {"text": "I have tried"})
-            probe = await team.send(ada, silent)
-            await team.until(None, lambda: _is(team, "probing"))
+            await harness.store.update_gate("scripted", Closed(soon, "limit"))
+            await harness.wait_until(None, lambda: _is(harness, "ready"))
+            silent = script(harness.gates.wait_step("go"), {"text": "I have tried"})
+            probe = await harness.send(ada, silent)
+            await harness.wait_until(None, lambda: _is(harness, "probing"))
 
-            assert (await team.done(bob, 'play:[{"text":"elsewhere"}]')).reply == "elsewhere"
-            assert await _is(team, "probing")
-            team.gates.open("go")
-            assert (await team.settled(probe)).reply == "I have tried"
-            assert (await team.done(bob, says("here again"))).reply == "here again"
-            assert [run.provider for run in await team.runs(ada)] == ["scripted"]
-            assert [run.provider for run in await team.runs(bob)] == ["claude", "scripted"]
+            assert (
+                await harness.send_and_wait(bob, 'play:[{"text":"elsewhere"}]')
+            ).reply == "elsewhere"
+            assert await _is(harness, "probing")
+            harness.gates.open("go")
+            assert (await harness.wait_until_settled(probe)).reply == "I have tried"
+            assert (await harness.send_and_wait(bob, say("here again"))).reply == "here again"
+            assert [run.provider for run in await harness.runs(ada)] == ["scripted"]
+            assert [run.provider for run in await harness.runs(bob)] == ["claude", "scripted"]
 
     anyio.run(main)
 
@@ -141,21 +154,21 @@ def test_what_is_begun_elsewhere_is_gone_on_with_there(tmp_path: Path) -> None:
 
     async def main() -> None:
         _configure(tmp_path)
-        async with victim(tmp_path) as (home, daemon):
-            await daemon.up()
-            ada = await home.hire("ada", providers=CHAIN)
+        async with killable_daemon(tmp_path) as (home, daemon):
+            await daemon.wait_until_up()
+            ada = await home.add_agent("ada", providers=CHAIN)
             await home.store.update_gate("scripted", Closed(None, "by hand"))
             held = 'play:[{"text":"on it"},{"until":"go"},{"text":"done"}]'
             item = await home.send(ada, held)
-            await home.until_said(ada, "on it")
-            process = await home.process_of(ada)
+            await home.wait_for_text(ada, "on it")
+            process = await home.find_process(ada)
             daemon.kill()
-        async with working(tmp_path, config=CONFIG) as team:
-            (team.place / "ada" / "go").touch()
-            assert (await team.settled(item)).reply == "done"
-            second = await team.done(ada, 'play:[{"text":"two"}]')
+        async with running_daemon(tmp_path, config=CONFIG) as harness:
+            (harness.place / "ada" / "go").touch()
+            assert (await harness.wait_until_settled(item)).reply == "done"
+            second = await harness.send_and_wait(ada, 'play:[{"text":"two"}]')
             assert second.reply == "two"
-            runs = await team.runs(ada)
+            runs = await harness.runs(ada)
             assert [(run.provider, run.process) for run in runs] == [("claude", process)] * 2
             assert len({run.resume_token for run in runs}) == 1
 
@@ -167,27 +180,27 @@ def test_a_process_that_was_left_is_told_nothing_for_another_provider(tmp_path: 
 
     async def main() -> None:
         _configure(tmp_path)
-        async with victim(tmp_path) as (home, daemon):
-            await daemon.up()
-            ada = await home.hire("ada", providers=CHAIN)
-            await home.done(ada, says("the first"))
-            await home.until_lane(ada, "warm")
+        async with killable_daemon(tmp_path) as (home, daemon):
+            await daemon.wait_until_up()
+            ada = await home.add_agent("ada", providers=CHAIN)
+            await home.send_and_wait(ada, say("the first"))
+            await home.wait_for_lane(ada, "warm")
             daemon.kill()
             await home.store.update_gate("scripted", Closed(None, "by hand"))
             item = await home.send(ada, 'play:[{"text":"moved"}]')
             await _begun_and_left(home)
-        async with working(tmp_path, config=CONFIG) as team:
-            done = await team.settled(item)
+        async with running_daemon(tmp_path, config=CONFIG) as harness:
+            done = await harness.wait_until_settled(item)
 
             assert (done.status, done.attempt) == ("completed", 1)
-            assert [run.provider for run in await team.runs(ada)] == [*CHAIN]
+            assert [run.provider for run in await harness.runs(ada)] == [*CHAIN]
             assert len(told_to(tmp_path, "scripted")) == 1
             assert "play:" in told_to(tmp_path, "claude")[0]
 
     anyio.run(main)
 
 
-async def _begun_and_left(home: Home) -> None:
+async def _begun_and_left(home: HomeHarness) -> None:
     """Take the lane over, begin what waits in it, and be gone."""
     holder = (await home.store.join("daemon")).id
     await home.store.reap(holder)
@@ -219,13 +232,13 @@ def told_to(place: Path, provider: str) -> list[str]:
     return [text for _, text in sorted(found)]
 
 
-async def _is(team: Team, state: str) -> bool:
-    [gate] = await team.store.gates()
+async def _is(harness: DaemonHarness, state: str) -> bool:
+    [gate] = await harness.store.gates()
     return gate_state(gate, SystemClock().now()) == state
 
 
-async def _is_paused(team: Team, agent: AgentId) -> bool:
-    return (await team.store.lane(agent)).is_paused
+async def _is_paused(harness: DaemonHarness, agent: AgentId) -> bool:
+    return (await harness.store.lane(agent)).is_paused
 
 
 def _configure(place: Path) -> None:

@@ -21,8 +21,14 @@ from steadyrun.testing.model_servers.anthropic import answer, call
 from steadyrun.testing.model_servers.faults import refuse_rate_limit
 from steadyrun.testing.model_servers.model_server import ModelServer
 from steadyrun.testing.model_servers.protocol import ServerSteps
-from tests.support.daemon_harness import KEY, USUAL, Team, facts, most_processes
-from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, Stage, staged
+from tests.support.daemon_harness import (
+    DEFAULT_CAPACITY,
+    KEY,
+    DaemonHarness,
+    capture_log,
+    count_most_processes,
+)
+from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, CliHarness, cli_harness
 
 PATIENCE_SECONDS = 90.0
 # How often each asks before it gives up.
@@ -46,20 +52,23 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(
         *limits,
         answer("Back."),
     ]
-    with on_two(tmp_path, first, script, other) as (stage, config, beside):
+    with on_two(tmp_path, first, script, other) as (harness, config, beside):
 
         async def main() -> None:
-            async with working(config, stage, other) as (team, ada), most_processes(team) as most:
-                await team.done(ada, "the first request")
-                moved = await team.done(ada, "the second request")
+            async with (
+                working(config, harness, other) as (daemon, ada),
+                count_most_processes(daemon) as most,
+            ):
+                await daemon.send_and_wait(ada, "the first request")
+                moved = await daemon.send_and_wait(ada, "the second request")
                 assert (moved.status, moved.reply) == ("completed", "Second done.")
-                asks = len(stage.server.main_requests)
-                await team.store.update_gate(first.name, Opened())
-                back = await team.done(ada, "the third request")
+                asks = len(harness.server.main_requests)
+                await daemon.store.update_gate(first.name, Opened())
+                back = await daemon.send_and_wait(ada, "the third request")
 
                 assert (back.status, back.reply) == ("completed", "Back.")
-                assert len(stage.server.main_requests) == asks + 1
-                runs = await team.runs(ada)
+                assert len(harness.server.main_requests) == asks + 1
+                runs = await daemon.runs(ada)
                 assert [(run.provider, run.status) for run in runs] == [
                     (first.name, "completed"),
                     (first.name, "rate_limited"),
@@ -67,13 +76,13 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(
                     (first.name, "completed"),
                 ]
                 assert runs[3].resume_token == runs[0].resume_token
-                notes = [n for n in await team.notes(ada) if f" {first.name}" in n]
+                notes = [n for n in await daemon.notes(ada) if f" {first.name}" in n]
                 assert notes[0].startswith(f"{other.name} does this: {first.name} takes no more")
                 assert notes[1:] == [f"back with {first.name}"]
                 assert most == [1], "never two providers at once"
 
         anyio.run(main)
-        [moved], back = beside.main_requests, stage.server.main_requests[-1]
+        [moved], back = beside.main_requests, harness.server.main_requests[-1]
         assert "[From the record." in moved.user_text
         assert "> the first request" in moved.user_text
         assert "> First done." in moved.user_text
@@ -88,36 +97,38 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(
 @contextmanager
 def on_two(
     folder: Path, first: Cli, script: ServerSteps, other: Cli
-) -> Iterator[tuple[Stage, Config, ModelServer]]:
+) -> Iterator[tuple[CliHarness, Config, ModelServer]]:
     """A stage with a second CLI, and a model for that alone."""
     with (
         other.server([answer("Second done.")]) as beside,
-        staged(folder, script, cli=first) as stage,
+        cli_harness(folder, script, cli=first) as harness,
     ):
-        given = other.environment(stage.user, beside.url)
+        given = other.environment(harness.user, beside.url)
         env = {name: given[name] for name in given.keys() - {"PATH", "HOME", "LANG"}}
         settings = ProviderSettings(command=(str(other.program()),), env=env)
-        config = stage.config
+        config = harness.config
         providers = {**config.settings.providers, other.name: settings}
         both = msgspec.structs.replace(config.settings, providers=providers)
-        yield stage, replace(config, settings=both), beside
+        yield harness, replace(config, settings=both), beside
 
 
 @asynccontextmanager
-async def working(config: Config, stage: Stage, other: Cli) -> AsyncIterator[tuple[Team, AgentId]]:
+async def working(
+    config: Config, harness: CliHarness, other: Cli
+) -> AsyncIterator[tuple[DaemonHarness, AgentId]]:
     """A daemon with one agent, who has both."""
-    with anyio.fail_after(PATIENCE_SECONDS), facts() as told:
+    with anyio.fail_after(PATIENCE_SECONDS), capture_log() as told:
         async with (
             open_runtime(config, kind="daemon", machine="here") as around,
             task_group() as tasks,
         ):
-            daemon = Daemon(around, tasks, room=USUAL, key=KEY)
+            daemon = Daemon(around, tasks, room=DEFAULT_CAPACITY, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
-            team = Team(stage.cwd.parent, around.store, daemon, told)
-            chain, policy = (stage.cli.name, other.name), Policy(stage.cli.mode)
-            agent = Agent(around.ids.agent(), "ada", chain, str(stage.cwd), policy=policy)
+            running = DaemonHarness(harness.cwd.parent, around.store, daemon, told)
+            chain, policy = (harness.cli.name, other.name), Policy(harness.cli.mode)
+            agent = Agent(around.ids.agent(), "ada", chain, str(harness.cwd), policy=policy)
             await around.store.add_agent(agent)
-            yield team, agent.id
+            yield running, agent.id
             await daemon.stop(drain_seconds=10, keep=False)
             tasks.cancel_scope.cancel()

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tests.children.keeper_driver import eventually
-from tests.support.cli_home import PATIENCE_SECONDS, a_home
+from tests.support.cli_home import TIMEOUT_SECONDS, cli_home
 from tests.support.commands import steadyrun
 
 LIMITED = 'script:[{"rate_limit": {"resets_in": 600}}]'
@@ -27,8 +27,8 @@ def test_a_run_that_was_limited_closes_the_gate_for_the_next_one(tmp_path: Path)
 
 
 def test_status_tells_how_long_and_an_item_waits(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
         home.up()
         first = home.send("ada", {"rate_limit": {"resets_in": 600}})
         waiting = home.run("send", "ada", "hello", "--wait", "--timeout", "2s")
@@ -55,9 +55,9 @@ def test_status_tells_how_long_and_an_item_waits(tmp_path: Path) -> None:
 
 def test_whoever_waits_is_told_once_why_nothing_happens(tmp_path: Path) -> None:
     """Also if that comes later, by a limit of the item's own run."""
-    with a_home(tmp_path) as home:
-        home.hire("ada")
-        home.hire("bob")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
+        home.add_agent("bob")
         home.up()
         home.run("pause", "ada")
 
@@ -71,11 +71,11 @@ def test_whoever_waits_is_told_once_why_nothing_happens(tmp_path: Path) -> None:
 
         paused = waits("ada", "hello", why="paused")
         home.run("resume", "ada")
-        assert paused.wait(PATIENCE_SECONDS) == 0
+        assert paused.wait(TIMEOUT_SECONDS) == 0
         limited = waits("bob", LIMITED, why="gate until 20")
         [item] = json.loads(home.run("inbox", "bob", "--json").stdout)["items"]
         home.run("cancel", item["id"])
-        assert limited.wait(PATIENCE_SECONDS) == 8
+        assert limited.wait(TIMEOUT_SECONDS) == 8
         assert (said().count("queued (paused)"), said().count("queued (gate until ")) == (1, 1)
 
 
@@ -133,8 +133,8 @@ def test_what_cannot_be_a_gate_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_pausing_a_provider_holds_its_agents_until_it_is_resumed(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada")
         home.up()
         paused = home.run("pause", "--provider", "scripted")
         item = home.send("ada", {"text": "at last"})
@@ -152,8 +152,8 @@ def test_pausing_a_provider_holds_its_agents_until_it_is_resumed(tmp_path: Path)
 
 
 def test_pausing_a_provider_says_what_was_done_whoever_uses_it(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
-        home.hire("ada", fallback="shell")
+    with cli_home(tmp_path) as home:
+        home.add_agent("ada", fallback="shell")
         fallback = home.run("pause", "--provider", "shell").stdout
         opened = home.run("resume", "--provider", "shell").stdout
         first = home.run("pause", "--provider", "scripted").stdout

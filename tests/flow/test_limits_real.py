@@ -12,8 +12,8 @@ from steadyrun.model.gate import gate_state
 from steadyrun.testing.model_servers.anthropic import answer, build_limit_headers
 from steadyrun.testing.model_servers.faults import Refusal, refuse_rate_limit, refuse_usage_limit
 from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
-from tests.support.real_agents import working
-from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, staged
+from tests.support.real_agents import real_agent
+from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, cli_harness
 
 # Longer than it takes to start the CLI and to be refused.
 AHEAD_SECONDS = 12
@@ -34,24 +34,26 @@ def test_a_stated_time_is_waited_for_and_the_item_goes_on_by_itself(
     resets_at = int(SystemClock().now().timestamp()) + AHEAD_SECONDS
     stated = datetime.fromtimestamp(resets_at, UTC)
     env = SUBSCRIPTION if cli is CLAUDE else {}
-    with staged(tmp_path, [_refused(cli, resets_at), answer("Done.")], cli=cli, env=env) as stage:
+    with cli_harness(
+        tmp_path, [_refused(cli, resets_at), answer("Done.")], cli=cli, env=env
+    ) as harness:
 
         async def main() -> None:
-            async with working(stage) as (team, ada):
-                item = await team.send(ada, "work")
-                await team.until_told(ada, ev.RunRateLimited)
-                [gate] = await team.store.gates()
+            async with real_agent(harness) as (daemon, ada):
+                item = await daemon.send(ada, "work")
+                await daemon.wait_for_event(ada, ev.RunRateLimited)
+                [gate] = await daemon.store.gates()
                 assert (gate.until, gate.is_stated) == (stated, True)
                 assert gate_state(gate, datetime.now(UTC)) == "closed"
-                asks = len(stage.server.main_requests)
-                done = await team.settled(item)
+                asks = len(harness.server.main_requests)
+                done = await daemon.wait_until_settled(item)
 
                 assert (done.status, done.reply, done.tries) == ("completed", "Done.", 0)
-                first, second = await team.runs(ada)
+                first, second = await daemon.runs(ada)
                 assert [first.status, second.status] == ["rate_limited", "completed"]
                 assert second.created_at >= stated, "nothing was started before"
-                assert len(stage.server.main_requests) == asks + 1
-                [gate] = await team.store.gates()
+                assert len(harness.server.main_requests) == asks + 1
+                [gate] = await daemon.store.gates()
                 assert (gate.is_closed, gate.run) == (False, first.id)
 
         anyio.run(main)

@@ -38,14 +38,14 @@ def test_a_turn_with_a_tool_call_and_a_second_turn_on_one_process(tmp_path: Path
         answer("Again."),
     ]
     with MessagesServer(script) as server, StartedClaude(tmp_path, server.url) as claude:
-        claude.tell(user("look", FIRST))
-        first = claude.hear_until(is_idle)
-        claude.tell(user("once more", SECOND))
-        second = claude.hear_until(is_idle)
+        claude.send(user("look", FIRST))
+        first = claude.read_until(is_idle)
+        claude.send(user("once more", SECOND))
+        second = claude.read_until(is_idle)
         claude.end_input()
 
-        assert claude.hear_rest() == []
-        assert claude.exit_code() == 0
+        assert claude.read_all() == []
+        assert claude.wait_for_exit() == 0
         assert result_of(first)["result"] == "It says: from the shell"
         assert result_of(second)["result"] == "Again."
         assert [frame["uuid"] for frame in first + second if frame.get("isReplay")] == [
@@ -60,12 +60,12 @@ def test_an_interrupt_at_a_gate_leaves_the_request(tmp_path: Path) -> None:
     gate = StreamGate()
     script = [answer(text("Hel", gate, "lo")), answer("Still here.")]
     with MessagesServer(script) as server, StartedClaude(tmp_path, server.url) as claude:
-        claude.tell(user("talk"))
-        claude.hear_until(lambda frame: "text_delta" in str(frame))
-        claude.tell(control("stop", "interrupt"))
-        stopped = claude.hear_until(is_idle)
-        claude.tell(user("and now?"))
-        after = claude.hear_until(is_idle)
+        claude.send(user("talk"))
+        claude.read_until(lambda frame: "text_delta" in str(frame))
+        claude.send(control("stop", "interrupt"))
+        stopped = claude.read_until(is_idle)
+        claude.send(user("and now?"))
+        after = claude.read_until(is_idle)
 
         assert result_of(stopped)["terminal_reason"] == "aborted_streaming"
         server.wait_until(
@@ -83,10 +83,10 @@ def test_broken_streams_are_asked_again_as_steps_of_their_own(tmp_path: Path) ->
         answer("Bye-bye."),
     ]
     with MessagesServer(script) as server, StartedClaude(tmp_path, server.url) as claude:
-        claude.tell(user("greet"))
-        first = claude.hear_until(is_idle)
-        claude.tell(user("part"))
-        second = claude.hear_until(is_idle)
+        claude.send(user("greet"))
+        first = claude.read_until(is_idle)
+        claude.send(user("part"))
+        second = claude.read_until(is_idle)
 
         assert "system/api_retry" in [kind_of(frame) for frame in first]
         assert [result_of(frames)["result"] for frames in (first, second)] == ["Hello.", "Bye-bye."]
@@ -98,10 +98,10 @@ def test_counting_tokens_eats_no_step_and_a_process_without_tools_is_served(tmp_
         MessagesServer([answer("Main.")]) as server,
         StartedClaude(tmp_path, server.url, "--tools", "") as claude,
     ):
-        claude.tell(user("/context"))
-        claude.hear_until(is_idle)
-        claude.tell(user("hello"))
+        claude.send(user("/context"))
+        claude.read_until(is_idle)
+        claude.send(user("hello"))
 
-        assert result_of(claude.hear_until(is_idle))["result"] == "Main."
+        assert result_of(claude.read_until(is_idle))["result"] == "Main."
         assert len(server.main_requests) == 1
         assert len(server.side_requests) > 0

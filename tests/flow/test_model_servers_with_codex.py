@@ -43,9 +43,9 @@ def test_a_text_is_the_whole_of_a_turn(tmp_path: Path) -> None:
         ResponsesServer(script) as server,
         StartedExec(tmp_path, server.url, "say hello") as codex,
     ):
-        frames = codex.hear_rest()
+        frames = codex.read_all()
 
-        assert codex.exit_code() == 0
+        assert codex.wait_for_exit() == 0
         assert [item["text"] for item in items_of(frames, "agent_message")] == ["Hello."]
         assert frames[-1]["usage"] == {
             "input_tokens": 130,
@@ -66,7 +66,7 @@ def test_a_command_is_run_and_its_output_comes_back(tmp_path: Path) -> None:
         lambda ask: answer(f"It says: {ask.outputs[0].splitlines()[-1]}"),
     ]
     with ResponsesServer(script) as server, StartedExec(tmp_path, server.url, "look") as codex:
-        frames = codex.hear_rest()
+        frames = codex.read_all()
 
         [command] = items_of(frames, "command_execution")
         assert (command["aggregated_output"], command["exit_code"]) == ("from the shell\n", 0)
@@ -92,11 +92,11 @@ def test_its_own_provider_takes_the_server_for_openai(tmp_path: Path) -> None:
     ):
         thread = codex.start_thread()
         codex.start_turn(thread, "where?")
-        codex.hear_until(is_turn_end)
+        codex.read_until(is_turn_end)
         codex.ask("thread/compact/start", threadId=thread)
-        *_, compacted = codex.hear_until(is_turn_end)
+        *_, compacted = codex.read_until(is_turn_end)
         codex.start_turn(thread, "and now?")
-        codex.hear_until(is_turn_end)
+        codex.read_until(is_turn_end)
 
         assert compacted["params"]["turn"]["status"] == "completed"
         assert "error" not in codex.outline()
@@ -122,10 +122,10 @@ def test_the_tools_that_ask_for_approval(tmp_path: Path) -> None:
         thread = codex.start_thread(approvalPolicy="on-request", sandbox="read-only")
         codex.start_turn(thread, "change it")
         for refusal in refusals:
-            *_, request = codex.hear_until(lambda frame: "id" in frame and "method" in frame)
+            *_, request = codex.read_until(lambda frame: "id" in frame and "method" in frame)
             asked.append(request["method"])
-            codex.tell({"id": request["id"], "result": refusal})
-        codex.hear_until(is_turn_end)
+            codex.send({"id": request["id"], "result": refusal})
+        codex.read_until(is_turn_end)
 
         assert asked == [
             "item/fileChange/requestApproval",
@@ -140,8 +140,8 @@ def test_a_turn_that_fails_is_an_exit_code(tmp_path: Path) -> None:
         ResponsesServer([refuse_too_long()]) as server,
         StartedExec(tmp_path, server.url, "hi") as codex,
     ):
-        assert kind_of(codex.hear_rest()[-1]) == "turn.failed"
-        assert codex.exit_code() == 1
+        assert kind_of(codex.read_all()[-1]) == "turn.failed"
+        assert codex.wait_for_exit() == 1
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def test_a_fault_is_told_as_what_it_is(case: Case, tmp_path: Path) -> None:
         StartedAppServer(tmp_path, server.url, retries=1, idle_ms=500) as codex,
     ):
         codex.start_turn(codex.start_thread(), "hi")
-        frames = codex.hear_until(is_turn_end)
+        frames = codex.read_until(is_turn_end)
 
         turn = frames[-1]["params"]["turn"]
         assert (turn["status"], turn["error"]["codexErrorInfo"]) == ("failed", case.info)
@@ -202,10 +202,10 @@ def test_a_request_that_is_never_answered_is_left_by_an_interrupt(tmp_path: Path
         turn = codex.start_turn(thread, "hi")
         hang.gate.wait_until_reached()
         codex.ask("turn/interrupt", threadId=thread, turnId=turn)
-        *_, stopped = codex.hear_until(is_turn_end)
+        *_, stopped = codex.read_until(is_turn_end)
         server.wait_until(lambda: server.find_fate(0) == "left")
         codex.start_turn(thread, "and now?")
-        *_, ended = codex.hear_until(is_turn_end)
+        *_, ended = codex.read_until(is_turn_end)
 
         assert stopped["params"]["turn"]["status"] == "interrupted"
         assert ended["params"]["turn"]["items"][-1]["text"] == "Still here."
@@ -222,9 +222,9 @@ def test_a_broken_stream_is_asked_again_and_limits_are_told(tmp_path: Path) -> N
         StartedAppServer(tmp_path, server.url) as codex,
     ):
         codex.start_turn(codex.start_thread(), "greet")
-        codex.hear_until(is_kind("error"))
-        *_, told = codex.hear_until(is_kind("account/rateLimits/updated"))
-        *_, ended = codex.hear_until(is_turn_end)
+        codex.read_until(is_kind("error"))
+        *_, told = codex.read_until(is_kind("account/rateLimits/updated"))
+        *_, ended = codex.read_until(is_turn_end)
 
         assert told["params"]["rateLimits"]["primary"] == {
             "usedPercent": 88,
@@ -252,9 +252,9 @@ def test_the_address_of_a_picture_is_refused(
         thread = cx.start_thread()
         told = [{"type": "text", "text": "look"}, picture]
         asked = cx.ask("turn/start", threadId=thread, input=told)
-        *_, reply = cx.hear_until(lambda frame: frame.get("id") == asked)
+        *_, reply = cx.read_until(lambda frame: frame.get("id") == asked)
 
         assert ("result" in reply) is is_taken
         if is_taken:
-            cx.hear_until(is_turn_end)
+            cx.read_until(is_turn_end)
         assert len(server.main_requests) == is_taken

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.children.keeper_driver import eventually
-from tests.support.cli_home import Home, a_home, waits
+from tests.support.cli_home import CliHome, cli_home, steps_around
 from tests.support.commands import ROOT, environment
 from tests.support.require import require
 
@@ -28,8 +28,8 @@ APPROVAL = {"approval": {"name": "Bash", "input": {"command": "ls"}}}
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    with a_home(tmp_path) as found:
+def home(tmp_path: Path) -> Iterator[CliHome]:
+    with cli_home(tmp_path) as found:
         yield found
 
 
@@ -46,7 +46,7 @@ def earlier(tmp_path: Path) -> Path:
     return sources / "src"
 
 
-def as_earlier(home: Home, sources: Path, *words: str) -> str:
+def as_earlier(home: CliHome, sources: Path, *words: str) -> str:
     """The output of a command of the earlier version."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words],
@@ -62,29 +62,29 @@ def as_earlier(home: Home, sources: Path, *words: str) -> str:
     return done.stdout
 
 
-def answer(home: Home, *words: str) -> Any:
+def answer(home: CliHome, *words: str) -> Any:
     """The JSON document that a command of the present version prints."""
     done = home.run(*words, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def reply(home: Home, item: str) -> str | None:
+def reply(home: CliHome, item: str) -> str | None:
     """The reply of an item that has been completed; None before that."""
     [found] = [each for each in answer(home, "inbox", "--all")["items"] if each["id"] == item]
     return found["reply"] if found["status"] == "completed" else None
 
 
-def open_approval(home: Home) -> str:
+def open_approval(home: CliHome) -> str:
     """The one approval that is open, once there is one."""
     asked = eventually(
-        lambda: [each for each in home.asked() if each["status"] == "open"], "an approval"
+        lambda: [each for each in home.list_approvals() if each["status"] == "open"], "an approval"
     )
     assert [each["agent"] for each in asked] == ["bob"]
     return str(asked[0]["id"])
 
 
-def test_a_home_of_the_first_layout_opens_and_every_agent_continues(home: Home) -> None:
+def test_a_home_of_the_first_layout_opens_and_every_agent_continues(home: CliHome) -> None:
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(home.place, filter="data")
     for name in ("ada", "bob", "cy"):
@@ -104,7 +104,7 @@ def test_a_home_of_the_first_layout_opens_and_every_agent_continues(home: Home) 
         assert (sent["status"], sent["reply"]) == ("completed", "two")
 
 
-def test_a_running_cli_of_an_earlier_daemon_is_taken_over(home: Home, earlier: Path) -> None:
+def test_a_running_cli_of_an_earlier_daemon_is_taken_over(home: CliHome, earlier: Path) -> None:
     gate = home.place / "gate"
     for name in ("ada", "bob", "cy"):
         (home.place / name).mkdir()
@@ -123,7 +123,7 @@ def test_a_running_cli_of_an_earlier_daemon_is_taken_over(home: Home, earlier: P
     assert daemon.stdout
     assert "up" in daemon.stdout.readline()
     as_earlier(home, earlier, "send", "ada", 'script:[{"text":"one"}]', "--wait")
-    bob, cy = home.send("bob", APPROVAL, {"text": "allowed"}), home.send("cy", *waits(gate))
+    bob, cy = home.send("bob", APPROVAL, {"text": "allowed"}), home.send("cy", *steps_around(gate))
     approval = open_approval(home)
     eventually(lambda: len(home.processes()) == 3, "three processes")
     before = {each.id: each.agent for each in home.processes()}

@@ -10,7 +10,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from tests.children import fake_claude
-from tests.support.daemon_harness import Home, script, victim, working
+from tests.support.daemon_harness import HomeHarness, killable_daemon, running_daemon, script
 
 # It reads over what it is started with, and uses any tool.
 COMMAND = msgspec.json.encode([sys.executable, "-I", "-S", fake_claude.__file__]).decode()
@@ -22,9 +22,9 @@ def uses(*tools: str) -> str:
     return "play:" + msgspec.json.encode([*steps, {"text": "so"}]).decode()
 
 
-async def told(team: Home, agent: AgentId) -> list[tuple[str, str | None]]:
+async def told(harness: HomeHarness, agent: AgentId) -> list[tuple[str, str | None]]:
     """The tools that were used, each with the rule that this was against."""
-    events = [seen.event for seen in await team.events(agent)]
+    events = [seen.event for seen in await harness.events(agent)]
     return [
         (event.tool_name, after.rule if isinstance(after, ev.PolicyViolated) else None)
         for event, after in zip(events, [*events[1:], None], strict=True)
@@ -34,16 +34,16 @@ async def told(team: Home, agent: AgentId) -> list[tuple[str, str | None]]:
 
 def test_what_a_cli_lets_through_is_told_once_for_each_use(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path, config=CONFIG) as team:
+        async with running_daemon(tmp_path, config=CONFIG) as harness:
             policy = Policy(tier="standard", deny=("WebFetch", "mcp__mail"))
-            ada = await team.hire("ada", "claude", policy=policy)
+            ada = await harness.add_agent("ada", "claude", policy=policy)
             (tmp_path / "ada" / "PERMISSIONS.json").write_text('{"tier": "readonly"}')
             names = ("Read", "Edit", "WebFetch", "mcp__mail__send", "mcp__a__b", "Other", "Edit")
-            assert (await team.done(ada, uses(*names))).status == "completed"
+            assert (await harness.send_and_wait(ada, uses(*names))).status == "completed"
 
             rules = [None, "tools", "deny", "deny", None, None, "tools"]
-            assert await told(team, ada) == [*zip(names, rules, strict=True)]
-            violated = await team.of(ada, ev.PolicyViolated)
+            assert await told(harness, ada) == [*zip(names, rules, strict=True)]
+            violated = await harness.events_of(ada, ev.PolicyViolated)
             assert [each.tool_name for each in violated] == [
                 "Edit", "WebFetch", "mcp__mail__send", "Edit",
             ]  # fmt: skip
@@ -53,13 +53,17 @@ def test_what_a_cli_lets_through_is_told_once_for_each_use(tmp_path: Path) -> No
 
 def test_what_was_refused_is_no_violation(tmp_path: Path) -> None:
     async def main() -> None:
-        async with working(tmp_path) as team:
-            ada = await team.hire("ada", policy=Policy(tier="readonly"))
-            await team.done(ada, script({"tool": {"name": "Bash"}}, {"tool": {"name": "Read"}}))
+        async with running_daemon(tmp_path) as harness:
+            ada = await harness.add_agent("ada", policy=Policy(tier="readonly"))
+            await harness.send_and_wait(
+                ada, script({"tool": {"name": "Bash"}}, {"tool": {"name": "Read"}})
+            )
 
-            assert [each.tool_name for each in await team.of(ada, ev.ToolFailed)] == ["Bash"]
-            assert await told(team, ada) == [("Read", None)]
-            assert await team.of(ada, ev.PolicyViolated) == []
+            assert [each.tool_name for each in await harness.events_of(ada, ev.ToolFailed)] == [
+                "Bash"
+            ]
+            assert await told(harness, ada) == [("Read", None)]
+            assert await harness.events_of(ada, ev.PolicyViolated) == []
 
     anyio.run(main)
 
@@ -70,19 +74,19 @@ def test_whoever_takes_a_process_over_knows_what_it_may(tmp_path: Path) -> None:
     async def main() -> None:
         (tmp_path / "home").mkdir()
         (tmp_path / "home" / "config.toml").write_text(CONFIG)
-        async with victim(tmp_path) as (home, daemon):
-            await daemon.up()
-            ada = await home.hire("ada", "claude", policy=Policy(tier="readonly"))
+        async with killable_daemon(tmp_path) as (home, daemon):
+            await daemon.wait_until_up()
+            ada = await home.add_agent("ada", "claude", policy=Policy(tier="readonly"))
             held = [{"text": "on it"}, {"until": "go"}, {"tool": {"name": "Bash", "output": "ok"}}]
             item = await home.send(ada, "play:" + msgspec.json.encode(held).decode())
-            await home.until_said(ada, "on it")
+            await home.wait_for_text(ada, "on it")
             daemon.kill()
-            await home.change(ada, policy=Policy())
-        async with working(tmp_path, config=CONFIG) as team:
-            (team.place / "ada" / "go").touch()
-            await team.settled(item)
-            await team.done(ada, uses("Bash"))
+            await home.set_agent(ada, policy=Policy())
+        async with running_daemon(tmp_path, config=CONFIG) as harness:
+            (harness.place / "ada" / "go").touch()
+            await harness.wait_until_settled(item)
+            await harness.send_and_wait(ada, uses("Bash"))
 
-            assert await told(team, ada) == [("Bash", "tools"), ("Bash", None)]
+            assert await told(harness, ada) == [("Bash", "tools"), ("Bash", None)]
 
     anyio.run(main)

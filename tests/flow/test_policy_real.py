@@ -11,24 +11,24 @@ from steadyrun.errors import AbilityMissing, FileUnusable
 from steadyrun.model.budget import Budget
 from steadyrun.model.policy import DENIED, TIERS, TOOLS, Mode, Policy, Tier
 from steadyrun.testing.model_servers.anthropic import answer
-from tests.support.codex_stage import on_stage, runs
-from tests.support.real_agents import working
+from tests.support.codex_harness import codex_harness, run_command
+from tests.support.real_agents import real_agent
 from tests.support.real_cli import real_claude
-from tests.support.real_cli_stage import CLAUDE, CODEX, Stage, staged
+from tests.support.real_cli_harness import CLAUDE, CODEX, CliHarness, cli_harness
 
 
 def offered(folder: Path, policy: Policy, permissions: str = "") -> set[str]:
     """The tools that the model of Claude Code is offered."""
-    with staged(folder, [answer("Yes.")]) as stage:
+    with cli_harness(folder, [answer("Yes.")]) as harness:
         if permissions:
-            (stage.cwd / "PERMISSIONS.json").write_text(permissions)
+            (harness.cwd / "PERMISSIONS.json").write_text(permissions)
 
         async def main() -> None:
-            async with working(stage, policy) as (team, ada):
-                assert (await team.done(ada, "Are you?")).status == "completed"
+            async with real_agent(harness, policy) as (daemon, ada):
+                assert (await daemon.send_and_wait(ada, "Are you?")).status == "completed"
 
         anyio.run(main)
-        return set(stage.server.main_requests[0].tools)
+        return set(harness.server.main_requests[0].tools)
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -52,42 +52,42 @@ def test_the_file_in_its_home_takes_away_and_gives_nothing(tmp_path: Path) -> No
 
 
 def test_a_file_that_changes_takes_away_from_the_next_turn_on(tmp_path: Path) -> None:
-    with staged(tmp_path, [answer("One."), answer("Two.")]) as stage:
+    with cli_harness(tmp_path, [answer("One."), answer("Two.")]) as harness:
 
         async def main() -> None:
-            async with working(stage, Policy("full_auto", tier="full")) as (team, ada):
-                await team.done(ada, "one")
-                (stage.cwd / "PERMISSIONS.json").write_text('{"tier": "readonly"}')
-                await team.done(ada, "two")
+            async with real_agent(harness, Policy("full_auto", tier="full")) as (daemon, ada):
+                await daemon.send_and_wait(ada, "one")
+                (harness.cwd / "PERMISSIONS.json").write_text('{"tier": "readonly"}')
+                await daemon.send_and_wait(ada, "two")
 
                 # Another process, the same conversation.
-                first, second = await team.runs(ada)
+                first, second = await daemon.runs(ada)
                 assert first.process != second.process
                 assert first.resume_token == second.resume_token
 
         anyio.run(main)
-        first, second = [set(ask.tools) for ask in stage.server.main_requests]
+        first, second = [set(ask.tools) for ask in harness.server.main_requests]
     assert first == set(TOOLS)
     assert second == set(TIERS["readonly"])
 
 
 @pytest.mark.parametrize("text", ["[]", '{"tier": "readonyl"}', '{"tools": ["Raed"]}'])
 def test_a_file_that_cannot_be_understood_starts_nothing(tmp_path: Path, text: str) -> None:
-    with staged(tmp_path, [answer("Never.")]) as stage:
-        file = stage.cwd / "PERMISSIONS.json"
+    with cli_harness(tmp_path, [answer("Never.")]) as harness:
+        file = harness.cwd / "PERMISSIONS.json"
         file.write_text(text)
 
         async def main() -> None:
-            async with working(stage) as (team, ada):
-                assert (await team.done(ada, "work")).status == "failed"
+            async with real_agent(harness) as (daemon, ada):
+                assert (await daemon.send_and_wait(ada, "work")).status == "failed"
 
-                [run] = await team.runs(ada)
+                [run] = await daemon.runs(ada)
                 assert run.error
                 assert run.error.code == FileUnusable.code
                 assert str(file) in run.error.message
 
         anyio.run(main)
-        assert not stage.server.main_requests
+        assert not harness.server.main_requests
 
 
 def test_no_process_for_many_turns_has_the_budget_of_a_run(tmp_path: Path) -> None:
@@ -96,13 +96,13 @@ def test_no_process_for_many_turns_has_the_budget_of_a_run(tmp_path: Path) -> No
     program.chmod(0o755)
     cli = replace(CLAUDE, program=lambda: program)
 
-    with staged(tmp_path, [answer("One."), answer("Two.")], cli=cli) as stage:
+    with cli_harness(tmp_path, [answer("One."), answer("Two.")], cli=cli) as harness:
 
         async def main() -> None:
             policy = Policy("full_auto", budget=Budget(run=0.01))
-            async with working(stage, policy) as (team, ada):
-                assert (await team.done(ada, "one")).status == "completed"
-                assert (await team.done(ada, "two")).status == "completed"
+            async with real_agent(harness, policy) as (daemon, ada):
+                assert (await daemon.send_and_wait(ada, "one")).status == "completed"
+                assert (await daemon.send_and_wait(ada, "two")).status == "completed"
 
         anyio.run(main)
 
@@ -121,19 +121,21 @@ PATCH = """apply_patch <<'EOF'
 EOF"""
 
 
-def tried(folder: Path, policy: Policy, permissions: str = "") -> tuple[Stage, list[str]]:
+def tried(folder: Path, policy: Policy, permissions: str = "") -> tuple[CliHarness, list[str]]:
     """A Codex whose model wants to read and to write; what was noted of it."""
-    with on_stage(folder, [runs("cat there; touch made"), runs(PATCH), answer("Done.")]) as stage:
-        (stage.cwd / "there").write_text("what is there")
+    with codex_harness(
+        folder, [run_command("cat there; touch made"), run_command(PATCH), answer("Done.")]
+    ) as harness:
+        (harness.cwd / "there").write_text("what is there")
         if permissions:
-            (stage.cwd / "PERMISSIONS.json").write_text(permissions)
+            (harness.cwd / "PERMISSIONS.json").write_text(permissions)
 
         async def main() -> list[str]:
-            async with working(stage, policy) as (team, ada):
-                assert (await team.done(ada, "work")).status == "completed"
-                return await team.notes(ada)
+            async with real_agent(harness, policy) as (daemon, ada):
+                assert (await daemon.send_and_wait(ada, "work")).status == "completed"
+                return await daemon.notes(ada)
 
-        return stage, anyio.run(main)
+        return harness, anyio.run(main)
 
 
 UNWRITING = "Codex has commands all the same, in a sandbox where they cannot write"
@@ -141,28 +143,28 @@ UNWRITING = "Codex has commands all the same, in a sandbox where they cannot wri
 
 @pytest.mark.parametrize("mode", get_args(Mode))
 def test_codex_that_may_only_read_writes_nothing_in_any_mode(tmp_path: Path, mode: Mode) -> None:
-    stage, notes = tried(tmp_path, Policy(mode, tier="readonly"))
+    harness, notes = tried(tmp_path, Policy(mode, tier="readonly"))
 
-    assert sorted(file.name for file in stage.cwd.iterdir()) == ["there"]
-    assert "what is there" in str(stage.server.main_requests[1].messages)
+    assert sorted(file.name for file in harness.cwd.iterdir()) == ["there"]
+    assert "what is there" in str(harness.server.main_requests[1].messages)
     assert notes.count(UNWRITING) == 1
 
 
 def test_the_file_in_its_home_makes_codex_read_only(tmp_path: Path) -> None:
     everything = Policy("dangerously_skip_permissions")
 
-    stage, notes = tried(tmp_path, everything, '{"tier": "readonly"}')
+    harness, notes = tried(tmp_path, everything, '{"tier": "readonly"}')
 
-    assert not (stage.cwd / "made").exists()
-    assert not (stage.cwd / "patched").exists()
+    assert not (harness.cwd / "made").exists()
+    assert not (harness.cwd / "patched").exists()
     assert notes.count(UNWRITING) == 1
 
 
 def test_codex_with_all_tools_writes_as_its_mode_says(tmp_path: Path) -> None:
-    stage, notes = tried(tmp_path, Policy("dangerously_skip_permissions", tier="full"))
+    harness, notes = tried(tmp_path, Policy("dangerously_skip_permissions", tier="full"))
 
-    assert (stage.cwd / "made").exists()
-    assert (stage.cwd / "patched").exists()
+    assert (harness.cwd / "made").exists()
+    assert (harness.cwd / "patched").exists()
     assert UNWRITING not in notes
 
 
@@ -170,29 +172,29 @@ def test_codex_with_all_tools_writes_as_its_mode_says(tmp_path: Path) -> None:
 def test_codex_searches_the_web_unless_that_is_denied(tmp_path: Path, is_denied: bool) -> None:
     policy = Policy(CODEX.mode, deny=("WebSearch",) if is_denied else ())
     live = {"config": {"web_search": "live"}}
-    with on_stage(tmp_path, [answer("Done.")], options=live) as stage:
+    with codex_harness(tmp_path, [answer("Done.")], options=live) as harness:
 
         async def main() -> None:
-            async with working(stage, policy) as (team, ada):
-                assert (await team.done(ada, "work")).status == "completed"
+            async with real_agent(harness, policy) as (daemon, ada):
+                assert (await daemon.send_and_wait(ada, "work")).status == "completed"
 
         anyio.run(main)
-        assert ("web_search" in stage.server.main_requests[0].tools) == (not is_denied)
+        assert ("web_search" in harness.server.main_requests[0].tools) == (not is_denied)
 
 
 @pytest.mark.parametrize("permissions", ['{"tier": "standard"}', '{"tools": ["WebSearch"]}'])
 def test_what_codex_cannot_keep_to_starts_nothing(tmp_path: Path, permissions: str) -> None:
-    with on_stage(tmp_path, [answer("Never.")]) as stage:
-        (stage.cwd / "PERMISSIONS.json").write_text(permissions)
+    with codex_harness(tmp_path, [answer("Never.")]) as harness:
+        (harness.cwd / "PERMISSIONS.json").write_text(permissions)
 
         async def main() -> None:
-            async with working(stage) as (team, ada):
-                assert (await team.done(ada, "work")).status == "failed"
+            async with real_agent(harness) as (daemon, ada):
+                assert (await daemon.send_and_wait(ada, "work")).status == "failed"
 
-                [run] = await team.runs(ada)
+                [run] = await daemon.runs(ada)
                 assert run.error
                 assert run.error.code == AbilityMissing.code
                 assert run.error.message.startswith("the provider codex cannot do this: tools (")
 
         anyio.run(main)
-        assert not stage.server.main_requests
+        assert not harness.server.main_requests

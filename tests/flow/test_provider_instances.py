@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.children.keeper_driver import eventually
-from tests.support.cli_home import Home, a_home
+from tests.support.cli_home import CliHome, cli_home
 
 CONFIG = """\
 [providers.one]
@@ -26,7 +26,7 @@ options = { allowed = ["printenv"] }
 """
 
 
-def configure(home: Home, text: str) -> None:
+def configure(home: CliHome, text: str) -> None:
     home.path.mkdir(mode=0o700, exist_ok=True)
     for name in ("one", "two"):
         (home.path / f"{name}.json").write_text(json.dumps([{"text": f"script {name}"}]))
@@ -34,13 +34,13 @@ def configure(home: Home, text: str) -> None:
     (home.path / "config.toml").write_text(text)
 
 
-def gates(home: Home) -> dict[str, Any]:
+def gates(home: CliHome) -> dict[str, Any]:
     found = json.loads(home.run("gate", "--json").stdout)["gates"]
     return {each["provider"]: each["state"] for each in found}
 
 
 def test_each_instance_runs_with_its_own_options_and_environment(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
+    with cli_home(tmp_path) as home:
         configure(home, CONFIG)
         done = {
             name: home.run("run", "--provider", name, "printenv WHO" if is_shell else "go")
@@ -61,10 +61,10 @@ def test_each_instance_runs_with_its_own_options_and_environment(tmp_path: Path)
 
 
 def test_closing_the_gate_of_one_instance_leaves_the_others_open(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
+    with cli_home(tmp_path) as home:
         configure(home, CONFIG)
-        home.hire("ada", provider="one")
-        home.hire("bob", provider="two")
+        home.add_agent("ada", provider="one")
+        home.add_agent("bob", provider="two")
         home.up()
         assert home.run("gate", "close", "one").returncode == 0
 
@@ -82,9 +82,9 @@ def test_closing_the_gate_of_one_instance_leaves_the_others_open(tmp_path: Path)
 
 
 def test_each_instance_has_conversations_of_its_own(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
+    with cli_home(tmp_path) as home:
         configure(home, CONFIG)
-        home.hire("ada", provider="one", fallback="two")
+        home.add_agent("ada", provider="one", fallback="two")
         home.up()
         before = home.send("ada", {"text": "first"})
         eventually(lambda: home.item(before).status == "completed", "the first answer")
@@ -99,7 +99,7 @@ def test_each_instance_has_conversations_of_its_own(tmp_path: Path) -> None:
 
 
 def test_commands_show_the_kind_of_an_instance(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
+    with cli_home(tmp_path) as home:
         configure(home, CONFIG)
         shown = home.run("config", "show").stdout
         checked = home.run("config", "check").stdout
@@ -115,9 +115,9 @@ def test_commands_show_the_kind_of_an_instance(tmp_path: Path) -> None:
 
 
 def test_daemon_refuses_to_start_without_the_provider_of_an_agent(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
+    with cli_home(tmp_path) as home:
         configure(home, CONFIG)
-        home.hire("ada", provider="one")
+        home.add_agent("ada", provider="one")
         item = home.send("ada", {"text": "then"})
         configure(home, "")
         refused = home.run("up")
@@ -136,9 +136,9 @@ def test_daemon_refuses_to_start_without_the_provider_of_an_agent(tmp_path: Path
 
 
 def test_daemon_refuses_to_start_without_the_provider_of_a_process(tmp_path: Path) -> None:
-    with a_home(tmp_path) as home:
+    with cli_home(tmp_path) as home:
         configure(home, CONFIG)
-        home.hire("ada", provider="one")
+        home.add_agent("ada", provider="one")
         daemon = home.up()
         item = home.send("ada", {"text": "first"})
         eventually(lambda: home.item(item).status == "completed", "the first answer")

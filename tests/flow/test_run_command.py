@@ -19,7 +19,7 @@ from steadyrun.drivers.keeper_client import is_alive
 from steadyrun.lib.clock import SystemClock
 from tests.children.keeper_driver import eventually
 from tests.support.commands import COMMAND, LIMIT_SECONDS, environment, python, steadyrun
-from tests.support.real_cli_stage import left_behind
+from tests.support.real_cli_harness import find_processes_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
 KEY = "sk-" + "a1B2" * 8
@@ -405,7 +405,7 @@ def test_a_detached_run_goes_on_without_the_command(home: Path, tmp_path: Path) 
     assert done.stderr == f"steadyrun tail {run_id} -f\n"
     assert (before["run"], before["status"]) == (run_id, "running")
     assert types[-3:] == ["text.final", "text.final", "run.completed"]
-    eventually(lambda: not left_behind(tmp_path), "the end of whoever has driven it")
+    eventually(lambda: not find_processes_of(tmp_path), "the end of whoever has driven it")
 
 
 def test_detach_as_json_names_the_run(home: Path) -> None:

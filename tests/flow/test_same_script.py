@@ -20,7 +20,15 @@ from steadyrun.testing.model_servers.anthropic import answer, call
 from steadyrun.testing.model_servers.content import CallBlock, ModelAnswer
 from steadyrun.testing.model_servers.faults import refuse_rate_limit
 from steadyrun.testing.model_servers.protocol import ServerSteps
-from tests.support.real_cli_stage import CLAUDE, CODEX, Cli, Played, Stage, staged, until
+from tests.support.real_cli_harness import (
+    CLAUDE,
+    CODEX,
+    Cli,
+    CliHarness,
+    RunRecord,
+    cli_harness,
+    wait_for_event,
+)
 
 DOT = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -48,25 +56,25 @@ def in_form(cli: Cli) -> ModelAnswer:
     return answer(call("StructuredOutput", n=42)) if cli is CLAUDE else answer('{"n":42}')
 
 
-def told(played: Played) -> list[str]:
+def told(played: RunRecord) -> list[str]:
     types = [type_of(seen.event) for seen in played.stored]
     return [each for each in types if each not in THEIR_OWN]
 
 
-def counted(played: Played) -> int:
+def counted(played: RunRecord) -> int:
     """How often tokens were counted."""
-    return len(played.of(ev.UsageUpdated))
+    return len(played.events_of(ev.UsageUpdated))
 
 
-def acted(stage: Stage, act: Callable[[RunHandle], Awaitable[object]]) -> Played:
+def acted(harness: CliHarness, act: Callable[[RunHandle], Awaitable[object]]) -> RunRecord:
     """Do something as soon as a tool runs."""
 
-    async def main() -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "do it")
-            await until(run, lambda event: isinstance(event, ev.ToolStarted))
+    async def main() -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "do it")
+            await wait_for_event(run, lambda event: isinstance(event, ev.ToolStarted))
             await act(run)
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
     return anyio.run(main)
 
@@ -94,21 +102,21 @@ def script(cli: Cli, action: str) -> ServerSteps:
 
 
 def test_a_turn(tmp_path: Path, cli: Cli) -> None:
-    with staged(tmp_path, script(cli, "turn"), cli=cli) as stage:
-        played = stage.played("do it")
+    with cli_harness(tmp_path, script(cli, "turn"), cli=cli) as harness:
+        played = harness.run("do it")
 
     assert told(played) == [*BEGUN, "text.final", *ENDED]
     assert counted(played) == 1
 
 
 def test_a_tool(tmp_path: Path, cli: Cli) -> None:
-    with staged(tmp_path, script(cli, "tool"), cli=cli) as stage:
-        played = stage.played("do it")
+    with cli_harness(tmp_path, script(cli, "tool"), cli=cli) as harness:
+        played = harness.run("do it")
 
     assert told(played) == [*BEGUN, "text.final", *TOOL, "text.final", *ENDED]
     assert counted(played) == 2
     assert played.run.text == "Done."
-    assert [tool.tool_output.strip() for tool in played.of(ev.ToolCompleted)] == ["hi"]
+    assert [tool.tool_output.strip() for tool in played.events_of(ev.ToolCompleted)] == ["hi"]
 
 
 def test_a_follow_up(tmp_path: Path, cli: Cli) -> None:
@@ -116,8 +124,8 @@ def test_a_follow_up(tmp_path: Path, cli: Cli) -> None:
         await run.steer("and more")
         (tmp_path / "work" / "go").touch()
 
-    with staged(tmp_path, script(cli, "steer"), cli=cli) as stage:
-        played = acted(stage, steer)
+    with cli_harness(tmp_path, script(cli, "steer"), cli=cli) as harness:
+        played = acted(harness, steer)
 
     steered = ["tool.started", "followup.offered", "tool.completed", "followup.absorbed"]
     assert told(played) == [*BEGUN, *steered, "text.final", *ENDED]
@@ -125,8 +133,8 @@ def test_a_follow_up(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_a_stop(tmp_path: Path, cli: Cli) -> None:
-    with staged(tmp_path, script(cli, "interrupt"), cli=cli) as stage:
-        played = acted(stage, lambda run: run.cancel("enough"))
+    with cli_harness(tmp_path, script(cli, "interrupt"), cli=cli) as harness:
+        played = acted(harness, lambda run: run.cancel("enough"))
 
     stopped = ["tool.started", "tool.failed", "stats.updated", "run.cancelled"]
     assert told(played) == [*BEGUN, *stopped]
@@ -135,9 +143,9 @@ def test_a_stop(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_a_conversation_that_is_gone_on_with(tmp_path: Path, cli: Cli) -> None:
-    with staged(tmp_path, script(cli, "resume"), cli=cli) as stage:
-        first = stage.played("do it")
-        second = stage.played("and again", resume=first.run.resume_token)
+    with cli_harness(tmp_path, script(cli, "resume"), cli=cli) as harness:
+        first = harness.run("do it")
+        second = harness.run("and again", resume=first.run.resume_token)
 
     assert told(second) == [*BEGUN, "text.final", *ENDED]
     assert [counted(first), counted(second)] == [1, 1]
@@ -146,27 +154,29 @@ def test_a_conversation_that_is_gone_on_with(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_an_answer_in_a_form(tmp_path: Path, cli: Cli) -> None:
-    with staged(tmp_path, script(cli, "schema"), cli=cli) as stage:
-        played = stage.played("do it", schema=SCHEMA)
+    with cli_harness(tmp_path, script(cli, "schema"), cli=cli) as harness:
+        played = harness.run("do it", schema=SCHEMA)
 
     assert told(played) == [*BEGUN, "text.final", *ENDED]
     assert counted(played) == 1
-    assert [text.text for text in played.of(ev.TextFinal)] == [played.run.text] == ['{"n":42}']
+    assert (
+        [text.text for text in played.events_of(ev.TextFinal)] == [played.run.text] == ['{"n":42}']
+    )
 
 
 def test_a_picture(tmp_path: Path, cli: Cli) -> None:
-    with staged(tmp_path, script(cli, "image"), cli=cli) as stage:
-        played = stage.played("what is it?", images=[Image("image/png", DOT)])
+    with cli_harness(tmp_path, script(cli, "image"), cli=cli) as harness:
+        played = harness.run("what is it?", images=[Image("image/png", DOT)])
 
         assert told(played) == [*BEGUN, "text.final", *ENDED]
         assert counted(played) == 1
-        [ask] = stage.server.main_requests
+        [ask] = harness.server.main_requests
         assert base64.b64encode(DOT).decode() in str(ask.messages)
 
 
 def test_a_limit(tmp_path: Path, cli: Cli) -> None:
-    with staged(tmp_path, script(cli, "limit"), cli=cli) as stage:
-        played = stage.played("do it")
+    with cli_harness(tmp_path, script(cli, "limit"), cli=cli) as harness:
+        played = harness.run("do it")
 
     limited = [*["provider.retrying"] * RETRIES, "stats.updated", "run.rate_limited"]
     assert told(played) == [*BEGUN, *limited]

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from tests.children.keeper_driver import eventually
-from tests.support.cli_home import Home, a_home, end, until_said, waits
+from tests.support.cli_home import CliHome, cli_home, end_daemon, steps_around, wait_for_text
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    with a_home(tmp_path) as found:
+def home(tmp_path: Path) -> Iterator[CliHome]:
+    with cli_home(tmp_path) as found:
         yield found
 
 
-def follow(home: Home, *words: str) -> Path:
+def follow(home: CliHome, *words: str) -> Path:
     """Start `tail -f` into a file."""
     heard = home.place / f"heard{len(home.started)}"
     home.start("tail", "-f", "--jsonl", *words, into=heard)
@@ -34,16 +34,16 @@ def stored(heard: Path) -> list[int]:
     return [each["cursor"] for each in said(heard) if each["cursor"] is not None]
 
 
-def test_everything_is_heard_once_and_in_order_over_a_kill(home: Home) -> None:
+def test_everything_is_heard_once_and_in_order_over_a_kill(home: CliHome) -> None:
     gate = home.place / "gate"
     for name in ("ada", "bo", "cy"):
-        home.hire(name)
+        home.add_agent(name)
     first = home.up()
     heard = follow(home, "--all", "--after", "0")
     items = [home.send(name, {"text": f"{name} {n}"}) for n in (1, 2) for name in ("ada", "bo")]
-    open_one = home.send("cy", *waits(gate))
-    until_said(home, "one")
-    end(first, signal.SIGKILL)
+    open_one = home.send("cy", *steps_around(gate))
+    wait_for_text(home, "one")
+    end_daemon(first, signal.SIGKILL)
     items += [home.send("ada", {"text": "ada 3"}), open_one]
 
     home.up()
@@ -66,7 +66,7 @@ def murmurs(place: Path) -> Iterator[dict[str, Any]]:
         yield {"text": f"said {n}"}
 
 
-def went_on(home: Home, heard: list[Path], n: int) -> bool:
+def went_on(home: CliHome, heard: list[Path], n: int) -> bool:
     """Open a gate; whether all have heard what is live of that step, when they have the rest."""
     (home.place / f"gate{n}").touch()
     for each in heard:
@@ -78,9 +78,9 @@ def texts(heard: Path, kind: str) -> list[str]:
     return [each["data"]["text"] for each in said(heard) if each["type"] == kind]
 
 
-def test_an_agent_and_a_run_are_followed_with_what_is_live(home: Home) -> None:
-    home.hire("ada")
-    home.hire("bo")
+def test_an_agent_and_a_run_are_followed_with_what_is_live(home: CliHome) -> None:
+    home.add_agent("ada")
+    home.add_agent("bo")
     home.up()
     first = home.send("ada", *murmurs(home.place))
     run = eventually(lambda: home.item(first).run, "its run")

@@ -14,7 +14,7 @@ import pytest
 from steadyrun.model import event as ev
 from steadyrun.telemetry.exporter import CURSOR
 from tests.children.keeper_driver import eventually
-from tests.support.cli_home import PATIENCE_SECONDS, Home, a_home, end
+from tests.support.cli_home import TIMEOUT_SECONDS, CliHome, cli_home, end_daemon
 from tests.support.commands import COMMAND, environment
 from tests.support.otlp_collector import Collector, Seen, collecting
 
@@ -38,8 +38,8 @@ STEPS = (
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    with a_home(tmp_path) as found:
+def home(tmp_path: Path) -> Iterator[CliHome]:
+    with cli_home(tmp_path) as found:
         found.path.mkdir()
         yield found
 
@@ -50,7 +50,7 @@ def collector() -> Iterator[Collector]:
         yield found
 
 
-def configure(home: Home, endpoint: str, *lines: str) -> None:
+def configure(home: CliHome, endpoint: str, *lines: str) -> None:
     text = "\n".join(["[telemetry]", f'endpoint = "{endpoint}"', *lines])
     (home.path / "config.toml").write_text(text)
 
@@ -61,10 +61,10 @@ def named(spans: list[Seen]) -> dict[str, Seen]:
 
 
 def test_a_run_is_a_span_with_its_usage_and_each_tool_is_one_below_it(
-    home: Home, collector: Collector
+    home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint, f'headers = {{ authorization = "Bearer {HEADER}" }}')
-    home.hire("ada", model="model-1")
+    home.add_agent("ada", model="model-1")
     home.up()
     item = home.send("ada", *STEPS)
 
@@ -110,10 +110,10 @@ def test_a_run_is_a_span_with_its_usage_and_each_tool_is_one_below_it(
 
 
 def test_without_being_told_to_it_sends_nothing_that_was_said_or_done(
-    home: Home, collector: Collector
+    home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint)
-    home.hire("ada")
+    home.add_agent("ada")
     home.up()
     home.send("ada", *STEPS)
     collector.wait(3)
@@ -123,10 +123,10 @@ def test_without_being_told_to_it_sends_nothing_that_was_said_or_done(
 
 
 def test_with_content_it_sends_what_was_asked_done_and_answered(
-    home: Home, collector: Collector
+    home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint, "content = true")
-    home.hire("ada")
+    home.add_agent("ada")
     home.up()
     home.send("ada", *STEPS)
 
@@ -145,10 +145,10 @@ def test_with_content_it_sends_what_was_asked_done_and_answered(
     assert OUTPUT_WORD in failed["gen_ai.tool.call.result"]
 
 
-def test_also_with_content_secrets_stay_here(home: Home, collector: Collector) -> None:
+def test_also_with_content_secrets_stay_here(home: CliHome, collector: Collector) -> None:
     configure(home, collector.endpoint, "content = true", f'headers = {{ x-team = "{HEADER}" }}')
     token = "ghp_" + "a1B2" * 10
-    home.hire("ada")
+    home.add_agent("ada")
     home.up()
     home.send("ada", {"text": f"{HEADER} {token} and no more"})
 
@@ -162,11 +162,11 @@ def test_also_with_content_secrets_stay_here(home: Home, collector: Collector) -
 
 
 def test_a_daemon_that_was_killed_in_a_run_tells_each_span_once(
-    home: Home, collector: Collector
+    home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint)
     gate = home.place / "gate"
-    home.hire("ada")
+    home.add_agent("ada")
     first = home.up()
     home.send(
         "ada",
@@ -177,12 +177,12 @@ def test_a_daemon_that_was_killed_in_a_run_tells_each_span_once(
     collector.wait(1)
     done = next(e for e in home.events() if isinstance(e.event, ev.ToolCompleted))
     eventually(lambda: told_up_to(home) >= done.cursor, "that it is written down as sent")
-    end(first, signal.SIGKILL)
+    end_daemon(first, signal.SIGKILL)
 
     second = home.up()
     gate.touch()
     collector.wait(3)
-    end(second, signal.SIGTERM)
+    end_daemon(second, signal.SIGTERM)
 
     spans = named(collector.wait(3))
     assert set(spans) == {"invoke_agent ada", "execute_tool Bash", "execute_tool Read"}
@@ -197,22 +197,22 @@ def test_a_daemon_that_was_killed_in_a_run_tells_each_span_once(
     assert run.attributes["steadyrun.item"]
 
 
-def told_up_to(home: Home) -> int:
+def told_up_to(home: CliHome) -> int:
     found: bytes | None = home.read(lambda store: store.get(CURSOR))
     return int(found or 0)
 
 
 def test_what_ended_while_nobody_exported_is_told_by_the_next_daemon(
-    home: Home, collector: Collector
+    home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint)
-    home.hire("ada")
+    home.add_agent("ada")
     collector.status = 503
     first = home.up()
     item = home.send("ada", {"text": "done"})
     eventually(lambda: home.item(item).status == "completed", "its end")
     collector.until_asked()
-    assert end(first, signal.SIGTERM) == 0
+    assert end_daemon(first, signal.SIGTERM) == 0
 
     collector.status = 200
     home.up()
@@ -221,10 +221,10 @@ def test_what_ended_while_nobody_exported_is_told_by_the_next_daemon(
     assert run.attributes["steadyrun.item"] == item
 
 
-def test_a_collector_that_is_not_there_is_a_fact_and_no_trouble(home: Home) -> None:
+def test_a_collector_that_is_not_there_is_a_fact_and_no_trouble(home: CliHome) -> None:
     with collecting() as gone:
         configure(home, gone.endpoint)
-    home.hire("ada")
+    home.add_agent("ada")
     daemon = home.up()
 
     items = [home.send("ada", {"text": str(number)}) for number in range(3)]
@@ -232,7 +232,7 @@ def test_a_collector_that_is_not_there_is_a_fact_and_no_trouble(home: Home) -> N
     eventually(lambda: all(home.item(i).status == "completed" for i in items), "their end")
     log = home.place / "log"
     eventually(lambda: "telemetry.failed" in log.read_text(), "that it is told")
-    assert end(daemon, signal.SIGTERM) == 0
+    assert end_daemon(daemon, signal.SIGTERM) == 0
     said = log.read_text()
     assert "Traceback" not in said
     # The packages' own words are not among the facts.
@@ -240,10 +240,10 @@ def test_a_collector_that_is_not_there_is_a_fact_and_no_trouble(home: Home) -> N
     assert "Failed to export" not in said
 
 
-def test_a_collector_that_never_answers_holds_nobody_up(home: Home) -> None:
+def test_a_collector_that_never_answers_holds_nobody_up(home: CliHome) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         configure(home, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        home.hire("ada")
+        home.add_agent("ada")
         daemon = home.up()
         first = home.send("ada", {"text": "one"})
         # It waits for its answer from now on.
@@ -254,11 +254,13 @@ def test_a_collector_that_never_answers_holds_nobody_up(home: Home) -> None:
         eventually(lambda: home.item(second).status == "completed", "its end")
         assert home.item(first).status == "completed"
         assert "telemetry.failed" not in (home.place / "log").read_text()
-        assert end(daemon, signal.SIGTERM) == 0
+        assert end_daemon(daemon, signal.SIGTERM) == 0
         connection.close()
 
 
-def test_a_run_of_another_process_is_told_by_the_daemon(home: Home, collector: Collector) -> None:
+def test_a_run_of_another_process_is_told_by_the_daemon(
+    home: CliHome, collector: Collector
+) -> None:
     configure(home, collector.endpoint)
     home.up()
 
@@ -270,20 +272,20 @@ def test_a_run_of_another_process_is_told_by_the_daemon(home: Home, collector: C
 
 
 def test_what_is_left_at_the_end_is_sent_before_the_daemon_ends(
-    home: Home, collector: Collector
+    home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint)
-    home.hire("ada")
+    home.add_agent("ada")
     daemon = home.up()
     item = home.send("ada", {"text": "done"})
     eventually(lambda: home.item(item).status == "completed", "its end")
 
-    assert end(daemon, signal.SIGTERM) == 0
+    assert end_daemon(daemon, signal.SIGTERM) == 0
 
     assert [seen.name for seen in collector.wait(0)] == ["invoke_agent ada"]
 
 
-def test_without_the_package_a_daemon_says_what_to_install(home: Home) -> None:
+def test_without_the_package_a_daemon_says_what_to_install(home: CliHome) -> None:
     configure(home, "http://127.0.0.1:4318")
     hidden = home.place / "hidden" / "opentelemetry"
     hidden.mkdir(parents=True)
@@ -294,7 +296,7 @@ def test_without_the_package_a_daemon_says_what_to_install(home: Home) -> None:
         env={**environment(home.path), "PYTHONPATH": str(hidden.parent)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
 
@@ -305,7 +307,7 @@ def test_without_the_package_a_daemon_says_what_to_install(home: Home) -> None:
     assert not (home.path / "store.db").exists()
 
 
-def test_a_header_whose_variable_is_not_set_is_named_at_the_start(home: Home) -> None:
+def test_a_header_whose_variable_is_not_set_is_named_at_the_start(home: CliHome) -> None:
     configure(home, "http://127.0.0.1:4318", 'headers = { authorization = "Bearer ${TOKEN}" }')
 
     done = home.run("up")

@@ -79,7 +79,7 @@ def says(text: str) -> Turn:
 async def following(
     home: Path,
     process: Process,
-    ear: Ear,
+    sink: Ear,
     *,
     fence: int,
     launch: Turn | None = None,
@@ -97,7 +97,7 @@ async def following(
             await drivers.launch(process, LaunchRequest(launch, str(home)))
         holder = HolderId(f"holder_{fence}")
         async with (
-            drivers.drive(process, holder=holder, fence=fence, sink=ear.hear) as driver,
+            drivers.drive(process, holder=holder, fence=fence, sink=sink.hear) as driver,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(driver.follow)
@@ -129,24 +129,26 @@ def test_one_process_serves_turn_after_turn(tmp_path: Path, is_replaced: bool) -
         return not is_locked(directory)
 
     async def main() -> list[str]:
-        ear, process, fence = Ear(), PROCESS, 1
+        sink, process, fence = Ear(), PROCESS, 1
         with anyio.fail_after(PATIENCE_SECONDS):
-            async with following(tmp_path, process, ear, fence=fence, launch=says("one")) as driver:
+            async with following(
+                tmp_path, process, sink, fence=fence, launch=says("one")
+            ) as driver:
                 await driver.begin(says("one"))
-                await ear.until_ended(1)
+                await sink.until_ended(1)
                 if not is_replaced:
                     await driver.begin(says("two"))
-                    await ear.until_ended(2)
+                    await sink.until_ended(2)
                     await driver.close()
                     await anyio.to_thread.run_sync(eventually, is_gone, "the end")
             if is_replaced:
-                process = remembered(process, ear.ends[0])
-                async with following(tmp_path, process, ear, fence=2) as driver:
+                process = remembered(process, sink.ends[0])
+                async with following(tmp_path, process, sink, fence=2) as driver:
                     await driver.begin(says("two"))
-                    await ear.until_ended(2)
+                    await sink.until_ended(2)
                     await driver.close()
                     await anyio.to_thread.run_sync(eventually, is_gone, "the end")
-        return ear.texts
+        return sink.texts
 
     assert anyio.run(main) == ["one", "two"]
     # One process: its record of what was sent has both turns, and one handshake.
@@ -159,14 +161,14 @@ def test_what_a_turn_complained_of_is_heard_before_its_end(tmp_path: Path) -> No
     turn = Turn("run_loud", 'script:[{"stderr":"low on disk"},{"text":"one"}]')
 
     async def main() -> str:
-        ear = Ear()
+        sink = Ear()
         with anyio.fail_after(PATIENCE_SECONDS):
             async with following(
-                tmp_path, PROCESS, ear, fence=1, launch=turn, kind=DeafToStderr
+                tmp_path, PROCESS, sink, fence=1, launch=turn, kind=DeafToStderr
             ) as driver:
                 await driver.begin(turn)
-                await ear.until_ended(1)
-                heard = "".join(ear.complaints)
+                await sink.until_ended(1)
+                heard = "".join(sink.complaints)
                 await driver.close()
         return heard
 

@@ -19,11 +19,11 @@ from steadyrun.stores.sqlite import SqliteStore
 from tests.children.keeper_driver import eventually
 from tests.support.commands import COMMAND, environment, steadyrun
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 ALL = 100_000
 
 
-class Home:
+class CliHome:
     """A home, its daemons and what is in its store."""
 
     def __init__(self, place: Path) -> None:
@@ -57,7 +57,7 @@ class Home:
         self.started.append(daemon)
         return daemon
 
-    def hire(self, name: str, **flags: str) -> None:
+    def add_agent(self, name: str, **flags: str) -> None:
         place = self.place / name
         place.mkdir()
         flags = {"provider": "scripted", **flags}
@@ -103,32 +103,32 @@ class Home:
         """The processes that have files."""
         return [each.name for each in (self.path / "processes").iterdir()]
 
-    def log(self) -> list[str]:
+    def read_log(self) -> list[str]:
         """What the daemons have told."""
         return (self.place / "log").read_text().splitlines()
 
-    def asked(self) -> list[Any]:
+    def list_approvals(self) -> list[Any]:
         """What persons are asked now."""
         found: list[Any] = json.loads(self.run("approvals", "--json").stdout)["approvals"]
         return found
 
-    def living(self) -> list[int]:
+    def list_live_pids(self) -> list[int]:
         """Every process that any keeper of this home has started."""
         names = [each.name for each in (self.path / "processes").glob("*")]
         return [pid for name in names for pid in keeper.marked(name)]
 
 
 @contextmanager
-def a_home(place: Path) -> Iterator[Home]:
+def cli_home(place: Path) -> Iterator[CliHome]:
     """A home; whatever was started in it is ended afterwards."""
-    found = Home(place)
+    found = CliHome(place)
     try:
         yield found
     finally:
         for daemon in found.started:
             if daemon.poll() is None:
                 daemon.kill()
-            daemon.wait(PATIENCE_SECONDS)
+            daemon.wait(TIMEOUT_SECONDS)
             if daemon.stdout:
                 daemon.stdout.close()
         left = found.run("down", "--drain", "0s")
@@ -136,14 +136,14 @@ def a_home(place: Path) -> Iterator[Home]:
         keeper.sweep([each.name for each in (found.path / "processes").glob("*")])
 
 
-def waits(gate: Path) -> tuple[object, ...]:
+def steps_around(gate: Path) -> tuple[object, ...]:
     return ({"text": "one"}, {"until": str(gate)}, {"text": "two"})
 
 
-def until_said(home: Home, text: str) -> None:
+def wait_for_text(home: CliHome, text: str) -> None:
     eventually(lambda: text in home.texts(), f"that it says {text}")
 
 
-def end(daemon: "subprocess.Popen[str]", number: int) -> int:
+def end_daemon(daemon: "subprocess.Popen[str]", number: int) -> int:
     os.kill(daemon.pid, number)
-    return daemon.wait(PATIENCE_SECONDS)
+    return daemon.wait(TIMEOUT_SECONDS)

@@ -39,13 +39,13 @@ from steadyrun.runtime.log import JsonLogFormatter
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.keeper_driver import eventually
-from tests.support.real_cli_stage import left_behind
+from tests.support.real_cli_harness import find_processes_of
 
-PATIENCE_SECONDS = 40.0
+TIMEOUT_SECONDS = 40.0
 KEY = b"k" * 32
 ALL = 100_000
 _DAEMON = Path(__file__).parents[1] / "children" / "team_daemon.py"
-USUAL = Capacity()
+DEFAULT_CAPACITY = Capacity()
 
 Event = TypeVar("Event")
 
@@ -54,17 +54,17 @@ def script(*steps: object) -> str:
     return "script:" + msgspec.json.encode(steps).decode()
 
 
-def says(text: str) -> str:
+def say(text: str) -> str:
     return script({"text": text})
 
 
-class Gates:
+class FileGates:
     """Files that a script waits for."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
 
-    def until(self, name: str) -> dict[str, str]:
+    def wait_step(self, name: str) -> dict[str, str]:
         """The step that waits for it."""
         return {"until": str(self._place / f"gate-{name}")}
 
@@ -73,37 +73,37 @@ class Gates:
 
 
 @dataclass
-class Home:
+class HomeHarness:
     """A home with agents, and what a person would do there; a daemon may be anywhere."""
 
     place: Path
     store: Store
-    gates: Gates = field(init=False)
+    gates: FileGates = field(init=False)
 
     def __post_init__(self) -> None:
-        self.gates = Gates(self.place)
+        self.gates = FileGates(self.place)
 
-    async def hire(self, name: str, provider: str = "scripted", **fields: Any) -> AgentId:
+    async def add_agent(self, name: str, provider: str = "scripted", **fields: Any) -> AgentId:
         home = self.place / name
         home.mkdir(exist_ok=True)
         agent = Agent(Ids(SystemClock().now).agent(), name, (provider,), str(home))
         await self.store.add_agent(msgspec.structs.replace(agent, **fields))
         return agent.id
 
-    async def change(self, agent: AgentId, **fields: Any) -> None:
+    async def set_agent(self, agent: AgentId, **fields: Any) -> None:
         was = await self.store.agent(agent)
         await self.store.set_agent(msgspec.structs.replace(was, **fields), was=was)
 
     async def send(self, agent: AgentId, text: str, **fields: Any) -> ItemId:
         return (await self.store.accept(Message(agent, text, **fields))).item.id
 
-    async def done(self, agent: AgentId, text: str, **fields: Any) -> Item:
+    async def send_and_wait(self, agent: AgentId, text: str, **fields: Any) -> Item:
         """An item that was sent and is settled."""
-        return await self.settled(await self.send(agent, text, **fields))
+        return await self.wait_until_settled(await self.send(agent, text, **fields))
 
-    async def settled(self, item: ItemId) -> Item:
+    async def wait_until_settled(self, item: ItemId) -> Item:
         agent = (await self.store.item(item)).agent
-        await self.until(agent, self._is_settled(item))
+        await self.wait_until(agent, self._is_settled(item))
         return await self.store.item(item)
 
     def _is_settled(self, item: ItemId) -> Callable[[], Awaitable[bool]]:
@@ -112,40 +112,40 @@ class Home:
 
         return is_it
 
-    async def until(self, agent: AgentId | None, is_it: Callable[[], Awaitable[bool]]) -> None:
+    async def wait_until(self, agent: AgentId | None, is_it: Callable[[], Awaitable[bool]]) -> None:
         """Wait for what the store will say of an agent, or of all."""
         with self.store.hints.watch(agent) as watch:
             while not await is_it():
                 await watch.wait(0.5)
 
-    async def until_lane(self, agent: AgentId, status: str) -> None:
+    async def wait_for_lane(self, agent: AgentId, status: str) -> None:
         async def is_it() -> bool:
             return (await self.store.lane(agent)).status == status
 
-        await self.until(agent, is_it)
+        await self.wait_until(agent, is_it)
 
-    async def until_told(self, agent: AgentId, kind: type[ev.Event], count: int = 1) -> None:
+    async def wait_for_event(self, agent: AgentId, kind: type[ev.Event], count: int = 1) -> None:
         """So many events of a kind are in the agent's record."""
 
         async def is_it() -> bool:
-            return len(await self.of(agent, kind)) >= count
+            return len(await self.events_of(agent, kind)) >= count
 
-        await self.until(agent, is_it)
+        await self.wait_until(agent, is_it)
 
-    async def until_said(self, agent: AgentId, text: str) -> None:
+    async def wait_for_text(self, agent: AgentId, text: str) -> None:
         async def is_it() -> bool:
             return text in await self.texts(agent)
 
-        await self.until(agent, is_it)
+        await self.wait_until(agent, is_it)
 
-    async def until_idle(self, agent: AgentId) -> None:
+    async def wait_until_idle(self, agent: AgentId) -> None:
         """Nothing runs, and nothing is queued."""
 
         async def is_it() -> bool:
             lane = await self.store.lane(agent)
             return lane.status in {"idle", "warm"} and not lane.queued
 
-        await self.until(agent, is_it)
+        await self.wait_until(agent, is_it)
 
     async def runs(self, agent: AgentId) -> list[Run]:
         """In the order in which they were begun."""
@@ -154,30 +154,30 @@ class Home:
     async def events(self, agent: AgentId) -> list[StoredEvent]:
         return await self.store.last_events(agent=agent, limit=ALL)
 
-    async def of(self, agent: AgentId, kind: type[Event]) -> list[Event]:
+    async def events_of(self, agent: AgentId, kind: type[Event]) -> list[Event]:
         return [seen.event for seen in await self.events(agent) if isinstance(seen.event, kind)]
 
     async def texts(self, agent: AgentId) -> list[str]:
-        return [each.text for each in await self.of(agent, ev.TextFinal)]
+        return [each.text for each in await self.events_of(agent, ev.TextFinal)]
 
     async def notes(self, agent: AgentId) -> list[str]:
-        return [each.text for each in await self.of(agent, ev.Note)]
+        return [each.text for each in await self.events_of(agent, ev.Note)]
 
-    async def process_of(self, agent: AgentId) -> str:
+    async def find_process(self, agent: AgentId) -> str:
         [process] = await self.store.open_processes(agent)
         return process.id
 
 
 @dataclass
-class Team(Home):
+class DaemonHarness(HomeHarness):
     """A home whose daemon is in this process."""
 
     daemon: Daemon
-    facts: "Facts"
+    log: "CapturedLog"
 
 
 @asynccontextmanager
-async def most_processes(home: Home) -> AsyncIterator[list[int]]:
+async def count_most_processes(home: HomeHarness) -> AsyncIterator[list[int]]:
     """How many processes were open at most, all agents together: looked at whenever anything
     happens."""
     most = [0]
@@ -194,7 +194,7 @@ async def most_processes(home: Home) -> AsyncIterator[list[int]]:
         tasks.cancel_scope.cancel()
 
 
-def begun(place: Path) -> list[tuple[str, str]]:
+def read_turns(place: Path) -> list[tuple[str, str]]:
     """Every turn that any process of this home was told: the run and the text, in order."""
     found = []
     for directory in (place / "home" / "processes").glob("*"):
@@ -205,11 +205,11 @@ def begun(place: Path) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-def times_told(place: Path, words: str) -> int:
-    return sum(words in text for _, text in begun(place))
+def count_sent(place: Path, words: str) -> int:
+    return sum(words in text for _, text in read_turns(place))
 
 
-def cli_of(process: str) -> int:
+def find_cli(process: str) -> int:
     """The CLI itself: the oldest of what carries its mark."""
     return min(keeper.marked(process))
 
@@ -218,12 +218,12 @@ async def wait_for(ask: Callable[[], Any], what: str) -> None:
     await anyio.to_thread.run_sync(eventually, ask, what)
 
 
-class Facts(logging.Handler):
+class CapturedLog(logging.Handler):
     """What an operator would read meanwhile."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.facts: list[tuple[str, dict[str, Any]]] = []
         # Those with a field that an operator would not see.
         self.cut: list[str] = []
         self._formatter = JsonLogFormatter(Scrubber())
@@ -231,22 +231,22 @@ class Facts(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if "cut" in self._formatter.build_document(record):
             self.cut.append(record.getMessage())
-        self.told.append((record.getMessage(), getattr(record, "fields", {})))
+        self.facts.append((record.getMessage(), getattr(record, "fields", {})))
 
-    def of(self, name: str) -> list[dict[str, Any]]:
-        return [fields for each, fields in self.told if each == name]
+    def facts_of(self, name: str) -> list[dict[str, Any]]:
+        return [fields for each, fields in self.facts if each == name]
 
 
 @contextmanager
-def facts(*, has_bugs: bool = False) -> Iterator[Facts]:
+def capture_log(*, has_bugs: bool = False) -> Iterator[CapturedLog]:
     """The facts of this process; none of them may be a bug, unless there is one."""
-    log, found = logging.getLogger("steadyrun"), Facts()
+    log, found = logging.getLogger("steadyrun"), CapturedLog()
     level = log.level
     log.addHandler(found)
     log.setLevel(logging.INFO)
     try:
         yield found
-        assert bool(found.of("bug")) == has_bugs, found.of("bug")
+        assert bool(found.facts_of("bug")) == has_bugs, found.facts_of("bug")
         assert found.cut == []
     finally:
         log.removeHandler(found)
@@ -254,17 +254,17 @@ def facts(*, has_bugs: bool = False) -> Iterator[Facts]:
 
 
 @asynccontextmanager
-async def opened(place: Path) -> AsyncIterator[Home]:
+async def open_home(place: Path) -> AsyncIterator[HomeHarness]:
     """A home, for somebody who is no daemon."""
-    with anyio.fail_after(PATIENCE_SECONDS):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         store = await SqliteStore.open(place / "home")
         try:
-            yield Home(place, store)
+            yield HomeHarness(place, store)
         finally:
             await store.close()
 
 
-class Victim:
+class KillableDaemon:
     """A daemon in a process of its own, to be killed."""
 
     def __init__(self, place: Path, step: str = "") -> None:
@@ -273,15 +273,15 @@ class Victim:
         environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
         self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, env=environ)
 
-    async def up(self) -> None:
+    async def wait_until_up(self) -> None:
         """It takes items in."""
         assert self._process.stdout
         said = await anyio.to_thread.run_sync(self._process.stdout.readline)
         assert said == b"up\n", said
 
-    async def until_dead(self) -> None:
+    async def wait_until_killed(self) -> None:
         """It has come to its step."""
-        code = await anyio.to_thread.run_sync(self._process.wait, PATIENCE_SECONDS)
+        code = await anyio.to_thread.run_sync(self._process.wait, TIMEOUT_SECONDS)
         assert code == -signal.SIGKILL
 
     def kill(self) -> None:
@@ -292,10 +292,12 @@ class Victim:
 
 
 @asynccontextmanager
-async def victim(place: Path, step: str = "") -> AsyncIterator[tuple[Home, Victim]]:
+async def killable_daemon(
+    place: Path, step: str = ""
+) -> AsyncIterator[tuple[HomeHarness, KillableDaemon]]:
     """A home, and a daemon that is killed at that step, or at the end of the block."""
-    async with opened(place) as home:
-        daemon = Victim(place, step)
+    async with open_home(place) as home:
+        daemon = KillableDaemon(place, step)
         try:
             yield home, daemon
         finally:
@@ -303,17 +305,17 @@ async def victim(place: Path, step: str = "") -> AsyncIterator[tuple[Home, Victi
 
 
 @asynccontextmanager
-async def working(
+async def running_daemon(
     place: Path,
-    room: Capacity = USUAL,
+    capacity: Capacity = DEFAULT_CAPACITY,
     *,
     config: str = "",
     clock: Clock | None = None,
-    watched: Callable[[Store], Store] = lambda store: store,
+    wrap_store: Callable[[Store], Store] = lambda store: store,
     drain: float = 10.0,
     has_bugs: bool = False,
     **limits: float | None,
-) -> AsyncIterator[Team]:
+) -> AsyncIterator[DaemonHarness]:
     """A daemon at work, stopped in the end; nothing may be left running behind it.
 
     `watched` is what the daemon sees of its store.
@@ -323,19 +325,19 @@ async def working(
     (home / "config.toml").write_text(config)
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
     settings = load(home=home, cwd=place, environ=environ)
-    with anyio.fail_after(PATIENCE_SECONDS), facts(has_bugs=has_bugs) as told:
+    with anyio.fail_after(TIMEOUT_SECONDS), capture_log(has_bugs=has_bugs) as told:
         async with (
             open_runtime(settings, kind="daemon", machine="here") as usual,
             task_group() as tasks,
         ):
             around = replace(usual, limits=msgspec.structs.replace(usual.limits, **limits))
-            store = watched(around.store)
+            store = wrap_store(around.store)
             around = replace(around, clock=clock or around.clock, store=store)
-            daemon = Daemon(around, tasks, room=room, key=KEY)
+            daemon = Daemon(around, tasks, room=capacity, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
-            yield Team(place, usual.store, daemon, told)
+            yield DaemonHarness(place, usual.store, daemon, told)
             await daemon.stop(drain_seconds=drain, keep=False)
             tasks.cancel_scope.cancel()
     # A keeper says that all is over, and then ends itself.
-    eventually(lambda: not left_behind(place), "the end of all that was started")
+    eventually(lambda: not find_processes_of(place), "the end of all that was started")

@@ -14,10 +14,10 @@ from steadyrun.lib.clock import SystemClock
 from steadyrun.lib.task_group import task_group
 from steadyrun.library import Steadyrun
 from steadyrun.runtime.direct_runs import DirectRuns
-from tests.support.real_cli_stage import PATIENCE_SECONDS
+from tests.support.real_cli_harness import TIMEOUT_SECONDS
 
 
-class Ahead(SystemClock):
+class AdjustableClock(SystemClock):
     """The machine's clock, put forward by hand."""
 
     seconds = 0.0
@@ -26,7 +26,7 @@ class Ahead(SystemClock):
         return super().monotonic() + self.seconds
 
 
-def with_clocks(config: Config, **seconds: float) -> Config:
+def with_timeouts(config: Config, **seconds: float) -> Config:
     """The configuration with other `[clocks]`."""
     clocks = msgspec.structs.replace(config.settings.clocks, **seconds)
     settings: Any = msgspec.structs.replace(config.settings, clocks=clocks)
@@ -34,8 +34,8 @@ def with_clocks(config: Config, **seconds: float) -> Config:
 
 
 @asynccontextmanager
-async def library_ahead(config: Config, clock: Ahead) -> AsyncIterator[Steadyrun]:
-    with anyio.fail_after(PATIENCE_SECONDS):
+async def library_with_clock(config: Config, clock: AdjustableClock) -> AsyncIterator[Steadyrun]:
+    with anyio.fail_after(TIMEOUT_SECONDS):
         async with (
             open_runtime(config, kind="test", machine="here") as around,
             task_group() as tasks,

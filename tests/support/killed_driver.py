@@ -34,11 +34,11 @@ from tests.children import run_driver
 from tests.children.keeper_driver import eventually, parent
 from tests.children.run_driver import LONGEST_LINE, Order, Wish
 from tests.support.commands import ROOT
-from tests.support.real_cli_stage import ALL, PATIENCE_SECONDS, Stage, until
+from tests.support.real_cli_harness import ALL, TIMEOUT_SECONDS, CliHarness, wait_for_event
 
 # When what the driver was killed in comes to its end.
-ALONE, LATER = "while nobody is there", "after somebody has come"
-ENDS = (ALONE, LATER)
+UNATTENDED, ATTENDED = "while nobody is there", "after somebody has come"
+WHEN_RELEASED = (UNATTENDED, ATTENDED)
 # What a CLI prints when its turn is over.
 IDLE = {"claude": b'"state":"idle"', "codex": b'"method":"turn/completed"'}
 # What is another each time: our names, theirs, and how long it took.
@@ -50,7 +50,7 @@ _TIMES = re.compile(r'"duration_ms":\d+')
 
 
 @dataclass(frozen=True)
-class Home:
+class HomeRecord:
     """All that is recorded in a home."""
 
     runs: list[Run]
@@ -61,15 +61,15 @@ class Home:
     problems: list[str]
 
     @property
-    def outline(self) -> list[str]:
+    def event_types(self) -> list[str]:
         """What happened; tokens are counted, and notes made, whenever the CLI gets round to it."""
         kinds = [type_of(seen.event) for seen in self.events]
         return [kind for kind in kinds if kind not in {"usage.updated", "note"}]
 
-    def of(self, *kinds: type) -> list[Any]:
+    def events_of(self, *kinds: type) -> list[Any]:
         return [seen.event for seen in self.events if isinstance(seen.event, kinds)]
 
-    def story(self, folder: Path) -> list[str]:
+    def normalize_events(self, folder: Path) -> list[str]:
         """All that is told in order, but for what is another each time; a CLI's notes, which may
         come at any time, are at the end."""
         told = [seen.event for seen in self.events if type_of(seen.event) != "usage.updated"]
@@ -79,11 +79,11 @@ class Home:
         return [_TIMES.sub("", _NAMES.sub("", line)) for line in plain]
 
 
-async def read(stage: Stage) -> Home:
-    store = await SqliteStore.open(stage.home)
+async def read_home(harness: CliHarness) -> HomeRecord:
+    store = await SqliteStore.open(harness.home)
     try:
         items = await store.items(include_settled=True)
-        return Home(
+        return HomeRecord(
             runs=list(reversed(await store.runs())),
             items=sorted(items, key=lambda item: item.created_at),
             events=await store.events(limit=ALL),
@@ -95,7 +95,7 @@ async def read(stage: Stage) -> Home:
         await store.close()
 
 
-def check(home: Home, stage: Stage) -> None:
+def check_home(home: HomeRecord, harness: CliHarness) -> None:
     """Everything is there once and in order, all is settled, and nothing was written twice."""
     by_agent: dict[str | None, list[int | None]] = {}
     for seen in home.events:
@@ -110,20 +110,20 @@ def check(home: Home, stage: Stage) -> None:
         kinds = [type(seen.event) for seen in home.events if seen.run == run.id]
         assert [kind for kind in kinds if kind is ev.RunStarted] == kinds[:1]
         assert [kind for kind in kinds if kind in RUN_END_EVENTS] == kinds[-1:]
-    for directory in stage.home.glob("processes/*"):
+    for directory in harness.home.glob("processes/*"):
         keys = [frame.key for frame in keeper_client.read_sent(directory, after=0)]
         assert len(set(keys)) == len(keys)
 
 
-def check_adopted(home: Home, stage: Stage) -> None:
+def check_adopted(home: HomeRecord, harness: CliHarness) -> None:
     """All that, and it was one CLI from the beginning to the end."""
-    check(home, stage)
-    assert {run.process for run in home.runs} == {directory_of(stage).name}
+    check_home(home, harness)
+    assert {run.process for run in home.runs} == {find_process_directory(harness).name}
 
 
-def words_of(stage: Stage, number: int) -> str:
+def read_request(harness: CliHarness, number: int) -> str:
     """All messages of a request to the model, as text."""
-    return msgspec.json.encode(list(stage.server.main_requests[number].messages)).decode()
+    return msgspec.json.encode(list(harness.server.main_requests[number].messages)).decode()
 
 
 # -- another program
@@ -142,22 +142,22 @@ class Driver:
         await self._write(order)
         self.run = await self._read()
 
-    async def hear(self, kind: str) -> dict[str, Any]:
+    async def wait_for_event(self, kind: str) -> dict[str, Any]:
         """Wait for an event of this kind; what it says."""
-        with anyio.fail_after(PATIENCE_SECONDS):
+        with anyio.fail_after(TIMEOUT_SECONDS):
             while True:
                 seen = await self._read()
                 if seen["type"] == kind:
                     data: dict[str, Any] = seen["data"]
                     return data
 
-    async def wish(self, **wish: str) -> None:
+    async def send(self, **wish: str) -> None:
         await self._write(Wish(**wish))
 
     def stop(self) -> None:
         self._child.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._child.send_signal(signal.SIGCONT)
 
     async def kill(self) -> None:
@@ -165,8 +165,8 @@ class Driver:
             self._child.kill()
         await self._child.wait()
 
-    async def end(self) -> None:
-        with anyio.fail_after(PATIENCE_SECONDS):
+    async def wait_for_end(self) -> None:
+        with anyio.fail_after(TIMEOUT_SECONDS):
             assert await self._child.wait() == 0
 
     async def _write(self, what: Order | Wish) -> None:
@@ -178,19 +178,19 @@ class Driver:
 
 
 @asynccontextmanager
-async def driven(
-    stage: Stage, prompt: str = "go", run: str | None = None, **wishes: Any
+async def start_driver(
+    harness: CliHarness, prompt: str = "go", run: str | None = None, **wishes: Any
 ) -> AsyncIterator[Driver]:
     """Another program drives a new run, or `run`; it is killed at the latest on leaving."""
-    config, provider = stage.config, stage.cli.name
+    config, provider = harness.config, harness.cli.name
     order = Order(
-        home=str(stage.home),
-        cwd=str(stage.cwd),
+        home=str(harness.home),
+        cwd=str(harness.cwd),
         environ=dict(config.environ),
         provider=provider,
         settings=config.settings.providers[provider],
         prompt=prompt,
-        wishes={"mode": stage.cli.mode, **wishes},
+        wishes={"mode": harness.cli.mode, **wishes},
         run=run,
     )
     async with await anyio.open_process(
@@ -209,113 +209,113 @@ Before = Callable[[Driver], Awaitable[object]]
 Then = Callable[[RunHandle], Awaitable[object]]
 
 
-def adopted(
-    stage: Stage,
+def adopt_after_kill(
+    harness: CliHarness,
     before: Before,
-    let_go: Callable[[], object],
+    release: Callable[[], object],
     *,
-    ends: str = LATER,
+    ends: str = ATTENDED,
     then: Then | None = None,
     **wishes: Any,
-) -> Home:
+) -> HomeRecord:
     """What is recorded of a run whose driver is killed after `before`.
 
     The CLI waits for `let_go`: it comes while nobody is there, or when the next program, which is
     this one, has come and has done `then`.
     """
 
-    async def main() -> Home:
-        async with driven(stage, **wishes) as driver:
+    async def main() -> HomeRecord:
+        async with start_driver(harness, **wishes) as driver:
             await before(driver)
-            cli = cli_of(stage)
+            cli = find_cli(harness)
             await driver.kill()
-        if ends == ALONE:
-            let_go()
-            await wait_until_idle(stage)
-        assert cli_of(stage) == cli
-        async with stage.library() as library:
+        if ends == UNATTENDED:
+            release()
+            await wait_until_idle(harness)
+        assert find_cli(harness) == cli
+        async with harness.library() as library:
             run = await library.run(driver.run)
             if then is not None:
                 await then(run)
-            let_go()
+            release()
             await run.result()
-        return await read(stage)
+        return await read_home(harness)
 
     return anyio.run(main)
 
 
-def harmed(
-    stage: Stage,
-    harm: Then,
+def run_and_disturb(
+    harness: CliHarness,
+    disturb: Then,
     library: AbstractAsyncContextManager[Steadyrun] | None = None,
     *,
     again: str | None = None,
     **wishes: Any,
-) -> Home:
+) -> HomeRecord:
     """What is recorded of a run of this program that is harmed; all of it is whole.
 
     With `again`, another run then goes on with its conversation.
     """
 
-    async def main() -> Home:
-        async with library or stage.library() as opened:
-            run = await stage.start(opened, "go", **wishes)
-            await harm(run)
+    async def main() -> HomeRecord:
+        async with library or harness.library() as opened:
+            run = await harness.start(opened, "go", **wishes)
+            await disturb(run)
             await run.result()
         if again is not None:
-            await resume(stage, run.id, again)
-        return await read(stage)
+            await resume_run(harness, run.id, again)
+        return await read_home(harness)
 
     home = anyio.run(main)
-    check(home, stage)
+    check_home(home, harness)
     return home
 
 
-def hears(kind: str, *others: Callable[[], Awaitable[object]]) -> Before:
+def after_event(kind: str, *others: Callable[[], Awaitable[object]]) -> Before:
     """An event of this kind was heard, and then came what else is waited for."""
 
     async def before(driver: Driver) -> None:
-        await driver.hear(kind)
+        await driver.wait_for_event(kind)
         for wait in others:
             await wait()
 
     return before
 
 
-async def offered(run: RunHandle) -> None:
+async def wait_for_offer(run: RunHandle) -> None:
     """A message was offered to the run, by whomever."""
-    await until(run, lambda event: isinstance(event, ev.FollowupOffered))
+    await wait_for_event(run, lambda event: isinstance(event, ev.FollowupOffered))
 
 
-async def accept(stage: Stage, run: str, message: str) -> None:
+async def accept_message(harness: CliHarness, run: str, message: str) -> None:
     """Put a message into the lane of a run, with nobody there to take it."""
-    store = await SqliteStore.open(stage.home)
+    store = await SqliteStore.open(harness.home)
     try:
         await store.accept(Message((await store.run(RunId(run))).agent, message))
     finally:
         await store.close()
 
 
-async def resume(stage: Stage, run: str, prompt: str) -> None:
+async def resume_run(harness: CliHarness, run: str, prompt: str) -> None:
     """Go on with the conversation of a run, in a new one."""
-    async with stage.library() as library:
+    async with harness.library() as library:
         token = (await (await library.run(run)).result()).resume_token
         assert token is not None
-        await (await stage.start(library, prompt, resume=token)).result()
+        await (await harness.start(library, prompt, resume=token)).result()
 
 
 # -- processes
 
 
-def directory_of(stage: Stage) -> Path:
+def find_process_directory(harness: CliHarness) -> Path:
     """The directory of the only process there ever was."""
-    [directory] = stage.home.glob("processes/*")
+    [directory] = harness.home.glob("processes/*")
     return directory
 
 
-def cli_of(stage: Stage) -> int:
+def find_cli(harness: CliHarness) -> int:
     """The CLI itself: what a keeper has started directly."""
-    marked = keeper.marked(directory_of(stage).name)
+    marked = keeper.marked(find_process_directory(harness).name)
     [cli] = [pid for pid in marked if _parent(pid) not in marked]
     return cli
 
@@ -328,12 +328,12 @@ def _parent(pid: int) -> int:
         return pid
 
 
-def kill_keepers(stage: Stage, victims: str) -> None:
+def kill_keepers(harness: CliHarness, names: str) -> None:
     """Kill those who keep the only process of a home, both at the same moment."""
-    its_keeper = parent(cli_of(stage))
+    its_keeper = parent(find_cli(harness))
     pids = {"keeper": its_keeper, "outer": parent(its_keeper)}
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for victim in victims.split(" and "):
+        for victim in names.split(" and "):
             os.kill(pids[victim], number)
 
 
@@ -341,30 +341,30 @@ async def wait_for(ask: Callable[[], Any], what: str) -> None:
     await anyio.to_thread.run_sync(eventually, ask, what)
 
 
-async def wait_for_words(stage: Stage, words: bytes, file: str = "journal") -> None:
+async def wait_for_bytes(harness: CliHarness, words: bytes, file: str = "journal") -> None:
     """Wait until the CLI has printed them, or was told, whoever reads it."""
 
     def is_there() -> bool:
-        return any(words in each.read_bytes() for each in stage.home.glob(f"processes/*/{file}"))
+        return any(words in each.read_bytes() for each in harness.home.glob(f"processes/*/{file}"))
 
     await wait_for(is_there, f"{words!r} in the {file}")
 
 
-async def wait_until_idle(stage: Stage) -> None:
+async def wait_until_idle(harness: CliHarness) -> None:
     """Wait until the CLI has printed the end of a turn."""
-    await wait_for_words(stage, IDLE[stage.cli.name])
+    await wait_for_bytes(harness, IDLE[harness.cli.name])
 
 
-async def wait_for_log(stage: Stage, words: str) -> None:
+async def wait_for_log(harness: CliHarness, words: str) -> None:
     """Wait until the CLI has them in its own record."""
 
     def is_there() -> bool:
-        return any(words in log.read_text() for log in stage.user.rglob("*.jsonl"))
+        return any(words in log.read_text() for log in harness.user.rglob("*.jsonl"))
 
     await wait_for(is_there, f"{words!r} in the session's log")
 
 
-def state_of(pid: int) -> str:
+def read_process_state(pid: int) -> str:
     """R, S, T …: what a process does; one that is gone is dead."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -372,27 +372,29 @@ def state_of(pid: int) -> str:
         return "X"
 
 
-class Tool:
+class BlockingCommand:
     """A command that runs until it is let go; it has a child that no signal to a group reaches."""
 
     def __init__(self, folder: Path) -> None:
-        self.pids, self._go, self.done = folder / "pids", folder / "go", folder / "done"
-        wait = f"until test -e {self._go}; do sleep 0.02; done"
+        self.pids, self._released, self.done = folder / "pids", folder / "go", folder / "done"
+        wait = f"until test -e {self._released}; do sleep 0.02; done"
         self.command = (
             f"setsid sh -c 'echo $$ >> {self.pids}; exec sleep 600' & child=$!; "
             f"echo $$ >> {self.pids}; {wait}; kill $child; echo once >> {self.done}; echo done"
         )
 
-    async def runs(self) -> None:
-        await wait_for(lambda: len(self._told()) == 2, "the tool")
+    async def wait_until_running(self) -> None:
+        await wait_for(lambda: len(self._read_pids()) == 2, "the tool")
 
-    def go(self) -> None:
-        self._go.touch()
+    def release(self) -> None:
+        self._released.touch()
 
     @property
     def alive(self) -> list[int]:
         """Those of it that run; one that nobody has buried yet does not."""
-        return [pid for pid in map(int, self._told()) if state_of(pid) not in {"Z", "X"}]
+        return [
+            pid for pid in map(int, self._read_pids()) if read_process_state(pid) not in {"Z", "X"}
+        ]
 
-    def _told(self) -> list[str]:
+    def _read_pids(self) -> list[str]:
         return self.pids.read_text().split() if self.pids.exists() else []

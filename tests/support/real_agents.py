@@ -16,34 +16,34 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
 from steadyrun.runtime.daemon import Daemon
-from tests.support.daemon_harness import KEY, USUAL, Team, facts
-from tests.support.real_cli_stage import Stage
+from tests.support.daemon_harness import DEFAULT_CAPACITY, KEY, DaemonHarness, capture_log
+from tests.support.real_cli_harness import CliHarness
 
-PATIENCE_SECONDS = 90.0
+TIMEOUT_SECONDS = 90.0
 
 
 @asynccontextmanager
-async def working(
-    stage: Stage, policy: Policy | None = None
-) -> AsyncIterator[tuple[Team, AgentId]]:
+async def real_agent(
+    harness: CliHarness, policy: Policy | None = None
+) -> AsyncIterator[tuple[DaemonHarness, AgentId]]:
     """The agent may do everything unless a policy says otherwise."""
-    with anyio.fail_after(PATIENCE_SECONDS), facts() as told:
+    with anyio.fail_after(TIMEOUT_SECONDS), capture_log() as told:
         async with (
-            open_runtime(stage.config, kind="daemon", machine="here") as around,
+            open_runtime(harness.config, kind="daemon", machine="here") as around,
             task_group() as tasks,
         ):
-            daemon = Daemon(around, tasks, room=USUAL, key=KEY)
+            daemon = Daemon(around, tasks, room=DEFAULT_CAPACITY, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
-            team = Team(stage.cwd.parent, around.store, daemon, told)
+            running = DaemonHarness(harness.cwd.parent, around.store, daemon, told)
             agent = Agent(
                 around.ids.agent(),
                 "ada",
-                (stage.cli.name,),
-                str(stage.cwd),
-                policy=policy or Policy(stage.cli.mode),
+                (harness.cli.name,),
+                str(harness.cwd),
+                policy=policy or Policy(harness.cli.mode),
             )
             await around.store.add_agent(agent)
-            yield team, agent.id
+            yield running, agent.id
             await daemon.stop(drain_seconds=10, keep=False)
             tasks.cancel_scope.cancel()

@@ -24,7 +24,7 @@ from tests.support.require import require
 
 ROOT = Path(__file__).parents[2]
 CLIS = ROOT / ".cache" / "clis" / "bin"
-LIMIT_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 Frame = dict[str, Any]
 
@@ -109,14 +109,14 @@ class StartedCli:
     ) -> None:
         if self.process.poll() is None:
             kill_tree(self.process.pid)
-        self.process.wait(LIMIT_SECONDS)
-        self._reader.join(LIMIT_SECONDS)
+        self.process.wait(TIMEOUT_SECONDS)
+        self._reader.join(TIMEOUT_SECONDS)
         for stream in (self.process.stdin, self.process.stdout, self._stderr):
             with contextlib.suppress(BrokenPipeError):
                 if stream is not None:
                     stream.close()
 
-    def tell(self, *frames: Frame) -> None:
+    def send(self, *frames: Frame) -> None:
         """Write frames, one a line, in one go."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"".join(json.dumps(frame).encode() + b"\n" for frame in frames))
@@ -126,8 +126,8 @@ class StartedCli:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    def hear_until(
-        self, is_last: Callable[[Frame], bool], seconds: float = LIMIT_SECONDS
+    def read_until(
+        self, is_last: Callable[[Frame], bool], seconds: float = TIMEOUT_SECONDS
     ) -> list[Frame]:
         """The frames from here to the first that is the last one, with it."""
         deadline, start = time.monotonic() + seconds, len(self.frames)
@@ -138,16 +138,16 @@ class StartedCli:
             if is_last(frame):
                 return self.frames[start:]
 
-    def hear_rest(self, seconds: float = LIMIT_SECONDS) -> list[Frame]:
+    def read_all(self, seconds: float = TIMEOUT_SECONDS) -> list[Frame]:
         """The frames up to the end of its output."""
         deadline, start = time.monotonic() + seconds, len(self.frames)
         while self._next(deadline) is not None:
             pass
         return self.frames[start:]
 
-    def exit_code(self) -> int:
+    def wait_for_exit(self) -> int:
         """Wait for its end."""
-        return self.process.wait(LIMIT_SECONDS)
+        return self.process.wait(TIMEOUT_SECONDS)
 
     def outline(self, start: int = 0) -> list[str]:
         """What it printed, in a word each."""

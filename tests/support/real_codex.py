@@ -95,19 +95,19 @@ class StartedAppServer(StartedCli):
 
     def __enter__(self) -> Self:
         self.hear_answer("initialize", clientInfo={"name": "steadyrun-tests", "version": "0"})
-        self.tell({"method": "initialized"})
+        self.send({"method": "initialized"})
         return self
 
     def ask(self, method: str, **params: Any) -> int:
         """Ask for something and wait for nothing; the id of the request."""
         self._last_id += 1
-        self.tell({"id": self._last_id, "method": method, "params": params})
+        self.send({"id": self._last_id, "method": method, "params": params})
         return self._last_id
 
     def hear_answer(self, method: str, **params: Any) -> Frame:
         """Ask for something; the answer's result."""
         ident = self.ask(method, **params)
-        *_, answer = self.hear_until(
+        *_, answer = self.read_until(
             lambda frame: frame.get("id") == ident and "method" not in frame
         )
         result: Frame = answer["result"]

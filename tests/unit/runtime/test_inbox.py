@@ -19,7 +19,7 @@ from steadyrun.model.item import Attachment, Item, Payload
 from steadyrun.runtime.attachments import LARGEST_FILE_BYTES, MOST_FILES
 from steadyrun.runtime.inbox import LONGEST_KEY, LONGEST_TEXT_BYTES, accept
 from steadyrun.stores.memory.store import MemoryStore
-from tests.support.real_cli_stage import PNG
+from tests.support.real_cli_harness import PNG
 
 MIB = 1024 * 1024
 

@@ -23,7 +23,7 @@ from steadyrun.store import Store
 from steadyrun.telemetry.exporter import MOST_SENT, Exporter
 from steadyrun.telemetry.otlp import LONGEST_TEXT, OtlpCollector, address
 from steadyrun.telemetry.spans import SpanData
-from tests.support.daemon_harness import facts, wait_for
+from tests.support.daemon_harness import capture_log, wait_for
 from tests.support.fake_daemon import Play, SmallDaemon, opened
 from tests.support.otlp_collector import collecting
 
@@ -152,12 +152,12 @@ def test_what_was_refused_is_tried_again_and_told_as_a_fact_once(tmp_path: Path)
         async with recording(tmp_path) as record:
             await record.end(await record.begin("ada"))
             took = Took(refusals=2)
-            with facts() as told:
+            with capture_log() as told:
                 await record.told(took, until=lambda: took.batches, waits=(0, 0, 0))
         assert took.names == ["invoke_agent ada"]
         assert took.tries == 3
-        assert told.of("telemetry.failed") == [{"spans": 1}]
-        assert told.of("telemetry.dropped") == []
+        assert told.facts_of("telemetry.failed") == [{"spans": 1}]
+        assert told.facts_of("telemetry.dropped") == []
 
     anyio.run(main)
 
@@ -167,13 +167,13 @@ def test_what_is_never_taken_is_left_out_and_the_next_is_told(tmp_path: Path) ->
         async with recording(tmp_path) as record:
             await record.end(await record.begin("ada"))
             took = Took(refusals=3)
-            with facts() as told:
-                dropped = partial(told.of, "telemetry.dropped")
+            with capture_log() as told:
+                dropped = partial(told.facts_of, "telemetry.dropped")
                 await record.told(took, until=dropped, waits=(0, 0))
                 await record.end(await record.begin("bob"))
                 await record.told(took)
         assert took.names == ["invoke_agent bob"]
-        assert told.of("telemetry.dropped") == [{"spans": 1}]
+        assert told.facts_of("telemetry.dropped") == [{"spans": 1}]
 
     anyio.run(main)
 
@@ -248,10 +248,10 @@ def test_a_store_that_fails_is_a_fact_and_no_span_is_missed(tmp_path: Path, verb
         async with recording(tmp_path) as record:
             await record.end(await record.begin("ada"))
             took, store = Took(), record.store
-            with facts() as told:
+            with capture_log() as told:
                 await record.told(took, store=Failing(store, verb))
             await record.told(took)
-        assert told.of("store.failed") == [{"error": "store_full"}]
+        assert told.facts_of("store.failed") == [{"error": "store_full"}]
         # Told twice at most, and then it is the same.
         assert set(took.names) == {"invoke_agent ada"}
         assert len({span.id for batch in took.batches for span in batch}) == 1
@@ -269,10 +269,10 @@ def test_a_mistake_in_here_is_a_fact_and_nobody_elses_trouble(tmp_path: Path) ->
             await record.end(await record.begin("ada"))
             await record.told(Broken())
 
-    with facts(has_bugs=True) as told:
+    with capture_log(has_bugs=True) as told:
         anyio.run(main)
 
-    assert told.of("bug")[0]["error"] == "ValueError"
+    assert told.facts_of("bug")[0]["error"] == "ValueError"
 
 
 def test_a_text_that_is_too_long_is_cut_and_a_refusal_is_told(tmp_path: Path) -> None:

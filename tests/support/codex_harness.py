@@ -11,66 +11,75 @@ from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
 from steadyrun.testing.model_servers.anthropic import ServerSteps, answer, call
 from steadyrun.testing.model_servers.content import ModelAnswer
-from tests.support.killed_driver import Tool, cli_of, state_of, wait_for, wait_for_words, words_of
-from tests.support.real_cli_stage import CODEX, Played, Stage, staged, until
+from tests.support.killed_driver import (
+    BlockingCommand,
+    find_cli,
+    read_process_state,
+    read_request,
+    wait_for,
+    wait_for_bytes,
+)
+from tests.support.real_cli_harness import CODEX, CliHarness, RunRecord, cli_harness, wait_for_event
 from tests.support.real_codex import real_codex
 
 ASKING: dict[str, Any] = {"mode": "default"}
-BEGUN = ["run.started", "token.bound", "stats.updated"]
-DONE = ["text.final", "stats.updated", "run.completed"]
+STARTED = ["run.started", "token.bound", "stats.updated"]
+COMPLETED = ["text.final", "stats.updated", "run.completed"]
 
 
-def on_stage(folder: Path, script: ServerSteps, **settings: Any) -> AbstractContextManager[Stage]:
-    return staged(folder, script, cli=CODEX, **settings)
+def codex_harness(
+    folder: Path, script: ServerSteps, **settings: Any
+) -> AbstractContextManager[CliHarness]:
+    return cli_harness(folder, script, cli=CODEX, **settings)
 
 
-def runs(command: str, **more: Any) -> ModelAnswer:
+def run_command(command: str, **more: Any) -> ModelAnswer:
     """The model wants this command to be run."""
     return answer(call("exec_command", cmd=command, yield_time_ms=30_000, **more))
 
 
-def asks_for(command: str) -> ModelAnswer:
+def request_command(command: str) -> ModelAnswer:
     """The model wants a command that must be allowed."""
-    return runs(command, sandbox_permissions="require_escalated", justification="May I?")
+    return run_command(command, sandbox_permissions="require_escalated", justification="May I?")
 
 
-def held(folder: Path, script: ServerSteps) -> AbstractContextManager[Stage]:
+def stopped_codex_harness(folder: Path, script: ServerSteps) -> AbstractContextManager[CliHarness]:
     """A Codex that waits until somebody lets it go on."""
     program = folder / "codex"
     program.write_text(f'#!/bin/sh\nkill -STOP $$\nexec {real_codex()} "$@"\n')
     program.chmod(0o755)
-    return staged(folder, script, cli=replace(CODEX, program=lambda: program))
+    return cli_harness(folder, script, cli=replace(CODEX, program=lambda: program))
 
 
-async def held_cli(stage: Stage) -> int:
+async def wait_for_stopped_cli(harness: CliHarness) -> int:
     """It, once it waits and was told to begin."""
-    await wait_for_words(stage, b"thread/start", "sent")
-    cli = cli_of(stage)
-    await wait_for(lambda: state_of(cli) == "T", "the CLI that waits")
+    await wait_for_bytes(harness, b"thread/start", "sent")
+    cli = find_cli(harness)
+    await wait_for(lambda: read_process_state(cli) == "T", "the CLI that waits")
     return cli
 
 
-def go_on(stage: Stage) -> None:
+def continue_cli(harness: CliHarness) -> None:
     """Let it go on; it may have ended."""
     with suppress(ValueError, ProcessLookupError):
-        os.kill(cli_of(stage), signal.SIGCONT)
+        os.kill(find_cli(harness), signal.SIGCONT)
 
 
-def words_in_order(stage: Stage, *words: str) -> bool:
+def is_conversation_in_order(harness: CliHarness, *words: str) -> bool:
     """The last request has the whole conversation, in this order, and each thing once."""
-    told = words_of(stage, -1)
+    told = read_request(harness, -1)
     places = [told.find(f'"text":"{word}"') for word in words]
     counts = [told.count(f'"text":"{word}"') for word in words]
     return places == sorted(places) and -1 not in places and set(counts) == {1}
 
 
-async def in_command(run: RunHandle, tool: Tool) -> None:
+async def wait_for_command(run: RunHandle, tool: BlockingCommand) -> None:
     """Wait until the run is told to be in the command, and is."""
-    await until(run, lambda event: isinstance(event, ev.ToolStarted))
-    await tool.runs()
+    await wait_for_event(run, lambda event: isinstance(event, ev.ToolStarted))
+    await tool.wait_until_running()
 
 
-def in_order(record: Played) -> None:
+def check_event_order(record: RunRecord) -> None:
     """No event is lost or told twice, and the last one is the run's end."""
     assert [seen.seq for seen in record.stored] == list(range(1, len(record.stored) + 1))
     assert len({seen.id for seen in record.stored}) == len(record.stored)

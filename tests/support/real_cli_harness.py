@@ -45,7 +45,7 @@ from tests.children.keeper_driver import eventually, is_locked
 from tests.support.real_cli import claude_environment, descendants, real_claude
 from tests.support.real_codex import codex_environment, codex_home, real_codex
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 ALL = 1_000_000
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
@@ -57,14 +57,14 @@ Event = TypeVar("Event")
 
 
 @dataclass(frozen=True)
-class Played:
+class RunRecord:
     """How a run went, and everything in the record of its home."""
 
     run: Run
     stored: list[StoredEvent]
     items: list[Item]
 
-    def of(self, kind: type[Event]) -> list[Event]:
+    def events_of(self, kind: type[Event]) -> list[Event]:
         return [seen.event for seen in self.stored if isinstance(seen.event, kind)]
 
 
@@ -88,7 +88,7 @@ CLAUDE = Cli("claude", real_claude, claude_environment, MessagesServer, "full_au
 CODEX = Cli("codex", real_codex, _codex, ResponsesServer, "dangerously_skip_permissions")
 
 
-class Stage:
+class CliHarness:
     """A home with a real CLI as its provider."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Stage:
 
     @asynccontextmanager
     async def library(self) -> AsyncIterator[Steadyrun]:
-        with anyio.fail_after(PATIENCE_SECONDS):
+        with anyio.fail_after(TIMEOUT_SECONDS):
             async with steadyrun.open(self.config) as library:
                 yield library
 
@@ -124,17 +124,17 @@ class Stage:
         wishes.setdefault("mode", self.cli.mode)
         return await library.start(prompt, provider=self.cli.name, cwd=self.cwd, **wishes)
 
-    def played(self, prompt: str, **wishes: Any) -> Played:
+    def run(self, prompt: str, **wishes: Any) -> RunRecord:
         """Run a prompt to its end."""
 
-        async def main() -> Played:
+        async def main() -> RunRecord:
             async with self.library() as library:
                 run = await self.start(library, prompt, **wishes)
-                return await self.read(await run.result())
+                return await self.read_record(await run.result())
 
         return anyio.run(main)
 
-    async def read(self, run: Run) -> Played:
+    async def read_record(self, run: Run) -> RunRecord:
         """The record of the run's home, from the store itself."""
         store = await SqliteStore.open(self.home)
         try:
@@ -143,22 +143,22 @@ class Stage:
             stored = await store.last_events(agent=run.agent, limit=ALL)
         finally:
             await store.close()
-        return Played(run, stored, sorted(items, key=lambda item: item.seq))
+        return RunRecord(run, stored, sorted(items, key=lambda item: item.seq))
 
 
 @contextmanager
-def staged(
+def cli_harness(
     folder: Path, script: ServerSteps, *, cli: Cli = CLAUDE, **settings: Any
-) -> Iterator[Stage]:
+) -> Iterator[CliHarness]:
     """A stage whose model plays `script`; nothing may be left running behind it."""
     cli.program()
     with cli.server(script) as server:
-        yield Stage(folder, server, ProviderSettings(**settings), cli)
+        yield CliHarness(folder, server, ProviderSettings(**settings), cli)
     # A keeper says that all is over, and then ends itself.
-    eventually(lambda: not left_behind(folder), "the end of all that was started")
+    eventually(lambda: not find_processes_of(folder), "the end of all that was started")
 
 
-def left_behind(folder: Path) -> list[str]:
+def find_processes_of(folder: Path) -> list[str]:
     """Processes that still have to do with a folder: in their arguments, environment or place."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -172,7 +172,7 @@ def left_behind(folder: Path) -> list[str]:
     return found
 
 
-async def until(run: RunHandle, is_it: Callable[[Any], bool]) -> Any:
+async def wait_for_event(run: RunHandle, is_it: Callable[[Any], bool]) -> Any:
     """The first event, stored or live, that is the one."""
     async for seen in run.events():
         if is_it(seen.event):
@@ -180,80 +180,80 @@ async def until(run: RunHandle, is_it: Callable[[Any], bool]) -> Any:
     raise AssertionError("the run ended without it")
 
 
-def tree_of(pid: int) -> list[int]:
+def list_process_tree(pid: int) -> list[int]:
     """A process and all below it."""
     return [pid, *descendants(pid)]
 
 
-async def reached(gate: StreamGate) -> None:
+async def wait_for_gate(gate: StreamGate) -> None:
     """An answer has come to the gate."""
     await anyio.to_thread.run_sync(gate.wait_until_reached)
 
 
-def times_told(server: ModelServer, words: str) -> int:
+def count_sent(server: ModelServer, words: str) -> int:
     """How often the model was told these words; what it was told once stays in what it is asked."""
-    return max((_written(ask).count(words) for ask in server.main_requests), default=0)
+    return max((_to_json(ask).count(words) for ask in server.main_requests), default=0)
 
 
-def _written(ask: ModelRequest) -> str:
+def _to_json(ask: ModelRequest) -> str:
     return json.dumps(list(ask.messages), ensure_ascii=False)
 
 
 # -- what became of it
 
 
-def fates(played: Played) -> dict[str, tuple[str, str]]:
+def followup_outcomes(played: RunRecord) -> dict[str, tuple[str, str]]:
     """What became of each follow-up."""
     followups = [item for item in played.items if item.kind == "message"]
     return {item.text: (item.delivery, item.status) for item in followups}
 
 
-def texts(played: Played) -> list[str | None]:
+def reply_texts(played: RunRecord) -> list[str | None]:
     """What each run has said, in order."""
-    return [end.text for end in played.of(ev.RunCompleted)]
+    return [end.text for end in played.events_of(ev.RunCompleted)]
 
 
-def resolved(played: Played) -> list[tuple[str, str]]:
-    return [(each.verdict, each.by) for each in played.of(ev.ApprovalResolved)]
+def approval_outcomes(played: RunRecord) -> list[tuple[str, str]]:
+    return [(each.verdict, each.by) for each in played.events_of(ev.ApprovalResolved)]
 
 
-async def there(path: Path) -> None:
+async def wait_for_file(path: Path) -> None:
     await anyio.to_thread.run_sync(eventually, path.exists, f"{path.name}")
 
 
-async def printed(stage: Stage, words: bytes) -> None:
+async def wait_for_output(harness: CliHarness, words: bytes) -> None:
     """The only process of the stage has printed this."""
-    [journal] = stage.home.glob("processes/*/journal")
+    [journal] = harness.home.glob("processes/*/journal")
     await anyio.to_thread.run_sync(eventually, lambda: words in journal.read_bytes(), str(words))
 
 
-async def steered(stage: Stage, run: RunHandle, *words: str) -> None:
+async def steer_and_wait(harness: CliHarness, run: RunHandle, *words: str) -> None:
     """Codex has accepted these words for its turn."""
     for word in words:
         offered = await run.steer(word)
         assert isinstance(offered, Offered)
-        await printed(stage, f'"offer:{offered.item}"'.encode())
+        await wait_for_output(harness, f'"offer:{offered.item}"'.encode())
 
 
 # -- approvals
 
 
-def is_asking(event: Any) -> bool:
+def is_approval_request(event: Any) -> bool:
     return isinstance(event, ev.ApprovalRequested)
 
 
-def asked(stage: Stage, verdicts: Sequence[Verdict], **wishes: Any) -> Played:
+def run_with_verdicts(harness: CliHarness, verdicts: Sequence[Verdict], **wishes: Any) -> RunRecord:
     """A run that asks before it does anything, and is answered so, one after the other."""
 
-    async def main() -> Played:
-        async with stage.library() as library:
-            run = await stage.start(library, "work", mode="default", **wishes)
+    async def main() -> RunRecord:
+        async with harness.library() as library:
+            run = await harness.start(library, "work", mode="default", **wishes)
             left = list(verdicts)
             async for seen in run.events():
                 if isinstance(seen.event, ev.ApprovalRequested):
                     await run.decide(seen.event.approval, left.pop(0))
             assert left == []
-            return await stage.read(await run.result())
+            return await harness.read_record(await run.result())
 
     return anyio.run(main)
 
@@ -263,7 +263,7 @@ def asked(stage: Stage, verdicts: Sequence[Verdict], **wishes: Any) -> Played:
 Moment = Callable[[RunHandle], Awaitable[None]]
 
 
-def looks(count: int) -> Moment:
+def after_reads(count: int) -> Moment:
     """So many looks into the store later."""
 
     async def moment(run: RunHandle) -> None:
@@ -273,22 +273,22 @@ def looks(count: int) -> Moment:
     return moment
 
 
-def sight_of(kind: type[ev.Event]) -> Moment:
+def after_event(kind: type[ev.Event]) -> Moment:
     async def moment(run: RunHandle) -> None:
-        await until(run, lambda event: isinstance(event, kind))
+        await wait_for_event(run, lambda event: isinstance(event, kind))
 
     return moment
 
 
 # When to steer, from the last piece of an answer on.
 MOMENTS: tuple[Moment, ...] = (
-    *(looks(count) for count in (0, 2, 5, 9, 14, 20)),
-    sight_of(ev.TextFinal),
-    sight_of(ev.RunCompleted),
+    *(after_reads(count) for count in (0, 2, 5, 9, 14, 20)),
+    after_event(ev.TextFinal),
+    after_event(ev.RunCompleted),
 )
 
 
-class Held:
+class GatedModel:
     """A model that answers every message in two pieces, with a gate between them."""
 
     def __init__(self) -> None:
@@ -304,47 +304,47 @@ class Held:
 # -- many turns on one process
 
 
-class Ear:
+class EventSink:
     """Hears what a driver passes on."""
 
     def __init__(self) -> None:
         self.ends: list[TurnEnded] = []
         self.events: list[Any] = []
-        self._rung = anyio.Event()
+        self._changed = anyio.Event()
 
-    async def hear(self, stretch: JournalBatch) -> None:
+    async def receive(self, stretch: JournalBatch) -> None:
         self.ends += [heard for heard in stretch.output if isinstance(heard, TurnEnded)]
         self.events += [heard.event for heard in stretch.output if isinstance(heard, Emitted)]
-        self._rung.set()
-        self._rung = anyio.Event()
+        self._changed.set()
+        self._changed = anyio.Event()
 
-    async def until_ended(self, count: int) -> TurnEnded:
-        await self.until(lambda: len(self.ends) >= count)
+    async def wait_for_end(self, count: int) -> TurnEnded:
+        await self.wait_until(lambda: len(self.ends) >= count)
         return self.ends[-1]
 
-    async def until(self, is_true: Callable[[], bool]) -> None:
+    async def wait_until(self, is_true: Callable[[], bool]) -> None:
         """Wait for something that only what is heard can change."""
         while not is_true():
-            await self._rung.wait()
+            await self._changed.wait()
 
 
 @asynccontextmanager
-async def warm(
-    stage: Stage, dialect: Callable[[], Dialect], first: LaunchRequest, ear: Ear
+async def drive_warm_process(
+    harness: CliHarness, dialect: Callable[[], Dialect], first: LaunchRequest, sink: EventSink
 ) -> AsyncIterator[ProcessDriver]:
     """A driver of one process that is not ended after its turn."""
-    cli, process = stage.cli, warm_process(stage)
+    cli, process = harness.cli, build_warm_process(harness)
 
     def env() -> dict[str, str]:
-        return cli.environment(stage.user, stage.server.url)
+        return cli.environment(harness.user, harness.server.url)
 
     setup = ProviderSetup(dialect, env, (str(cli.program()),))
-    with FileWatches() as watches, anyio.fail_after(PATIENCE_SECONDS):
+    with FileWatches() as watches, anyio.fail_after(TIMEOUT_SECONDS):
         clock = SystemClock()
-        drivers = KeeperLauncher(stage.home, {cli.name: setup}, clock=clock, watches=watches)
+        drivers = KeeperLauncher(harness.home, {cli.name: setup}, clock=clock, watches=watches)
         await drivers.launch(process, first)
         async with (
-            drivers.drive(process, holder=HolderId("warm"), fence=1, sink=ear.hear) as driver,
+            drivers.drive(process, holder=HolderId("warm"), fence=1, sink=sink.receive) as driver,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(driver.follow)
@@ -352,26 +352,26 @@ async def warm(
             tasks.cancel_scope.cancel()
 
 
-def warm_process(stage: Stage) -> Process:
+def build_warm_process(harness: CliHarness) -> Process:
     return Process(
-        ProcessId(f"proc_{stage.cli.name}_{os.getpid()}"),
+        ProcessId(f"proc_{harness.cli.name}_{os.getpid()}"),
         AgentId("agent_warm"),
-        stage.cli.name,
+        harness.cli.name,
         "here",
         "processes/warm",
         datetime(2026, 1, 1, tzinfo=UTC),
     )
 
 
-async def closed(driver: ProcessDriver, stage: Stage) -> None:
+async def close_and_wait(driver: ProcessDriver, harness: CliHarness) -> None:
     """Let the process go and see it end."""
     await driver.close()
-    directory = stage.home / warm_process(stage).keeper
+    directory = harness.home / build_warm_process(harness).keeper
     await anyio.to_thread.run_sync(
         eventually, lambda: not is_locked(directory), "the end of the process"
     )
 
 
-def sent_keys(stage: Stage) -> list[str]:
-    frames = read_sent(stage.home / warm_process(stage).keeper, after=0)
+def read_sent_keys(harness: CliHarness) -> list[str]:
+    frames = read_sent(harness.home / build_warm_process(harness).keeper, after=0)
     return [frame.key for frame in sorted(frames, key=lambda frame: frame.number)]
