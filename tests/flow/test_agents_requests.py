@@ -41,7 +41,7 @@ class PatientHints(Notifier):
             watch.on_notify = patient.notify
             yield patient
 
-    def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
+    def notify(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
         self._theirs.notify(agents, hint)
 
 
@@ -87,7 +87,7 @@ class CancelsWhatIsTaken(NoPoll):
                 await anyio.wait_all_tasks_blocked()
         return started
 
-    async def calls(self, holder: HolderId) -> list[PendingRequests]:
+    async def pending_requests(self, holder: HolderId) -> list[PendingRequests]:
         found = await self.store.pending_requests(holder)
         if any(call.cancelled for call in found):
             self._heard.set()
