@@ -347,7 +347,7 @@ class Lockstep(World):
             lambda store: store.usage_by("provider", agent=agent, since=since),
             lambda store: store.usage_by("day", agent=agent, since=since, zone=zone),
             lambda store: store.open_processes(agent),
-            lambda store: store.calls(holder),
+            lambda store: store.pending_requests(holder),
             lambda store: store.approvals(agent, limit=limit),
         ):
             self._both(verb)
