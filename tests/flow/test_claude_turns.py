@@ -256,7 +256,7 @@ LANES = 3
 
 async def run_of(library: Steadyrun, offered: Offered) -> RunHandle | None:
     """The run that a follow-up has become; None if it came back."""
-    store = library._around.store
+    store = library._deps.store
     agent = (await store.item(offered.item)).agent
     async for seen in follow(store, agent=agent):
         match seen.event:
@@ -301,7 +301,7 @@ async def all_races(
         async with anyio.create_task_group() as tasks:
             for lane in range(LANES):
                 tasks.start_soon(one, lane)
-        store = library._around.store
+        store = library._deps.store
         runs = [await (await library.run(run.id)).result() for run in await store.runs()]
         agents = {run.agent for run in runs}
         items = [await store.items(agent, include_settled=True) for agent in agents]

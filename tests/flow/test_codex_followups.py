@@ -255,7 +255,7 @@ async def all_races(harness: CliHarness, model: GatedModel) -> tuple[list[Run], 
         async with anyio.create_task_group() as tasks:
             for lane in range(LANES):
                 tasks.start_soon(one, lane)
-        store = library._around.store
+        store = library._deps.store
         runs = list(await store.runs())
         agents = {run.agent for run in runs}
         items = [await store.items(agent, include_settled=True) for agent in agents]
