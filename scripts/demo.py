@@ -9,8 +9,8 @@ from pathlib import Path
 
 import anyio
 
+from steadyrun.app.diagnostics import find_providers
 from steadyrun.app.operations import open_desk
-from steadyrun.cli.commands.providers import find_providers
 from steadyrun.config import Config, load, printable
 from steadyrun.errors import NameTaken, SteadyrunError
 from steadyrun.operations.agents import AddAgentRequest, add

@@ -41,8 +41,10 @@ from steadyrun.model.ids import ItemId, RunId
 from steadyrun.model.item import Message
 from steadyrun.model.run import Run
 from steadyrun.model.usage import Cost
-from steadyrun.operations.approvals import answer_approval, build_approval_documents, find_approval
+from steadyrun.operations.approvals import answer_approval
 from steadyrun.operations.documents import ApprovalDocument
+from steadyrun.operations.lookup import find_approval
+from steadyrun.operations.views import build_approval_documents
 from steadyrun.runtime.direct_runs import DirectRuns
 from steadyrun.runtime.events.stream import RUN_END_EVENTS, stream_run
 from steadyrun.runtime.run.options import RunOptions, validate_options

@@ -30,7 +30,7 @@ ITEM_KEYS = [
     "id", "agent", "status", "delivery", "run", "text", "reply", "kind", "followup", "attempt",
     "waiting", "until", "error", "retry_of", "files", "created_at", "started_at", "settled_at",
 ]  # fmt: skip
-NO_DAEMON = "no daemon runs: steadyrun up\n"
+NO_DAEMON = "no daemon is running: steadyrun up\n"
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_an_agent_comes_changes_and_goes(home: Path) -> None:
     shown = said(home, "agent", "show", "ada")
     removed = said(home, "agent", "rm", "ada")
 
-    assert none == (0, "No agents yet.\n", "")
+    assert none == (0, "There are no agents yet.\n", "")
     assert added == (0, "added ada\n", "")
     assert listed == (
         0,
@@ -209,7 +209,7 @@ def test_without_a_daemon_a_message_waits_and_the_command_says_so(home: Path) ->
     assert inbox[1].splitlines()[1].endswith("hello world")
     assert (retried[0], busy[0]) == (5, 5)
     assert cancelled == (0, "cancelled: itm_…\n", "")
-    assert again == (0, "itm_…: again itm_…\n", "")
+    assert again == (0, "itm_…: retry of itm_…\n", "")
     assert [line.split()[2] for line in everything[1].splitlines()[1:]] == ["queued", "cancelled"]
 
 
@@ -371,7 +371,7 @@ def test_pausing_is_told_with_what_goes_on(home: Path) -> None:
         document(home, "cancel", "run_")
         resumed = said(home, "agent", "resume", "ada")
 
-    assert paused == (0, "paused ada; 1 run goes on\npaused bob\n", "")
+    assert paused == (0, "paused ada; 1 run continues\npaused bob\n", "")
     assert [(agent["state"], agent["now"]) for agent in agents] == [
         ("paused", "wait"), ("paused", None),
     ]  # fmt: skip

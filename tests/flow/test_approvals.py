@@ -73,7 +73,7 @@ def test_a_question_is_listed_and_approved(tmp_path: Path) -> None:
         [after] = approvals(home, "--all")
         too_late = home.run("deny", question["id"], "--reason", "no")
 
-        assert nothing.stdout == "Nobody is asked anything.\n"
+        assert nothing.stdout == "No approvals are pending.\n"
         assert (question["agent"], question["status"]) == ("ada", "open")
         assert (question["tool_name"], question["tool_input"]) == ("Bash", {"command": "rm x"})
         assert (question["verdict"], question["by"]) == (None, None)
@@ -86,7 +86,7 @@ def test_a_question_is_listed_and_approved(tmp_path: Path) -> None:
         assert (after["status"], after["by"]) == ("resolved", answer["by"])
         assert resolved(home) == [("allow", answer["by"])]
         assert too_late.returncode == 5
-        assert f"was allowed already, by {answer['by']}" in too_late.stderr
+        assert f"was already allowed by {answer['by']}" in too_late.stderr
 
 
 def test_a_denial_tells_the_agent_why(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_ids_that_fit_nothing_or_several_are_refused(tmp_path: Path) -> None:
         done = [home.run("approve", "--", word) for word in words]
 
         assert [each.returncode for each in done] == [3, 3, 3, 2, 3, 3, 3]
-        assert "fits several" in done[3].stderr
+        assert "matches several" in done[3].stderr
         assert len(approvals(home)) == 2
         assert home.run("approvals", "nobody").returncode == 3
         assert home.run("approvals", "-n", "0").returncode == 2
@@ -154,7 +154,7 @@ def test_a_question_ends_with_its_run(tmp_path: Path) -> None:
 
         assert settled(home, item) == "cancelled"
         assert (done.returncode, after["status"]) == (5, "withdrawn")
-        assert "nobody waits for an answer" in done.stderr
+        assert "it needs no answer any more" in done.stderr
 
 
 def test_an_answer_to_a_killed_daemon_s_agent_is_told_by_the_next_one(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_only_those_who_are_named_may_answer(tmp_path: Path) -> None:
 
         assert (refused.returncode, denied.returncode) == (4, 4)
         assert "may not answer for ada" in refused.stderr
-        assert "They may: cli:nobody-here, library" in refused.stderr
+        assert "Allowed are: cli:nobody-here, library" in refused.stderr
         assert "cli:nobody-here, library" in shown
         assert [each["status"] for each in still_open] == ["open"]
         assert settled(home, item) == "completed"

@@ -369,7 +369,7 @@ def test_a_person_sees_why_and_lets_it_go_on(tmp_path: Path) -> None:
         assert why in page
         assert "day=1, run_tokens=5000" in page
         assert (asked["about"], asked["tool_input"]["why"]) == ("budget", why)
-        assert f"{why}: shall it go on?" in shown
+        assert f"{why}: continue?" in shown
         assert (refused.returncode, f"steadyrun approve {asked['id']}" in refused.stderr) == (
             5,
             True,
@@ -377,7 +377,7 @@ def test_a_person_sees_why_and_lets_it_go_on(tmp_path: Path) -> None:
         assert all_of_them.stdout == f"ada is paused: {why}\n"
         assert approved.stdout == (
             f"allowed: budget for ada ({asked['id']})\n"
-            "ada may spend $2.10 now: the limit of its day, once more\n"
+            "ada may spend $2.10 now: its day limit is extended\n"
         )
         assert again.returncode == 0
         assert home.item(item).status == "completed"

@@ -197,7 +197,7 @@ def test_a_beginning_that_fits_several_runs_is_refused(home: Path) -> None:
     done = steadyrun(home, "show", "run_")
 
     assert done.returncode == 2
-    assert "fits several runs" in done.stderr
+    assert "matches several runs" in done.stderr
 
 
 def test_what_an_agent_prints_cannot_touch_the_terminal(home: Path) -> None:
@@ -404,7 +404,7 @@ def test_doctor_finds_a_home_that_cannot_be_written_to(home: Path) -> None:
     done = steadyrun(home, "doctor", wrapper=unprivileged())
 
     assert done.returncode == 1
-    assert "cannot be written to" in done.stdout
+    assert "is not writable" in done.stdout
 
 
 def unprivileged() -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def test_a_daemon_is_known_by_its_lock_and_not_by_its_file(machine: Machine) -> 
     none = {
         "check": "daemon",
         "state": "ok",
-        "detail": "none runs; `steadyrun up` starts one",
+        "detail": "not running; `steadyrun up` starts it",
         "repair": "",
     }
     assert machine.found("daemon") == (0, [none])
@@ -84,7 +84,7 @@ def test_a_daemon_is_known_by_its_lock_and_not_by_its_file(machine: Machine) -> 
 
     with machine.daemon("123\n"):
         _, [finding] = machine.found("daemon")
-        assert (finding["state"], finding["detail"]) == ("ok", "one runs (pid 123)")
+        assert (finding["state"], finding["detail"]) == ("ok", "running (pid 123)")
 
     assert machine.lock.exists()
     assert machine.found("daemon") == (0, [none])
@@ -95,7 +95,7 @@ def test_a_lock_that_names_nobody_is_a_daemon_all_the_same(machine: Machine, sai
     with machine.daemon(said):
         _, [finding] = machine.found("daemon")
 
-    assert (finding["state"], finding["detail"]) == ("ok", "one runs")
+    assert (finding["state"], finding["detail"]) == ("ok", "running")
 
 
 def test_a_lock_that_cannot_be_looked_at_is_a_warning(machine: Machine) -> None:

@@ -186,7 +186,7 @@ def test_a_version_that_was_not_tested_is_a_warning(
     code, check = machine.checked()
 
     assert (code, check["state"], check["repair"]) == (0, "warn", repair)
-    assert check["detail"] == f"{path} {version} (not tested: that is 2.0.0 to 2.1.197)"
+    assert check["detail"] == f"{path} {version} (not tested; tested: 2.0.0 to 2.1.197)"
 
 
 @pytest.mark.parametrize(

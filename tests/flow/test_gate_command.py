@@ -143,7 +143,7 @@ def test_pausing_a_provider_holds_its_agents_until_it_is_resumed(tmp_path: Path)
         done = json.loads(home.run("send", "ada", "--wait", "--json", "and then").stdout)
         items = json.loads(home.run("inbox", "--all", "--json").stdout)["items"]
 
-    closed = "closed the gate of scripted: steadyrun resume --provider scripted\n"
+    closed = "closed the gate of scripted; open it with: steadyrun resume --provider scripted\n"
     assert paused.stdout == f"{closed}waits for its gate: ada\n"
     assert agent["state"] == "gated"
     assert resumed.stdout == "opened the gate of scripted\nresumed ada\n"
@@ -160,8 +160,8 @@ def test_pausing_a_provider_says_what_was_done_whoever_uses_it(tmp_path: Path) -
         both = home.run("pause", "--provider", "shell").stdout
         again = home.run("pause", "--provider", "scripted").stdout
 
-    closed = "closed the gate of {0}: steadyrun resume --provider {0}\n"
+    closed = "closed the gate of {0}; open it with: steadyrun resume --provider {0}\n"
     assert fallback == both == closed.format("shell")
     assert opened == "opened the gate of shell\n"
-    assert first == closed.format("scripted") + "goes on with a fallback: ada\n"
+    assert first == closed.format("scripted") + "continues with a fallback: ada\n"
     assert again == closed.format("scripted") + "waits for its gate: ada\n"

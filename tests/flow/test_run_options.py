@@ -136,4 +136,4 @@ def test_a_variable_may_be_taken_from_where_the_command_is_typed(tmp_path: Path)
     )
 
     assert json.loads(said.stdout)["text"].split() == ["here", "me"]
-    assert (unset.returncode, "'NOT_SET_HERE' is not set here" in unset.stderr) == (2, True)
+    assert (unset.returncode, "'NOT_SET_HERE' is not set" in unset.stderr) == (2, True)

@@ -128,6 +128,6 @@ def test_what_could_be_done_twice_cannot_wait_in_a_letter(home: Path) -> None:
     async def write_one() -> None:
         await spool_call(home, Ids(SystemClock().now), "agent.rm", {"name": "ada"}, key="k")
 
-    with pytest.raises(InvalidUsage, match="takes no key"):
+    with pytest.raises(InvalidUsage, match="accepts no key"):
         anyio.run(write_one)
     assert not (home / "letters").exists()

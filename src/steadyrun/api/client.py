@@ -1,7 +1,7 @@
-"""How is the daemon called? One connection, one question after the other.
+"""Calls the daemon over its socket, one request after the other on a connection.
 
-Lines are read only when somebody wants them, so a reader of a stream that is slow slows down the
-stream, not this process.
+Lines are read only when the caller asks for the next one. A slow reader therefore slows down the
+stream and does not fill the memory of this process.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from steadyrun.operations.events import FollowRequest
 from steadyrun.operations.registry import BY_NAME, Operation
 from steadyrun.version import __version__
 
-# One that does not greet in this time has been stopped, or hangs.
+# A daemon that does not answer `hello` in this time is suspended or hangs.
 HELLO_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
 _CHUNK_BYTES = 64 * 1024
@@ -54,23 +54,23 @@ class StreamEnd(Struct, frozen=True):
 
 
 async def call(
-    home: Path, operation: Operation, given: Struct, *, seconds: float = ANSWER_SECONDS
+    home: Path, operation: Operation, request: Struct, *, seconds: float = ANSWER_SECONDS
 ) -> Any:
-    """Have the daemon do it. `DaemonUnreachable`: it was not asked."""
-    async with connect(home, greets=operation.name != WITHOUT_HELLO) as line:
-        response = await line.request(operation.name, given, seconds=seconds)
+    """Call an operation in the daemon. After `DaemonUnreachable` the daemon has not received it."""
+    async with connect(home, greets=operation.name != WITHOUT_HELLO) as connection:
+        response = await connection.request(operation.name, request, seconds=seconds)
         return _decode_answer(response, operation.answer)
 
 
 @asynccontextmanager
 async def follow(
-    home: Path, given: FollowRequest
+    home: Path, request: FollowRequest
 ) -> AsyncIterator[tuple[int, AsyncGenerator[Raw, None]]]:
-    """The cursor that a stream begins after, and its events as they are on every surface."""
+    """Follow events. Yield the cursor after which the stream begins, and the events as JSON."""
     operation = BY_NAME["events.follow"]
-    async with connect(home) as line:
-        response = await line.request(operation.name, given, seconds=ANSWER_SECONDS)
-        events = _read_events(line)
+    async with connect(home) as connection:
+        response = await connection.request(operation.name, request, seconds=ANSWER_SECONDS)
+        events = _read_events(connection)
         try:
             yield _decode_answer(response, StreamStart).as_of, events
         finally:
@@ -81,13 +81,13 @@ def _decode_answer(response: Response, kind: type[T]) -> T:
     try:
         return response.result_as(kind)
     except msgspec.DecodeError as error:
-        hint = "Start the daemon anew, with this version: steadyrun down, then steadyrun up"
+        hint = "Restart the daemon with this version: steadyrun down, then steadyrun up"
         raise RpcFailed(f"the daemon's answer cannot be read: {error}", hint=hint) from error
 
 
-async def _read_events(line: "DaemonConnection") -> AsyncGenerator[Raw, None]:
+async def _read_events(connection: "DaemonConnection") -> AsyncGenerator[Raw, None]:
     while True:
-        match await line.read_message("events.follow"):
+        match await connection.read_message("events.follow"):
             case Notification("event", params):
                 yield params
             case Notification("end") as end:
@@ -101,37 +101,37 @@ async def _read_events(line: "DaemonConnection") -> AsyncGenerator[Raw, None]:
 
 @asynccontextmanager
 async def connect(home: Path, *, greets: bool = True) -> AsyncIterator["DaemonConnection"]:
-    """A daemon that has greeted us."""
+    """Connect to the daemon and send `hello`, which checks its version."""
     reader, writer = await _open_socket(home)
     try:
-        line = DaemonConnection(reader, writer)
+        connection = DaemonConnection(reader, writer)
         if greets:
-            await _greet(home, line)
-        yield line
+            await _greet(home, connection)
+        yield connection
     finally:
         writer.close()
 
 
 class DaemonConnection:
-    """Our end of a connection."""
+    """A connection to the daemon, for one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._lines, self._numbers = Lines(), count(1)
         self._frames: list[bytes] = []
 
-    async def request(self, method: str, given: Struct, *, seconds: float) -> Response:
+    async def request(self, method: str, params: Struct, *, seconds: float) -> Response:
         number = next(self._numbers)
-        request = jsonrpc.request(number, method, given)
-        if len(request) > LONGEST_LINE_BYTES:
-            raise MessageTooLong(found=len(request), most=LONGEST_LINE_BYTES)
+        line = jsonrpc.request(number, method, params)
+        if len(line) > LONGEST_LINE_BYTES:
+            raise MessageTooLong(found=len(line), most=LONGEST_LINE_BYTES)
         with anyio.move_on_after(seconds):
-            await self._send(request, method)
+            await self._send(line, method)
             return await self._read_answer(number, method)
         raise RpcTimeout(method, seconds=seconds)
 
     async def read_message(self, method: str) -> jsonrpc.Message:
-        """The next line; `RpcClosed` if there is none."""
+        """Read the next message; `RpcClosed` if the connection has ended."""
         while not self._frames:
             chunk = await self._read()
             if not chunk:
@@ -147,16 +147,16 @@ class DaemonConnection:
             match await self.read_message(method):
                 case Response(id=found) as response if found == number:
                     return response
-                # Without a number: it was not read as far as that.
+                # An error without a number: the daemon could not read the request.
                 case Failure(id=found, error=error) if found in {number, None}:
                     refused = RpcRefused(error.message, number=error.code, data=error.data)
                     raise from_refusal(refused)
                 case _:
                     continue
 
-    async def _send(self, request: bytes, method: str) -> None:
+    async def _send(self, line: bytes, method: str) -> None:
         try:
-            self._writer.write(request)
+            self._writer.write(line)
             await self._writer.drain()
         except OSError as broken:
             raise RpcClosed(method) from broken
@@ -165,7 +165,7 @@ class DaemonConnection:
         try:
             return await self._reader.read(_CHUNK_BYTES)
         except OSError:
-            # A connection that broke has ended.
+            # A broken connection has ended.
             return b""
 
 
@@ -177,9 +177,9 @@ async def _open_socket(home: Path) -> tuple[asyncio.StreamReader, asyncio.Stream
         raise DaemonUnreachable(home, found=os.strerror(error.errno or 0)) from error
 
 
-async def _greet(home: Path, line: DaemonConnection) -> None:
+async def _greet(home: Path, connection: DaemonConnection) -> None:
     try:
-        await line.request("hello", HelloRequest(__version__), seconds=HELLO_SECONDS)
+        await connection.request("hello", HelloRequest(__version__), seconds=HELLO_SECONDS)
     except RpcRefused:
         raise
     except RpcFailed as error:

@@ -1,4 +1,4 @@
-"""How does an error cross from one process to another? As its facts for people and programs."""
+"""Converts errors to documents for the socket, and back."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from steadyrun.errors import RpcRefused, SteadyrunError
 
-# JSON-RPC leaves these numbers to whoever answers.
+# JSON-RPC reserves this range of numbers for the server.
 ERROR_NUMBER = -32000
 
 
@@ -27,13 +27,13 @@ def to_document(error: SteadyrunError) -> FailureDocument:
 
 
 def to_refusal(error: SteadyrunError) -> RpcRefused:
-    """For the wire."""
-    facts = msgspec.to_builtins(to_document(error))
-    return RpcRefused(error.message, number=ERROR_NUMBER, data=facts)
+    """Convert an error to a JSON-RPC error."""
+    data = msgspec.to_builtins(to_document(error))
+    return RpcRefused(error.message, number=ERROR_NUMBER, data=data)
 
 
 def from_refusal(refused: RpcRefused) -> SteadyrunError:
-    """What the other side has raised; what is no such failure stays what it is."""
+    """Convert a JSON-RPC error to the error of the other side. Another error is returned as is."""
     try:
         return build_error(msgspec.convert(refused.data, FailureDocument))
     except msgspec.ValidationError:
@@ -41,17 +41,17 @@ def from_refusal(refused: RpcRefused) -> SteadyrunError:
 
 
 def build_error(failure: FailureDocument) -> SteadyrunError:
-    """The error by its code, without the attributes of its kind; a code that only the other side
-    knows has a kind of its own."""
-    ours = SteadyrunError.__module__
-    known = {
-        kind.code: kind for kind in _list_error_types(SteadyrunError) if kind.__module__ == ours
+    """Build the error of this code, without the attributes of its class. An unknown code, of a
+    newer version, gets a class of its own."""
+    module = SteadyrunError.__module__
+    by_code = {
+        kind.code: kind for kind in _list_error_types(SteadyrunError) if kind.__module__ == module
     }
-    facts: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "code": failure.code, "exit_code": failure.exit, "retryable": failure.retryable
     }  # fmt: skip
-    kind: type[SteadyrunError] = known.get(failure.code) or type(
-        "Foreign", (SteadyrunError,), facts
+    kind: type[SteadyrunError] = by_code.get(failure.code) or type(
+        "Foreign", (SteadyrunError,), attributes
     )
     error = kind.__new__(kind)
     SteadyrunError.__init__(error, failure.message, hint=failure.hint)

@@ -1,8 +1,8 @@
-"""Who may call the daemon, and how? This user's processes, in lines of JSON-RPC on a unix socket.
+"""Serves operations on a unix socket: lines of JSON-RPC, from processes of the same user only.
 
-The first call is `hello`. A stream is answered with where it begins; then every event comes as the
-notification `event`, and `end` if it ends. A connection has one stream at most: its reader is the
-only one that is slow then.
+The first call is `hello`. A stream is answered with its start; then every event is sent as the
+notification `event`, and `end` after the last one. A connection has at most one stream, so that a
+slow reader delays its own stream only.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ from steadyrun.operations.registry import BY_NAME
 from steadyrun.version import __version__
 
 LONGEST_LINE_BYTES = 8 * 1024 * 1024
-# Whoever cannot greet can still end the daemon, to start another one.
+# A caller of another version can still stop the daemon, to start a new one.
 WITHOUT_HELLO = "daemon.stop"
 _BACKLOG = 128
 _ACCEPT_RETRY_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("3i")
 
-# What an operator should know: the method, and what went wrong in it.
+# Logs a failure: the method, and its error.
 ErrorReporter = Callable[[str, Exception], None]
 
 
@@ -61,20 +61,20 @@ def locate_folder(home: Path) -> Path:
 
 
 @asynccontextmanager
-async def serve(desk: OperationContext, report: ErrorReporter) -> AsyncIterator[None]:
-    """Answer calls until the block ends. Only one process of a home may do so: it has its lock."""
-    file = locate_folder(desk.home) / "socket"
-    listener = await anyio.to_thread.run_sync(_bind, locate_folder(desk.home))
-    ours = _find_inode(file)
+async def serve(context: OperationContext, report: ErrorReporter) -> AsyncIterator[None]:
+    """Serve calls until the block ends. The process must have the lock of the daemon."""
+    file = locate_folder(context.home) / "socket"
+    listener = await anyio.to_thread.run_sync(_bind, locate_folder(context.home))
+    inode = _find_inode(file)
     try:
         async with task_group() as tasks:
-            tasks.start_soon(_accept_all, listener, desk, report)
+            tasks.start_soon(_accept_all, listener, context, report)
             yield
             tasks.cancel_scope.cancel()
     finally:
         listener.close()
-        # Who was taken for gone is outlived by another one, and that one's is not ours to remove.
-        if _find_inode(file) == ours:
+        # If another daemon has replaced the socket in between, its socket is kept.
+        if _find_inode(file) == inode:
             file.unlink(missing_ok=True)
 
 
@@ -98,7 +98,7 @@ def _bind(folder: Path) -> socket.socket:
 
 
 async def _accept_all(
-    listener: socket.socket, desk: OperationContext, report: ErrorReporter
+    listener: socket.socket, context: OperationContext, report: ErrorReporter
 ) -> None:
     loop = asyncio.get_running_loop()
     async with task_group() as tasks:
@@ -106,33 +106,33 @@ async def _accept_all(
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:
-                # As long as there are no descriptors left: the caller waits.
+                # No free descriptors, for example. The caller waits until the next attempt.
                 report("accept", error)
                 await anyio.sleep(_ACCEPT_RETRY_SECONDS)
             else:
-                tasks.start_soon(_serve_safely, connection, desk, report)
+                tasks.start_soon(_serve_safely, connection, context, report)
 
 
 async def _serve_safely(
-    connection: socket.socket, desk: OperationContext, report: ErrorReporter
+    connection: socket.socket, context: OperationContext, report: ErrorReporter
 ) -> None:
     try:
-        await _serve_caller(connection, desk, report)
-    except Exception as bug:  # noqa: BLE001 (what one caller brings about is not the others' end)
+        await _serve_caller(connection, context, report)
+    except Exception as bug:  # noqa: BLE001 (a bug in one connection must not end the others)
         report("connection", bug)
 
 
 async def _serve_caller(
-    connection: socket.socket, desk: OperationContext, report: ErrorReporter
+    connection: socket.socket, context: OperationContext, report: ErrorReporter
 ) -> None:
-    """One caller, to the end of its connection."""
+    """Serve one caller until its connection ends."""
     connection.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     if not _is_same_user(connection):
         await _refuse(writer)
         return
     async with task_group() as tasks:
-        caller = CallerSession(desk, tasks, report)
+        caller = CallerSession(context, tasks, report)
         caller.peer = Peer(reader, writer, caller, longest_line=LONGEST_LINE_BYTES)
         await caller.peer.serve()
         tasks.cancel_scope.cancel()
@@ -154,10 +154,10 @@ async def _refuse(writer: asyncio.StreamWriter) -> None:
 
 
 class CallerSession(Service):
-    """Answers one connection."""
+    """Serves one connection: checks `hello`, runs operations and sends at most one stream."""
 
-    def __init__(self, desk: OperationContext, tasks: TaskGroup, report: ErrorReporter) -> None:
-        self._context, self._tasks, self._report = desk, tasks, report
+    def __init__(self, context: OperationContext, tasks: TaskGroup, report: ErrorReporter) -> None:
+        self._context, self._tasks, self._report = context, tasks, report
         self._is_greeted, self._has_stream = False, False
         self.peer: Peer
 
@@ -187,17 +187,17 @@ class CallerSession(Service):
         if not self._is_greeted and operation.name != WITHOUT_HELLO:
             raise InvalidUsage(f"expected hello first, found {operation.name}")
         try:
-            given = request.params_as(operation.request)
+            params = request.params_as(operation.request)
         except msgspec.DecodeError as error:
             raise InvalidUsage(f"{operation.name}: {error}") from error
-        answer = await operation.do(self._context, given)
+        answer = await operation.do(self._context, params)
         return self._start_stream(answer) if isinstance(answer, EventFeed) else answer
 
     def _start_stream(self, stream: EventFeed) -> Struct:
         if self._has_stream:
             raise ChangeRefused("events.follow", found="this connection has a stream already")
         self._has_stream = True
-        # It is told nothing before its answer: that is written before any other task goes on.
+        # The answer is written before any other task runs, so no event comes before it.
         self._tasks.start_soon(self._send_events, stream)
         return stream.answer
 
@@ -216,6 +216,6 @@ class CallerSession(Service):
 
 
 def _parse_release_line(version: str) -> str:
-    """Those of one line understand each other: the first number, before 1.0 the first two."""
+    """Return the compatible release line: the first number, before 1.0 the first two."""
     major, _, rest = version.partition(".")
     return f"0.{rest.partition('.')[0]}" if major == "0" else major

@@ -1,4 +1,4 @@
-"""What does a word on the command line mean? Types of arguments, and rows of the table as such."""
+"""Adds the arguments of commands to a parser, and converts their values."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    # Field, kind, how it is typed (empty: by its place), metavar, help, what it may be, needed?
+    # Field, kind, option names (empty: positional), metavar, help, choices, is required.
     ArgumentRow = tuple[str, str, tuple[str, ...], str, str, tuple[str, ...], bool]
     # Words, summary, operation, arguments.
     CommandRow = tuple[str, str, str, tuple[ArgumentRow, ...]]
@@ -18,7 +18,7 @@ _MOST = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser, row: "CommandRow") -> None:
-    """The arguments of a row of `table.py`."""
+    """Add the arguments of a row of `command_table.py`."""
     for argument in row[3]:
         _add(parser, argument)
     add_json_flag(parser)
@@ -26,19 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser, row: "CommandRow") -> None:
 
 
 def _add(parser: argparse.ArgumentParser, argument: "ArgumentRow") -> None:
-    field, kind, names, metavar, summary, values, is_needed = argument
+    field, kind, names, metavar, summary, values, is_required = argument
     if kind == "constants":
         either = parser.add_mutually_exclusive_group()
-        said = dict(part.split(": ", 1) for part in summary.split("; "))
+        texts = dict(part.split(": ", 1) for part in summary.split("; "))
         for name, value in zip(names, values, strict=True):
-            told = said[value]
-            either.add_argument(name, dest=field, action="store_const", const=value, help=told)
+            text = texts[value]
+            either.add_argument(name, dest=field, action="store_const", const=value, help=text)
         return
     settings: dict[str, Any] = {"help": summary, **_build_settings(kind, metavar, values)}
     if not names:
-        parser.add_argument(field, nargs=None if is_needed else "?", **settings)
+        parser.add_argument(field, nargs=None if is_required else "?", **settings)
     else:
-        parser.add_argument(*names, dest=field, required=is_needed, **settings)
+        parser.add_argument(*names, dest=field, required=is_required, **settings)
 
 
 def _build_settings(kind: str, metavar: str, values: tuple[str, ...]) -> "dict[str, Any]":
@@ -61,20 +61,20 @@ def add_json_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_timeout(text: str) -> float:
-    return _parse_seconds(text, may_be_none=False)
+    return _parse_seconds(text, allow_zero=False)
 
 
 def parse_wait(text: str) -> float:
-    """A duration that may be none: not to wait at all."""
-    return _parse_seconds(text, may_be_none=True)
+    """Parse a duration that may be zero."""
+    return _parse_seconds(text, allow_zero=True)
 
 
-def _parse_seconds(text: str, *, may_be_none: bool) -> float:
-    # Not above: compiling a pattern is a part of the start-up budget.
+def _parse_seconds(text: str, *, allow_zero: bool) -> float:
+    # Imported late: compiling its pattern slows down the start of every command.
     from steadyrun.cli.durations import parse_duration  # noqa: PLC0415
 
     try:
-        return parse_duration(text, allow_zero=may_be_none)
+        return parse_duration(text, allow_zero=allow_zero)
     except InvalidUsage as error:
         raise argparse.ArgumentTypeError(error.message) from error
 
@@ -82,7 +82,9 @@ def _parse_seconds(text: str, *, may_be_none: bool) -> float:
 def parse_dollars(text: str) -> float:
     is_number = text.isascii() and text.replace(".", "", 1).isdecimal() and len(text) <= 12
     if not is_number or float(text) <= 0:
-        raise argparse.ArgumentTypeError(f"expected dollars above 0, found {text[:40]!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected an amount in dollars above 0, found {text[:40]!r}"
+        )
     return float(text)
 
 
@@ -95,7 +97,7 @@ def parse_count(text: str) -> int:
 
 def parse_cursor(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise argparse.ArgumentTypeError(f"expected an event's cursor, found {text[:40]!r}")
+        raise argparse.ArgumentTypeError(f"expected a cursor of an event, found {text[:40]!r}")
     return int(text)
 
 

@@ -1,11 +1,13 @@
-"""Who drives a run that was left alone? This process, in the background, until it is over."""
+"""Drives direct runs in this process: of a command, or of `steadyrun hold` in the background."""
 
 import platform
 from argparse import Namespace
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 import anyio
 
+from steadyrun.app.processes import hand_over_abandoned
 from steadyrun.app.runtime import open_runtime
 from steadyrun.cli.output.ask import deny_unattended
 from steadyrun.config import load
@@ -16,34 +18,49 @@ from steadyrun.model.ids import RunId
 from steadyrun.runtime.direct_runs import DirectRuns
 
 
+@asynccontextmanager
+async def open_direct_runs() -> AsyncIterator[DirectRuns]:
+    """Open the runtime for a command. Abandoned runs go to a holder in the background, because
+    this command may end before they do."""
+    config = load()
+    async with (
+        open_runtime(config, kind="command", machine=platform.node()) as deps,
+        task_group() as tasks,
+    ):
+        await hand_over_abandoned(config.places.home, deps.store)
+        yield DirectRuns(deps, tasks)
+        tasks.cancel_scope.cancel()
+
+
 def hold(_: Namespace) -> int:
+    """Drive all abandoned runs until they have ended: the hidden command `steadyrun hold`."""
     anyio.run(_hold)
     return 0
 
 
 async def _hold() -> None:
     async with (
-        open_runtime(load(), kind="holder", machine=platform.node()) as around,
+        open_runtime(load(), kind="holder", machine=platform.node()) as deps,
         task_group() as tasks,
     ):
-        holding = DirectRuns(around, tasks)
-        while runs := await holding.adopt():
-            async with task_group() as watching:
-                for run in runs:
-                    watching.start_soon(_drive_until_end, holding, run)
-        # What it was here for is over.
+        direct_runs = DirectRuns(deps, tasks)
+        while adopted := await direct_runs.adopt():
+            async with task_group() as driving:
+                for run in adopted:
+                    driving.start_soon(_drive_until_end, direct_runs, run)
+        # All runs have ended.
         tasks.cancel_scope.cancel()
 
 
-async def _drive_until_end(holding: DirectRuns, run: RunId) -> None:
-    async with task_group() as watching:
-        watching.start_soon(_deny_all, RunHandle(holding, run))
-        await holding.wait(run)
-        watching.cancel_scope.cancel()
+async def _drive_until_end(direct_runs: DirectRuns, run: RunId) -> None:
+    async with task_group() as tasks:
+        tasks.start_soon(_deny_all, RunHandle(direct_runs, run))
+        await direct_runs.wait(run)
+        tasks.cancel_scope.cancel()
 
 
 async def _deny_all(run: RunHandle) -> None:
-    """Nobody can be asked here."""
+    """Deny every approval request: a background process cannot ask the user."""
     async with aclosing(run.events()) as events:
         async for seen in events:
             if isinstance(seen.event, ApprovalRequested):

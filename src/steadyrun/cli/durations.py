@@ -1,4 +1,4 @@
-"""How long is that? `500ms`, `6s`, `10m`, `2h`; a bare number is seconds."""
+"""Parses durations: `500ms`, `6s`, `10m`, `2h`. A number without a unit is in seconds."""
 
 import re
 
@@ -10,7 +10,7 @@ _FORM = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h|)", re.ASCII)
 
 
 def parse_duration(text: str, *, allow_zero: bool = False) -> float:
-    """The seconds that `text` means: at most a year, and more than none unless that may be."""
+    """Return the seconds: at most a year, and more than zero unless `allow_zero`."""
     found = _FORM.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else -1.0
     is_enough = seconds >= 0.0 if allow_zero else seconds > 0.0

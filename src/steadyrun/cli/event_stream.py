@@ -1,4 +1,4 @@
-"""How does a command hear what happens? From the daemon while one answers, else from the record."""
+"""Follows events: from the daemon while one answers, otherwise from the store."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from steadyrun.api import client
+from steadyrun.cli.output.format import ShownEvent
 from steadyrun.errors import DaemonUnreachable, RpcFailed, VersionMismatch
 from steadyrun.model.event import (
     VERSION,
@@ -24,63 +25,62 @@ from steadyrun.model.ids import AgentId, RunId
 from steadyrun.operations.events import FollowRequest
 from steadyrun.store import Store, follow
 
-ShownEvent = StoredEvent | LiveEvent
-# Called for each event in order; True: that was enough.
+# Called for each event in order. It returns True to end the stream.
 EventHandler = Callable[[ShownEvent], Awaitable[bool]]
 
-# How long the record is read before a daemon is looked for again.
+# How long the store is read before the daemon is tried again.
 _RECONNECT_SECONDS = 2.0
 
 
 class EventFilter(Struct, frozen=True):
-    """What it is about; with neither, everything."""
+    """The events of an agent or of a run; of all if neither is set."""
 
     agent: AgentId | None = None
     run: RunId | None = None
 
 
 class EventStream:
-    """Hears everything after a cursor, once, wherever it comes from."""
+    """Delivers every event after a cursor once, from the daemon or from the store."""
 
     def __init__(self, home: Path, store: Store, filter_: EventFilter, after: int) -> None:
         self._home, self._store, self._filter = home, store, filter_
         self._after = after
 
-    async def follow(self, tell: EventHandler) -> None:
+    async def follow(self, handle: EventHandler) -> None:
         while True:
-            if await self._follow_daemon(tell) or await self._follow_store(tell):
+            if await self._follow_daemon(handle) or await self._follow_store(handle):
                 return
 
-    async def _follow_daemon(self, tell: EventHandler) -> bool:
-        given = FollowRequest(self._filter.agent, self._filter.run, self._after)
+    async def _follow_daemon(self, handle: EventHandler) -> bool:
+        request = FollowRequest(self._filter.agent, self._filter.run, self._after)
         try:
-            async with client.follow(self._home, given) as (_, events):
+            async with client.follow(self._home, request) as (_, events):
                 async for raw in events:
-                    if await self._deliver(decode_event(raw), tell):
+                    if await self._deliver(decode_event(raw), handle):
                         return True
         except (DaemonUnreachable, RpcFailed, VersionMismatch):
-            # Gone, or none that we understand: the record has it all but for what is live.
+            # No daemon, or one of another version. The store has all events except live ones.
             return False
         return False
 
-    async def _follow_store(self, tell: EventHandler) -> bool:
+    async def _follow_store(self, handle: EventHandler) -> bool:
         agent, run = self._filter.agent, self._filter.run
         stored = follow(self._store, self._after, agent=agent, run=run)
         with anyio.move_on_after(_RECONNECT_SECONDS):
             async with aclosing(stored) as events:
                 async for event in events:
-                    if await self._deliver(event, tell):
+                    if await self._deliver(event, handle):
                         return True
         return False
 
-    async def _deliver(self, seen: ShownEvent, tell: EventHandler) -> bool:
+    async def _deliver(self, seen: ShownEvent, handle: EventHandler) -> bool:
         if isinstance(seen, StoredEvent):
             self._after = seen.cursor
-        return await tell(seen)
+        return await handle(seen)
 
 
 class PublicEvent(Struct, frozen=True):
-    """An event as every surface shows it."""
+    """The public JSON form of an event."""
 
     v: int
     cursor: int | None
@@ -95,25 +95,33 @@ class PublicEvent(Struct, frozen=True):
 
 
 def decode_event(raw: Raw) -> ShownEvent:
-    """What `model.public.public` was made of."""
-    found = msgspec.json.decode(raw, type=PublicEvent)
-    event = _decode_event(found)
-    if found.cursor is not None:
+    """Decode the JSON of `event_json.public`."""
+    document = msgspec.json.decode(raw, type=PublicEvent)
+    event = _decode_event(document)
+    if document.cursor is not None:
         return StoredEvent(
-            found.cursor, found.seq, found.id, found.at, found.agent, found.run, found.provider,
+            document.cursor,
+            document.seq,
+            document.id,
+            document.at,
+            document.agent,
+            document.run,
+            document.provider,
             event,
-        )  # fmt: skip
-    assert not isinstance(event, Foreign), "what is not stored is of this version"
-    return LiveEvent(found.id, found.at, found.agent or "", found.run, found.provider, event)
+        )
+    assert not isinstance(event, Foreign), "a live event has the version of this program"
+    return LiveEvent(
+        document.id, document.at, document.agent or "", document.run, document.provider, event
+    )
 
 
-def _decode_event(found: PublicEvent) -> Event | Foreign:
-    fields = {"type": found.type, **found.data}
-    if found.v == VERSION:
+def _decode_event(document: PublicEvent) -> Event | Foreign:
+    fields = {"type": document.type, **document.data}
+    if document.v == VERSION:
         try:
-            known: Event = msgspec.json.decode(msgspec.json.encode(fields), type=Event)
+            event: Event = msgspec.json.decode(msgspec.json.encode(fields), type=Event)
         except msgspec.ValidationError:
             pass
         else:
-            return known
-    return Foreign(found.type, found.v, msgspec.msgpack.encode(fields))
+            return event
+    return Foreign(document.type, document.v, msgspec.msgpack.encode(fields))

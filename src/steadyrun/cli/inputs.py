@@ -1,12 +1,14 @@
-"""What was asked for on the command line? Read, checked and named before anything is started."""
+"""Reads and checks what the user typed or piped in, before anything is started."""
 
+import os
+import pwd
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from steadyrun.cli.stdin import read_stdin
 from steadyrun.config.locations import process_environ
 from steadyrun.dialect import Image
 from steadyrun.errors import InvalidUsage
@@ -17,8 +19,21 @@ LARGEST_IMAGE_BYTES = 20 * 1024 * 1024
 _SAME_NAME = ("model", "mode", "system", "resume", "or_fresh", "max_turns")
 
 
+def read_stdin(what: str, *, is_requested: bool, hint: str) -> str:
+    """Read all of standard input as text. A terminal is read only if that `is_requested`."""
+    if sys.stdin is None or (sys.stdin.isatty() and not is_requested):
+        raise InvalidUsage(f"there is no {what}", hint=hint)
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidUsage(f"the {what} on standard input is not UTF-8: {error.reason}") from error
+    except OSError as error:
+        problem = os.strerror(error.errno or 0)
+        raise InvalidUsage(f"standard input cannot be read: {problem}") from error
+
+
 def read_prompt(text: str | None) -> str:
-    """The text as it was typed, or all of standard input."""
+    """Return the typed text, or read all of standard input."""
     hint = 'Type it: steadyrun run "…" --provider P, or pipe it in.'
     is_piped = text in {None, "-"}
     prompt = read_stdin("prompt", is_requested=text == "-", hint=hint) if is_piped else text
@@ -27,62 +42,70 @@ def read_prompt(text: str | None) -> str:
     return prompt
 
 
+def find_user() -> str:
+    """Return the name of the user of this process, as it is recorded with an answer."""
+    try:
+        return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
+    except KeyError:
+        return f"cli:{os.getuid()}"
+
+
 def read_options(args: Namespace) -> RunOptions:
-    """Everything that was asked for; what was not is left to the provider."""
-    wishes: dict[str, Any] = {name: getattr(args, name) for name in _SAME_NAME}
-    wishes["max_cost_usd"] = args.max_cost
-    wishes["timeout_seconds"] = args.timeout
-    wishes["tools"] = None if args.tools is None else _split(args.tools)
-    wishes["schema"] = None if args.schema is None else read_schema(args.schema)
-    wishes["metadata"] = None if args.metadata is None else read_metadata(args.metadata)
-    wishes["env"] = dict(map(read_variable, args.env)) if args.env else None
-    wishes["images"] = tuple(map(read_image, args.image)) if args.image else None
-    asked: Any = {name: wish for name, wish in wishes.items() if wish is not None}
-    return asked  # type: ignore[no-any-return]
+    """Read the options of a run. An option that was not typed is left out."""
+    options: dict[str, Any] = {name: getattr(args, name) for name in _SAME_NAME}
+    options["max_cost_usd"] = args.max_cost
+    options["timeout_seconds"] = args.timeout
+    options["tools"] = None if args.tools is None else _split(args.tools)
+    options["schema"] = None if args.schema is None else read_schema(args.schema)
+    options["metadata"] = None if args.metadata is None else read_metadata(args.metadata)
+    options["env"] = dict(map(read_variable, args.env)) if args.env else None
+    options["images"] = tuple(map(read_image, args.image)) if args.image else None
+    typed: Any = {name: value for name, value in options.items() if value is not None}
+    return typed  # type: ignore[no-any-return]
 
 
-def read_schema(given: str) -> dict[str, Any]:
-    """A JSON Schema, written out or in a file."""
-    is_inline = given.lstrip().startswith("{")
-    raw = given.encode() if is_inline else _read_file(Path(given), "the schema")
-    where = "the schema" if is_inline else f"the schema {given}"
+def read_schema(text: str) -> dict[str, Any]:
+    """Read a JSON Schema from the text itself or from the file that it names."""
+    is_inline = text.lstrip().startswith("{")
+    raw = text.encode() if is_inline else _read_file(Path(text), "the schema")
+    where = "the schema" if is_inline else f"the schema {text}"
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidUsage(f"{where}: expected a JSON object, found: {error}") from error
 
 
-def read_metadata(given: str) -> dict[str, Any]:
-    """What is to be kept with the run: an object, written out."""
+def read_metadata(text: str) -> dict[str, Any]:
+    """Read the JSON object that is stored with the run."""
     try:
-        return msgspec.json.decode(given, type=dict[str, Any])
+        return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        hint = "Like this: --metadata '{\"ticket\": 7}'"
-        found = f"the metadata: expected a JSON object, found: {error}"
-        raise InvalidUsage(found, hint=hint) from error
+        hint = "For example: --metadata '{\"ticket\": 7}'"
+        problem = f"the metadata: expected a JSON object, found: {error}"
+        raise InvalidUsage(problem, hint=hint) from error
 
 
-def read_variable(given: str) -> tuple[str, str]:
-    """A variable with its value, or the name of one of our own."""
-    name, is_set, value = given.partition("=")
+def read_variable(text: str) -> tuple[str, str]:
+    """Read NAME=VALUE, or NAME with the value that it has in our environment."""
+    name, is_set, value = text.partition("=")
     if is_set:
         return name, value
     found = process_environ().get(name)
     if found is None:
-        hint = "Like this: --env NAME=VALUE; NAME alone takes its value from here."
-        raise InvalidUsage(f"--env: {name[:80]!r} is not set here", hint=hint)
+        hint = "Use --env NAME=VALUE, or set the variable: --env NAME takes its present value."
+        raise InvalidUsage(f"--env: {name[:80]!r} is not set", hint=hint)
     return name, found
 
 
-def read_image(given: str) -> Image:
-    """A picture, known by its first bytes and not by its name."""
-    data = _read_file(Path(given), "the image", LARGEST_IMAGE_BYTES + 1)
+def read_image(text: str) -> Image:
+    """Read an image file. Its type is found from its first bytes, not from its name."""
+    data = _read_file(Path(text), "the image", LARGEST_IMAGE_BYTES + 1)
     if len(data) > LARGEST_IMAGE_BYTES:
-        raise InvalidUsage(f"the image {given} has more than 20 MB", hint="Make it smaller.")
+        raise InvalidUsage(f"the image {text} has more than 20 MB", hint="Make it smaller.")
     media_type = image_type(data)
     if media_type is None:
-        hint = "Convert it first."
-        raise InvalidUsage(f"the image {given} is no png, jpeg, gif or webp", hint=hint)
+        problem = f"the image {text} is not a png, jpeg, gif or webp"
+        raise InvalidUsage(problem, hint="Convert it first.")
     return Image(media_type, data)
 
 

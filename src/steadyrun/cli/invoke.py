@@ -1,4 +1,4 @@
-"""How is an operation asked for? Of the daemon, if one answers; else it is done here, if it can."""
+"""Calls an operation: in the daemon if one answers, otherwise in this process if possible."""
 
 from argparse import Namespace
 from typing import Any
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from steadyrun.api import client
 from steadyrun.app.operations import open_desk
-from steadyrun.cli.output import format as render
+from steadyrun.cli.output.format import to_json
 from steadyrun.cli.output.tables import format_answer
 from steadyrun.config import Config, is_agents_own, load
 from steadyrun.errors import DaemonUnreachable, InvalidUsage, NotAllowed, RpcClosed
@@ -17,59 +17,60 @@ from steadyrun.operations.registry import BY_NAME, Operation
 
 
 def run_operation(args: Namespace) -> int:
-    """Ask, and print the answer."""
+    """Call the operation of a command and print the answer."""
     return anyio.run(_run_operation, args)
 
 
 async def _run_operation(args: Namespace) -> int:
     operation = BY_NAME[args.operation]
     require_person(operation)
-    given = parse_request(args, operation)
-    answer, _ = await call_operation(load(), operation, given)
-    print_answer(operation, given, answer, as_json=args.json)
+    request = parse_request(args, operation)
+    answer, _ = await call_operation(load(), operation, request)
+    print_answer(operation, request, answer, as_json=args.json)
     return 0
 
 
 def require_person(operation: Operation) -> None:
-    """Refuse what agents may not do, where an agent has started us."""
+    """Refuse an admin operation if an agent has started this process."""
     if operation.scope == "admin" and is_agents_own():
-        hint = "A person has to, outside of what agents start."
+        hint = "A user must do it, outside of the processes of agents."
         raise NotAllowed(f"an agent cannot {operation.summary}", hint=hint)
 
 
 def parse_request(args: Namespace, operation: Operation, **other: Any) -> Any:
-    """What was typed as the operation's input; what was not typed is left to it."""
+    """Convert the typed arguments to the request of the operation. An argument that was not typed
+    gets its default."""
     fields = operation.request.__struct_fields__
     typed = {name: getattr(args, name, None) for name in fields} | other
     try:
-        given = {name: value for name, value in typed.items() if value is not None}
-        return msgspec.convert(given, operation.request)
+        values = {name: value for name, value in typed.items() if value is not None}
+        return msgspec.convert(values, operation.request)
     except msgspec.ValidationError as error:
         raise InvalidUsage(f"{operation.name}: {error}") from error
 
 
-async def call_operation(config: Config, operation: Operation, given: Struct) -> tuple[Any, bool]:
-    """The answer, and whether a daemon gave it."""
+async def call_operation(config: Config, operation: Operation, request: Struct) -> tuple[Any, bool]:
+    """Return the answer, and whether the daemon gave it."""
     try:
-        return await client.call(config.places.home, operation, given), True
+        return await client.call(config.places.home, operation, request), True
     except DaemonUnreachable:
         if operation.place == "daemon":
             raise
     except RpcClosed:
-        # It is gone, and may have done it: here, too, only if that is harmless.
-        if operation.place == "daemon" or not _is_safe_to_repeat(operation, given):
+        # The daemon has ended and may have done it. It is repeated only if that is harmless.
+        if operation.place == "daemon" or not _is_safe_to_repeat(operation, request):
             raise
-    async with open_desk(config) as desk:
-        return await operation.do(desk, given), False
+    async with open_desk(config) as context:
+        return await operation.do(context, request), False
 
 
-def _is_safe_to_repeat(operation: Operation, given: Struct) -> bool:
-    return operation.scope == "read" or getattr(given, "key", None) is not None
+def _is_safe_to_repeat(operation: Operation, request: Struct) -> bool:
+    return operation.scope == "read" or getattr(request, "key", None) is not None
 
 
-def print_answer(operation: Operation, given: Struct, answer: Struct, *, as_json: bool) -> None:
+def print_answer(operation: Operation, request: Struct, answer: Struct, *, as_json: bool) -> None:
     if as_json:
-        print(render.to_json(answer))
+        print(to_json(answer))
     else:
-        for line in format_answer(operation.name, given, answer):
+        for line in format_answer(operation.name, request, answer):
             print(line)

@@ -1,7 +1,7 @@
-"""How would systemd treat our daemon? Finds the units that start one, and reads what they say.
+"""Finds the systemd units that start a daemon, and reads their settings.
 
-The words are those of systemd.unit(5): folders in order of precedence, drop-ins by their names,
-the last assignment counts, an empty one takes back what was said before.
+The rules are those of systemd.unit(5): folders in order of precedence, drop-ins by name, the last
+assignment wins, and an empty assignment resets the setting.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-# What keeps agents alive when the daemon is stopped, and when one of them needs too much memory.
+# These settings keep agents alive when the daemon stops, and when one agent runs out of memory.
 REQUIRED_SETTINGS: Mapping[str, str] = {"KillMode": "process", "OOMPolicy": "continue"}
 
 _SYSTEM = ("etc", "run", "usr/local/lib", "usr/lib", "lib")
@@ -20,16 +20,16 @@ _STARTS = re.compile(r"\bsteadyrun[\"']?\s+(?:-\S+\s+)*up(?:\s|$)")
 
 
 class SystemdUnit(Struct, frozen=True):
-    """A unit that starts a daemon: what it says in place of what is wanted (None: nothing)."""
+    """A unit that starts a daemon. `wrong` has the settings that differ from the required ones;
+    None means not set. `problem` is the reason why the unit could not be read."""
 
     path: Path
     wrong: Mapping[str, str | None] = {}
-    # Why it could not be read.
     problem: str = ""
 
 
 def find_units(environ: Mapping[str, str], root: Path = Path("/")) -> Iterator[SystemdUnit]:
-    """The units of this user and of the machine."""
+    """Yield the units of this user and of the machine."""
     for folders in (_list_user_folders(environ, root), _list_system_folders(root)):
         names = sorted({path.name for each in folders for path in each.glob("*.service")})
         for name in names:
@@ -38,7 +38,7 @@ def find_units(environ: Mapping[str, str], root: Path = Path("/")) -> Iterator[S
 
 
 def read_service(texts: Iterable[str]) -> dict[str, str]:
-    """The settings of [Service] in these files, the later ones over the earlier."""
+    """Read the settings of the [Service] sections. A later file overrides an earlier one."""
     found: dict[str, str] = {}
     for text in texts:
         is_service = False
@@ -60,9 +60,9 @@ def _read_unit(name: str, folders: list[Path]) -> Iterator[SystemdUnit]:
     except OSError as error:
         yield SystemdUnit(path, problem=error.strerror or str(error))
         return
-    says = read_service(texts)
-    if _STARTS.search(says.get("ExecStart", "")):
-        found = {key: says.get(key) or None for key in REQUIRED_SETTINGS}
+    settings = read_service(texts)
+    if _STARTS.search(settings.get("ExecStart", "")):
+        found = {key: settings.get(key) or None for key in REQUIRED_SETTINGS}
         yield SystemdUnit(
             path,
             {key: found[key] for key in REQUIRED_SETTINGS if found[key] != REQUIRED_SETTINGS[key]},
@@ -70,7 +70,7 @@ def _read_unit(name: str, folders: list[Path]) -> Iterator[SystemdUnit]:
 
 
 def _find_drop_ins(name: str, folders: list[Path]) -> list[Path]:
-    """Of two with the same name the one in the earlier folder counts."""
+    """Find the drop-ins of a unit. The earlier folder wins if two have the same name."""
     found: dict[str, Path] = {}
     for folder in reversed(folders):
         found |= {path.name: path for path in (folder / f"{name}.d").glob("*.conf")}

@@ -1,1 +1,1 @@
-"""What can be asked of steadyrun, by anybody and from anywhere?"""
+"""The operations: everything that a user or a program can ask of steadyrun."""

@@ -1,4 +1,4 @@
-"""How do agents come, change, pause and go?"""
+"""Adds, shows, changes, removes, pauses and resumes agents."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,16 +38,15 @@ from steadyrun.operations.gates import (
     require_provider,
 )
 from steadyrun.operations.lookup import (
-    build_agent_document,
-    build_agent_documents,
     explain_question,
     find_agent,
     find_budget_question,
 )
+from steadyrun.operations.views import build_agent_document, build_agent_documents
 from steadyrun.runtime.prompt.system import require_home, require_role
 from steadyrun.runtime.run.permissions import require_kept
 
-# What begins so is an id.
+# A name with one of these prefixes would look like an id.
 _ID_PREFIXES = ("agt_", "run_", "itm_", "prc_", "hld_")
 _CLEARED = {
     "role": "role", "model": "model", "fallback": "fallback", "timeout": "wall_seconds",
@@ -55,59 +54,56 @@ _CLEARED = {
     "approvers": "approvers",
 }  # fmt: skip
 _CLEARED_OTHERWISE = ("fallback", "policy")
-# Lists that say nothing if they are empty. One of tools says that there are none.
+# Lists that must not be empty. An empty list of tools is valid: it allows no tools.
 _NEVER_EMPTY = ("deny", "fallback", "budget", "approvers", "clear")
 
-NameArg = Annotated[str, arg("the agent's name", metavar="NAME")]
-RoleArg = Annotated[str | None, arg("the file in roles/ that says its work", metavar="ROLE")]
-ModelArg = Annotated[str | None, arg("the provider's model", metavar="MODEL")]
+NameArg = Annotated[str, arg("the name of the agent", metavar="NAME")]
+RoleArg = Annotated[str | None, arg("the role: a file in roles/", metavar="ROLE")]
+ModelArg = Annotated[str | None, arg("the model of the provider", metavar="MODEL")]
 FallbackArg = Annotated[
-    tuple[str, ...] | None, arg("who takes over where its provider cannot", metavar="P,…")
+    tuple[str, ...] | None,
+    arg("providers to use while the first one is not available", metavar="P,…"),
 ]
 TimeoutArg = Annotated[
-    float | None, arg("how long a run may take: 500ms, 6s, 10m, 2h", metavar="DURATION")
+    float | None, arg("the time limit of a run: 500ms, 6s, 10m, 2h", metavar="DURATION")
 ]
 BudgetArg = Annotated[
     tuple[str, ...] | None,
-    arg("how much it may spend: run, agent, day, month in USD, run_tokens, …", metavar="day=5,…"),
+    arg("spending limits: run, agent, day, month in USD, run_tokens, …", metavar="day=5,…"),
 ]
-TierArg = Annotated[
-    Tier | None, arg("the tools it may use; custom goes with --tools", metavar="TIER")
-]
+TierArg = Annotated[Tier | None, arg("the tier of tools; custom requires --tools", metavar="TIER")]
 ToolsArg = Annotated[
-    tuple[str, ...] | None, arg("the only tools it may use; '' is none", metavar="A,B")
+    tuple[str, ...] | None, arg("allow only these tools; '' allows none", metavar="A,B")
 ]
-DenyArg = Annotated[tuple[str, ...] | None, arg("tools it may not use", metavar="A,B")]
+DenyArg = Annotated[tuple[str, ...] | None, arg("tools that are never allowed", metavar="A,B")]
 ApproversArg = Annotated[
     tuple[str, ...] | None,
-    arg("who may answer what it asks: cli:USER,… (whoever can)", metavar="WHO,…"),
+    arg("users who may answer its requests: cli:USER,… (all)", metavar="WHO,…"),
 ]
-SystemArg = Annotated[str | None, arg("what it is always told", metavar="TEXT")]
+SystemArg = Annotated[str | None, arg("text added to the system prompt", metavar="TEXT")]
 
 
 class AddAgentRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: NameArg
     provider: Annotated[
-        str, arg("who does its work: `steadyrun providers`", metavar="P", flag="--provider")
+        str, arg("the provider: see `steadyrun providers`", metavar="P", flag="--provider")
     ]
-    home: Annotated[
-        str, arg("the directory it works in", metavar="DIR", flag="--home", kind="path")
-    ]
+    home: Annotated[str, arg("the working directory", metavar="DIR", flag="--home", kind="path")]
     role: RoleArg = None
     model: ModelArg = None
-    mode: Annotated[Mode, arg("what it may do unasked", metavar="MODE")] = "default"
+    mode: Annotated[Mode, arg("what is allowed without approval", metavar="MODE")] = "default"
     tier: TierArg = None
     tools: ToolsArg = None
     deny: DenyArg = None
     fallback: FallbackArg = None
-    followup: Annotated[
-        Followup, arg("whether a message may enter a run that is going on (steer)")
-    ] = "steer"
+    followup: Annotated[Followup, arg("whether a new message may join the current run (steer)")] = (
+        "steer"
+    )
     on_lost: Annotated[
-        OnLost, arg("what becomes of a message whose run was lost (resume)")
+        OnLost, arg("what happens to a message whose run was lost (resume)")
     ] = "resume"  # fmt: skip
     on_limited: Annotated[
-        OnLimited, arg("whether it goes on by itself after a rate limit (wait)")
+        OnLimited, arg("whether to wait or to pause after a rate limit (wait)")
     ] = "wait"
     budget: BudgetArg = None
     approvers: ApproversArg = None
@@ -120,30 +116,30 @@ class AgentRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SetAgentRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is None stays as it is."""
+    """A field that is None is not changed."""
 
     name: NameArg
-    provider: Annotated[
-        str | None, arg("who does its work: `steadyrun providers`", metavar="P")
-    ] = None
+    provider: Annotated[str | None, arg("the provider: see `steadyrun providers`", metavar="P")] = (
+        None
+    )
     home: Annotated[
-        str | None, arg("the directory it works in", metavar="DIR", kind="path")
+        str | None, arg("the working directory", metavar="DIR", kind="path")
     ] = None  # fmt: skip
     role: RoleArg = None
     model: ModelArg = None
-    mode: Annotated[Mode | None, arg("what it may do unasked", metavar="MODE")] = None
+    mode: Annotated[Mode | None, arg("what is allowed without approval", metavar="MODE")] = None
     tier: TierArg = None
     tools: ToolsArg = None
     deny: DenyArg = None
     fallback: FallbackArg = None
-    followup: Annotated[
-        Followup | None, arg("whether a message may enter a run that is going on")
-    ] = None
+    followup: Annotated[Followup | None, arg("whether a new message may join the current run")] = (
+        None
+    )
     on_lost: Annotated[
-        OnLost | None, arg("what becomes of a message whose run was lost")
+        OnLost | None, arg("what happens to a message whose run was lost")
     ] = None  # fmt: skip
     on_limited: Annotated[
-        OnLimited | None, arg("whether it goes on by itself after a rate limit")
+        OnLimited | None, arg("whether to wait or to pause after a rate limit")
     ] = None
     budget: BudgetArg = None
     approvers: ApproversArg = None
@@ -151,121 +147,122 @@ class SetAgentRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     system: SystemArg = None
     clear: Annotated[
         tuple[str, ...] | None,
-        arg(f"what it shall have no more: {', '.join(_CLEARED)}", metavar="A,B"),
+        arg(f"settings to remove: {', '.join(_CLEARED)}", metavar="A,B"),
     ] = None
 
 
 class ListAgentsRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """There is nothing to say."""
+    """The request has no fields."""
 
 
 class AgentSelection(Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str | None, arg("the agent's name", metavar="AGENT", is_word=True)] = None
-    all: Annotated[bool, arg("every agent")] = False
+    name: Annotated[str | None, arg("the name of the agent", metavar="AGENT", is_word=True)] = None
+    all: Annotated[bool, arg("all agents")] = False
     provider: Annotated[
-        str | None, arg("every agent that works with it: its gate", metavar="P", flag="--provider")
+        str | None,
+        arg("the gate of a provider, for all agents that use it", metavar="P", flag="--provider"),
     ] = None
 
 
-async def add(desk: OperationContext, given: AddAgentRequest) -> AgentDocument:
-    _check_name(given.name)
-    _check_lists(given, hint="Leave it out.")
+async def add(context: OperationContext, request: AddAgentRequest) -> AgentDocument:
+    _check_name(request.name)
+    _check_lists(request, hint="Leave it out.")
     agent = Agent(
-        desk.ids.agent(),
-        given.name,
-        (given.provider, *(given.fallback or ())),
-        given.home,
-        given.model,
+        context.ids.agent(),
+        request.name,
+        (request.provider, *(request.fallback or ())),
+        request.home,
+        request.model,
         Policy(
-            given.mode,
-            given.tools,
-            _parse_budget(given.budget or ()),
-            tier=given.tier,
-            deny=given.deny or (),
+            request.mode,
+            request.tools,
+            _parse_budget(request.budget or ()),
+            tier=request.tier,
+            deny=request.deny or (),
         ),
-        given.system,
-        role=given.role,
-        followup=given.followup,
-        on_lost=given.on_lost,
-        on_limited=given.on_limited,
-        approvers=given.approvers or (),
-        wall_seconds=given.timeout,
+        request.system,
+        role=request.role,
+        followup=request.followup,
+        on_lost=request.on_lost,
+        on_limited=request.on_limited,
+        approvers=request.approvers or (),
+        wall_seconds=request.timeout,
     )
-    await _check_agent(desk, agent)
-    await desk.store.add_agent(agent)
-    return await build_agent_document(desk, agent)
+    await _check_agent(context, agent)
+    await context.store.add_agent(agent)
+    return await build_agent_document(context, agent)
 
 
-async def show(desk: OperationContext, given: AgentRequest) -> AgentPage:
-    agent = await find_agent(desk, given.name)
-    document = await build_agent_document(desk, agent)
-    known = {name: getattr(document, name) for name in AgentDocument.__struct_fields__}
-    sessions = [await desk.store.session(agent.id, provider) for provider in agent.providers]
+async def show(context: OperationContext, request: AgentRequest) -> AgentPage:
+    agent = await find_agent(context, request.name)
+    document = await build_agent_document(context, agent)
+    fields = {name: getattr(document, name) for name in AgentDocument.__struct_fields__}
+    sessions = [await context.store.session(agent.id, provider) for provider in agent.providers]
     tokens = tuple(token for session in sessions if session for token in _build_tokens(session))
     return AgentPage(
-        **known, system=agent.system, timeout_seconds=agent.wall_seconds, tokens=tokens
+        **fields, system=agent.system, timeout_seconds=agent.wall_seconds, tokens=tokens
     )
 
 
-async def change(desk: OperationContext, given: SetAgentRequest) -> AgentDocument:
-    was = await find_agent(desk, given.name)
+async def change(context: OperationContext, request: SetAgentRequest) -> AgentDocument:
+    was = await find_agent(context, request.name)
     if was.origin == "config":
         raise ReadOnly(was.name)
-    agent = _apply_changes(was, given)
-    await _check_agent(desk, agent)
-    await desk.store.set_agent(agent, was=was)
-    return await build_agent_document(desk, agent)
+    agent = _apply_changes(was, request)
+    await _check_agent(context, agent)
+    await context.store.set_agent(agent, was=was)
+    return await build_agent_document(context, agent)
 
 
-async def remove(desk: OperationContext, given: AgentRequest) -> RemovedDocument:
-    agent = await find_agent(desk, given.name)
-    is_retired = bool(await desk.store.get(RETIRED + agent.id))
+async def remove(context: OperationContext, request: AgentRequest) -> RemovedDocument:
+    agent = await find_agent(context, request.name)
+    is_retired = bool(await context.store.get(RETIRED + agent.id))
     if agent.origin == "config" and not is_retired:
         raise ReadOnly(agent.name)
-    if desk.daemon:
-        # Its process may be waiting for what will never come.
-        await desk.daemon.release(agent.id)
+    if context.daemon:
+        # An idle process of the agent is closed first.
+        await context.daemon.release(agent.id)
     try:
-        await desk.store.remove_agent(agent.id)
+        await context.store.remove_agent(agent.id)
     except ChangeRefused as refused:
-        if (await desk.store.lane(agent.id)).status == "warm":
-            hint = "A daemon was killed: start one, it will close it. steadyrun up"
+        if (await context.store.lane(agent.id)).status == "warm":
+            hint = "Its daemon was killed. A new one closes the process: steadyrun up"
             raise Conflict(f"{agent.name} still has a process", hint=hint) from refused
-        hint = f"Cancel it, or wait for it: steadyrun inbox {agent.name}"
+        hint = f"Cancel the work, or wait for it: steadyrun inbox {agent.name}"
         raise Conflict(f"{agent.name} has work: {refused.found}", hint=hint) from refused
     return RemovedDocument(agent.id, agent.name)
 
 
-async def list_agents(desk: OperationContext, _: ListAgentsRequest) -> AgentsDocument:
-    return AgentsDocument(await build_agent_documents(desk))
+async def list_agents(context: OperationContext, _: ListAgentsRequest) -> AgentsDocument:
+    return AgentsDocument(await build_agent_documents(context))
 
 
-async def pause(desk: OperationContext, given: AgentSelection) -> AgentsDocument:
-    chosen = await _choose_agents(desk, given)
-    if given.provider is not None:
-        await close_gate(desk, CloseGateRequest(given.provider))
-    for agent in chosen if given.provider is None else ():
-        await desk.store.pause(agent.id)
-    return AgentsDocument(await build_agent_documents(desk, chosen))
+async def pause(context: OperationContext, request: AgentSelection) -> AgentsDocument:
+    chosen = await _choose_agents(context, request)
+    if request.provider is not None:
+        await close_gate(context, CloseGateRequest(request.provider))
+    for agent in chosen if request.provider is None else ():
+        await context.store.pause(agent.id)
+    return AgentsDocument(await build_agent_documents(context, chosen))
 
 
-async def resume(desk: OperationContext, given: AgentSelection) -> AgentsDocument:
-    """End a pause. Who has spent a budget goes on when its owner has said how."""
-    chosen = await _choose_agents(desk, given)
-    if given.provider is not None:
-        await open_gate(desk, OpenGateRequest(given.provider))
-    for agent in chosen if given.provider is None else ():
-        refused = await _find_resume_conflict(desk, agent)
+async def resume(context: OperationContext, request: AgentSelection) -> AgentsDocument:
+    """End a pause. An agent that has spent its budget needs an approval instead."""
+    chosen = await _choose_agents(context, request)
+    if request.provider is not None:
+        await open_gate(context, OpenGateRequest(request.provider))
+    for agent in chosen if request.provider is None else ():
+        refused = await _find_resume_conflict(context, agent)
         if refused is None:
-            await desk.store.resume(agent.id)
-        elif given.name is not None:
+            await context.store.resume(agent.id)
+        elif request.name is not None:
             raise refused
-    return AgentsDocument(await build_agent_documents(desk, chosen))
+    return AgentsDocument(await build_agent_documents(context, chosen))
 
 
-async def _find_resume_conflict(desk: OperationContext, agent: Agent) -> Conflict | None:
-    """Why it takes more than a word to have it go on."""
-    missing = [name for name in agent.providers if desk.abilities(name) is None]
+async def _find_resume_conflict(context: OperationContext, agent: Agent) -> Conflict | None:
+    """Return the error if the agent cannot be resumed by a command."""
+    missing = [name for name in agent.providers if context.abilities(name) is None]
     if missing:
         hint = (
             f"Configure providers.{missing[0]}, or: steadyrun agent set {agent.name} --provider P"
@@ -273,118 +270,122 @@ async def _find_resume_conflict(desk: OperationContext, agent: Agent) -> Conflic
         return Conflict(
             f"{agent.name} needs the provider {missing[0]!r}, which does not exist", hint=hint
         )
-    if await desk.store.get(RETIRED + agent.id):
-        hint = f"Write it there again, or: steadyrun agent rm {agent.name}"
+    if await context.store.get(RETIRED + agent.id):
+        hint = f"Add it to the configuration again, or: steadyrun agent rm {agent.name}"
         return Conflict(f"{agent.name} is not in the configuration any more", hint=hint)
-    asked = await find_budget_question(desk.store, agent.id)
+    asked = await find_budget_question(context.store, agent.id)
     if asked is None:
         return None
-    hint = f"Allow it: steadyrun approve {asked.id}. Or not: steadyrun deny {asked.id} --reason …"
-    return Conflict(f"{agent.name} waits for its owner: {explain_question(asked)}", hint=hint)
+    hint = f"Use steadyrun approve {asked.id}, or steadyrun deny {asked.id} --reason …"
+    return Conflict(f"{agent.name} waits for an approval: {explain_question(asked)}", hint=hint)
 
 
-async def switch_provider(desk: OperationContext, agent: Agent, provider: str) -> Agent:
-    """Let another provider do the agent's work; the one it had is the next in line."""
+async def switch_provider(context: OperationContext, agent: Agent, provider: str) -> Agent:
+    """Make another provider the first one; the previous one becomes the first fallback."""
     if provider == agent.provider:
         return agent
     if agent.origin == "config":
         raise ReadOnly(agent.name)
     switched = agent.on(provider)
-    await _check_agent(desk, switched)
-    await desk.store.set_agent(switched, was=agent)
+    await _check_agent(context, switched)
+    await context.store.set_agent(switched, was=agent)
     return switched
 
 
-async def _choose_agents(desk: OperationContext, given: AgentSelection) -> list[Agent]:
-    """Those who are meant; with a provider, those whose work it does."""
-    if (given.name is not None) + given.all + (given.provider is not None) != 1:
+async def _choose_agents(context: OperationContext, request: AgentSelection) -> list[Agent]:
+    """Find the selected agents; with a provider, the agents that use it first."""
+    if (request.name is not None) + request.all + (request.provider is not None) != 1:
         hint = "`steadyrun agents` lists them."
         raise InvalidUsage("expected an agent's name, --all or --provider", hint=hint)
-    if given.name is not None:
-        return [await find_agent(desk, given.name)]
-    if given.provider is not None:
-        require_provider(desk, given.provider)
+    if request.name is not None:
+        return [await find_agent(context, request.name)]
+    if request.provider is not None:
+        require_provider(context, request.provider)
     return [
-        agent for agent in await desk.store.agents() if given.provider in {None, agent.provider}
+        agent
+        for agent in await context.store.agents()
+        if request.provider in {None, agent.provider}
     ]
 
 
 def _build_tokens(session: Session) -> list[TokenDocument]:
-    present = () if session.current is None else (session.current,)
+    current = () if session.current is None else (session.current,)
     return [
         TokenDocument(
             session.provider, token.token, token.cwd, token.model, token.bound_at, token.ended
         )
-        for token in (*session.history, *present)
+        for token in (*session.history, *current)
     ]
 
 
 def _check_name(name: str) -> None:
     if not is_agent_name(name):
-        raise InvalidUsage(f"{name!r} cannot be the name of an agent", hint=NAME_RULE)
+        raise InvalidUsage(f"{name!r} is not a valid agent name", hint=NAME_RULE)
     if name.startswith(_ID_PREFIXES):
         hint = f"Choose one that does not begin with {', '.join(_ID_PREFIXES)}."
         raise InvalidUsage(f"{name!r} looks like an id", hint=hint)
 
 
-def _check_lists(given: AddAgentRequest | SetAgentRequest, *, hint: str) -> None:
-    """An empty list may be a variable that nobody has set: nothing is taken away by that."""
+def _check_lists(request: AddAgentRequest | SetAgentRequest, *, hint: str) -> None:
+    """Refuse an empty list. It may come from a variable that is not set, so it removes nothing."""
     for name in _NEVER_EMPTY:
-        if getattr(given, name, None) == ():
+        if getattr(request, name, None) == ():
             raise InvalidUsage(f"--{name} names nothing", hint=hint)
 
 
-def _apply_changes(was: Agent, given: SetAgentRequest) -> Agent:
-    _check_lists(given, hint="Leave it out, or take away what it has with --clear.")
-    clear = given.clear or ()
+def _apply_changes(was: Agent, request: SetAgentRequest) -> Agent:
+    _check_lists(request, hint="Leave it out, or remove the setting with --clear.")
+    clear = request.clear or ()
     unknown = [name for name in clear if name not in _CLEARED]
     if unknown:
-        hint = f"It may be: {', '.join(_CLEARED)}"
-        raise InvalidUsage(f"--clear cannot take {unknown[0]!r}", hint=hint)
-    twice = [name for name in clear if getattr(given, name) is not None]
+        hint = f"It accepts: {', '.join(_CLEARED)}"
+        raise InvalidUsage(f"--clear does not accept {unknown[0]!r}", hint=hint)
+    twice = [name for name in clear if getattr(request, name) is not None]
     if twice:
-        raise InvalidUsage(f"{twice[0]} is set and cleared at once", hint="Leave one of both out.")
-    fallback = () if "fallback" in clear else given.fallback or was.providers[1:]
+        raise InvalidUsage(f"{twice[0]} is set and cleared at once", hint="Leave one of them out.")
+    fallback = () if "fallback" in clear else request.fallback or was.providers[1:]
     new = {
-        "home": given.home,
-        "role": given.role,
-        "model": given.model,
-        "system": given.system,
-        "followup": given.followup,
-        "on_lost": given.on_lost,
-        "on_limited": given.on_limited,
-        "wall_seconds": given.timeout,
-        "approvers": given.approvers,
-        "policy": _apply_policy_changes(was.policy, given),
+        "home": request.home,
+        "role": request.role,
+        "model": request.model,
+        "system": request.system,
+        "followup": request.followup,
+        "on_lost": request.on_lost,
+        "on_limited": request.on_limited,
+        "wall_seconds": request.timeout,
+        "approvers": request.approvers,
+        "policy": _apply_policy_changes(was.policy, request),
     }
-    said_ = {name: value for name, value in new.items() if value is not None}
+    changes = {name: value for name, value in new.items() if value is not None}
     none = {
         field: () if field == "approvers" else None
         for name in clear
         if (field := _CLEARED[name]) not in _CLEARED_OTHERWISE
     }
-    if not said_ and not clear and not given.fallback and given.provider is None:
-        raise InvalidUsage("there is nothing to set", hint="`steadyrun agent set --help` lists it.")
-    return replace(was, providers=(given.provider or was.provider, *fallback), **said_, **none)
+    if not changes and not clear and not request.fallback and request.provider is None:
+        raise InvalidUsage(
+            "there is nothing to set", hint="`steadyrun agent set --help` lists the settings."
+        )
+    return replace(was, providers=(request.provider or was.provider, *fallback), **changes, **none)
 
 
-def _apply_policy_changes(was: Policy, given: SetAgentRequest) -> Policy | None:
-    """The policy with what was said of it; None if nothing was."""
+def _apply_policy_changes(was: Policy, request: SetAgentRequest) -> Policy | None:
+    """Apply the changes of the policy; None if there are none."""
     new: dict[str, Any] = {}
-    clear = given.clear or ()
-    if given.mode is not None:
-        new["mode"] = given.mode
-    if given.tier or given.tools is not None or {"tier", "tools"} & set(clear):
-        # One is said by the other: what is left would contradict it.
-        new |= {"tier": given.tier, "allowed_tools": given.tools}
-    if given.deny or "deny" in clear:
-        new["deny"] = given.deny or ()
-    if given.budget or "budget" in clear:
-        # What is named is set, and the rest stays.
-        named = asdict(_parse_budget(given.budget or ()))
+    clear = request.clear or ()
+    if request.mode is not None:
+        new["mode"] = request.mode
+    if request.tier or request.tools is not None or {"tier", "tools"} & set(clear):
+        # Tier and tools depend on each other, so a change of one resets both.
+        new |= {"tier": request.tier, "allowed_tools": request.tools}
+    if request.deny or "deny" in clear:
+        new["deny"] = request.deny or ()
+    if request.budget or "budget" in clear:
+        # Limits that are not named stay as they are.
+        named = asdict(_parse_budget(request.budget or ()))
         budget = Budget() if "budget" in clear else was.budget
-        said_ = {name: value for name, value in named.items() if value is not None}
-        new["budget"] = replace(budget, **said_)
+        changes = {name: value for name, value in named.items() if value is not None}
+        new["budget"] = replace(budget, **changes)
     return replace(was, **new) if new else None
 
 
@@ -393,30 +394,30 @@ def _parse_budget(words: tuple[str, ...]) -> Budget:
         return parsed(words)
     except ValueError as error:
         raise InvalidUsage(
-            f"--budget: {error}", hint="Say it like --budget day=5,run_tokens=200000."
+            f"--budget: {error}", hint="For example: --budget day=5,run_tokens=200000"
         ) from error
 
 
-async def _check_agent(desk: OperationContext, agent: Agent) -> None:
-    """Whatever is wrong with it, before anything is written."""
+async def _check_agent(context: OperationContext, agent: Agent) -> None:
+    """Check everything before anything is written."""
     _check_texts(agent)
     if len(set(agent.providers)) < len(agent.providers):
-        raise InvalidUsage("a provider is named twice", hint="Name each in --fallback once.")
-    abilities, *_ = [_require_abilities(desk, provider) for provider in agent.providers]
+        raise InvalidUsage("a provider is named twice", hint="Name each provider once.")
+    abilities, *_ = [_require_abilities(context, provider) for provider in agent.providers]
     if agent.policy.mode != "default" and "modes" not in abilities:
         raise AbilityMissing(agent.provider, "modes", asked="--mode")
     if agent.model is not None and "model" not in abilities:
         raise AbilityMissing(agent.provider, "model", asked="--model")
     for provider in agent.providers if agent.policy.budget != Budget() else ():
-        # Whoever takes over is to be stopped as well.
-        if "usage" not in _require_abilities(desk, provider):
+        # A fallback provider must obey the budget as well.
+        if "usage" not in _require_abilities(context, provider):
             raise AbilityMissing(provider, "usage", asked="--budget")
-    _check_rights(desk, agent)
-    await anyio.to_thread.run_sync(_check_files, desk.home, agent)
+    _check_rights(context, agent)
+    await anyio.to_thread.run_sync(_check_files, context.home, agent)
 
 
 def _check_texts(agent: Agent) -> None:
-    """What the types of its fields leave open."""
+    """Check what the types of the fields do not check."""
     for name in ("model", "system"):
         text = getattr(agent, name)
         if text is not None and (not text or "\0" in text):
@@ -429,19 +430,19 @@ def _check_texts(agent: Agent) -> None:
         raise InvalidUsage(f"--timeout: {flaw.problem}", hint=flaw.hint)
 
 
-def _check_rights(desk: OperationContext, agent: Agent) -> None:
-    """Each provider that may come to work for it keeps to what it may do."""
+def _check_rights(context: OperationContext, agent: Agent) -> None:
+    """Check that every provider of the agent can enforce its rights."""
     policy = agent.policy
     flaw = check_tools(policy.tier, policy.allowed_tools) or check_tool_names(policy.deny)
     if flaw:
         raise InvalidUsage(flaw.problem, hint=flaw.hint)
     for provider in agent.providers:
-        found = desk.enforce(provider, rights(policy))
+        found = context.enforce(provider, rights(policy))
         require_kept(provider, found, asked="--tier, --tools and --deny")
 
 
-def _require_abilities(desk: OperationContext, provider: str) -> frozenset[Ability]:
-    found = desk.abilities(provider)
+def _require_abilities(context: OperationContext, provider: str) -> frozenset[Ability]:
+    found = context.abilities(provider)
     if found is None:
         raise InvalidUsage(f"no provider {provider!r}", hint="`steadyrun providers` lists them.")
     return found
@@ -450,7 +451,8 @@ def _require_abilities(desk: OperationContext, provider: str) -> frozenset[Abili
 def _check_files(home: Path, agent: Agent) -> None:
     if not Path(agent.home).is_absolute():
         raise InvalidUsage(
-            f"expected an absolute path, found {agent.home!r}", hint="Name it from / on."
+            f"expected an absolute path, found {agent.home!r}",
+            hint="Use a path that begins with /.",
         )
     require_home(agent)
     if agent.role is not None:

@@ -1,12 +1,11 @@
-"""What are persons asked, and what do they say? Whoever answers first has decided."""
+"""Lists approval requests of agents and answers them. The first answer counts."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.errors import ChangeRefused, Conflict, InvalidUsage, NotAllowed, NotFound
+from steadyrun.errors import ChangeRefused, Conflict, InvalidUsage, NotAllowed
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Answer, Approval
 from steadyrun.model.ids import ApprovalId
@@ -14,30 +13,33 @@ from steadyrun.operations.agents import switch_provider
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ApprovalDocument, ApprovalsDocument
 from steadyrun.operations.fields import arg, hidden
-from steadyrun.operations.lookup import find_agent
+from steadyrun.operations.lookup import find_agent, find_approval
+from steadyrun.operations.views import build_approval_documents
 from steadyrun.runtime.run.budget import extend
 from steadyrun.store import Store
 
 _LIST = "`steadyrun approvals` lists them."
 
 ApprovalIdArg = Annotated[
-    str, arg("a question's id, or how it begins or ends: `steadyrun approvals`", metavar="ID")
+    str,
+    arg("the id of a request, its beginning or its end: see `steadyrun approvals`", metavar="ID"),
 ]
-AnsweredByArg = Annotated[str, hidden("who answers")]
+AnsweredByArg = Annotated[str, hidden("the author of the answer")]
 
 
 class ListApprovalsRequest(Struct, frozen=True, forbid_unknown_fields=True):
     agent: Annotated[str | None, arg("only of this agent", metavar="AGENT", is_word=True)] = None
-    all: Annotated[bool, arg("the settled ones, too")] = False
-    limit: Annotated[int, arg("how many (50)", metavar="N", flag="-n")] = 50
+    all: Annotated[bool, arg("include settled requests")] = False
+    limit: Annotated[int, arg("number of requests (50)", metavar="N", flag="-n")] = 50
 
 
 class ApproveRequest(Struct, frozen=True, forbid_unknown_fields=True):
     id: ApprovalIdArg
     by: AnsweredByArg
-    always: Annotated[bool, arg("nor need it ask again for the same in this conversation")] = False
+    always: Annotated[bool, arg("allow the same for the rest of the conversation")] = False
     provider: Annotated[
-        str | None, arg("of a budget: who is to go on instead", metavar="P", flag="--provider")
+        str | None,
+        arg("for a spent budget: continue with this provider", metavar="P", flag="--provider"),
     ] = None
 
 
@@ -45,78 +47,69 @@ class DenyRequest(Struct, frozen=True, forbid_unknown_fields=True):
     id: ApprovalIdArg
     by: AnsweredByArg
     reason: Annotated[
-        str, arg("why, for the agent and the record", metavar="TEXT", flag="--reason")
+        str, arg("the reason, for the agent and the record", metavar="TEXT", flag="--reason")
     ]
 
 
-async def list_approvals(desk: OperationContext, given: ListApprovalsRequest) -> ApprovalsDocument:
-    if given.limit < 1:
-        raise InvalidUsage(f"expected a number from 1 on, found {given.limit}")
-    agent = None if given.agent is None else (await find_agent(desk, given.agent)).id
-    found = await desk.store.approvals(agent, include_settled=given.all, limit=given.limit)
-    return ApprovalsDocument(await build_approval_documents(desk.store, found))
+async def list_approvals(
+    context: OperationContext, request: ListApprovalsRequest
+) -> ApprovalsDocument:
+    if request.limit < 1:
+        raise InvalidUsage(f"expected a number above 0, found {request.limit}")
+    agent = None if request.agent is None else (await find_agent(context, request.agent)).id
+    found = await context.store.approvals(agent, include_settled=request.all, limit=request.limit)
+    return ApprovalsDocument(await build_approval_documents(context.store, found))
 
 
-async def approve(desk: OperationContext, given: ApproveRequest) -> ApprovalDocument:
-    now = desk.clock.now()
-    answer = Answer(True, given.by, now, always=given.always, provider=given.provider)
-    return await _find_and_answer(desk, given.id, answer)
+async def approve(context: OperationContext, request: ApproveRequest) -> ApprovalDocument:
+    now = context.clock.now()
+    answer = Answer(True, request.by, now, always=request.always, provider=request.provider)
+    return await _find_and_answer(context, request.id, answer)
 
 
-async def deny(desk: OperationContext, given: DenyRequest) -> ApprovalDocument:
-    if not given.reason.strip():
-        raise InvalidUsage("the reason is empty", hint="Say why: the agent is told.")
+async def deny(context: OperationContext, request: DenyRequest) -> ApprovalDocument:
+    if not request.reason.strip():
+        raise InvalidUsage("the reason is empty", hint="Give a reason: the agent receives it.")
     return await _find_and_answer(
-        desk, given.id, Answer(False, given.by, desk.clock.now(), given.reason)
+        context, request.id, Answer(False, request.by, context.clock.now(), request.reason)
     )
 
 
-async def find_approval(store: Store, text: str) -> Approval:
-    """The one question whose id begins or ends with `text`."""
-    try:
-        return await store.approval(ApprovalId(text))
-    except NotFound:
-        found = await store.approvals_like(text) if text else []
-    if not found:
-        raise NotFound("approval", text, hint=_LIST)
-    if len(found) > 1:
-        raise InvalidUsage(f"{text!r} fits several approvals", hint=f"Type more of the id: {_LIST}")
-    return found[0]
-
-
-async def answer_approval(desk: OperationContext, approval: Approval, answer: Answer) -> Approval:
-    """Answer it, unless somebody else has, it is settled, or others have to."""
-    agent = await desk.store.agent(approval.agent)
+async def answer_approval(
+    context: OperationContext, approval: Approval, answer: Answer
+) -> Approval:
+    """Answer a request, unless it has an answer already or the author may not answer it."""
+    agent = await context.store.agent(approval.agent)
     _check_answer(agent, approval, answer)
     if approval.about == "budget":
-        return await _answer_about_budget(desk, agent, approval, answer)
-    return await _store_answer(desk.store, approval, answer)
+        return await _answer_about_budget(context, agent, approval, answer)
+    return await _store_answer(context.store, approval, answer)
 
 
 def _check_answer(agent: Agent, approval: Approval, answer: Answer) -> None:
     if agent.approvers and answer.by not in agent.approvers:
-        hint = f"They may: {', '.join(agent.approvers)}"
+        hint = f"Allowed are: {', '.join(agent.approvers)}"
         raise NotAllowed(f"{answer.by} may not answer for {agent.name}", hint=hint)
     if answer.always and not approval.offers_always:
-        hint = "Approve it without: it will ask again."
-        raise InvalidUsage(f"{approval.id} cannot be allowed for good", hint=hint)
+        hint = "Approve it without --always."
+        raise InvalidUsage(f"{approval.id} does not offer --always", hint=hint)
     if answer.provider is not None and approval.about != "budget":
-        hint = "Only who has spent a budget is asked who shall go on."
-        raise InvalidUsage(f"{approval.id} is about a tool: it takes no --provider", hint=hint)
+        hint = "Only a request about a spent budget accepts --provider."
+        raise InvalidUsage(f"{approval.id} is about a tool", hint=hint)
 
 
 async def _answer_about_budget(
-    desk: OperationContext, agent: Agent, approval: Approval, answer: Answer
+    context: OperationContext, agent: Agent, approval: Approval, answer: Answer
 ) -> Approval:
-    """Let it go on, maybe with another provider, or let it be: what it was asked is cancelled.
+    """Extend the budget, with another provider if one is named, or cancel the item.
 
-    Each step may be said twice: whoever is killed in between says it again.
+    Every step can be repeated: a caller that was killed in between calls it again.
     """
-    store = desk.store
+    store = context.store
     if answer.is_allowed and approval.status == "open":
         if answer.provider is not None:
-            agent = await switch_provider(desk, agent, answer.provider)
-        extended = await extend(store, agent, desk.budgets, desk.clock.now())
+            agent = await switch_provider(context, agent, answer.provider)
+        extended = await extend(store, agent, context.budgets, context.clock.now())
         answer = replace(answer, extended=extended)
     answered = await _store_answer(store, approval, answer)
     item = (await store.run(approval.run)).item
@@ -132,46 +125,18 @@ async def _store_answer(store: Store, approval: Approval, answer: Answer) -> App
         raise Conflict(await _explain_conflict(store, approval.id), hint=_LIST) from error
 
 
-async def _find_and_answer(desk: OperationContext, text: str, answer: Answer) -> ApprovalDocument:
-    approval = await find_approval(desk.store, text)
-    answered = await answer_approval(desk, approval, answer)
-    [document] = await build_approval_documents(desk.store, [answered])
+async def _find_and_answer(
+    context: OperationContext, text: str, answer: Answer
+) -> ApprovalDocument:
+    approval = await find_approval(context.store, text)
+    answered = await answer_approval(context, approval, answer)
+    [document] = await build_approval_documents(context.store, [answered])
     return document
 
 
 async def _explain_conflict(store: Store, name: ApprovalId) -> str:
     found = await store.approval(name)
     if found.answer is None:
-        return f"{found.id} is {found.status}: nobody waits for an answer"
+        return f"{found.id} is {found.status}: it needs no answer any more"
     word = "allowed" if found.answer.is_allowed else "denied"
-    return f"{found.id} was {word} already, by {found.answer.by}"
-
-
-async def build_approval_documents(
-    store: Store, found: Sequence[Approval]
-) -> tuple[ApprovalDocument, ...]:
-    names = {agent: (await store.agent(agent)).name for agent in {each.agent for each in found}}
-    return tuple(_build_document(each, names[each.agent]) for each in found)
-
-
-def _build_document(approval: Approval, agent: str) -> ApprovalDocument:
-    answer = approval.answer
-    return ApprovalDocument(
-        id=approval.id,
-        agent=agent,
-        run=approval.run,
-        status=approval.status,
-        tool_name=approval.tool_name,
-        tool_input=approval.tool_input,
-        tool_call_id=approval.tool_call_id,
-        offers_always=approval.offers_always,
-        asked_at=approval.asked_at,
-        verdict=answer.verdict if answer else None,
-        by=answer.by if answer else None,
-        reason=answer.reason or None if answer else None,
-        always=answer.always if answer else None,
-        answered_at=answer.at if answer else None,
-        about=approval.about,
-        provider=answer.provider if answer else None,
-        extended=answer.extended if answer else (),
-    )
+    return f"{found.id} was already {word} by {found.answer.by}"

@@ -1,4 +1,4 @@
-"""What may an operation use? The store, the clock, and the daemon if it runs in one."""
+"""The objects that an operation may use: the store, the clock, and the daemon if there is one."""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -15,54 +15,54 @@ from steadyrun.model.policy import Rights
 from steadyrun.operations.documents import DaemonDocument, PriceSource, StoppedDocument
 from steadyrun.store import Accepted, Store
 
-# What the process of an agent does; one with background tasks is not closed.
+# The state of the process of an agent. A process with background tasks is not closed.
 ProcessState = Literal["idle", "busy", "background"]
 
 
 class DaemonView(Protocol):
-    """What only the process knows that drives the agents."""
+    """The part of the running daemon that operations use."""
 
     def state(self) -> DaemonDocument: ...
 
     async def accept(self, message: Message) -> Accepted:
-        """Take a message in, and begin it at once where that is possible."""
+        """Store a message, and start its run at once if that is possible."""
 
     def process_state(self, agent: AgentId) -> ProcessState | None:
-        """None: the agent has no live process."""
+        """Return the state of the process; None if the agent has no process."""
 
     def is_waiting(self, agent: AgentId) -> bool:
-        """Whether the agent's run waits for a human."""
+        """Return whether the run of the agent waits for an answer of a user."""
 
     async def release(self, agent: AgentId) -> None:
-        """End the agent's process if it only waits."""
+        """Close the process of the agent if it is idle."""
 
     async def stop(self, drain_seconds: float | None, *, keep: bool) -> StoppedDocument:
-        """Begin nothing more, wait for what runs (None: as long as is usual), stop what is left or,
-        with `keep`, leave it to its keepers. Returns when that is done; the daemon ends after. It
-        goes on also when whoever asked has gone away, and this call is cancelled."""
+        """Start no new runs, wait for current ones (None: the configured time), then stop them or,
+        with `keep`, leave them to their keepers. The daemon ends after this returns. If the caller
+        disconnects and this call is cancelled, the daemon stops all the same."""
 
     def follow(
         self, *, agent: AgentId | None, run: RunId | None, after: int
     ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
-        """Every event after the cursor, of an agent, of a run or of all: stored ones first, then
-        each as it comes, none twice. Whoever asks too slowly loses live events only."""
+        """Yield every event after the cursor, of an agent, of a run or of all: first the stored
+        ones, then new ones, none twice. A slow reader misses live events only."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationContext:
-    """What every operation is given. `daemon` is None outside of one."""
+    """The first argument of every operation. `daemon` is None outside of the daemon."""
 
     store: Store
     clock: Clock
     ids: Ids
     home: Path
-    # What a provider can do, as it is configured; None where there is none of that name.
+    # The abilities of a provider as it is configured; None if there is no such provider.
     abilities: Callable[[str], frozenset[Ability] | None]
-    # Whether one that is there keeps to rights.
+    # Whether a provider can enforce the rights.
     enforce: Callable[[str, Rights], EnforcedRights | Refused]
     daemon: DaemonView | None = None
     budgets: BudgetRules = field(default_factory=BudgetRules)
-    # Where estimates come from; None: nobody has said.
+    # The source of price estimates; None if it is not configured.
     prices: Callable[[], PriceSource] | None = None
 
     async def accept(self, message: Message) -> Accepted:

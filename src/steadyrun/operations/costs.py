@@ -1,4 +1,7 @@
-"""What was spent? By agent, provider, model or day; what is known, estimated and unknown apart."""
+"""Sums up tokens and costs by agent, provider, model or day.
+
+Known, estimated and unknown costs are kept apart.
+"""
 
 import re
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -18,32 +21,32 @@ CostGrouping = Literal["agent", "provider", "model", "day"]
 _DAYS = 30
 _AGO = re.compile(r"([0-9]{1,4})([hd])", re.ASCII)
 _HOURS = {"h": 1, "d": 24}
-_FORMS = "today, month, a date such as 2026-01-31, or how long ago: 24h, 7d"
+_FORMS = "today, month, a date such as 2026-01-31, or a time span: 24h, 7d"
 
 
 class CostRequest(Struct, frozen=True, forbid_unknown_fields=True):
     agent: Annotated[str | None, arg("only of this agent", metavar="AGENT", is_word=True)] = None
-    by: Annotated[CostGrouping, arg("what the rows are (agent)")] = "agent"
+    by: Annotated[CostGrouping, arg("one row per agent, provider, model or day (agent)")] = "agent"
     since: Annotated[
-        str | None, arg(f"{_FORMS} (all; by day: {_DAYS}d)", metavar="WHEN")
+        str | None, arg(f"{_FORMS} (all; with --by day: {_DAYS}d)", metavar="WHEN")
     ] = None  # fmt: skip
 
 
-async def show(desk: OperationContext, given: CostRequest) -> CostDocument:
-    agent = (await find_agent(desk, given.agent)).id if given.agent is not None else None
-    now, zone = desk.clock.now(), desk.budgets.zone
-    since = None if given.since is None else parse_since(given.since, now, zone)
-    if given.by == "day":
+async def show(context: OperationContext, request: CostRequest) -> CostDocument:
+    agent = (await find_agent(context, request.agent)).id if request.agent is not None else None
+    now, zone = context.clock.now(), context.budgets.zone
+    since = None if request.since is None else parse_since(request.since, now, zone)
+    if request.by == "day":
         since = begin_of("day", since or now - timedelta(days=_DAYS - 1), zone)
-    found = await desk.store.usage_by(given.by, agent=agent, since=since, zone=zone)
-    total = await desk.store.usage(agent=agent, since=since)
+    found = await context.store.usage_by(request.by, agent=agent, since=since, zone=zone)
+    total = await context.store.usage(agent=agent, since=since)
     rows = tuple(_build_row(key or None, each) for key, each in sorted(found.items()))
-    prices = desk.prices() if desk.prices else None
-    return CostDocument(given.by, rows, _build_row(None, total), since, str(zone), prices)
+    prices = context.prices() if context.prices else None
+    return CostDocument(request.by, rows, _build_row(None, total), since, str(zone), prices)
 
 
 def parse_since(text: str, now: datetime, zone: tzinfo) -> datetime:
-    """Since when `text` means, with days that begin in the zone; never a time to come."""
+    """Parse --since. Days begin at midnight in the zone. A time in the future is an error."""
     found = _AGO.fullmatch(text)
     begin: datetime | None = None
     if text in {"today", "month"}:

@@ -1,4 +1,4 @@
-"""How do things look as JSON? Every key is always there; what is not known is null."""
+"""The documents that operations return, as JSON: every key is always present, unknown is null."""
 
 from datetime import date, datetime
 from typing import Any, Literal
@@ -9,19 +9,19 @@ from steadyrun.model.agent import OnLimited
 from steadyrun.model.approval import ApprovalStatus
 from steadyrun.model.budget import Budget, Extended
 from steadyrun.model.event import About, Diagnostic, ErrorFact
-from steadyrun.model.gate import Gate, GateState, dispatchable, gate_state, opens_at
+from steadyrun.model.gate import GateState
 from steadyrun.model.item import SETTLED, Delivery, Followup, ItemKind, ItemStatus, OnLost
 from steadyrun.model.policy import Mode, Tier
-from steadyrun.model.run import TERMINAL, Metadata, Run, RunStatus, StopReason
-from steadyrun.model.usage import Cost, CostKind, Usage, UsageSum
+from steadyrun.model.run import TERMINAL, Metadata, RunStatus, StopReason
+from steadyrun.model.usage import Cost, CostKind, Usage
 
 AgentState = Literal["idle", "running", "waiting", "paused", "gated"]
-# What a queued item waits for.
+# The reason why a queued item does not run yet.
 Waiting = Literal["turn", "paused", "budget", "gate", "slot", "daemon"]
 
 
 class CostSum(Struct, frozen=True):
-    """What several runs have cost together, as far as it is known; `unknown_runs` are not in it."""
+    """The known cost of several runs. The cost of `unknown_runs` more runs is not known."""
 
     usd: float | None
     kind: CostKind
@@ -29,7 +29,7 @@ class CostSum(Struct, frozen=True):
 
 
 class AgentDocument(Struct, frozen=True, kw_only=True):
-    """An agent and what it does now. `state` is paused also while its last run goes on."""
+    """An agent and its current state. A paused agent may still have a run in progress."""
 
     id: str
     name: str
@@ -48,16 +48,16 @@ class AgentDocument(Struct, frozen=True, kw_only=True):
     approvers: tuple[str, ...]
     origin: Literal["store", "config"]
     state: AgentState
-    # When its gate opens, if that is why nothing runs.
+    # When the gate opens, if the state is `gated`.
     until: datetime | None
-    # Why it is paused, if its budget is the reason.
+    # Why the agent is paused, if a spent budget is the reason.
     reason: str | None
     budget: Budget
-    # Known to the daemon only.
+    # Only the daemon can tell; null without one.
     process: Literal["idle", "busy", "background"] | None
     item: str | None
     run: str | None
-    # How the text of that item begins.
+    # The beginning of the text of that item.
     now: str | None
     queued: int
     resume_token: str | None
@@ -65,7 +65,7 @@ class AgentDocument(Struct, frozen=True, kw_only=True):
 
 
 class TokenDocument(Struct, frozen=True):
-    """A conversation of an agent's; the last one has not ended."""
+    """A conversation of an agent with a provider. The current one has not ended."""
 
     provider: str
     token: str
@@ -76,7 +76,7 @@ class TokenDocument(Struct, frozen=True):
 
 
 class AgentPage(AgentDocument, frozen=True, kw_only=True):
-    """All there is to know of an agent."""
+    """An agent with all its settings and conversations."""
 
     system: str | None
     timeout_seconds: float | None
@@ -93,7 +93,7 @@ class RemovedDocument(Struct, frozen=True):
 
 
 class ItemDocument(Struct, frozen=True, kw_only=True):
-    """What somebody asked, and what became of it."""
+    """A message to an agent, and its result."""
 
     id: str
     agent: str
@@ -105,7 +105,7 @@ class ItemDocument(Struct, frozen=True, kw_only=True):
     kind: ItemKind
     followup: Followup
     attempt: int
-    # None unless it is queued; `until` is when its gate opens.
+    # None unless the item is queued. `until` is when the gate opens.
     waiting: Waiting | None
     until: datetime | None
     error: ErrorFact | None
@@ -121,7 +121,7 @@ class ItemsDocument(Struct, frozen=True):
 
 
 class CancelledDocument(Struct, frozen=True):
-    """What was asked to end, and how far it has got."""
+    """The state of a run or an item that was cancelled."""
 
     run: str | None
     item: str | None
@@ -134,8 +134,8 @@ class CancelledDocument(Struct, frozen=True):
 
 
 class CostRow(Struct, frozen=True):
-    """What the runs of `key` have used and cost; null: of no agent, of no model that was named, or
-    all together. `unknown_tokens` are those of the runs whose cost is unknown."""
+    """Tokens and costs of the runs of one `key`. The key is null for runs without an agent or a
+    model, and for the total. `unknown_tokens` belong to the runs with an unknown cost."""
 
     key: str | None
     runs: int
@@ -150,14 +150,14 @@ class CostRow(Struct, frozen=True):
 
 
 class PriceSource(Struct, frozen=True):
-    """Where estimates come from, and the day that list is of."""
+    """The price list that estimates are based on, and its date."""
 
     source: str
     published: date
 
 
 class CostDocument(Struct, frozen=True):
-    """What was spent since a moment, or ever; days are those of the time zone."""
+    """Tokens and costs since a moment, or of all time. Days are those of the time zone."""
 
     by: Literal["agent", "provider", "model", "day"]
     rows: tuple[CostRow, ...]
@@ -168,17 +168,17 @@ class CostDocument(Struct, frozen=True):
 
 
 class GateDocument(Struct, frozen=True):
-    """May this provider be dispatched to now? `run` was the last that it refused, at `hit_at`;
-    `level` is how many it has refused since that were let through, one after the other.
+    """Whether a provider may be used now. `run` was the last refused run, at `hit_at`; `level` is
+    the number of probe runs that were refused since, one after the other.
 
-    `account` is a fingerprint of credentials and base URL, empty for the machine's own login; only
-    the gate of the one that `is_present` is in anybody's way.
+    `account` is a fingerprint of credentials and base URL, empty for the login of the machine.
+    Only the gate of the account in use (`is_present`) holds back runs.
     """
 
     provider: str
     account: str
     state: GateState
-    # When it lets somebody through by itself.
+    # When the gate opens without a command.
     until: datetime | None
     level: int
     dispatchable: bool
@@ -194,9 +194,10 @@ class GatesDocument(Struct, frozen=True):
 
 
 class ApprovalDocument(Struct, frozen=True, kw_only=True):
-    """What a person was asked, and what they said: an answer is on its way until it is resolved.
+    """A request of an agent, and the answer to it. The answer has reached the agent when the status
+    is `resolved`.
 
-    Of a budget: who goes on instead, and how much may be spent now (`extended`).
+    About a budget: `provider` is the new provider, and `extended` has the new limits.
     """
 
     id: str
@@ -223,7 +224,7 @@ class ApprovalsDocument(Struct, frozen=True):
 
 
 class LiveCount(Struct, frozen=True):
-    """How many there are, and may be."""
+    """The present number and the limit."""
 
     live: int
     most: int
@@ -246,8 +247,8 @@ class StatusDocument(Struct, frozen=True):
 
 
 class StoppedDocument(Struct, frozen=True):
-    """What became of the runs when the daemon went down: stopped, left to their keepers; and how
-    many items are queued for the next one. None where it did not say."""
+    """How many runs the daemon stopped or left to their keepers, and how many items are queued.
+    None if the daemon ended before it could answer."""
 
     stopped: int | None
     kept: int | None
@@ -255,7 +256,7 @@ class StoppedDocument(Struct, frozen=True):
 
 
 class StreamStart(Struct, frozen=True):
-    """A stream has begun: what it tells comes after this cursor."""
+    """The cursor after which a stream of events begins."""
 
     as_of: int
 
@@ -282,37 +283,3 @@ class RunDocument(Struct, frozen=True, kw_only=True):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
-
-
-def build_run_document(run: Run, agent_name: str) -> RunDocument:
-    same = {
-        name: getattr(run, name)
-        for name in RunDocument.__struct_fields__
-        if name not in {"run", "agent"}
-    }
-    return RunDocument(run=run.id, agent=agent_name, **same)
-
-
-def build_gate_document(gate: Gate, now: datetime, *, is_present: bool) -> GateDocument:
-    is_open = dispatchable(gate, now)
-    return GateDocument(
-        gate.provider,
-        gate.account,
-        gate_state(gate, now),
-        opens_at(gate, now),
-        gate.level,
-        is_open,
-        None if is_open else gate.reason,
-        gate.probe,
-        gate.run,
-        gate.hit_at,
-        is_present,
-    )
-
-
-def build_cost_sum(usage: UsageSum) -> CostSum:
-    """Money that is not known is counted, never taken for nothing."""
-    if usage.runs and usage.unknown_cost_runs == usage.runs:
-        return CostSum(None, "unknown", usage.unknown_cost_runs)
-    kind: CostKind = "estimated" if usage.estimated_usd else "known"
-    return CostSum(usage.known_usd + usage.estimated_usd, kind, usage.unknown_cost_runs)

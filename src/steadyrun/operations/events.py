@@ -1,4 +1,4 @@
-"""How is somebody told what happens, as it happens?"""
+"""Streams events to a caller as they happen."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -16,27 +16,27 @@ from steadyrun.operations.lookup import find_run
 
 
 class FollowRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    agent: Annotated[str | None, hidden("only of this agent, by its name or id")] = None
+    agent: Annotated[str | None, hidden("only of this agent: a name or an id")] = None
     run: Annotated[str | None, hidden("only of this run")] = None
-    after: Annotated[int | None, hidden("the cursor of the last event that is known")] = None
+    after: Annotated[int | None, hidden("the cursor of the last event that the caller has")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class EventFeed:
-    """What a stream begins with, and what it tells."""
+    """The first answer of a stream, and its events."""
 
     answer: StreamStart
     events: AsyncGenerator[StoredEvent | LiveEvent, None]
 
 
-async def follow(desk: OperationContext, given: FollowRequest) -> EventFeed:
-    """Everything after the cursor, or after what is stored now."""
-    daemon, store = require_daemon(desk), desk.store
-    if given.agent is not None and given.run is not None:
+async def follow(context: OperationContext, request: FollowRequest) -> EventFeed:
+    """Stream all events after the cursor; without one, after the last stored event."""
+    daemon, store = require_daemon(context), context.store
+    if request.agent is not None and request.run is not None:
         raise InvalidUsage("expected an agent or a run, found both", hint="Leave one of them out.")
-    agent = None if given.agent is None else (await store.agent(given.agent)).id
-    run = None if given.run is None else (await find_run(store, given.run)).id
-    after = given.after
+    agent = None if request.agent is None else (await store.agent(request.agent)).id
+    run = None if request.run is None else (await find_run(store, request.run)).id
+    after = request.after
     if after is None:
         newest = await store.last_events(limit=1)
         after = newest[-1].cursor if newest else 0

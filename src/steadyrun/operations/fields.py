@@ -1,8 +1,8 @@
-"""How is a field of an operation's input typed on a command line? Its annotation says so.
+"""Describes how a field of a request is typed on the command line.
 
-A field that must be given is a word of its own, any other an option of its name. `kind` is said
-where the type does not tell: a `path` is made absolute where it is typed, `paths` may be repeated,
-a `wait` is a duration that may be none.
+A required field is a positional argument, any other field an option with its name. `kind` is needed
+where the type does not say enough: a `path` is made absolute by the command, `paths` can be
+repeated, a `wait` is a duration that may be zero.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ def arg(
     constants: Mapping[str, str] | None = None,
     is_word: bool = False,
 ) -> Meta:
-    """`constants` are flags that stand for a value each, described as `value: what it does; …`;
-    `is_word`: though it may be left out."""
+    """Describe an argument. `constants` are flags that set one value each; their descriptions are
+    `value: text; …`. With `is_word` an optional field is a positional argument."""
     found: dict[str, Any] = {
         "metavar": metavar,
         "flag": flag,
@@ -36,5 +36,5 @@ def arg(
 
 
 def hidden(description: str) -> Meta:
-    """A field that no command line has."""
+    """Describe a field that is not an argument of a command."""
     return Meta(description=description, extra={"is_hidden": True})

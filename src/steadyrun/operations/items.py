@@ -1,4 +1,4 @@
-"""How does a message come in, and what becomes of it?"""
+"""Sends messages to agents, lists and shows items, and retries them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,100 +12,98 @@ from steadyrun.model.item import Followup, Item
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ItemDocument, ItemsDocument
 from steadyrun.operations.fields import arg
-from steadyrun.operations.lookup import (
-    build_item_document,
-    build_item_documents,
-    find_agent,
-    find_item,
-)
+from steadyrun.operations.lookup import find_agent, find_item
+from steadyrun.operations.views import build_item_document, build_item_documents
 from steadyrun.runtime.inbox import accept
 from steadyrun.store import PAGE
 
 
 class SendRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    agent: Annotated[str, arg("the agent's name", metavar="AGENT")]
+    agent: Annotated[str, arg("the name of the agent", metavar="AGENT")]
     text: Annotated[str, arg("the message; - reads standard input", metavar="TEXT|-")]
     files: Annotated[
         tuple[str, ...],
-        arg("a file to come with it; may be repeated", metavar="F", flag="--file", kind="paths"),
+        arg("a file to attach; repeatable", metavar="F", flag="--file", kind="paths"),
     ] = ()
     followup: Annotated[
         Followup | None,
         arg(
-            "queue: wait for a run of its own; steer: enter the one that is going on",
+            "queue: wait for a separate run; steer: join the current run",
             constants={"--queue": "queue", "--steer": "steer"},
         ),
     ] = None
-    key: Annotated[str | None, arg("the same key again is the same item", metavar="K")] = None
+    key: Annotated[
+        str | None, arg("idempotency key: a repeated key returns the same item", metavar="K")
+    ] = None
 
 
 class ListItemsRequest(Struct, frozen=True, forbid_unknown_fields=True):
     agent: Annotated[str | None, arg("only of this agent", metavar="AGENT", is_word=True)] = None
-    all: Annotated[bool, arg("the settled ones, too")] = False
-    limit: Annotated[int, arg("how many (50)", metavar="N", flag="-n")] = 50
+    all: Annotated[bool, arg("include settled items")] = False
+    limit: Annotated[int, arg("number of items (50)", metavar="N", flag="-n")] = 50
 
 
 class ItemRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    item: Annotated[str, arg("an item's id, or the beginning of one", metavar="ITEM")]
+    item: Annotated[str, arg("an item id or the beginning of one", metavar="ITEM")]
 
 
-async def send(desk: OperationContext, given: SendRequest) -> ItemDocument:
-    agent = await find_agent(desk, given.agent)
+async def send(context: OperationContext, request: SendRequest) -> ItemDocument:
+    agent = await find_agent(context, request.agent)
     accepted = await accept(
-        desk.accept,
+        context.accept,
         agent,
-        given.text,
-        home=desk.home,
-        key=given.key,
-        followup=given.followup,
-        files=[Path(file) for file in given.files],
+        request.text,
+        home=context.home,
+        key=request.key,
+        followup=request.followup,
+        files=[Path(file) for file in request.files],
     )
-    return await build_item_document(desk, accepted.item)
+    return await build_item_document(context, accepted.item)
 
 
-async def show(desk: OperationContext, given: ItemRequest) -> ItemDocument:
-    return await build_item_document(desk, await find_item(desk.store, given.item))
+async def show(context: OperationContext, request: ItemRequest) -> ItemDocument:
+    return await build_item_document(context, await find_item(context.store, request.item))
 
 
-async def list_items(desk: OperationContext, given: ListItemsRequest) -> ItemsDocument:
-    if given.limit < 1:
-        raise InvalidUsage(f"expected a number from 1 on, found {given.limit}")
-    if given.agent is not None:
-        agent = (await find_agent(desk, given.agent)).id
-        found = await desk.store.items(agent, include_settled=given.all, limit=given.limit)
+async def list_items(context: OperationContext, request: ListItemsRequest) -> ItemsDocument:
+    if request.limit < 1:
+        raise InvalidUsage(f"expected a number above 0, found {request.limit}")
+    if request.agent is not None:
+        agent = (await find_agent(context, request.agent)).id
+        found = await context.store.items(agent, include_settled=request.all, limit=request.limit)
     else:
-        found = await _list_lasting(desk, given)
-    return ItemsDocument(await build_item_documents(desk, found))
+        found = await _list_lasting(context, request)
+    return ItemsDocument(await build_item_documents(context, found))
 
 
-async def retry(desk: OperationContext, given: ItemRequest) -> ItemDocument:
-    item = await find_item(desk.store, given.item)
+async def retry(context: OperationContext, request: ItemRequest) -> ItemDocument:
+    item = await find_item(context.store, request.item)
     if not item.is_settled:
-        hint = f"Wait for it, or cancel it first: steadyrun cancel {item.id}"
+        hint = f"Wait until it is settled, or cancel it: steadyrun cancel {item.id}"
         raise Conflict(f"{item.id} is {item.status}", hint=hint)
-    agent = await find_agent(desk, item.agent)
+    agent = await find_agent(context, item.agent)
     accepted = await accept(
-        desk.accept,
+        context.accept,
         agent,
         item.text,
-        home=desk.home,
+        home=context.home,
         key=f"retry:{item.id}",
         followup=item.followup,
         on_lost=item.on_lost,
         payload=replace(item.payload, retry_of=item.id),
     )
-    return await build_item_document(desk, accepted.item)
+    return await build_item_document(context, accepted.item)
 
 
-async def _list_lasting(desk: OperationContext, given: ListItemsRequest) -> list[Item]:
-    """A run that no agent was asked for has an item as well, which nobody looks for here."""
-    lasting = {agent.id for agent in await desk.store.agents()}
+async def _list_lasting(context: OperationContext, request: ListItemsRequest) -> list[Item]:
+    """List the items of lasting agents. Direct runs have items as well; they are left out."""
+    lasting = {agent.id for agent in await context.store.agents()}
     found: list[Item] = []
     before: ItemId | None = None
-    while len(found) < given.limit:
-        page = await desk.store.items(include_settled=given.all, before=before, limit=PAGE)
+    while len(found) < request.limit:
+        page = await context.store.items(include_settled=request.all, before=before, limit=PAGE)
         found += [item for item in page if item.agent in lasting]
         if len(page) < PAGE:
             break
         before = page[-1].id
-    return found[: given.limit]
+    return found[: request.limit]

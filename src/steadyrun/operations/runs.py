@@ -1,4 +1,4 @@
-"""How is something ended that was asked for? By its run or by its item, from any process."""
+"""Cancels a run or an item, from any process."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -17,34 +17,34 @@ CancelledLoader = Callable[[], Awaitable[CancelledDocument]]
 
 
 class CancelRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    id: Annotated[str, arg("a run's or an item's id, or the beginning of one", metavar="RUN|ITEM")]
-    reason: Annotated[str | None, arg("why, for the record", metavar="TEXT")] = None
-    wait_seconds: Annotated[float, hidden("how long to wait for its end")] = 0.0
+    id: Annotated[str, arg("a run id, an item id, or the beginning of one", metavar="RUN|ITEM")]
+    reason: Annotated[str | None, arg("the reason, for the record", metavar="TEXT")] = None
+    wait_seconds: Annotated[float, hidden("how long to wait for the end")] = 0.0
 
 
-async def cancel(desk: OperationContext, given: CancelRequest) -> CancelledDocument:
-    """Ask for the end. What has ended stays as it is."""
-    store = desk.store
-    if given.id.startswith("itm_"):
-        item = await find_item(store, given.id)
-        return await _cancel(store, item.agent, lambda: _load_item(store, item.id), given)
-    run = await find_run(store, given.id)
-    return await _cancel(store, run.agent, lambda: _load_run(store, run.id), given)
+async def cancel(context: OperationContext, request: CancelRequest) -> CancelledDocument:
+    """Request the cancellation. A run or an item that has ended is not changed."""
+    store = context.store
+    if request.id.startswith("itm_"):
+        item = await find_item(store, request.id)
+        return await _cancel(store, item.agent, lambda: _load_item(store, item.id), request)
+    run = await find_run(store, request.id)
+    return await _cancel(store, run.agent, lambda: _load_run(store, run.id), request)
 
 
 async def _cancel(
-    store: Store, agent: AgentId, look: CancelledLoader, given: CancelRequest
+    store: Store, agent: AgentId, load: CancelledLoader, request: CancelRequest
 ) -> CancelledDocument:
-    found = await look()
+    found = await load()
     if found.is_over or found.item is None:
         return found
-    # Registered before it is asked, so that an answer at once is heard.
+    # The watch begins before the request, so that an immediate answer is not missed.
     with store.hints.watch(agent) as watch:
-        await store.cancel(ItemId(found.item), given.reason)
-        with anyio.move_on_after(given.wait_seconds):
-            while not (await look()).is_over:
+        await store.cancel(ItemId(found.item), request.reason)
+        with anyio.move_on_after(request.wait_seconds):
+            while not (await load()).is_over:
                 await watch.wait()
-    return await look()
+    return await load()
 
 
 async def _load_item(store: Store, item: ItemId) -> CancelledDocument:

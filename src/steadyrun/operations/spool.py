@@ -1,7 +1,7 @@
-"""What could not be delivered while no daemon was there? It waits in a folder for the next one.
+"""Stores calls of operations in a folder, for the next daemon to execute.
 
-A letter is an operation with a key, so that delivering it twice is harmless: it is deleted after it
-was done, and whoever is killed in between does it again.
+A spooled call has an idempotency key, so that executing it twice is harmless. Its file is deleted
+after the call. If the daemon is killed in between, the next daemon executes the call again.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class SpooledCall(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeptCall(Struct, frozen=True):
-    """A letter that stays, and why: it is tried again by the next one who drains."""
+    """A call that failed, with its error. The next daemon executes it again."""
 
     file: str
     code: str
@@ -36,34 +36,36 @@ class KeptCall(Struct, frozen=True):
 
 
 class DrainReport(Struct, frozen=True):
-    """How many were done, which ones stay, and the files that nobody can read."""
+    """How many calls were executed, which ones failed, and which files are not valid."""
 
     done: int = 0
     kept: tuple[KeptCall, ...] = ()
     bad: tuple[str, ...] = ()
 
 
-async def spool_call(home: Path, ids: Ids, op: str, given: Mapping[str, Any], *, key: str) -> Path:
-    """Leave a letter. It is there, whole, when this returns."""
-    letter = SpooledCall(op, dict(given), key)
-    _parse_call(letter)
-    # The order of their names is the order they are delivered in.
+async def spool_call(
+    home: Path, ids: Ids, op: str, request: Mapping[str, Any], *, key: str
+) -> Path:
+    """Write a call to the spool. The file is complete when this returns."""
+    call = SpooledCall(op, dict(request), key)
+    _parse_call(call)
+    # Calls are executed in the order of their file names.
     name = f"{ids.item().removeprefix('itm_')}.json"
-    return await anyio.to_thread.run_sync(_write, locate_spool(home), name, letter)
+    return await anyio.to_thread.run_sync(_write, locate_spool(home), name, call)
 
 
-async def drain_spool(desk: OperationContext) -> DrainReport:
-    """Do what the letters say, oldest first."""
+async def drain_spool(context: OperationContext) -> DrainReport:
+    """Execute all spooled calls, oldest first."""
     done, kept, bad = 0, [], []
-    for file in await anyio.to_thread.run_sync(_list_files, locate_spool(desk.home)):
+    for file in await anyio.to_thread.run_sync(_list_files, locate_spool(context.home)):
         try:
-            operation, given = _parse_call(await anyio.to_thread.run_sync(_read, file))
+            operation, request = _parse_call(await anyio.to_thread.run_sync(_read, file))
         except InvalidUsage:
             await anyio.to_thread.run_sync(_set_aside, file)
             bad.append(file.name)
             continue
         try:
-            await operation.do(desk, given)
+            await operation.do(context, request)
         except SteadyrunError as error:
             kept.append(KeptCall(file.name, error.code, error.message))
             continue
@@ -76,17 +78,17 @@ def locate_spool(home: Path) -> Path:
     return home / "letters"
 
 
-def _parse_call(letter: SpooledCall) -> tuple[Operation, Struct]:
-    """The operation and its input; `Usage` where nobody could do that, or not twice."""
-    operation = BY_NAME.get(letter.op)
+def _parse_call(call: SpooledCall) -> tuple[Operation, Struct]:
+    """Return the operation and its request; `InvalidUsage` if it is unknown or has no key."""
+    operation = BY_NAME.get(call.op)
     if operation is None:
-        raise InvalidUsage(f"no operation {letter.op!r}")
+        raise InvalidUsage(f"no operation {call.op!r}")
     if operation.idempotency == "none":
-        raise InvalidUsage(f"{letter.op} takes no key, so it cannot wait in a letter")
+        raise InvalidUsage(f"{call.op} accepts no key, so it cannot be spooled")
     try:
-        return operation, msgspec.convert({**letter.input, "key": letter.key}, operation.request)
+        return operation, msgspec.convert({**call.input, "key": call.key}, operation.request)
     except msgspec.ValidationError as error:
-        raise InvalidUsage(f"{letter.op}: {error}") from error
+        raise InvalidUsage(f"{call.op}: {error}") from error
 
 
 def _list_files(folder: Path) -> list[Path]:
@@ -97,12 +99,12 @@ def _read(file: Path) -> SpooledCall:
     try:
         return msgspec.json.decode(file.read_bytes(), type=SpooledCall)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise InvalidUsage(f"{file.name} is no letter: {error}") from error
+        raise InvalidUsage(f"{file.name} is not a spooled call: {error}") from error
 
 
-def _write(folder: Path, name: str, letter: SpooledCall) -> Path:
+def _write(folder: Path, name: str, call: SpooledCall) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_file(folder / name, msgspec.json.encode(letter))
+    write_file(folder / name, msgspec.json.encode(call))
     return folder / name
 
 

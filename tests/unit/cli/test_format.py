@@ -4,7 +4,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from steadyrun.cli.output import format as render
+from steadyrun.cli.output.format import (
+    format_count,
+    format_duration,
+    format_event,
+    format_money,
+    format_run_table,
+    format_tokens,
+)
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact, Event, EventId, Foreign, StoredEvent
 from steadyrun.model.ids import AgentId, RunId
@@ -24,18 +31,14 @@ def stored(event: Event | Foreign) -> StoredEvent:
      (60_000, "1m00s"), (3_725_000, "62m05s")],
 )  # fmt: skip
 def test_a_duration_is_short(milliseconds: int | None, shown: str) -> None:
-    assert render.format_duration(milliseconds) == shown
-
-
-def test_an_unknown_cost_is_never_zero() -> None:
-    assert render.format_money(Cost()) == "unknown"
-    assert render.format_money(Cost(0.0, "known")) == "$0.0000"
-    assert render.format_money(Cost(1.5, "estimated")) == "~$1.5000"
+    assert format_duration(milliseconds) == shown
 
 
 def test_unknown_tokens_are_never_zero() -> None:
-    assert render.format_tokens(Usage()) == "unknown"
-    assert render.format_tokens(Usage(10, 2, 8)) == "10 in (8 cached) / 2 out"
+    assert format_tokens(Usage()) == "unknown"
+    assert format_tokens(Usage(10, 2, 8)) == "10 in (8 cached) / 2 out"
+    assert format_tokens(Usage(None, 2)) == "2 out"
+    assert format_tokens(Usage(41_000, 2_100), is_exact=False) == "41k in / 2.1k out"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_unknown_tokens_are_never_zero() -> None:
     ],
 )
 def test_an_event_is_one_line(event: Event | Foreign, shown: str) -> None:
-    line = render.format_event(stored(event))
+    line = format_event(stored(event))
 
     assert line.startswith(f"03:04:05  {ev.type_of(event)}")
     assert line.endswith(shown)
@@ -62,7 +65,7 @@ def test_an_event_is_one_line(event: Event | Foreign, shown: str) -> None:
 
 
 def test_a_long_event_is_cut() -> None:
-    line = render.format_event(stored(ev.TextFinal("x" * 10_000)))
+    line = format_event(stored(ev.TextFinal("x" * 10_000)))
 
     assert len(line) < 200
     assert line.endswith("…")
@@ -71,8 +74,26 @@ def test_a_long_event_is_cut() -> None:
 def test_a_run_of_no_agent_shows_none() -> None:
     run = Run(RunId("run_1"), AgentId("agt_1"), None, "shell", AT, ended_at=AT + timedelta(0, 1))
 
-    [_, alone] = render.format_run_table([(run, "run_1")])
-    [_, named] = render.format_run_table([(run, "ada")])
+    [_, alone] = format_run_table([(run, "run_1")])
+    [_, named] = format_run_table([(run, "ada")])
 
     assert alone.split()[:4] == ["run_1", "starting", "-", "shell"]
     assert named.split()[2] == "ada"
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0"), (999, "999"), (1000, "1.0k"), (9949, "9.9k"), (9950, "10k"), (41_499, "41k"),
+     (999_499, "999k"), (999_500, "1.0M"), (12_000_000, "12M")],
+)  # fmt: skip
+def test_a_count_is_short(number: int, shown: str) -> None:
+    assert format_count(number) == shown
+
+
+@pytest.mark.parametrize(
+    ("cost", "shown"),
+    [(Cost(), "unknown"), (Cost(0.0, "known"), "$0.00"), (Cost(0.0031, "estimated"), "~$0.0031"),
+     (Cost(12.345, "known"), "$12.35")],
+)  # fmt: skip
+def test_money_has_two_digits_or_four_below_one_cent(cost: Cost, shown: str) -> None:
+    assert format_money(cost) == shown

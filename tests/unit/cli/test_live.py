@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadyrun.cli.output import live
+from steadyrun.cli.output.format import measure_width
 from steadyrun.cli.output.live import LiveText
 from steadyrun.model import event as ev
 from steadyrun.model.event import EVENT_TYPES, ErrorFact, Event, EventId, LiveEvent, StoredEvent
@@ -138,7 +139,7 @@ def test_on_a_terminal_a_line_never_wraps(name: str) -> None:
     )
 
     for line in err.rstrip("\n").split("\r"):
-        assert live.measure_width(line) < 80
+        assert measure_width(line) < 80
 
 
 def test_text_and_progress_do_not_share_a_line_of_the_terminal() -> None:
@@ -197,24 +198,6 @@ def test_a_failure_says_why_and_what_to_do() -> None:
     assert live.format_ending("run_1", ended) == [
         "* failed after 500ms · auth: no key · run_1", "  Log in.", "  stderr: boom",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("number", "shown"),
-    [(0, "0"), (999, "999"), (1000, "1.0k"), (9949, "9.9k"), (9950, "10k"), (41_499, "41k"),
-     (999_499, "999k"), (999_500, "1.0M"), (12_000_000, "12M")],
-)  # fmt: skip
-def test_a_count_is_short(number: int, shown: str) -> None:
-    assert live.format_count(number) == shown
-
-
-@pytest.mark.parametrize(
-    ("cost", "shown"),
-    [(Cost(), ""), (Cost(0.0, "known"), "$0.00"), (Cost(0.0031, "estimated"), "~$0.0031"),
-     (Cost(12.345, "known"), "$12.35")],
-)  # fmt: skip
-def test_money_is_short_and_unknown_is_nothing(cost: Cost, shown: str) -> None:
-    assert live.money(cost) == shown
 
 
 def test_every_line_of_progress_is_of_an_event_that_exists() -> None:

@@ -693,7 +693,7 @@ class TestCommands:
         out = terminal.run("show_path")
 
         assert f"user     {terminal.desk.user_file}  (does not exist)" in out
-        assert "project  none from here upwards" in out
+        assert "project  none in this directory or above" in out
 
     def test_path_works_when_the_files_are_wrong(self, terminal: Terminal) -> None:
         terminal.desk.user_file.write_text("wrong")

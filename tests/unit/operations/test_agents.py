@@ -244,7 +244,7 @@ def test_a_new_provider_keeps_the_fallback(desk: OperationContext) -> None:
     ("given", "said"),
     [
         (SetAgentRequest(name="ada"), "nothing to set"),
-        (SetAgentRequest(name="ada", clear=("home",)), "cannot take 'home'"),
+        (SetAgentRequest(name="ada", clear=("home",)), "does not accept 'home'"),
         (SetAgentRequest(name="ada", model="m", clear=("model",)), "set and cleared"),
         (SetAgentRequest(name="ada", tools=(), clear=("tools",)), "set and cleared"),
         (SetAgentRequest(name="ada", home="/no/such"), "no directory"),

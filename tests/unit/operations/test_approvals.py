@@ -33,15 +33,15 @@ def a_desk(store: MemoryStore) -> OperationContext:
     )
 
 
-def test_what_cannot_be_allowed_for_good_is_refused_by_name() -> None:
+def test_always_is_refused_for_a_request_that_does_not_offer_it() -> None:
     asked = Approval(ApprovalId("prc_1:1"), ADA.id, RunId("run_1"), START, "Bash")
     tables = Tables(agents={ADA.id: ADA}, approvals={asked.id: asked})
 
     async def main() -> None:
         desk = a_desk(MemoryStore(FakeClock(), tables=tables))
-        with pytest.raises(InvalidUsage, match="prc_1:1 cannot be allowed for good"):
+        with pytest.raises(InvalidUsage, match="prc_1:1 does not offer --always"):
             await answer_approval(desk, asked, ALWAYS)
-        with pytest.raises(InvalidUsage, match="prc_1:1 is about a tool: it takes no --provider"):
+        with pytest.raises(InvalidUsage, match="prc_1:1 is about a tool"):
             await answer_approval(desk, asked, ELSEWHERE)
         assert await desk.store.approval(asked.id) == asked
 

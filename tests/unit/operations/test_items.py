@@ -25,8 +25,8 @@ from steadyrun.operations.items import (
     send,
     show,
 )
-from steadyrun.operations.lookup import build_agent_document
 from steadyrun.operations.runs import CancelRequest, cancel
+from steadyrun.operations.views import build_agent_document
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
 from tests.support.fake_daemon import SmallDaemon, desk_of
@@ -190,7 +190,7 @@ def test_a_page_of_other_items_does_not_hide_ours(desk: OperationContext) -> Non
 
 
 def test_how_many_is_at_least_one(desk: OperationContext) -> None:
-    with pytest.raises(InvalidUsage, match="from 1 on"):
+    with pytest.raises(InvalidUsage, match="above 0"):
         anyio.run(list_items, desk, ListItemsRequest(limit=0))
 
 

@@ -1,11 +1,10 @@
-"""Who answers what an agent asks? The person at this terminal, and never an agent."""
+"""The commands `approve` and `deny`. Agents cannot use them."""
 
-import os
-import pwd
 from argparse import Namespace
 
 import anyio
 
+from steadyrun.cli.inputs import find_user
 from steadyrun.cli.invoke import call_operation, parse_request, print_answer
 from steadyrun.config import is_agents_own, load
 from steadyrun.errors import NotAllowed
@@ -13,24 +12,16 @@ from steadyrun.operations.registry import BY_NAME
 
 
 def answer(args: Namespace) -> int:
-    """Approve or deny."""
+    """Approve or deny a request, as the operation of the command says."""
     if is_agents_own():
-        hint = "A person has to, outside of what agents start."
-        raise NotAllowed("an agent cannot answer what agents ask", hint=hint)
+        hint = "A user must do it, outside of the processes of agents."
+        raise NotAllowed("an agent cannot answer approval requests", hint=hint)
     return anyio.run(_answer, args)
 
 
 async def _answer(args: Namespace) -> int:
     operation = BY_NAME[args.operation]
-    given = parse_request(args, operation, by=find_user())
-    found, _ = await call_operation(load(), operation, given)
-    print_answer(operation, given, found, as_json=args.json)
+    request = parse_request(args, operation, by=find_user())
+    found, _ = await call_operation(load(), operation, request)
+    print_answer(operation, request, found, as_json=args.json)
     return 0
-
-
-def find_user() -> str:
-    """The name of whoever types, as the machine knows it."""
-    try:
-        return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
-    except KeyError:
-        return f"cli:{os.getuid()}"

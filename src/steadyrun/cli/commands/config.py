@@ -1,4 +1,4 @@
-"""How does a person look at the configuration? `config show|path|check` and `trust`."""
+"""The commands `config show`, `config path`, `config check` and `trust`."""
 
 from argparse import Namespace
 from typing import Any
@@ -32,24 +32,24 @@ def show(args: Namespace) -> int:
 
 
 def show_path(args: Namespace) -> int:
-    """Print where the configuration is looked for; works also when what it says is wrong."""
+    """Print the configuration files. This works even if their content is invalid."""
     files = _describe_files(locate())
     if args.json:
         return _print_json(files)
     user, project = files["user"], files["project"]
     print(f"user     {user['path']}  ({'exists' if user['exists'] else 'does not exist'})")
     if project["path"] is None:
-        print("project  none from here upwards")
+        print("project  none in this directory or above")
     else:
         print(f"project  {project['path']}  ({_describe_trust(project['trusted'])})")
     return 0
 
 
 def check(args: Namespace) -> int:
-    """Load everything; what is wrong is raised."""
+    """Load the configuration. An error in it is raised."""
     config, kinds = load(), list_kinds()
     if args.json:
-        names = {room: sorted(getattr(config.settings, room)) for room in ("providers", "agents")}
+        names = {key: sorted(getattr(config.settings, key)) for key in ("providers", "agents")}
         return _print_json({"ok": True, **_describe_files(config.places), **names, "kinds": kinds})
     for line in _list_findings(config):
         print(f"ok: {line}")
@@ -57,11 +57,11 @@ def check(args: Namespace) -> int:
 
 
 def trust(args: Namespace) -> int:
-    """Trust the project's file as it is now."""
+    """Trust the file of the project with its present content."""
     file = printable(trust_project())
     if args.json:
         return _print_json({"trusted": file})
-    print(f"trusted: {file}\nIf the file changes, this is needed again.")
+    print(f"trusted: {file}\nRun this command again after a change of the file.")
     return 0
 
 
@@ -96,7 +96,7 @@ def _describe_files(places: Locations) -> dict[str, Any]:
 
 
 def _describe_trust(trusted: bool) -> str:
-    return "trusted" if trusted else "not trusted: it may set only harmless keys"
+    return "trusted" if trusted else "not trusted: it can set harmless keys only"
 
 
 def _print_json(document: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Is everything in order here? Each check says what it found and what repairs it."""
+"""The command `doctor`: checks this machine. Each check reports its result and a repair."""
 
 import os
 import stat
@@ -11,23 +11,26 @@ from typing import Literal
 import anyio
 from msgspec import Struct
 
-from steadyrun.cli.commands.providers import BUILT_IN, ProviderInfo, find_providers, format_version
-from steadyrun.cli.output import format as render
+from steadyrun.app.diagnostics import (
+    BUILT_IN,
+    DAEMON_LOCK,
+    ProviderInfo,
+    check_store,
+    find_daemon,
+    find_providers,
+)
+from steadyrun.cli.commands.providers import format_version
+from steadyrun.cli.output.format import sanitize, to_json
 from steadyrun.cli.systemd import REQUIRED_SETTINGS, SystemdUnit, find_units
 from steadyrun.config import load, locate, printable
 from steadyrun.config.locations import process_environ
-from steadyrun.drivers import programs
 from steadyrun.errors import SteadyrunError
-from steadyrun.lib.flock import is_locked
-from steadyrun.stores.sqlite import DATABASE, SqliteStore
 
 OLDEST_PYTHON = (3, 11)
-# Whoever has a lock on it is the daemon of this home.
-DAEMON_LOCK = Path("daemon", "lock")
 
 
 class Finding(Struct, frozen=True):
-    """The outcome of one check."""
+    """The result of one check."""
 
     check: str
     state: Literal["ok", "warn", "fail"]
@@ -38,12 +41,12 @@ class Finding(Struct, frozen=True):
 def doctor(args: Namespace) -> int:
     findings = list(run_checks(locate().home))
     if args.json:
-        print(render.to_json({"checks": findings}))
+        print(to_json({"checks": findings}))
     else:
         for finding in findings:
-            print(f"{finding.state:<5} {finding.check:<18} {render.sanitize(finding.detail)}")
+            print(f"{finding.state:<5} {finding.check:<18} {sanitize(finding.detail)}")
             if finding.repair:
-                print(f"{'':<24} -> {render.sanitize(finding.repair)}")
+                print(f"{'':<24} -> {sanitize(finding.repair)}")
     return 1 if any(finding.state == "fail" for finding in findings) else 0
 
 
@@ -51,7 +54,7 @@ def run_checks(home: Path) -> Iterator[Finding]:
     yield _check_python()
     yield _check_config()
     yield from _check_home(home)
-    yield anyio.run(_check_store, home)
+    yield _check_store(home)
     yield _check_daemon(home)
     yield from _check_systemd(process_environ())
     yield from _check_providers()
@@ -78,7 +81,7 @@ def _check_providers() -> Iterator[Finding]:
     try:
         config = load()
     except SteadyrunError:
-        # The configuration itself is what is wrong; that has been said.
+        # The check of the configuration has reported this error.
         return
     try:
         providers = find_providers(config)
@@ -89,44 +92,43 @@ def _check_providers() -> Iterator[Finding]:
         yield from map(_check_provider, providers)
 
 
-def _check_provider(found: ProviderInfo) -> Finding:
-    check = f"provider {found.name}"
-    if found.repair or not found.is_there:
-        return _report_unusable(check, found)
-    what = " ".join(filter(None, (found.path or BUILT_IN, format_version(found))))
-    doubts = list(_list_doubts(found))
+def _check_provider(provider: ProviderInfo) -> Finding:
+    check = f"provider {provider.name}"
+    if provider.repair or not provider.is_there:
+        return _report_unusable(check, provider)
+    program = " ".join(filter(None, (provider.path or BUILT_IN, format_version(provider))))
+    doubts = list(_list_doubts(provider))
     if not doubts:
-        return Finding(check, "ok", f"{what}, login: {found.login}" if found.login else what)
-    detail = "; ".join([what, *(doubt for doubt, _ in doubts if doubt)])
+        login = f", login: {provider.login}" if provider.login else ""
+        return Finding(check, "ok", f"{program}{login}")
+    detail = "; ".join([program, *(doubt for doubt, _ in doubts if doubt)])
     return Finding(check, "warn", detail, " ".join(repair for _, repair in doubts))
 
 
-def _report_unusable(check: str, found: ProviderInfo) -> Finding:
-    if found.repair:
-        return Finding(check, "fail", found.problem, found.repair)
-    # Not everybody wants every provider: only one that was configured must be there.
-    state: Literal["warn", "fail"] = "fail" if found.is_configured else "warn"
-    setting = f"set providers.{found.name}.command in config.toml to where it is."
-    if found.problem:
-        return Finding(check, state, found.problem, f"Make it executable, or {setting}")
-    how = f"Install it ({found.install})" if found.install else "Install it"
-    return Finding(check, state, f"{found.program} was not found on PATH", f"{how}, or {setting}")
+def _report_unusable(check: str, provider: ProviderInfo) -> Finding:
+    if provider.repair:
+        return Finding(check, "fail", provider.problem, provider.repair)
+    # A missing program is an error only if the user has configured it.
+    state: Literal["warn", "fail"] = "fail" if provider.is_configured else "warn"
+    setting = f"set providers.{provider.name}.command in config.toml to its path."
+    if provider.problem:
+        return Finding(check, state, provider.problem, f"Make it executable, or {setting}")
+    how = f"Install it ({provider.install})" if provider.install else "Install it"
+    detail = f"{provider.program} was not found on PATH"
+    return Finding(check, state, detail, f"{how}, or {setting}")
 
 
-def _list_doubts(found: ProviderInfo) -> Iterator[tuple[str, str]]:
-    """What may be wrong with a program that is there, and what to do about it."""
-    if found.problem:
-        yield found.problem, f"See what it does when you run it: {found.path}"
-    if found.is_tested is False and found.version and found.tested:
-        is_old = programs.is_older(found.version, found.tested[0])
-        yield (
-            "",
-            f"Update it ({found.install})." if is_old else f"If it fails, use {found.tested[1]}.",
-        )
-    if found.login_by and not found.login:
-        by = ", ".join(name for name in found.login_by if not name.startswith("~"))
-        way = f", or set one of {by} in providers.{found.name}.env" if by else ""
-        yield "no login was found", f"Log in with {found.login_with}{way}."
+def _list_doubts(provider: ProviderInfo) -> Iterator[tuple[str, str]]:
+    """Yield what may be wrong with a program that was found, and how to fix it."""
+    if provider.problem:
+        yield provider.problem, f"Run it by hand to see the problem: {provider.path}"
+    if provider.is_tested is False and provider.tested:
+        update = f"Update it ({provider.install})."
+        yield "", update if provider.is_outdated else f"If it fails, use {provider.tested[1]}."
+    if provider.login_by and not provider.login:
+        names = ", ".join(name for name in provider.login_by if not name.startswith("~"))
+        way = f", or set one of {names} in providers.{provider.name}.env" if names else ""
+        yield "no login was found", f"Log in with {provider.login_with}{way}."
 
 
 def _check_home(home: Path) -> Iterator[Finding]:
@@ -134,7 +136,7 @@ def _check_home(home: Path) -> Iterator[Finding]:
     try:
         found = home.stat()
     except FileNotFoundError:
-        yield Finding("home", "ok", f"{shown} does not exist yet; the first command makes it")
+        yield Finding("home", "ok", f"{shown} does not exist yet; the first command creates it")
         return
     except OSError as error:
         yield Finding("home", "fail", f"{shown}: {error.strerror}", "Check STEADYRUN_HOME.")
@@ -142,56 +144,42 @@ def _check_home(home: Path) -> Iterator[Finding]:
     if not stat.S_ISDIR(found.st_mode):
         yield Finding("home", "fail", f"{shown} is not a directory", "Check STEADYRUN_HOME.")
     elif not os.access(home, os.W_OK | os.X_OK):
-        yield Finding("home", "fail", f"{shown} cannot be written to", f"chmod u+rwx {shown}")
+        yield Finding("home", "fail", f"{shown} is not writable", f"chmod u+rwx {shown}")
     elif found.st_mode & 0o077:
         mode = f"{stat.S_IMODE(found.st_mode):04o}"
-        detail = f"{shown} has mode {mode}: others on this machine can look into it"
+        detail = f"{shown} has mode {mode}: other users of this machine can read it"
         yield Finding("home", "warn", detail, f"chmod 700 {shown}")
     else:
         yield Finding("home", "ok", f"{shown} (mode 0700)")
 
 
-async def _check_store(home: Path) -> Finding:
-    path = home / DATABASE
-    shown = printable(path)
+def _check_store(home: Path) -> Finding:
     try:
-        if not path.exists():
-            return Finding("store", "ok", f"{shown} does not exist yet")
-        store = await SqliteStore.open(home)
-        try:
-            damage = await store.check()
-        finally:
-            await store.close()
+        store = anyio.run(check_store, home)
     except (SteadyrunError, OSError) as error:
         hint = error.hint if isinstance(error, SteadyrunError) else ""
         return Finding("store", "fail", str(error).partition("\n")[0], hint)
-    if damage:
-        return Finding("store", "fail", f"{shown}: {damage[0]}", "Restore it from a backup.")
-    return Finding("store", "ok", f"{shown} ({path.stat().st_size} bytes, no damage found)")
+    shown = printable(store.path)
+    if not store.exists:
+        return Finding("store", "ok", f"{shown} does not exist yet")
+    if store.damage:
+        return Finding("store", "fail", f"{shown}: {store.damage}", "Restore it from a backup.")
+    return Finding("store", "ok", f"{shown} ({store.size_bytes} bytes, no damage found)")
 
 
 def _check_daemon(home: Path) -> Finding:
-    path = home / DAEMON_LOCK
     try:
-        runs, said = _read_lock(path)
-    except FileNotFoundError:
-        runs, said = False, ""
+        daemon = find_daemon(home)
     except OSError as error:
-        shown = printable(path)
+        shown = printable(home / DAEMON_LOCK)
         return Finding("daemon", "warn", f"{shown}: {error.strerror}", f"chmod u+rw {shown}")
-    if not runs:
-        return Finding("daemon", "ok", "none runs; `steadyrun up` starts one")
-    return Finding("daemon", "ok", f"one runs (pid {said})" if said.isdecimal() else "one runs")
-
-
-def _read_lock(path: Path) -> tuple[bool, str]:
-    """Whether somebody has the lock, and the first word that is in it."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return is_locked(path), next(iter(file.read(64).split()), "")
+    if not daemon.is_running:
+        return Finding("daemon", "ok", "not running; `steadyrun up` starts it")
+    return Finding("daemon", "ok", f"running (pid {daemon.pid})" if daemon.pid else "running")
 
 
 def _check_systemd(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Nothing is said where no unit starts a daemon."""
+    """Check the units that start a daemon. There is no finding if there is no such unit."""
     for unit in find_units(environ):
         yield _check_unit(unit)
 
@@ -201,10 +189,13 @@ def _check_unit(unit: SystemdUnit) -> Finding:
     if unit.problem:
         return Finding("systemd", "warn", f"{shown}: {unit.problem}", "Make it readable.")
     if not unit.wrong:
-        says = ", ".join(f"{key}={value}" for key, value in REQUIRED_SETTINGS.items())
-        return Finding("systemd", "ok", f"{shown} ({says})")
+        settings = ", ".join(f"{key}={value}" for key, value in REQUIRED_SETTINGS.items())
+        return Finding("systemd", "ok", f"{shown} ({settings})")
     found = ", ".join(f"{key}={value or '(not set)'}" for key, value in unit.wrong.items())
     wanted = " and ".join(f"{key}={REQUIRED_SETTINGS[key]}" for key in unit.wrong)
-    detail = f"{shown} has {found}: agents would be ended with the daemon, or with one another"
-    repair = f"Set {wanted} in its [Service], then `systemctl daemon-reload` (a user's: --user)."
+    detail = f"{shown} has {found}: systemd would stop agents with the daemon or with each other"
+    repair = (
+        f"Set {wanted} in its [Service] section, then run `systemctl daemon-reload` "
+        "(with --user for a user unit)."
+    )
     return Finding("systemd", "fail", detail, repair)

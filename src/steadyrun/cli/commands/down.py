@@ -1,4 +1,4 @@
-"""How does the daemon end? It is asked to, and gone when its socket and its lock are free."""
+"""The command `down`: stops the daemon and waits until its socket and its lock are free."""
 
 import sys
 from argparse import Namespace
@@ -17,7 +17,7 @@ from steadyrun.operations.daemon import StatusRequest, StopDaemonRequest
 from steadyrun.operations.documents import StatusDocument, StoppedDocument
 from steadyrun.operations.registry import BY_NAME
 
-# Beyond the time it has to drain: for what has to be stopped, and for its own end.
+# The time beyond the drain time: to stop runs, and to exit.
 _STOP_SECONDS = 120.0
 _DEFAULT_DRAIN_SECONDS = 60.0
 _POLL_SECONDS = 0.05
@@ -31,51 +31,51 @@ def down(args: Namespace) -> int:
 async def _down(args: Namespace) -> int:
     home, operation = load().places.home, BY_NAME["daemon.stop"]
     require_person(operation)
-    given: StopDaemonRequest = parse_request(args, operation)
-    drain = _DEFAULT_DRAIN_SECONDS if given.drain is None else given.drain
+    request: StopDaemonRequest = parse_request(args, operation)
+    drain = _DEFAULT_DRAIN_SECONDS if request.drain is None else request.drain
     seconds = drain + _STOP_SECONDS
     async with task_group() as tasks:
-        if not given.keep:
+        if not request.keep:
             tasks.start_soon(_report_progress, home, drain)
-        stopped = await _stop(home, given, seconds)
+        stopped = await _stop(home, request, seconds)
         await _wait_until_gone(home, seconds)
         tasks.cancel_scope.cancel()
-    print_answer(operation, given, stopped, as_json=args.json)
+    print_answer(operation, request, stopped, as_json=args.json)
     return 0
 
 
-async def _stop(home: Path, given: StopDaemonRequest, seconds: float) -> StoppedDocument:
+async def _stop(home: Path, request: StopDaemonRequest, seconds: float) -> StoppedDocument:
     try:
         answer: StoppedDocument = await client.call(
-            home, BY_NAME["daemon.stop"], given, seconds=seconds
+            home, BY_NAME["daemon.stop"], request, seconds=seconds
         )
     except RpcClosed:
-        # It ended before it could say what it left.
+        # The daemon ended before it could answer.
         return StoppedDocument(None, None, None)
     return answer
 
 
 async def _report_progress(home: Path, drain: float) -> None:
-    """Say how many runs it still waits for, whenever that has changed."""
-    began, told = anyio.current_time(), 0
+    """Print how many runs the daemon waits for, whenever the number changes."""
+    began, reported = anyio.current_time(), 0
     while True:
         try:
             status: StatusDocument = await client.call(home, BY_NAME["status"], StatusRequest())
         except SteadyrunError:
-            # It is going, or of another version: there is nothing to tell.
+            # The daemon has ended, or has another version: there is nothing to report.
             return
         live = status.daemon.runs.live
-        if live and live != told:
-            told = live
-            left = max(0.0, drain - (anyio.current_time() - began))
+        if live and live != reported:
+            reported = live
+            remaining = max(0.0, drain - (anyio.current_time() - began))
             runs = "1 run" if live == 1 else f"{live} runs"
-            print(f"* waiting for {runs} ({left:.0f}s)", file=sys.stderr, flush=True)
+            print(f"* waiting for {runs} ({remaining:.0f}s)", file=sys.stderr, flush=True)
         await anyio.sleep(_REPORT_SECONDS)
 
 
 async def _wait_until_gone(home: Path, seconds: float) -> None:
     with anyio.move_on_after(seconds):
-        # Nobody is left who could tell us.
+        # The daemon cannot report its own end, so this polls.
         while await _is_answering(home) or await anyio.to_thread.run_sync(_is_locked, home):  # noqa: ASYNC110
             await anyio.sleep(_POLL_SECONDS)
         return

@@ -1,7 +1,7 @@
-"""How is one prompt run and watched from the command line? `steadyrun run`.
+"""The command `run`: starts one run and shows it.
 
-Whatever takes us away before the end, be it Ctrl-C, a closed terminal or a reader that is gone: the
-run goes on, and is left to a holder in the background.
+If the command ends before the run (Ctrl-C, a closed terminal, a closed pipe), the run continues
+and a holder in the background drives it.
 """
 
 import signal
@@ -13,13 +13,13 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from steadyrun.cli.inputs import read_options, read_prompt
-from steadyrun.cli.lost_runs import start_holder
+from steadyrun.app.processes import start_holder
+from steadyrun.cli.background import open_direct_runs
+from steadyrun.cli.inputs import find_user, read_options, read_prompt
 from steadyrun.cli.main import EXIT_INTERRUPTED
-from steadyrun.cli.opened import open_direct_runs
-from steadyrun.cli.output import format as render
 from steadyrun.cli.output.ask import ApprovalPrompts
-from steadyrun.cli.output.live import EventLines, LiveText, OneDocument, Output, ShownEvent
+from steadyrun.cli.output.format import ShownEvent, to_json
+from steadyrun.cli.output.live import EventLines, LiveText, OneDocument, Output
 from steadyrun.lib.task_group import task_group
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model.event import RunStarted
@@ -33,12 +33,12 @@ EXIT_CODES: dict[RunStatus, int] = {
     "timed_out": 7,
     "cancelled": 8,
 }
-# How long after a Ctrl-C a second one still means the run.
+# A second Ctrl-C within this time cancels the run.
 SECOND_SIGNAL_SECONDS = 2.0
 
 
 class RunJob(Struct, frozen=True):
-    """What was asked for."""
+    """The arguments of the command."""
 
     prompt: str
     provider: str
@@ -50,8 +50,8 @@ class RunJob(Struct, frozen=True):
 
 
 def run(args: Namespace) -> int:
-    prompt, wishes, is_json = read_prompt(args.text), read_options(args), args.json or args.jsonl
-    job = RunJob(prompt, args.provider, args.cwd, wishes, args.detach, is_json, args.role)
+    prompt, options, is_json = read_prompt(args.text), read_options(args), args.json or args.jsonl
+    job = RunJob(prompt, args.provider, args.cwd, options, args.detach, is_json, args.role)
     watch = RunWatch(job, _choose_output(args))
     try:
         return anyio.run(watch.watch)
@@ -67,18 +67,18 @@ def _choose_output(args: Namespace) -> Output:
 
 
 class RunWatch:
-    """Starts a run and shows it, as long as somebody wants to see it."""
+    """Starts a run and shows it until it ends or a signal ends the command."""
 
     def __init__(self, job: RunJob, output: Output) -> None:
         self._job, self._output = job, output
         self._is_shown = True
-        # What came since the first Ctrl-C, in case there is a second.
+        # The events since the first Ctrl-C. A second Ctrl-C shows them.
         self._unseen: list[ShownEvent] = []
         self.is_left_running = False
 
     async def watch(self) -> int:
-        async with open_direct_runs() as holding:
-            run = await self._start(Steadyrun(holding))
+        async with open_direct_runs() as direct_runs:
+            run = await self._start(Steadyrun(direct_runs))
             self.is_left_running = True
             if self._job.is_detached and await self._has_begun(run):
                 return self._print_detached(run)
@@ -96,12 +96,12 @@ class RunWatch:
         return isinstance(first.event, RunStarted)
 
     def _print_detached(self, run: RunHandle) -> int:
-        print(render.to_json({"run": run.id, "status": "running"}) if self._job.is_json else run.id)
+        print(to_json({"run": run.id, "status": "running"}) if self._job.is_json else run.id)
         self._output.note(f"steadyrun tail {run.id} -f")
         return 0
 
     async def _watch_run(self, run: RunHandle) -> int:
-        approvals = ApprovalPrompts(run, self._output.note)
+        approvals = ApprovalPrompts(run, self._output.note, user=find_user())
         ended: Run | None = None
         async with task_group() as tasks:
             tasks.start_soon(self._handle_signals, run, tasks)
@@ -122,7 +122,8 @@ class RunWatch:
                 await approvals.handle(seen)
 
     async def _handle_signals(self, run: RunHandle, tasks: TaskGroup) -> None:
-        """Once: leave it running. Twice: have it cancelled. Once more: do not wait for that."""
+        """The first signal ends the command and keeps the run. A second Ctrl-C cancels the run; the
+        next signal does not wait for the end of the run."""
         with anyio.open_signal_receiver(*_list_signals()) as signals:
             number = await anext(signals)
             self._is_shown = False
@@ -143,6 +144,6 @@ class RunWatch:
 
 
 def _list_signals() -> list[signal.Signals]:
-    """Those that end us, unless somebody (nohup) had us ignore them."""
-    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return [number for number in asked if signal.getsignal(number) != signal.SIG_IGN]
+    """List the signals that end the command. One that the parent ignores (nohup) is left out."""
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in handled if signal.getsignal(number) != signal.SIG_IGN]

@@ -1,4 +1,4 @@
-"""What has been run? `runs` and `show` read the record; they need no daemon."""
+"""The commands `runs` and `show`. They read the store and need no daemon."""
 
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterable
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import anyio
 
+from steadyrun.app.processes import hand_over_abandoned
 from steadyrun.app.store import open_store
-from steadyrun.cli.lost_runs import hand_over_abandoned
-from steadyrun.cli.output import format as render
+from steadyrun.cli.output.format import format_run_page, format_run_table, to_json
 from steadyrun.config import load
-from steadyrun.operations.documents import build_run_document
 from steadyrun.operations.lookup import find_run
+from steadyrun.operations.views import build_run_document
 from steadyrun.store import Store
 
 
@@ -30,9 +30,9 @@ async def _list_runs(args: Namespace) -> int:
         runs = await store.runs(agent.id if agent else None, limit=args.n)
         named = [(run, (await store.agent(run.agent)).name) for run in runs]
     if args.json:
-        print(render.to_json({"runs": [build_run_document(*pair) for pair in named]}))
+        print(to_json({"runs": [build_run_document(*pair) for pair in named]}))
     elif named:
-        _print_lines(render.format_run_table(named))
+        _print_lines(format_run_table(named))
     else:
         print("No runs yet.")
     return 0
@@ -43,15 +43,15 @@ async def _show(args: Namespace) -> int:
         run = await find_run(store, args.run)
         agent_name = (await store.agent(run.agent)).name
     if args.json:
-        print(render.to_json(build_run_document(run, agent_name)))
+        print(to_json(build_run_document(run, agent_name)))
     else:
-        _print_lines(render.format_run_page(run, agent_name))
+        _print_lines(format_run_page(run, agent_name))
     return 0
 
 
 @asynccontextmanager
 async def open_record() -> AsyncIterator[tuple[Path, Store]]:
-    """The home and its store, with every run that nobody drives handed to somebody who does."""
+    """Open the store. Runs without a living holder are handed to a background process."""
     config = load()
     async with open_store(config) as store:
         await hand_over_abandoned(config.places.home, store)

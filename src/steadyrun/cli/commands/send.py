@@ -1,4 +1,4 @@
-"""How is an agent told something from the command line, and its answer awaited? `send`."""
+"""The command `send`: sends a message to an agent, and with `--wait` shows its run."""
 
 import signal
 import sys
@@ -12,12 +12,12 @@ from anyio.abc import TaskGroup
 from steadyrun.api import client
 from steadyrun.app.operations import open_desk
 from steadyrun.cli import invoke
-from steadyrun.cli.event_stream import EventFilter, EventStream, ShownEvent
+from steadyrun.cli.event_stream import EventFilter, EventStream
+from steadyrun.cli.inputs import read_stdin
 from steadyrun.cli.main import EXIT_INTERRUPTED
-from steadyrun.cli.output import format as render
+from steadyrun.cli.output.format import ShownEvent, sanitize, to_json
 from steadyrun.cli.output.live import LiveText
 from steadyrun.cli.output.tables import BLOCKING_REASONS, describe_blocked
-from steadyrun.cli.stdin import read_stdin
 from steadyrun.config import Config, load
 from steadyrun.errors import InvalidUsage
 from steadyrun.lib.signal import Signal
@@ -29,77 +29,77 @@ from steadyrun.model.item import Item
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ItemDocument
 from steadyrun.operations.items import SendRequest
-from steadyrun.operations.lookup import build_item_document
 from steadyrun.operations.registry import BY_NAME
+from steadyrun.operations.views import build_item_document
 
 EXIT_TIMED_OUT = 7
 _EXITS = {"completed": 0, "failed": 1, "cancelled": 8}
-_NO_DAEMON = "no daemon runs: steadyrun up"
-# How long after a Ctrl-C a second one still means the item.
+_NO_DAEMON = "no daemon is running: steadyrun up"
+# A second Ctrl-C within this time cancels the item.
 _SECOND_SIGNAL_SECONDS = 2.0
-# How long the last event of a run may take to come after its item is settled.
+# How long the last event of a run may arrive after its item is settled.
 _LAST_EVENT_SECONDS = 5.0
 _OPERATION = BY_NAME["item.send"]
 
 
 def send(args: Namespace) -> int:
     if args.timeout is not None and not args.wait:
-        raise InvalidUsage("--timeout is for --wait", hint="Add --wait, or leave it out.")
+        raise InvalidUsage("--timeout requires --wait", hint="Add --wait, or leave it out.")
     if args.text == "-":
         args.text = read_stdin("message", is_requested=True, hint="")
     return anyio.run(_send, args, invoke.parse_request(args, _OPERATION))
 
 
-async def _send(args: Namespace, given: SendRequest) -> int:
+async def _send(args: Namespace, request: SendRequest) -> int:
     config = load()
     if args.wait:
-        return await _send_and_wait(config, args, given)
-    item, is_told = await invoke.call_operation(config, _OPERATION, given)
-    invoke.print_answer(_OPERATION, given, item, as_json=args.json)
-    if not is_told:
+        return await _send_and_wait(config, args, request)
+    item, is_by_daemon = await invoke.call_operation(config, _OPERATION, request)
+    invoke.print_answer(_OPERATION, request, item, as_json=args.json)
+    if not is_by_daemon:
         print(_NO_DAEMON, file=sys.stderr)
     return 0
 
 
-async def _send_and_wait(config: Config, args: Namespace, given: SendRequest) -> int:
+async def _send_and_wait(config: Config, args: Namespace, request: SendRequest) -> int:
     home = config.places.home
-    # Before the store is touched: without a daemon nothing shall be made or accepted.
+    # Checked first: without a daemon the store is not created and no message is accepted.
     async with client.connect(home):
         pass
-    async with open_desk(config) as desk:
-        newest = await desk.store.last_events(limit=1)
-        item: ItemDocument = await client.call(home, _OPERATION, given)
+    async with open_desk(config) as context:
+        newest = await context.store.last_events(limit=1)
+        item: ItemDocument = await client.call(home, _OPERATION, request)
         after = newest[-1].cursor if newest else 0
-        return await ItemWatch(desk, item, after, as_json=args.json).watch(args.timeout)
+        return await ItemWatch(context, item, after, as_json=args.json).watch(args.timeout)
 
 
 class ItemWatch:
-    """Shows what becomes of an item, as long as somebody wants to see it."""
+    """Shows an item until it is settled, a signal ends the command, or the time is over."""
 
     def __init__(
-        self, desk: OperationContext, item: ItemDocument, after: int, *, as_json: bool
+        self, context: OperationContext, item: ItemDocument, after: int, *, as_json: bool
     ) -> None:
-        self._context, self._item, self._after, self._as_json = desk, item, after, as_json
+        self._context, self._item, self._after, self._as_json = context, item, after, as_json
         self._output = None if as_json else LiveText(sys.stdout, sys.stderr)
-        # The run that the item is in, and how the last one ended.
+        # The current run of the item, and the last event of its last run.
         self._run: str | None = None
         self._ended: ShownEvent | None = None
-        # How far the record was heard.
+        # The cursor of the last stored event.
         self._cursor = after
         self._changed = Signal()
         self._exit: int | None = None
-        # Whether it was said why nothing happens.
+        # Whether the user has seen why the item is blocked.
         self._has_reported_blocked = item.waiting in BLOCKING_REASONS
 
     async def watch(self, seconds: float | None) -> int:
         self._note(f"* {self._item.id} {describe_blocked(self._item)} for {self._item.agent}")
         agent = (await self._context.store.item(ItemId(self._item.id))).agent
-        hearing = EventStream(
+        stream = EventStream(
             self._context.home, self._context.store, EventFilter(agent=agent), self._after
         )  # fmt: skip
         with anyio.move_on_after(seconds):
             async with task_group() as tasks:
-                tasks.start_soon(hearing.follow, self._handle)
+                tasks.start_soon(stream.follow, self._handle)
                 tasks.start_soon(self._handle_signals, tasks)
                 item = await self._wait_until_settled(agent)
                 await self._wait_for_last_event(item)
@@ -117,7 +117,7 @@ class ItemWatch:
                 self._run = seen.run
             case FollowupAbsorbed(item) if item == self._item.id:
                 self._run = seen.run
-                self._note(f"  + taken into {seen.run}")
+                self._note(f"  + joined {seen.run}")
             case _:
                 pass
         if self._run is not None and seen.run == self._run:
@@ -143,7 +143,7 @@ class ItemWatch:
         return item
 
     async def _report_blocked(self, item: Item) -> None:
-        """It may be held back later, too: by a limit that its own run has come to."""
+        """Print once why the item is blocked. Its own run may reach a limit that blocks it."""
         if item.status != "queued" or self._has_reported_blocked:
             return
         found = await build_item_document(self._context, item)
@@ -152,8 +152,11 @@ class ItemWatch:
             self._note(f"* {found.id} {describe_blocked(found)}")
 
     async def _wait_for_last_event(self, item: Item) -> None:
-        """One that was cancelled while it waited has no run, one that a key has named may have been
-        settled long ago, and what could not be launched ends without having begun."""
+        """Wait until the last event of the run was shown.
+
+        An item that was cancelled in the queue has no run. An item of a repeated key may have been
+        settled long ago. A run that could not be launched ends without a start event.
+        """
         if item.run is None:
             return
         last = await self._context.store.last_events(run=item.run, limit=1)
@@ -166,15 +169,16 @@ class ItemWatch:
             self._show(last[0])
 
     async def _handle_signals(self, tasks: TaskGroup) -> None:
-        """Once: stop watching. Twice: have it cancelled, and see that. Once more: leave."""
+        """The first Ctrl-C ends the command. A second one cancels the item and waits for the end; a
+        third one does not wait."""
         with anyio.open_signal_receiver(signal.SIGINT) as signals:
             await anext(signals)
             self._note(f"still open: steadyrun tail {self._item.agent} -f")
-            is_meant = False
+            is_repeated = False
             with anyio.move_on_after(_SECOND_SIGNAL_SECONDS):
                 await anext(signals)
-                is_meant = True
-            if is_meant:
+                is_repeated = True
+            if is_repeated:
                 self._note(f"cancelling {self._item.id}")
                 await self._context.store.cancel(ItemId(self._item.id), "Ctrl-C")
                 await anext(signals)
@@ -187,7 +191,7 @@ class ItemWatch:
         )
         if self._as_json:
             result = None if self._ended is None else data_of(self._ended.event)
-            print(render.to_json({**msgspec.structs.asdict(item), "result": result}))
+            print(to_json({**msgspec.structs.asdict(item), "result": result}))
         elif self._ended is None and self._exit in _EXITS.values():
             self._note(f"* {item.status}")
 
@@ -195,4 +199,4 @@ class ItemWatch:
         if self._output:
             self._output.note(line)
         else:
-            print(render.sanitize(line), file=sys.stderr, flush=True)
+            print(sanitize(line), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""How is a run reached that another process drives? `steer` and `cancel`, through the store."""
+"""The commands `steer` and `cancel`. They reach a run of another process through the store."""
 
 import sys
 from argparse import Namespace
@@ -8,10 +8,10 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 
 from steadyrun.app.operations import open_desk
+from steadyrun.app.processes import hand_over_abandoned
+from steadyrun.cli.background import open_direct_runs
 from steadyrun.cli.invoke import parse_request, print_answer
-from steadyrun.cli.lost_runs import hand_over_abandoned
-from steadyrun.cli.opened import open_direct_runs
-from steadyrun.cli.output import format as render
+from steadyrun.cli.output.format import to_json
 from steadyrun.config import load
 from steadyrun.dialect import Refused
 from steadyrun.errors import Conflict, InvalidUsage
@@ -47,13 +47,13 @@ async def _steer(args: Namespace) -> int:
             await _wait_until_offered(store, run, answer.item, after=seen[-1].cursor if seen else 0)
             delivery = (await store.item(answer.item)).delivery
             document = {"run": run.id, "item": answer.item, "delivery": delivery}
-            print(render.to_json(document) if args.json else f"{delivery}: {run.id}")
+            print(to_json(document) if args.json else f"{delivery}: {run.id}")
             return 0
     return _report_unanswered(run.id)
 
 
 async def _wait_until_offered(store: Store, run: RunHandle, item: ItemId, *, after: int) -> None:
-    """Wait until the run says something of the item; that it was given back is a refusal."""
+    """Wait until the run has offered the item to the provider. A returned item is a refusal."""
     async with aclosing(follow(store, after, run=run.id)) as events:
         async for seen in events:
             match seen.event:
@@ -66,30 +66,30 @@ async def _wait_until_offered(store: Store, run: RunHandle, item: ItemId, *, aft
 
 
 def _build_refusal(run: RunHandle, reason: str | None) -> Conflict:
-    return Conflict(f"{run.id} did not take it: {reason or 'it was given back'}")
+    return Conflict(f"{run.id} did not accept the message: {reason or 'it was returned'}")
 
 
 async def _cancel(args: Namespace) -> int:
     config, operation = load(), BY_NAME["item.cancel"]
-    async with open_desk(config) as desk:
-        # A run that nobody drives is driven again first, so that somebody ends it.
-        await hand_over_abandoned(config.places.home, desk.store)
-        given = parse_request(args, operation, wait_seconds=WAIT_SECONDS)
-        found: CancelledDocument = await operation.do(desk, given)
+    async with open_desk(config) as context:
+        # An abandoned run needs a new holder, which can cancel it.
+        await hand_over_abandoned(config.places.home, context.store)
+        request = parse_request(args, operation, wait_seconds=WAIT_SECONDS)
+        found: CancelledDocument = await operation.do(context, request)
     if not found.is_over:
         return _report_unanswered(found.run or found.item)
-    print_answer(operation, given, found, as_json=args.json)
+    print_answer(operation, request, found, as_json=args.json)
     return 0
 
 
 @asynccontextmanager
 async def _open_run(name: str) -> AsyncIterator[tuple[Store, RunHandle]]:
-    async with open_direct_runs() as holding:
-        store = holding.around.store
-        yield store, RunHandle(holding, (await find_run(store, name)).id)
+    async with open_direct_runs() as direct_runs:
+        store = direct_runs.around.store
+        yield store, RunHandle(direct_runs, (await find_run(store, name)).id)
 
 
 def _report_unanswered(asked: str | None) -> int:
-    look = "steadyrun inbox" if asked is None else f"steadyrun tail {asked} -f"
-    print(f"{asked} was asked, but has not answered yet: {look}", file=sys.stderr)
+    command = "steadyrun inbox" if asked is None else f"steadyrun tail {asked} -f"
+    print(f"{asked} has received the request but has not answered yet: {command}", file=sys.stderr)
     return EXIT_TIMED_OUT

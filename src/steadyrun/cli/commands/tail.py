@@ -1,4 +1,4 @@
-"""What has happened, and what happens? `tail` prints events, and with `-f` goes on as they come."""
+"""The command `tail`: prints the last events, and with `-f` new events as they happen."""
 
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
@@ -7,8 +7,8 @@ from typing import get_args
 import anyio
 
 from steadyrun.cli.commands.runs import open_record
-from steadyrun.cli.event_stream import EventFilter, EventStream, ShownEvent
-from steadyrun.cli.output import format as render
+from steadyrun.cli.event_stream import EventFilter, EventStream
+from steadyrun.cli.output.format import ShownEvent, format_event, to_json
 from steadyrun.errors import InvalidUsage, NotFound
 from steadyrun.model.event import EVENT_TYPES, RunEnded, StoredEvent, type_of
 from steadyrun.model.event_json import public
@@ -16,7 +16,7 @@ from steadyrun.operations.lookup import find_run
 from steadyrun.store import PAGE, Store
 
 _DEFAULT_EVENTS = 50
-# What is looked through, at most, for events of a kind.
+# The most events that are searched for events of a kind.
 _MOST_EVENTS = 100_000
 _TYPES = [str(kind.__struct_config__.tag) for kind in EVENT_TYPES]
 KINDS = sorted({name.partition(".")[0] for name in _TYPES} | {"error"})
@@ -33,42 +33,42 @@ def tail(args: Namespace) -> int:
     unknown = [kind for kind in args.kind or () if kind not in KINDS]
     if unknown:
         raise InvalidUsage(
-            f"no kind of event {unknown[0]!r}", hint=f"There are: {', '.join(KINDS)}"
+            f"unknown kind of event {unknown[0]!r}", hint=f"Kinds are: {', '.join(KINDS)}"
         )
     return anyio.run(_tail, args)
 
 
 async def _tail(args: Namespace) -> int:
     async with open_record() as (home, store):
-        about = await _parse_filter(store, args.name)
-        printer = EventPrinter(args.kind, about, as_json=args.jsonl)
+        filter_ = await _parse_filter(store, args.name)
+        printer = EventPrinter(args.kind, filter_, as_json=args.jsonl)
         if args.after is None:
-            seen = await _load_last(store, about, args.n or _DEFAULT_EVENTS, printer)
+            seen = await _load_last(store, filter_, args.n or _DEFAULT_EVENTS, printer)
             after = seen[-1].cursor if seen else 0
             await printer.show_all(seen[-_MOST_EVENTS:])
         elif args.follow:
             after = args.after
         else:
-            await _print_after(store, about, args, printer)
+            await _print_after(store, filter_, args, printer)
             return 0
         if args.follow and not printer.is_over:
-            await EventStream(home, store, about, after).follow(printer.show)
+            await EventStream(home, store, filter_, after).follow(printer.show)
     return 0
 
 
 class EventPrinter:
-    """Prints events of some kinds, of all if none is named."""
+    """Prints events of some kinds, or of all kinds if none is named."""
 
-    def __init__(self, kinds: Sequence[str] | None, about: EventFilter, *, as_json: bool) -> None:
-        self._kinds, self._about, self._as_json = kinds, about, as_json
+    def __init__(self, kinds: Sequence[str] | None, filter_: EventFilter, *, as_json: bool) -> None:
+        self._kinds, self._filter_, self._as_json = kinds, filter_, as_json
         self.is_over = False
 
     async def show(self, seen: ShownEvent) -> bool:
         if self.is_shown(seen):
-            line = render.to_json(public(seen)) if self._as_json else render.format_event(seen)
+            line = to_json(public(seen)) if self._as_json else format_event(seen)
             print(line, flush=True)
-        # The last event of a run ends what is told of it.
-        self.is_over = self._about.run is not None and isinstance(seen.event, get_args(RunEnded))
+        # After the last event of a run there is nothing more to print.
+        self.is_over = self._filter_.run is not None and isinstance(seen.event, get_args(RunEnded))
         return self.is_over
 
     async def show_all(self, events: Iterable[StoredEvent]) -> None:
@@ -81,17 +81,17 @@ class EventPrinter:
 
 
 def is_kind(name: str, kind: str) -> bool:
-    """Whether an event of that type is of that kind: the first part of its name, or an error."""
+    """Return whether an event type is of that kind: the first part of its name, or an error."""
     return name in _ERRORS if kind == "error" else name.partition(".")[0] == kind
 
 
 async def _load_last(
-    store: Store, about: EventFilter, wanted: int, printer: EventPrinter
+    store: Store, filter_: EventFilter, wanted: int, printer: EventPrinter
 ) -> list[StoredEvent]:  # fmt: skip
-    """The newest events, so many that `wanted` of them are shown, if there are."""
+    """Load the newest events, so many that `wanted` of them are shown, if there are."""
     limit = wanted
     while True:
-        found = await store.last_events(agent=about.agent, run=about.run, limit=limit)
+        found = await store.last_events(agent=filter_.agent, run=filter_.run, limit=limit)
         shown = [event for event in found if printer.is_shown(event)]
         if len(shown) >= wanted or len(found) < limit or limit >= _MOST_EVENTS:
             return found[found.index(shown[-wanted]) :] if len(shown) > wanted else found
@@ -99,15 +99,15 @@ async def _load_last(
 
 
 async def _print_after(
-    store: Store, about: EventFilter, args: Namespace, printer: EventPrinter
+    store: Store, filter_: EventFilter, args: Namespace, printer: EventPrinter
 ) -> None:
-    after, left = args.after, args.n
-    while page := await store.events(after, agent=about.agent, run=about.run, limit=PAGE):
+    after, remaining = args.after, args.n
+    while page := await store.events(after, agent=filter_.agent, run=filter_.run, limit=PAGE):
         after = page[-1].cursor
         shown = [event for event in page if printer.is_shown(event)]
-        await printer.show_all(shown[:left])
-        left = None if left is None else left - len(shown)
-        if left is not None and left <= 0:
+        await printer.show_all(shown[:remaining])
+        remaining = None if remaining is None else remaining - len(shown)
+        if remaining is not None and remaining <= 0:
             return
 
 

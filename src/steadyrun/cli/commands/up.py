@@ -1,4 +1,4 @@
-"""How does a daemon start? Here, until it is told to end, or detached from this terminal."""
+"""The command `up`: runs the daemon in the foreground, or starts it in the background."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from steadyrun.api import client
 from steadyrun.api.server import locate_folder
 from steadyrun.app.daemon import DaemonHandle, open_daemon
-from steadyrun.cli.output import format as render
+from steadyrun.cli.output.format import to_json
 from steadyrun.config import Config, load
 from steadyrun.errors import DaemonRunning, DaemonUnreachable, StartFailed
 from steadyrun.lib.task_group import task_group
@@ -26,7 +26,7 @@ from steadyrun.operations.registry import BY_NAME
 from steadyrun.runtime.log import log_to_stderr
 
 LOG = "log"
-# How long a detached one has to answer; it may have much to take up.
+# How long a detached daemon may take to answer; it may have many processes to recover.
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _MOST_CHARACTERS = 2000
@@ -37,17 +37,17 @@ def up(args: Namespace) -> int:
     return anyio.run(_detach if args.detach else _serve, config, args)
 
 
-# -- here
+# -- foreground
 
 
 async def _serve(config: Config, args: Namespace) -> int:
     with ExitStack() as stack:
-        is_watched = sys.stderr.isatty() and not args.json
-        stack.enter_context(log_to_stderr(Scrubber(config.secrets()), for_people=is_watched))
+        for_people = sys.stderr.isatty() and not args.json
+        stack.enter_context(log_to_stderr(Scrubber(config.secrets()), for_people=for_people))
         async with open_daemon(config) as daemon, task_group() as tasks:
             tasks.start_soon(_handle_signals, daemon, tasks)
             if args.json:
-                print(render.to_json(daemon.state()), flush=True)
+                print(to_json(daemon.state()), flush=True)
             else:
                 print(_format_greeting(daemon), flush=True)
             await daemon.until_stopped()
@@ -58,18 +58,18 @@ async def _serve(config: Config, args: Namespace) -> int:
 
 
 def _format_greeting(daemon: DaemonHandle) -> str:
-    state, found = daemon.state(), daemon.recovered
-    adopted = f", {found.lanes} taken up" if found.lanes else ""
-    return f"* up: {state.home}, process {state.pid}{adopted}; Ctrl-C ends it"
+    state, recovered = daemon.state(), daemon.recovered
+    adopted = f", {recovered.lanes} recovered" if recovered.lanes else ""
+    return f"* up: {state.home}, process {state.pid}{adopted}; Ctrl-C stops it"
 
 
 async def _handle_signals(daemon: DaemonHandle, tasks: TaskGroup) -> None:
-    """The first one waits for what runs, the next ones do not."""
+    """The first signal waits for current runs, further ones do not."""
     seconds: float | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if seconds is None and daemon.state().runs.live:
-                print("* waiting for what runs; again to stop it now", flush=True)
+                print("* waiting for current runs; repeat to stop them now", flush=True)
             tasks.start_soon(_stop, daemon, seconds)
             seconds = 0.0
 
@@ -78,7 +78,7 @@ async def _stop(daemon: DaemonHandle, seconds: float | None) -> None:
     await daemon.stop(seconds, keep=False)
 
 
-# -- detached
+# -- background
 
 
 async def _detach(config: Config, args: Namespace) -> int:
@@ -89,9 +89,9 @@ async def _detach(config: Config, args: Namespace) -> int:
     child = await anyio.to_thread.run_sync(_spawn, log)
     status = await _wait_until_started(home, child, log)
     if args.json:
-        print(render.to_json(status.daemon))
+        print(to_json(status.daemon))
     else:
-        print(f"* up: {home}, process {status.daemon.pid}; steadyrun down ends it, log in {log}")
+        print(f"* up: {home}, process {status.daemon.pid}; steadyrun down stops it, log in {log}")
     return 0
 
 
@@ -99,7 +99,7 @@ def _spawn(log: Path) -> "subprocess.Popen[bytes]":
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        # Without -P a package in the present directory could take our place.
+        # Without -P, Python would import a package `steadyrun` of the current directory.
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "steadyrun", "up", "--json"],
             stdin=subprocess.DEVNULL,
@@ -133,10 +133,10 @@ async def _load_status(home: Path) -> StatusDocument | None:
 
 
 def _read_last_line(log: Path) -> str:
-    """What it said before it ended: an error is one line of JSON."""
+    """Read the last line of the log. An error is one line of JSON."""
     line = log.read_text(errors="replace")[-_MOST_CHARACTERS:].rstrip().rpartition("\n")[2]
     try:
-        said = msgspec.json.decode(line, type=dict[str, dict[str, object]])
+        document = msgspec.json.decode(line, type=dict[str, dict[str, object]])
     except msgspec.DecodeError:
         return line
-    return str(said.get("error", {}).get("message", line))
+    return str(document.get("error", {}).get("message", line))

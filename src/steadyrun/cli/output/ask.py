@@ -1,4 +1,4 @@
-"""May it? Asked on the terminal; where there is none, the answer is no, at once."""
+"""Asks the user on the terminal for approvals of a run. Without a terminal, all are denied."""
 
 import os
 import sys
@@ -7,23 +7,24 @@ from collections.abc import Callable
 
 import anyio
 
-from steadyrun.cli.commands.answer import find_user
-from steadyrun.cli.output import format as render
+from steadyrun.cli.output.format import ShownEvent, sanitize, to_json
 from steadyrun.dialect import Verdict
 from steadyrun.errors import SteadyrunError
 from steadyrun.lib.signal import Signal
 from steadyrun.library import RunHandle
-from steadyrun.model.event import ApprovalRequested, ApprovalResolved, LiveEvent, StoredEvent
+from steadyrun.model.event import ApprovalRequested, ApprovalResolved
 
-_NOBODY, _NOBODY_NAME = "nobody is there to be asked", "nobody"
-_HINT = "Use --mode accept_edits or --mode full_auto, or run it on a terminal to be asked."
+# `nobody` is the value of `by` in the record.
+_NO_TERMINAL, _DENIED_BY = "there is no terminal to ask the user", "nobody"
+_HINT = "Use --mode accept_edits or --mode full_auto, or run the command on a terminal."
 _ANSWERS = {"y": True, "yes": True, "n": False, "no": False}
 
 NotePrinter = Callable[[str], None]
 
 
-async def deny_unattended(run: RunHandle, asked: ApprovalRequested, why: str = _NOBODY) -> None:
-    await run.decide(asked.approval, Verdict(is_allowed=False, message=why), by=_NOBODY_NAME)
+async def deny_unattended(run: RunHandle, asked: ApprovalRequested) -> None:
+    """Deny a request because there is no user to ask."""
+    await run.decide(asked.approval, Verdict(False, _NO_TERMINAL), by=_DENIED_BY)
 
 
 def can_ask() -> bool:
@@ -31,23 +32,25 @@ def can_ask() -> bool:
 
 
 class ApprovalPrompts:
-    """Answers what one run asks, one question after the other."""
+    """Answers the approval requests of one run, one after the other. `user` is recorded as the
+    author of the answers."""
 
-    def __init__(self, run: RunHandle, note: NotePrinter) -> None:
-        self._run, self._note = run, note
+    def __init__(self, run: RunHandle, note: NotePrinter, *, user: str) -> None:
+        self._run, self._note, self._user = run, note, user
         self._can_ask = can_ask()
-        # Open questions in their order, and what stops each from being asked.
+        # The open requests in their order, and the scope that cancels each question.
         self._open: dict[str, tuple[ApprovalRequested, anyio.CancelScope]] = {}
         self._more = Signal()
 
-    async def handle(self, seen: StoredEvent | LiveEvent) -> None:
+    async def handle(self, seen: ShownEvent) -> None:
+        """Queue a new request, or deny it without a terminal; drop a request that is resolved."""
         match seen.event:
             case ApprovalRequested() as asked if self._can_ask:
                 self._open[asked.approval] = (asked, anyio.CancelScope())
                 self._more.notify()
             case ApprovalRequested() as asked:
-                self._note(f"  ! denied {asked.tool_name}: {_NOBODY}. {_HINT}")
-                await self._decide(asked, Verdict(False, _NOBODY), by=_NOBODY_NAME)
+                self._note(f"  ! denied {asked.tool_name}: {_NO_TERMINAL}. {_HINT}")
+                await self._decide(asked, Verdict(False, _NO_TERMINAL), by=_DENIED_BY)
             case ApprovalResolved(approval, _, _) if approval in self._open:
                 _, asking = self._open.pop(approval)
                 asking.cancel()
@@ -55,14 +58,14 @@ class ApprovalPrompts:
                 pass
 
     async def ask(self) -> None:
-        """Ask as questions come, until cancelled."""
+        """Ask about each request until cancelled."""
         while True:
             while self._open:
                 asked, asking = next(iter(self._open.values()))
                 with asking:
                     is_allowed = await self._read_answer(asked)
-                    said = Verdict(is_allowed, "" if is_allowed else "the user said no")
-                    await self._decide(asked, said, by=find_user())
+                    verdict = Verdict(is_allowed, "" if is_allowed else "the user said no")
+                    await self._decide(asked, verdict, by=self._user)
                 self._open.pop(asked.approval, None)
             await self._more.wait()
 
@@ -74,7 +77,7 @@ class ApprovalPrompts:
 
     async def _read_answer(self, asked: ApprovalRequested) -> bool:
         self._note(f"  ? {format_question(asked)}")
-        # What was typed before the question is no answer to it.
+        # Discard what was typed before the question.
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
         while True:
             self._note("  ? allow it? y or n, then Enter:")
@@ -86,6 +89,6 @@ class ApprovalPrompts:
 
 
 def format_question(asked: ApprovalRequested) -> str:
-    """All that would be done: a part that is cut off could be the one that matters."""
-    shown = "" if asked.tool_input is None else render.sanitize(render.to_json(asked.tool_input))
+    """Format the whole request. It is never cut: the part cut off could be the dangerous one."""
+    shown = "" if asked.tool_input is None else sanitize(to_json(asked.tool_input))
     return f"{asked.tool_name} {shown}".rstrip()

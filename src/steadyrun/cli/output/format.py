@@ -1,6 +1,7 @@
-"""How do runs and events look, to a person and to a program?"""
+"""Formats values, runs and events for people, and documents as JSON."""
 
 import re
+import unicodedata
 from datetime import UTC, datetime
 
 import msgspec
@@ -11,7 +12,11 @@ from steadyrun.model.event_json import data_of
 from steadyrun.model.run import Run
 from steadyrun.model.usage import Cost, Usage
 
-# What an agent printed may try to move the cursor, rewrite the screen or turn the line around.
+ShownEvent = StoredEvent | LiveEvent
+
+UNKNOWN = "unknown"
+# Characters that move the cursor, rewrite the screen or change the direction of the text. The
+# output of an agent may have them.
 _HARMFUL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
 _CONTROL = re.compile(rf"[\t\n{_HARMFUL}]+")
 _CONTROL_IN_TEXT = re.compile(rf"[{_HARMFUL}]+")
@@ -22,14 +27,46 @@ def to_json(document: object) -> str:
     return msgspec.json.encode(document).decode()
 
 
-def format_run_table(runs: list[tuple[Run, str]]) -> list[str]:
-    """A line a run, under headings."""
-    heading = ("RUN", "STATUS", "AGENT", "PROVIDER", "CREATED", "TOOK", "COST")
-    return align_columns([heading, *(_build_run_row(run, agent_name) for run, agent_name in runs)])
+# -- text
+
+
+def sanitize(text: str, limit: int | None = None) -> str:
+    """Replace control characters and line breaks by spaces; cut the text at `limit`."""
+    line = _CONTROL.sub(" ", text)
+    return line if limit is None or len(line) <= limit else line[: limit - 1] + "…"
+
+
+def sanitize_lines(text: str) -> list[str]:
+    return [sanitize(line) for line in text.splitlines()]
+
+
+def sanitize_text(text: str) -> str:
+    """Replace control characters by spaces; keep line breaks and tabs."""
+    return _CONTROL_IN_TEXT.sub(" ", text.replace("\r\n", "\n"))
+
+
+def measure_width(text: str) -> int:
+    """Return how many columns of a terminal the text needs, or slightly more."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def truncate(text: str, columns: int) -> str:
+    """Cut the text so that it fits into so many columns."""
+    if measure_width(text) <= columns:
+        return text
+    while text and measure_width(text) >= columns:
+        text = text[: -max(1, (measure_width(text) - columns) // 2)]
+    return f"{text}…"
+
+
+def pad(text: str, columns: int) -> str:
+    return text + " " * max(0, columns - measure_width(text))
 
 
 def align_columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """A line a row, its cells under those of the first."""
+    """Return one line per row, with aligned cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -37,8 +74,78 @@ def align_columns(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
+# -- values
+
+
+def format_time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
+def format_duration(milliseconds: int | None) -> str:
+    if milliseconds is None:
+        return "-"
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    seconds = milliseconds / 1000
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    return f"{int(seconds // 60)}m{int(seconds % 60):02d}s"
+
+
+def format_age(since: datetime, now: datetime) -> str:
+    """Format a time span in its largest unit: 12s, 5m, 3h, 2d."""
+    seconds = max(0, int((now - since).total_seconds()))
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def format_usd(amount: float, *, is_estimated: bool = False) -> str:
+    """Format dollars with two digits, or with four if the amount is below one cent."""
+    digits = 4 if 0 < amount < 0.01 else 2
+    return f"{'~' if is_estimated else ''}${amount:.{digits}f}"
+
+
+def format_money(cost: Cost) -> str:
+    if cost.usd is None:
+        return UNKNOWN
+    return format_usd(cost.usd, is_estimated=cost.kind == "estimated")
+
+
+def format_tokens(usage: Usage, *, is_exact: bool = True) -> str:
+    """Format the token counts that are known; with `is_exact` off as 850, 2.1k, 41k, 1.2M."""
+    to_text = str if is_exact else format_count
+    into, out, cached = usage.input_tokens, usage.output_tokens, usage.cache_read_tokens
+    parts = []
+    if into is not None:
+        parts.append(f"{to_text(into)} in{f' ({to_text(cached)} cached)' if cached else ''}")
+    if out is not None:
+        parts.append(f"{to_text(out)} out")
+    return " / ".join(parts) or UNKNOWN
+
+
+def format_count(number: int) -> str:
+    """Format a number in at most four characters: 850, 2.1k, 41k, 1.2M."""
+    if number < 1000:
+        return str(number)
+    # From 999,500 on, the rounded number would be 1000k.
+    unit, size = ("k", 1000) if number < 999_500 else ("M", 1_000_000)
+    scaled = number / size
+    return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"
+
+
+# -- runs
+
+
+def format_run_table(runs: list[tuple[Run, str]]) -> list[str]:
+    """Return a heading and one line per run."""
+    heading = ("RUN", "STATUS", "AGENT", "PROVIDER", "CREATED", "TOOK", "COST")
+    return align_columns([heading, *(_build_run_row(run, agent_name) for run, agent_name in runs)])
+
+
 def format_run_page(run: Run, agent_name: str) -> list[str]:
-    """Everything about one run that a person asks first."""
+    """Return the lines of `steadyrun show`: the main facts of a run and its text."""
     facts = {
         "run": run.id,
         "agent": agent_name,
@@ -58,55 +165,6 @@ def format_run_page(run: Run, agent_name: str) -> list[str]:
     return [*lines, "", *sanitize_lines(run.text)] if run.text else lines
 
 
-def format_event(seen: StoredEvent | LiveEvent) -> str:
-    """An event in one line."""
-    what = sanitize(_summarize_event(seen), _LONGEST_LINE)
-    return f"{seen.at.astimezone(UTC):%H:%M:%S}  {type_of(seen.event):<20} {what}".rstrip()
-
-
-def sanitize(text: str, limit: int | None = None) -> str:
-    """Text without control characters, on one line, cut at `limit`."""
-    line = _CONTROL.sub(" ", text)
-    return line if limit is None or len(line) <= limit else line[: limit - 1] + "…"
-
-
-def sanitize_lines(text: str) -> list[str]:
-    return [sanitize(line) for line in text.splitlines()]
-
-
-def sanitize_text(text: str) -> str:
-    """Text without control characters, its line breaks and tabs as they are."""
-    return _CONTROL_IN_TEXT.sub(" ", text.replace("\r\n", "\n"))
-
-
-def format_time(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
-
-
-def format_duration(milliseconds: int | None) -> str:
-    if milliseconds is None:
-        return "-"
-    if milliseconds < 1000:
-        return f"{milliseconds}ms"
-    seconds = milliseconds / 1000
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    return f"{int(seconds // 60)}m{int(seconds % 60):02d}s"
-
-
-def format_money(cost: Cost) -> str:
-    if cost.usd is None:
-        return "unknown"
-    return f"{'~' if cost.kind == 'estimated' else ''}${cost.usd:.4f}"
-
-
-def format_tokens(usage: Usage) -> str:
-    if usage.input_tokens is None and usage.output_tokens is None:
-        return "unknown"
-    cached = f" ({usage.cache_read_tokens} cached)" if usage.cache_read_tokens else ""
-    return f"{usage.input_tokens or 0} in{cached} / {usage.output_tokens or 0} out"
-
-
 def _build_run_row(run: Run, agent_name: str) -> tuple[str, ...]:
     return (
         run.id,
@@ -119,7 +177,16 @@ def _build_run_row(run: Run, agent_name: str) -> tuple[str, ...]:
     )
 
 
-def _summarize_event(seen: StoredEvent | LiveEvent) -> str:
+# -- events
+
+
+def format_event(seen: ShownEvent) -> str:
+    """Format an event as one line."""
+    summary = sanitize(_summarize_event(seen), _LONGEST_LINE)
+    return f"{seen.at.astimezone(UTC):%H:%M:%S}  {type_of(seen.event):<20} {summary}".rstrip()
+
+
+def _summarize_event(seen: ShownEvent) -> str:
     match seen.event:
         case ev.TextFinal(text) | ev.Note(text):
             return text
@@ -137,23 +204,23 @@ def _summarize_event(seen: StoredEvent | LiveEvent) -> str:
         ):
             return _format_ending(ended)
         case other:
-            known = {k: v for k, v in data_of(other).items() if v not in (None, "", [], {})}
-            return to_json(known) if known else ""
+            data = {k: v for k, v in data_of(other).items() if v not in (None, "", [], {})}
+            return to_json(data) if data else ""
 
 
 def _format_ending(ended: RunEnded) -> str:
-    why = f"{ended.error.code}: {ended.error.message} · " if ended.error else ""
-    cost, used = format_money(ended.cost), format_tokens(ended.usage)
+    error = f"{ended.error.code}: {ended.error.message} · " if ended.error else ""
+    cost, tokens = format_money(ended.cost), format_tokens(ended.usage)
     spent = (
         format_duration(ended.duration_ms),
         _label_unknown("cost", cost),
-        _label_unknown("tokens", used),
+        _label_unknown("tokens", tokens),
     )
-    return why + " · ".join(spent)
+    return error + " · ".join(spent)
 
 
 def _label_unknown(what: str, shown: str) -> str:
-    return f"{what} unknown" if shown == "unknown" else shown
+    return f"{what} {UNKNOWN}" if shown == UNKNOWN else shown
 
 
 def _to_text(value: object) -> str:

@@ -1,23 +1,31 @@
-"""How does a run look while it goes on? Its text on stdout, its progress on stderr.
+"""Shows a run while it is in progress: its text on stdout, its progress on stderr.
 
-A tool call is one line. On a terminal it is finished in place; elsewhere a second line tells its
-end. What an agent printed cannot touch the terminal.
+A tool call is one line. On a terminal the line is completed in place; otherwise a second line
+reports the end of the call. Control characters in the output of an agent are removed.
 """
 
 import os
-import unicodedata
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Protocol, TextIO, get_args
 
-from steadyrun.cli.output import format as render
+from steadyrun.cli.output.format import (
+    UNKNOWN,
+    ShownEvent,
+    format_duration,
+    format_money,
+    format_tokens,
+    measure_width,
+    pad,
+    sanitize,
+    sanitize_text,
+    to_json,
+    truncate,
+)
 from steadyrun.model import event as ev
-from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent, ToolCompleted, ToolFailed
+from steadyrun.model.event import RunEnded, ToolCompleted, ToolFailed
 from steadyrun.model.event_json import data_of, public
 from steadyrun.model.tool_labels import label
-from steadyrun.model.usage import Cost, Usage
-
-ShownEvent = StoredEvent | LiveEvent
 
 _COLUMN = 46
 _QUOTED = 60
@@ -32,43 +40,43 @@ _ENDINGS = {
 
 
 class Output(Protocol):
-    """Shows a run to somebody."""
+    """Shows the events of a run."""
 
     def show(self, seen: ShownEvent) -> None: ...
 
     def note(self, line: str) -> None:
-        """Say what is not an event."""
+        """Show a line that is not an event."""
 
 
 class EventLines:
-    """Every event as a line of JSON on stdout."""
+    """Prints every event as a line of JSON on stdout."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out, self._err = out, err
 
     def show(self, seen: ShownEvent) -> None:
-        print(render.to_json(public(seen)), file=self._out, flush=True)
+        print(to_json(public(seen)), file=self._out, flush=True)
 
     def note(self, line: str) -> None:
-        print(render.sanitize(line), file=self._err, flush=True)
+        print(sanitize(line), file=self._err, flush=True)
 
 
 class OneDocument(EventLines):
-    """Nothing but the terminal data, and the run they belong to."""
+    """Prints the final result of a run as one JSON document."""
 
     def show(self, seen: ShownEvent) -> None:
         if isinstance(seen.event, get_args(RunEnded)):
             document = {"run": seen.run, **data_of(seen.event)}
-            print(render.to_json(document), file=self._out, flush=True)
+            print(to_json(document), file=self._out, flush=True)
 
 
 class LiveText:
-    """For people."""
+    """Shows text and progress for people."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._screen = _Screen(out, err)
         self._answer = _AnswerText(self._screen)
-        # When each open tool began, and how its line begins.
+        # The start time and the summary of each open tool call.
         self._tools: dict[str, tuple[datetime, str]] = {}
 
     def show(self, seen: ShownEvent) -> None:
@@ -94,7 +102,7 @@ class LiveText:
 
     def _end_tool(self, at: datetime, tool: ToolCompleted | ToolFailed) -> None:
         began, gist = self._tools.pop(tool.tool_call_id, (at, summarize_tool(tool)))
-        took = render.format_duration(max(0, round((at - began).total_seconds() * 1000)))
+        took = format_duration(max(0, round((at - began).total_seconds() * 1000)))
         outcome = ""
         if isinstance(tool, ToolFailed):
             outcome = f"  failed: {tool.error}" if tool.error else "  failed"
@@ -107,14 +115,14 @@ class LiveText:
 
 
 class _Screen:
-    """Both streams, which may be one screen: a line is begun only where none is open."""
+    """Writes to both streams, which may share a screen: a new line never starts inside another."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out, self._err = out, err
         self._is_terminal = err.isatty()
         self._shares_screen = self._is_terminal and out.isatty()
         self._is_text_open = False
-        # The tool whose line is the last one on the terminal and has not ended.
+        # The open tool call whose line is the last one on the terminal.
         self._open_tool: str | None = None
 
     def write_text(self, text: str) -> None:
@@ -130,14 +138,14 @@ class _Screen:
 
     def write_line(self, line: str) -> None:
         self._start_line()
-        self._write(render.sanitize(line) + "\n")
+        self._write(sanitize(line) + "\n")
 
     def begin_line(self, tool: str, line: str) -> None:
         if not self._is_terminal:
             self.write_line(line)
             return
         self._start_line()
-        self._write(truncate(render.sanitize(line), self._measure_terminal()))
+        self._write(truncate(sanitize(line), self._measure_terminal()))
         self._open_tool = tool
 
     def end_line(self, tool: str, gist: str, result: str) -> None:
@@ -147,7 +155,7 @@ class _Screen:
         else:
             self._start_line()
         start = "\r  > " if is_in_place else "  < "
-        self._write(f"{start}{self._align(render.sanitize(gist), render.sanitize(result))}\n")
+        self._write(f"{start}{self._align(sanitize(gist), sanitize(result))}\n")
 
     def _align(self, gist: str, result: str) -> str:
         if not self._is_terminal:
@@ -175,12 +183,12 @@ class _Screen:
             columns = os.get_terminal_size(self._err.fileno()).columns or _USUAL_WIDTH
         except (OSError, ValueError):
             columns = _USUAL_WIDTH
-        # The last column stays free: a full line would begin the next one.
+        # The last column stays free: a full line would wrap.
         return max(20, columns - 1)
 
 
 class _AnswerText:
-    """The text of the agent: printed as it comes, and not again when it is whole."""
+    """Prints the text of the agent as it arrives, and not again when the whole text arrives."""
 
     def __init__(self, screen: _Screen) -> None:
         self._screen = screen
@@ -189,21 +197,21 @@ class _AnswerText:
 
     def add(self, delta: str) -> None:
         self._streamed.append(delta)
-        self._screen.write_text(render.sanitize_text(delta))
+        self._screen.write_text(sanitize_text(delta))
 
     def finish(self, text: str) -> None:
-        self._screen.write_text(render.sanitize_text(self._find_unprinted(text)))
+        self._screen.write_text(sanitize_text(self._find_unprinted(text)))
         self._screen.end_text()
         self._last = text.strip()
 
     def close(self, result: str | None) -> None:
-        """The run ended: what it calls its result may be a text that was not said before."""
+        """Print the result of an ended run, if it is a text that was not printed before."""
         self._screen.end_text()
         if result and result.strip() != self._last:
             self.finish(result)
 
     def _find_unprinted(self, text: str) -> str:
-        """What of a whole text has not been printed by deltas; some may have been lost."""
+        """Find the part of the whole text that no delta has printed. Deltas may be missing."""
         streamed, whole = "".join(self._streamed), text.strip()
         self._streamed.clear()
         if whole and whole in streamed:
@@ -216,12 +224,12 @@ class _AnswerText:
 
 
 def summarize_tool(tool: Any) -> str:
-    """A tool call in a few words."""
+    """Return a short label for a tool call."""
     return label(tool.tool_name, tool.tool_input)
 
 
 def format_progress(event: object) -> str | None:
-    """What is worth a line while a run goes on; most is not."""
+    """Format the events that are shown as a line; None for all others."""
     line = _PROGRESS_FORMATTERS.get(type(event))
     return line(event) if line else None
 
@@ -230,12 +238,12 @@ _PROGRESS_FORMATTERS: dict[type, Callable[[Any], str]] = {
     ev.RunStarted: lambda e: f"* started ({' '.join(filter(None, (e.provider, e.model)))})",
     ev.FollowupOffered: lambda e: f"  + offered: {_quote(e.text)}",
     ev.FollowupAbsorbed: lambda e: f"  + appended: {_quote(e.text)}",
-    ev.FollowupOwnTurn: lambda e: f"  + became a turn of its own: {_quote(e.text)}",
-    ev.FollowupReturned: lambda e: f"  + given back: {_quote(e.text)}{_format_reason(e.reason)}",
+    ev.FollowupOwnTurn: lambda e: f"  + started its own turn: {_quote(e.text)}",
+    ev.FollowupReturned: lambda e: f"  + returned: {_quote(e.text)}{_format_reason(e.reason)}",
     ev.MessageSent: lambda e: f"  ! message -> {e.ref}: {_quote(e.text)}",
     ev.ApprovalResolved: lambda e: f"  ? {e.verdict} (by {e.by})",
     ev.Note: lambda e: f"  . {e.text}",
-    ev.StallWarned: lambda e: f"  . silent for {render.format_duration(e.silent_ms)}",
+    ev.StallWarned: lambda e: f"  . silent for {format_duration(e.silent_ms)}",
     ev.ProviderRetrying: lambda e: f"  . retrying (attempt {e.attempt}): {e.reason}",
     ev.ImageProduced: lambda e: (
         f"  . image {e.file or e.name} ({e.media_type}, {e.size_bytes} bytes)"
@@ -244,26 +252,25 @@ _PROGRESS_FORMATTERS: dict[type, Callable[[Any], str]] = {
     ev.CompactionFailed: lambda e: (
         f"  ! the conversation was not compacted{_format_reason(e.reason)}"
     ),
-    ev.PolicyViolated: lambda e: f"  ! against the policy: {e.rule}{_format_reason(e.tool_name)}",
+    ev.PolicyViolated: lambda e: f"  ! policy violation: {e.rule}{_format_reason(e.tool_name)}",
     ev.BudgetReached: lambda e: (
         f"  ! {e.percent} % of the {e.limit}'s budget: {e.spent:.6g} of {e.allowed:g} {e.unit}"
     ),
     ev.GateSuspect: lambda e: f"  ! {e.provider}: {e.reason}",
     ev.GateClosed: lambda e: f"  ! {e.provider}: {e.reason}",
-    ev.RecordFailed: lambda e: f"  ! the record failed ({e.phase}): {e.message}",
+    ev.RecordFailed: lambda e: f"  ! recording failed ({e.phase}): {e.message}",
 }
 
 
 def format_ending(run: str, ended: RunEnded) -> list[str]:
-    """How it ended and what it took; what is not known is not there."""
-    parts = [
-        f"{_ENDINGS.get(ended.status, ended.status)} {render.format_duration(ended.duration_ms)}"
-    ]
+    """Format how a run ended and what it used. Unknown values are left out."""
+    parts = [f"{_ENDINGS.get(ended.status, ended.status)} {format_duration(ended.duration_ms)}"]
     if ended.error:
         parts.append(f"{ended.error.code}: {ended.error.message}")
     elif ended.stop_reason:
         parts.append(ended.stop_reason)
-    parts += [part for part in (money(ended.cost), tokens(ended.usage), run) if part]
+    used = (format_money(ended.cost), format_tokens(ended.usage, is_exact=False), run)
+    parts += [each for each in used if each not in {"", UNKNOWN}]
     lines = [f"* {' · '.join(parts)}"]
     if ended.error and ended.error.hint:
         lines.append(f"  {ended.error.hint}")
@@ -272,58 +279,9 @@ def format_ending(run: str, ended: RunEnded) -> list[str]:
     return lines
 
 
-def money(cost: Cost) -> str:
-    if cost.usd is None:
-        return ""
-    digits = 4 if 0 < cost.usd < 0.01 else 2
-    return f"{'~' if cost.kind == 'estimated' else ''}${cost.usd:.{digits}f}"
-
-
-def tokens(usage: Usage) -> str:
-    into, out, cached = usage.input_tokens, usage.output_tokens, usage.cache_read_tokens
-    parts = []
-    if into is not None:
-        parts.append(
-            f"{format_count(into)} in{f' ({format_count(cached)} cached)' if cached else ''}"
-        )
-    if out is not None:
-        parts.append(f"{format_count(out)} out")
-    return " / ".join(parts)
-
-
-def format_count(number: int) -> str:
-    """A number in four characters: 850, 2.1k, 41k, 1.2M."""
-    if number < 1000:
-        return str(number)
-    # 999,600 would be shown as 1000k.
-    unit, size = ("k", 1000) if number < 999_500 else ("M", 1_000_000)
-    scaled = number / size
-    return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"
-
-
-def truncate(text: str, columns: int) -> str:
-    """Cut to what fits into so many columns."""
-    if measure_width(text) <= columns:
-        return text
-    while text and measure_width(text) >= columns:
-        text = text[: -max(1, (measure_width(text) - columns) // 2)]
-    return f"{text}…"
-
-
-def pad(text: str, columns: int) -> str:
-    return text + " " * max(0, columns - measure_width(text))
-
-
-def measure_width(text: str) -> int:
-    """How many columns it takes, or one or two more."""
-    if text.isascii():
-        return len(text)
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
-
-
 def _format_reason(reason: str | None) -> str:
     return f" ({reason})" if reason else ""
 
 
 def _quote(text: str) -> str:
-    return f'"{render.sanitize(text, _QUOTED)}"'
+    return f'"{sanitize(text, _QUOTED)}"'

@@ -1,4 +1,4 @@
-"""How does the answer of an operation look to a person?"""
+"""Formats the answers of operations as lines of text."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -6,8 +6,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from steadyrun.cli.output import format as render
+from steadyrun.cli.output.format import (
+    align_columns,
+    format_age,
+    format_money,
+    format_time,
+    format_usd,
+    sanitize,
+    to_json,
+)
 from steadyrun.model.budget import said
+from steadyrun.model.usage import Cost
 from steadyrun.operations.documents import (
     AgentDocument,
     AgentPage,
@@ -28,13 +37,13 @@ from steadyrun.operations.documents import (
 )
 
 _LONGEST_TEXT = 60
-# What an item may wait for that does not end by itself, or not soon.
+# Reasons to wait that do not end soon, or not without a command.
 BLOCKING_REASONS = frozenset({"paused", "budget", "gate"})
 
 
-def format_answer(name: str, given: Struct, answer: Struct) -> list[str]:
-    """The lines for standard output."""
-    return list(FORMATTERS[name](given, answer))
+def format_answer(name: str, request: Struct, answer: Struct) -> list[str]:
+    """Return the lines for standard output."""
+    return list(FORMATTERS[name](request, answer))
 
 
 def format_agent_table(agents: Iterable[AgentDocument]) -> list[str]:
@@ -55,30 +64,20 @@ def format_agent_table(agents: Iterable[AgentDocument]) -> list[str]:
 
 
 def format_cost_sum(cost: CostSum) -> str:
-    if cost.usd is None:
-        return "unknown"
-    sign = "~" if cost.kind == "estimated" else ""
-    more = f" + {cost.unknown_runs} unknown" if cost.unknown_runs else ""
-    return f"{sign}${cost.usd:.2f}{more}"
-
-
-def format_age(since: datetime, now: datetime) -> str:
-    """Roughly, in the unit that fits."""
-    seconds = max(0, int((now - since).total_seconds()))
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
+    unknown = (
+        f" + {cost.unknown_runs} unknown" if cost.unknown_runs and cost.usd is not None else ""
+    )
+    return format_money(Cost(cost.usd, cost.kind)) + unknown
 
 
 def _format_added(_: Any, agent: AgentDocument) -> Iterator[str]:
     yield f"added {agent.name}"
 
 
-def _format_changed(given: Any, agent: AgentDocument) -> Iterator[str]:
-    set_ = [field for field in given.__struct_fields__ if getattr(given, field) is not None]
-    named = [field.replace("_", "-") for field in set_ if field not in {"name", "clear"}]
-    yield f"set {agent.name}: {', '.join([*named, *(given.clear or ())])}"
+def _format_changed(request: Any, agent: AgentDocument) -> Iterator[str]:
+    changed = [field for field in request.__struct_fields__ if getattr(request, field) is not None]
+    named = [field.replace("_", "-") for field in changed if field not in {"name", "clear"}]
+    yield f"set {agent.name}: {', '.join([*named, *(request.clear or ())])}"
 
 
 def _format_removed(_: Any, agent: RemovedDocument) -> Iterator[str]:
@@ -86,13 +85,13 @@ def _format_removed(_: Any, agent: RemovedDocument) -> Iterator[str]:
 
 
 def _format_agents(_: Any, found: AgentsDocument) -> Sequence[str]:
-    return format_agent_table(found.agents) if found.agents else ["No agents yet."]
+    return format_agent_table(found.agents) if found.agents else ["There are no agents yet."]
 
 
 def _format_agent(_: Any, agent: AgentPage) -> Iterator[str]:
     facts = {
         "agent": agent.name,
-        "state": agent.state + (f" until {render.format_time(agent.until)}" if agent.until else ""),
+        "state": agent.state + (f" until {format_time(agent.until)}" if agent.until else ""),
         "why": agent.reason,
         "budget": ", ".join(said(agent.budget)),
         "process": agent.process,
@@ -116,41 +115,42 @@ def _format_agent(_: Any, agent: AgentPage) -> Iterator[str]:
         "system": agent.system,
         "origin": agent.origin,
     }
-    yield from (f"{name:<9} {render.sanitize(fact)}" for name, fact in facts.items() if fact)
+    yield from (f"{name:<9} {sanitize(fact)}" for name, fact in facts.items() if fact)
     for token in agent.tokens:
         ended = f" ({token.ended})" if token.ended else ""
-        line = f"{token.provider} {token.token} since {render.format_time(token.bound_at)}{ended}"
-        yield f"{'token':<9} {render.sanitize(line)}"
+        line = f"{token.provider} {token.token} since {format_time(token.bound_at)}{ended}"
+        yield f"{'token':<9} {sanitize(line)}"
 
 
-def _format_paused(given: Any, found: AgentsDocument) -> Iterator[str]:
-    if given.provider:
-        yield f"closed the gate of {given.provider}: steadyrun resume --provider {given.provider}"
+def _format_paused(request: Any, found: AgentsDocument) -> Iterator[str]:
+    if request.provider:
+        command = f"steadyrun resume --provider {request.provider}"
+        yield f"closed the gate of {request.provider}; open it with: {command}"
     for agent in found.agents:
         what = "paused" if agent.state == "paused" else "waits for its gate:"
-        if given.provider and agent.fallback and agent.state not in {"paused", "gated"}:
-            what = "goes on with a fallback:"
-        yield f"{what} {agent.name}" + ("; 1 run goes on" if agent.run else "")
+        if request.provider and agent.fallback and agent.state not in {"paused", "gated"}:
+            what = "continues with a fallback:"
+        yield f"{what} {agent.name}" + ("; 1 run continues" if agent.run else "")
 
 
-def _format_resumed(given: Any, found: AgentsDocument) -> Iterator[str]:
-    if given.provider:
-        yield f"opened the gate of {given.provider}"
+def _format_resumed(request: Any, found: AgentsDocument) -> Iterator[str]:
+    if request.provider:
+        yield f"opened the gate of {request.provider}"
     for agent in found.agents:
         if agent.state == "paused":
-            yield render.sanitize(f"{agent.name} is paused: {agent.reason or 'by hand'}")
+            yield sanitize(f"{agent.name} is paused: {agent.reason or 'by a user'}")
         else:
             yield f"resumed {agent.name}"
 
 
 def describe_status(item: ItemDocument) -> str:
-    """Its status, and what it waits for; until when, where that is known."""
-    until = f" until {render.format_time(item.until)}" if item.until else ""
+    """Return the status of an item, what it waits for, and until when if that is known."""
+    until = f" until {format_time(item.until)}" if item.until else ""
     return item.status + (f" ({item.waiting}{until})" if item.waiting else "")
 
 
 def describe_blocked(item: ItemDocument) -> str:
-    """As `stands`, where more than its turn or a daemon is missing."""
+    """Return the status of an item, with what it waits for only if that blocks it for long."""
     return describe_status(item) if item.waiting in BLOCKING_REASONS else item.status
 
 
@@ -158,14 +158,14 @@ def _format_sent(_: Any, item: ItemDocument) -> Iterator[str]:
     yield f"* {item.id} {describe_blocked(item)} for {item.agent}"
 
 
-def _format_retried(given: Any, item: ItemDocument) -> Iterator[str]:
-    yield f"{item.id}: again {item.retry_of}"
+def _format_retried(request: Any, item: ItemDocument) -> Iterator[str]:
+    yield f"{item.id}: retry of {item.retry_of}"
 
 
-def _format_inbox(given: Any, found: ItemsDocument) -> Sequence[str]:
+def _format_inbox(request: Any, found: ItemsDocument) -> Sequence[str]:
     now = datetime.now(UTC)
     if not found.items:
-        return ["No items." if given.all else "No open items."]
+        return ["No items." if request.all else "No open items."]
     return _align_table(
         ("ITEM", "AGENT", "STATUS", "DELIVERY", "AGE", "TEXT"),
         [
@@ -175,40 +175,40 @@ def _format_inbox(given: Any, found: ItemsDocument) -> Sequence[str]:
                 describe_status(item),
                 "-" if item.delivery == "none" else item.delivery,
                 format_age(item.created_at, now),
-                render.sanitize(item.text, _LONGEST_TEXT),
+                sanitize(item.text, _LONGEST_TEXT),
             )
             for item in found.items
         ],
     )
 
 
-def _format_approvals(given: Any, found: ApprovalsDocument) -> Iterator[str]:
-    """Each with all it would do: a part that is cut off could be the one that matters."""
+def _format_approvals(request: Any, found: ApprovalsDocument) -> Iterator[str]:
+    """Each request is shown whole: a part that is cut off could be the dangerous one."""
     now = datetime.now(UTC)
     if not found.approvals:
-        yield "No approvals." if given.all else "Nobody is asked anything."
+        yield "No approvals." if request.all else "No approvals are pending."
     for each in found.approvals:
-        said = f", {each.verdict} by {each.by}" if each.verdict else ""
-        yield render.sanitize(
-            f"{each.id}  {each.agent}  {each.status}{said}  {format_age(each.asked_at, now)}"
+        verdict = f", {each.verdict} by {each.by}" if each.verdict else ""
+        yield sanitize(
+            f"{each.id}  {each.agent}  {each.status}{verdict}  {format_age(each.asked_at, now)}"
         )
         if each.about == "budget":
-            yield render.sanitize(f"  {each.tool_input['why']}: shall it go on?")
+            yield sanitize(f"  {each.tool_input['why']}: continue?")
             continue
-        asked = "" if each.tool_input is None else render.to_json(each.tool_input)
-        yield render.sanitize(f"  {each.tool_name} {asked}".rstrip())
+        asked = "" if each.tool_input is None else to_json(each.tool_input)
+        yield sanitize(f"  {each.tool_name} {asked}".rstrip())
 
 
 def _format_answered(_: Any, found: ApprovalDocument) -> Iterator[str]:
     word = "allowed" if found.verdict == "allow" else "denied"
-    yield render.sanitize(f"{word}: {found.tool_name} for {found.agent} ({found.id})")
+    yield sanitize(f"{word}: {found.tool_name} for {found.agent} ({found.id})")
     if found.provider:
-        yield render.sanitize(f"{found.provider} goes on")
+        yield sanitize(f"continues with {found.provider}")
     for each in found.extended:
         amount = f"${each.allowed:.2f}" if each.unit == "usd" else f"{each.allowed:.0f} tokens"
-        yield f"{found.agent} may spend {amount} now: the limit of its {each.limit}, once more"
+        yield f"{found.agent} may spend {amount} now: its {each.limit} limit is extended"
     if found.about == "budget" and found.verdict == "allow" and not found.extended:
-        yield "nothing is extended: the next run has all of its own limit, or the day is a new one"
+        yield "no limit is extended: the next run has a new limit, or a new day has begun"
 
 
 def _format_cancelled(_: Any, found: CancelledDocument) -> Iterator[str]:
@@ -219,20 +219,18 @@ def _format_status(_: Any, found: StatusDocument) -> Iterator[str]:
     daemon = found.daemon
     draining = ", draining" if daemon.is_draining else ""
     yield (
-        f"* up since {render.format_time(daemon.started_at)} (pid {daemon.pid}, {daemon.version}): "
+        f"* up since {format_time(daemon.started_at)} (pid {daemon.pid}, {daemon.version}): "
         f"{daemon.runs.live} of {daemon.runs.most} runs, "
         f"{daemon.processes.live} of {daemon.processes.most} processes{draining}"
     )
-    yield from format_agent_table(found.agents) if found.agents else ["No agents yet."]
+    yield from format_agent_table(found.agents) if found.agents else ["There are no agents yet."]
     shut = [gate for gate in found.gates if gate.is_present and not gate.dispatchable]
     yield from map(_format_gate, shut)
 
 
 def _format_gate(gate: GateDocument) -> str:
-    until = f" until {render.format_time(gate.until)}" if gate.until else ""
-    return render.sanitize(
-        f"gate {gate.provider}: {gate.state}{until} ({gate.reason or 'no reason'})"
-    )
+    until = f" until {format_time(gate.until)}" if gate.until else ""
+    return sanitize(f"gate {gate.provider}: {gate.state}{until} ({gate.reason or 'no reason'})")
 
 
 def _format_gates(_: Any, found: GatesDocument) -> Sequence[str]:
@@ -241,10 +239,10 @@ def _format_gates(_: Any, found: GatesDocument) -> Sequence[str]:
             gate.provider,
             (gate.account or "-") + ("" if gate.is_present else " (not in use)"),
             gate.state,
-            render.format_time(gate.until) if gate.until else "-",
+            format_time(gate.until) if gate.until else "-",
             str(gate.level),
-            render.format_time(gate.hit_at) if gate.hit_at else "-",
-            render.sanitize(gate.reason or "-", _LONGEST_TEXT),
+            format_time(gate.hit_at) if gate.hit_at else "-",
+            sanitize(gate.reason or "-", _LONGEST_TEXT),
         )
         for gate in found.gates
     ]
@@ -256,7 +254,7 @@ def _format_cost(_: Any, found: CostDocument) -> Iterator[str]:
     heading = (found.by.upper(), "RUNS", "TOKENS", "KNOWN", "ESTIMATED", "UNKNOWN")
     rows = [_build_cost_row(row, row.key or "-") for row in found.rows]
     yield from _align_table(heading, [*rows, _build_cost_row(found.total, "total")])
-    since = f"since {render.format_time(found.since)}, " if found.since else ""
+    since = f"since {format_time(found.since)}, " if found.since else ""
     prices = found.prices
     listed = f"; estimates by {prices.source} of {prices.published}" if prices else ""
     yield f"({since}days of {found.timezone}{listed})"
@@ -265,31 +263,31 @@ def _format_cost(_: Any, found: CostDocument) -> Iterator[str]:
 def _build_cost_row(row: CostRow, name: str) -> tuple[str, ...]:
     tokens = row.input_tokens + row.output_tokens + row.cache_read_tokens + row.cache_write_tokens
     unknown = f"{row.unknown_runs} runs, {row.unknown_tokens} tokens" if row.unknown_runs else "-"
-    money = (f"${row.known_usd:.2f}", f"~${row.estimated_usd:.2f}")
-    return (render.sanitize(name, _LONGEST_TEXT), str(row.runs), str(tokens), *money, unknown)
+    money = (format_usd(row.known_usd), format_usd(row.estimated_usd, is_estimated=True))
+    return (sanitize(name, _LONGEST_TEXT), str(row.runs), str(tokens), *money, unknown)
 
 
 def _format_stopped(_: Any, found: StoppedDocument) -> Iterator[str]:
-    told = [
+    counts = [
         f"{count} {what}"
         for count, what in (
             (found.stopped, "stopped"), (found.kept, "kept"), (found.queued, "queued")
         )
         if count
     ]  # fmt: skip
-    yield f"* down{': ' if told else ''}{', '.join(told)}"
+    yield f"* down{': ' if counts else ''}{', '.join(counts)}"
 
 
 def _describe_activity(agent: AgentDocument) -> str:
     if agent.state == "gated" and agent.until:
-        return f"until {render.format_time(agent.until)}"
+        return f"until {format_time(agent.until)}"
     if agent.reason and not agent.run:
-        return render.sanitize(agent.reason, _LONGEST_TEXT)
-    return render.sanitize(agent.now or "-", _LONGEST_TEXT)
+        return sanitize(agent.reason, _LONGEST_TEXT)
+    return sanitize(agent.now or "-", _LONGEST_TEXT)
 
 
 def _align_table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    return render.align_columns([heading, *rows])
+    return align_columns([heading, *rows])
 
 
 FORMATTERS: dict[str, Callable[[Any, Any], Iterable[str]]] = {

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.cli.commands import export
-from steadyrun.cli.commands.export import copy_scrubbed
+from steadyrun.app import archive
+from steadyrun.app.archive import copy_scrubbed
 from steadyrun.model.secret import Scrubber, Secret
 
 SECRET = "hunter2-hunter2"
@@ -29,7 +29,7 @@ def test_a_cut_is_moved_with_the_lines_before_it(lines: list[bytes], data: st.Da
 def test_a_secret_is_found_wherever_the_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"a {SECRET} b\n".encode() * 10
     for size in range(1, 40):
-        monkeypatch.setattr(export, "CHUNK_BYTES", size)
+        monkeypatch.setattr(archive, "CHUNK_BYTES", size)
         target = io.BytesIO()
 
         copy_scrubbed(Scrubber([Secret(SECRET)]), io.BytesIO(text), target)

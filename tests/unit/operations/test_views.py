@@ -9,12 +9,8 @@ from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.run import Run
 from steadyrun.model.usage import UsageSum
-from steadyrun.operations.documents import (
-    CostSum,
-    build_cost_sum,
-    build_gate_document,
-    build_run_document,
-)
+from steadyrun.operations.documents import CostSum
+from steadyrun.operations.views import build_cost_sum, build_gate_document, build_run_document
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
