@@ -22,7 +22,7 @@ from bench import (
     wake,
     warm,
 )
-from bench.measure import Failed, Row, table
+from bench.measure import Failed, Row, format_table
 
 _ALL: dict[str, Callable[[], list[Row]]] = {
     "append": append.rows,
@@ -56,7 +56,7 @@ def main(names: Sequence[str]) -> int:
         except Failed as failed:
             failures.append(f"{name} FAILED: {failed}")
     if rows:
-        print(table(rows))
+        print(format_table(rows))
     for failure in failures:
         print(failure)
     return 1 if failures or any(row.is_failed for row in rows) else 0

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import anyio
 
-from bench import agent_lines, crowd, setting
-from bench.contender_ours import check, configured
+from bench import agent_lines, processes, store_setup
+from bench.contender_ours import check, write_config
 from bench.gate import Gate
-from bench.measure import Row, expect, scratch, seconds
+from bench.measure import Row, expect, format_seconds, make_scratch
 from steadyrun.model.event import StoredEvent, TextFinal
 
 RUNS = 200
@@ -36,29 +36,29 @@ _OFFSETS = 'SELECT keeper, "offset" FROM processes'
 
 
 def rows() -> list[Row]:
-    with scratch() as folder:
+    with make_scratch() as folder:
         home = folder / "home"
         took, used = zip(*_measure(folder, home), strict=True)
         anyio.run(_check, home)
     print(f"adoption: {RUNS} runs, {_ROUNDS} kills, 0 of {RUNS * _LINES} printed lines lost, "
-          f"all in hand after {', '.join(map(seconds, took))}, "
-          f"of which CPU {', '.join(map(seconds, used))}")  # fmt: skip
+          f"all in hand after {', '.join(map(format_seconds, took))}, "
+          f"of which CPU {', '.join(map(format_seconds, used))}")  # fmt: skip
     usual = statistics.median(took)
     name = f"adoption: {RUNS} open runs, after imports, median / limit"
-    shown = seconds(LIMIT_SECONDS)
-    return [Row(name, seconds(usual), shown, usual / LIMIT_SECONDS, floor=1, goal=0.2)]
+    shown = format_seconds(LIMIT_SECONDS)
+    return [Row(name, format_seconds(usual), shown, usual / LIMIT_SECONDS, floor=1, goal=0.2)]
 
 
 def _measure(folder: Path, home: Path) -> list[tuple[float, float]]:
     """Return the time of each round, and the CPU time of its daemon."""
-    lines, gate = agent_lines.stamped(_LINES).save(folder), Gate(folder / "gate")
-    command = agent_lines.command("scripted", lines.scripted, _PACE_SECONDS, gate.path)
-    configured(home, command)
-    with crowd.ended(home), _daemon("drive", home) as first:
-        first.says("ready")
-        first.go_on()
-        first.says("running")
-        with gate.opened(time.monotonic() + _AHEAD_SECONDS):
+    lines, gate = agent_lines.build_stamped(_LINES).save(folder), Gate(folder / "gate")
+    command = agent_lines.build_command("scripted", lines.scripted, _PACE_SECONDS, gate.path)
+    write_config(home, command)
+    with processes.check_ended(home), _daemon("drive", home) as first:
+        first.expect_line("ready")
+        first.send_line()
+        first.expect_line("running")
+        with gate.open_at(time.monotonic() + _AHEAD_SECONDS):
             _sleep(_AHEAD_SECONDS + _LIFE_SECONDS)
             first.kill()
             took = [_adopted(home) for _ in range(_ROUNDS - 1)]
@@ -67,14 +67,14 @@ def _measure(folder: Path, home: Path) -> list[tuple[float, float]]:
 
 def _adopted(home: Path, *, is_last: bool = False) -> tuple[float, float]:
     with _daemon("adopt", home) as daemon, closing(_record(home)) as record:
-        imported_at, cpu = int(daemon.says()), crowd.cpu_seconds(daemon.pid)
+        imported_at, cpu = int(daemon.expect_line()), processes.read_cpu_seconds(daemon.pid)
         printed = {each.name: _size(each) for each in (home / "processes").iterdir()}
         expect(len(printed) == RUNS, f"{len(printed)} processes are there")
         took = _until_recorded(record, printed) - imported_at / 1e9
-        used = crowd.cpu_seconds(daemon.pid) - cpu
+        used = processes.read_cpu_seconds(daemon.pid) - cpu
         if is_last:
-            daemon.go_on()
-            daemon.says("ended")
+            daemon.send_line()
+            daemon.expect_line("ended")
             daemon.finish()
         else:
             _sleep(_LIFE_SECONDS)
@@ -96,9 +96,9 @@ def _missing(record: sqlite3.Connection, printed: Mapping[str, int]) -> int:
 
 
 @contextmanager
-def _daemon(role: str, home: Path) -> Iterator[crowd.Other]:
-    command = [sys.executable, "-m", "bench.team", role, str(home), str(RUNS)]
-    with crowd.other(f"the daemon ({role})", command) as daemon:
+def _daemon(role: str, home: Path) -> Iterator[processes.SecondProcess]:
+    command = [sys.executable, "-m", "bench.daemon_process", role, str(home), str(RUNS)]
+    with processes.start_process(f"the daemon ({role})", command) as daemon:
         yield daemon
 
 
@@ -116,7 +116,7 @@ def _sleep(seconds: float) -> None:
 
 async def _check(home: Path) -> None:
     """Compare the record with the journal, which has all that an agent printed."""
-    async with setting.opened(home) as store:
+    async with store_setup.open_store(home) as store:
         runs = await store.runs(limit=RUNS + 1)
         expect(len(runs) == RUNS, f"there are {len(runs)} runs")
         for run in runs:

@@ -19,7 +19,7 @@ from typing import Literal
 
 from bench import fake_agent
 from bench.corpus import SECRETS
-from bench.measure import expect, percentile
+from bench.measure import compute_percentile, expect
 from steadyrun.model.secret import Scrubber, Secret
 
 Speech = Literal["claude", "scripted", "raw"]
@@ -66,7 +66,7 @@ class Saved:
         return self.claude if speech == "claude" else self.scripted
 
 
-def usual(count: int, *, deltas: float = 0.0) -> Lines:
+def build_usual(count: int, *, deltas: float = 0.0) -> Lines:
     """Lines of the usual sizes; `deltas` is the share that is only shown, the shortest ones."""
     sizes = _sizes(count)
     longest_delta = sorted(sizes)[round(count * deltas) - 1] if deltas else 0
@@ -75,17 +75,17 @@ def usual(count: int, *, deltas: float = 0.0) -> Lines:
     return lines
 
 
-def stamped(count: int) -> Lines:
+def build_stamped(count: int) -> Lines:
     """Texts of the usual sizes, each with room for the time at which it is printed."""
     return _build(_sizes(count), ["text"] * count, stamp=fake_agent.STAMP.decode())
 
 
-def texts(count: int, size: int) -> Lines:
+def build_texts(count: int, size: int) -> Lines:
     """Texts of one size."""
     return _build([size] * count, ["text"] * count)
 
 
-def command(
+def build_command(
     speech: Speech, lines: Path, pace_seconds: float = 0.0, gate: Path | None = None
 ) -> tuple[str, ...]:
     """The command that starts the agent."""
@@ -129,7 +129,7 @@ def _check(lines: Lines, deltas: float) -> None:
     mean = sum(sizes) / len(sizes)
     expect(abs(mean / MEAN_BYTES - 1) < _TOLERANCE, f"a line has {mean:.0f} bytes on average")
     for part, size in _SIZES[:-1]:
-        found = percentile(sizes, part)
+        found = compute_percentile(sizes, part)
         expect(abs(found / size - 1) < _TOLERANCE, f"p{part * 100:.0f} is {found} bytes")
     part = lines.kinds.count("delta") / len(sizes)
     expect(abs(part - deltas) < _TOLERANCE, f"{part:.0%} are deltas")

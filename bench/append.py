@@ -20,9 +20,18 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 
-from bench import corpus, setting
+from bench import corpus, store_setup
 from bench.corpus import Line
-from bench.measure import Rounds, Row, believed, expect, in_turns, one_core, scratch, seconds
+from bench.measure import (
+    Rounds,
+    Row,
+    expect,
+    format_seconds,
+    make_scratch,
+    measure_steadily,
+    run_in_turns,
+    use_one_core,
+)
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Emitted, EventId, StoredEvent
 from steadyrun.stores.sqlite import SqliteStore
@@ -45,18 +54,18 @@ def rows() -> list[Row]:
     gc.collect()
     gc.freeze()
     try:
-        return believed(lambda: _measure(work), _rows, controls=["file", "aiosqlite"])
+        return measure_steadily(lambda: _measure(work), _rows, controls=["file", "aiosqlite"])
     finally:
         gc.unfreeze()
 
 
 def _measure(work: corpus.Corpus) -> Rounds:
-    with one_core():
+    with use_one_core():
         return _in_turns(work)
 
 
 def _in_turns(work: corpus.Corpus) -> Rounds:
-    return in_turns(
+    return run_in_turns(
         {
             "ours": lambda: anyio.run(_ours, work),
             # These rounds are short and easily disturbed: the best of a few counts.
@@ -75,7 +84,9 @@ def _rows(found: Rounds) -> list[Row]:
 
     def row(name: str, peer: str, **judged: Any) -> Row:
         ratio = best[peer] / ours if judged.get("is_more_better") else ours / best[peer]
-        return Row(f"append: {name}", seconds(ours), seconds(best[peer]), ratio, **judged)
+        return Row(
+            f"append: {name}", format_seconds(ours), format_seconds(best[peer]), ratio, **judged
+        )
 
     return [
         row("CPU per event / file, a write a batch", "file", floor=8, goal=3.5),
@@ -88,9 +99,9 @@ def _rows(found: Rounds) -> list[Row]:
 
 
 async def _ours(work: corpus.Corpus) -> float:
-    with scratch() as home:
-        async with setting.opened(home) as store:
-            claim, run = await setting.begin_run(store)
+    with make_scratch() as home:
+        async with store_setup.open_store(home) as store:
+            claim, run = await store_setup.begin_run(store)
             begin, offset = time.process_time(), 0
             for frames in _batches(work.frames):
                 batch = _batch(frames, run, offset)
@@ -98,7 +109,7 @@ async def _ours(work: corpus.Corpus) -> float:
                 offset = batch.to_offset
             await store.close()
             took = time.process_time() - begin
-        async with setting.opened(home) as store:
+        async with store_setup.open_store(home) as store:
             await _check_ours(store, run, work.stored)
     return took
 
@@ -123,7 +134,7 @@ async def _check_ours(store: SqliteStore, run: Any, written: list[Line]) -> None
 
 
 def _file(work: corpus.Corpus, append: Callable[[Path, Path, Sequence[bytes]], None]) -> float:
-    with scratch() as home:
+    with make_scratch() as home:
         log, index = home / "log", home / "index"
         begin = time.process_time()
         append(log, index, work.lines)
@@ -167,7 +178,7 @@ def _check_index(entries: bytes, lines: Sequence[bytes]) -> None:
 async def _a_row_each(work: corpus.Corpus, is_like_ours: bool) -> float:
     """Write a row for each event; `is_like_ours` adds the two indexes and the identities."""
     encode = msgspec.json.Encoder().encode
-    with scratch() as home:
+    with make_scratch() as home:
         async with _aiosqlite.connect(home / "rows.db") as connection:
             await _prepare_rows(connection, is_like_ours)
             begin, seq = time.process_time(), 0

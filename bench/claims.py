@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import anyio
 
-from bench import setting
+from bench import store_setup
 from bench.corpus import SECRETS
-from bench.measure import Rounds, Row, believed, expect, in_turns, scratch
+from bench.measure import Rounds, Row, expect, make_scratch, measure_steadily, run_in_turns
 from steadyrun.model.gate import GateRules
 from steadyrun.model.ids import HolderId, ItemId
 from steadyrun.model.item import Claim, Message
@@ -36,11 +36,11 @@ _TERMS = StoreSettings(Scrubber(SECRETS), GateRules(), {})
 
 
 def rows() -> list[Row]:
-    return believed(_measure, _rows, controls=["inline"])
+    return measure_steadily(_measure, _rows, controls=["inline"])
 
 
 def _measure() -> Rounds:
-    return in_turns({"ours": lambda: anyio.run(_ours), "inline": lambda: anyio.run(_inline)})
+    return run_in_turns({"ours": lambda: anyio.run(_ours), "inline": lambda: anyio.run(_inline)})
 
 
 def _rows(found: Rounds) -> list[Row]:
@@ -58,8 +58,8 @@ def _rows(found: Rounds) -> list[Row]:
 
 
 async def _ours() -> float:
-    with scratch() as home:
-        async with setting.opened(home) as store:
+    with make_scratch() as home:
+        async with store_setup.open_store(home) as store:
             holder = await _prepare(store)
             begin = time.perf_counter()
             settled = await _settle_all(store, holder)
@@ -74,7 +74,7 @@ async def _settle_all(store: SqliteStore, holder: HolderId) -> list[ItemId]:
     async def work() -> None:
         while claims := await store.claim(holder):
             for claim in claims:
-                change = setting.created(claim)
+                change = store_setup.make_created(claim)
                 await store.change(claim, change.id, change)
                 await store.settle(claim, _finished(claim))
                 settled.append(claim.item.id)
@@ -86,8 +86,8 @@ async def _settle_all(store: SqliteStore, holder: HolderId) -> list[ItemId]:
 
 
 async def _inline() -> float:
-    with scratch() as home:
-        async with setting.opened(home) as store:
+    with make_scratch() as home:
+        async with store_setup.open_store(home) as store:
             holder = await _prepare(store)
         connection = schema.connect(home / DATABASE)
         connection.execute("PRAGMA synchronous = FULL")
@@ -114,7 +114,7 @@ def _claim_inline(connection: Connection, holder: HolderId) -> list[Chosen]:
 
 
 def _run_inline(connection: Connection, claim: Claim) -> None:
-    change, end = setting.created(claim), _finished(claim)
+    change, end = store_setup.make_created(claim), _finished(claim)
     _transact(connection, lambda: runs.change(connection, claim, change.id, change, _TERMS))
     _transact(connection, lambda: runs.settle(connection, claim, end, None, _now(), _TERMS))
 
@@ -127,14 +127,14 @@ def _transact(connection: Connection, work: Callable[[], T]) -> T:
 
 
 async def _prepare(store: SqliteStore) -> HolderId:
-    agents = await setting.add_agents(store, AGENTS)
+    agents = await store_setup.add_agents(store, AGENTS)
     messages = [Message(agents[n % AGENTS].id, f"Task {n}.") for n in range(ITEMS)]
-    await setting.accept_all(store, messages)
+    await store_setup.accept_all(store, messages)
     return (await store.join("bench")).id
 
 
 async def _check(home: Path, settled: list[ItemId]) -> None:
-    async with setting.opened(home) as store:
+    async with store_setup.open_store(home) as store:
         items = await store.items(include_settled=True, limit=ITEMS + 1)
         done = await store.runs(limit=ITEMS + 1)
     expect(sorted(settled) == sorted(item.id for item in items), "items were lost or done twice")

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from bench import agent_lines
 from bench.agent_lines import Speech
-from bench.measure import Failed, expect, scratch
+from bench.measure import Failed, expect, make_scratch
 
 Name = Literal["ours", "sdk", "raw"]
 
@@ -31,7 +31,7 @@ _READ_BYTES = _PIPE_BYTES = 1 << 20
 _STAMP_DIGITS = 20
 
 
-class Order(Struct, frozen=True):
+class Task(Struct, frozen=True):
     """The task: what the agent prints, and how. `max_buffer` is the SDK's limit for one line."""
 
     lines: str
@@ -41,7 +41,7 @@ class Order(Struct, frozen=True):
     max_buffer: int | None = None
 
 
-class Seen(Struct, frozen=True):
+class Measured(Struct, frozen=True):
     """The results of a round, in seconds.
 
     `delays` are from print to subscriber, if lines are stamped; `events` is the number of lines
@@ -54,7 +54,7 @@ class Seen(Struct, frozen=True):
     delays: list[float] = []
 
 
-def drive(name: Name, order: Order) -> Seen:
+def drive(name: Name, order: Task) -> Measured:
     """Run a contender in a process of its own."""
     command = [sys.executable, "-m", "bench.contender", name]
     done = subprocess.run(
@@ -62,7 +62,7 @@ def drive(name: Name, order: Order) -> Seen:
     )
     if done.returncode != 0:
         raise Failed(f"{name}: {done.stderr.decode(errors='replace').strip()[-2000:]}")
-    return msgspec.json.decode(done.stdout, type=Seen)
+    return msgspec.json.decode(done.stdout, type=Measured)
 
 
 class _Stopwatch:
@@ -79,29 +79,30 @@ class _Stopwatch:
     def stop(self) -> None:
         self._cpu, self._end = time.process_time() - self._cpu, time.monotonic_ns()
 
-    def seen(self, begun: str | None) -> Seen:
+    def seen(self, begun: str | None) -> Measured:
         wall = (self._end - int(begun)) / 1e9 if begun else 0.0
-        return Seen(self._cpu, wall, self.events, self.delays)
+        return Measured(self._cpu, wall, self.events, self.delays)
 
 
 # -- steadyrun
 
 
-async def _ours(order: Order) -> Seen:
+async def _ours(order: Task) -> Measured:
     # Imported here: the other contenders must not load it.
-    ours = importlib.import_module("bench.contender_ours")
-    with scratch() as home, anyio.fail_after(_LIMIT_SECONDS):
-        seen: Seen = await ours.drive(home, order, _Stopwatch)
-    return seen
+    from bench import contender_ours  # noqa: PLC0415
+
+    with make_scratch() as home, anyio.fail_after(_LIMIT_SECONDS):
+        measured: Measured = await contender_ours.drive(home, order, _Stopwatch)
+    return measured
 
 
 # -- the SDK
 
 
-async def _sdk(order: Order) -> Seen:
+async def _sdk(order: Task) -> Measured:
     # Loaded by name: type checking must not depend on the requirements of the benchmarks.
     sdk: Any = importlib.import_module("claude_agent_sdk")
-    with scratch() as folder, anyio.fail_after(_LIMIT_SECONDS):
+    with make_scratch() as folder, anyio.fail_after(_LIMIT_SECONDS):
         options = sdk.ClaudeAgentOptions(
             cli_path=_program(folder, order),
             include_partial_messages=True,
@@ -122,10 +123,10 @@ async def _sdk(order: Order) -> Seen:
     return watch.seen(begun)
 
 
-def _program(folder: Path, order: Order) -> Path:
+def _program(folder: Path, order: Task) -> Path:
     """The agent as one executable file: the SDK accepts nothing else."""
     path = folder / "agent"
-    command = agent_lines.command("claude", Path(order.lines), order.pace_seconds)
+    command = agent_lines.build_command("claude", Path(order.lines), order.pace_seconds)
     path.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
     path.chmod(0o700)
     return path
@@ -134,12 +135,12 @@ def _program(folder: Path, order: Order) -> Path:
 # -- the limit
 
 
-def _raw(order: Order) -> Seen:
+def _raw(order: Task) -> Measured:
     """Read and decode with types, and nothing else: the least possible work in Python."""
-    frames = importlib.import_module("steadyrun.providers.scripted.frames")
-    decode: Callable[[bytes], object] = frames.printed_of
+    from steadyrun.providers.scripted.frames import decode_output  # noqa: PLC0415
+
     speech: Speech = "raw"
-    command = agent_lines.command(speech, Path(order.lines))
+    command = agent_lines.build_command(speech, Path(order.lines))
     watch, rest = _Stopwatch(), b""
     with subprocess.Popen(command, stdout=subprocess.PIPE) as agent:
         assert agent.stdout
@@ -148,14 +149,14 @@ def _raw(order: Order) -> Seen:
         while chunk := os.read(descriptor, _READ_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                decode(line)
+                decode_output(line)
             watch.events += len(lines)
         watch.stop()
     expect(watch.events == order.count, f"{watch.events} of {order.count} lines arrived")
     return watch.seen(None)
 
 
-_CONTENDERS: dict[str, Callable[[Order], Seen]] = {
+_CONTENDERS: dict[str, Callable[[Task], Measured]] = {
     "ours": lambda order: anyio.run(_ours, order),
     "sdk": lambda order: anyio.run(_sdk, order),
     "raw": _raw,
@@ -163,6 +164,6 @@ _CONTENDERS: dict[str, Callable[[Order], Seen]] = {
 
 
 if __name__ == "__main__":
-    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     found = _CONTENDERS[sys.argv[1]](told)
     sys.stdout.buffer.write(msgspec.json.encode(found))

@@ -27,8 +27,8 @@ _LINES = frozenset({ev.TextFinal, ev.ToolStarted, ev.ToolCompleted, ev.TextDelta
 
 
 async def drive(home: Path, order: Any, stopwatch: Callable[[], Any]) -> Any:
-    command = agent_lines.command("scripted", Path(order.lines), order.pace_seconds)
-    async with steadyrun.open(configured(home, command)) as sr:
+    command = agent_lines.build_command("scripted", Path(order.lines), order.pace_seconds)
+    async with steadyrun.open(write_config(home, command)) as sr:
         watch = stopwatch()
         run = await sr.start("Go.", provider="scripted", cwd=home)
         async for event in run.events():
@@ -41,11 +41,11 @@ async def drive(home: Path, order: Any, stopwatch: Callable[[], Any]) -> Any:
         result = await run.result()
         expect(result.status == "completed", f"the run is {result.status}: {result.error}")
         if not order.is_stamped:
-            check(await stored(run), Path(order.lines))
+            check(await read_stored(run), Path(order.lines))
     return watch.seen(result.text)
 
 
-def configured(home: Path, command: Sequence[str]) -> Config:
+def write_config(home: Path, command: Sequence[str]) -> Config:
     """The settings of a user with a few secrets and an agent at `command`."""
     secrets = "\n".join(f'TOKEN_{n} = "{each.reveal()}"' for n, each in enumerate(SECRETS))
     home.mkdir(exist_ok=True)
@@ -56,7 +56,7 @@ def configured(home: Path, command: Sequence[str]) -> Config:
     return load(home, cwd=home, environ={"PATH": "/usr/bin:/bin"})
 
 
-async def stored(run: RunHandle) -> list[StoredEvent]:
+async def read_stored(run: RunHandle) -> list[StoredEvent]:
     return [event async for event in run.events() if isinstance(event, StoredEvent)]
 
 

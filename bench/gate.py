@@ -14,7 +14,7 @@ class Gate:
         os.mkfifo(path)
 
     @contextmanager
-    def opened(self, begin: float, *, every: float = 0.0, rounds: int = 1) -> Iterator[None]:
+    def open_at(self, begin: float, *, every: float = 0.0, rounds: int = 1) -> Iterator[None]:
         """Let the agents begin at that time of the monotonic clock, with one round per interval."""
         Path(f"{self.path}.plan").write_text(f"{begin} {every} {rounds}")
         # For reading and writing: opening it for writing alone would wait for the first agent.

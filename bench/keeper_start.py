@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from bench.measure import Rounds, Row, believed, in_turns, scratch, seconds
+from bench.measure import Rounds, Row, format_seconds, make_scratch, measure_steadily, run_in_turns
 from steadyrun.drivers import keeper_client
 from steadyrun.drivers.keeper_client import KeeperLimits, KeeperSpec
 
@@ -23,17 +23,17 @@ _LIMIT_SECONDS = 30.0
 
 
 def rows() -> list[Row]:
-    return believed(_measure, _rows, controls=["python"])
+    return measure_steadily(_measure, _rows, controls=["python"])
 
 
 def _measure() -> Rounds:
-    return in_turns(
+    return run_in_turns(
         {"kept": lambda: anyio.run(_kept), "alone": _alone, "python": _python}, rounds=ROUNDS
     )
 
 
 async def _kept() -> float:
-    with scratch() as folder:
+    with make_scratch() as folder:
         # The first use of a worker thread creates it; that is not part of a keeper.
         await anyio.to_thread.run_sync(_nothing)
         directory = folder / "process"
@@ -47,7 +47,7 @@ async def _kept() -> float:
 
 
 def _alone() -> float:
-    with scratch() as folder, (folder / "journal").open("wb") as journal:
+    with make_scratch() as folder, (folder / "journal").open("wb") as journal:
         begin = time.perf_counter()
         child = subprocess.Popen(_ECHO, stdin=subprocess.DEVNULL, stdout=journal, env={})
         _wait_for_byte(folder / "journal")
@@ -76,7 +76,10 @@ def _wait_for_byte(path: Path) -> None:
 
 def _rows(found: Rounds) -> list[Row]:
     kept, alone, python = (min(found[name]) for name in ("kept", "alone", "python"))
-    print(f"keeper start: echo through a keeper {seconds(kept)}, by itself {seconds(alone)}")
+    print(
+        f"keeper start: echo through a keeper {format_seconds(kept)}, "
+        f"by itself {format_seconds(alone)}"
+    )
     added = kept - alone
     name = "keeper start: added / python -I -S -c pass"
-    return [Row(name, seconds(added), seconds(python), added / python, floor=5)]
+    return [Row(name, format_seconds(added), format_seconds(python), added / python, floor=5)]

@@ -12,8 +12,8 @@ import anyio
 
 import steadyrun
 from bench import agent_lines
-from bench.contender_ours import configured
-from bench.measure import Row, expect, scratch
+from bench.contender_ours import write_config
+from bench.measure import Row, expect, make_scratch
 from steadyrun.drivers import keeper
 from steadyrun.drivers.launcher import PROCESSES
 from steadyrun.library import RunHandle, Steadyrun
@@ -34,10 +34,10 @@ def rows() -> list[Row]:
 
 
 async def _weigh() -> list[float]:
-    with scratch() as folder, anyio.fail_after(_LIMIT_SECONDS):
-        saved, home = agent_lines.stamped(_LINES).save(folder), folder / "home"
-        command = agent_lines.command("scripted", saved.scripted, _PACE_SECONDS)
-        async with steadyrun.open(configured(home, command)) as sr:
+    with make_scratch() as folder, anyio.fail_after(_LIMIT_SECONDS):
+        saved, home = agent_lines.build_stamped(_LINES).save(folder), folder / "home"
+        command = agent_lines.build_command("scripted", saved.scripted, _PACE_SECONDS)
+        async with steadyrun.open(write_config(home, command)) as sr:
             runs = [await sr.start("Go.", provider="scripted", cwd=folder) for _ in range(PAIRS)]
             for run in runs:
                 await _first_line(run)

@@ -14,9 +14,18 @@ from pathlib import Path
 
 import anyio
 
-from bench import setting
+from bench import store_setup
 from bench.corpus import SECRETS
-from bench.measure import ROUNDS, Rounds, Row, believed, expect, percentile, scratch, seconds
+from bench.measure import (
+    ROUNDS,
+    Rounds,
+    Row,
+    compute_percentile,
+    expect,
+    format_seconds,
+    make_scratch,
+    measure_steadily,
+)
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import (
     Emitted,
@@ -66,7 +75,7 @@ class _Filled:
 
 def rows() -> list[Row]:
     begin = time.perf_counter()
-    with scratch() as folder:
+    with make_scratch() as folder:
         small, large = _Filled(folder / "small"), _Filled(folder / "large")
         anyio.run(_fill, small, SMALL)
         anyio.run(_fill, large, LARGE)
@@ -75,7 +84,7 @@ def rows() -> list[Row]:
         print(f"large: filled in {told:.0f} s; {LARGE} runs take {size / 1e9:.2f} GB")
         anyio.run(_check, small)
         anyio.run(_check, large)
-        found = believed(
+        found = measure_steadily(
             lambda: anyio.run(_measure, small, large), _rows, controls=["runs 1k", "events 1k"]
         )
     print(f"large: done after {time.perf_counter() - begin:.0f} s")
@@ -91,7 +100,7 @@ def _rows(found: Rounds) -> list[Row]:
 
 def _row(name: str, found: Rounds, what: str) -> Row:
     large, small = min(found[f"{what} 100k"]), min(found[f"{what} 1k"])
-    return Row(name, seconds(large), seconds(small), large / small, floor=1.5)
+    return Row(name, format_seconds(large), format_seconds(small), large / small, floor=1.5)
 
 
 # -- reading
@@ -101,7 +110,10 @@ async def _measure(small: _Filled, large: _Filled) -> Rounds:
     calls: dict[str, Call] = {"runs": _newest_runs, "events": _last_events}
     found: Rounds = {f"{what} {size}": [] for what in calls for size in ("1k", "100k")}
     chance = random.Random(7)
-    async with setting.opened(small.home) as one, setting.opened(large.home) as other:
+    async with (
+        store_setup.open_store(small.home) as one,
+        store_setup.open_store(large.home) as other,
+    ):
         stores = {"1k": (one, small), "100k": (other, large)}
         for _, (what, call) in itertools.product(range(ROUNDS), calls.items()):
             took: dict[str, list[float]] = {size: [] for size in stores}
@@ -112,7 +124,7 @@ async def _measure(small: _Filled, large: _Filled) -> Rounds:
                 await call(store, filled, chance)
                 took[size].append(time.perf_counter() - begin)
             for size, times in took.items():
-                found[f"{what} {size}"].append(percentile(times, 0.5))
+                found[f"{what} {size}"].append(compute_percentile(times, 0.5))
     return found
 
 
@@ -129,7 +141,7 @@ async def _last_events(store: SqliteStore, filled: _Filled, chance: random.Rando
 
 async def _check(filled: _Filled) -> None:
     """Compare some runs, as the verbs return them, with what was written."""
-    async with setting.opened(filled.home) as store:
+    async with store_setup.open_store(filled.home) as store:
         newest = [run.id for run in await store.runs(limit=_PAGE)]
         expect(newest == filled.runs[: -_PAGE - 1 : -1], "other runs are the newest")
         for number in random.Random(11).sample(range(len(filled.runs)), _CHECKED):
@@ -153,12 +165,12 @@ def _check_events(events: list[StoredEvent], begin: tuple[ProcessId, int]) -> No
 
 
 async def _fill(filled: _Filled, count: int) -> None:
-    async with setting.opened(filled.home) as store:
-        agents = await setting.add_agents(store, AGENTS)
-        await setting.accept_all(store, [Message(agent.id, "Task.") for agent in agents])
+    async with store_setup.open_store(filled.home) as store:
+        agents = await store_setup.add_agents(store, AGENTS)
+        await store_setup.accept_all(store, [Message(agent.id, "Task.") for agent in agents])
         holder = await store.join("bench")
         for claim in await store.claim(holder.id, AGENTS):
-            process = setting.ids.process()
+            process = store_setup.ids.process()
             await store.open_process(claim, _process(process, claim.agent))
             await store.release(claim)
             filled.processes[claim.agent], filled.offsets[claim.agent] = process, 0
@@ -182,14 +194,14 @@ def _commits(count: int) -> Iterator[int]:
 
 def _fill_run(connection: Connection, claim: Claim, filled: _Filled) -> None:
     """Run one item of a lane from the creation of its run to its end, and queue the next one."""
-    created = setting.created(claim)
+    created = store_setup.make_created(claim)
     runs.change(connection, claim, created.id, created, _TERMS)
     filled.runs.append(created.id)
     filled.begins.append((filled.processes[claim.agent], filled.offsets[claim.agent]))
     for number, count in enumerate(_BATCHES):
         batch = _batch(filled, claim.agent, created.id, count, is_first=number == 0)
         runs.append(connection, claim, runs.Written.of(batch, _TERMS.scrubber), _TERMS)
-    items.accept(connection, setting.ids.item(), Message(claim.agent, "Task."), _now())
+    items.accept(connection, store_setup.ids.item(), Message(claim.agent, "Task."), _now())
     end = Finished(_now(), "completed", text="Done.")
     runs.settle(connection, claim, end, None, _now(), _TERMS)
 
@@ -217,7 +229,7 @@ def _text(n: int) -> str:
 
 
 def _process(process: ProcessId, agent: AgentId) -> Process:
-    return Process(process, agent, setting.PROVIDER, "here", "keeper", _now())
+    return Process(process, agent, store_setup.PROVIDER, "here", "keeper", _now())
 
 
 def _now() -> datetime:

@@ -8,8 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import agent_lines, contender
-from bench.contender import Name, Order
-from bench.measure import Rounds, Row, believed, expect, in_turns, percentile, scratch, seconds
+from bench.contender import Name, Task
+from bench.measure import (
+    Rounds,
+    Row,
+    compute_percentile,
+    expect,
+    format_seconds,
+    make_scratch,
+    measure_steadily,
+    run_in_turns,
+)
 
 LINES = 1000
 PER_SECOND = 500
@@ -21,25 +30,25 @@ _NAMES: tuple[Name, ...] = ("ours", "sdk")
 
 
 def rows() -> list[Row]:
-    return believed(_measure, _rows, controls=["sdk p50"])
+    return measure_steadily(_measure, _rows, controls=["sdk p50"])
 
 
 def _measure() -> Rounds:
     found: Rounds = {_key(who, part): [] for who in _NAMES for part in _PARTS}
-    with scratch() as folder:
-        saved = agent_lines.stamped(LINES).save(folder)
+    with make_scratch() as folder:
+        saved = agent_lines.build_stamped(LINES).save(folder)
         paths = {"ours": saved.scripted, "sdk": saved.claude}
-        in_turns({who: _timed(who, paths[who], found) for who in _NAMES}, rounds=_ROUNDS)
+        run_in_turns({who: _timed(who, paths[who], found) for who in _NAMES}, rounds=_ROUNDS)
     return found
 
 
 def _timed(who: Name, lines: Path, found: Rounds) -> Callable[[], float]:
     def timed() -> float:
-        order = Order(str(lines), LINES, 1 / PER_SECOND, is_stamped=True)
+        order = Task(str(lines), LINES, 1 / PER_SECOND, is_stamped=True)
         seen = contender.drive(who, order)
         expect(len(seen.delays) == LINES, f"{who}: {len(seen.delays)} of {LINES} lines arrived")
         for part in _PARTS:
-            found[_key(who, part)].append(percentile(seen.delays[_WARM_UP:], part))
+            found[_key(who, part)].append(compute_percentile(seen.delays[_WARM_UP:], part))
         return found[_key(who, 0.5)][-1]
 
     return timed
@@ -52,7 +61,7 @@ def _rows(found: Rounds) -> list[Row]:
         ours, its = best[_key("ours", part)], best[_key("sdk", part)]
         floor, goal = (1.2, 0.6) if part == 0.5 else (None, None)
         name = f"latency: line to subscriber / SDK, p{part * 100:.0f}"
-        rows.append(Row(name, seconds(ours), seconds(its), ours / its, floor, goal))
+        rows.append(Row(name, format_seconds(ours), format_seconds(its), ours / its, floor, goal))
     return rows
 
 

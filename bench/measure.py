@@ -63,7 +63,7 @@ class Row:
         return self.ratio >= mark if self.is_more_better else self.ratio <= mark
 
 
-def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> Rounds:
+def run_in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> Rounds:
     """Run every contender once per round, in alternating order."""
     found: Rounds = {name: [] for name in contenders}
     for number in range(rounds):
@@ -74,14 +74,14 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int = ROUNDS
     return found
 
 
-def believed(
+def measure_steadily(
     measure: Callable[[], Rounds], rows: Callable[[Rounds], list[Row]], *, controls: Sequence[str]
 ) -> list[Row]:
     """Measure until the controls are steady; rows that never get steady are marked."""
     found: Rounds = {}
     for attempt in range(1, _ATTEMPTS + 1):
         found = measure()
-        noisy = {name: spread(found[name]) for name in controls}
+        noisy = {name: compute_spread(found[name]) for name in controls}
         noisy = {name: much for name, much in noisy.items() if much > MOST_SPREAD}
         if not noisy:
             return rows(found)
@@ -91,12 +91,12 @@ def believed(
     return [replace(row, is_noisy=True) for row in rows(found)]
 
 
-def spread(rounds: Sequence[float]) -> float:
+def compute_spread(rounds: Sequence[float]) -> float:
     """How far the median round is above the best one, as a fraction of the best one."""
     return statistics.median(rounds) / min(rounds) - 1
 
 
-def percentile(values: Sequence[float], part: float) -> float:
+def compute_percentile(values: Sequence[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
 
@@ -108,13 +108,13 @@ def expect(is_so: bool, what: str) -> None:
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
+def make_scratch() -> Iterator[Path]:
     """A directory that is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         yield Path(folder)
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """A duration in the unit that suits it."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if value >= size:
@@ -122,7 +122,7 @@ def seconds(value: float) -> str:
     return f"{value * 1e9:.0f} ns"
 
 
-def table(rows: Sequence[Row]) -> str:
+def format_table(rows: Sequence[Row]) -> str:
     head = ("name", "ours", "peer", "ratio", "floor", "goal", "verdict")
     body = [
         (r.name, r.ours, r.peer, f"{r.ratio:.2f}", r.limit(r.floor), r.limit(r.goal), r.verdict)
@@ -140,7 +140,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 @contextmanager
-def one_core() -> Iterator[None]:
+def use_one_core() -> Iterator[None]:
     """Keep all threads on one core: the cost of waking another core belongs to the machine."""
     if not hasattr(os, "sched_setaffinity"):
         yield

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bench import agent_lines, contender
 from bench.agent_lines import DELTAS, Lines, Saved
-from bench.contender import Name, Order, Seen
-from bench.measure import Rounds, Row, believed, in_turns, scratch, seconds
+from bench.contender import Measured, Name, Task
+from bench.measure import Rounds, Row, format_seconds, make_scratch, measure_steadily, run_in_turns
 
 LINES = 20_000
 _ROUNDS = 5
@@ -22,17 +22,17 @@ _NAMES: tuple[Name, ...] = ("ours", "sdk", "raw")
 
 
 def rows() -> list[Row]:
-    durable = _compared("every line durable", agent_lines.usual(LINES), floor=3, goal=5)
-    mixed = _compared(f"{DELTAS:.0%} deltas", agent_lines.usual(LINES, deltas=DELTAS))
+    durable = _compared("every line durable", agent_lines.build_usual(LINES), floor=3, goal=5)
+    mixed = _compared(f"{DELTAS:.0%} deltas", agent_lines.build_usual(LINES, deltas=DELTAS))
     return [*durable, *mixed]
 
 
 def _compared(
     name: str, lines: Lines, *, floor: float | None = None, goal: float | None = None
 ) -> list[Row]:
-    with scratch() as folder:
+    with make_scratch() as folder:
         saved = lines.save(folder)
-        return believed(
+        return measure_steadily(
             lambda: _measure(name, saved),
             lambda found: _rows(name, found, floor, goal),
             controls=["sdk wall", "raw cpu"],
@@ -40,8 +40,8 @@ def _compared(
 
 
 def _measure(name: str, saved: Saved) -> Rounds:
-    seen: dict[Name, list[Seen]] = {who: [] for who in _NAMES}
-    in_turns({who: _timed(who, saved, seen[who]) for who in _NAMES}, rounds=_ROUNDS)
+    seen: dict[Name, list[Measured]] = {who: [] for who in _NAMES}
+    run_in_turns({who: _timed(who, saved, seen[who]) for who in _NAMES}, rounds=_ROUNDS)
     missing = LINES - min(each.events for each in seen["ours"])
     if missing > 0:
         print(f"pipeline: {name}: a burst is more than we show: up to {missing} deltas left out")
@@ -52,11 +52,11 @@ def _measure(name: str, saved: Saved) -> Rounds:
     }
 
 
-def _timed(who: Name, saved: Saved, seen: list[Seen]) -> Callable[[], float]:
+def _timed(who: Name, saved: Saved, seen: list[Measured]) -> Callable[[], float]:
     lines: Path = saved.of("claude" if who == "sdk" else "scripted")
 
     def timed() -> float:
-        seen.append(contender.drive(who, Order(str(lines), LINES)))
+        seen.append(contender.drive(who, Task(str(lines), LINES)))
         return seen[-1].cpu
 
     return timed
@@ -84,4 +84,4 @@ def _rows(name: str, found: Rounds, floor: float | None, goal: float | None) -> 
 def _row(name: str, best: dict[str, float], who: str, shown: str, goal: float | None = None) -> Row:
     ours, its = best["ours cpu"], best[f"{who} cpu"]
     shown = f"pipeline: {name}, CPU an event / {shown}"
-    return Row(shown, seconds(ours), seconds(its), ours / its, goal=goal)
+    return Row(shown, format_seconds(ours), format_seconds(its), ours / its, goal=goal)

@@ -19,8 +19,8 @@ import anyio
 
 import steadyrun
 from bench import agent_lines
-from bench.contender_ours import check, configured, stored
-from bench.measure import Row, expect, scratch, seconds
+from bench.contender_ours import check, read_stored, write_config
+from bench.measure import Row, expect, format_seconds, make_scratch
 from steadyrun.config import Config, load
 from steadyrun.drivers.launcher import PROCESSES
 from steadyrun.library import RunHandle
@@ -38,16 +38,24 @@ _WAIT_SECONDS = 60.0
 def rows() -> list[Row]:
     took = [_recover() for _ in range(_ROUNDS)]
     print(f"recovery: {_ROUNDS} kills, 0 of {_ROUNDS * LINES} printed events lost, "
-          f"first new event after {', '.join(map(seconds, took))}")  # fmt: skip
+          f"first new event after {', '.join(map(format_seconds, took))}")  # fmt: skip
     worst = max(took)
     name = "recovery: first new event after kill -9, worst / limit"
-    return [Row(name, seconds(worst), seconds(LIMIT_SECONDS), worst / LIMIT_SECONDS, floor=1)]
+    return [
+        Row(
+            name,
+            format_seconds(worst),
+            format_seconds(LIMIT_SECONDS),
+            worst / LIMIT_SECONDS,
+            floor=1,
+        )
+    ]
 
 
 def _recover() -> float:
-    with scratch() as folder:
-        saved, home = agent_lines.stamped(LINES).save(folder), folder / "home"
-        configured(home, agent_lines.command("scripted", saved.scripted, 1 / PER_SECOND))
+    with make_scratch() as folder:
+        saved, home = agent_lines.build_stamped(LINES).save(folder), folder / "home"
+        write_config(home, agent_lines.build_command("scripted", saved.scripted, 1 / PER_SECOND))
         run = _driven_and_killed(home)
         killed_at = _now()
         took = _followed(home, run, killed_at)
@@ -83,7 +91,7 @@ def _other(*words: str) -> "subprocess.Popen[str]":
 async def _check(home: Path, run: str) -> None:
     [process] = (home / PROCESSES).iterdir()
     async with steadyrun.open(_config(home)) as sr:
-        events = await stored(await sr.run(run))
+        events = await read_stored(await sr.run(run))
     texts = sum(type(each.event) is TextFinal for each in events)
     expect(texts == LINES, f"{texts} of {LINES} lines are in the record")
     check(events, process / "journal")

@@ -17,11 +17,19 @@ from pathlib import Path
 
 import anyio
 
-from bench import agent_lines, bare_reader, crowd, setting
-from bench.contender_ours import configured
-from bench.crowd import Other
+from bench import agent_lines, bare_reader, processes, store_setup
+from bench.contender_ours import write_config
 from bench.gate import Gate
-from bench.measure import Rounds, Row, believed, expect, percentile, scratch, seconds
+from bench.measure import (
+    Rounds,
+    Row,
+    compute_percentile,
+    expect,
+    format_seconds,
+    make_scratch,
+    measure_steadily,
+)
+from bench.processes import SecondProcess
 from steadyrun.lib.inotify import open_inotify
 from steadyrun.model.event import TextFinal
 
@@ -50,7 +58,7 @@ class Weight:
 def rows() -> list[Row]:
     _check_room()
     weights: list[Weight] = []
-    return believed(
+    return measure_steadily(
         lambda: _measure(weights), lambda found: _rows(found, weights[-1]), controls=["epoll"]
     )
 
@@ -75,65 +83,70 @@ def _check_room() -> None:
 
 
 def _measure(weights: list[Weight]) -> Rounds:
-    with scratch() as folder:
+    with make_scratch() as folder:
         sdk = _sdk_kb(folder)
-        home, lines = folder / "home", agent_lines.stamped(LINES * ROUNDS).save(folder)
+        home, lines = folder / "home", agent_lines.build_stamped(LINES * ROUNDS).save(folder)
         ours, theirs = Gate(folder / "ours"), Gate(folder / "theirs")
         pace, count = 1 / PER_SECOND, str(SESSIONS)
-        configured(home, agent_lines.command("scripted", lines.scripted, pace, ours.path))
-        daemon = [sys.executable, "-m", "bench.team", "drive", str(home), count]
-        played = agent_lines.command("raw", lines.scripted, pace, theirs.path)[-2:]
+        write_config(home, agent_lines.build_command("scripted", lines.scripted, pace, ours.path))
+        daemon = [sys.executable, "-m", "bench.daemon_process", "drive", str(home), count]
+        played = agent_lines.build_command("raw", lines.scripted, pace, theirs.path)[-2:]
         reader = [sys.executable, "-I", "-S", bare_reader.__file__, count, *played]
         with (
-            crowd.ended(home),
-            crowd.other("the daemon", daemon) as team,
-            crowd.other("the reader", reader) as bare,
+            processes.check_ended(home),
+            processes.start_process("the daemon", daemon) as team,
+            processes.start_process("the reader", reader) as bare,
         ):
             empty, keepers = _begin(team, bare, home)
             found = _rounds(team, bare, ours, theirs, keepers)
-            kept = crowd.shared_out_kb(keepers)
-            full = crowd.private_kb(team.pid)
+            kept = processes.read_proportional_kb(keepers)
+            full = processes.read_private_kb(team.pid)
             weights.append(Weight((full - empty) / SESSIONS, sdk, kept / SESSIONS))
-            team.go_on()
-            bare.says(str(SESSIONS * LINES * ROUNDS))
-            team.says("ended")
+            team.send_line()
+            bare.expect_line(str(SESSIONS * LINES * ROUNDS))
+            team.expect_line("ended")
             team.finish()
         anyio.run(_check, home)
     return found
 
 
-def _begin(team: Other, bare: Other, home: Path) -> tuple[int, list[int]]:
+def _begin(team: SecondProcess, bare: SecondProcess, home: Path) -> tuple[int, list[int]]:
     """Start all sessions; return the memory of the daemon without them, and the keepers."""
-    bare.says("running")
-    team.says("ready")
-    empty = crowd.private_kb(team.pid)
+    bare.expect_line("running")
+    team.expect_line("ready")
+    empty = processes.read_private_kb(team.pid)
     begin = time.monotonic()
-    team.go_on()
-    team.says("running")
+    team.send_line()
+    team.expect_line("running")
     print(f"sessions: {SESSIONS} began within {time.monotonic() - begin:.0f} s")
-    keepers = crowd.keepers_of(crowd.agents_of(home))
+    keepers = processes.find_keepers(processes.find_agents(home))
     expect(len(set(keepers)) == 2 * SESSIONS, f"{len(keepers)} keepers are there")
     return empty, keepers
 
 
-def _rounds(team: Other, bare: Other, ours: Gate, theirs: Gate, keepers: Sequence[int]) -> Rounds:
+def _rounds(
+    team: SecondProcess, bare: SecondProcess, ours: Gate, theirs: Gate, keepers: Sequence[int]
+) -> Rounds:
     """Let the agents print in turns: one round for the daemon, one for the bare reader."""
     found: Rounds = {"ours": [], "epoll": [], "keepers": []}
     begin, every = time.monotonic() + _AHEAD_SECONDS, 2 * _ROUND_SECONDS
     with (
-        ours.opened(begin, every=every, rounds=ROUNDS),
-        theirs.opened(begin + _ROUND_SECONDS, every=every, rounds=ROUNDS),
+        ours.open_at(begin, every=every, rounds=ROUNDS),
+        theirs.open_at(begin + _ROUND_SECONDS, every=every, rounds=ROUNDS),
     ):
         for number in range(ROUNDS):
             at = begin + number * every
             _sleep_until(at)
-            kept, cpu = sum(map(crowd.cpu_seconds, keepers)), crowd.cpu_seconds(team.pid)
+            kept, cpu = (
+                sum(map(processes.read_cpu_seconds, keepers)),
+                processes.read_cpu_seconds(team.pid),
+            )
             _sleep_until(at + _ROUND_SECONDS)
-            found["ours"].append(crowd.cpu_seconds(team.pid) - cpu)
-            found["keepers"].append(sum(map(crowd.cpu_seconds, keepers)) - kept)
-            cpu = crowd.cpu_seconds(bare.pid)
+            found["ours"].append(processes.read_cpu_seconds(team.pid) - cpu)
+            found["keepers"].append(sum(map(processes.read_cpu_seconds, keepers)) - kept)
+            cpu = processes.read_cpu_seconds(bare.pid)
             _sleep_until(at + every)
-            found["epoll"].append(crowd.cpu_seconds(bare.pid) - cpu)
+            found["epoll"].append(processes.read_cpu_seconds(bare.pid) - cpu)
     return found
 
 
@@ -143,22 +156,22 @@ def _sleep_until(at: float) -> None:
 
 def _sdk_kb(folder: Path) -> float:
     """The memory of a client of the SDK while its agent prints."""
-    lines, gate = agent_lines.stamped(LINES).save(folder), Gate(folder / "sdk")
+    lines, gate = agent_lines.build_stamped(LINES).save(folder), Gate(folder / "sdk")
     program = folder / "agent"
-    command = agent_lines.command("claude", lines.claude, 1 / PER_SECOND, gate.path)
+    command = agent_lines.build_command("claude", lines.claude, 1 / PER_SECOND, gate.path)
     program.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
     program.chmod(0o700)
-    told = [sys.executable, "-m", "bench.sdk_crowd", str(SDK_SESSIONS), str(program)]
-    with crowd.other("the SDK", told) as sdk:
-        sdk.says("ready")
-        empty = crowd.private_kb(sdk.pid)
-        sdk.go_on()
-        sdk.says("running")
+    told = [sys.executable, "-m", "bench.sdk_sessions", str(SDK_SESSIONS), str(program)]
+    with processes.start_process("the SDK", told) as sdk:
+        sdk.expect_line("ready")
+        empty = processes.read_private_kb(sdk.pid)
+        sdk.send_line()
+        sdk.expect_line("running")
         begin = time.monotonic() + _AHEAD_SECONDS
-        with gate.opened(begin):
+        with gate.open_at(begin):
             _sleep_until(begin + LINES / PER_SECOND / 2)
-            full = crowd.private_kb(sdk.pid)
-            sdk.says(str(SDK_SESSIONS * LINES))
+            full = processes.read_private_kb(sdk.pid)
+            sdk.expect_line(str(SDK_SESSIONS * LINES))
     return (full - empty) / SDK_SESSIONS
 
 
@@ -170,7 +183,7 @@ async def _check(home: Path) -> None:
     ahead = time.time() - time.monotonic()  # noqa: TID251 (two clocks of the machine)
     seen: dict[str | None, list[str]] = {}
     delays, after = list[float](), 0
-    async with setting.opened(home) as store:
+    async with store_setup.open_store(home) as store:
         while page := await store.events(after, limit=10_000):
             after = page[-1].cursor
             for stored in page:
@@ -182,19 +195,21 @@ async def _check(home: Path) -> None:
     for stamps in seen.values():
         expect(len(stamps) == LINES * ROUNDS, f"a run has {len(stamps)} lines")
         expect(stamps == sorted(set(stamps)), "lines are not once and in order")
-    late = [seconds(max(0.0, percentile(delays, part))) for part in (0.5, 0.99)]
-    print(f"sessions: {len(delays)} lines, heard after {late[0]} (p50), {late[1]} (p99)")
+    late = [format_seconds(max(0.0, compute_percentile(delays, part))) for part in (0.5, 0.99)]
+    print(f"sessions: {len(delays)} lines, read after {late[0]} (p50), {late[1]} (p99)")
 
 
 def _rows(found: Rounds, weight: Weight) -> list[Row]:
     lines = SESSIONS * LINES
     ours, epoll, keepers = (min(found[name]) / lines for name in ("ours", "epoll", "keepers"))
-    print(f"sessions: keepers and who looks after them take {seconds(keepers)} of CPU a line, "
-          f"{weight.keepers / 1024:.1f} MB a session")  # fmt: skip
+    print(
+        f"sessions: keepers and outer processes take {format_seconds(keepers)} of CPU a line, "
+        f"{weight.keepers / 1024:.1f} MB a session"
+    )
     name = f"sessions: {SESSIONS} at {PER_SECOND} lines a second"
     return [
-        Row(f"{name}, CPU a line / epoll", seconds(ours), seconds(epoll), ours / epoll, floor=5,
-            goal=3),
+        Row(f"{name}, CPU a line / epoll", format_seconds(ours), format_seconds(epoll),
+            ours / epoll, floor=5, goal=3),
         Row(f"{name}, memory a session / SDK", f"{weight.ours:.1f} KB", f"{weight.sdk:.1f} KB",
             weight.ours / weight.sdk, floor=1 / 3, goal=1 / 6),
     ]  # fmt: skip

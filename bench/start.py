@@ -7,7 +7,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.measure import Failed, Rounds, Row, believed, expect, in_turns, seconds
+from bench.measure import (
+    Failed,
+    Rounds,
+    Row,
+    expect,
+    format_seconds,
+    measure_steadily,
+    run_in_turns,
+)
 from steadyrun import __version__
 
 ROUNDS = 30
@@ -24,7 +32,7 @@ _COMMANDS = {
 
 def rows() -> list[Row]:
     _check()
-    return believed(_measure, _rows, controls=["bare"])
+    return measure_steadily(_measure, _rows, controls=["bare"])
 
 
 def _check() -> None:
@@ -43,7 +51,7 @@ def _said(name: str) -> str:
 
 
 def _measure() -> Rounds:
-    return in_turns({name: _timed(name) for name in _COMMANDS}, rounds=ROUNDS)
+    return run_in_turns({name: _timed(name) for name in _COMMANDS}, rounds=ROUNDS)
 
 
 def _timed(name: str) -> Callable[[], float]:
@@ -61,8 +69,8 @@ def _timed(name: str) -> Callable[[], float]:
 
 def _rows(found: Rounds) -> list[Row]:
     for name, rounds in found.items():
-        print(f"start: {name} best {seconds(min(rounds))}, median "
-              f"{seconds(statistics.median(rounds))}")  # fmt: skip
+        print(f"start: {name} best {format_seconds(min(rounds))}, median "
+              f"{format_seconds(statistics.median(rounds))}")  # fmt: skip
     return [
         _row("--version", found, floor=1.5, goal=1.1),
         _row("--help", found, floor=3.5, goal=2.3),
@@ -72,4 +80,4 @@ def _rows(found: Rounds) -> list[Row]:
 def _row(name: str, found: Rounds, *, floor: float, goal: float) -> Row:
     ours, bare = min(found[name]), min(found["bare"])
     shown = f"start: {name} / python -I -c pass"
-    return Row(shown, seconds(ours), seconds(bare), ours / bare, floor, goal)
+    return Row(shown, format_seconds(ours), format_seconds(bare), ours / bare, floor, goal)

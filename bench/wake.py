@@ -14,8 +14,8 @@ from pathlib import Path
 
 import anyio
 
-from bench import setting
-from bench.measure import Rounds, Row, expect, percentile, scratch, seconds
+from bench import store_setup
+from bench.measure import Rounds, Row, compute_percentile, expect, format_seconds, make_scratch
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, HolderId
 from steadyrun.model.item import Claim, Message
@@ -41,15 +41,17 @@ def rows() -> list[Row]:
 
 
 def _row(name: str, ours: list[float], control: list[float], part: float) -> Row:
-    mine, its = percentile(ours, part), percentile(control, part)
-    return Row(f"wake: {name}, p{part * 100:.0f}", seconds(mine), seconds(its), mine / its)
+    mine, its = compute_percentile(ours, part), compute_percentile(control, part)
+    return Row(
+        f"wake: {name}, p{part * 100:.0f}", format_seconds(mine), format_seconds(its), mine / its
+    )
 
 
 async def _measure() -> Rounds:
     found: Rounds = {"here": [], "there": [], "pipe": [], "sync": []}
-    with scratch() as home:
-        async with setting.opened(home) as store:
-            agents = await setting.add_agents(store, 2 * SAMPLES)
+    with make_scratch() as home:
+        async with store_setup.open_store(home) as store:
+            agents = await store_setup.add_agents(store, 2 * SAMPLES)
             holder = await store.join("bench")
             with _accepter(home) as other, (home / "synced").open("wb", buffering=0) as file:
                 for here, there in zip(agents[::2], agents[1::2], strict=True):
@@ -130,7 +132,7 @@ def _sync_twice(descriptor: int) -> float:
 
 @contextmanager
 def _accepter(home: Path) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "bench.accepter", str(home)]
+    command = [sys.executable, "-m", "bench.sender_process", str(home)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         _ping(other)

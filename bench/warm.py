@@ -13,7 +13,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from bench.measure import Failed, Rounds, Row, believed, expect, percentile, seconds
+from bench.measure import (
+    Failed,
+    Rounds,
+    Row,
+    compute_percentile,
+    expect,
+    format_seconds,
+    measure_steadily,
+)
 from bench.warm_turns import WAYS
 
 ROUNDS = 5
@@ -26,7 +34,7 @@ _WAIT_SECONDS = 60.0
 
 
 def rows() -> list[Row]:
-    return believed(_measure, _rows, controls=["sdk"])
+    return measure_steadily(_measure, _rows, controls=["sdk"])
 
 
 def _measure() -> Rounds:
@@ -38,7 +46,7 @@ def _measure() -> Rounds:
             for turn in range(TURNS + (0 if number else _WARM_UP)):
                 _turn(others, taken, turn)
             for way in WAYS:
-                found[way].append(percentile(taken[way][-TURNS:], 0.5))
+                found[way].append(compute_percentile(taken[way][-TURNS:], 0.5))
     return found
 
 
@@ -78,11 +86,11 @@ def _rows(found: Rounds) -> list[Row]:
     best = {way: min(rounds) for way, rounds in found.items()}
     sdk = best["sdk"]
     for way, shown in _PARTS.items():
-        print(f"warm: {shown} {seconds(best[way])}, {best[way] / sdk:.2f} of the SDK's")
+        print(f"warm: {shown} {format_seconds(best[way])}, {best[way] / sdk:.2f} of the SDK's")
     ours = best["ours"]
     return [
-        Row("warm: accept to input, durable / SDK, p50", seconds(ours), seconds(sdk), ours / sdk,
-            floor=1, goal=0.5),
+        Row("warm: accept to input, durable / SDK, p50", format_seconds(ours), format_seconds(sdk),
+            ours / sdk, floor=1, goal=0.5),
         _beside("sdk, commit", "SDK and one commit", best),
         _beside("sdk, synced", "SDK and one synced commit", best),
         _beside("raw", "pipe", best),
@@ -99,4 +107,4 @@ _PARTS = {
 
 def _beside(way: str, shown: str, best: Mapping[str, float]) -> Row:
     ours, its = best["ours"], best[way]
-    return Row(f"warm: the same / {shown}", seconds(ours), seconds(its), ours / its)
+    return Row(f"warm: the same / {shown}", format_seconds(ours), format_seconds(its), ours / its)

@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from bench import agent_lines
-from bench.measure import expect, scratch
+from bench.measure import expect, make_scratch
 
 Turn = Callable[[], Awaitable[int]]
 
@@ -31,7 +31,7 @@ def _agent(speech: agent_lines.Speech, folder: Path) -> tuple[str, ...]:
     """An agent that prints only its end, and when it had read its input."""
     nothing = folder / "no.lines"
     nothing.touch()
-    return agent_lines.command(speech, nothing)
+    return agent_lines.build_command(speech, nothing)
 
 
 # -- steadyrun
@@ -41,22 +41,23 @@ def _agent(speech: agent_lines.Speech, folder: Path) -> tuple[str, ...]:
 async def _ours(folder: Path) -> AsyncIterator[Turn]:
     """The whole path: one synced commit stores the message, another one starts its run."""
     # Imported here: the other contenders must not load it.
-    team: Any = importlib.import_module("bench.team")
-    ours: Any = importlib.import_module("bench.contender_ours")
-    message: Any = importlib.import_module("steadyrun.model.item").Message
+    from bench import contender_ours, daemon_process  # noqa: PLC0415
+    from steadyrun.model.item import Message  # noqa: PLC0415
+    from steadyrun.runtime.dispatcher import Capacity  # noqa: PLC0415
+
     home, turns = folder / "home", 0
-    config = ours.configured(home, _agent("scripted", folder))
-    async with team.working(config, team.Room()) as daemon:
+    config = contender_ours.write_config(home, _agent("scripted", folder))
+    async with daemon_process.run_daemon(config, Capacity()) as daemon:
         store = daemon.holding.around.store
-        [agent] = await team.hire(daemon, home / "agents", 1)
+        [agent] = await daemon_process.add_agents(daemon, home / "agents", 1)
 
         async def turn() -> int:
             nonlocal turns
             begin = time.monotonic_ns()
-            item = await team.done(daemon, agent, message(agent.id, "Go."))
+            item = await daemon_process.send_and_wait(daemon, agent, Message(agent.id, "Go."))
             expect(item.status == "completed", f"an item is {item.status}: {item.error}")
             turns += 1
-            return int(item.reply) - begin
+            return int(item.reply or 0) - begin
 
         yield turn
         done = await store.items(agent.id, include_settled=True, limit=turns + 1)
@@ -67,42 +68,45 @@ async def _ours(folder: Path) -> AsyncIterator[Turn]:
 
 def _check_frames(home: Path, turns: int) -> None:
     """Check that one process got every turn, once."""
-    keeping: Any = importlib.import_module("steadyrun.drivers.keeper_client")
+    from steadyrun.drivers.keeper_client import read_sent  # noqa: PLC0415
+
     processes = list((home / "processes").iterdir())
     expect(len(processes) == 1, f"{len(processes)} processes instead of a warm one")
-    keys = [frame.key for frame in keeping.read_sent(processes[0], after=0)]
+    keys = [frame.key for frame in read_sent(processes[0], after=0)]
     begun = sum(key.startswith("begin:") for key in keys)
-    expect(begun == turns == len(set(keys)) - 1, f"{begun} turns were told instead of {turns}")
+    expect(begun == turns == len(set(keys)) - 1, f"{begun} turns were sent instead of {turns}")
 
 
 @asynccontextmanager
 async def _frame(folder: Path) -> AsyncIterator[Turn]:
     """A keeper and its frame, as a driver sends it; no store, no runtime."""
-    keeping: Any = importlib.import_module("steadyrun.drivers.keeper_client")
-    journal: Any = importlib.import_module("steadyrun.lib.file_follower")
-    directory, turns = folder / "process", 0
-    spec = keeping.Spec(
+    from steadyrun.drivers import keeper_client  # noqa: PLC0415
+    from steadyrun.lib.file_follower import FileWatches, JournalFollower  # noqa: PLC0415
+    from steadyrun.model.ids import HolderId  # noqa: PLC0415
+
+    directory, turns, holder = folder / "process", 0, HolderId("hld_bench")
+    spec = keeper_client.KeeperSpec(
         "prc_bench", str(directory), _agent("scripted", folder), "/", {}, "pipe", (),
-        keeping.Limits(),
+        keeper_client.KeeperLimits(),
     )  # fmt: skip
-    await keeping.start(spec)
-    with journal.FileWatches() as watches:
-        follower = journal.JournalFollower(watches, directory / "journal")
-        with closing(await keeping.linked(directory, "hld_bench", "agt_bench", 1)) as link:
+    await keeper_client.start(spec)
+    with FileWatches() as watches:
+        follower = JournalFollower(watches, directory / "journal")
+        with closing(await keeper_client.connect(directory, holder, "agt_bench", 1)) as link:
 
             async def turn() -> int:
                 nonlocal turns
                 turns += 1
-                begin, said = time.monotonic_ns(), b""
+                begin, output = time.monotonic_ns(), b""
                 await link.frame(f"begin:{turns}", follower.offset, (_ASK % turns).rstrip())
-                while b'"ended"' not in said:
-                    said += await follower.read()
-                return _read_at(said) - begin
+                while b'"ended"' not in output:
+                    output += await follower.read()
+                return _read_at(output) - begin
 
             with follower:
                 yield turn
             await link.stop("shutdown")
-        await keeping.wait_until_gone(directory)
+        await keeper_client.wait_until_gone(directory)
 
 
 # -- the SDK
@@ -169,16 +173,16 @@ async def _raw(folder: Path) -> AsyncIterator[Turn]:
             turns += 1
             begin = time.monotonic_ns()
             os.write(to, _ASK % turns)
-            while b'"ended"' not in (said := of.readline()):
+            while b'"ended"' not in (line := of.readline()):
                 pass
-            return _read_at(said) - begin
+            return _read_at(line) - begin
 
         yield turn
         agent.stdin.close()
 
 
-def _read_at(said: bytes) -> int:
-    return int(said.rpartition(b'"result":"')[2].partition(b'"')[0])
+def _read_at(output: bytes) -> int:
+    return int(output.rpartition(b'"result":"')[2].partition(b'"')[0])
 
 
 WAYS: dict[str, Callable[[Path], Any]] = {
@@ -192,7 +196,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 
 
 async def main(way: str) -> None:
-    with scratch() as folder, anyio.fail_after(_LIMIT_SECONDS):
+    with make_scratch() as folder, anyio.fail_after(_LIMIT_SECONDS):
         async with WAYS[way](folder) as turn:
             while await anyio.to_thread.run_sync(sys.stdin.readline):
                 print(await turn(), flush=True)

@@ -1,6 +1,6 @@
 """The SDK's part of `sessions`: many clients in one process, each with an agent of its own.
 
-    python -m bench.sdk_crowd COUNT PROGRAM
+    python -m bench.sdk_sessions COUNT PROGRAM
 
 Each client sends its agent one request and reads the answer to its end. The process prints when it
 is ready, begins when it reads a line, and prints when all agents have begun and how many lines
@@ -23,16 +23,16 @@ async def main(count: int, program: str) -> None:
     for client in clients:
         await client.connect()
         await client.query("Go.")
-    crowd = _Crowd(sdk, count)
+    readers = _Readers(sdk, count)
     async with anyio.create_task_group() as tasks:
         for client in clients:
-            tasks.start_soon(crowd.read, client)
-    print(crowd.lines, flush=True)
+            tasks.start_soon(readers.read, client)
+    print(readers.lines, flush=True)
     for client in clients:
         await client.disconnect()
 
 
-class _Crowd:
+class _Readers:
     """Which agents have begun, and how many lines came."""
 
     def __init__(self, sdk: Any, count: int) -> None:

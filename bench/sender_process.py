@@ -9,13 +9,13 @@ from pathlib import Path
 
 import anyio
 
-from bench import setting
+from bench import store_setup
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Message
 
 
 async def main(home: Path) -> None:
-    async with setting.opened(home) as store:
+    async with store_setup.open_store(home) as store:
         # Waiting here blocks the loop. That is harmless: the loop has no other task.
         for line in iter(sys.stdin.readline, ""):
             word, begin = line.strip(), time.monotonic_ns()

@@ -24,7 +24,7 @@ ids = Ids(lambda: datetime.now(UTC))
 
 
 @asynccontextmanager
-async def opened(home: Path) -> AsyncIterator[SqliteStore]:
+async def open_store(home: Path) -> AsyncIterator[SqliteStore]:
     """A store as steadyrun opens it, with secrets to scrub."""
     store = await SqliteStore.open(home, scrubber=Scrubber(SECRETS))
     try:
@@ -39,14 +39,14 @@ async def begin_run(store: SqliteStore) -> tuple[Claim, RunId]:
     holder = await store.join("bench")
     await store.accept(Message(agent.id, "Go."))
     [claim] = await store.claim(holder.id)
-    change = created(claim)
+    change = make_created(claim)
     await store.change(claim, change.id, change)
-    await store.open_process(claim, new_process(agent.id))
+    await store.open_process(claim, make_process(agent.id))
     return claim, change.id
 
 
 async def add_agents(store: SqliteStore, count: int) -> list[Agent]:
-    agents = [new_agent(n) for n in range(count)]
+    agents = [make_agent(n) for n in range(count)]
     async with anyio.create_task_group() as group:
         for agent in agents:
             group.start_soon(store.add_agent, agent)
@@ -70,13 +70,13 @@ async def accept_all(store: SqliteStore, messages: Sequence[Message]) -> None:
             group.start_soon(accept, some)
 
 
-def new_agent(number: int) -> Agent:
+def make_agent(number: int) -> Agent:
     return Agent(ids.agent(), f"agent-{number}", (PROVIDER,), "/home/agent")
 
 
-def new_process(agent: AgentId) -> Process:
+def make_process(agent: AgentId) -> Process:
     return Process(PROCESS, agent, PROVIDER, "here", "keeper", datetime.now(UTC))
 
 
-def created(claim: Claim) -> Created:
+def make_created(claim: Claim) -> Created:
     return Created(ids.run(), claim.agent, claim.item.id, PROVIDER, datetime.now(UTC))

@@ -16,21 +16,23 @@ _WAIT_SECONDS = 120.0
 _RUN_TIME = 2
 
 
-class Other:
+class SecondProcess:
     """A second process: it takes a step for each line it reads, and prints when it is done."""
 
     def __init__(self, process: "subprocess.Popen[str]", name: str) -> None:
         self.pid = process.pid
         self._process, self._name = process, name
 
-    def says(self, word: str = "") -> str:
+    def expect_line(self, word: str = "") -> str:
         """Wait for the next line of the process, which must be `word` if one is given."""
         assert self._process.stdout
-        said = self._process.stdout.readline().strip()
-        expect(bool(said) and said == (word or said), f"{self._name} said {said!r}, not {word!r}")
-        return said
+        line = self._process.stdout.readline().strip()
+        expect(
+            bool(line) and line == (word or line), f"{self._name} printed {line!r}, not {word!r}"
+        )
+        return line
 
-    def go_on(self) -> None:
+    def send_line(self) -> None:
         assert self._process.stdin
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -44,55 +46,55 @@ class Other:
 
 
 @contextmanager
-def other(name: str, command: Sequence[str]) -> Iterator[Other]:
+def start_process(name: str, command: Sequence[str]) -> Iterator[SecondProcess]:
     """A process and everything it has started; none of them is left at the end."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
     ) as process:
         try:
-            yield Other(process, name)
+            yield SecondProcess(process, name)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def cpu_seconds(pid: int) -> float:
+def read_cpu_seconds(pid: int) -> float:
     """The CPU time of a process so far: all its threads, none of its children."""
     return time.clock_gettime((~pid << 3) | _RUN_TIME)
 
 
-def private_kb(pid: int) -> int:
+def read_private_kb(pid: int) -> int:
     """The memory that a process does not share and has written to."""
     return _kb(pid, "Private_Dirty")
 
 
-def shared_out_kb(pids: Iterable[int]) -> int:
+def read_proportional_kb(pids: Iterable[int]) -> int:
     """The memory that the processes have written to; a page shared by two counts half for each."""
     return sum(_kb(pid, "Pss_Dirty") for pid in pids)
 
 
-def agents_of(home: Path) -> list[int]:
+def find_agents(home: Path) -> list[int]:
     """The agents that keepers have started for this home."""
     mark = f"STEADYRUN_HOME={home}".encode()
     return [pid for pid in _all() if mark in _read(pid, "environ").split(b"\0")]
 
 
-def keepers_of(agents: Iterable[int]) -> list[int]:
+def find_keepers(agents: Iterable[int]) -> list[int]:
     """The keepers of these agents, and the outer processes of the keepers."""
     keepers = [_parent(pid) for pid in agents]
     return keepers + [_parent(pid) for pid in keepers]
 
 
 @contextmanager
-def ended(home: Path) -> Iterator[None]:
+def check_ended(home: Path) -> Iterator[None]:
     """Check that no agent of the home is left; kill those that are, which ends their keepers."""
     try:
         yield
     finally:
         until = time.monotonic() + _WAIT_SECONDS
-        agents = agents_of(home)
-        others = keepers_of(agents)
+        agents = find_agents(home)
+        others = find_keepers(agents)
         for agent in agents:
             with suppress(ProcessLookupError):
                 os.kill(agent, signal.SIGKILL)

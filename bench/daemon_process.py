@@ -1,7 +1,7 @@
 """Runs a daemon for benchmarks, as any program would, with agents that all play the same lines.
 
-`python -m bench.team ROLE HOME COUNT` runs one in a process of its own: it takes its next step for
-each line it reads, and prints a line when that step is done.
+`python -m bench.daemon_process ROLE HOME COUNT` runs one in a process of its own: it takes its next
+step for each line it reads, and prints a line when that step is done.
 """
 
 import sys
@@ -30,7 +30,7 @@ _DRAIN_SECONDS = 60.0
 
 
 @asynccontextmanager
-async def working(config: Config, room: Capacity) -> AsyncIterator[Daemon]:
+async def run_daemon(config: Config, room: Capacity) -> AsyncIterator[Daemon]:
     """A daemon that runs items, and ends its processes at the end."""
     async with (
         open_runtime(config, kind="daemon", machine="here") as around,
@@ -44,7 +44,7 @@ async def working(config: Config, room: Capacity) -> AsyncIterator[Daemon]:
         tasks.cancel_scope.cancel()
 
 
-async def hire(daemon: Daemon, folder: Path, count: int) -> list[Agent]:
+async def add_agents(daemon: Daemon, folder: Path, count: int) -> list[Agent]:
     around = daemon.holding.around
     agents = []
     for number in range(count):
@@ -55,7 +55,7 @@ async def hire(daemon: Daemon, folder: Path, count: int) -> list[Agent]:
     return agents
 
 
-async def done(daemon: Daemon, agent: Agent, message: Message) -> Item:
+async def send_and_wait(daemon: Daemon, agent: Agent, message: Message) -> Item:
     """Send a message and wait until its item is settled. The store is read only when the agent is
     idle: waiting must not disturb the work."""
     store, was_busy = daemon.holding.around.store, False
@@ -73,47 +73,47 @@ async def done(daemon: Daemon, agent: Agent, message: Message) -> Item:
 # -- in a process of its own
 
 
-async def told() -> None:
+async def wait_for_line() -> None:
     """Wait for a line; without one, the parent process is gone, and this process ends."""
     if not await anyio.to_thread.run_sync(sys.stdin.readline):
         sys.exit(1)
 
 
-def say(word: object) -> None:
+def print_line(word: object) -> None:
     print(word, flush=True)
 
 
 async def _drive(home: Path, count: int) -> None:
     """Print that the daemon works; start the runs and print so; print when all have ended."""
-    async with working(load(home, cwd=home), Capacity(runs=count, processes=count)) as daemon:
-        say("ready")
-        await told()
+    async with run_daemon(load(home, cwd=home), Capacity(runs=count, processes=count)) as daemon:
+        print_line("ready")
+        await wait_for_line()
         store = daemon.holding.around.store
-        for agent in await hire(daemon, home / "agents", count):
+        for agent in await add_agents(daemon, home / "agents", count):
             await store.accept(Message(agent.id, "Go."))
-        while await _runs_of(store, count, "running") < count:  # noqa: ASYNC110
+        while await _count_runs(store, count, "running") < count:  # noqa: ASYNC110
             await anyio.sleep(_LOOK_SECONDS)
-        say("running")
-        await _until_ended(store, count)
+        print_line("running")
+        await _wait_until_ended(store, count)
 
 
 async def _adopt(home: Path, count: int) -> None:
     """Print when everything is imported; take over the runs; print when all have ended."""
-    say(time.monotonic_ns())
-    async with working(load(home, cwd=home), Capacity(runs=count, processes=count)) as daemon:
-        await _until_ended(daemon.holding.around.store, count)
+    print_line(time.monotonic_ns())
+    async with run_daemon(load(home, cwd=home), Capacity(runs=count, processes=count)) as daemon:
+        await _wait_until_ended(daemon.holding.around.store, count)
 
 
-async def _until_ended(store: Store, count: int) -> None:
-    await told()
+async def _wait_until_ended(store: Store, count: int) -> None:
+    await wait_for_line()
     while await store.items(limit=1):  # noqa: ASYNC110 (the measurement is over)
         await anyio.sleep(_LOOK_SECONDS)
-    ended = await _runs_of(store, count, "completed")
+    ended = await _count_runs(store, count, "completed")
     expect(ended == count, f"{ended} of {count} runs are completed")
-    say("ended")
+    print_line("ended")
 
 
-async def _runs_of(store: Store, count: int, status: str) -> int:
+async def _count_runs(store: Store, count: int, status: str) -> int:
     return sum(run.status == status for run in await store.runs(limit=count))
 
 
