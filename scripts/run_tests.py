@@ -3,8 +3,8 @@
 Most of the time a test waits for the processes that it has started, so more workers than cores
 finish sooner. The files are handed out in batches, the longest first, so that all workers end at
 about the same time. `tests/durations.txt` has the measured seconds of the slow files; `--record`
-writes it anew. `--fast` runs only the files that are quick and start no daemon. All other arguments
-go to pytest.
+writes it anew. `--fast` runs only the quick files that start no daemon, with fewer examples of each
+property. All other arguments go to pytest.
 """
 
 import argparse
@@ -24,18 +24,24 @@ WORKERS = 4
 BATCH_SECONDS = 20.0
 # A file that is not in the list of durations takes less than this.
 SLOW_SECONDS = 1.0
+FAST_SECONDS = 3.0
+FAST_FOLDERS = ("tests/unit/", "tests/properties/", "tests/recordings/", "tests/docs/")
+MEMORY_STORE = ["tests/conformance/test_stores.py", "-k", "Memory"]
 NO_TESTS_COLLECTED = 5
-TIMES = ("passed", "failed", "errors", "skipped")
+OUTCOMES = ("passed", "failed", "errors", "skipped")
 
 
 def main() -> int:
     """Run all batches, print their output and the sums, and return the worst exit code."""
     options, pytest_arguments = _parse_arguments()
     files = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py"))
+    durations = _load_durations()
     if options.fast:
-        files = [file for file in files if _is_fast(file)]
+        files = [file for file in files if _is_fast(file, durations)]
         pytest_arguments = ["--hypothesis-profile=fast", *pytest_arguments]
-    batches = list(_build_batches(files, _load_durations()))
+    batches = list(_build_batches(files, durations))
+    if options.fast:
+        batches.append(MEMORY_STORE)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         code = _run_batches(batches, pytest_arguments, Path(folder), options.workers)
@@ -54,8 +60,8 @@ def _parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args()
 
 
-def _is_fast(file: str) -> bool:
-    return file.startswith(("tests/unit/", "tests/properties/"))
+def _is_fast(file: str, durations: Mapping[str, float]) -> bool:
+    return file.startswith(FAST_FOLDERS) and durations.get(file, 0.0) <= FAST_SECONDS
 
 
 def _load_durations() -> dict[str, float]:
@@ -120,7 +126,7 @@ def _print_sums(reports: Iterable[ElementTree.Element], seconds: float) -> None:
         sums["errors"] += counts["errors"]
         sums["skipped"] += counts["skipped"]
         sums["passed"] += int(suite.get("tests", 0)) - sum(counts.values())
-    counted = ", ".join(f"{sums[name]} {name}" for name in TIMES if sums[name])
+    counted = ", ".join(f"{sums[name]} {name}" for name in OUTCOMES if sums[name])
     print(f"all: {counted or 'no tests'} in {seconds:.0f}s", flush=True)
 
 

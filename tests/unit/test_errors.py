@@ -72,7 +72,7 @@ def test_codes_are_told_apart() -> None:
 
 def test_only_what_passes_by_itself_is_worth_the_same_call_again() -> None:
     assert {name for name, kind in CLASSES.items() if kind.retryable} == {
-        "GateClosed", "KeeperFailed", "StoreBusy", "StoreFull",
+        "KeeperFailed", "ProviderClosed", "StoreBusy", "StoreFull",
     }  # fmt: skip
 
 
