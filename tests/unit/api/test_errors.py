@@ -11,7 +11,7 @@ from tests.unit.test_errors import CLASSES
 
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=lambda kind: kind.__name__)
-def test_every_error_comes_back_as_its_own_kind(kind: type[SteadyrunError]) -> None:
+def test_every_error_is_rebuilt_as_its_own_class(kind: type[SteadyrunError]) -> None:
     failure = FailureDocument(kind.code, "what", "try", kind.retryable, kind.exit_code)
 
     error = build_error(failure)
@@ -21,7 +21,7 @@ def test_every_error_comes_back_as_its_own_kind(kind: type[SteadyrunError]) -> N
     assert to_document(error) == failure
 
 
-def test_an_error_that_only_the_other_side_knows_keeps_its_facts() -> None:
+def test_unknown_error_code_keeps_its_message_and_exit_code() -> None:
     failure = FailureDocument("new_kind", "what", "", retryable=True, exit=42)
 
     error = build_error(failure)
@@ -31,7 +31,7 @@ def test_an_error_that_only_the_other_side_knows_keeps_its_facts() -> None:
     assert "new_kind" not in {kind.code for kind in CLASSES.values()}
 
 
-def test_there_and_back_is_the_same() -> None:
+def test_error_survives_the_conversion_to_a_refusal_and_back() -> None:
     for error in (
         NotFound("agent", "ada", hint="look"),
         StoreBusy("locked", path=Path("/x")),
@@ -40,7 +40,7 @@ def test_there_and_back_is_the_same() -> None:
         assert to_document(from_refusal(to_refusal(error))) == to_document(error)
 
 
-def test_a_refusal_of_another_form_stays_one() -> None:
+def test_refusal_without_an_error_document_is_returned_unchanged() -> None:
     refused = RpcRefused("no method", number=-32601)
 
     assert from_refusal(refused) is refused

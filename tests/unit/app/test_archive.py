@@ -1,4 +1,4 @@
-"""What is packed has no secrets, and its parts still fit together."""
+"""An archive has no secrets, and its offsets fit its journal."""
 
 import io
 
@@ -15,7 +15,9 @@ LINES = st.lists(st.sampled_from([b"a\n", b"\n", f"x{SECRET}y\n".encode(), b"lon
 
 
 @given(LINES, st.data())
-def test_a_cut_is_moved_with_the_lines_before_it(lines: list[bytes], data: st.DataObject) -> None:
+def test_copy_scrubbed_moves_a_cut_with_the_lines_before_it(
+    lines: list[bytes], data: st.DataObject
+) -> None:
     count = data.draw(st.integers(0, len(lines)))
     before = b"".join(lines[:count])
     scrubber, target = Scrubber([Secret(SECRET)]), io.BytesIO()
@@ -26,7 +28,9 @@ def test_a_cut_is_moved_with_the_lines_before_it(lines: list[bytes], data: st.Da
     assert moved == {len(before): len(scrubber.clean(before))}
 
 
-def test_a_secret_is_found_wherever_the_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_scrubbed_finds_a_secret_at_the_border_of_two_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = f"a {SECRET} b\n".encode() * 10
     for size in range(1, 40):
         monkeypatch.setattr(archive, "CHUNK_BYTES", size)
@@ -37,7 +41,7 @@ def test_a_secret_is_found_wherever_the_pieces_end(monkeypatch: pytest.MonkeyPat
         assert target.getvalue() == b"a [redacted] b\n" * 10
 
 
-def test_a_private_key_of_many_lines_is_taken_out() -> None:
+def test_copy_scrubbed_removes_a_private_key_of_many_lines() -> None:
     key = b"-----BEGIN PRIVATE KEY-----\nQUJD\nREVG\n-----END PRIVATE KEY-----\n"
     target = io.BytesIO()
 

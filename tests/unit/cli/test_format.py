@@ -1,4 +1,4 @@
-"""How runs and events look to a person."""
+"""Values, runs and events are formatted for people."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -30,11 +30,11 @@ def stored(event: Event | Foreign) -> StoredEvent:
     [(None, "-"), (0, "0ms"), (999, "999ms"), (1000, "1.0s"), (59_900, "59.9s"),
      (60_000, "1m00s"), (3_725_000, "62m05s")],
 )  # fmt: skip
-def test_a_duration_is_short(milliseconds: int | None, shown: str) -> None:
+def test_format_duration_uses_the_unit_that_fits(milliseconds: int | None, shown: str) -> None:
     assert format_duration(milliseconds) == shown
 
 
-def test_unknown_tokens_are_never_zero() -> None:
+def test_format_tokens_leaves_out_unknown_counts() -> None:
     assert format_tokens(Usage()) == "unknown"
     assert format_tokens(Usage(10, 2, 8)) == "10 in (8 cached) / 2 out"
     assert format_tokens(Usage(None, 2)) == "2 out"
@@ -56,7 +56,7 @@ def test_unknown_tokens_are_never_zero() -> None:
         (Foreign("later.thing", 2, b"\x82\xa4type\xablater.thing\xa1x\x01"), '{"x":1}'),
     ],
 )
-def test_an_event_is_one_line(event: Event | Foreign, shown: str) -> None:
+def test_format_event_returns_one_line(event: Event | Foreign, shown: str) -> None:
     line = format_event(stored(event))
 
     assert line.startswith(f"03:04:05  {ev.type_of(event)}")
@@ -64,14 +64,14 @@ def test_an_event_is_one_line(event: Event | Foreign, shown: str) -> None:
     assert "\n" not in line
 
 
-def test_a_long_event_is_cut() -> None:
+def test_format_event_cuts_a_long_text() -> None:
     line = format_event(stored(ev.TextFinal("x" * 10_000)))
 
     assert len(line) < 200
     assert line.endswith("…")
 
 
-def test_a_run_of_no_agent_shows_none() -> None:
+def test_run_table_shows_a_dash_for_a_direct_run() -> None:
     run = Run(RunId("run_1"), AgentId("agt_1"), None, "shell", AT, ended_at=AT + timedelta(0, 1))
 
     [_, alone] = format_run_table([(run, "run_1")])
@@ -86,7 +86,7 @@ def test_a_run_of_no_agent_shows_none() -> None:
     [(0, "0"), (999, "999"), (1000, "1.0k"), (9949, "9.9k"), (9950, "10k"), (41_499, "41k"),
      (999_499, "999k"), (999_500, "1.0M"), (12_000_000, "12M")],
 )  # fmt: skip
-def test_a_count_is_short(number: int, shown: str) -> None:
+def test_format_count_needs_four_characters_at_most(number: int, shown: str) -> None:
     assert format_count(number) == shown
 
 

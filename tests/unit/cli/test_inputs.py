@@ -1,4 +1,4 @@
-"""What may be asked for on the command line."""
+"""The arguments of `run` are read and checked."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -18,15 +18,15 @@ def parsed(*words: str) -> Namespace:
     return build_parser().parse_args(["run", "--provider", "p", *words])
 
 
-def test_the_modes_of_the_command_line_are_all_there_are() -> None:
+def test_modes_of_the_command_line_equal_the_modes_of_the_policy() -> None:
     assert get_args(Mode) == MODES
 
 
-def test_what_was_not_asked_for_is_no_wish() -> None:
+def test_read_options_leaves_out_what_was_not_typed() -> None:
     assert read_options(parsed("x")) == {}
 
 
-def test_every_wish_has_its_type() -> None:
+def test_read_options_converts_every_option_to_its_type() -> None:
     words = ("--tools", "Read, Bash,", "--max-turns", "3", "--max-cost", "0.5", "--timeout", "2m",
              "--mode", "plan", "--schema", '{"type": "object"}')  # fmt: skip
 
@@ -41,7 +41,7 @@ def test_every_wish_has_its_type() -> None:
     [(["hello"], "hello"), (["--", "--help"], "--help"), (["-"], "-"), ([], None),
      (["--cwd", "x", "--", "-n"], "-n"), (["-- fix it"], "-- fix it")],
 )  # fmt: skip
-def test_the_prompt_may_stand_anywhere_and_begin_with_anything(
+def test_prompt_may_have_any_position_and_begin_with_a_dash_after_two_dashes(
     words: list[str], text: str | None
 ) -> None:
     assert parsed(*words).text == text
@@ -52,7 +52,9 @@ def test_the_prompt_may_stand_anywhere_and_begin_with_anything(
     [(PNG, "image/png"), (b"\xff\xd8\xff\xe0", "image/jpeg"), (b"GIF87a", "image/gif"),
      (b"GIF89a", "image/gif"), (b"RIFF\x10\x00\x00\x00WEBPVP8 ", "image/webp")],
 )  # fmt: skip
-def test_an_image_is_known_by_its_content(tmp_path: Path, start: bytes, media_type: str) -> None:
+def test_read_image_finds_the_type_from_the_content(
+    tmp_path: Path, start: bytes, media_type: str
+) -> None:
     path = tmp_path / "picture.txt"
     path.write_bytes(start)
 
@@ -60,7 +62,7 @@ def test_an_image_is_known_by_its_content(tmp_path: Path, start: bytes, media_ty
 
 
 @pytest.mark.parametrize("content", [b"", b"RIFF\x10\x00\x00\x00WAVE", b"<svg/>", b"GIF"])
-def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_read_image_refuses_other_content(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(content)
 
@@ -68,7 +70,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
         read_image(str(path))
 
 
-def test_an_image_may_be_just_as_large_as_allowed(tmp_path: Path) -> None:
+def test_read_image_accepts_the_size_limit_and_refuses_one_byte_more(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(PNG.ljust(LARGEST_IMAGE_BYTES, b"\0"))
     assert len(read_image(str(path)).data) == LARGEST_IMAGE_BYTES
@@ -79,6 +81,6 @@ def test_an_image_may_be_just_as_large_as_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["{", "[1]", "{}x", "\udcff", "no\0file", '{"a":' * 100_000])
-def test_a_schema_that_is_none_is_named(given: str) -> None:
+def test_read_schema_refuses_what_is_not_a_json_object(given: str) -> None:
     with pytest.raises(InvalidUsage, match="the schema"):
         read_schema(given)

@@ -1,4 +1,4 @@
-"""How a run looks while it goes on."""
+"""A run in progress is shown on stdout and stderr."""
 
 import io
 from datetime import UTC, datetime, timedelta
@@ -43,7 +43,7 @@ def text_of(*events: Event) -> str:
     return shown(*events)[0]
 
 
-def test_a_text_is_printed_once_however_it_comes() -> None:
+def test_text_is_printed_once_with_or_without_deltas() -> None:
     deltas = [ev.TextDelta("one "), ev.TextDelta("two")]
 
     assert text_of(ev.TextFinal("one two")) == "one two\n"
@@ -54,20 +54,20 @@ def test_a_text_is_printed_once_however_it_comes() -> None:
     )
 
 
-def test_what_deltas_have_left_out_is_printed_at_the_end() -> None:
+def test_text_that_is_missing_in_deltas_is_printed_with_the_whole_text() -> None:
     begun = ev.TextDelta("one ")
 
     assert text_of(begun, ev.TextFinal("one two")) == "one two\n"
     assert text_of(begun, ev.TextFinal("zero one two")) == "one \nzero one two\n"
 
 
-def test_one_stream_of_deltas_may_be_two_texts() -> None:
+def test_one_stream_of_deltas_may_belong_to_two_texts() -> None:
     deltas = [ev.TextDelta("one"), ev.TextDelta("\ntwo")]
 
     assert text_of(*deltas, ev.TextFinal("one"), ev.TextFinal("two")) == "one\ntwo\n"
 
 
-def test_a_result_that_was_not_said_is_printed_and_one_that_was_is_not() -> None:
+def test_result_is_printed_only_if_its_text_was_not_printed_before() -> None:
     ended = ev.RunCompleted("completed", text="42")
 
     assert text_of(ev.TextFinal("42\n"), ended) == "42\n"
@@ -76,7 +76,7 @@ def test_a_result_that_was_not_said_is_printed_and_one_that_was_is_not() -> None
 
 
 @given(st.lists(st.text(max_size=8), max_size=6))
-def test_a_streamed_text_is_what_the_whole_text_would_be(pieces: list[str]) -> None:
+def test_streamed_text_prints_the_same_as_the_whole_text(pieces: list[str]) -> None:
     whole = "".join(pieces)
     streamed = text_of(*map(ev.TextDelta, pieces), ev.TextFinal(whole))
 
@@ -96,11 +96,11 @@ def test_no_control_character_reaches_the_terminal(text: str) -> None:
         assert not set("\x7f\x9b\u202e\u2066") & set(out + err)
 
 
-def test_tabs_and_line_breaks_of_a_text_stay() -> None:
+def test_tabs_and_line_breaks_of_a_text_are_kept() -> None:
     assert text_of(ev.TextFinal("all:\r\n\tmake\n")) == "all:\n\tmake\n"
 
 
-def test_a_tool_has_a_line_for_its_start_and_one_for_its_end() -> None:
+def test_tool_call_prints_a_line_at_its_start_and_at_its_end() -> None:
     start = ev.ToolStarted("1", "Bash", {"command": "pytest -q"})
     _, err = shown(start, ev.ToolFailed("1", "Bash", error="exit 1"))
 
@@ -109,7 +109,7 @@ def test_a_tool_has_a_line_for_its_start_and_one_for_its_end() -> None:
     assert ended.split() == ["<", "Running", "pytest", "-q", "1.0s", "failed:", "exit", "1"]
 
 
-def test_on_a_terminal_the_line_of_a_tool_is_finished_in_place() -> None:
+def test_tool_call_completes_its_line_in_place_on_a_terminal() -> None:
     _, err = shown(
         ev.ToolStarted("1", "Read", {"path": "a"}), ev.ToolCompleted("1", "Read"), is_terminal=True
     )
@@ -119,7 +119,7 @@ def test_on_a_terminal_the_line_of_a_tool_is_finished_in_place() -> None:
     assert ended.split() == [">", "Reading", "a", "1.0s"]
 
 
-def test_on_a_terminal_tools_that_overlap_have_lines_of_their_own() -> None:
+def test_overlapping_tool_calls_have_separate_lines_on_a_terminal() -> None:
     _, err = shown(
         ev.ToolStarted("1", "A"), ev.ToolStarted("2", "B"),
         ev.ToolCompleted("1", "A"), ev.ToolCompleted("2", "B"),
@@ -133,7 +133,7 @@ def test_on_a_terminal_tools_that_overlap_have_lines_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 500, "字" * 300])
-def test_on_a_terminal_a_line_never_wraps(name: str) -> None:
+def test_line_never_wraps_on_a_terminal(name: str) -> None:
     _, err = shown(
         ev.ToolStarted("1", name), ev.ToolFailed("1", name, error=name), is_terminal=True
     )
@@ -148,7 +148,7 @@ def test_text_and_progress_do_not_share_a_line_of_the_terminal() -> None:
     assert (out, err) == ("so \nfar", "  . x\n")
 
 
-def test_where_only_progress_is_on_a_terminal_the_text_stays_as_it_is() -> None:
+def test_text_in_a_file_is_not_changed_by_progress_on_a_terminal() -> None:
     out = io.StringIO()
     output = LiveText(out, Terminal())
     for event in (ev.TextDelta("so "), ev.Note("x"), ev.TextDelta("far")):
@@ -167,11 +167,11 @@ def test_where_only_progress_is_on_a_terminal_the_text_stays_as_it_is() -> None:
         ({"a": [1, 2]}, 'Tool {"a":[1,2]}'),
     ],
 )
-def test_a_tool_call_is_told_in_a_few_words(given: object, shown: str) -> None:
+def test_tool_call_has_a_short_label(given: object, shown: str) -> None:
     assert live.summarize_tool(ev.ToolStarted("1", "Tool", given)) == shown
 
 
-def test_the_last_line_says_what_it_took() -> None:
+def test_last_line_has_duration_cost_and_tokens() -> None:
     ended = ev.RunCompleted(
         "completed",
         duration_ms=112_000,
@@ -184,13 +184,13 @@ def test_the_last_line_says_what_it_took() -> None:
     ]
 
 
-def test_what_is_not_known_is_not_in_the_last_line() -> None:
+def test_last_line_leaves_out_unknown_values() -> None:
     ended = ev.RunCompleted("completed", duration_ms=500)
 
     assert live.format_ending("run_1", ended) == ["* done in 500ms · run_1"]
 
 
-def test_a_failure_says_why_and_what_to_do() -> None:
+def test_failed_run_prints_its_error_and_hint() -> None:
     error = ErrorFact("auth", "no key", "Log in.")
     diagnostic = ev.Diagnostic(1, "boom")
     ended = ev.RunFailed("failed", duration_ms=500, error=error, diagnostic=diagnostic)
@@ -200,5 +200,5 @@ def test_a_failure_says_why_and_what_to_do() -> None:
     ]  # fmt: skip
 
 
-def test_every_line_of_progress_is_of_an_event_that_exists() -> None:
+def test_every_progress_formatter_belongs_to_an_event_type() -> None:
     assert set(live._PROGRESS_FORMATTERS) <= set(EVENT_TYPES)

@@ -1,4 +1,4 @@
-"""Agents come, change, pause and go; whatever is wrong with one is said before it is written."""
+"""Agents are added, changed, paused and removed; an invalid request writes nothing."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -76,7 +76,7 @@ def ada(desk: OperationContext, **fields: Any) -> AddAgentRequest:
 
 
 @pytest.mark.parametrize("name", ["a", "7", "ada-2_x", "a" * 64])
-def test_a_good_name_is_taken(desk: OperationContext, name: str) -> None:
+def test_add_accepts_a_valid_name(desk: OperationContext, name: str) -> None:
     assert do(add, desk, ada(desk, name=name)).name == name
 
 
@@ -87,7 +87,7 @@ def test_a_good_name_is_taken(desk: OperationContext, name: str) -> None:
         "agt_x", "prc_x", "hld_x",
     ],
 )  # fmt: skip
-def test_a_bad_name_is_refused(desk: OperationContext, name: str) -> None:
+def test_add_refuses_an_invalid_name(desk: OperationContext, name: str) -> None:
     with pytest.raises(InvalidUsage) as found:
         do(add, desk, ada(desk, name=name))
 
@@ -124,7 +124,7 @@ def test_a_bad_name_is_refused(desk: OperationContext, name: str) -> None:
         ({"role": ""}, InvalidUsage),
     ],
 )
-def test_what_cannot_work_is_refused_and_nothing_is_written(
+def test_add_refuses_an_invalid_agent_and_writes_nothing(
     desk: OperationContext, fields: dict[str, Any], kind: type[SteadyrunError]
 ) -> None:
     with pytest.raises(kind) as found:
@@ -134,21 +134,21 @@ def test_what_cannot_work_is_refused_and_nothing_is_written(
     assert do(list_agents, desk, ListAgentsRequest()).agents == ()
 
 
-def test_a_home_that_is_a_file_is_no_home(desk: OperationContext) -> None:
+def test_add_refuses_a_file_as_working_directory(desk: OperationContext) -> None:
     (desk.home / "file").touch()
 
     with pytest.raises(AgentHomeMissing):
         do(add, desk, ada(desk, home=str(desk.home / "file")))
 
 
-def test_a_role_is_a_file_of_that_name(desk: OperationContext) -> None:
+def test_add_requires_the_file_of_the_role(desk: OperationContext) -> None:
     (desk.home / "roles").mkdir()
     (desk.home / "roles" / "tester.md").write_text("Test.")
 
     assert do(add, desk, ada(desk, role="tester")).role == "tester"
 
 
-def test_a_provider_whose_options_are_wrong_is_named(desk: OperationContext) -> None:
+def test_add_names_a_provider_with_invalid_options(desk: OperationContext) -> None:
     def abilities(name: str) -> None:
         raise ConfigInvalid(f"providers.{name}.options: no", file=None)
 
@@ -158,14 +158,14 @@ def test_a_provider_whose_options_are_wrong_is_named(desk: OperationContext) -> 
         do(add, broken, ada(desk))
 
 
-def test_names_are_taken_once(desk: OperationContext) -> None:
+def test_add_refuses_a_name_in_use(desk: OperationContext) -> None:
     do(add, desk, ada(desk))
 
     with pytest.raises(NameTaken):
         do(add, desk, ada(desk))
 
 
-def test_only_what_is_said_is_changed(desk: OperationContext) -> None:
+def test_set_changes_only_the_named_fields(desk: OperationContext) -> None:
     given = ada(desk, fallback=("shell",), system="be kind", timeout=5.0, model="m")
     was = do(add, desk, given)
 
@@ -178,7 +178,7 @@ def test_only_what_is_said_is_changed(desk: OperationContext) -> None:
     assert (page.system, page.timeout_seconds) == ("be kind", None)
 
 
-def test_a_tier_takes_the_place_of_tools_and_the_other_way_round(desk: OperationContext) -> None:
+def test_set_replaces_tools_by_a_tier_and_a_tier_by_tools(desk: OperationContext) -> None:
     def changed(**fields: Any) -> tuple[Any, ...]:
         now = do(change, desk, SetAgentRequest(name="ada", **fields))
         return now.tier, now.tools, now.deny
@@ -192,7 +192,7 @@ def test_a_tier_takes_the_place_of_tools_and_the_other_way_round(desk: Operation
     assert changed(clear=("tools", "deny")) == (None, None, ())
 
 
-def test_an_empty_list_of_tools_is_none_as_in_the_configuration(desk: OperationContext) -> None:
+def test_empty_list_of_tools_allows_no_tools(desk: OperationContext) -> None:
     def changed(**fields: Any) -> tuple[Any, ...]:
         now = do(change, desk, SetAgentRequest(name="ada", **fields))
         return now.tier, now.tools, now.model
@@ -205,9 +205,7 @@ def test_an_empty_list_of_tools_is_none_as_in_the_configuration(desk: OperationC
 
 
 @pytest.mark.parametrize("field", ["deny", "fallback", "budget", "approvers", "clear"])
-def test_another_list_that_names_nothing_changes_nothing(
-    desk: OperationContext, field: str
-) -> None:
+def test_set_refuses_an_empty_list_other_than_tools(desk: OperationContext, field: str) -> None:
     before = do(add, desk, ada(desk, deny=("Bash",), approvers=("cli:a",)))
     changed, empty = SetAgentRequest(name="ada", model="m"), {field: ()}
 
@@ -220,7 +218,7 @@ def test_another_list_that_names_nothing_changes_nothing(
     assert do(list_agents, desk, ListAgentsRequest()).agents == (before,)
 
 
-def test_a_tool_that_does_not_exist_is_told_with_the_nearest(desk: OperationContext) -> None:
+def test_add_suggests_the_nearest_name_for_an_unknown_tool(desk: OperationContext) -> None:
     with pytest.raises(InvalidUsage) as found:
         do(add, desk, ada(desk, tools=("Read", "Gerp")))
 
@@ -230,7 +228,7 @@ def test_a_tool_that_does_not_exist_is_told_with_the_nearest(desk: OperationCont
     )
 
 
-def test_a_new_provider_keeps_the_fallback(desk: OperationContext) -> None:
+def test_set_provider_keeps_the_fallback(desk: OperationContext) -> None:
     do(add, desk, ada(desk, fallback=("shell",)))
 
     with pytest.raises(InvalidUsage, match="named twice"):
@@ -250,7 +248,7 @@ def test_a_new_provider_keeps_the_fallback(desk: OperationContext) -> None:
         (SetAgentRequest(name="ada", home="/no/such"), "no directory"),
     ],
 )
-def test_a_change_that_cannot_be_is_refused(
+def test_set_refuses_an_invalid_change(
     desk: OperationContext, given: SetAgentRequest, said: str
 ) -> None:
     before = do(add, desk, ada(desk))
@@ -261,7 +259,7 @@ def test_a_change_that_cannot_be_is_refused(
     assert do(list_agents, desk, ListAgentsRequest()).agents == (before,)
 
 
-def test_an_agent_of_the_configuration_is_changed_there_only(desk: OperationContext) -> None:
+def test_set_refuses_an_agent_of_the_configuration(desk: OperationContext) -> None:
     agent = Agent(AgentId("agt_1"), "ada", ("scripted",), str(desk.home), origin="config")
     anyio.run(desk.store.add_agent, agent)
 
@@ -275,7 +273,7 @@ def test_an_agent_of_the_configuration_is_changed_there_only(desk: OperationCont
     assert do(pause, desk, AgentSelection("ada")).agents[0].state == "paused"
 
 
-def test_an_agent_with_work_stays_and_one_without_goes(desk: OperationContext) -> None:
+def test_remove_refuses_an_agent_with_work(desk: OperationContext) -> None:
     added = do(add, desk, ada(desk))
     item = anyio.run(desk.store.accept, Message(AgentId(added.id), "go")).item
 
@@ -292,7 +290,9 @@ def test_an_agent_with_work_stays_and_one_without_goes(desk: OperationContext) -
         do(show, desk, AgentRequest(added.id))
 
 
-def test_an_agent_whose_process_waits_stays_for_now(desk: OperationContext) -> None:
+def test_remove_refuses_an_agent_with_a_warm_process_of_a_dead_daemon(
+    desk: OperationContext,
+) -> None:
     added = do(add, desk, ada(desk))
 
     async def rest() -> None:
@@ -309,7 +309,7 @@ def test_an_agent_whose_process_waits_stays_for_now(desk: OperationContext) -> N
         do(remove, desk, AgentRequest("ada"))
 
 
-def test_a_direct_agent_is_none_to_look_at(desk: OperationContext) -> None:
+def test_show_does_not_find_a_direct_agent(desk: OperationContext) -> None:
     direct = Agent(AgentId("agt_1"), "run_1", ("scripted",), str(desk.home), is_direct=True)
     anyio.run(desk.store.add_agent, direct)
 
@@ -318,14 +318,16 @@ def test_a_direct_agent_is_none_to_look_at(desk: OperationContext) -> None:
 
 
 @pytest.mark.parametrize("given", [AgentSelection(), AgentSelection("ada", all=True)])
-def test_a_pause_is_for_one_or_for_all(desk: OperationContext, given: AgentSelection) -> None:
+def test_pause_requires_exactly_one_kind_of_selection(
+    desk: OperationContext, given: AgentSelection
+) -> None:
     do(add, desk, ada(desk))
 
     with pytest.raises(InvalidUsage, match="--all"):
         do(pause, desk, given)
 
 
-def test_all_are_paused_and_go_on(desk: OperationContext) -> None:
+def test_pause_and_resume_change_all_agents(desk: OperationContext) -> None:
     for name in ("ada", "bob"):
         do(add, desk, ada(desk, name=name))
 
@@ -336,7 +338,7 @@ def test_all_are_paused_and_go_on(desk: OperationContext) -> None:
     assert [(agent.name, agent.state) for agent in one] == [("bob", "idle")]
 
 
-def test_a_state_says_why_nothing_or_what_is_done(desk: OperationContext) -> None:
+def test_state_of_an_agent_follows_its_lane_and_gate(desk: OperationContext) -> None:
     added = do(add, desk, ada(desk))
 
     async def states() -> list[Any]:
@@ -378,7 +380,7 @@ def test_a_state_says_why_nothing_or_what_is_done(desk: OperationContext) -> Non
 
 
 class Counted:
-    """The store that it is given, and how often it was asked."""
+    """Counts the calls of another store."""
 
     def __init__(self, store: Store) -> None:
         self.asked = 0
@@ -389,7 +391,7 @@ class Counted:
         return getattr(self._store, name)
 
 
-def test_a_hundred_agents_are_listed_with_as_many_questions_as_one(
+def test_listing_a_hundred_agents_needs_as_many_queries_as_one(
     desk: OperationContext, tmp_path: Path
 ) -> None:
     async def asked(count: int) -> int:

@@ -1,4 +1,4 @@
-"""Is an answer that cannot be given refused, before anything is written?"""
+"""An invalid answer to an approval is refused before anything is written."""
 
 from pathlib import Path
 

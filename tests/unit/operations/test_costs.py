@@ -1,4 +1,4 @@
-"""Is today the day of the configured time zone? Also where it begins between two runs."""
+"""Costs of a day follow the configured time zone."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -22,7 +22,7 @@ from tests.support.fake_daemon import desk_of
 
 
 def midnight_at(moment: datetime) -> timezone:
-    """A zone in which a day begins then."""
+    """Return a time zone in which a day begins at that moment."""
     since = timedelta(hours=moment.hour, minutes=moment.minute, seconds=moment.second)
     return timezone(-since if since <= timedelta(hours=12) else timedelta(hours=24) - since)
 
@@ -39,7 +39,7 @@ async def spend(desk: OperationContext, agent: Agent, usd: float) -> None:
 
 
 class Counting(MemoryStore):
-    """Counts how often it is asked what was used."""
+    """Counts the queries of usage."""
 
     asked = 0
 
@@ -52,7 +52,7 @@ class Counting(MemoryStore):
         return await super().usage_by(by, **given)
 
 
-def test_two_thousand_years_are_no_more_questions_than_a_day(tmp_path: Path) -> None:
+def test_costs_of_all_time_need_as_many_queries_as_one_day(tmp_path: Path) -> None:
     async def main() -> None:
         clock = FakeClock()
         store = Counting(clock)
@@ -70,7 +70,7 @@ def test_two_thousand_years_are_no_more_questions_than_a_day(tmp_path: Path) -> 
     anyio.run(main)
 
 
-def test_a_day_begins_at_midnight_of_the_zone(tmp_path: Path) -> None:
+def test_day_begins_at_midnight_of_the_configured_zone(tmp_path: Path) -> None:
     async def main() -> None:
         clock = FakeClock()
         plain = desk_of(MemoryStore(clock), tmp_path, clock=clock)

@@ -1,4 +1,4 @@
-"""Messages come in, wait for a reason that is told, and can be asked for again."""
+"""Messages are accepted, listed, retried and cancelled."""
 
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,12 @@ def desk(tmp_path: Path) -> OperationContext:
 
 
 @pytest.mark.parametrize("text", ["", " \n\t"])
-def test_an_empty_message_is_refused(desk: OperationContext, text: str) -> None:
+def test_send_refuses_an_empty_message(desk: OperationContext, text: str) -> None:
     with pytest.raises(InvalidUsage, match="empty"):
         anyio.run(send, desk, SendRequest(agent="ada", text=text))
 
 
-def test_a_message_of_a_mebibyte_is_taken_and_one_byte_more_is_not(desk: OperationContext) -> None:
+def test_send_accepts_one_mebibyte_and_refuses_one_byte_more(desk: OperationContext) -> None:
     most = "ä" * (1024 * 512)
 
     taken = anyio.run(send, desk, SendRequest(agent="ada", text=most))
@@ -65,12 +65,12 @@ def test_a_message_of_a_mebibyte_is_taken_and_one_byte_more_is_not(desk: Operati
     assert "file" in found.value.hint
 
 
-def test_nobody_is_not_told_anything(desk: OperationContext) -> None:
+def test_send_refuses_an_unknown_agent(desk: OperationContext) -> None:
     with pytest.raises(NotFound, match="bob"):
         anyio.run(send, desk, SendRequest(agent="bob", text="hello"))
 
 
-def test_what_is_not_said_is_as_the_agent_is_set(desk: OperationContext) -> None:
+def test_send_uses_the_followup_setting_of_the_agent_by_default(desk: OperationContext) -> None:
     usual = anyio.run(send, desk, SendRequest(agent="ada", text="one"))
     said = anyio.run(send, desk, SendRequest(agent="ada", text="two", followup="steer"))
 
@@ -78,14 +78,14 @@ def test_what_is_not_said_is_as_the_agent_is_set(desk: OperationContext) -> None
     assert anyio.run(desk.store.item, ItemId(usual.id)).on_lost == "resume"
 
 
-def test_the_same_key_is_the_same_item(desk: OperationContext) -> None:
+def test_send_with_the_same_key_returns_the_same_item(desk: OperationContext) -> None:
     first = anyio.run(send, desk, SendRequest(agent="ada", text="one", key="k"))
     again = anyio.run(send, desk, SendRequest(agent="ada", text="another", key="k"))
 
     assert again == first
 
 
-def test_a_queued_item_says_what_it_waits_for(desk: OperationContext) -> None:
+def test_queued_item_has_the_reason_it_waits_for(desk: OperationContext) -> None:
     async def reasons() -> list[Any]:
         found: list[Any] = []
         item = await send(desk, SendRequest(agent="ada", text="one"))
@@ -125,7 +125,9 @@ def test_a_queued_item_says_what_it_waits_for(desk: OperationContext) -> None:
     ]
 
 
-def test_who_has_a_fallback_waits_only_if_that_is_closed_as_well(desk: OperationContext) -> None:
+def test_item_waits_for_a_gate_only_if_all_providers_of_the_agent_are_closed(
+    desk: OperationContext,
+) -> None:
     async def reasons() -> list[Any]:
         found: list[Any] = []
         was = await desk.store.agent("ada")
@@ -152,7 +154,7 @@ async def _shown(desk: OperationContext) -> AgentDocument:
     return await build_agent_document(desk, await desk.store.agent("ada"))
 
 
-def test_the_inbox_has_what_is_open_newest_first(desk: OperationContext) -> None:
+def test_inbox_lists_open_items_newest_first(desk: OperationContext) -> None:
     async def listed() -> list[list[str]]:
         for text in ("one", "two", "three"):
             await send(desk, SendRequest(agent="ada", text=text))
@@ -176,7 +178,7 @@ def test_the_inbox_has_what_is_open_newest_first(desk: OperationContext) -> None
     ]  # fmt: skip
 
 
-def test_a_page_of_other_items_does_not_hide_ours(desk: OperationContext) -> None:
+def test_inbox_finds_items_of_agents_behind_a_page_of_direct_runs(desk: OperationContext) -> None:
     async def listed() -> list[str]:
         await send(desk, SendRequest(agent="ada", text="ours"))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
@@ -189,12 +191,12 @@ def test_a_page_of_other_items_does_not_hide_ours(desk: OperationContext) -> Non
     assert anyio.run(listed) == ["ours"]
 
 
-def test_how_many_is_at_least_one(desk: OperationContext) -> None:
+def test_inbox_refuses_a_limit_below_one(desk: OperationContext) -> None:
     with pytest.raises(InvalidUsage, match="above 0"):
         anyio.run(list_items, desk, ListItemsRequest(limit=0))
 
 
-def test_the_beginning_of_an_id_is_enough_if_it_fits_one(desk: OperationContext) -> None:
+def test_find_item_accepts_an_unambiguous_prefix(desk: OperationContext) -> None:
     first = anyio.run(send, desk, SendRequest(agent="ada", text="one"))
 
     assert anyio.run(show, desk, ItemRequest(first.id[:10])) == first
@@ -215,7 +217,7 @@ async def run_one(desk: OperationContext, status: Any = "failed") -> ItemId:
     return claim.item.id
 
 
-def test_what_is_settled_can_be_asked_again_and_twice_is_once(desk: OperationContext) -> None:
+def test_retry_creates_one_new_item_even_if_it_is_repeated(desk: OperationContext) -> None:
     async def again() -> list[Any]:
         file = Attachment("a.txt", "attachments/1", 3)
         payload = Payload((file,), {"of": "mine"})
@@ -242,7 +244,7 @@ def test_what_is_settled_can_be_asked_again_and_twice_is_once(desk: OperationCon
     assert len({old, first.id, third.id}) == 3
 
 
-def test_what_is_queued_is_cancelled_at_once_and_stays_so(desk: OperationContext) -> None:
+def test_cancel_settles_a_queued_item_at_once(desk: OperationContext) -> None:
     item = anyio.run(send, desk, SendRequest(agent="ada", text="one"))
 
     found, again = [
@@ -260,7 +262,7 @@ def test_what_is_queued_is_cancelled_at_once_and_stays_so(desk: OperationContext
     assert error == ErrorFact("cancelled", "enough")
 
 
-def test_what_runs_is_asked_and_waited_for(desk: OperationContext) -> None:
+def test_cancel_waits_for_the_end_of_a_running_item(desk: OperationContext) -> None:
     async def ask() -> list[Any]:
         item = await send(desk, SendRequest(agent="ada", text="one"))
         holder = await desk.store.join("test")
@@ -289,7 +291,7 @@ def test_what_runs_is_asked_and_waited_for(desk: OperationContext) -> None:
     assert (run.status, run.is_over) == ("cancelled", True)
 
 
-def test_what_is_not_there_cannot_be_cancelled(desk: OperationContext) -> None:
+def test_cancel_does_not_find_an_unknown_id(desk: OperationContext) -> None:
     for text in ("itm_1", "run_1", "ada", ""):
         with pytest.raises(NotFound):
             anyio.run(cancel, desk, CancelRequest(text))

@@ -1,4 +1,4 @@
-"""The table of operations is whole, and the command line is made from it."""
+"""The registry of operations is complete, and the command line is generated from it."""
 
 import re
 
@@ -22,7 +22,7 @@ def test_the_list_of_operations_on_the_page_is_current() -> None:
     assert page == update_page(page), "run scripts/commands.py"
 
 
-def test_names_and_words_are_told_apart() -> None:
+def test_names_and_words_of_operations_are_unique() -> None:
     words = [word for operation in OPERATIONS for word in operation.words]
 
     assert len(BY_NAME) == len(OPERATIONS)
@@ -30,7 +30,7 @@ def test_names_and_words_are_told_apart() -> None:
     assert all(re.fullmatch(r"[a-z]+(\.[a-z]+)?", name) for name in BY_NAME)
 
 
-def test_every_operation_with_words_is_a_command_and_can_be_shown() -> None:
+def test_every_operation_with_words_has_a_command_and_a_formatter() -> None:
     words = {word for operation in OPERATIONS for word in operation.words}
 
     assert words <= {command.words for command in COMMANDS}
@@ -39,7 +39,9 @@ def test_every_operation_with_words_is_a_command_and_can_be_shown() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
-def test_every_field_of_an_input_is_described_and_no_other_is_taken(operation: Operation) -> None:
+def test_every_field_of_a_request_is_described_and_unknown_fields_are_refused(
+    operation: Operation,
+) -> None:
     described = msgspec.json.schema(operation.request)
     [[_, kind]] = described["$defs"].items()
 
@@ -48,7 +50,7 @@ def test_every_field_of_an_input_is_described_and_no_other_is_taken(operation: O
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
-def test_an_operation_with_a_key_says_that_it_takes_one(operation: Operation) -> None:
+def test_operation_accepts_a_key_exactly_if_its_request_has_one(operation: Operation) -> None:
     has_key = "key" in operation.request.__struct_fields__
 
     assert (operation.idempotency == "accepted") == has_key
@@ -71,7 +73,7 @@ def test_an_operation_with_a_key_says_that_it_takes_one(operation: Operation) ->
         ("down --keep", "keep", True),
     ],
 )
-def test_what_is_typed_is_what_is_meant(
+def test_typed_arguments_become_the_fields_of_the_request(
     typed: str, field: str, meant: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)

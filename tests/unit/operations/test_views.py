@@ -1,4 +1,4 @@
-"""How things look as JSON: every key is there, and what is not known is not nothing."""
+"""Documents have every key, and unknown values are not zero."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -25,11 +25,11 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
         (UsageSum(runs=3, known_usd=1.0, unknown_cost_runs=1), CostSum(1.0, "known", 1)),
     ],
 )
-def test_money_that_is_not_known_is_never_taken_for_nothing(usage: UsageSum, cost: CostSum) -> None:
+def test_cost_sum_counts_runs_with_an_unknown_cost(usage: UsageSum, cost: CostSum) -> None:
     assert build_cost_sum(usage) == cost
 
 
-def test_a_gate_is_ready_from_the_moment_it_was_closed_until() -> None:
+def test_gate_is_ready_at_the_end_of_its_closing_time() -> None:
     gate = Gate("claude", is_closed=True, until=NOW, reason="limit")
 
     before = build_gate_document(gate, NOW - timedelta(seconds=1), is_present=True)
@@ -41,7 +41,7 @@ def test_a_gate_is_ready_from_the_moment_it_was_closed_until() -> None:
     assert (then.state, then.until, then.dispatchable, then.reason) == ("ready", None, True, None)
 
 
-def test_a_run_has_every_key() -> None:
+def test_run_document_has_every_key() -> None:
     run = Run(RunId("run_1"), AgentId("agt_1"), None, "claude", NOW)
 
     document = msgspec.to_builtins(build_run_document(run, "ada"))
