@@ -54,7 +54,7 @@ async def _first_line(run: RunHandle) -> None:
 
 def _agents(home: Path) -> list[int]:
     """The process that the keeper of each run has started."""
-    found = [keeper.marked(each.name) for each in (home / PROCESSES).iterdir()]
+    found = [keeper.find_marked(each.name) for each in (home / PROCESSES).iterdir()]
     expect(len(found) == PAIRS, f"{len(found)} of {PAIRS} processes are there")
     expect(all(len(pids) == 1 for pids in found), "a run has not one process")
     return [pid for pids in found for pid in pids]

@@ -382,7 +382,7 @@ class Scenario:
 def family(process: str) -> dict[str, int]:
     """The CLI of a process, its keeper and its outer process, as far as they live."""
     try:
-        marked = keeper.marked(process)
+        marked = keeper.find_marked(process)
         [cli] = {pid for pid in marked if parent(pid) not in marked and parent(parent(pid)) > 1}
         return {"cli": cli, "keeper": parent(cli), "outer": parent(parent(cli))}
     except (OSError, ValueError):

@@ -169,7 +169,7 @@ class Caller:
     async def _until_it_waits(self) -> None:
         """What is offered between two steps would be taken in before the next one begins."""
         for process in await self._store.open_processes():
-            while any(map(_is_busy, keeper.marked(process.id))):  # noqa: ASYNC110 (no bell rings)
+            while any(map(_is_busy, keeper.find_marked(process.id))):  # noqa: ASYNC110 (no bell rings)
                 await anyio.sleep(_LOOK_SECONDS)
 
     async def _steer(self, seen: StoredEvent, text: str) -> None:

@@ -375,7 +375,7 @@ def test_what_driver_and_keepers_leave_behind_is_ended_by_the_next_driver(
     _leave_alone(drivers, tmp_path, "busy")
     eventually(lambda: b'"note"' in _journal(tmp_path).read_bytes(), "a process in the background")
     _kill_keepers(tmp_path, "keeper and outer")
-    assert keeper.marked(_journal(tmp_path).parent.name)
+    assert keeper.find_marked(_journal(tmp_path).parent.name)
 
     record = _finished(drivers, tmp_path, "busy")
 
@@ -531,7 +531,7 @@ def _kill_keepers(place: Path, victims: str) -> None:
 
 
 def _keepers(place: Path) -> dict[str, int]:
-    marked = keeper.marked(_journal(place).parent.name)
+    marked = keeper.find_marked(_journal(place).parent.name)
     [its_keeper] = {parent(pid) for pid in marked if parent(pid) not in marked}
     return {"keeper": its_keeper, "outer": parent(its_keeper)}
 
@@ -607,7 +607,7 @@ def _check_nothing_is_left(record: Record) -> None:
     assert record.holders == 0
     assert [item for item in record.items if not item.is_settled] == []
     for directory in (record.place / "home" / "processes").glob("*"):
-        assert keeper.marked(directory.name) == set()
+        assert keeper.find_marked(directory.name) == set()
         if (directory / "lock").exists():
             eventually(partial(_is_free, directory), "the end of the keeper")
         keys = [key for _, key, _, _ in _sent(directory)]

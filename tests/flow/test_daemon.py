@@ -96,7 +96,7 @@ def test_what_runs_goes_on_after_the_daemon_was_killed(home: CliHome) -> None:
     [process] = home.processes()
     end_daemon(first, signal.SIGKILL)
 
-    assert keeper.marked(process.id)
+    assert keeper.find_marked(process.id)
     home.up()
     gate.touch()
     eventually(lambda: home.item(item).is_settled, "its end")
@@ -225,7 +225,7 @@ def test_down_may_leave_what_runs_to_its_keepers(home: CliHome) -> None:
 
     assert json.loads(down.stdout) == {"stopped": 0, "kept": 1, "queued": 0}
     [process] = home.processes()
-    assert keeper.marked(process.id)
+    assert keeper.find_marked(process.id)
     gate.touch()
     home.up()
     eventually(lambda: home.item(item).status == "completed", "its end")

@@ -216,10 +216,10 @@ def test_a_spec_is_looked_at_as_a_whole_before_anything_is_done(
     place: Path, change: dict[str, Any]
 ) -> None:
     good = spec(place, ["cat"])
-    keeper.Spec(json.dumps(good).encode())
+    keeper.LaunchSpec(json.dumps(good).encode())
 
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
-        keeper.Spec(json.dumps(good | change).encode())
+        keeper.LaunchSpec(json.dumps(good | change).encode())
 
 
 def test_a_directory_has_one_process_in_its_life(place: Path) -> None:
@@ -433,11 +433,11 @@ def test_whoever_has_not_claimed_can_do_nothing(place: Path) -> None:
         # More than it keeps: some of them are dropped, the driver never is.
         driver = stack.enter_context(Driver(place))
         driver.claim()
-        for _ in range(3 * keeper.STRANGERS):
+        for _ in range(3 * keeper.MOST_UNCLAIMED):
             stack.enter_context(Driver(place)).socket.sendall(b'{"half')
         assert driver.frame("a", b"a\n")["n"] == 1
         descriptors = list(Path(f"/proc/{kept.keeper}/fd").iterdir())
-        assert len(descriptors) < keeper.STRANGERS + 20
+        assert len(descriptors) < keeper.MOST_UNCLAIMED + 20
         kept.wait_for(b"a\n")
         driver.stop()
 
@@ -790,10 +790,10 @@ def test_when_both_are_killed_a_sweep_finds_what_is_left(
     eventually(lambda: not is_locked(place), "the end of both")
     eventually(lambda: not _is_running(kept.pid), "the end of the CLI itself")
 
-    assert keeper.marked(PROCESS) <= set(pids)
-    assert keeper.marked(PROCESS[:-1]) == set()
+    assert keeper.find_marked(PROCESS) <= set(pids)
+    assert keeper.find_marked(PROCESS[:-1]) == set()
     assert keeper.sweep(["prc_other", PROCESS]) == set()
-    assert keeper.marked(PROCESS) == set()
+    assert keeper.find_marked(PROCESS) == set()
     assert not any(map(_is_running, pids))
     assert not (place / "exit").exists()
 
@@ -803,7 +803,7 @@ def test_a_sweep_takes_the_children_that_have_no_mark_too(tmp_path: Path) -> Non
     env = {"PATH": "/usr/bin:/bin", keeper.MARK: PROCESS}
     with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as orphan:
         eventually(lambda: len(_pids(tmp_path)) == 2, "both")
-        assert keeper.marked(PROCESS) == {orphan.pid}
+        assert keeper.find_marked(PROCESS) == {orphan.pid}
         assert keeper.sweep([PROCESS]) == set()
         assert orphan.wait(PATIENCE_SECONDS) == -signal.SIGKILL
 
@@ -913,7 +913,7 @@ def _remains(tmp_path: Path) -> set[int]:
     """What carries our mark, works in our directory or was told of it."""
     numbers = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()}
     near = {pid for pid in numbers if str(tmp_path).encode() in _command(pid) + _cwd(pid)}
-    return (keeper.marked(PROCESS) | near) - {os.getpid()}
+    return (keeper.find_marked(PROCESS) | near) - {os.getpid()}
 
 
 def _command(pid: int) -> bytes:

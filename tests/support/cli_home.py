@@ -115,7 +115,7 @@ class CliHome:
     def list_live_pids(self) -> list[int]:
         """Every process that any keeper of this home has started."""
         names = [each.name for each in (self.path / "processes").glob("*")]
-        return [pid for name in names for pid in keeper.marked(name)]
+        return [pid for name in names for pid in keeper.find_marked(name)]
 
 
 @contextmanager

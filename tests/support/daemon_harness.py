@@ -212,7 +212,7 @@ def count_sent(place: Path, words: str) -> int:
 
 def find_cli(process: str) -> int:
     """The CLI itself: the oldest of what carries its mark."""
-    return min(keeper.marked(process))
+    return min(keeper.find_marked(process))
 
 
 async def wait_for(ask: Callable[[], Any], what: str) -> None:

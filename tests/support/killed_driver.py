@@ -315,7 +315,7 @@ def find_process_directory(harness: CliHarness) -> Path:
 
 def find_cli(harness: CliHarness) -> int:
     """The CLI itself: what a keeper has started directly."""
-    marked = keeper.marked(find_process_directory(harness).name)
+    marked = keeper.find_marked(find_process_directory(harness).name)
     [cli] = [pid for pid in marked if _parent(pid) not in marked]
     return cli
 

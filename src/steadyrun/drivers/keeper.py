@@ -1,9 +1,10 @@
-"""Who looks after a CLI when its driver dies, and ends all of it when it must end?
+"""Keeps a CLI running when its driver ends, and ends the whole process tree when it must end.
 
-The contract is docs/keeper.md. This file runs by itself, as `python -I -S keeper.py`, and knows
-nothing of the package. All is imported at the start: an upgrade may take the files away from under
-a keeper that has been running for a day. And it is little, because the CLI waits for it: of json,
-signal and socket only what is written in C. The other halves would double the time of a start.
+The contract is docs/keeper.md. This file runs alone, as `python -I -S keeper.py`, and does not
+import the package. Everything is imported at the start: an upgrade may delete the files of the
+standard library while a keeper has been running for a day. The imports are few because the CLI
+waits for them: of json, signal and socket only the parts in C. The parts in Python would double
+the time of a start.
 """
 
 import _socket
@@ -27,13 +28,14 @@ else:
     import _signal as signal
 
 VERSION = 1
+# The environment variable that marks every process of one CLI.
 MARK = "STEADYRUN_PROCESS"
 WILL_KEY = "keeper:will"
 LIMITS = ("free_bytes", "journal_bytes", "silent_seconds", "unclaimed_seconds", "kill_seconds")
 HEADER_BYTES, UNREAD_BYTES = 64 << 10, 1 << 20
 FRAME_BYTES = QUEUE_BYTES = 64 << 20
 STDERR_BYTES, STDERR_KEPT_BYTES = 1 << 20, 64 << 10
-NAME_LENGTH, STRANGERS = 256, 16
+NAME_LENGTH, MOST_UNCLAIMED = 256, 16
 _CHUNK_BYTES, _EXIT_BYTES = 64 << 10, 16 << 10
 _GOODBYE_SECONDS = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -43,7 +45,7 @@ _SIGNALS: "dict[int, int]" = {number: number for number in signal.valid_signals(
 
 
 def read_sent(data: bytes) -> list[tuple[int, str, int, bytes]]:
-    """The frames of a `sent` file: number, key, offset, bytes. A torn last one is left out."""
+    """The frames of a `sent` file: number, key, offset, bytes; without an incomplete last one."""
     frames, start = [], 0
     while (head := data.find(b"\n", start)) >= 0:
         header = _parse(data[start:head])
@@ -54,20 +56,20 @@ def read_sent(data: bytes) -> list[tuple[int, str, int, bytes]]:
     return frames
 
 
-def marked(process_id: str) -> set[int]:
-    """The processes, among those we may look into, that were started for this one."""
+def find_marked(process_id: str) -> set[int]:
+    """The processes with this mark, among those whose environment this user may read."""
     mark = f"{MARK}={process_id}".encode()
-    return {pid for pid, environ in _look_into("environ") if mark in environ.split(b"\0")}
+    return {pid for pid, environ in _read_proc("environ") if mark in environ.split(b"\0")}
 
 
 def sweep(process_ids: "Iterable[str]", *, seconds: float = 5.0) -> set[int]:
-    """Kill what has one of these marks, and all below it; return what does not go away."""
+    """Kill processes with these marks and their descendants; return those that remain."""
     ids, limit, pause, known = list(process_ids), time.monotonic() + seconds, 0.001, set[int]()
     while True:
-        found = {pid for one in ids for pid in marked(one)} - {os.getpid()}
+        found = {pid for one in ids for pid in find_marked(one)} - {os.getpid()}
         known |= found | _descendants(found)
         _kill(known)
-        # A dying process has no environment any more, but may still hold files open.
+        # An ending process has no environment any more, but may still hold files open.
         known &= {pid for pid, stat in _stats() if stat[0] not in (b"Z", b"X")}
         if not known or time.monotonic() > limit:
             return known
@@ -75,21 +77,21 @@ def sweep(process_ids: "Iterable[str]", *, seconds: float = 5.0) -> set[int]:
 
 
 def main() -> int:
-    """Start outer, keeper and CLI as stdin says, and say on stdout how that went."""
+    """Start outer process, keeper and CLI as stdin describes; report the result on stdout."""
     os.closerange(3, 1 << 16)
     answer = os.dup(1)
     try:
-        spec = Spec(_read_all(0))
-        _let_go_of_driver()
+        spec = LaunchSpec(_read_all(0))
+        _detach_from_driver()
         directory = Directory(spec.directory)
-        gc.freeze()  # A collection would touch, and so copy, each page that the two share.
+        gc.freeze()  # A collection would write to, and so copy, each page that the two share.
         if os.fork():
             return 0
         os.setsid()
         _set_signals()
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         keeper = os.fork()
-    except Exception as error:  # noqa: BLE001 (whatever it is, the driver must be told)
+    except Exception as error:  # noqa: BLE001 (the driver must get every error)
         _answer(answer, {"error": _fault("failed", error)})
         return 1
     if keeper == 0:
@@ -97,12 +99,12 @@ def main() -> int:
     else:
         os.close(answer)
         directory.listener.close()
-        _stand_by(keeper, spec.limits["kill_seconds"])
+        _wait_for_keeper(keeper, spec.limits["kill_seconds"])
     return 0
 
 
-def _stand_by(keeper: int, kill_seconds: float) -> None:
-    """Wait for the keeper's end; if it did not end by itself, do its last duty."""
+def _wait_for_keeper(keeper: int, kill_seconds: float) -> None:
+    """Wait for the end of the keeper; if it was killed, end its processes in its place."""
     signal.signal(signal.SIGTERM, lambda *_: os.kill(keeper, signal.SIGTERM))
     pid = status = 0
     while pid != keeper:
@@ -112,8 +114,8 @@ def _stand_by(keeper: int, kill_seconds: float) -> None:
         _record_exit(None, "keeper_lost", None, _end_descendants(kill_seconds, lambda *_: None))
 
 
-class Spec:
-    """What is to run, how it is stopped and within what limits."""
+class LaunchSpec:
+    """What to run, how to stop it and its limits."""
 
     def __init__(self, data: bytes) -> None:
         spec = _parse(data)
@@ -128,7 +130,7 @@ class Spec:
 
 
 def _raw(text: str) -> bytes:
-    """The bytes that the driver meant, whatever the locale of this process."""
+    """The bytes that the driver encoded, independent of the locale of this process."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -138,18 +140,18 @@ def _rung(*, do: str, wait_seconds: float, number: int = 0) -> tuple[str, float,
 
 
 class Directory:
-    """The files of one process. Only the first keeper to come may have them."""
+    """The files of one process. Only the first keeper that creates them may use them."""
 
     def __init__(self, path: bytes) -> None:
         self.umask_of_driver = os.umask(0o077)
         with _Ignoring(FileExistsError):
             os.mkdir(path)
         os.chdir(path)
-        # Nobody closes it, so it is held until outer and keeper have both ended.
+        # Never closed: it is held until outer process and keeper have both ended.
         fcntl.flock(_create("lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._sent = _create("sent", os.O_EXCL)
         self._sent_bytes = self.sent = 0
-        # Takes the room for the last record now: the disk may be full by then.
+        # Allocates the space for the exit file now: later the disk may be full.
         os.write(_create("exit.new"), b" " * _EXIT_BYTES)
         self.journal = _create("journal", os.O_APPEND)
         self.stderr = _create("stderr", os.O_APPEND)
@@ -160,7 +162,7 @@ class Directory:
         self.listener.setblocking(False)
 
     def record_frame(self, key: str, at: int, body: bytearray) -> int:
-        """Write it whole, or raise and leave no trace; return its number."""
+        """Write a frame whole, or raise and write nothing; return its number."""
         header = _line({"n": self.sent + 1, "key": key, "at": at, "size": len(body)})
         record, done = memoryview(header + body + b"\n"), 0
         try:
@@ -189,14 +191,14 @@ def _create(name: str, flags: int = 0) -> int:
 
 
 def _record_exit(end: int | None, reason: str | None, fault: "Fault", left: set[int]) -> "Message":
-    """Write it once, best effort: after that there is no `exit.new`."""
+    """Write the exit file once, best effort: afterwards there is no `exit.new`."""
     facts = {
         "v": VERSION,
         "code": None if end is None or os.WIFSIGNALED(end) else os.WEXITSTATUS(end),
         "signal": None if end is None or os.WIFEXITED(end) else os.WTERMSIG(end),
         "reason": reason,
         "error": fault,
-        "at": time.time(),  # noqa: TID251 (the Clock is out of reach here)
+        "at": time.time(),  # noqa: TID251 (this file cannot import the Clock)
         "left": sorted(left),
     }
     with _Ignoring(OSError):
@@ -206,35 +208,185 @@ def _record_exit(end: int | None, reason: str | None, fault: "Fault", left: set[
     return facts
 
 
-class Keeper:
-    """Feeds one CLI, obeys one driver at a time, and ends only when nothing of the CLI is left."""
+class CliInput:
+    """The stdin of the CLI: frames are recorded first, then queued, then written as it reads."""
 
-    def __init__(self, spec: Spec, directory: Directory) -> None:
+    def __init__(self, poll: "select.poll", directory: Directory) -> None:
+        self._poll, self._directory = poll, directory
+        self.descriptor = -1
+        self._queue = bytearray()
+        self._is_eof_due = False
+        # The numbers of the recorded frames by their keys.
+        self.numbers: dict[str, int] = {}
+
+    def open(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        os.set_blocking(descriptor, False)
+        self._poll.register(descriptor, 0)
+
+    def write(self, key: str, at: int, body: bytearray) -> str | None:
+        """Record a frame, then queue it; return the code of an error."""
+        if self.descriptor < 0 or self._is_eof_due:
+            return "stdin_closed"
+        if len(self._queue) + len(body) > QUEUE_BYTES:
+            return "queue_full"
+        try:
+            self.numbers[key] = self._directory.record_frame(key, at, body)
+        except OSError:
+            return "not_recorded"
+        self._queue += body
+        self.flush()
+        return None
+
+    def flush(self, *, is_broken: bool = False) -> None:
+        """Write what the CLI takes now; close its stdin if that is due and the queue is empty."""
+        if self.descriptor < 0:
+            return
+        try:
+            del self._queue[: os.write(self.descriptor, self._queue[:_CHUNK_BYTES])]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            is_broken = True
+        if is_broken or (self._is_eof_due and not self._queue):
+            self.close()
+        else:
+            self._poll.modify(self.descriptor, select.POLLOUT if self._queue else 0)
+
+    def finish(self) -> None:
+        """Close stdin after what is queued; take nothing more."""
+        self._is_eof_due = True
+        self.flush()
+
+    def close(self) -> None:
+        self._poll.unregister(self.descriptor)
+        os.close(self.descriptor)
+        self.descriptor = -1
+        self._queue.clear()
+
+
+class ResourceGuard:
+    """Decides once a second whether the CLI has to stop: for the disk, for its journal, or because
+    no driver claims it."""
+
+    def __init__(self, limits: dict[str, float], directory: Directory) -> None:
+        self._limits, self._directory = limits, directory
+        self.due_at = self._output_at = time.monotonic()
+        self._journal_bytes = 0
+
+    def check(self, now: float, alone_since: float | None) -> str | None:
+        """The reason to stop. `alone_since`: when the last driver left; None if there is one."""
+        self.due_at = now + 1
+        self._directory.cut_stderr()
+        journal, disk = os.fstat(self._directory.journal), os.fstatvfs(self._directory.journal)
+        is_shorter = journal.st_size < self._journal_bytes
+        if journal.st_size != self._journal_bytes:
+            self._journal_bytes, self._output_at = journal.st_size, now
+        if journal.st_nlink == 0 or is_shorter:
+            return "journal_lost"
+        if disk.f_bavail * disk.f_frsize < self._limits["free_bytes"]:
+            return "disk_full"
+        if journal.st_size > self._limits["journal_bytes"]:
+            return "journal_full"
+        if alone_since is not None and (
+            now - max(self._output_at, alone_since) > self._limits["silent_seconds"]
+            or now - alone_since > self._limits["unclaimed_seconds"]
+        ):
+            return "unclaimed"
+        return None
+
+
+class StopLadder:
+    """The rungs by which the CLI is asked to end, one after the other, each with a wait."""
+
+    def __init__(self, rungs: list[tuple[str, float, int]]) -> None:
+        self._rungs = list(rungs)
+        self.reason: str | None = None
+        # When the next rung is due.
+        self.due_at = float("inf")
+        # Whether all rungs were used: what is left is killed.
+        self.is_over = False
+
+    def next_rung(self) -> tuple[str, float, int] | None:
+        if not self._rungs:
+            self.is_over = True
+            return None
+        return self._rungs.pop(0)
+
+
+class DriverConnections:
+    """The connections to the socket. One of them is the driver: the last that has claimed."""
+
+    def __init__(self, poll: "select.poll", listener: "_socket.socket") -> None:
+        self._poll, self._listener = poll, listener
+        self.by_descriptor: dict[int, DriverConnection] = {}
+        self.driver: DriverConnection | None = None
+        self._fence = 0
+        self._left_at = time.monotonic()
+
+    @property
+    def alone_since(self) -> float | None:
+        """When the last driver left; None if there is a driver."""
+        return self._left_at if self.driver is None else None
+
+    def accept(self) -> None:
+        """Accept a connection; of too many without a claim, the oldest is dropped."""
+        with _Ignoring(OSError):
+            descriptor, _ = self._listener._accept()  # type: ignore[attr-defined] # noqa: SLF001
+            self.by_descriptor[descriptor] = DriverConnection(descriptor)
+            self._poll.register(descriptor, select.POLLIN)
+        unclaimed = [one for one in self.by_descriptor.values() if one is not self.driver]
+        for connection in unclaimed[:-MOST_UNCLAIMED]:
+            self.drop(connection)
+
+    def drop(self, connection: "DriverConnection") -> None:
+        del self.by_descriptor[connection.descriptor]
+        self._poll.unregister(connection.descriptor)
+        connection.socket.close()
+        if connection is self.driver:
+            self.driver, self._left_at = None, time.monotonic()
+
+    def claim(self, connection: "DriverConnection", fence: int) -> None:
+        """Make this connection the driver, unless its fence is older than the last one."""
+        if fence < self._fence:
+            connection.send({"type": "refused", "fence": self._fence})
+            raise ConnectionRefusedError
+        if self.driver is not None and self.driver is not connection:
+            self.driver.send_last({"type": "replaced", "fence": fence})
+            self.drop(self.driver)
+        self.driver, self._fence, connection.is_driver = connection, fence, True
+
+
+class Keeper:
+    """Runs one CLI for one driver at a time. Made by `main` in the keeper process.
+
+    States: starting (fork and exec), serving (until the CLI ends or the stop ladder is over), ended
+    (all descendants are killed and the exit file is written). It ends only when nothing of the CLI
+    is left, or what is left cannot be killed.
+    """
+
+    def __init__(self, spec: LaunchSpec, directory: Directory) -> None:
         self._spec, self._directory = spec, directory
         self._poll = select.poll()
-        self._signals = self._stdin = -1
-        self._pid = self._fence = self._journal_bytes = 0
+        self._signals = -1
+        self._pid = 0
         self._status: int | None = None
-        self._waiting, self._will = bytearray(), bytearray()
-        self._is_eof_due = self._is_over = False
-        self._numbers: dict[str, int] = {}
-        self._connections: dict[int, DriverConnection] = {}
-        self._driver: DriverConnection | None = None
-        self._reason: str | None = None
-        self._rungs = list(spec.rungs)
-        self._rung_until = float("inf")
-        self._look_at = self._alone_since = self._output_at = time.monotonic()
+        self._will = bytearray()
+        self._input = CliInput(self._poll, directory)
+        self._guard = ResourceGuard(spec.limits, directory)
+        self._ladder = StopLadder(spec.rungs)
+        self._connections = DriverConnections(self._poll, directory.listener)
 
     def run(self, answer: int) -> None:
-        fault = _fault_of(self._start)
+        fault = _catch_fault(self._start)
         if fault is not None:
             self._finish(fault)
             _answer(answer, {"error": fault})
             return
         _answer(answer, {"pid": self._pid})
-        fault = _fault_of(self._serve)
+        fault = _catch_fault(self._serve)
         if fault is not None:
-            self._reason = self._reason or "keeper_lost"
+            self._ladder.reason = self._ladder.reason or "keeper_lost"
         self._finish(fault)
 
     def _start(self) -> "Fault":
@@ -251,174 +403,107 @@ class Keeper:
     def _launch(self) -> "Fault":
         """Fork and exec; what prevents that comes back through a pipe that exec closes."""
         reading, report = os.pipe()
-        stdin, self._stdin = os.pipe()
+        stdin, feeding = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             # Stdin of this process is the null device.
             _become_cli(self._spec, self._directory, stdin if self._spec.has_stdin else 0, report)
         os.close(report)
         os.close(stdin)
-        os.set_blocking(self._stdin, False)
-        self._poll.register(self._stdin, 0)
+        self._input.open(feeding)
         if not self._spec.has_stdin:
-            self._close_stdin()
-        said = _read_all(reading)
+            self._input.close()
+        refusal = _read_all(reading)
         os.close(reading)
-        if said:
+        if refusal:
             os.waitpid(self._pid, 0)
-        return _parse(said) if said else None
+        return _parse(refusal) if refusal else None
 
     def _serve(self) -> None:
-        while self._status is None and not self._is_over:
-            patience = min(self._look_at, self._rung_until) - time.monotonic()
-            for descriptor, events in self._poll.poll(max(0.0, patience) * 1000):
+        while self._status is None and not self._ladder.is_over:
+            seconds = min(self._guard.due_at, self._ladder.due_at) - time.monotonic()
+            for descriptor, events in self._poll.poll(max(0.0, seconds) * 1000):
                 self._handle(descriptor, events)
             now = time.monotonic()
-            if now >= self._look_at:
-                self._look_at = now + 1
-                self._look_around(now)
-            if now >= self._rung_until:
+            if now >= self._guard.due_at:
+                reason = self._guard.check(now, self._connections.alone_since)
+                if reason:
+                    self._stop(reason)
+            if now >= self._ladder.due_at:
                 self._climb()
 
     def _handle(self, descriptor: int, events: int) -> None:
         if descriptor == self._signals:
-            self._hear_signals()
-        elif descriptor == self._stdin:
-            self._feed(is_broken=bool(events & select.POLLERR))
-        elif descriptor in self._connections:
-            self._hear(self._connections[descriptor])
+            self._handle_signals()
+        elif descriptor == self._input.descriptor:
+            self._input.flush(is_broken=bool(events & select.POLLERR))
+        elif descriptor in self._connections.by_descriptor:
+            self._receive(self._connections.by_descriptor[descriptor])
         else:
-            self._accept()
+            self._connections.accept()
 
-    def _hear_signals(self) -> None:
+    def _handle_signals(self) -> None:
         if signal.SIGTERM in os.read(self._signals, _CHUNK_BYTES):
             self._stop("shutdown")
-        _reap(self._note)
+        _reap(self._note_exit)
 
-    def _note(self, pid: int, status: int) -> None:
+    def _note_exit(self, pid: int, status: int) -> None:
         if pid == self._pid:
             self._status = status
 
-    def _look_around(self, now: float) -> None:
-        """Is there room, and somebody who cares or a sign of life? If not, stop."""
-        self._directory.cut_stderr()
-        journal, disk = os.fstat(self._directory.journal), os.fstatvfs(self._directory.journal)
-        is_shorter = journal.st_size < self._journal_bytes
-        if journal.st_size != self._journal_bytes:
-            self._journal_bytes, self._output_at = journal.st_size, now
-        if journal.st_nlink == 0 or is_shorter:
-            self._stop("journal_lost")
-        elif disk.f_bavail * disk.f_frsize < self._spec.limits["free_bytes"]:
-            self._stop("disk_full")
-        elif journal.st_size > self._spec.limits["journal_bytes"]:
-            self._stop("journal_full")
-        elif self._driver is None and (
-            now - max(self._output_at, self._alone_since) > self._spec.limits["silent_seconds"]
-            or now - self._alone_since > self._spec.limits["unclaimed_seconds"]
-        ):
-            self._stop("unclaimed")
-
     def _stop(self, reason: str) -> None:
-        if self._reason is None:
-            self._reason = reason
+        if self._ladder.reason is None:
+            self._ladder.reason = reason
             self._climb()
 
     def _climb(self) -> None:
-        """Ask as the next rung says; there is no waiting on a will that was not given."""
-        if not self._rungs:
-            self._is_over = True
+        """Do what the next rung says; do not wait for a will that was not deposited."""
+        rung = self._ladder.next_rung()
+        if rung is None:
             return
-        do, wait_seconds, number = self._rungs.pop(0)
+        do, wait_seconds, number = rung
         if do == "signal":
             self._signal(number)
         elif do == "eof":
-            self._feed(is_last=True)
-        elif not self._will or self._give(WILL_KEY, self._directory.journal_size(), self._will):
+            self._input.finish()
+        elif not self._will or self._input.write(
+            WILL_KEY, self._directory.journal_size(), self._will
+        ):
             wait_seconds = 0
-        self._rung_until = time.monotonic() + wait_seconds
+        self._ladder.due_at = time.monotonic() + wait_seconds
 
     def _signal(self, number: int) -> None:
-        if self._status is None:  # Else the number may be another's by now.
+        if self._status is None:  # Afterwards the pid may belong to another process.
             _kill({self._pid}, number)
 
-    def _give(self, key: str, at: int, body: bytearray) -> str | None:
-        """Record it, then queue it; the code of what prevents that."""
-        if self._stdin < 0 or self._is_eof_due:
-            return "stdin_closed"
-        if len(self._waiting) + len(body) > QUEUE_BYTES:
-            return "queue_full"
-        try:
-            self._numbers[key] = self._directory.record_frame(key, at, body)
-        except OSError:
-            return "not_recorded"
-        self._waiting += body
-        self._feed()
-        return None
-
-    def _feed(self, *, is_broken: bool = False, is_last: bool = False) -> None:
-        """Give the CLI what it takes now, and close its stdin when it is time."""
-        self._is_eof_due |= is_last
-        if self._stdin < 0:
-            return
-        try:
-            del self._waiting[: os.write(self._stdin, self._waiting[:_CHUNK_BYTES])]
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:
-            is_broken = True
-        if is_broken or (self._is_eof_due and not self._waiting):
-            self._close_stdin()
-        else:
-            self._poll.modify(self._stdin, select.POLLOUT if self._waiting else 0)
-
-    def _close_stdin(self) -> None:
-        self._poll.unregister(self._stdin)
-        os.close(self._stdin)
-        self._stdin = -1
-        self._waiting.clear()
-
-    def _accept(self) -> None:
-        """Let somebody in; of those who say nothing, the one who waited longest must leave."""
-        with _Ignoring(OSError):
-            descriptor, _ = self._directory.listener._accept()  # type: ignore[attr-defined] # noqa: SLF001
-            self._connections[descriptor] = DriverConnection(descriptor)
-            self._poll.register(descriptor, select.POLLIN)
-        strangers = [one for one in self._connections.values() if one is not self._driver]
-        for stranger in strangers[:-STRANGERS]:
-            self._drop(stranger)
-
-    def _drop(self, connection: "DriverConnection") -> None:
-        del self._connections[connection.descriptor]
-        self._poll.unregister(connection.descriptor)
-        connection.socket.close()
-        if connection is self._driver:
-            self._driver, self._alone_since = None, time.monotonic()
-
-    def _hear(self, connection: "DriverConnection") -> None:
-        """Obey what has come whole; who talks nonsense, or does not listen, is dropped."""
+    def _receive(self, connection: "DriverConnection") -> None:
+        """Handle complete messages. A connection that sends an invalid one, or does not read its
+        answers, is dropped."""
         try:
             connection.exchange()
             while message := connection.next_message():
-                connection.say(self._obey(connection, *message))
+                connection.send(self._handle_message(connection, *message))
             self._poll.modify(connection.descriptor, connection.events())
         except OSError:
-            self._drop(connection)
+            self._connections.drop(connection)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            connection.say_last({"type": "error", **_fault("bad_message", error)})
-            self._drop(connection)
+            connection.send_last({"type": "error", **_fault("bad_message", error)})
+            self._connections.drop(connection)
 
-    def _obey(self, sender: "DriverConnection", message: "Message", body: bytearray) -> "Message":
+    def _handle_message(
+        self, sender: "DriverConnection", message: "Message", body: bytearray
+    ) -> "Message":
         match message["type"]:
             case "claim":
                 return self._claim(sender, message["v"], _count(message["fence"]))
             case "frame":
-                return self._take(_name(message["key"]), _count(message["at"]), body)
+                return self._write_frame(_name(message["key"]), _count(message["at"]), body)
             case "will":
                 self._will = body
             case "signal":
                 self._signal(_SIGNALS[message["number"]])
             case "eof":
-                self._feed(is_last=True)
+                self._input.finish()
             case "stop":
                 self._stop(_name(message["reason"]))
             case unknown:
@@ -427,34 +512,29 @@ class Keeper:
 
     def _claim(self, connection: "DriverConnection", version: int, fence: int) -> "Message":
         _require(version == VERSION, f"this keeper speaks version {VERSION}")
-        if fence < self._fence:
-            connection.say({"type": "refused", "fence": self._fence})
-            raise ConnectionRefusedError
-        if self._driver is not None and self._driver is not connection:
-            self._driver.say_last({"type": "replaced", "fence": fence})
-            self._drop(self._driver)
-        self._driver, self._fence, connection.is_driver = connection, fence, True
+        self._connections.claim(connection, fence)
         return {"type": "claimed", "v": VERSION, "pid": self._pid, "sent": self._directory.sent}
 
-    def _take(self, key: str, at: int, body: bytearray) -> "Message":
-        is_repeated = key in self._numbers
-        if not is_repeated and (code := self._give(key, at, body)):
+    def _write_frame(self, key: str, at: int, body: bytearray) -> "Message":
+        is_repeated = key in self._input.numbers
+        if not is_repeated and (code := self._input.write(key, at, body)):
             return {"type": "error", "code": code, "key": key}
-        return {"type": "ack", "key": key, "n": self._numbers[key], "repeated": is_repeated}
+        return {"type": "ack", "key": key, "n": self._input.numbers[key], "repeated": is_repeated}
 
     def _finish(self, fault: "Fault") -> None:
-        """End all that is left, record how it ended, and tell the driver."""
-        if self._pid > 0:  # Where there is no /proc, to kill its group is all that can be done.
+        """End all that is left, write the exit file, and report to the driver."""
+        if self._pid > 0:  # Without /proc, its process group is all that can be killed.
             _kill({-self._pid})
-        left = _end_descendants(self._spec.limits["kill_seconds"], self._note)
+        left = _end_descendants(self._spec.limits["kill_seconds"], self._note_exit)
         self._directory.cut_stderr()
-        facts = _record_exit(self._status, self._reason, fault, left)
-        if self._driver is not None:
-            self._driver.say_last({"type": "exited", **facts}, wait_seconds=_GOODBYE_SECONDS)
+        facts = _record_exit(self._status, self._ladder.reason, fault, left)
+        driver = self._connections.driver
+        if driver is not None:
+            driver.send_last({"type": "exited", **facts}, wait_seconds=_GOODBYE_SECONDS)
 
 
 class DriverConnection:
-    """One end of a talk. It holds one message at most, and a bounded number of answers."""
+    """One connection to the socket. It holds at most one message and a limited queue of answers."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -467,7 +547,7 @@ class DriverConnection:
         return select.POLLIN | select.POLLOUT if self._outbox else select.POLLIN
 
     def exchange(self) -> None:
-        """Send what is due, take in what has come."""
+        """Send what is due, read what has come."""
         self._flush()
         with _Ignoring(BlockingIOError):
             data = self.socket.recv(_CHUNK_BYTES)
@@ -495,13 +575,13 @@ class DriverConnection:
         _require(_count(header.get("size", 0)) <= FRAME_BYTES, f"a size is at most {FRAME_BYTES}")
         return int(header.get("size", 0))
 
-    def say(self, message: "Message") -> None:
+    def send(self, message: "Message") -> None:
         self._outbox += _line(message)
         self._flush()
         if len(self._outbox) > UNREAD_BYTES:
             raise ConnectionAbortedError
 
-    def say_last(self, message: "Message", *, wait_seconds: float = 0) -> None:
+    def send_last(self, message: "Message", *, wait_seconds: float = 0) -> None:
         with _Ignoring(OSError):
             self.socket.settimeout(wait_seconds)
             self.socket.sendall(self._outbox + _line(message))
@@ -528,7 +608,7 @@ def _require(is_so: bool, problem: str) -> None:
         raise ValueError(problem)
 
 
-def _become_cli(spec: Spec, directory: Directory, stdin: int, report: int) -> "NoReturn":
+def _become_cli(spec: LaunchSpec, directory: Directory, stdin: int, report: int) -> "NoReturn":
     code = "failed"
     try:
         os.setsid()
@@ -536,7 +616,7 @@ def _become_cli(spec: Spec, directory: Directory, stdin: int, report: int) -> "N
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        with _Ignoring(OSError):  # When memory ends, it is to go before its keeper.
+        with _Ignoring(OSError):  # Without memory, the kernel ends the CLI before its keeper.
             os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY), b"500")
         for target, source in enumerate((stdin, directory.journal, directory.stderr)):
             os.dup2(source, target)
@@ -547,27 +627,27 @@ def _become_cli(spec: Spec, directory: Directory, stdin: int, report: int) -> "N
         refusal = _exec(spec.argv, spec.env)
         code = _REFUSALS.get(refusal.errno, code)
         os.write(report, _line(_fault(code, refusal)))
-    except BaseException as error:  # noqa: BLE001 (the keeper passes it on)
+    except BaseException as error:  # noqa: BLE001 (the keeper reports it)
         os.write(report, _line(_fault(code, error)))
     finally:
         os._exit(127)
 
 
 def _exec(argv: list[bytes], env: dict[bytes, bytes]) -> OSError:
-    """Become the program, found as a shell would on the PATH of `env`; return only if refused."""
+    """Execute the program, found on the PATH of `env` as a shell does; return only on an error."""
     places = [b""] if b"/" in argv[0] else env.get(b"PATH", os.defpath.encode()).split(b":")
     refusal = None
     for path in [os.path.join(place, argv[0]) for place in places]:
         try:
             os.execve(path, argv, env)  # noqa: S606
         except OSError as error:
-            # Only what is there can refuse; a place that may not be entered is none.
+            # A directory that may not be entered counts as one without the program.
             if os.access(path, os.F_OK):
                 refusal = refusal or error
     return refusal or FileNotFoundError(errno.ENOENT, "there is no such program", argv[0])
 
 
-def _let_go_of_driver() -> None:
+def _detach_from_driver() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
@@ -575,7 +655,7 @@ def _let_go_of_driver() -> None:
 
 
 def _set_signals() -> None:
-    """Hear of children and of SIGTERM, whatever the driver does; be deaf to terminals."""
+    """Receive SIGCHLD and SIGTERM, whatever the driver has set; ignore signals of terminals."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -589,8 +669,8 @@ def _answer(descriptor: int, answer: "Message") -> None:
     os.close(descriptor)
 
 
-def _fault_of(action: "Callable[[], Fault]") -> "Fault":
-    """Nothing passes: whatever happens, there is a tree to be ended."""
+def _catch_fault(action: "Callable[[], Fault]") -> "Fault":
+    """Return every error: after any of them, the process tree has to be ended."""
     try:
         return action()
     except BaseException as error:  # noqa: BLE001 (see above)
@@ -604,8 +684,8 @@ def _fault(code: str, error: BaseException) -> dict[str, str]:
     return {"code": code, "message": message[:1000]}
 
 
-class _Plain:
-    """What a scanner wants to know: that nothing is special."""
+class _ScannerOptions:
+    """The options of a JSON scanner: all defaults."""
 
     strict, object_hook, object_pairs_hook, array_hook = True, None, None, None
     parse_int, parse_float, parse_constant = int, float, float
@@ -614,9 +694,9 @@ class _Plain:
 try:
     from _json import encode_basestring_ascii, make_encoder, make_scanner
 
-    _scan = make_scanner(_Plain)  # type: ignore[arg-type]
+    _scan = make_scanner(_ScannerOptions)  # type: ignore[arg-type]
     _encode = make_encoder(None, str, encode_basestring_ascii, None, ":", ",", False, False, True)
-except (ImportError, AttributeError, TypeError):  # A Python in which they are not like this.
+except (ImportError, AttributeError, TypeError):  # A Python without these functions.
     import json
 
     _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
@@ -627,7 +707,7 @@ def _parse(data: "bytes | bytearray") -> "Any":
     text = data.decode().strip()
     try:
         value, end = _scan(text, 0)
-    except Exception as error:  # Also when the error it wants to raise is no longer on the disk.
+    except Exception as error:  # Also if the module of the error was deleted from the disk.
         raise ValueError(f"this is no JSON: {error}") from error
     _require(end == len(text), "this is more than one document")
     return value
@@ -638,7 +718,7 @@ def _line(message: "Message") -> bytes:
 
 
 class _Ignoring:
-    """As `contextlib.suppress`."""
+    """The same as `contextlib.suppress`, which costs an import."""
 
     def __init__(self, *errors: type[Exception]) -> None:
         self._errors = errors
@@ -655,13 +735,13 @@ def _read_all(descriptor: int) -> bytes:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Best effort: without it, an orphan is found by its mark only."""
+    """Best effort: without it, orphans are found only by their mark."""
     with _Ignoring(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _end_descendants(seconds: float, note: "Callable[[int, int], None]") -> set[int]:
-    """Kill all below this process until it has no child; after `seconds`, give up on the rest."""
+    """Kill descendants until this process has no child; after `seconds`, return the rest."""
     limit, pause, known = time.monotonic() + seconds, 0.001, set[int]()
     while not _reap(note):
         found = _descendants({os.getpid()})
@@ -674,7 +754,7 @@ def _end_descendants(seconds: float, note: "Callable[[int, int], None]") -> set[
 
 
 def _reap(note: "Callable[[int, int], None]") -> bool:
-    """Take in all that have ended; true if no child is left."""
+    """Reap all children that have ended; return whether none is left."""
     with _Ignoring(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             note(*ended)
@@ -694,7 +774,7 @@ def _kill(pids: set[int], number: int = signal.SIGKILL) -> None:
 
 
 def _descendants(roots: set[int]) -> set[int]:
-    """All below these, also in other sessions and groups; none where there is no /proc."""
+    """All descendants, also in other sessions and groups; none if there is no /proc."""
     parents = {pid: int(stat[1]) for pid, stat in _stats()}
     found: set[int] = set()
     while fresh := {pid for pid, up in parents.items() if up in roots | found} - roots - found:
@@ -703,12 +783,12 @@ def _descendants(roots: set[int]) -> set[int]:
 
 
 def _stats() -> "Iterator[tuple[int, list[bytes]]]":
-    """State, parent and so on of each. The name in parentheses before them may hold anything."""
-    return ((pid, stat.rpartition(b") ")[2].split()) for pid, stat in _look_into("stat") if stat)
+    """State, parent and so on of each process. The name before them may contain anything."""
+    return ((pid, stat.rpartition(b") ")[2].split()) for pid, stat in _read_proc("stat") if stat)
 
 
-def _look_into(name: str) -> "Iterator[tuple[int, bytes]]":
-    """This file of each process that has not ended, if it is our business."""
+def _read_proc(name: str) -> "Iterator[tuple[int, bytes]]":
+    """This file in /proc of each process, if this user may read it."""
     with _Ignoring(OSError):
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with _Ignoring(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
@@ -716,4 +796,4 @@ def _look_into(name: str) -> "Iterator[tuple[int, bytes]]":
 
 
 if __name__ == "__main__":
-    os._exit(main())  # Tidying up takes time, and there is nothing to tidy up.
+    os._exit(main())  # The cleanup of the interpreter takes time and has nothing to do.

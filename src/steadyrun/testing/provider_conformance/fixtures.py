@@ -142,7 +142,7 @@ async def wait_for_no_processes(harness: ProviderHarness) -> None:
 
 def _find_processes(processes: Path) -> set[int]:
     names = {directory.name for directory in processes.glob("*")}
-    marked = {pid for name in names for pid in keeper.marked(name)}
+    marked = {pid for name in names for pid in keeper.find_marked(name)}
     # Keepers have no mark, but their directory.
     return marked | {pid for pid in _list_pids() if _is_inside(pid, processes)}
 
