@@ -22,7 +22,7 @@ from steadyrun.model.event import (
     TextFinal,
     ToolCompleted,
     ToolStarted,
-    event_id,
+    make_event_id,
 )
 from steadyrun.model.event_codec import decode_events, encode_events
 from steadyrun.model.ids import ProcessId
@@ -70,7 +70,9 @@ class Corpus:
 def build(count: int) -> Corpus:
     frames = list(itertools.islice(_frames(), count))
     body = encode_events([Emitted(f.offset, 0, f.at, f.event) for f in frames], Scrubber(SECRETS))
-    stored = [Line(event_id(PROCESS, e.place, e.n), e.at, e.event) for e in decode_events(body)]
+    stored = [
+        Line(make_event_id(PROCESS, e.place, e.n), e.at, e.event) for e in decode_events(body)
+    ]
     lines = [msgspec.json.encode(line) + b"\n" for line in stored]
     _check(lines)
     return Corpus(frames, stored, lines)

@@ -33,7 +33,7 @@ from steadyrun.model.event import (
     RunStarted,
     StoredEvent,
     TextFinal,
-    event_id,
+    make_event_id,
 )
 from steadyrun.model.gate import GateRules
 from steadyrun.model.ids import AgentId, ProcessId, RunId
@@ -156,7 +156,7 @@ def _check_events(events: list[StoredEvent], begin: tuple[ProcessId, int]) -> No
     expect(isinstance(events[0].event, RunStarted), "a run does not begin with its start")
     expect(isinstance(events[-1].event, RunCompleted), "a run does not end with its end")
     written = _events(process, offset, sum(_BATCHES))
-    names = [event_id(process, e.place, e.n) for e in written]
+    names = [make_event_id(process, e.place, e.n) for e in written]
     expect([e.id for e in events[1:-1]] == names, "events have other names")
     expect([e.event for e in events[1:-1]] == [e.event for e in written], "events differ")
 
@@ -170,7 +170,7 @@ async def _fill(filled: _Filled, count: int) -> None:
         await store_setup.accept_all(store, [Message(agent.id, "Task.") for agent in agents])
         holder = await store.join("bench")
         for claim in await store.claim(holder.id, AGENTS):
-            process = store_setup.ids.process()
+            process = store_setup.ids.new_process()
             await store.open_process(claim, _process(process, claim.agent))
             await store.release(claim)
             filled.processes[claim.agent], filled.offsets[claim.agent] = process, 0
@@ -201,7 +201,7 @@ def _fill_run(connection: Connection, claim: Claim, filled: _Filled) -> None:
     for number, count in enumerate(_BATCHES):
         batch = _batch(filled, claim.agent, created.id, count, is_first=number == 0)
         runs.append(connection, claim, runs.Written.of(batch, _TERMS.scrubber), _TERMS)
-    items.accept(connection, store_setup.ids.item(), Message(claim.agent, "Task."), _now())
+    items.accept(connection, store_setup.ids.new_item(), Message(claim.agent, "Task."), _now())
     end = Finished(_now(), "completed", text="Done.")
     runs.settle(connection, claim, end, None, _now(), _TERMS)
 

@@ -71,7 +71,7 @@ async def accept_all(store: SqliteStore, messages: Sequence[Message]) -> None:
 
 
 def make_agent(number: int) -> Agent:
-    return Agent(ids.agent(), f"agent-{number}", (PROVIDER,), "/home/agent")
+    return Agent(ids.new_agent(), f"agent-{number}", (PROVIDER,), "/home/agent")
 
 
 def make_process(agent: AgentId) -> Process:
@@ -79,4 +79,4 @@ def make_process(agent: AgentId) -> Process:
 
 
 def make_created(claim: Claim) -> Created:
-    return Created(ids.run(), claim.agent, claim.item.id, PROVIDER, datetime.now(UTC))
+    return Created(ids.new_run(), claim.agent, claim.item.id, PROVIDER, datetime.now(UTC))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from steadyrun.dialect import EnforcedRights
-from steadyrun.model.policy import TIERS, TOOLS, Mode, Policy, Rights, rights
+from steadyrun.model.policy import TIERS, TOOLS, Mode, Policy, Rights, compute_rights
 from steadyrun.providers.registry import BUILT_IN, make_dialect
 
 PAGE = Path(__file__).parents[1] / "docs" / "policy.md"
@@ -54,7 +54,7 @@ def _kept() -> Iterator[list[str]]:
 
 
 def _rest(policy: Policy) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    wanted = rights(policy)
+    wanted = compute_rights(policy)
     return wanted.tools, wanted.deny
 
 

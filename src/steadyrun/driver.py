@@ -67,17 +67,17 @@ class Driver(Protocol):
         """What the open turn took; see `TurnBegan`."""
 
     @property
-    def heard_at(self) -> float:
+    def output_at(self) -> float:
         """When, by the monotonic clock, the process last said anything."""
 
     @property
-    def said_at(self) -> float:
+    def input_at(self) -> float:
         """When anything was last said to it."""
 
     async def follow(self) -> None:
         """Pass on what the process says until it is gone and everything has been read."""
 
-    def has_told(self, turn: Turn) -> bool:
+    def has_sent(self, turn: Turn) -> bool:
         """Whether this turn was told to the process, by this driver or an earlier one."""
 
     async def begin(self, turn: Turn, *, is_wanted: Callable[[], bool] = ...) -> bool:
@@ -105,7 +105,7 @@ class Driver(Protocol):
 class Launcher(Protocol):
     """Starts processes, and takes over those that live or have left something to read."""
 
-    def abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
+    def find_abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
         """What a provider can do, if need be started for a single turn; `NotFound` if there is none
         of that name."""
 
@@ -114,16 +114,16 @@ class Launcher(Protocol):
     ) -> EnforcedRights | Refused:
         """See `Dialect.enforce`."""
 
-    def wall_seconds(self, provider: str) -> float | None: ...
+    def find_wall_seconds(self, provider: str) -> float | None: ...
 
-    def configured(self, provider: str) -> bytes:
+    def encode_setup(self, provider: str) -> bytes:
         """All that its configuration says of how it is launched, in a form that can be compared. It
         has secrets in it."""
 
-    def model(self, provider: str) -> str | None:
+    def find_model(self, provider: str) -> str | None:
         """The model to use where nobody says otherwise."""
 
-    def place(self, process: ProcessId) -> str:
+    def name_directory(self, process: ProcessId) -> str:
         """Where a process will have its keeper: `Process.keeper`."""
 
     async def launch(
@@ -137,14 +137,14 @@ class Launcher(Protocol):
     ) -> AbstractAsyncContextManager[Driver]:
         """Claim the process and drive it; leaving the block lets go of it, not end it."""
 
-    async def launched(self, processes: Sequence[Process]) -> dict[ProcessId, LaunchRequest]:
+    async def read_requests(self, processes: Sequence[Process]) -> dict[ProcessId, LaunchRequest]:
         """What each of them was launched with; one that never was is left out."""
 
     async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
         """End a process that nobody can drive, and all it has started: what it says is lost."""
 
-    async def remains(self) -> dict[ProcessId, datetime]:
+    async def list_remains(self) -> dict[ProcessId, datetime]:
         """The processes that have left files here, and when those were last written to."""
 
-    async def clear(self, process: ProcessId) -> bool:
+    async def delete_remains(self, process: ProcessId) -> bool:
         """Delete what a process has left, and whether that was done: one that lives keeps it."""

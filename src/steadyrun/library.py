@@ -26,9 +26,9 @@ from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config, load
 from steadyrun.dialect import Refused, Verdict
 from steadyrun.errors import AbilityMissing, Conflict, NotFound
-from steadyrun.lib.safe_paths import directory
+from steadyrun.lib.safe_paths import resolve_directory
 from steadyrun.lib.task_group import task_group
-from steadyrun.model.approval import Answer, approval_id
+from steadyrun.model.approval import ApprovalAnswer, build_approval_id
 from steadyrun.model.event import (
     FollowupAbsorbed,
     FollowupOffered,
@@ -102,11 +102,11 @@ class Steadyrun:
     ) -> "RunHandle":
         validate_prompt(prompt)
         validate_options(options)
-        home = str(await anyio.to_thread.run_sync(directory, cwd))
-        run = self._deps.ids.run()
-        agent, request = await build_direct_run(self._deps, run, provider, home, options, role)
-        await self._runs.start(agent, run, prompt, request)
-        return RunHandle(self._runs, run)
+        home = str(await anyio.to_thread.run_sync(resolve_directory, cwd))
+        new_run = self._deps.ids.new_run()
+        new_agent, request = await build_direct_run(self._deps, new_run, provider, home, options, role)
+        await self._runs.start(new_agent, new_run, prompt, request)
+        return RunHandle(self._runs, new_run)
 
     async def run(self, run: str) -> "RunHandle":
         """Find a run by its id, also one of another process; `NotFound` if there is none."""
@@ -141,7 +141,7 @@ class Steadyrun:
         `Conflict` if the approval is answered or has expired, `NotAllowed` if `by` is no approver.
         """
         store, now = self._deps.store, self._deps.clock.now()
-        answer = Answer(allow, by, now, reason, always and allow, provider=provider)
+        answer = ApprovalAnswer(allow, by, now, reason, always and allow, provider=provider)
         known = await find_approval(store, approval)
         answered = await answer_approval(desk_among(self._deps), known, answer)
         [document] = await build_approval_documents(store, [answered])
@@ -178,12 +178,12 @@ class RunHandle:
         answer, or one to an unknown approval, has no effect."""
         run = await self._store.run(self.id)
         if verdict.input is not None:
-            abilities = self._runs.around.drivers.abilities(run.provider)
+            abilities = self._runs.around.drivers.find_abilities(run.provider)
             if "change_input" not in abilities:
                 raise AbilityMissing(run.provider, "change_input", asked="input")
         if run.process is None:
             return
-        answer = Answer(
+        answer = ApprovalAnswer(
             verdict.is_allowed,
             by,
             self._runs.around.clock.now(),
@@ -193,7 +193,7 @@ class RunHandle:
             ends_turn=verdict.ends_turn,
         )
         with contextlib.suppress(NotFound, Conflict):
-            known = await self._store.approval(approval_id(run.process, approval))
+            known = await self._store.approval(build_approval_id(run.process, approval))
             await answer_approval(desk_among(self._runs.around), known, answer)
 
     async def cancel(self, reason: str | None = None) -> Run:

@@ -21,14 +21,14 @@ from msgspec import Struct
 
 from steadyrun.lib.notifier import FALLBACK_POLL_SECONDS, Notifier
 from steadyrun.model.agent import Agent
-from steadyrun.model.approval import Answer, Approval
-from steadyrun.model.batch import Appended, Batch
+from steadyrun.model.approval import Approval, ApprovalAnswer
+from steadyrun.model.batch import AppendResult, Batch
 from steadyrun.model.event import Emitted, StoredEvent
-from steadyrun.model.gate import Accounts, Gate, GateNews
+from steadyrun.model.gate import Accounts, Gate, GateReport
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Lease, Message
 from steadyrun.model.process import Process
-from steadyrun.model.run import Change, Created, Run
+from steadyrun.model.run import Created, Run, RunChange
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import Cost, UsageSum
 
@@ -329,7 +329,7 @@ class Store(Protocol):
         """
 
     async def settle(
-        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+        self, claim: Claim, change: RunChange | None = None, batch: Batch | None = None
     ) -> Item:
         """End the claim: append `batch`, apply `change` to the item's run, settle what it ran.
 
@@ -339,7 +339,7 @@ class Store(Protocol):
         """
 
     async def rest(
-        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+        self, claim: Claim, change: RunChange | None = None, batch: Batch | None = None
     ) -> Item:
         """As `settle`, but the lane stays with its holder, warm, under the same fence: its process
         waits for the next item. The claim can run nothing more (`ChangeRefused`); as a `Lease` it
@@ -360,7 +360,7 @@ class Store(Protocol):
 
     # -- runs, processes, events
 
-    async def change(self, claim: Claim, run: RunId, change: Change) -> Run:
+    async def change(self, claim: Claim, run: RunId, change: RunChange) -> Run:
         """Apply a change to a run of the claim's agent; row and event in one transaction.
 
         `Created` binds the run to the claim's item.
@@ -389,7 +389,7 @@ class Store(Protocol):
 
     async def open_processes(self, agent: AgentId | None = None) -> list[Process]: ...
 
-    async def append(self, hold: Lease, batch: Batch) -> Appended:
+    async def append(self, hold: Lease, batch: Batch) -> AppendResult:
         """Write a batch if it begins where the record of its process ends.
 
         Said again it is once: what lies wholly before the stored offset, and an event of ours
@@ -437,7 +437,7 @@ class Store(Protocol):
     # -- approvals: `append` makes and settles them; the end of a run withdraws what it has asked
     # about tools, and that of an agent the rest
 
-    async def answer(self, approval: ApprovalId, answer: Answer) -> Approval:
+    async def answer(self, approval: ApprovalId, answer: ApprovalAnswer) -> Approval:
         """Answer a question that is open. The same answer again changes nothing; any other, or one
         to a question that is settled, is `ChangeRefused`: whoever is first decides.
 
@@ -458,7 +458,7 @@ class Store(Protocol):
     # -- gates
 
     async def update_gate(
-        self, provider: str, news: GateNews, *, account: str | None = None
+        self, provider: str, news: GateReport, *, account: str | None = None
     ) -> Gate:
         """Tell the gate of an account, or of the present one, what has happened; `gate_step` says
         what becomes of it. What changes is an event of no agent, in the same transaction. A run

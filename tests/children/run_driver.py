@@ -19,7 +19,7 @@ from steadyrun.config import Config, ProviderSettings, load
 from steadyrun.dialect import Verdict
 from steadyrun.lib.task_group import task_group
 from steadyrun.library import RunHandle, Steadyrun
-from steadyrun.model.event_json import public
+from steadyrun.model.event_json import to_public
 
 LONGEST_LINE = 1 << 20
 
@@ -60,7 +60,7 @@ async def drive() -> None:
         async with task_group() as tasks:
             tasks.start_soon(_obey, run, lines)
             async for seen in run.events():
-                _tell(public(seen))
+                _tell(to_public(seen))
             await run.result()
             tasks.cancel_scope.cancel()
 

@@ -18,7 +18,7 @@ from steadyrun.model.event import (
     RecordPhase,
     Unknown,
 )
-from steadyrun.model.event_json import public
+from steadyrun.model.event_json import to_public
 
 TEXT = PAGE.read_text(encoding="utf-8")
 ROWS = {row.split("`")[1]: row for row in tables().splitlines() if row.startswith("| `")}
@@ -71,7 +71,7 @@ def test_what_is_kept_whole_is_told_by_the_first_words_of_its_type() -> None:
 
 def test_the_page_names_every_field_around_an_event() -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    shown = public(LiveEvent(EventId("x"), at, "agt_1", None, None, Note("x")))
+    shown = to_public(LiveEvent(EventId("x"), at, "agt_1", None, None, Note("x")))
 
     assert [name for name in shown if f"`{name}`" not in TEXT.split(START)[0]] == []
 

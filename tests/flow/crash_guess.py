@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from steadyrun.model.batch import Appended
+from steadyrun.model.batch import AppendResult
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item
@@ -248,9 +248,9 @@ def _of_trying_again(model: Model, seen: Seen, op: Again) -> Guess:
     return Done(replace(op.claim, item=model.tried_again(op.claim, spends=op.spends)))
 
 
-def _appended(model: Model, seen: Seen, op: Append) -> Appended:
+def _appended(model: Model, seen: Seen, op: Append) -> AppendResult:
     """The answer follows from the model alone: the comparison will tell whether it was so."""
     del seen
     count = op.stretch.count + (op.stretch.launched is not None)
     last_seq = model.lanes[op.claim.agent].event_seq + count
-    return Appended(count, last_seq, len(model.log) + count)
+    return AppendResult(count, last_seq, len(model.log) + count)

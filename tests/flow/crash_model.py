@@ -13,13 +13,20 @@ from typing import Any, assert_never
 import msgspec
 
 from steadyrun.model.agent import Agent
-from steadyrun.model.batch import Appended
+from steadyrun.model.batch import AppendResult
 from steadyrun.model.event import EventId
 from steadyrun.model.gate import Gate
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, ItemStatus, Lease, status_after, status_of_absorbed
+from steadyrun.model.item import (
+    Claim,
+    Item,
+    ItemStatus,
+    Lease,
+    compute_absorbed_status,
+    compute_item_status,
+)
 from steadyrun.model.process import Process
-from steadyrun.model.run import Change, Run, counted, step, told
+from steadyrun.model.run import Run, RunChange, add_counts, build_status_events, step
 from steadyrun.store import AbandonedLane, Accepted, Holder, Lane, Started
 from tests.children.crash_writer import (
     Absorb,
@@ -60,7 +67,7 @@ RESULTS: dict[type, Any] = {
     ClaimOne: list[Claim],
     Begin: Run,
     OpenProcess: None,
-    Append: Appended,
+    Append: AppendResult,
     Take: list[Item],
     Absorb: None,
     GiveBack: None,
@@ -167,7 +174,7 @@ class Model:
 
     # -- what else the parent does
 
-    def settle(self, claim: Claim, change: Change, result: Item) -> None:
+    def settle(self, claim: Claim, change: RunChange, result: Item) -> None:
         self._end(claim, change, result)
         self._free(claim.agent)
 
@@ -345,7 +352,7 @@ class Model:
             self._put(item)
             self._lane(lane.agent, status="held", last_seq=item.seq)
 
-    def _end(self, claim: Claim, change: Change | None, result: Item) -> None:
+    def _end(self, claim: Claim, change: RunChange | None, result: Item) -> None:
         name = self.items[claim.item.id].run
         assert name is not None
         run = self._change(name, change) if change else self.runs[name]
@@ -360,7 +367,7 @@ class Model:
         self._put_run(run)
         self._put(replace(self.items[op.claim.item.id], run=run.id))
 
-    def _append(self, claim: Claim, stretch: Stretch, result: Appended | None) -> None:
+    def _append(self, claim: Claim, stretch: Stretch, result: AppendResult | None) -> None:
         process = self.processes[stretch.process]
         before = self.lanes[claim.agent].event_seq
         assert process.offset == stretch.from_offset
@@ -371,10 +378,10 @@ class Model:
             stretch.run,
             [EventId(f"{stretch.process}:{e.place}.{e.n}") for e in events_of(stretch)],
         )
-        self._put_run(counted(self.runs[stretch.run], stretch.count, 0))
+        self._put_run(add_counts(self.runs[stretch.run], stretch.count, 0))
         self._put_process(replace(process, offset=stretch.to_offset))
         after = self.lanes[claim.agent].event_seq
-        assert result in {None, Appended(after - before, after, len(self.log))}
+        assert result in {None, AppendResult(after - before, after, len(self.log))}
 
     def _take(self, op: Take, result: Sequence[Item]) -> None:
         agent = op.claim.agent
@@ -387,13 +394,13 @@ class Model:
 
     # -- steps they share
 
-    def _change(self, run_id: RunId | None, change: Change) -> Run:
+    def _change(self, run_id: RunId | None, change: RunChange) -> Run:
         assert run_id is not None
         before = self.runs[run_id]
         after = step(before, change)
-        events = [EventId(str(emitted.place)) for emitted in told(before, after)]
+        events = [EventId(str(emitted.place)) for emitted in build_status_events(before, after)]
         self._place(after.agent, run_id, events)
-        self._put_run(counted(after, len(events), 0))
+        self._put_run(add_counts(after, len(events), 0))
         return self.runs[run_id]
 
     def _place(self, agent: AgentId, run: RunId | None, events: Iterable[EventId]) -> None:
@@ -405,7 +412,7 @@ class Model:
         if item.delivery == "offered":
             self._requeue(item, at)
             return
-        decide = status_of_absorbed if item.delivery == "absorbed" else status_after
+        decide = compute_absorbed_status if item.delivery == "absorbed" else compute_item_status
         status = decide(run, item)
         if status == "queued":
             self._requeue(item, at)

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 
 from steadyrun.model import event as ev
-from steadyrun.model.approval import Answer
+from steadyrun.model.approval import ApprovalAnswer
 from steadyrun.model.item import Message
 from steadyrun.runtime.dispatcher import Capacity
 from steadyrun.stores.sqlite import SqliteStore
@@ -108,7 +108,7 @@ def test_a_run_that_waits_for_a_person_makes_room_for_another(tmp_path: Path) ->
             await harness.wait_for_event(ada, ev.ApprovalRequested)
             other = await harness.send_and_wait(bob, say("meanwhile"))
             [asked] = await harness.store.approvals(ada)
-            await harness.store.answer(asked.id, Answer(True, "eve", asked.asked_at))
+            await harness.store.answer(asked.id, ApprovalAnswer(True, "eve", asked.asked_at))
 
             assert other.reply == "meanwhile"
             assert (await harness.wait_until_settled(asking)).reply == "so"

@@ -7,7 +7,7 @@ import anyio
 
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
-from steadyrun.model.gate import Closed, Dispatched, Opened, gate_state
+from steadyrun.model.gate import Closed, Dispatched, Opened, compute_gate_state
 from steadyrun.model.ids import RunId
 from tests.support.daemon_harness import running_daemon, say, script
 
@@ -63,7 +63,7 @@ def test_only_the_probe_is_let_through_until_it_is_answered(tmp_path: Path) -> N
 
 async def _is_probing(harness: object) -> bool:
     [gate] = await harness.store.gates()  # type: ignore[attr-defined]
-    return gate_state(gate, SystemClock().now()) == "probing"
+    return compute_gate_state(gate, SystemClock().now()) == "probing"
 
 
 def test_an_agent_may_be_paused_by_a_limit_instead(tmp_path: Path) -> None:

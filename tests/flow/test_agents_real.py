@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from steadyrun.model import event as ev
-from steadyrun.model.gate import Opened, dispatchable
+from steadyrun.model.gate import Opened, can_dispatch
 from steadyrun.model.ids import ItemId
 from steadyrun.testing.model_servers.anthropic import answer, call
 from steadyrun.testing.model_servers.content import CallBlock
@@ -86,7 +86,7 @@ def test_a_limit_closes_the_gate_and_the_item_goes_on_by_itself(tmp_path: Path, 
                 await daemon.wait_for_event(ada, ev.RunRateLimited)
                 await daemon.wait_until(ada, lambda: _is_queued(daemon, item))
                 [gate] = await daemon.store.gates()
-                assert not dispatchable(gate, datetime.now(UTC))
+                assert not can_dispatch(gate, datetime.now(UTC))
                 asks = len(harness.server.main_requests)
                 await daemon.store.update_gate(gate.provider, Opened())
                 done = await daemon.wait_until_settled(item)

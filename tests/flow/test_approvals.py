@@ -17,7 +17,7 @@ from steadyrun.drivers.keeper_client import read_sent
 from steadyrun.errors import Conflict, NotAllowed, NotFound
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
-from steadyrun.model.approval import Answer
+from steadyrun.model.approval import ApprovalAnswer
 from steadyrun.model.ids import AgentId
 from steadyrun.providers.scripted import child as scripted_child
 from steadyrun.runtime.dispatcher import Capacity
@@ -209,7 +209,7 @@ async def answer(
 ) -> None:
     await harness.wait_for_event(agent, ev.ApprovalRequested)
     [question] = await harness.store.approvals(agent)
-    await harness.store.answer(question.id, Answer(is_allowed, by, question.asked_at))
+    await harness.store.answer(question.id, ApprovalAnswer(is_allowed, by, question.asked_at))
 
 
 def test_nobody_answers_in_time(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from steadyrun.app.operations import open_desk
 from steadyrun.config import load
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
-from steadyrun.model.approval import Answer, Approval
+from steadyrun.model.approval import Approval, ApprovalAnswer
 from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
@@ -50,7 +50,7 @@ async def allowed(
     harness: HomeHarness, agent: AgentId, **fields: Any
 ) -> list[tuple[str, str, float]]:
     """What may be spent once somebody has allowed more."""
-    answer = Answer(True, "eve", SystemClock().now(), **fields)
+    answer = ApprovalAnswer(True, "eve", SystemClock().now(), **fields)
     async with open_desk(load(harness.place / "home")) as desk:
         answered = await answer_approval(desk, await question(harness, agent), answer)
     assert answered.answer

@@ -11,7 +11,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Policy
-from steadyrun.model.usage import tokens_of
+from steadyrun.model.usage import count_tokens
 from steadyrun.testing.model_servers.anthropic import ModelRequest, answer
 from steadyrun.testing.model_servers.content import AnswerTokens, ModelAnswer
 from tests.flow.test_agents_real import shell
@@ -82,7 +82,7 @@ def test_an_agent_that_goes_round_in_circles_is_stopped_within_one_tool_call(
                     # takes no time may have asked for one more before anybody could stop it.
                     assert 3 <= _calls(harness.cwd) <= 5
                     assert run.usage.input_tokens is not None
-                    assert tokens_of(run.usage) >= LIMIT
+                    assert count_tokens(run.usage) >= LIMIT
 
         anyio.run(main)
         # Whoever is stopped asks for no more.

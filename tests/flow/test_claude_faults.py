@@ -28,7 +28,7 @@ from steadyrun.lib.task_group import task_group
 from steadyrun.library import Steadyrun
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
-from steadyrun.model.event_json import public
+from steadyrun.model.event_json import to_public
 from steadyrun.model.run import Run
 from steadyrun.runtime.direct_runs import DirectRuns
 from steadyrun.stores.sqlite import SqliteStore
@@ -472,7 +472,7 @@ async def _everything_told(
     with anyio.fail_after(TIMEOUT_SECONDS):
         async with steadyrun.open(config or harness.config) as library:
             run = await harness.start(library, prompt)
-            told = [public(seen) async for seen in run.events()]
+            told = [to_public(seen) async for seen in run.events()]
             await run.result()
     return told
 

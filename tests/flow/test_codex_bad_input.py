@@ -19,7 +19,7 @@ from steadyrun.dialect import Image
 from steadyrun.errors import ConfigInvalid, InvalidUsage, SteadyrunError
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
-from steadyrun.model.event_json import public
+from steadyrun.model.event_json import to_public
 from steadyrun.model.run import Run
 from steadyrun.testing.model_servers.anthropic import ServerSteps, answer, call, text
 from steadyrun.testing.model_servers.faults import (
@@ -416,7 +416,7 @@ def test_the_key_is_not_in_the_last_words_of_a_program(tmp_path: Path) -> None:
 async def everything_told(harness: CliHarness) -> list[dict[str, Any]]:
     async with harness.library() as library:
         run = await harness.start(library, "what is it?")
-        told = [public(seen) async for seen in run.events()]
+        told = [to_public(seen) async for seen in run.events()]
         await run.result()
     return told
 

@@ -13,8 +13,8 @@ from steadyrun.drivers.keeper_client import read_sent
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
 from steadyrun.model.agent import Agent
-from steadyrun.model.approval import Answer
-from steadyrun.model.gate import Closed, Opened, gate_state
+from steadyrun.model.approval import ApprovalAnswer
+from steadyrun.model.gate import Closed, Opened, compute_gate_state
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created
@@ -89,7 +89,7 @@ def test_what_came_in_between_and_what_was_not_allowed_is_told(tmp_path: Path) -
             first = await harness.send(ada, script(question, harness.gates.wait_step("go"), *much))
             await harness.wait_for_event(ada, ev.ApprovalRequested)
             [asked] = await harness.store.approvals(ada)
-            denied = Answer(False, "cli:eve", asked.asked_at, "it is all we have")
+            denied = ApprovalAnswer(False, "cli:eve", asked.asked_at, "it is all we have")
             await harness.store.answer(asked.id, denied)
             await harness.wait_for_event(ada, ev.ApprovalResolved)
             second = await harness.send(ada, "NEVER touch schema.sql")
@@ -234,7 +234,7 @@ def told_to(place: Path, provider: str) -> list[str]:
 
 async def _is(harness: DaemonHarness, state: str) -> bool:
     [gate] = await harness.store.gates()
-    return gate_state(gate, SystemClock().now()) == state
+    return compute_gate_state(gate, SystemClock().now()) == state
 
 
 async def _is_paused(harness: DaemonHarness, agent: AgentId) -> bool:

@@ -726,7 +726,7 @@ def test_an_unforeseen_error_in_the_keeper_leaves_nothing_running(
     tmp_path: Path, place: Path
 ) -> None:
     broken = tmp_path / "broken_keeper.py"
-    line = "            self._close_stdin()\n        else:"
+    line = "            self.close()\n        else:"
     assert KEEPER.read_text().count(line) == 1
     broken.write_text(KEEPER.read_text().replace(line, "            1 / 0\n        else:"))
     kept = hostile(place, "clean", keeper=broken)
@@ -895,7 +895,7 @@ def _copy_that_says(tmp_path: Path, word: str) -> Path:
 def _last_word(copy: Path) -> str:
     """What this keeper says about nonsense, when it is run as a driver runs it."""
     done = subprocess.run(
-        keeper_client.command(str(copy)),
+        keeper_client.build_command(str(copy)),
         input=b"nonsense",
         stdout=subprocess.PIPE,
         timeout=PATIENCE_SECONDS,

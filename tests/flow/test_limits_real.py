@@ -8,7 +8,7 @@ import pytest
 
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
-from steadyrun.model.gate import gate_state
+from steadyrun.model.gate import compute_gate_state
 from steadyrun.testing.model_servers.anthropic import answer, build_limit_headers
 from steadyrun.testing.model_servers.faults import Refusal, refuse_rate_limit, refuse_usage_limit
 from steadyrun.testing.model_servers.openai_common import build_codex_limit_headers
@@ -44,7 +44,7 @@ def test_a_stated_time_is_waited_for_and_the_item_goes_on_by_itself(
                 await daemon.wait_for_event(ada, ev.RunRateLimited)
                 [gate] = await daemon.store.gates()
                 assert (gate.until, gate.is_stated) == (stated, True)
-                assert gate_state(gate, datetime.now(UTC)) == "closed"
+                assert compute_gate_state(gate, datetime.now(UTC)) == "closed"
                 asks = len(harness.server.main_requests)
                 done = await daemon.wait_until_settled(item)
 

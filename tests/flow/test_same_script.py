@@ -15,7 +15,7 @@ import pytest
 from steadyrun.dialect import Image
 from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
-from steadyrun.model.event import type_of
+from steadyrun.model.event import get_type
 from steadyrun.testing.model_servers.anthropic import answer, call
 from steadyrun.testing.model_servers.content import CallBlock, ModelAnswer
 from steadyrun.testing.model_servers.faults import refuse_rate_limit
@@ -57,7 +57,7 @@ def in_form(cli: Cli) -> ModelAnswer:
 
 
 def told(played: RunRecord) -> list[str]:
-    types = [type_of(seen.event) for seen in played.stored]
+    types = [get_type(seen.event) for seen in played.stored]
     return [each for each in types if each not in THEIR_OWN]
 
 

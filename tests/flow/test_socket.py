@@ -30,7 +30,7 @@ from steadyrun.errors import (
     VersionMismatch,
 )
 from steadyrun.model import event as ev
-from steadyrun.model.event_json import public
+from steadyrun.model.event_json import to_public
 from steadyrun.operations.agents import AddAgentRequest, ListAgentsRequest
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import ItemDocument
@@ -372,7 +372,7 @@ def test_a_stream_tells_what_is_stored_then_what_comes(home: Path) -> None:
         assert as_of == 0
         assert [each["type"] for each in heard] == ["run.started", "text.delta", "text.final"]
         assert [each["cursor"] for each in heard] == [1, None, 2]
-        assert heard[2] == json.loads(msgspec.json.encode(public(stored[-1])))
+        assert heard[2] == json.loads(msgspec.json.encode(to_public(stored[-1])))
 
     with_daemon(home, look)
 

@@ -12,7 +12,7 @@ from steadyrun.lib.notifier import Waiter
 from steadyrun.library import Offered
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
-from steadyrun.model.event import Emitted, FollowupOffered, our_place
+from steadyrun.model.event import Emitted, FollowupOffered, make_place
 from steadyrun.model.ids import AgentId, Ids, ItemId, ProcessId
 from steadyrun.model.item import Message
 from steadyrun.model.process import Process
@@ -40,7 +40,7 @@ def test_a_message_that_somebody_has_taken_is_not_taken_back(tmp_path: Path) -> 
 
     async def main() -> tuple[ItemId, bool]:
         store = await SqliteStore.open(config.places.home)
-        holder, run = (await store.join("test")).id, Ids(lambda: NOW).run()
+        holder, run = (await store.join("test")).id, Ids(lambda: NOW).new_run()
         await store.add_agent(Agent(ADA, "ada", ("scripted",), str(tmp_path)))
         await store.accept(Message(ADA, "work"))
         [claim] = await store.claim(holder, agent=ADA)
@@ -63,7 +63,7 @@ def test_a_message_that_somebody_has_taken_is_not_taken_back(tmp_path: Path) -> 
                     await store.change(claim, run, Finished(NOW, "completed"))
                     await _until_cancelled(store, item.id, watch)
                 offered = FollowupOffered(item.id, item.text)
-                told = Emitted(our_place("s", 1), 0, NOW, offered)
+                told = Emitted(make_place("s", 1), 0, NOW, offered)
                 await store.append(claim, Batch(process.id, None, 0, 0, (told,)))
         try:
             return item.id, (await store.item(item.id)).cancel_requested

@@ -14,7 +14,7 @@ from steadyrun.driver import JournalBatch
 from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
 from steadyrun.drivers.process_driver import ProcessDriver
 from steadyrun.lib.clock import SystemClock
-from steadyrun.lib.file_follower import FileWatches, Wake
+from steadyrun.lib.file_follower import FileWatches, OnChange
 from steadyrun.model.event import Emitted, OutputRaw, TextFinal
 from steadyrun.model.ids import AgentId, HolderId, ProcessId
 from steadyrun.model.process import Process, SavedState
@@ -60,11 +60,11 @@ class Ear:
 class DeafToStderr(FileWatches):
     """Never tells of stderr, as when word of it comes later than word of the output."""
 
-    def add(self, path: Path, wake: Wake) -> int:
+    def add(self, path: Path, wake: OnChange) -> int:
         return super().add(path, wake if path.name != "stderr" else _ignore)
 
-    def remove(self, watch: int, wake: Wake) -> None:
-        super().remove(watch, wake if wake in self._wakes[watch] else _ignore)
+    def remove(self, watch: int, wake: OnChange) -> None:
+        super().remove(watch, wake if wake in self._callbacks[watch] else _ignore)
 
 
 def _ignore(is_sure: bool) -> None:

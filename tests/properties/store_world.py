@@ -20,13 +20,13 @@ from steadyrun.model.event import (
     ApprovalResolved,
     Emitted,
     Event,
+    EventSource,
     Foreign,
     Note,
-    OurSource,
     TextDelta,
     TextFinal,
     ToolStarted,
-    our_place,
+    make_place,
 )
 from steadyrun.model.ids import AgentId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Claim, Followup, Item, Message
@@ -34,12 +34,12 @@ from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import (
     Adopted,
     Cancelled,
-    Change,
     Created,
     EndStatus,
     Finished,
     Launched,
     Orphaned,
+    RunChange,
     StopReason,
     Touched,
 )
@@ -76,7 +76,7 @@ metadata = st.dictionaries(
     max_size=2,
 )  # fmt: skip
 keys = st.none() | st.sampled_from(["k", "", "l"])
-sources: st.SearchStrategy[OurSource] = st.sampled_from(["s", "x", "r"])
+sources: st.SearchStrategy[EventSource] = st.sampled_from(["s", "x", "r"])
 endings: st.SearchStrategy[tuple[EndStatus, StopReason | None]] = st.tuples(
     st.sampled_from(["completed", "failed", "cancelled", "timed_out", "rate_limited"]),
     st.sampled_from([None, "user_stop", "shutdown", "hang"]),
@@ -211,7 +211,7 @@ class World(RuleBasedStateMachine):
         return engine, reference
 
     def _add(self, name: str, *chain: str) -> None:
-        agent = Agent(self.names.agent(), name, chain, "/")
+        agent = Agent(self.names.new_agent(), name, chain, "/")
         self.agents.append(agent.id)
         self._both(lambda store: store.add_agent(agent))
 
@@ -231,7 +231,7 @@ class World(RuleBasedStateMachine):
     def _accept_and_start(
         self, agent: AgentId, key: str | None, holder: HolderId, but_not: Collection[str]
     ) -> None:
-        run, now, message = self.names.run(), self.clock.now(), Message(agent, "now", key=key)
+        run, now, message = self.names.new_run(), self.clock.now(), Message(agent, "now", key=key)
 
         def opened(agent: Agent, item: Item) -> Created:
             return Created(run, agent.id, item.id, agent.provider, now)
@@ -250,7 +250,11 @@ class World(RuleBasedStateMachine):
         return works
 
     def _create(self, work: Work) -> None:
-        run, claim, account = self.names.run(), work.claim, [None, None, "y"][len(work.runs) % 3]
+        run, claim, account = (
+            self.names.new_run(),
+            work.claim,
+            [None, None, "y"][len(work.runs) % 3],
+        )
         created = Created(
             run, claim.agent, claim.item.id, "claude", self.clock.now(), account=account
         )
@@ -272,7 +276,7 @@ class World(RuleBasedStateMachine):
             self.works.append(Work(went_on, processes=work.processes, opened=work.opened))
 
     def _hire(self, n: int, agent: Agent, message: Message) -> None:
-        holder, run, now = self._holder(n), self.names.run(), self.clock.now()
+        holder, run, now = self._holder(n), self.names.new_run(), self.clock.now()
 
         def opened(agent: Agent, item: Item) -> Created:
             return Created(run, agent.id, item.id, agent.provider, now)
@@ -289,7 +293,7 @@ class World(RuleBasedStateMachine):
     ) -> None:
         """Mostly with a new run for each item, now and then with one that exists."""
         holder, now = self._holder(n), self.clock.now()
-        runs = [self.names.run() for _ in range(limit)]
+        runs = [self.names.new_run() for _ in range(limit)]
         if n == 3 and self.works:
             runs = [work.runs[-1] for work in self.works[-limit:]] + runs
 
@@ -342,7 +346,7 @@ class World(RuleBasedStateMachine):
         provider = PROVIDERS[len(work.processes) % 2]
         account = self.accounts.get(provider, "")
         process = Process(
-            self.names.process(), claim.agent, provider, "here", "/k", now, account=account
+            self.names.new_process(), claim.agent, provider, "here", "/k", now, account=account
         )
         work.processes.append(process.id)
         self._both(lambda store: store.open_process(claim, process))
@@ -390,7 +394,7 @@ class World(RuleBasedStateMachine):
     def _process(self, work: Work, n: int) -> ProcessId:
         return self.works[0].processes[-1] if n == 3 else work.processes[-1]
 
-    def _change(self, data: st.DataObject, work: Work) -> Change:
+    def _change(self, data: st.DataObject, work: Work) -> RunChange:
         now, claim = self.clock.now(), work.claim
         kind, words = data.draw(st.sampled_from(CHANGES)), data.draw(st.none() | texts)
         usage, cost = data.draw(st.none() | usages), data.draw(st.none() | costs)
@@ -398,8 +402,8 @@ class World(RuleBasedStateMachine):
         status, reason = data.draw(endings)
         table = data.draw(metadata)
         run, active_at = work.runs[-1], now if is_active else None
-        ended: Change = Orphaned(now) if is_active else Cancelled(now, words)
-        changes: dict[str, Change] = {
+        ended: RunChange = Orphaned(now) if is_active else Cancelled(now, words)
+        changes: dict[str, RunChange] = {
             "created": Created(run, claim.agent, None, "codex", now, metadata=table),
             "launched": Launched(now, process, active_at, table),
             "adopted": Adopted(now, process, active_at),
@@ -431,7 +435,7 @@ class World(RuleBasedStateMachine):
         said = data.draw(st.lists(events, max_size=3))
         emitted = [Emitted(end, n, now, e) for n, e in enumerate(said)]
         for source, n in data.draw(st.lists(st.tuples(sources, st.integers(1, 4)), max_size=2)):
-            emitted.append(Emitted(our_place(source, n), 0, now, Note(f"{source}{n}")))
+            emitted.append(Emitted(make_place(source, n), 0, now, Note(f"{source}{n}")))
         if data.draw(rarely):
             emitted.append(Emitted(end, 9, now, TextDelta("live")))
         return emitted

@@ -12,16 +12,16 @@ from steadyrun.model.budget import (
     Budget,
     BudgetRules,
     Limit,
-    Spent,
-    Unknown,
+    Spending,
+    UnknownCostRule,
     Window,
-    begin_of,
-    counted,
-    extended_by,
-    marks,
-    parsed,
-    said,
-    spent_by,
+    compute_extension,
+    compute_run_spending,
+    find_marks,
+    find_window_start,
+    format_budget,
+    measure_spending,
+    parse_budget,
 )
 from steadyrun.model.event import BudgetReached
 from steadyrun.model.usage import Cost, Usage
@@ -40,7 +40,7 @@ COSTS = st.just(Cost()) | st.builds(
     Cost, st.floats(0, 1e6), st.sampled_from(["known", "estimated"])
 )
 USAGES = st.builds(Usage, *[st.none() | st.integers(0, 10**8)] * 4)
-SPENT = st.builds(Spent, st.floats(0, 1e6), *[st.integers(0, 10**8)] * 2, st.integers(0, 9))
+SPENT = st.builds(Spending, st.floats(0, 1e6), *[st.integers(0, 10**8)] * 2, st.integers(0, 9))
 WINDOWS = st.dictionaries(
     st.sampled_from(LIMITS[1:]), st.builds(Window, st.none(), SPENT, st.just({}))
 )
@@ -55,7 +55,7 @@ RULES = st.builds(
 @given(st.sampled_from(ZONES), MOMENTS)
 def test_a_day_begins_with_its_date_wherever_it_is(zone: str, at: datetime) -> None:
     here = ZoneInfo(zone)
-    begin = begin_of("day", at, here)
+    begin = find_window_start("day", at, here)
     assert begin is not None
     date = at.astimezone(here).date()
 
@@ -67,7 +67,7 @@ def test_a_day_begins_with_its_date_wherever_it_is(zone: str, at: datetime) -> N
 @given(st.sampled_from(ZONES), MOMENTS)
 def test_a_month_begins_with_its_first_day(zone: str, at: datetime) -> None:
     here = ZoneInfo(zone)
-    begin = begin_of("month", at, here)
+    begin = find_window_start("month", at, here)
     assert begin is not None
     local = at.astimezone(here)
 
@@ -81,8 +81,8 @@ def test_a_day_is_as_long_as_the_clocks_make_it() -> None:
     berlin = ZoneInfo("Europe/Berlin")
 
     def hours(day: datetime) -> float:
-        begin = begin_of("day", day, berlin)
-        following = begin_of("day", day + timedelta(hours=26), berlin)
+        begin = find_window_start("day", day, berlin)
+        following = find_window_start("day", day + timedelta(hours=26), berlin)
         assert begin
         assert following
         return (following - begin).total_seconds() / 3600
@@ -92,13 +92,16 @@ def test_a_day_is_as_long_as_the_clocks_make_it() -> None:
     assert hours(datetime(2026, 7, 1, 0, tzinfo=UTC)) == 24
     # 23:30 in London is half past midnight of the next day in Berlin.
     late = datetime(2026, 1, 31, 23, 30, tzinfo=UTC)
-    assert begin_of("month", late, berlin) == datetime(2026, 1, 31, 23, tzinfo=UTC)
-    assert begin_of("month", late, UTC) == datetime(2026, 1, 1, tzinfo=UTC)
+    assert find_window_start("month", late, berlin) == datetime(2026, 1, 31, 23, tzinfo=UTC)
+    assert find_window_start("month", late, UTC) == datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_what_has_no_end_has_no_beginning() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert (begin_of("run", now, UTC), begin_of("agent", now, UTC)) == (None, None)
+    assert (find_window_start("run", now, UTC), find_window_start("agent", now, UTC)) == (
+        None,
+        None,
+    )
 
 
 @given(BUDGETS, WINDOWS, RULES, st.lists(st.tuples(USAGES, COSTS), max_size=12))
@@ -126,25 +129,25 @@ def test_each_mark_is_told_once_and_in_order(
 
 @given(BUDGETS, WINDOWS, RULES, SPENT, SPENT)
 def test_whoever_spends_more_has_reached_no_less(
-    budget: Budget, windows: dict[Limit, Window], rules: BudgetRules, own: Spent, more: Spent
+    budget: Budget, windows: dict[Limit, Window], rules: BudgetRules, own: Spending, more: Spending
 ) -> None:
-    before = {mark.name: mark.percent for mark in marks(budget, windows, own, rules)}
-    after = {mark.name: mark.percent for mark in marks(budget, windows, own + more, rules)}
+    before = {mark.name: mark.percent for mark in find_marks(budget, windows, own, rules)}
+    after = {mark.name: mark.percent for mark in find_marks(budget, windows, own + more, rules)}
 
     assert all(after.get(name, 0) >= percent for name, percent in before.items())
 
 
 @given(BUDGETS, WINDOWS, RULES, SPENT)
 def test_a_mark_says_what_is_so(
-    budget: Budget, windows: dict[Limit, Window], rules: BudgetRules, own: Spent
+    budget: Budget, windows: dict[Limit, Window], rules: BudgetRules, own: Spending
 ) -> None:
-    found = {mark.name: mark for mark in marks(budget, windows, own, rules)}
+    found = {mark.name: mark for mark in find_marks(budget, windows, own, rules)}
     for limit in budget.limits:
         total = windows.get(limit, Window()).before + own
         for unit in ("usd", "tokens"):
-            allowed, mark = budget.of(limit, unit), found.get(f"{limit}.{unit}")
+            allowed, mark = budget.get_limit(limit, unit), found.get(f"{limit}.{unit}")
             is_refused = unit == "usd" and rules.unknown == "refuse" and own.unknown_runs > 0
-            spent = counted(total, unit, rules)
+            spent = measure_spending(total, unit, rules)
             if allowed is None:
                 assert mark is None
             elif spent >= allowed or is_refused:
@@ -156,37 +159,39 @@ def test_a_mark_says_what_is_so(
 
 
 @given(USAGES, st.sampled_from(["tokens", "refuse", "allow"]), st.floats(0.01, 1000))
-def test_what_is_not_known_is_not_nothing(usage: Usage, unknown: Unknown, rate: float) -> None:
+def test_what_is_not_known_is_not_nothing(
+    usage: Usage, unknown: UnknownCostRule, rate: float
+) -> None:
     rules = BudgetRules(UTC, unknown, rate)
-    spent = spent_by(usage, Cost())
-    [*reached] = marks(Budget(run=1e-12), {}, spent, rules)
+    spent = compute_run_spending(usage, Cost())
+    [*reached] = find_marks(Budget(run=1e-12), {}, spent, rules)
 
     assert spent.unknown_runs == 1
     if unknown == "tokens":
-        assert (counted(spent, "usd", rules) > 0) == (spent.tokens > 0)
+        assert (measure_spending(spent, "usd", rules) > 0) == (spent.tokens > 0)
     elif unknown == "refuse":
         assert [mark.percent for mark in reached] == [100]
     else:
-        assert counted(spent, "usd", rules) == 0
+        assert measure_spending(spent, "usd", rules) == 0
 
 
 @given(BUDGETS, WINDOWS, SPENT)
 def test_an_extended_limit_takes_as_much_once_more(
-    budget: Budget, windows: dict[Limit, Window], own: Spent
+    budget: Budget, windows: dict[Limit, Window], own: Spending
 ) -> None:
     rules = BudgetRules()
-    for mark in marks(budget, windows, own, rules):
-        allowed = extended_by(mark, budget)
+    for mark in find_marks(budget, windows, own, rules):
+        allowed = compute_extension(mark, budget)
         if mark.percent < 100 or mark.limit == "run":
             continue
         assert allowed is not None
         assert allowed > mark.spent
         window = windows.get(mark.limit, Window())
         wider = Window(window.since, window.before, {mark.unit: allowed})
-        again = marks(budget, {**windows, mark.limit: wider}, own, rules)
+        again = find_marks(budget, {**windows, mark.limit: wider}, own, rules)
         assert mark.name not in {each.name for each in again if each.percent == 100}
 
 
 @given(BUDGETS)
 def test_a_budget_is_read_as_it_is_said(budget: Budget) -> None:
-    assert parsed(said(budget)) == budget
+    assert parse_budget(format_budget(budget)) == budget

@@ -22,13 +22,13 @@ from steadyrun.model.event import (
     Note,
     StoredEvent,
     ToolStarted,
-    event_id,
-    our_number,
-    our_place,
-    type_of,
+    get_type,
+    make_event_id,
+    make_place,
+    parse_place,
 )
 from steadyrun.model.event_codec import decode_events, encode_events, join_encoded
-from steadyrun.model.event_json import data_of, public
+from steadyrun.model.event_json import to_data, to_public
 from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.secret import Scrubber, Secret
 from steadyrun.model.usage import Cost
@@ -122,7 +122,7 @@ def test_the_encoding_is_a_list_of_lists(events: list[Emitted]) -> None:
 
     written = msgspec.msgpack.decode(body)
     assert [(place, n) for place, n, _, _, _ in written] == [(e.place, e.n) for e in events]
-    assert [event["type"] for _, _, _, event, _ in written] == [type_of(e.event) for e in events]
+    assert [event["type"] for _, _, _, event, _ in written] == [get_type(e.event) for e in events]
 
 
 @settings(max_examples=50)
@@ -174,13 +174,13 @@ def test_the_public_form_has_exactly_these_keys(
     which = RunId(run) if run else None
     stored = StoredEvent(7, 3, EventId("id"), at, "ada", which, "claude" if run else None, event)
 
-    shown = public(stored)
+    shown = to_public(stored)
 
     assert list(shown) == [
         "v", "cursor", "seq", "id", "type", "at", "agent", "run", "provider", "data",
     ]  # fmt: skip
     assert shown["v"] == (event.version if isinstance(event, Foreign) else VERSION)
-    assert (shown["type"], shown["at"], shown["run"]) == (type_of(event), at, run)
+    assert (shown["type"], shown["at"], shown["run"]) == (get_type(event), at, run)
     assert "type" not in shown["data"]
     msgspec.json.encode(shown)
 
@@ -189,7 +189,7 @@ def test_the_public_form_has_exactly_these_keys(
 def test_the_data_are_the_fields(event: Event) -> None:
     names = [field.name for field in msgspec.structs.fields(event)]
 
-    assert sorted(data_of(event)) == sorted(names)
+    assert sorted(to_data(event)) == sorted(names)
 
 
 def test_tags_are_told_apart_and_dotted() -> None:
@@ -203,24 +203,24 @@ processes = st.text(st.characters(codec="ascii", exclude_characters=":"), min_si
 
 @given(processes, st.sampled_from(["s", "x", "r"]), st.integers(0, 10**12))
 def test_our_places_are_read_back(process: ProcessId, source: Any, number: int) -> None:
-    place = our_place(source, number)
+    place = make_place(source, number)
 
-    assert our_number(place) == (source, number)
-    assert event_id(process, place, 0) == f"{process}:{source}{number}"
+    assert parse_place(place) == (source, number)
+    assert make_event_id(process, place, 0) == f"{process}:{source}{number}"
 
 
 @given(processes, st.integers(0, 10**12), st.integers(0, 99))
 def test_events_of_a_frame_are_named_by_its_end(process: ProcessId, offset: int, n: int) -> None:
-    assert event_id(process, offset, n) == f"{process}:{offset}.{n}"
+    assert make_event_id(process, offset, n) == f"{process}:{offset}.{n}"
 
 
 @given(st.none() | processes)
 def test_events_of_a_run_are_named_by_the_run(process: ProcessId | None) -> None:
-    assert our_number("run_1:ended") is None
-    assert event_id(process, "run_1:ended", 0) == "run_1:ended"
+    assert parse_place("run_1:ended") is None
+    assert make_event_id(process, "run_1:ended", 0) == "run_1:ended"
 
 
 def test_no_events_are_an_empty_list() -> None:
     assert encode_events([], SCRUBBER) == b"\x90"
     assert list(decode_events(b"\x90")) == []
-    assert data_of(Note("x")) == {"text": "x"}
+    assert to_data(Note("x")) == {"text": "x"}

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.lib.framing import Frame, Lines
+from steadyrun.lib.framing import Frame, LineSplitter
 
 # Mostly what matters: line breaks, and bytes that other people take for line breaks.
 texts = st.lists(st.sampled_from([b"\n", b"\r", b"a", b"\x0c", b"\x85", b"{}"]) | st.binary()).map(
@@ -21,8 +21,8 @@ def cut(draw: st.DrawFn) -> list[bytes]:
 
 
 def lines_of(chunks: list[bytes], offset: int) -> tuple[list[Frame], Frame | None]:
-    lines = Lines(offset)
-    return [line for chunk in chunks for line in lines.feed(chunk)], lines.rest()
+    lines = LineSplitter(offset)
+    return [line for chunk in chunks for line in lines.feed(chunk)], lines.read_rest()
 
 
 @given(cut(), offsets)

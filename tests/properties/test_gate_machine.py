@@ -19,15 +19,15 @@ from steadyrun.model.gate import (
     Closed,
     Dispatched,
     Gate,
-    GateNews,
+    GateReport,
     GateRules,
     Limited,
     Opened,
     ProviderAnswered,
-    RunEnded,
+    RunInconclusive,
     Suspected,
-    dispatchable,
-    gate_step,
+    can_dispatch,
+    step_gate,
 )
 from steadyrun.model.ids import RunId
 
@@ -148,8 +148,9 @@ TABLE: tuple[Row, ...] = (
     Row(Dispatched, lambda at: at.is_over and at.gate.probe is None,
         lambda at: replace(at.gate, probe=at.news.run)),
     Row(Dispatched, lambda _: True, lambda at: at.gate),
-    Row(RunEnded, lambda at: at.gate.probe == at.news.run, lambda at: replace(at.gate, probe=None)),
-    Row(RunEnded, lambda _: True, lambda at: at.gate),
+    Row(RunInconclusive, lambda at: at.gate.probe == at.news.run,
+        lambda at: replace(at.gate, probe=None)),
+    Row(RunInconclusive, lambda _: True, lambda at: at.gate),
     # A person decides; a suspicion is for moments.
     Row(Opened, lambda _: True, lambda at: replace(_open(at), suspect_until=None)),
     Row(Closed, lambda _: True, lambda at: replace(
@@ -198,7 +199,7 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(run=runs)
     def end(self, run: int) -> None:
-        self._tell(RunEnded(self._id(run)))
+        self._tell(RunInconclusive(self._id(run)))
 
     @rule(delay=st.none() | moments)
     def suspect(self, delay: int | None) -> None:
@@ -216,16 +217,16 @@ class GateMachine(RuleBasedStateMachine):
     def boot(self, is_over: bool) -> None:
         self._tell(Booted(is_over))
 
-    def _tell(self, news: GateNews) -> None:
+    def _tell(self, news: GateReport) -> None:
         before = self.gate
-        self.gate = gate_step(before, news, self.now, RULES)
+        self.gate = step_gate(before, news, self.now, RULES)
         at = At(before, news, self.now)
         row = next(row for row in TABLE if row.news is type(news) and row.fits(at))
         assert self.gate == row.becomes(at)
         self._check_level(before, news)
         type(self).steps += 1
 
-    def _check_level(self, before: Gate, news: GateNews) -> None:
+    def _check_level(self, before: Gate, news: GateReport) -> None:
         if self.gate.level > before.level:
             assert self.gate.level == before.level + 1
             assert isinstance(news, Limited)
@@ -239,7 +240,7 @@ class GateMachine(RuleBasedStateMachine):
         is_suspect = gate.suspect_until is not None and gate.suspect_until > now
         is_over = gate.until is not None and gate.until <= now
         may = not gate.is_closed or (is_over and gate.probe is None)
-        assert dispatchable(gate, now) == (may and not is_suspect)
+        assert can_dispatch(gate, now) == (may and not is_suspect)
 
     @invariant()
     def it_is_always_the_gate_of_the_same_account(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from steadyrun.cli.event_stream import decode_event
 from steadyrun.model.event import EventId, LiveEvent, StoredEvent
-from steadyrun.model.event_json import public
+from steadyrun.model.event_json import to_public
 from steadyrun.model.ids import RunId
 from tests.properties.test_events import foreigners, known, times
 
@@ -26,7 +26,7 @@ unknown = st.builds(StoredEvent, cursors, cursors, ids, times, names, runs, name
 @settings(max_examples=200)
 @given(stored | live)
 def test_what_we_know_comes_back_as_it_was(told: StoredEvent | LiveEvent) -> None:
-    heard = decode_event(msgspec.Raw(msgspec.json.encode(public(told))))
+    heard = decode_event(msgspec.Raw(msgspec.json.encode(to_public(told))))
 
     assert heard == told
 
@@ -34,8 +34,8 @@ def test_what_we_know_comes_back_as_it_was(told: StoredEvent | LiveEvent) -> Non
 @settings(max_examples=50)
 @given(unknown)
 def test_what_we_do_not_know_is_shown_as_it_was(told: StoredEvent) -> None:
-    line = msgspec.json.encode(public(told))
+    line = msgspec.json.encode(to_public(told))
 
     heard = decode_event(msgspec.Raw(line))
 
-    assert json.loads(msgspec.json.encode(public(heard))) == json.loads(line)
+    assert json.loads(msgspec.json.encode(to_public(heard))) == json.loads(line)

@@ -16,7 +16,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from steadyrun.errors import PathRefused
-from steadyrun.lib.safe_paths import Scope
+from steadyrun.lib.safe_paths import PathScope
 
 TOP = "<top>"
 OPEN = ("open", "added")
@@ -72,7 +72,7 @@ class Tree:
             Path(top, name, "a", "a").mkdir(parents=True)
             Path(top, name, "a", "b").write_text(name)
             Path(top, name, "b").write_text(name)
-        self.scope = Scope.of(f"{top}/open", f"{top}/added")
+        self.scope = PathScope.from_directories(f"{top}/open", f"{top}/added")
         self._moved = 0
 
     def make(self, made: Made) -> None:

@@ -27,8 +27,8 @@ from steadyrun.model.policy import (
     Policy,
     Tier,
     check_tools,
+    compute_rights,
     read_permissions,
-    rights,
 )
 from steadyrun.providers.claude import launch as claude_launch
 from steadyrun.providers.claude.launch import ClaudeOptions
@@ -98,8 +98,8 @@ def test_no_combination_breaks_a_rule() -> None:
 
 
 def check_rights(policy: Policy, file: Permissions | None) -> None:
-    found = rights(policy, file)
-    alone = rights(policy)
+    found = compute_rights(policy, file)
+    alone = compute_rights(policy)
 
     assert {*DENIED, *policy.deny} == set(found.deny)
     assert found.mode == policy.mode

@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadyrun.errors import ChangeRefused
-from steadyrun.model.event import Diagnostic, Emitted, ErrorFact, RunStarted, type_of
+from steadyrun.model.event import Diagnostic, Emitted, ErrorFact, RunStarted, get_type
 from steadyrun.model.ids import AgentId, ItemId, ProcessId, RunId
 from steadyrun.model.run import (
     STDERR_EXCERPT_CHARS,
     TERMINAL,
     Adopted,
     Cancelled,
-    Change,
     Created,
     EndStatus,
     Finished,
@@ -25,12 +24,13 @@ from steadyrun.model.run import (
     Metadata,
     Orphaned,
     Run,
+    RunChange,
     StopReason,
     Touched,
-    counted,
-    merged,
+    add_counts,
+    build_status_events,
+    merge_metadata,
     step,
-    told,
 )
 from steadyrun.model.usage import Cost, Usage
 
@@ -66,13 +66,13 @@ created = st.builds(
     tools,
     tables,
 )
-running: list[st.SearchStrategy[Change]] = [
+running: list[st.SearchStrategy[RunChange]] = [
     created,
     st.builds(Launched, times, processes, st.none() | times, tables),
     st.builds(Adopted, times, processes, st.none() | times),
     st.builds(Touched, times, st.none() | usages, st.none() | costs, st.none() | texts),
 ]
-ending: list[st.SearchStrategy[Change]] = [
+ending: list[st.SearchStrategy[RunChange]] = [
     st.builds(
         Finished,
         times,
@@ -91,12 +91,12 @@ ending: list[st.SearchStrategy[Change]] = [
     st.builds(Orphaned, times, st.sampled_from(get_args(LostReason))),
 ]
 # Ends are rarer than the rest, or most sequences would be over at once.
-changes: st.SearchStrategy[Change] = st.one_of(*running, *running, *ending)
+changes: st.SearchStrategy[RunChange] = st.one_of(*running, *running, *ending)
 histories = st.builds(lambda first, rest: [first, *rest], created, st.lists(changes, max_size=8))
 ORDER = {"starting": 0, "running": 1, **dict.fromkeys(TERMINAL, 2)}
 
 
-def rows_of(history: list[Change]) -> list[Run]:
+def rows_of(history: list[RunChange]) -> list[Run]:
     rows: list[Run] = []
     for change in history:
         rows.append(step(rows[-1] if rows else None, change))
@@ -105,22 +105,22 @@ def rows_of(history: list[Change]) -> list[Run]:
 
 def events_of(rows: list[Run]) -> list[Emitted]:
     before = [None, *rows[:-1]]
-    return [e for old, new in zip(before, rows, strict=True) for e in told(old, new)]
+    return [e for old, new in zip(before, rows, strict=True) for e in build_status_events(old, new)]
 
 
 def test_the_strategies_know_every_change() -> None:
-    assert len([*running, *ending]) == len(get_args(Change))
+    assert len([*running, *ending]) == len(get_args(RunChange))
 
 
 @given(histories)
-def test_a_status_only_moves_forward(history: list[Change]) -> None:
+def test_a_status_only_moves_forward(history: list[RunChange]) -> None:
     ranks = [ORDER[row.status] for row in rows_of(history)]
 
     assert ranks == sorted(ranks)
 
 
 @given(histories)
-def test_what_was_settled_once_is_kept(history: list[Change]) -> None:
+def test_what_was_settled_once_is_kept(history: list[RunChange]) -> None:
     rows = rows_of(history)
 
     for old, new in pairwise(rows):
@@ -131,7 +131,7 @@ def test_what_was_settled_once_is_kept(history: list[Change]) -> None:
 
 
 @given(histories)
-def test_a_terminal_run_comes_back_as_the_same_object(history: list[Change]) -> None:
+def test_a_terminal_run_comes_back_as_the_same_object(history: list[RunChange]) -> None:
     rows = rows_of(history)
 
     for old, new in pairwise(rows):
@@ -141,7 +141,7 @@ def test_a_terminal_run_comes_back_as_the_same_object(history: list[Change]) -> 
 
 @given(histories)
 def test_the_time_of_activity_comes_only_from_a_change_that_carries_it(
-    history: list[Change],
+    history: list[RunChange],
 ) -> None:
     rows = rows_of(history)
 
@@ -152,24 +152,24 @@ def test_the_time_of_activity_comes_only_from_a_change_that_carries_it(
 
 
 @given(histories)
-def test_metadata_is_merged_table_by_table(history: list[Change]) -> None:
+def test_metadata_is_merged_table_by_table(history: list[RunChange]) -> None:
     rows = rows_of(history)
     expected: Metadata = {}
 
     for change, row in zip(history, rows, strict=True):
         if not row.is_terminal:
-            expected = merged(expected, getattr(change, "metadata", {}))
+            expected = merge_metadata(expected, getattr(change, "metadata", {}))
         assert row.metadata == expected
 
 
 @given(deep, deep)
 def test_merging_keeps_the_old_and_prefers_the_new(old: Metadata, new: Metadata) -> None:
-    both = merged(old, new)
+    both = merge_metadata(old, new)
 
     assert set(both) == {*old, *new}
     for key in both:
         if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
-            assert both[key] == merged(old[key], new[key])
+            assert both[key] == merge_metadata(old[key], new[key])
         else:
             assert both[key] == (new[key] if key in new else old[key])
 
@@ -180,7 +180,7 @@ def test_merging_does_not_depend_on_how_it_is_grouped(
 ) -> None:
     # A plain value between two tables cuts the first off; without one, grouping is free.
     if not any(_clashes(x, y) for x, y in ((a, b), (b, c), (a, c))):
-        assert merged(merged(a, b), c) == merged(a, merged(b, c))
+        assert merge_metadata(merge_metadata(a, b), c) == merge_metadata(a, merge_metadata(b, c))
 
 
 def _clashes(a: Any, b: Any) -> bool:
@@ -190,7 +190,7 @@ def _clashes(a: Any, b: Any) -> bool:
 
 
 @given(st.one_of(*running[1:], *ending))
-def test_nothing_but_creating_is_possible_from_nothing(change: Change) -> None:
+def test_nothing_but_creating_is_possible_from_nothing(change: RunChange) -> None:
     with pytest.raises(ChangeRefused) as refusal:
         step(None, change)
 
@@ -198,19 +198,19 @@ def test_nothing_but_creating_is_possible_from_nothing(change: Change) -> None:
 
 
 @given(histories)
-def test_there_is_one_start_at_most_and_one_end_and_it_is_last(history: list[Change]) -> None:
+def test_there_is_one_start_at_most_and_one_end_and_it_is_last(history: list[RunChange]) -> None:
     rows = rows_of([*history, Cancelled(datetime(2028, 1, 1, tzinfo=UTC))])
 
     events = events_of(rows)
 
     starts = [e for e in events if isinstance(e.event, RunStarted)]
     assert len(starts) == (rows[-1].started_at is not None)
-    assert [type_of(e.event) for e in events[len(starts) :]] == [f"run.{rows[-1].status}"]
+    assert [get_type(e.event) for e in events[len(starts) :]] == [f"run.{rows[-1].status}"]
     assert len({e.place for e in events}) == len(events)
 
 
 @given(histories)
-def test_the_last_event_tells_what_the_row_says(history: list[Change]) -> None:
+def test_the_last_event_tells_what_the_row_says(history: list[RunChange]) -> None:
     rows = rows_of([*history, Cancelled(datetime(2028, 1, 1, tzinfo=UTC))])
     row, ended = rows[-1], events_of(rows)[-1]
 
@@ -225,7 +225,7 @@ def test_the_last_event_tells_what_the_row_says(history: list[Change]) -> None:
 
 
 @given(histories)
-def test_last_words_stand_only_under_a_plain_failure(history: list[Change]) -> None:
+def test_last_words_stand_only_under_a_plain_failure(history: list[RunChange]) -> None:
     row = rows_of(history)[-1]
 
     if row.diagnostic is not None:
@@ -245,7 +245,7 @@ def test_last_words_are_the_last(first: Created, diagnostic: Diagnostic) -> None
 
 
 @given(histories)
-def test_the_same_history_gives_the_same_rows_and_events(history: list[Change]) -> None:
+def test_the_same_history_gives_the_same_rows_and_events(history: list[RunChange]) -> None:
     rows = rows_of(history)
 
     assert rows_of(history) == rows
@@ -253,13 +253,13 @@ def test_the_same_history_gives_the_same_rows_and_events(history: list[Change]) 
 
 
 @given(histories, st.integers(0, 9), st.integers(0, 9))
-def test_counting_touches_only_the_counters(history: list[Change], events: int, n: int) -> None:
+def test_counting_touches_only_the_counters(history: list[RunChange], events: int, n: int) -> None:
     row = rows_of(history)[-1]
 
-    counted_row = counted(row, events, n)
+    counted_row = add_counts(row, events, n)
 
     assert (counted_row.events, counted_row.tools) == (row.events + events, row.tools + n)
-    assert counted(counted_row, -events, -n) == row
+    assert add_counts(counted_row, -events, -n) == row
 
 
 def test_a_run_that_ends_without_having_started_lasts_from_its_creation() -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from steadyrun.model.agent import Agent
-from steadyrun.model.approval import Answer, approval_id
+from steadyrun.model.approval import ApprovalAnswer, build_approval_id
 from steadyrun.model.gate import Closed, Opened
 from steadyrun.model.item import Claim, Followup, Message
 from steadyrun.model.run import (
@@ -131,7 +131,7 @@ class Lockstep(World):
         is_direct=st.booleans(),
     )
     def hire(self, n: int, name: str, chain: tuple[str, ...], is_direct: bool) -> None:
-        agent = Agent(self.names.agent(), name, chain, "/", is_direct=is_direct)
+        agent = Agent(self.names.new_agent(), name, chain, "/", is_direct=is_direct)
         message = Message(agent.id if n else self._agent(n), "at once")
         self.agents.append(agent.id)
         self._hire(n, agent, message)
@@ -306,8 +306,8 @@ class Lockstep(World):
     @rule(n=small, name=st.sampled_from(["1", "2"]), by=texts, is_allowed=st.booleans())
     def answer(self, n: int, name: str, by: str, is_allowed: bool) -> None:
         """To a question that there may be."""
-        approval = approval_id(self._process(self._work(n), n), name)
-        given = Answer(is_allowed, by, self.clock.now(), CANARY)
+        approval = build_approval_id(self._process(self._work(n), n), name)
+        given = ApprovalAnswer(is_allowed, by, self.clock.now(), CANARY)
         self._both(lambda store: store.answer(approval, given))
         self._both(lambda store: store.approvals_like(f":{name}", 9))
 

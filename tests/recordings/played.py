@@ -48,7 +48,7 @@ def steps(lines: Iterable[RecordedLine]) -> Iterator[Step]:
 def feed(turns: TurnTracker, frames: Iterable[Step]) -> list[list[TrackedOutput]]:
     """What is told for each frame."""
     return [
-        turns.received(frame, NOW) if way == "out" else turns.sent(frame, NOW)
+        turns.on_received(frame, NOW) if way == "out" else turns.on_sent(frame, NOW)
         for way, frame in frames
     ]
 
@@ -124,7 +124,7 @@ def outcomes(seen: Iterable[Seen]) -> list[tuple[Any, ...]]:
 def texts(seen: Iterable[Seen]) -> list[tuple[str, Any]]:
     """What the agent said, and where."""
     return [
-        (ev.type_of(event), event.text)
+        (ev.get_type(event), event.text)
         for event in events_of(seen)
         if isinstance(event, ev.TextFinal | ev.TextDelta | ev.RunEnded)
     ]

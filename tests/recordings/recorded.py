@@ -21,9 +21,9 @@ from steadyrun.model.event import (
     RunEnded,
     ToolCompleted,
     ToolFailed,
-    type_of,
+    get_type,
 )
-from steadyrun.model.event_json import data_of
+from steadyrun.model.event_json import to_data
 from steadyrun.providers.claude.dialect import Claude
 from steadyrun.providers.claude.launch import ClaudeOptions
 from steadyrun.providers.codex.dialect import Codex
@@ -103,7 +103,7 @@ def telling(seen: list[Seen], longest_text: int = LONGEST_TEXT) -> Iterator[Tell
         run = int(runs[each.run]) if each.run else None
         assert not isinstance(each.event, Foreign)
         data = _short(_telling_data(each.event, names), longest_text)
-        yield [run, type_of(each.event), data] if data else [run, type_of(each.event)]
+        yield [run, get_type(each.event), data] if data else [run, get_type(each.event)]
 
 
 class _Counted(dict[str, str]):
@@ -118,7 +118,7 @@ class _Counted(dict[str, str]):
 
 
 def _telling_data(event: Event, names: _Counted) -> dict[str, Any]:
-    data = data_of(event)
+    data = to_data(event)
     match event:
         case ToolCompleted() | ToolFailed():
             # The same as when it was started: a property holds that.

@@ -310,7 +310,7 @@ def _words(content: list[Json]) -> str:
 
 
 def _fates(seen: Any) -> list[str]:
-    return [f"{ev.type_of(e)} {e.item}" for e in events_of(seen) if isinstance(e, Fate)]
+    return [f"{ev.get_type(e)} {e.item}" for e in events_of(seen) if isinstance(e, Fate)]
 
 
 @by_server

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from steadyrun.drivers.replay import RecordedLine, Seen
 from steadyrun.drivers.turn_tracker import TurnTracker
-from steadyrun.lib.framing import Lines
+from steadyrun.lib.framing import LineSplitter
 from steadyrun.model import event as ev
 from steadyrun.model.event import Emitted
 from tests.recordings.played import (
@@ -68,13 +68,13 @@ def test_one_may_go_on_from_the_state_saved_at_any_frame(recording: Recording) -
     for frame in frames:
         whole += feed(turns, [frame])
         saved.append(turns.save())
-    whole.append(turns.exited(recording.exit(), NOW))
+    whole.append(turns.on_exited(recording.exit(), NOW))
 
     for place, memory in enumerate(saved):
         other = TurnTracker(recording.dialect())
         other.restore(memory)
         rest = feed(other, frames[place:])
-        assert [*rest, other.exited(recording.exit(), NOW)] == whole[place:]
+        assert [*rest, other.on_exited(recording.exit(), NOW)] == whole[place:]
 
 
 @by_name
@@ -100,7 +100,7 @@ def test_chunks_make_no_difference(recording: Recording, data: st.DataObject) ->
     journal = b"".join(raw_of(line) + b"\n" for line in lines if line.dir == "out")
     places = sorted(data.draw(st.lists(st.integers(0, len(journal)), max_size=20)))
     cuts = zip([0, *places], [*places, len(journal)], strict=True)
-    cutter = Lines()
+    cutter = LineSplitter()
 
     printed = [frame for a, b in cuts for frame in cutter.feed(journal[a:b])]
 
@@ -230,7 +230,7 @@ def _said_last(recording: Recording, lines: list[RecordedLine]) -> list[str]:
     """What kind of things the last line says."""
     said = feed(TurnTracker(recording.dialect()), steps(lines))[-1]
     return [
-        ev.type_of(each.event)
+        ev.get_type(each.event)
         if isinstance(each, Emitted)
         else f"{type(each).__name__} {getattr(each, 'status', '')}"
         for each in said

@@ -60,7 +60,7 @@ def play(turns: TurnTracker, frames: list[Frame]) -> list[TrackedOutput]:
     return [
         each
         for frame in frames
-        for each in (turns.sent if frame.number else turns.received)(frame, NOW)
+        for each in (turns.on_sent if frame.number else turns.on_received)(frame, NOW)
     ]
 
 

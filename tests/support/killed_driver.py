@@ -23,7 +23,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from steadyrun.drivers import keeper, keeper_client
 from steadyrun.library import RunHandle, Steadyrun
 from steadyrun.model import event as ev
-from steadyrun.model.event import Note, StoredEvent, type_of
+from steadyrun.model.event import Note, StoredEvent, get_type
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Item, Message
 from steadyrun.model.process import Process
@@ -63,7 +63,7 @@ class HomeRecord:
     @property
     def event_types(self) -> list[str]:
         """What happened; tokens are counted, and notes made, whenever the CLI gets round to it."""
-        kinds = [type_of(seen.event) for seen in self.events]
+        kinds = [get_type(seen.event) for seen in self.events]
         return [kind for kind in kinds if kind not in {"usage.updated", "note"}]
 
     def events_of(self, *kinds: type) -> list[Any]:
@@ -72,7 +72,7 @@ class HomeRecord:
     def normalize_events(self, folder: Path) -> list[str]:
         """All that is told in order, but for what is another each time; a CLI's notes, which may
         come at any time, are at the end."""
-        told = [seen.event for seen in self.events if type_of(seen.event) != "usage.updated"]
+        told = [seen.event for seen in self.events if get_type(seen.event) != "usage.updated"]
         told.sort(key=lambda event: isinstance(event, Note))
         lines = (msgspec.json.encode(event).decode() for event in told)
         plain = (line.replace(str(folder), "") for line in lines)

@@ -32,8 +32,8 @@ from steadyrun.errors import (
     RpcTimeout,
 )
 from steadyrun.lib import jsonrpc
-from steadyrun.lib.framing import Lines
-from steadyrun.lib.jsonrpc import Failure, Notification, Response
+from steadyrun.lib.framing import LineSplitter
+from steadyrun.lib.jsonrpc import RpcFailure, RpcNotification, RpcResponse
 from steadyrun.lib.unix_socket import socket_path
 from steadyrun.operations.documents import StreamStart
 from steadyrun.operations.events import FollowRequest
@@ -77,9 +77,9 @@ async def follow(
             await events.aclose()
 
 
-def _decode_answer(response: Response, kind: type[T]) -> T:
+def _decode_answer(response: RpcResponse, kind: type[T]) -> T:
     try:
-        return response.result_as(kind)
+        return response.decode_result(kind)
     except msgspec.DecodeError as error:
         hint = "Restart the daemon with this version: steadyrun down, then steadyrun up"
         raise RpcFailed(f"the daemon's answer cannot be read: {error}", hint=hint) from error
@@ -88,10 +88,10 @@ def _decode_answer(response: Response, kind: type[T]) -> T:
 async def _read_events(connection: "DaemonConnection") -> AsyncGenerator[Raw, None]:
     while True:
         match await connection.read_message("events.follow"):
-            case Notification("event", params):
+            case RpcNotification("event", params):
                 yield params
-            case Notification("end") as end:
-                error = end.params_as(StreamEnd).error
+            case RpcNotification("end") as end:
+                error = end.decode_params(StreamEnd).error
                 if error is not None:
                     raise build_error(error)
                 return
@@ -117,12 +117,12 @@ class DaemonConnection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._lines, self._numbers = Lines(), count(1)
+        self._lines, self._numbers = LineSplitter(), count(1)
         self._frames: list[bytes] = []
 
-    async def request(self, method: str, params: Struct, *, seconds: float) -> Response:
+    async def request(self, method: str, params: Struct, *, seconds: float) -> RpcResponse:
         number = next(self._numbers)
-        line = jsonrpc.request(number, method, params)
+        line = jsonrpc.encode_request(number, method, params)
         if len(line) > LONGEST_LINE_BYTES:
             raise MessageTooLong(found=len(line), most=LONGEST_LINE_BYTES)
         with anyio.move_on_after(seconds):
@@ -130,7 +130,7 @@ class DaemonConnection:
             return await self._read_answer(number, method)
         raise RpcTimeout(method, seconds=seconds)
 
-    async def read_message(self, method: str) -> jsonrpc.Message:
+    async def read_message(self, method: str) -> jsonrpc.RpcMessage:
         """Read the next message; `RpcClosed` if the connection has ended."""
         while not self._frames:
             chunk = await self._read()
@@ -142,13 +142,13 @@ class DaemonConnection:
         except msgspec.DecodeError as error:
             raise RpcFailed(f"the answer to {method} cannot be read: {error}") from error
 
-    async def _read_answer(self, number: int, method: str) -> Response:
+    async def _read_answer(self, number: int, method: str) -> RpcResponse:
         while True:
             match await self.read_message(method):
-                case Response(id=found) as response if found == number:
+                case RpcResponse(id=found) as response if found == number:
                     return response
                 # An error without a number: the daemon could not read the request.
-                case Failure(id=found, error=error) if found in {number, None}:
+                case RpcFailure(id=found, error=error) if found in {number, None}:
                     refused = RpcRefused(error.message, number=error.code, data=error.data)
                     raise from_refusal(refused)
                 case _:

@@ -31,11 +31,11 @@ from steadyrun.errors import (
     VersionMismatch,
 )
 from steadyrun.lib import jsonrpc
-from steadyrun.lib.jsonrpc import Notification, Request
-from steadyrun.lib.jsonrpc_peer import Peer, Service
+from steadyrun.lib.jsonrpc import RpcNotification, RpcRequest
+from steadyrun.lib.jsonrpc_peer import RpcPeer, RpcService
 from steadyrun.lib.task_group import task_group
 from steadyrun.lib.unix_socket import socket_path
-from steadyrun.model.event_json import public
+from steadyrun.model.event_json import to_public
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.events import EventFeed
 from steadyrun.operations.registry import BY_NAME
@@ -133,7 +133,7 @@ async def _serve_caller(
         return
     async with task_group() as tasks:
         caller = CallerSession(context, tasks, report)
-        caller.peer = Peer(reader, writer, caller, longest_line=LONGEST_LINE_BYTES)
+        caller.peer = RpcPeer(reader, writer, caller, longest_line=LONGEST_LINE_BYTES)
         await caller.peer.serve()
         tasks.cancel_scope.cancel()
 
@@ -147,31 +147,31 @@ def _is_same_user(connection: socket.socket) -> bool:
 async def _refuse(writer: asyncio.StreamWriter) -> None:
     refusal = to_refusal(NotAllowed("this daemon belongs to another user"))
     error = jsonrpc.RpcError(refusal.number, refusal.problem, refusal.data)
-    writer.write(jsonrpc.failure(None, error))
+    writer.write(jsonrpc.encode_failure(None, error))
     with contextlib.suppress(OSError):
         await writer.drain()
     writer.close()
 
 
-class CallerSession(Service):
+class CallerSession(RpcService):
     """Serves one connection: checks `hello`, runs operations and sends at most one stream."""
 
     def __init__(self, context: OperationContext, tasks: TaskGroup, report: ErrorReporter) -> None:
         self._context, self._tasks, self._report = context, tasks, report
         self._is_greeted, self._has_stream = False, False
-        self.peer: Peer
+        self.peer: RpcPeer
 
-    async def answer(self, request: Request) -> Any:
+    async def answer(self, request: RpcRequest) -> Any:
         try:
             if request.method == "hello":
-                return self._greet(request.params_as(HelloRequest))
+                return self._greet(request.decode_params(HelloRequest))
             return await self._run_operation(request)
         except RpcRefused:
             raise
         except SteadyrunError as error:
             raise to_refusal(error) from error
 
-    def broke(self, message: Request | Notification, error: Exception) -> None:
+    def broke(self, message: RpcRequest | RpcNotification, error: Exception) -> None:
         self._report(message.method, error)
 
     def _greet(self, hello: HelloRequest) -> dict[str, Any]:
@@ -180,14 +180,14 @@ class CallerSession(Service):
         self._is_greeted = True
         return {"version": __version__}
 
-    async def _run_operation(self, request: Request) -> Any:
+    async def _run_operation(self, request: RpcRequest) -> Any:
         operation = BY_NAME.get(request.method)
         if operation is None:
             return await super().answer(request)
         if not self._is_greeted and operation.name != WITHOUT_HELLO:
             raise InvalidUsage(f"expected hello first, found {operation.name}")
         try:
-            params = request.params_as(operation.request)
+            params = request.decode_params(operation.request)
         except msgspec.DecodeError as error:
             raise InvalidUsage(f"{operation.name}: {error}") from error
         answer = await operation.do(self._context, params)
@@ -206,7 +206,7 @@ class CallerSession(Service):
             try:
                 async with aclosing(stream.events) as events:
                     async for event in events:
-                        await self.peer.notify("event", public(event))
+                        await self.peer.notify("event", to_public(event))
             except RpcClosed:
                 raise
             except SteadyrunError as error:

@@ -36,7 +36,7 @@ def desk_among(around: Deps) -> OperationContext:
 
     def abilities(name: str) -> frozenset[Ability] | None:
         try:
-            return around.drivers.abilities(name)
+            return around.drivers.find_abilities(name)
         except NotFound:
             return None
 

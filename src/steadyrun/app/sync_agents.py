@@ -19,7 +19,7 @@ from steadyrun.errors import AbilityMissing, NameTaken
 from steadyrun.model.agent import RETIRED, Agent
 from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId, Ids
-from steadyrun.model.policy import Policy, rights
+from steadyrun.model.policy import Policy, compute_rights
 from steadyrun.runtime.prompt.system import require_home, require_role
 from steadyrun.runtime.run.permissions import require_kept
 from steadyrun.store import Store
@@ -55,7 +55,7 @@ async def sync(config: Config, store: Store, ids: Ids) -> Synced:
     added, changed, resumed = [], [], []
     for name, agent in wanted.items():
         if name not in known:
-            await store.add_agent(replace(agent, id=ids.agent()))
+            await store.add_agent(replace(agent, id=ids.new_agent()))
             added.append(name)
             continue
         if await _set(store, agent, known[name]):
@@ -114,7 +114,7 @@ def _check_provider(config: Config, provider: str, name: str, settings: AgentSet
 
 def _check_rights(config: Config, provider: str, agent: Agent) -> None:
     """It can keep to what the agent may do."""
-    found = enforce_of(config)(provider, rights(agent.policy))
+    found = enforce_of(config)(provider, compute_rights(agent.policy))
     asked = f"tier, tools and deny of agents.{agent.name}"
     require_kept(provider, found, asked=asked)
 

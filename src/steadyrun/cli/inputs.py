@@ -12,7 +12,7 @@ import msgspec
 from steadyrun.config.locations import process_environ
 from steadyrun.dialect import Image
 from steadyrun.errors import InvalidUsage
-from steadyrun.model.media import image_type
+from steadyrun.model.media import detect_image_type
 from steadyrun.runtime.run.options import RunOptions
 
 LARGEST_IMAGE_BYTES = 20 * 1024 * 1024
@@ -102,7 +102,7 @@ def read_image(text: str) -> Image:
     data = _read_file(Path(text), "the image", LARGEST_IMAGE_BYTES + 1)
     if len(data) > LARGEST_IMAGE_BYTES:
         raise InvalidUsage(f"the image {text} has more than 20 MB", hint="Make it smaller.")
-    media_type = image_type(data)
+    media_type = detect_image_type(data)
     if media_type is None:
         problem = f"the image {text} is not a png, jpeg, gif or webp"
         raise InvalidUsage(problem, hint="Convert it first.")

@@ -21,7 +21,7 @@ from steadyrun.config.validators import (
     unknown,
 )
 from steadyrun.model.agent import OnLimited
-from steadyrun.model.budget import Budget, Unknown
+from steadyrun.model.budget import Budget, UnknownCostRule
 from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Tier, check_tools
 from steadyrun.model.text import Problem, suggest
@@ -74,7 +74,7 @@ class BudgetSettings(Struct, frozen=True):
     `unknown_usd_per_million`; or it ends the run (`refuse`), or counts nothing (`allow`)."""
 
     timezone: str = "UTC"
-    unknown: Unknown = "tokens"
+    unknown: UnknownCostRule = "tokens"
     unknown_usd_per_million: float = 25.0
 
 

@@ -60,7 +60,7 @@ class FrameExchange:
         for frame in frames:
             if cursor.replay:
                 output += self._replay_before(frame.end)
-            tracked = turns.received(frame, now)
+            tracked = turns.on_received(frame, now)
             if turns.pictures:
                 tracked = await self._store_images(tracked, frame)
             if len(tracked) == 1 and type(tracked[0]) is Emitted:
@@ -95,7 +95,7 @@ class FrameExchange:
 
     async def end(self, *, is_awaited: bool) -> None:
         """Handle the end of the process. `is_awaited`: its turn was never sent."""
-        tracked = self._turns.exited(
+        tracked = self._turns.on_exited(
             self._process.read_exit(), self._clock.now(), is_awaited=is_awaited
         )
         self._is_ended = True
@@ -140,7 +140,7 @@ class FrameExchange:
 
     def _confirm_sent(self, frame: Frame) -> list[DriverOutput]:
         is_new = self._cursor.note_sent(frame)
-        tracked = self._turns.sent(frame, self._clock.now())
+        tracked = self._turns.on_sent(frame, self._clock.now())
         return [each for each in tracked if is_new and not isinstance(each, Send)]
 
     async def _store_images(

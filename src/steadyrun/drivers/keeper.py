@@ -67,10 +67,10 @@ def sweep(process_ids: "Iterable[str]", *, seconds: float = 5.0) -> set[int]:
     ids, limit, pause, known = list(process_ids), time.monotonic() + seconds, 0.001, set[int]()
     while True:
         found = {pid for one in ids for pid in find_marked(one)} - {os.getpid()}
-        known |= found | _descendants(found)
+        known |= found | _find_descendants(found)
         _kill(known)
         # An ending process has no environment any more, but may still hold files open.
-        known &= {pid for pid, stat in _stats() if stat[0] not in (b"Z", b"X")}
+        known &= {pid for pid, stat in _read_stats() if stat[0] not in (b"Z", b"X")}
         if not known or time.monotonic() > limit:
             return known
         pause = _wait_longer(pause)
@@ -92,7 +92,7 @@ def main() -> int:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         keeper = os.fork()
     except Exception as error:  # noqa: BLE001 (the driver must get every error)
-        _answer(answer, {"error": _fault("failed", error)})
+        _answer(answer, {"error": _describe_fault("failed", error)})
         return 1
     if keeper == 0:
         Keeper(spec, directory).run(answer)
@@ -120,21 +120,21 @@ class LaunchSpec:
     def __init__(self, data: bytes) -> None:
         spec = _parse(data)
         _require(spec["v"] == VERSION, f"the spec has version {spec['v']}, this keeper {VERSION}")
-        self.directory, self.cwd = _raw(spec["directory"]), _raw(spec["cwd"])
-        self.argv = [_raw(word) for word in spec["argv"]]
-        self.env = {_raw(name): _raw(value) for name, value in spec["env"].items()}
-        self.env[MARK.encode()] = _raw(spec["process"])
+        self.directory, self.cwd = _encode_text(spec["directory"]), _encode_text(spec["cwd"])
+        self.argv = [_encode_text(word) for word in spec["argv"]]
+        self.env = {_encode_text(name): _encode_text(value) for name, value in spec["env"].items()}
+        self.env[MARK.encode()] = _encode_text(spec["process"])
         self.has_stdin = {"pipe": True, "null": False}[spec["stdin"]]
-        self.rungs = [_rung(**rung) for rung in spec["rungs"]]
+        self.rungs = [_parse_rung(**rung) for rung in spec["rungs"]]
         self.limits = {name: float(spec["limits"][name]) for name in LIMITS}
 
 
-def _raw(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     """The bytes that the driver encoded, independent of the locale of this process."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def _rung(*, do: str, wait_seconds: float, number: int = 0) -> tuple[str, float, int]:
+def _parse_rung(*, do: str, wait_seconds: float, number: int = 0) -> tuple[str, float, int]:
     _require(do in ("will", "eof", "signal"), f"no such rung: {do}")
     return do, float(wait_seconds), _SIGNALS[number] if do == "signal" else 0
 
@@ -163,7 +163,7 @@ class Directory:
 
     def record_frame(self, key: str, at: int, body: bytearray) -> int:
         """Write a frame whole, or raise and write nothing; return its number."""
-        header = _line({"n": self.sent + 1, "key": key, "at": at, "size": len(body)})
+        header = _encode_line({"n": self.sent + 1, "key": key, "at": at, "size": len(body)})
         record, done = memoryview(header + body + b"\n"), 0
         try:
             while done < len(record):
@@ -203,7 +203,7 @@ def _record_exit(end: int | None, reason: str | None, fault: "Fault", left: set[
     }
     with _Ignoring(OSError):
         file = os.open("exit.new", os.O_WRONLY)
-        os.ftruncate(file, os.write(file, _line(facts)))
+        os.ftruncate(file, os.write(file, _encode_line(facts)))
         os.rename("exit.new", "exit")
     return facts
 
@@ -487,7 +487,7 @@ class Keeper:
         except OSError:
             self._connections.drop(connection)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            connection.send_last({"type": "error", **_fault("bad_message", error)})
+            connection.send_last({"type": "error", **_describe_fault("bad_message", error)})
             self._connections.drop(connection)
 
     def _handle_message(
@@ -495,9 +495,11 @@ class Keeper:
     ) -> "Message":
         match message["type"]:
             case "claim":
-                return self._claim(sender, message["v"], _count(message["fence"]))
+                return self._claim(sender, message["v"], _check_count(message["fence"]))
             case "frame":
-                return self._write_frame(_name(message["key"]), _count(message["at"]), body)
+                return self._write_frame(
+                    _check_name(message["key"]), _check_count(message["at"]), body
+                )
             case "will":
                 self._will = body
             case "signal":
@@ -505,7 +507,7 @@ class Keeper:
             case "eof":
                 self._input.finish()
             case "stop":
-                self._stop(_name(message["reason"]))
+                self._stop(_check_name(message["reason"]))
             case unknown:
                 raise ValueError(f"there is no message {unknown}")
         return {"type": "ok"}
@@ -572,11 +574,13 @@ class DriverConnection:
         is_sized = header["type"] in ("frame", "will")
         _require(header["type"] == "claim" or self.is_driver, "the first message must be a claim")
         _require(("size" in header) == is_sized, "frame and will have a size, and no others")
-        _require(_count(header.get("size", 0)) <= FRAME_BYTES, f"a size is at most {FRAME_BYTES}")
+        _require(
+            _check_count(header.get("size", 0)) <= FRAME_BYTES, f"a size is at most {FRAME_BYTES}"
+        )
         return int(header.get("size", 0))
 
     def send(self, message: "Message") -> None:
-        self._outbox += _line(message)
+        self._outbox += _encode_line(message)
         self._flush()
         if len(self._outbox) > UNREAD_BYTES:
             raise ConnectionAbortedError
@@ -584,7 +588,7 @@ class DriverConnection:
     def send_last(self, message: "Message", *, wait_seconds: float = 0) -> None:
         with _Ignoring(OSError):
             self.socket.settimeout(wait_seconds)
-            self.socket.sendall(self._outbox + _line(message))
+            self.socket.sendall(self._outbox + _encode_line(message))
 
     def _flush(self) -> None:
         with _Ignoring(BlockingIOError):
@@ -592,12 +596,12 @@ class DriverConnection:
                 del self._outbox[: self.socket.send(self._outbox)]
 
 
-def _count(value: int) -> int:
+def _check_count(value: int) -> int:
     _require(type(value) is int and value >= 0, f"{value!r} is not a count")
     return value
 
 
-def _name(value: str) -> str:
+def _check_name(value: str) -> str:
     is_good = isinstance(value, str) and 0 < len(value) <= NAME_LENGTH
     _require(is_good, f"a name has 1 to {NAME_LENGTH} characters")
     return value
@@ -626,9 +630,9 @@ def _become_cli(spec: LaunchSpec, directory: Directory, stdin: int, report: int)
         code = "failed"
         refusal = _exec(spec.argv, spec.env)
         code = _REFUSALS.get(refusal.errno, code)
-        os.write(report, _line(_fault(code, refusal)))
+        os.write(report, _encode_line(_describe_fault(code, refusal)))
     except BaseException as error:  # noqa: BLE001 (the keeper reports it)
-        os.write(report, _line(_fault(code, error)))
+        os.write(report, _encode_line(_describe_fault(code, error)))
     finally:
         os._exit(127)
 
@@ -665,7 +669,7 @@ def _set_signals() -> None:
 
 def _answer(descriptor: int, answer: "Message") -> None:
     with _Ignoring(OSError):
-        os.write(descriptor, _line({"v": VERSION, **answer}))
+        os.write(descriptor, _encode_line({"v": VERSION, **answer}))
     os.close(descriptor)
 
 
@@ -674,10 +678,10 @@ def _catch_fault(action: "Callable[[], Fault]") -> "Fault":
     try:
         return action()
     except BaseException as error:  # noqa: BLE001 (see above)
-        return _fault("failed", error)
+        return _describe_fault("failed", error)
 
 
-def _fault(code: str, error: BaseException) -> dict[str, str]:
+def _describe_fault(code: str, error: BaseException) -> dict[str, str]:
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.filename:
         message = f"{error.strerror}: {os.fsdecode(error.filename)}"
@@ -713,7 +717,7 @@ def _parse(data: "bytes | bytearray") -> "Any":
     return value
 
 
-def _line(message: "Message") -> bytes:
+def _encode_line(message: "Message") -> bytes:
     return "".join(_encode(message, 0)).encode() + b"\n"
 
 
@@ -744,7 +748,7 @@ def _end_descendants(seconds: float, note: "Callable[[int, int], None]") -> set[
     """Kill descendants until this process has no child; after `seconds`, return the rest."""
     limit, pause, known = time.monotonic() + seconds, 0.001, set[int]()
     while not _reap(note):
-        found = _descendants({os.getpid()})
+        found = _find_descendants({os.getpid()})
         _kill(found)
         if time.monotonic() > limit:
             return found
@@ -773,16 +777,16 @@ def _kill(pids: set[int], number: int = signal.SIGKILL) -> None:
             os.kill(pid, number)
 
 
-def _descendants(roots: set[int]) -> set[int]:
+def _find_descendants(roots: set[int]) -> set[int]:
     """All descendants, also in other sessions and groups; none if there is no /proc."""
-    parents = {pid: int(stat[1]) for pid, stat in _stats()}
+    parents = {pid: int(stat[1]) for pid, stat in _read_stats()}
     found: set[int] = set()
     while fresh := {pid for pid, up in parents.items() if up in roots | found} - roots - found:
         found |= fresh
     return found
 
 
-def _stats() -> "Iterator[tuple[int, list[bytes]]]":
+def _read_stats() -> "Iterator[tuple[int, list[bytes]]]":
     """State, parent and so on of each process. The name before them may contain anything."""
     return ((pid, stat.rpartition(b") ")[2].split()) for pid, stat in _read_proc("stat") if stat)
 

@@ -72,7 +72,7 @@ async def start(spec: KeeperSpec) -> None:
         raise LaunchFailed(spec.argv[0], code=error["code"], problem=error["message"])
 
 
-def command(source: str = keeper.__file__) -> list[str]:
+def build_command(source: str = keeper.__file__) -> list[str]:
     """What runs a keeper. It writes no bytecode: a disk that is full would leave half of it."""
     return [sys.executable, "-I", "-S", "-B", "-c", _RUN_CACHED, source]
 
@@ -80,7 +80,7 @@ def command(source: str = keeper.__file__) -> list[str]:
 def _start(spec: KeeperSpec) -> dict[str, Any]:
     try:
         done = subprocess.run(
-            command(),
+            build_command(),
             input=msgspec.json.encode(spec),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -107,7 +107,7 @@ class KeeperConnection(asyncio.Protocol):
         self.has_exited = False
         self.is_replaced = False
         # Its input was closed: it lives, but hears nothing any more.
-        self.is_deaf = False
+        self.is_input_closed = False
         self._agent = agent
         self._transport: asyncio.Transport | None = None
         self._waiting: list[asyncio.Future[dict[str, Any]]] = []
@@ -117,33 +117,33 @@ class KeeperConnection(asyncio.Protocol):
     def is_over(self) -> bool:
         return self._over.count > 0
 
-    async def until_over(self) -> None:
+    async def wait_until_over(self) -> None:
         await self._over.wait(since=0)
 
     async def claim(self, holder: HolderId) -> None:
         message = {"type": "claim", "v": VERSION, "holder": holder, "fence": self.fence}
-        await self._ask(message)
+        await self._call(message)
 
-    async def frame(self, key: str, at: int, raw: bytes) -> int:
+    async def send_frame(self, key: str, at: int, raw: bytes) -> int:
         """Write one line to the process; return its number. The same key is written once."""
         line = raw + b"\n"
-        answer = await self._ask({"type": "frame", "key": key, "at": at, "size": len(line)}, line)
+        answer = await self._call({"type": "frame", "key": key, "at": at, "size": len(line)}, line)
         return int(answer["n"])
 
-    async def will(self, raw: bytes) -> None:
+    async def deposit_will(self, raw: bytes) -> None:
         """Deposit the line that interrupts the open turn, for a keeper that is left alone."""
         line = raw + b"\n"
-        await self._ask({"type": "will", "size": len(line)}, line)
+        await self._call({"type": "will", "size": len(line)}, line)
 
-    async def signal(self, number: int) -> None:
-        await self._ask({"type": "signal", "number": number})
+    async def send_signal(self, number: int) -> None:
+        await self._call({"type": "signal", "number": number})
 
-    async def eof(self) -> None:
-        await self._ask({"type": "eof"})
+    async def close_input(self) -> None:
+        await self._call({"type": "eof"})
 
     async def stop(self, reason: str) -> None:
         """Begin the rungs; the process is gone when the link is over."""
-        await self._ask({"type": "stop", "reason": reason})
+        await self._call({"type": "stop", "reason": reason})
 
     def close(self) -> None:
         if self._transport:
@@ -158,53 +158,53 @@ class KeeperConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
-            self._hear(msgspec.json.decode(line, type=dict[str, Any]))
+            self._receive(msgspec.json.decode(line, type=dict[str, Any]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over.notify()
         while self._waiting:
-            self._answer({"type": "over"})
+            self._resolve_answer({"type": "over"})
         if self.on_over:
             self.on_over()
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         match message["type"]:
             case "exited":
                 self.has_exited = True
             case "replaced":
                 self.is_replaced = True
             case _:
-                self._answer(message)
+                self._resolve_answer(message)
 
-    def _answer(self, message: dict[str, Any]) -> None:
+    def _resolve_answer(self, message: dict[str, Any]) -> None:
         if self._waiting and not (waiting := self._waiting.pop(0)).done():
             waiting.set_result(message)
 
     # -- asking
 
-    async def _ask(self, message: dict[str, Any], payload: bytes = b"") -> dict[str, Any]:
+    async def _call(self, message: dict[str, Any], payload: bytes = b"") -> dict[str, Any]:
         if self._transport is None or self.is_over:
-            raise self._lost()
+            raise self._build_error()
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         self._transport.write(msgspec.json.encode(message) + b"\n" + payload)
         with anyio.move_on_after(ANSWER_SECONDS):
-            return self._checked(await answer)
+            return self._check_answer(await answer)
         raise KeeperGone(self._agent, found="it does not answer")
 
-    def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def _check_answer(self, answer: dict[str, Any]) -> dict[str, Any]:
         match answer["type"]:
             case "refused":
                 raise LeaseLost(self._agent, fence=self.fence)
             case "over":
-                raise self._lost()
+                raise self._build_error()
             case "error":
-                self.is_deaf = answer["code"] == "stdin_closed"
+                self.is_input_closed = answer["code"] == "stdin_closed"
                 raise KeeperGone(self._agent, found=f"it refused: {answer['code']}")
             case _:
                 return answer
 
-    def _lost(self) -> LeaseLost | KeeperGone:
+    def _build_error(self) -> LeaseLost | KeeperGone:
         if self.is_replaced:
             return LeaseLost(self._agent, fence=self.fence)
         return KeeperGone(self._agent, found="the connection has ended")

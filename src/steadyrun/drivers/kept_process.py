@@ -46,7 +46,7 @@ class KeptProcess:
         """Write one line to its input; return its number, or None if the process has ended."""
         with self._unless_gone():
             if self._link:
-                number = await self._link.frame(key, at, raw)
+                number = await self._link.send_frame(key, at, raw)
                 self.written_at = self._clock.monotonic()
                 return number
         return None
@@ -56,19 +56,19 @@ class KeptProcess:
         if self._link and raw != self._will:
             self._will = raw
             with self._unless_gone():
-                await self._link.will(raw)
+                await self._link.deposit_will(raw)
 
     async def signal(self, number: int) -> bool:
         with self._unless_gone():
             if self._link:
-                await self._link.signal(number)
+                await self._link.send_signal(number)
                 return True
         return False
 
     async def close_input(self) -> None:
         with self._unless_gone():
             if self._link:
-                await self._link.eof()
+                await self._link.close_input()
 
     async def stop(self, reason: str) -> None:
         with self._unless_gone():
@@ -80,7 +80,7 @@ class KeptProcess:
         link = self._link
         if link is None:
             return
-        await link.until_over()
+        await link.wait_until_over()
         if link.is_replaced:
             raise LeaseLost(self.record.agent, fence=link.fence)
         # If the keeper was killed, the outer process ends everything and writes the exit file.
@@ -103,5 +103,5 @@ class KeptProcess:
         try:
             yield
         except KeeperGone:
-            if self._link and not self._link.is_over and not self._link.is_deaf:
+            if self._link and not self._link.is_over and not self._link.is_input_closed:
                 raise

@@ -63,25 +63,25 @@ class KeeperLauncher:
         # More at a time take as long, and all of them memory that nobody needs afterwards.
         self._launching = anyio.CapacityLimiter(_LAUNCHED_AT_ONCE)
 
-    def abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
-        return _dialect(self._setup(provider), one_shot=one_shot).abilities
+    def find_abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
+        return _build_dialect(self._find_setup(provider), one_shot=one_shot).abilities
 
     def enforce(
         self, provider: str, rights: Rights, *, one_shot: bool = False
     ) -> EnforcedRights | Refused:
-        return _dialect(self._setup(provider), one_shot=one_shot).enforce(rights)
+        return _build_dialect(self._find_setup(provider), one_shot=one_shot).enforce(rights)
 
-    def wall_seconds(self, provider: str) -> float | None:
-        return self._setup(provider).dialect().wall_seconds
+    def find_wall_seconds(self, provider: str) -> float | None:
+        return self._find_setup(provider).dialect().wall_seconds
 
-    def configured(self, provider: str) -> bytes:
-        setup = self._setup(provider)
+    def encode_setup(self, provider: str) -> bytes:
+        setup = self._find_setup(provider)
         return msgspec.msgpack.encode((setup.command, setup.options, sorted(setup.env().items())))
 
-    def model(self, provider: str) -> str | None:
-        return self._setup(provider).model
+    def find_model(self, provider: str) -> str | None:
+        return self._find_setup(provider).model
 
-    def place(self, process: ProcessId) -> str:
+    def name_directory(self, process: ProcessId) -> str:
         return f"{PROCESSES}/{process}"
 
     async def launch(
@@ -93,15 +93,17 @@ class KeeperLauncher:
     async def _launch(
         self, process: Process, request: LaunchRequest, env: Mapping[str, str]
     ) -> None:
-        setup, directory = self._setup(process.provider), self._directory(process)
+        setup, directory = self._find_setup(process.provider), self._find_directory(process)
         request = msgspec.structs.replace(request, directory=str(directory), command=setup.command)
-        dialect = _dialect(setup, one_shot=request.one_shot)
+        dialect = _build_dialect(setup, one_shot=request.one_shot)
         launch = dialect.launch(request)
         # What a user has configured is stronger than what the Dialect thinks good.
         given = {**launch.env, **setup.env(), **env}
         if dialect.program is not None:
             command, cwd = request.command, request.cwd
-            await anyio.to_thread.run_sync(programs.require, dialect.program, command, given, cwd)
+            await anyio.to_thread.run_sync(
+                programs.require_program, dialect.program, command, given, cwd
+            )
         try:
             await anyio.to_thread.run_sync(_prepare, directory, request, launch)
         except OSError as error:
@@ -122,10 +124,10 @@ class KeeperLauncher:
     async def drive(
         self, process: Process, *, holder: HolderId, fence: int, sink: Sink
     ) -> AsyncIterator[ProcessDriver]:
-        directory = self._directory(process)
-        request = self._request(process)
-        dialect = _dialect(self._setup(process.provider), one_shot=request.one_shot)
-        link = await self._linked(process, holder, fence)
+        directory = self._find_directory(process)
+        request = self._read_request(process)
+        dialect = _build_dialect(self._find_setup(process.provider), one_shot=request.one_shot)
+        link = await self._connect(process, holder, fence)
         try:
             kept = KeptProcess(process, directory, link, self._clock)
             driver = ProcessDriver(
@@ -138,23 +140,23 @@ class KeeperLauncher:
             if link:
                 link.close()
 
-    async def launched(self, processes: Sequence[Process]) -> dict[ProcessId, LaunchRequest]:
+    async def read_requests(self, processes: Sequence[Process]) -> dict[ProcessId, LaunchRequest]:
         found: dict[ProcessId, LaunchRequest] = {}
         while processes:
-            processes = await anyio.to_thread.run_sync(self._look_for, processes, found)
+            processes = await anyio.to_thread.run_sync(self._find_requests, processes, found)
             if processes:
                 await anyio.sleep(_PAUSE_SECONDS)
         return found
 
-    def _look_for(
+    def _find_requests(
         self, processes: Sequence[Process], found: dict[ProcessId, LaunchRequest]
     ) -> list[Process]:
         """Find what they were launched with; those that are just being launched come back."""
         starting = []
         for process in processes:
             with contextlib.suppress(NotFound):
-                request = self._request(process)
-                was_started = keeper_client.was_started(self._directory(process))
+                request = self._read_request(process)
+                was_started = keeper_client.was_started(self._find_directory(process))
                 if was_started:
                     found[process.id] = request
                 elif was_started is None:
@@ -162,37 +164,39 @@ class KeeperLauncher:
         return starting
 
     async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
-        directory = self._directory(process)
-        link = await self._linked(process, holder, fence)
+        directory = self._find_directory(process)
+        link = await self._connect(process, holder, fence)
         if link is not None:
             try:
                 with contextlib.suppress(KeeperGone):
                     await link.stop("shutdown")
-                await link.until_over()
+                await link.wait_until_over()
             finally:
                 link.close()
         await keeper_client.wait_until_gone(directory)
         await anyio.to_thread.run_sync(keeper.sweep, [process.id])
 
-    async def remains(self) -> dict[ProcessId, datetime]:
-        return await anyio.to_thread.run_sync(_remains, self._home / PROCESSES)
+    async def list_remains(self) -> dict[ProcessId, datetime]:
+        return await anyio.to_thread.run_sync(_list_remains, self._home / PROCESSES)
 
-    async def clear(self, process: ProcessId) -> bool:
-        return await anyio.to_thread.run_sync(_clear, self._home / self.place(process))
+    async def delete_remains(self, process: ProcessId) -> bool:
+        return await anyio.to_thread.run_sync(
+            _delete_remains, self._home / self.name_directory(process)
+        )
 
-    def _request(self, process: Process) -> LaunchRequest:
-        file = self._directory(process) / _REQUEST
+    def _read_request(self, process: Process) -> LaunchRequest:
+        file = self._find_directory(process) / _REQUEST
         try:
             return _decode_request(file.read_bytes())
         except (OSError, msgspec.DecodeError) as error:
             raise NotFound("launch of", process.id) from error
 
-    async def _linked(
+    async def _connect(
         self, process: Process, holder: HolderId, fence: int
     ) -> KeeperConnection | None:
         """A link to the claimed keeper, to be closed; None when the process is gone, and then all
         it left is ended."""
-        directory = self._directory(process)
+        directory = self._find_directory(process)
         limit = self._clock.monotonic() + keeper_client.START_SECONDS
         while keeper_client.is_alive(directory):
             try:
@@ -205,17 +209,17 @@ class KeeperLauncher:
         await anyio.to_thread.run_sync(keeper.sweep, [process.id])
         return None
 
-    def _setup(self, provider: str) -> ProviderSetup:
+    def _find_setup(self, provider: str) -> ProviderSetup:
         if provider not in self._setups:
             known = ", ".join(sorted(self._setups))
             raise NotFound("provider", provider, hint=f"There are: {known}")
         return self._setups[provider]
 
-    def _directory(self, process: Process) -> Path:
+    def _find_directory(self, process: Process) -> Path:
         return self._home / process.keeper
 
 
-def _dialect(setup: ProviderSetup, *, one_shot: bool) -> Dialect:
+def _build_dialect(setup: ProviderSetup, *, one_shot: bool) -> Dialect:
     """A new one of the provider; where its options know that shape, one for a single turn."""
     dialect = setup.dialect()
     kind = type(dialect)
@@ -234,7 +238,7 @@ def _prepare(directory: Path, request: LaunchRequest, launch: Launch) -> None:
         path.write_bytes(content)
 
 
-def _remains(folder: Path) -> dict[ProcessId, datetime]:
+def _list_remains(folder: Path) -> dict[ProcessId, datetime]:
     found = {}
     for directory in filter(Path.is_dir, folder.iterdir()) if folder.is_dir() else ():
         # One whose files come and go is at work: nobody needs to know more of it.
@@ -244,7 +248,7 @@ def _remains(folder: Path) -> dict[ProcessId, datetime]:
     return found
 
 
-def _clear(directory: Path) -> bool:
+def _delete_remains(directory: Path) -> bool:
     if keeper_client.is_alive(directory):
         return False
     shutil.rmtree(directory)

@@ -91,11 +91,11 @@ class ProcessDriver:
         return self._dialect.has_background
 
     @property
-    def heard_at(self) -> float:
+    def output_at(self) -> float:
         return self._output.read_at
 
     @property
-    def said_at(self) -> float:
+    def input_at(self) -> float:
         return self._process.written_at
 
     # -- verbs
@@ -120,7 +120,7 @@ class ProcessDriver:
             await self._exchange.changed.wait(seen)
         return False
 
-    def has_told(self, turn: Turn) -> bool:
+    def has_sent(self, turn: Turn) -> bool:
         if "multi_turn" in self._dialect.abilities:
             return self._cursor.has_begun(turn.key)
         return self._opening is not None and self._opening.turn.key == turn.key
@@ -176,9 +176,9 @@ class ProcessDriver:
         """One task does everything: it reads the journal, and is woken for all else."""
         output, exchange = self._output, self._exchange
         with output:
-            self._process.on_over(output.wake)
+            self._process.on_over(output.interrupt_read)
             await self._catch_up()
-            output.wake()
+            output.interrupt_read()
             while (frames := await output.read()) is not None:
                 if frames:
                     async with self._lock:

@@ -8,7 +8,7 @@ from steadyrun.driver import JournalBatch, Sink
 from steadyrun.drivers.journal_cursor import JournalCursor
 from steadyrun.lib.clock import Clock
 from steadyrun.lib.file_follower import FileWatches, JournalFollower, TailFollower
-from steadyrun.lib.framing import Frame, Lines
+from steadyrun.lib.framing import Frame, LineSplitter
 from steadyrun.model.event import Emitted, OutputRaw
 
 
@@ -22,10 +22,12 @@ class ProcessOutput:
         self._clock = clock
         # When the process last wrote something.
         self.read_at = clock.monotonic()
-        self._lines = Lines(offset)
+        self._lines = LineSplitter(offset)
         self._journal = JournalFollower(watches, journal, offset)
         self._known_bytes = journal.stat().st_size
-        self._stderr = TailFollower(watches, directory / "stderr", told=self._journal.call)
+        self._stderr = TailFollower(
+            watches, directory / "stderr", on_change=self._journal.interrupt
+        )
 
     @property
     def is_behind(self) -> bool:
@@ -54,18 +56,18 @@ class ProcessOutput:
 
     def read_rest(self) -> list[Frame]:
         """The last line, if it has no line break."""
-        rest = self._lines.rest()
+        rest = self._lines.read_rest()
         return [rest] if rest else []
 
     def read_stderr(self) -> list[bytes]:
-        return list(iter(self._stderr.unread, b""))
+        return list(iter(self._stderr.read_now, b""))
 
     def note_read(self) -> None:
         self.read_at = self._clock.monotonic()
 
-    def wake(self) -> None:
+    def interrupt_read(self) -> None:
         """Make `read` return, now or the next time."""
-        self._journal.call()
+        self._journal.interrupt()
 
     def finish(self) -> None:
         """The process has ended: what is in its files now is all."""

@@ -58,12 +58,12 @@ class ProgramReport(Struct, frozen=True):
     problem: str = ""
 
 
-async def look(
+async def inspect_program(
     program: Program, command: Sequence[str], env: Mapping[str, str], cwd: str
 ) -> ProgramReport:
     """Find it as a launch with this environment would, and ask it what it is."""
     path = env.get("PATH")
-    place = find(command[0] if command else program.name, path=path, cwd=cwd)
+    place = find_program(command[0] if command else program.name, path=path, cwd=cwd)
     if place.code != "found" or place.path is None:
         problem = "" if place.path is None else f"{place.path}: {_PROBLEMS[place.code]}"
         return ProgramReport(is_there=False, problem=problem)
@@ -76,12 +76,12 @@ async def look(
         path=place.path,
         version=version.number,
         is_tested=_is_tested(version.number, program.tested),
-        login=login(program, env),
+        login=find_login(program, env),
         problem=version.problem,
     )
 
 
-def find(name: str, *, path: str | None, cwd: str) -> ProgramLocation:
+def find_program(name: str, *, path: str | None, cwd: str) -> ProgramLocation:
     """The program that would be started in `cwd` with this PATH."""
     places = [""] if "/" in name else (os.defpath if path is None else path).split(":")
     there = [file for place in places if (file := Path(cwd, place, name)).is_file()]
@@ -93,10 +93,12 @@ def find(name: str, *, path: str | None, cwd: str) -> ProgramLocation:
     )
 
 
-def require(program: Program, command: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+def require_program(
+    program: Program, command: Sequence[str], env: Mapping[str, str], cwd: str
+) -> None:
     """Raise `LaunchFailed` where the program is not here; say how it gets here."""
     name = command[0] if command else program.name
-    place = find(name, path=env.get("PATH"), cwd=cwd)
+    place = find_program(name, path=env.get("PATH"), cwd=cwd)
     if place.code != "found":
         raise LaunchFailed(
             place.path or name,
@@ -111,12 +113,12 @@ async def ask_version(command: Sequence[str], *, path: str | None) -> Version:
     with tempfile.TemporaryDirectory(prefix="steadyrun-", ignore_cleanup_errors=True) as home:
         env = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PATH": path or os.defpath}
         try:
-            return await _ask(command, env, home)
+            return await _run_version_command(command, env, home)
         except OSError as error:
             return Version(problem=f"it could not be started: {error.strerror}")
 
 
-def login(program: Program, env: Mapping[str, str]) -> str | None:
+def find_login(program: Program, env: Mapping[str, str]) -> str | None:
     """What says that somebody is logged in: the name of a variable or of a file."""
     for variable in program.login_env:
         if env.get(variable):
@@ -134,7 +136,7 @@ def login(program: Program, env: Mapping[str, str]) -> str | None:
 
 
 def is_older(version: str, than: str) -> bool:
-    return _parts(version) < _parts(than)
+    return _split_version(version) < _split_version(than)
 
 
 def _is_tested(version: str | None, tested: tuple[str, str] | None) -> bool | None:
@@ -144,7 +146,9 @@ def _is_tested(version: str | None, tested: tuple[str, str] | None) -> bool | No
     return not is_older(version, oldest) and not is_older(newest, version)
 
 
-async def _ask(command: Sequence[str], env: Mapping[str, str], home: str) -> Version:
+async def _run_version_command(
+    command: Sequence[str], env: Mapping[str, str], home: str
+) -> Version:
     mark, said = f"version-{os.urandom(8).hex()}", bytearray()
     async with await anyio.open_process(
         command,
@@ -155,19 +159,19 @@ async def _ask(command: Sequence[str], env: Mapping[str, str], home: str) -> Ver
         start_new_session=True,
     ) as process:
         try:
-            code = await _listen(process, said)
+            code = await _collect_output(process, said)
         finally:
             # What it has left running may hold its output open: end it before we wait for that.
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(keeper.sweep, [mark])
-    return _judged(code, said.decode(errors="replace"))
+    return _parse_version(code, said.decode(errors="replace"))
 
 
-async def _listen(process: Process, said: bytearray) -> int | None:
+async def _collect_output(process: Process, said: bytearray) -> int | None:
     """Keep what it says until it ends; None if it does not."""
     heard = anyio.Event()
     async with task_group() as tasks:
-        tasks.start_soon(_hear, process, said, heard)
+        tasks.start_soon(_read_output, process, said, heard)
         with anyio.move_on_after(ANSWER_SECONDS):
             await process.wait()
             with anyio.move_on_after(_REST_SECONDS):
@@ -179,7 +183,7 @@ async def _listen(process: Process, said: bytearray) -> int | None:
     return process.returncode
 
 
-async def _hear(process: Process, said: bytearray, heard: anyio.Event) -> None:
+async def _read_output(process: Process, said: bytearray, heard: anyio.Event) -> None:
     """Read all it prints, and keep the beginning."""
     assert process.stdout is not None
     async for piece in process.stdout:
@@ -187,7 +191,7 @@ async def _hear(process: Process, said: bytearray, heard: anyio.Event) -> None:
     heard.set()
 
 
-def _judged(code: int | None, said: str) -> Version:
+def _parse_version(code: int | None, said: str) -> Version:
     found = _VERSION.search(said)
     if code is None:
         return Version(problem=f"it did not answer within {ANSWER_SECONDS:g} seconds")
@@ -199,7 +203,7 @@ def _judged(code: int | None, said: str) -> Version:
     return Version(found[1])
 
 
-def _parts(version: str) -> tuple[int, ...]:
+def _split_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 

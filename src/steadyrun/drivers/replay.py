@@ -30,10 +30,18 @@ from steadyrun.model.event import (
     ThinkingDelta,
     TokenBound,
     TokenRotated,
-    event_id,
+    make_event_id,
 )
 from steadyrun.model.ids import AgentId, ProcessId, RunId
-from steadyrun.model.run import Change, Created, Finished, Launched, Run, step, told
+from steadyrun.model.run import (
+    Created,
+    Finished,
+    Launched,
+    Run,
+    RunChange,
+    build_status_events,
+    step,
+)
 
 _AGENT = "replay"
 _PROCESS = ProcessId("prc_replay")
@@ -95,43 +103,45 @@ class _Player:
         match line.dir:
             case "out":
                 self._offset += len(raw) + 1
-                yield from self._tell(self._turns.received(Frame(raw, self._offset), self._now))
+                yield from self._play_output(
+                    self._turns.on_received(Frame(raw, self._offset), self._now)
+                )
             case "in":
                 self._sent += 1
                 frame = Frame(raw, self._offset, "", self._sent)
-                yield from self._tell(self._turns.sent(frame, self._now))
+                yield from self._play_output(self._turns.on_sent(frame, self._now))
             case "err":
                 self._complaints.append(raw.decode(errors="replace"))
                 event = OutputRaw("stderr", self._complaints[-1])
                 self._errors += 1
-                yield self._seen(Emitted(0, self._errors, self._now, event))
+                yield self._build_event(Emitted(0, self._errors, self._now, event))
 
     def end(self, last: ProcessExit) -> Iterator[Seen]:
         """The recording is over: what is open ends."""
         yield from self._begin_open()
         if not last.stderr:
             last = replace(last, stderr="\n".join(self._complaints))
-        yield from self._tell(self._turns.exited(last, self._now))
+        yield from self._play_output(self._turns.on_exited(last, self._now))
 
-    def _tell(self, heard: Iterable[TrackedOutput]) -> Iterator[Seen]:
+    def _play_output(self, heard: Iterable[TrackedOutput]) -> Iterator[Seen]:
         for each in heard:
             match each:
                 case Emitted(event=ImageProduced() as image):
                     # Nothing is written, and so there is no file.
-                    yield self._seen(replace(each, event=replace(image, file=None)))
+                    yield self._build_event(replace(each, event=replace(image, file=None)))
                 case Emitted():
-                    self._learn(each.event)
-                    yield self._seen(each)
+                    self._note_token(each.event)
+                    yield self._build_event(each)
                 case TurnBegan():
                     yield from self._begin()
                 case TurnEnded():
-                    yield from self._change(_finished(each, self._now, self._token))
+                    yield from self._change(_build_finished(each, self._now, self._token))
                     self._run = None
                 case Send():
                     # What a Dialect would send now stands in the recording, or was never sent.
                     continue
 
-    def _learn(self, event: Event | Foreign) -> None:
+    def _note_token(self, event: Event | Foreign) -> None:
         if isinstance(event, TokenBound | TokenRotated):
             self._token = event.token
 
@@ -146,13 +156,13 @@ class _Player:
         self._run = step(None, Created(run, AgentId(_AGENT), None, self._provider, self._now))
         yield from self._change(Launched(self._now))
 
-    def _change(self, change: Change) -> Iterator[Seen]:
+    def _change(self, change: RunChange) -> Iterator[Seen]:
         before, self._run = self._run, step(self._run, change)
-        for emitted in told(before, self._run):
-            yield self._seen(emitted)
+        for emitted in build_status_events(before, self._run):
+            yield self._build_event(emitted)
 
-    def _seen(self, emitted: Emitted) -> Seen:
-        name = event_id(_PROCESS, emitted.place, emitted.n)
+    def _build_event(self, emitted: Emitted) -> Seen:
+        name = make_event_id(_PROCESS, emitted.place, emitted.n)
         at, event, provider = emitted.at, emitted.event, self._provider
         run = self._run.id if self._run else None
         if isinstance(event, TextDelta | ThinkingDelta | OutputRaw):
@@ -161,7 +171,7 @@ class _Player:
         return StoredEvent(0, self._seq, name, at, _AGENT, run, provider, event)
 
 
-def _finished(ended: TurnEnded, now: datetime, token: str | None) -> Finished:
+def _build_finished(ended: TurnEnded, now: datetime, token: str | None) -> Finished:
     return Finished(
         now,
         ended.status,

@@ -41,7 +41,7 @@ from steadyrun.model.event import (
     ToolFailed,
     ToolStarted,
     Unknown,
-    our_place,
+    make_place,
 )
 from steadyrun.model.run import STOPPED, StopReason
 
@@ -58,7 +58,7 @@ _ENDINGS = {
 TrackedOutput = Emitted | TurnBegan | TurnEnded | Send
 
 
-class _Memory(Struct, frozen=True):
+class _TrackerState(Struct, frozen=True):
     """What is saved: the Dialect's state, the open turn's tools and those we have closed."""
 
     dialect: msgspec.Raw
@@ -90,22 +90,22 @@ class TurnTracker:
     def has_open_tools(self) -> bool:
         return bool(self._tools)
 
-    def sent(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
+    def on_sent(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
         """This was written to the CLI."""
-        return self._told(self.dialect.on_sent(frame), our_place("s", frame.number), now)
+        return self._track(self.dialect.on_sent(frame), make_place("s", frame.number), now)
 
-    def received(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
+    def on_received(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
         """The CLI printed this. What its Dialect cannot read is kept whole."""
         try:
             said: Sequence[DialectOutput] = self.dialect.receive(frame)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            said = [Unknown.of(frame.raw)]
-        if len(said) == 1 and type(said[0]) not in self._FOLLOWS:
+            said = [Unknown.from_line(frame.raw)]
+        if len(said) == 1 and type(said[0]) not in self._HANDLERS:
             # Nearly every line is one plain event.
             return [Emitted(frame.end, 0, now, said[0])]  # type: ignore[arg-type]
-        return self._told(said, frame.end, now)
+        return self._track(said, frame.end, now)
 
-    def exited(
+    def on_exited(
         self, last: ProcessExit, now: datetime, *, is_awaited: bool = False
     ) -> list[TrackedOutput]:
         """The process is gone; a turn that is still open has failed, and so has one that is
@@ -114,18 +114,18 @@ class TurnTracker:
         is_over = any(isinstance(each, TurnEnded) for each in said)
         if (self.is_open or is_awaited) and not is_over:
             said = [*said, end_from_exit(last, has_begun=self.is_open)]
-        place = our_place("x", 1)
-        told = self._told(said, place, now)
+        place = make_place("x", 1)
+        told = self._track(said, place, now)
         back: list[Event] = [
             FollowupReturned(o.item, o.text, "the process ended") for o in self._offers.values()
         ]
         back += [ApprovalResolved(name, "cancelled", by="provider") for name in self._asks]
         # An open turn's last event is its end: what is given back comes before.
-        return [*_placed(back, place, len(told), now), *told]
+        return [*_place_events(back, place, len(told), now), *told]
 
     def save(self) -> bytes:
         state = msgspec.Raw(msgspec.msgpack.encode(self.dialect.state))
-        memory = _Memory(
+        memory = _TrackerState(
             state,
             self.is_open,
             self.input,
@@ -137,22 +137,22 @@ class TurnTracker:
         return msgspec.msgpack.encode(memory)
 
     def restore(self, saved: bytes) -> None:
-        memory = msgspec.msgpack.decode(saved, type=_Memory)
+        memory = msgspec.msgpack.decode(saved, type=_TrackerState)
         kind = type(self.dialect.state)
         self.dialect.state = msgspec.msgpack.decode(memory.dialect, type=kind)
         self.is_open, self.input, self._tools = memory.is_open, memory.input, memory.tools
         self._offers, self._given_up = memory.offers, set(memory.given_up)
         self._asks = dict.fromkeys(sorted(memory.asks))
 
-    def _told(
+    def _track(
         self, said: Iterable[DialectOutput], place: int | str, now: datetime
     ) -> list[TrackedOutput]:
         told: list[TrackedOutput] = []
         events = 0
         for each in said:
-            follows = self._FOLLOWS.get(type(each))
+            follows = self._HANDLERS.get(type(each))
             for more in follows(self, each) if follows else (each,):
-                told.append(_emitted(more, place, events, now))
+                told.append(_emit(more, place, events, now))
                 events += type(told[-1]) is Emitted
         return told
 
@@ -165,7 +165,7 @@ class TurnTracker:
     def _end(self, ended: TurnEnded) -> list[DialectOutput]:
         """Close what is open. An end without a beginning is a turn of its own."""
         before: list[DialectOutput] = [] if self.is_open else [TurnBegan(None)]
-        before += [_still_running(tool) for tool in self._tools.values()]
+        before += [_fail_tool(tool) for tool in self._tools.values()]
         self._given_up |= self._tools.keys()
         self._tools, self.is_open = {}, False
         return [*before, ended]
@@ -183,25 +183,25 @@ class TurnTracker:
         self._tools.pop(tool.tool_call_id, None)
         return [tool]
 
-    def _offer(self, offered: FollowupOffered) -> list[DialectOutput]:
+    def _open_offer(self, offered: FollowupOffered) -> list[DialectOutput]:
         self._offers[offered.item] = offered
         return [offered]
 
-    def _settle(
+    def _close_offer(
         self, settled: FollowupAbsorbed | FollowupOwnTurn | FollowupReturned
     ) -> list[DialectOutput]:
         self._offers.pop(settled.item, None)
         return [settled]
 
-    def _ask(self, asked: ApprovalRequested) -> list[DialectOutput]:
+    def _open_approval(self, asked: ApprovalRequested) -> list[DialectOutput]:
         self._asks[asked.approval] = None
         return [asked]
 
-    def _answer(self, resolved: ApprovalResolved) -> list[DialectOutput]:
+    def _close_approval(self, resolved: ApprovalResolved) -> list[DialectOutput]:
         self._asks.pop(resolved.approval, None)
         return [resolved]
 
-    def _draw(self, picture: ProducedImage) -> list[DialectOutput]:
+    def _add_image(self, picture: ProducedImage) -> list[DialectOutput]:
         """Its file is named by what is in it: heard again, it is the same one."""
         kind = _ENDINGS.get(picture.media_type, "bin")
         file = f"{hashlib.sha256(picture.data).hexdigest()[:32]}.{kind}"
@@ -210,28 +210,30 @@ class TurnTracker:
         return [ImageProduced(picture.name, picture.media_type, size, file)]
 
     # What is not just passed on, and what follows from it.
-    _FOLLOWS: ClassVar[dict[type, Callable[["TurnTracker", Any], list[DialectOutput]]]] = {
+    _HANDLERS: ClassVar[dict[type, Callable[["TurnTracker", Any], list[DialectOutput]]]] = {
         TurnBegan: _begin,
         TurnEnded: _end,
         Send: lambda _, send: [send],
         ToolStarted: _open_tool,
         ToolCompleted: _close_tool,
         ToolFailed: _close_tool,
-        FollowupOffered: _offer,
-        FollowupAbsorbed: _settle,
-        FollowupOwnTurn: _settle,
-        FollowupReturned: _settle,
-        ApprovalRequested: _ask,
-        ApprovalResolved: _answer,
-        ProducedImage: _draw,
+        FollowupOffered: _open_offer,
+        FollowupAbsorbed: _close_offer,
+        FollowupOwnTurn: _close_offer,
+        FollowupReturned: _close_offer,
+        ApprovalRequested: _open_approval,
+        ApprovalResolved: _close_approval,
+        ProducedImage: _add_image,
     }
 
 
-def _placed(events: Iterable[Event], place: str, first: int, now: datetime) -> list[TrackedOutput]:
+def _place_events(
+    events: Iterable[Event], place: str, first: int, now: datetime
+) -> list[TrackedOutput]:
     return [Emitted(place, n, now, event) for n, event in enumerate(events, first)]
 
 
-def _emitted(said: DialectOutput, place: int | str, n: int, now: datetime) -> TrackedOutput:
+def _emit(said: DialectOutput, place: int | str, n: int, now: datetime) -> TrackedOutput:
     if type(said) in _NO_EVENTS:
         return said  # type: ignore[return-value]
     return Emitted(place, n, now, said)  # type: ignore[arg-type]
@@ -240,7 +242,7 @@ def _emitted(said: DialectOutput, place: int | str, n: int, now: datetime) -> Tr
 _NO_EVENTS = frozenset({TurnBegan, TurnEnded, Send})
 
 
-def _still_running(tool: ToolStarted) -> ToolFailed:
+def _fail_tool(tool: ToolStarted) -> ToolFailed:
     return ToolFailed(tool.tool_call_id, tool.tool_name, tool.tool_input, error=STILL_RUNNING)
 
 
@@ -251,13 +253,13 @@ def end_from_exit(last: ProcessExit, *, has_begun: bool = True) -> TurnEnded:
         error = ErrorFact(reason, _WHY.get(reason, "the process was stopped"), retryable=True)
         return TurnEnded(STOPPED[reason], error=error, exit_code=last.code, stop_reason=reason)
     when = "in mid-turn" if has_begun else "before the turn had begun"
-    why = f"the process ended {when}{_how(last)}"
+    why = f"the process ended {when}{_describe_exit(last)}"
     error = ErrorFact(last.reason or "exited", why, retryable=True)
     diagnostic = Diagnostic(last.code, last.stderr)
     return TurnEnded("failed", error=error, diagnostic=diagnostic, exit_code=last.code)
 
 
-def _how(last: ProcessExit) -> str:
+def _describe_exit(last: ProcessExit) -> str:
     if last.signal is not None:
         return f" with signal {last.signal}"
     return "" if last.code is None else f" with code {last.code}"

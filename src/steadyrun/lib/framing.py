@@ -18,7 +18,7 @@ class Frame(Struct, frozen=True, gc=False):
     number: int = 0
 
 
-class Lines:
+class LineSplitter:
     """Cuts what is fed to it into lines. Each byte is looked at once, however long the line."""
 
     def __init__(self, offset: int = 0) -> None:
@@ -32,29 +32,29 @@ class Lines:
         pieces = BytesIO(chunk).readlines()
         if self._open and pieces:
             self._open.append(pieces.pop(0))
-            pieces[:0] = self._closed()
+            pieces[:0] = self._close_line()
         if pieces and pieces[-1][-1:] != b"\n":
             self._open.append(pieces.pop())
-        return self._lines(pieces)
+        return self._build_frames(pieces)
 
     @property
     def open_bytes(self) -> int:
         """How long the line is so far that has not ended."""
         return sum(map(len, self._open))
 
-    def rest(self) -> Frame | None:
+    def read_rest(self) -> Frame | None:
         """What came behind the last line break: at the end of a process it is a line, too."""
         raw = b"".join(self._open)
         return Frame(raw, self._end + len(raw)) if raw else None
 
-    def _closed(self) -> list[bytes]:
+    def _close_line(self) -> list[bytes]:
         if self._open[-1][-1:] != b"\n":
             return []
         whole = b"".join(self._open)
         self._open.clear()
         return [whole]
 
-    def _lines(self, pieces: list[bytes]) -> list[Frame]:
+    def _build_frames(self, pieces: list[bytes]) -> list[Frame]:
         lines, end = [], self._end
         for piece in pieces:
             end += len(piece)

@@ -12,7 +12,7 @@ _IN_CLOEXEC = os.O_CLOEXEC
 # Watch, mask, cookie and the length of a name, which is 0 as long as no directory is watched.
 _EVENT = struct.Struct("iIII")
 # In place of a watch: more was written than the kernel could note down.
-ANY_OF_THEM = -1
+OVERFLOW = -1
 
 
 class Inotify:
@@ -20,20 +20,22 @@ class Inotify:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = _checked(self._libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
+        self._fd = _check_result(self._libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
 
     def fileno(self) -> int:
         return self._fd
 
     def watch(self, path: Path) -> int:
         """A number that `told` will use for this file; the same file gets the same one again."""
-        return _checked(self._libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY), path)
+        return _check_result(
+            self._libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY), path
+        )
 
-    def forget(self, watch: int) -> None:
+    def remove(self, watch: int) -> None:
         # It fails when the file is gone, and the kernel has forgotten it by itself.
         self._libc.inotify_rm_watch(self._fd, watch)
 
-    def told(self) -> set[int]:
+    def read_events(self) -> set[int]:
         """The files written to since the last call, or some of them: then it stays readable."""
         try:
             return {watch for watch, *_ in _EVENT.iter_unpack(os.read(self._fd, 65536))}
@@ -60,7 +62,7 @@ class FileWatch:
 
     def drain(self) -> None:
         """Forget what was told so far: the next write makes the descriptor readable again."""
-        while self._inotify.told():
+        while self._inotify.read_events():
             pass
 
     def close(self) -> None:
@@ -89,7 +91,7 @@ def watch_file(path: Path) -> FileWatch | None:
         return None
 
 
-def _checked(result: int, path: Path | None = None) -> int:
+def _check_result(result: int, path: Path | None = None) -> int:
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), path and str(path))

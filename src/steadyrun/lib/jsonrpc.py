@@ -15,43 +15,43 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
 # 1 and "1" are different ids, and true is none.
-Id = int | str | None
+RpcId = int | str | None
 T = TypeVar("T")
 
 BATCH_REFUSED = "batches are not supported: send one message a line"
 _NULL, _NOTHING = Raw(b"null"), Raw(b"{}")
 
 
-class Notification(Struct, frozen=True, gc=False):
+class RpcNotification(Struct, frozen=True, gc=False):
     """Something that wants no answer."""
 
     method: str
     params: Raw = _NOTHING
 
-    def params_as(self, kind: type[T]) -> T:
+    def decode_params(self, kind: type[T]) -> T:
         """The parameters; left out or null, they are an empty object."""
         return _decode_as(self.params, kind)
 
 
-class Request(Struct, frozen=True, gc=False):
+class RpcRequest(Struct, frozen=True, gc=False):
     """Something that wants an answer of the same id."""
 
-    id: Id
+    id: RpcId
     method: str
     params: Raw = _NOTHING
 
-    def params_as(self, kind: type[T]) -> T:
+    def decode_params(self, kind: type[T]) -> T:
         """The parameters; left out or null, they are an empty object."""
         return _decode_as(self.params, kind)
 
 
-class Response(Struct, frozen=True, gc=False):
+class RpcResponse(Struct, frozen=True, gc=False):
     """The answer to a request."""
 
-    id: Id
+    id: RpcId
     result: Raw
 
-    def result_as(self, kind: type[T]) -> T:
+    def decode_result(self, kind: type[T]) -> T:
         return _decode_as(self.result, kind)
 
 
@@ -63,20 +63,20 @@ class RpcError(Struct, frozen=True, omit_defaults=True):
     data: Any = None
 
 
-class Failure(Struct, frozen=True):
+class RpcFailure(Struct, frozen=True):
     """The answer to a request that was refused, or went wrong."""
 
-    id: Id
+    id: RpcId
     error: RpcError
 
 
-Message = Request | Notification | Response | Failure
+RpcMessage = RpcRequest | RpcNotification | RpcResponse | RpcFailure
 
 
 class _Envelope(Struct, frozen=True, gc=False):
     """All a message may have; missing is not the same as null."""
 
-    id: Id | UnsetType = UNSET
+    id: RpcId | UnsetType = UNSET
     method: str | UnsetType = UNSET
     params: Raw = _NOTHING
     result: Raw | UnsetType = UNSET
@@ -84,39 +84,41 @@ class _Envelope(Struct, frozen=True, gc=False):
     jsonrpc: str = "2.0"
 
 
-def decode(raw: bytes) -> Message:
+def decode(raw: bytes) -> RpcMessage:
     """The message in this line; `msgspec.DecodeError` where there is none."""
     found = _open(raw)
     if found.jsonrpc != "2.0":
         raise DecodeError(f"expected JSON-RPC 2.0, found {found.jsonrpc!r}")
     if found.method is UNSET:
-        return _answer(found)
+        return _decode_answer(found)
     params = _NOTHING if found.params == _NULL else found.params
     if found.id is UNSET:
-        return Notification(found.method, params)
-    return Request(found.id, found.method, params)
+        return RpcNotification(found.method, params)
+    return RpcRequest(found.id, found.method, params)
 
 
 def is_batch(raw: bytes) -> bool:
     return raw.lstrip()[:1] == b"["
 
 
-def request(id_: Id, method: str, params: Any = None, *, with_version: bool = True) -> bytes:
+def encode_request(
+    id_: RpcId, method: str, params: Any = None, *, with_version: bool = True
+) -> bytes:
     message = {"id": id_, "method": method}
-    return _line(message if params is None else {**message, "params": params}, with_version)
+    return _encode_line(message if params is None else {**message, "params": params}, with_version)
 
 
-def notification(method: str, params: Any = None, *, with_version: bool = True) -> bytes:
+def encode_notification(method: str, params: Any = None, *, with_version: bool = True) -> bytes:
     message = {"method": method}
-    return _line(message if params is None else {**message, "params": params}, with_version)
+    return _encode_line(message if params is None else {**message, "params": params}, with_version)
 
 
-def result(id_: Id, value: Any, *, with_version: bool = True) -> bytes:
-    return _line({"id": id_, "result": value}, with_version)
+def encode_result(id_: RpcId, value: Any, *, with_version: bool = True) -> bytes:
+    return _encode_line({"id": id_, "result": value}, with_version)
 
 
-def failure(id_: Id, error: RpcError, *, with_version: bool = True) -> bytes:
-    return _line({"id": id_, "error": error}, with_version)
+def encode_failure(id_: RpcId, error: RpcError, *, with_version: bool = True) -> bytes:
+    return _encode_line({"id": id_, "error": error}, with_version)
 
 
 def _open(raw: bytes) -> _Envelope:
@@ -128,14 +130,14 @@ def _open(raw: bytes) -> _Envelope:
         raise
 
 
-def _answer(found: _Envelope) -> Response | Failure:
+def _decode_answer(found: _Envelope) -> RpcResponse | RpcFailure:
     if found.id is UNSET:
         raise DecodeError("expected a JSON-RPC message, found neither `method` nor `id`")
     if found.error is not None:
-        return Failure(found.id, found.error)
+        return RpcFailure(found.id, found.error)
     if found.result is UNSET:
         raise DecodeError("expected a JSON-RPC answer, found neither `result` nor `error`")
-    return Response(found.id, found.result)
+    return RpcResponse(found.id, found.result)
 
 
 def _decode_as(raw: bytes | Raw, kind: type[T]) -> T:
@@ -146,7 +148,7 @@ def _decode_as(raw: bytes | Raw, kind: type[T]) -> T:
         raise DecodeError(f"JSON is malformed: {odd}") from odd
 
 
-def _line(message: dict[str, Any], with_version: bool) -> bytes:
+def _encode_line(message: dict[str, Any], with_version: bool) -> bytes:
     body = msgspec.json.encode({"jsonrpc": "2.0", **message} if with_version else message)
     if b"\n" in body:
         # Only between the tokens of a Raw that somebody printed over several lines.

@@ -11,37 +11,44 @@ from msgspec import DecodeError
 
 from steadyrun.errors import RpcClosed, RpcRefused, RpcTimeout
 from steadyrun.lib import jsonrpc
-from steadyrun.lib.framing import Lines
-from steadyrun.lib.jsonrpc import Failure, Id, Notification, Request, Response, RpcError
+from steadyrun.lib.framing import LineSplitter
+from steadyrun.lib.jsonrpc import (
+    RpcError,
+    RpcFailure,
+    RpcId,
+    RpcNotification,
+    RpcRequest,
+    RpcResponse,
+)
 
 _CHUNK_BYTES = 64 * 1024
 
 
-class Service:
+class RpcService:
     """What the other side may ask of us. This one knows no method and hears nothing."""
 
-    async def answer(self, request: Request) -> Any:
+    async def answer(self, request: RpcRequest) -> Any:
         """The result. `RpcRefused` becomes the error it names, all else an internal error."""
         raise RpcRefused(f"no method {request.method!r}", number=jsonrpc.METHOD_NOT_FOUND)
 
-    def hear(self, notification: Notification) -> None:
+    def on_notification(self, notification: RpcNotification) -> None:
         """Called in the order of the lines, so it should be quick."""
 
-    def stray(self, raw: bytes) -> None:
+    def on_stray_line(self, raw: bytes) -> None:
         """A line that is no message, or the answer to nothing that is still asked."""
 
-    def broke(self, message: Request | Notification, error: Exception) -> None:
+    def on_error(self, message: RpcRequest | RpcNotification, error: Exception) -> None:
         """We could not handle it, and the other side learns no more than that."""
 
 
-class Peer:
+class RpcPeer:
     """One end of a connection. Calls are answered while `serve` runs, and fail when it ends."""
 
     def __init__(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        service: Service | None = None,
+        service: RpcService | None = None,
         *,
         with_version: bool = True,
         longest_line: int | None = None,
@@ -49,10 +56,10 @@ class Peer:
         """With `longest_line`, whoever sends a longer one is told so and heard no more."""
         self._reader, self._writer = reader, writer
         self._longest_line = longest_line
-        self._service = service or Service()
+        self._service = service or RpcService()
         self._with_version = with_version
         self._numbers = count(1)
-        self._pending: dict[Id, asyncio.Future[Response | Failure | None]] = {}
+        self._pending: dict[RpcId, asyncio.Future[RpcResponse | RpcFailure | None]] = {}
         self._scope = anyio.CancelScope()
         self._is_closed = False
 
@@ -61,25 +68,25 @@ class Peer:
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
-                    await self._hear_all(tasks)
+                    await self._receive_all(tasks)
                     tasks.cancel_scope.cancel()
         finally:
             self.close()
 
-    async def call(self, method: str, params: Any = None, *, seconds: float) -> Response:
+    async def call(self, method: str, params: Any = None, *, seconds: float) -> RpcResponse:
         number = next(self._numbers)
-        line = jsonrpc.request(number, method, params, with_version=self._with_version)
+        line = jsonrpc.encode_request(number, method, params, with_version=self._with_version)
         answer = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
             with anyio.move_on_after(seconds):
                 await self._send(line, method)
-                return _response(method, await answer)
+                return _require_response(method, await answer)
         finally:
             del self._pending[number]
         raise RpcTimeout(method, seconds=seconds)
 
     async def notify(self, method: str, params: Any = None) -> None:
-        line = jsonrpc.notification(method, params, with_version=self._with_version)
+        line = jsonrpc.encode_notification(method, params, with_version=self._with_version)
         await self._send(line, method)
 
     def close(self) -> None:
@@ -91,15 +98,15 @@ class Peer:
             if not answer.done():
                 answer.set_result(None)
 
-    async def _hear_all(self, tasks: TaskGroup) -> None:
-        lines = Lines()
+    async def _receive_all(self, tasks: TaskGroup) -> None:
+        lines = LineSplitter()
         while chunk := await self._read():
             for frame in lines.feed(chunk):
                 await self._receive(frame.raw, tasks)
             if self._longest_line is not None and lines.open_bytes > self._longest_line:
                 await self._refuse_length(self._longest_line)
                 return
-        if rest := lines.rest():
+        if rest := lines.read_rest():
             await self._receive(rest.raw, tasks)
 
     async def _read(self) -> bytes:
@@ -116,63 +123,63 @@ class Peer:
             self._refuse(raw)
             return
         match message:
-            case Request():
+            case RpcRequest():
                 tasks.start_soon(self._answer, message)
                 # It has begun before the next line is heard, which may be there to cancel it.
                 await asyncio.sleep(0)
-            case Notification():
-                self._hear(message)
-            case Response() | Failure():
+            case RpcNotification():
+                self._handle_notification(message)
+            case RpcResponse() | RpcFailure():
                 self._settle(message, raw)
             case _:
                 assert_never(message)
 
     def _refuse(self, raw: bytes) -> None:
-        self._service.stray(raw)
+        self._service.on_stray_line(raw)
         if jsonrpc.is_batch(raw):
             # The only thing a sound peer may send that we do not take: it waits for an answer.
             error = RpcError(jsonrpc.INVALID_REQUEST, jsonrpc.BATCH_REFUSED)
-            self._writer.write(jsonrpc.failure(None, error, with_version=self._with_version))
+            self._writer.write(jsonrpc.encode_failure(None, error, with_version=self._with_version))
 
     async def _refuse_length(self, most: int) -> None:
         error = RpcError(jsonrpc.INVALID_REQUEST, f"expected a line of at most {most} bytes")
         with suppress(RpcClosed):
-            await self._send(jsonrpc.failure(None, error), "the refusal")
+            await self._send(jsonrpc.encode_failure(None, error), "the refusal")
 
-    def _hear(self, notification: Notification) -> None:
+    def _handle_notification(self, notification: RpcNotification) -> None:
         try:
-            self._service.hear(notification)
+            self._service.on_notification(notification)
         except Exception as bug:  # noqa: BLE001 (a bug in one handler is not the end of the others)
-            self._service.broke(notification, bug)
+            self._service.on_error(notification, bug)
 
-    def _settle(self, message: Response | Failure, raw: bytes) -> None:
+    def _settle(self, message: RpcResponse | RpcFailure, raw: bytes) -> None:
         answer = self._pending.get(message.id)
         if answer is None or answer.done():
-            self._service.stray(raw)
+            self._service.on_stray_line(raw)
         else:
             answer.set_result(message)
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: RpcRequest) -> None:
         try:
-            line = await self._outcome(request)
+            line = await self._build_answer(request)
         except Exception as bug:  # noqa: BLE001 (a bug in one handler is not the end of the others)
-            self._service.broke(request, bug)
-            line = self._failure(request, RpcError(jsonrpc.INTERNAL_ERROR, "internal error"))
+            self._service.on_error(request, bug)
+            line = self._encode_failure(request, RpcError(jsonrpc.INTERNAL_ERROR, "internal error"))
         with suppress(RpcClosed):
             await self._send(line, request.method)
 
-    async def _outcome(self, request: Request) -> bytes:
+    async def _build_answer(self, request: RpcRequest) -> bytes:
         try:
             value = await self._service.answer(request)
         except RpcRefused as refused:
             error = RpcError(refused.number, refused.problem, refused.data)
-            return self._failure(request, error)
+            return self._encode_failure(request, error)
         except DecodeError as mismatch:
-            return self._failure(request, RpcError(jsonrpc.INVALID_PARAMS, str(mismatch)))
-        return jsonrpc.result(request.id, value, with_version=self._with_version)
+            return self._encode_failure(request, RpcError(jsonrpc.INVALID_PARAMS, str(mismatch)))
+        return jsonrpc.encode_result(request.id, value, with_version=self._with_version)
 
-    def _failure(self, request: Request, error: RpcError) -> bytes:
-        return jsonrpc.failure(request.id, error, with_version=self._with_version)
+    def _encode_failure(self, request: RpcRequest, error: RpcError) -> bytes:
+        return jsonrpc.encode_failure(request.id, error, with_version=self._with_version)
 
     async def _send(self, line: bytes, method: str) -> None:
         if self._is_closed:
@@ -184,10 +191,10 @@ class Peer:
             raise RpcClosed(method) from broken
 
 
-def _response(method: str, answer: Response | Failure | None) -> Response:
+def _require_response(method: str, answer: RpcResponse | RpcFailure | None) -> RpcResponse:
     if answer is None:
         raise RpcClosed(method)
-    if isinstance(answer, Failure):
+    if isinstance(answer, RpcFailure):
         error = answer.error
         raise RpcRefused(error.message, number=error.code, data=error.data)
     return answer

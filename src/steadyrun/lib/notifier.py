@@ -29,9 +29,9 @@ class Waiter:
     """Somebody waiting for news of one agent or of all."""
 
     def __init__(self, of: Hint) -> None:
-        self.of = of
+        self.lowest = of
         # Called at each hint, for whoever waits for other things as well.
-        self.on_notify: Callable[[], None] = _nothing
+        self.on_notify: Callable[[], None] = _do_nothing
         self._signal, self._seen = Signal(), 0
 
     def notify(self) -> None:
@@ -52,7 +52,7 @@ class Notifier:
     def __init__(self) -> None:
         self._watches: dict[str | None, set[Waiter]] = {}
         # An engine that must do something to hear of other processes hangs it in here.
-        self.on_watch: Callable[[], None] = _nothing
+        self.on_watch: Callable[[], None] = _do_nothing
 
     @contextmanager
     def watch(self, agent: str | None, of: Hint = Hint.EVENTS) -> Iterator[Waiter]:
@@ -71,7 +71,7 @@ class Notifier:
         told = [*agents]
         for agent in (*told, None) if told else ():
             for watch in self._watches.get(agent, ()):
-                if hint >= watch.of:
+                if hint >= watch.lowest:
                     watch.notify()
 
     def notify_all(self) -> None:
@@ -81,5 +81,5 @@ class Notifier:
                 watch.notify()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Nothing to do."""

@@ -24,7 +24,7 @@ _LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class PathScope:
     """The directories that are open to somebody, by their real paths; relative ones begin in the
     first. What leads to them from above is trusted, and a hard link is the file itself.
     """
@@ -32,18 +32,20 @@ class Scope:
     roots: tuple[Path, ...]
 
     @classmethod
-    def of(cls, cwd: str | Path, *added: str | Path) -> "Scope":
+    def from_directories(cls, cwd: str | Path, *added: str | Path) -> "PathScope":
         """The directories as they are now; what is none is `FileUnusable`."""
-        return cls(tuple(directory(each) for each in (cwd, *added)))
+        return cls(tuple(resolve_directory(each) for each in (cwd, *added)))
 
     def resolve(self, path: str) -> Path:
         """Where a path leads, be there something or not; out of all roots it is `PathRefused`."""
         try:
-            real = Path(_real(path, self.roots[0]))
-            root, parts = self._below(real, named=path)
+            real = Path(_resolve(path, self.roots[0]))
+            root, parts = self._locate(real, named=path)
             _require_no_link(root, parts)
         except _UNFOLLOWABLE as error:
-            raise PathRefused(shown(path), f"cannot be followed: {_said(error)}") from error
+            raise PathRefused(
+                escape_path(path), f"cannot be followed: {_describe(error)}"
+            ) from error
         return real
 
     def open(self, real: Path, flags: int, mode: int = 0o666) -> int:
@@ -51,46 +53,48 @@ class Scope:
 
         A link that was put there since is `PathRefused`; all else that can fail is an OSError.
         """
-        root, parts = self._below(real, named=real)
+        root, parts = self._locate(real, named=real)
         try:
             return _walk(root, parts, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         except OSError as error:
             if error.errno not in _NOT_FOLLOWED:
                 raise
             problem = "there is a link on its way, or something else that is no directory"
-            raise PathRefused(shown(real), problem) from error
+            raise PathRefused(escape_path(real), problem) from error
 
-    def _below(self, real: Path, *, named: str | Path) -> tuple[Path, tuple[str, ...]]:
+    def _locate(self, real: Path, *, named: str | Path) -> tuple[Path, tuple[str, ...]]:
         """The root that a path is in, and the way from there."""
         for root in self.roots:
             # By its parts: /srv/adamant begins like /srv/ada, and is not in it.
             if real.is_relative_to(root) and ".." not in real.parts:
                 return root, real.relative_to(root).parts
-        raise PathRefused(shown(named), f"leads out of {', '.join(map(shown, self.roots))}")
+        raise PathRefused(
+            escape_path(named), f"leads out of {', '.join(map(escape_path, self.roots))}"
+        )
 
 
-def directory(path: str | Path) -> Path:
+def resolve_directory(path: str | Path) -> Path:
     """The real path of a directory, else `FileUnusable`."""
     try:
         real = Path(os.path.realpath(path, strict=True))
         is_directory = stat.S_ISDIR(real.stat().st_mode)
     except _UNFOLLOWABLE as error:
-        problem = f"there is no such directory: {_said(error)}"
-        raise FileUnusable(shown(path), problem, hint="Make it, or name another.") from error
+        problem = f"there is no such directory: {_describe(error)}"
+        raise FileUnusable(escape_path(path), problem, hint="Make it, or name another.") from error
     if not is_directory:
-        raise FileUnusable(shown(path), "expected a directory, found something else")
+        raise FileUnusable(escape_path(path), "expected a directory, found something else")
     return real
 
 
-def shown(path: str | Path) -> str:
+def escape_path(path: str | Path) -> str:
     """The path as any output can carry it: also one that is no text, or made to fool terminals."""
     text = str(path)
     end = "" if len(text) <= LONGEST_PATH_BYTES else "…"
     kept = text[:_LONGEST_SHOWN] if end else text
-    return "".join(c if c.isprintable() else _escaped(c) for c in kept) + end
+    return "".join(c if c.isprintable() else _escape(c) for c in kept) + end
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     # How Python keeps a byte that is no UTF-8.
     byte = ord(character) - 0xDC00
     if 0x80 <= byte <= 0xFF:
@@ -98,7 +102,7 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def _real(path: str, cwd: Path) -> str:
+def _resolve(path: str, cwd: Path) -> str:
     size = len(os.fsencode(path))
     if not 0 < size <= LONGEST_PATH_BYTES:
         raise ValueError(f"expected 1 to {LONGEST_PATH_BYTES} bytes, found {size}")
@@ -137,5 +141,5 @@ def _walk(root: Path, parts: tuple[str, ...], flags: int, mode: int) -> int:
         os.close(here)
 
 
-def _said(error: OSError | ValueError | RecursionError) -> str:
+def _describe(error: OSError | ValueError | RecursionError) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)

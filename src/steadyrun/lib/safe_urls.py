@@ -60,12 +60,12 @@ async def resolve(url: str, lookup: Lookup) -> Target:
     """Where a URL leads, else `AddressRefused`. A redirect is a URL of its own: refuse it, or ask
     again.
     """
-    host, port = _place(url)
-    literal = _literal(host)
+    host, port = _parse_place(url)
+    literal = _find_literal(host)
     found = [literal] if literal is not None else await lookup(host, port)
     if not found:
         raise AddressRefused("it has no address", host=host)
-    return Target(host, port, tuple(_checked(each, host) for each in found))
+    return Target(host, port, tuple(_check_address(each, host) for each in found))
 
 
 def is_public(address: _Address) -> bool:
@@ -77,7 +77,7 @@ def is_public(address: _Address) -> bool:
     return address in _GIVEN_OUT and not any(address in each for each in _CLOSED_6)
 
 
-def _place(url: str) -> tuple[str, int]:
+def _parse_place(url: str) -> tuple[str, int]:
     """The host and the port that a URL names."""
     if len(url) > LONGEST_URL:
         raise AddressRefused(f"expected at most {LONGEST_URL} characters, found {len(url)}")
@@ -94,17 +94,17 @@ def _place(url: str) -> tuple[str, int]:
     found = _PLACE.fullmatch(parts.netloc)
     if found is None:
         raise AddressRefused("expected a host and perhaps a port behind https://")
-    return _host(found["host"]), _port(found["port"])
+    return _parse_host(found["host"]), _parse_port(found["port"])
 
 
-def _port(given: str | None) -> int:
+def _parse_port(given: str | None) -> int:
     port = _HTTPS if given is None else int(given)
     if not 0 < port < 65536:
         raise AddressRefused(f"expected a port from 1 to 65535, found {port}")
     return port
 
 
-def _host(given: str) -> str:
+def _parse_host(given: str) -> str:
     """The host in the one way to write it."""
     if given.startswith("["):
         return given.lower()
@@ -123,7 +123,7 @@ def _host(given: str) -> str:
     return host
 
 
-def _literal(host: str) -> str | None:
+def _find_literal(host: str) -> str | None:
     """The address that a host is itself, None if it is a name."""
     if host.startswith("["):
         return host[1:-1]
@@ -132,7 +132,7 @@ def _literal(host: str) -> str | None:
     return None
 
 
-def _checked(text: str, host: str) -> str:
+def _check_address(text: str, host: str) -> str:
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:

@@ -26,16 +26,16 @@ class task_group:  # noqa: N801 (it is used as the function of anyio is)
         try:
             return await self._group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            only = _only(group)
+            only = _unwrap(group)
             if only is group:
                 raise
             raise only from only.__cause__
 
 
-def _only(error: BaseException) -> BaseException:
+def _unwrap(error: BaseException) -> BaseException:
     """The only one; of several that say the same, that somebody else has the lane, the first."""
     while isinstance(error, BaseExceptionGroup):
-        found = [_only(each) for each in error.exceptions]
+        found = [_unwrap(each) for each in error.exceptions]
         if len(found) > 1 and not all(isinstance(each, LeaseLost) for each in found):
             return error
         error = found[0]

@@ -66,7 +66,7 @@ class Agent(Struct, frozen=True):
     def provider(self) -> str:
         return self.providers[0]
 
-    def on(self, provider: str) -> "Agent":
+    def with_provider(self, provider: str) -> "Agent":
         """The agent as it works with one of its providers. Its model is a word of the first one,
         which no other knows."""
         if provider == self.provider:
@@ -75,6 +75,6 @@ class Agent(Struct, frozen=True):
         return replace(self, providers=(provider, *others), model=None)
 
 
-def choose(chain: Sequence[str], closed: Collection[str]) -> str | None:
+def choose_provider(chain: Sequence[str], closed: Collection[str]) -> str | None:
     """The first provider of a chain that is not closed: it does the work."""
     return next((provider for provider in chain if provider not in closed), None)

@@ -10,8 +10,14 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.model.budget import Extended
-from steadyrun.model.event import About, ApprovalRequested, ApprovalResolved, Emitted, JsonObject
+from steadyrun.model.budget import BudgetExtension
+from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
+    ApprovalTopic,
+    Emitted,
+    JsonObject,
+)
 from steadyrun.model.ids import AgentId, ApprovalId, ProcessId, RunId
 
 # An answer that was given is on its way until the one who asked has it. One that nobody waits for
@@ -25,7 +31,7 @@ BY_PROVIDER = "provider"
 BY_TIMEOUT = "timeout"
 
 
-class Answer(Struct, frozen=True):
+class ApprovalAnswer(Struct, frozen=True):
     """Whether it may, and who says so. `input` is what the tool is to be called with instead, and a
     denial that `ends_turn` interrupts it; `always`: nor need it ask again for the same.
 
@@ -39,9 +45,9 @@ class Answer(Struct, frozen=True):
     input: JsonObject | None = None
     ends_turn: bool = False
     provider: str | None = None
-    extended: tuple[Extended, ...] = ()
+    extended: tuple[BudgetExtension, ...] = ()
 
-    def says(self) -> tuple[object, ...]:
+    def to_key(self) -> tuple[object, ...]:
         """What was meant, not when or what it led to: the same said again is the same answer."""
         return (
             self.is_allowed, self.by, self.reason, self.always, self.input, self.ends_turn,
@@ -66,12 +72,12 @@ class Approval(Struct, frozen=True):
     # It may be allowed for good.
     offers_always: bool = False
     status: ApprovalStatus = "open"
-    answer: Answer | None = None
-    about: About = "tool"
+    answer: ApprovalAnswer | None = None
+    about: ApprovalTopic = "tool"
     # Of a budget: its agent was paused besides, and stays so.
     is_paused_besides: bool = False
 
-    def answered(self, answer: Answer) -> "Approval":
+    def with_answer(self, answer: ApprovalAnswer) -> "Approval":
         """With an answer, which is on its way if anybody waits for it."""
         return replace(
             self, status="answered" if self.about == "tool" else "resolved", answer=answer
@@ -87,17 +93,17 @@ class Approval(Struct, frozen=True):
         return ProcessId(self.id.partition(":")[0])
 
 
-def approval_id(process: ProcessId, name: str) -> ApprovalId:
+def build_approval_id(process: ProcessId, name: str) -> ApprovalId:
     """Names are those of one process only."""
     return ApprovalId(f"{process}:{name}")
 
 
-def asked(emitted: Emitted, process: ProcessId, agent: AgentId, run: RunId) -> Approval:
+def build_approval(emitted: Emitted, process: ProcessId, agent: AgentId, run: RunId) -> Approval:
     """The question that an event tells of."""
     event = emitted.event
     assert isinstance(event, ApprovalRequested)
     return Approval(
-        approval_id(process, event.approval),
+        build_approval_id(process, event.approval),
         agent,
         run,
         emitted.at,
@@ -109,7 +115,7 @@ def asked(emitted: Emitted, process: ProcessId, agent: AgentId, run: RunId) -> A
     )
 
 
-def told_of(approval: Approval) -> Emitted:
+def build_resolution(approval: Approval) -> Emitted:
     """What the record says of a question whose run is over, and that was answered."""
     answer = approval.answer
     assert answer
@@ -117,6 +123,6 @@ def told_of(approval: Approval) -> Emitted:
     return Emitted(f"{approval.id}:resolved", 0, answer.at, event)
 
 
-def status_by(by: str) -> ApprovalStatus:
+def choose_status(by: str) -> ApprovalStatus:
     """What a question becomes when its end is told."""
     return "withdrawn" if by == BY_PROVIDER else "resolved"

@@ -5,10 +5,10 @@ from operator import attrgetter
 from msgspec import Struct, structs
 
 from steadyrun.errors import ChangeRefused, OffsetMismatch
-from steadyrun.model.event import LIVE_ONLY, Emitted, Kinds, our_number
+from steadyrun.model.event import LIVE_ONLY, Emitted, Kinds, parse_place
 from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.process import Checkpoint, Marks
-from steadyrun.model.run import Change
+from steadyrun.model.run import RunChange
 from steadyrun.model.session import ResumeToken
 
 
@@ -24,7 +24,7 @@ class Batch(Struct, frozen=True):
     from_offset: int
     to_offset: int
     events: tuple[Emitted, ...] = ()
-    change: Change | None = None
+    change: RunChange | None = None
     token: ResumeToken | None = None
     checkpoint: Checkpoint | None = None
 
@@ -38,7 +38,7 @@ class StoredRow(Struct, frozen=True):
     body: bytes
 
 
-class Appended(Struct, frozen=True):
+class AppendResult(Struct, frozen=True):
     """How many events were new, and where the record ends now (for this agent, and for all).
 
     `rows` are the new ones: whoever publishes them need not read them again.
@@ -50,7 +50,7 @@ class Appended(Struct, frozen=True):
     rows: tuple[StoredRow, ...] = ()
 
 
-def fresh_part(batch: Batch, kinds: Kinds, *, offset: int, marks: Marks) -> tuple[Batch, Marks]:
+def select_new(batch: Batch, kinds: Kinds, *, offset: int, marks: Marks) -> tuple[Batch, Marks]:
     """What of a batch is not in the record yet, and the process's marks once it is.
 
     The record of its process ends at `offset` and has `marks`. `kinds` are those of its events:
@@ -66,7 +66,7 @@ def fresh_part(batch: Batch, kinds: Kinds, *, offset: int, marks: Marks) -> tupl
     # Nearly always a batch is new and all of the journal: then there is nothing to sort out.
     if not is_repeat and str not in map(type, map(_PLACE_OF, batch.events)):
         return batch, marks
-    events, after = _fresh_events(batch, marks, is_repeat=is_repeat)
+    events, after = _select_new_events(batch, marks, is_repeat=is_repeat)
     if is_repeat:
         # It changed the run and the session long ago; what came later must stand.
         return Batch(batch.process, batch.run, offset, offset, events), after
@@ -76,14 +76,14 @@ def fresh_part(batch: Batch, kinds: Kinds, *, offset: int, marks: Marks) -> tupl
 _PLACE_OF = attrgetter("place")
 
 
-def _fresh_events(
+def _select_new_events(
     batch: Batch, stored: Marks, *, is_repeat: bool
 ) -> tuple[tuple[Emitted, ...], Marks]:
     known = {"s": stored.s, "x": stored.x, "r": stored.r}
     fresh: dict[tuple[int | str, int], Emitted] = {}
     marks = dict(known)
     for emitted in batch.events:
-        ours = our_number(emitted.place) if isinstance(emitted.place, str) else None
+        ours = parse_place(emitted.place) if isinstance(emitted.place, str) else None
         if ours is None:
             is_new = not is_repeat
         else:

@@ -13,15 +13,15 @@ from typing import Literal, get_args
 from msgspec import Struct
 from msgspec.structs import asdict, astuple
 
-from steadyrun.model.usage import Cost, Usage, UsageSum, tokens_of
+from steadyrun.model.usage import Cost, Usage, UsageSum, count_tokens
 
 Limit = Literal["run", "agent", "day", "month"]
-Unit = Literal["usd", "tokens"]
+BudgetUnit = Literal["usd", "tokens"]
 # Money that is not known counts by its tokens, ends the run, or does not count.
-Unknown = Literal["tokens", "refuse", "allow"]
+UnknownCostRule = Literal["tokens", "refuse", "allow"]
 
 LIMITS: tuple[Limit, ...] = get_args(Limit)
-UNITS: tuple[Unit, ...] = get_args(Unit)
+UNITS: tuple[BudgetUnit, ...] = get_args(BudgetUnit)
 WARNED, SPENT = 80, 100
 
 
@@ -37,7 +37,7 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     day_tokens: int | None = None
     month_tokens: int | None = None
 
-    def of(self, limit: Limit, unit: Unit) -> float | None:
+    def get_limit(self, limit: Limit, unit: BudgetUnit) -> float | None:
         found: float | None = getattr(self, limit if unit == "usd" else f"{limit}_tokens")
         return found
 
@@ -45,7 +45,9 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     def limits(self) -> tuple[Limit, ...]:
         """Those that are set, in either unit."""
         return tuple(
-            limit for limit in LIMITS if any(self.of(limit, unit) is not None for unit in UNITS)
+            limit
+            for limit in LIMITS
+            if any(self.get_limit(limit, unit) is not None for unit in UNITS)
         )
 
 
@@ -53,11 +55,11 @@ class BudgetRules(Struct, frozen=True):
     """When a day begins, and what is made of money that is not known."""
 
     zone: tzinfo = UTC
-    unknown: Unknown = "tokens"
+    unknown: UnknownCostRule = "tokens"
     usd_per_million: float = 25.0
 
 
-class Spent(Struct, frozen=True):
+class Spending(Struct, frozen=True):
     """What was spent: `usd` as far as it is known or estimated, the rest in tokens and in runs."""
 
     usd: float = 0.0
@@ -65,12 +67,14 @@ class Spent(Struct, frozen=True):
     unknown_tokens: int = 0
     unknown_runs: int = 0
 
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: "Spending") -> "Spending":
+        return Spending(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-    def __sub__(self, other: "Spent") -> "Spent":
+    def __sub__(self, other: "Spending") -> "Spending":
         """Never below nothing: sums of fractions are not exact."""
-        return Spent(*(max(0, a - b) for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Spending(
+            *(max(0, a - b) for a, b in zip(astuple(self), astuple(other), strict=True))
+        )
 
 
 class Window(Struct, frozen=True):
@@ -78,15 +82,15 @@ class Window(Struct, frozen=True):
     much may be spent where somebody has allowed more than the limit."""
 
     since: datetime | None = None
-    before: Spent = Spent()
-    extended: Mapping[Unit, float] = {}
+    before: Spending = Spending()
+    extended: Mapping[BudgetUnit, float] = {}
 
 
 class Mark(Struct, frozen=True):
     """A limit that is spent to `percent`: 80 or 100."""
 
     limit: Limit
-    unit: Unit
+    unit: BudgetUnit
     allowed: float
     spent: float
     percent: int
@@ -98,15 +102,15 @@ class Mark(Struct, frozen=True):
         return f"{self.limit}.{self.unit}"
 
 
-class Extended(Struct, frozen=True):
+class BudgetExtension(Struct, frozen=True):
     """So much may be spent now."""
 
     limit: Limit
-    unit: Unit
+    unit: BudgetUnit
     allowed: float
 
 
-def why_spent(limit: Limit, unit: Unit, *, spent: float, allowed: float) -> str:
+def explain_spent(limit: Limit, unit: BudgetUnit, *, spent: float, allowed: float) -> str:
     """For whoever asks why nothing goes on."""
     if spent < allowed:
         return f"what it costs is not known, and the budget of its {limit} must not be"
@@ -116,15 +120,15 @@ def why_spent(limit: Limit, unit: Unit, *, spent: float, allowed: float) -> str:
     return f"the budget of its {limit} is spent: {amounts[0]} of {amounts[1]} {unit_name}"
 
 
-def spent_by(usage: Usage, cost: Cost) -> Spent:
+def compute_run_spending(usage: Usage, cost: Cost) -> Spending:
     """What one run has spent."""
-    tokens = tokens_of(usage)
+    tokens = count_tokens(usage)
     if cost.usd is None:
-        return Spent(0.0, tokens, tokens, 1)
-    return Spent(cost.usd, tokens)
+        return Spending(0.0, tokens, tokens, 1)
+    return Spending(cost.usd, tokens)
 
 
-def spent_in(total: UsageSum) -> Spent:
+def compute_total_spending(total: UsageSum) -> Spending:
     """What several runs have spent."""
     tokens = (
         total.input_tokens
@@ -133,10 +137,10 @@ def spent_in(total: UsageSum) -> Spent:
         + total.cache_write_tokens
     )
     usd = total.known_usd + total.estimated_usd
-    return Spent(usd, tokens, total.unknown_tokens, total.unknown_cost_runs)
+    return Spending(usd, tokens, total.unknown_tokens, total.unknown_cost_runs)
 
 
-def counted(spent: Spent, unit: Unit, rules: BudgetRules) -> float:
+def measure_spending(spent: Spending, unit: BudgetUnit, rules: BudgetRules) -> float:
     """How much of a limit that is."""
     if unit == "tokens":
         return float(spent.tokens)
@@ -144,7 +148,7 @@ def counted(spent: Spent, unit: Unit, rules: BudgetRules) -> float:
     return spent.usd + (by_tokens if rules.unknown == "tokens" else 0.0)
 
 
-def begin_of(limit: Limit, at: datetime, zone: tzinfo) -> datetime | None:
+def find_window_start(limit: Limit, at: datetime, zone: tzinfo) -> datetime | None:
     """When the day or the month of this moment has begun; None: there is no such time."""
     here = at.astimezone(zone)
     match limit:
@@ -157,26 +161,31 @@ def begin_of(limit: Limit, at: datetime, zone: tzinfo) -> datetime | None:
     return begin.astimezone(UTC)
 
 
-def marks(
-    budget: Budget, windows: Mapping[Limit, Window], own: Spent, rules: BudgetRules
+def find_marks(
+    budget: Budget, windows: Mapping[Limit, Window], own: Spending, rules: BudgetRules
 ) -> list[Mark]:
     """The limits that are spent to 80 % or more, with what a run has spent itself."""
     found = []
     for limit in budget.limits:
         window = windows.get(limit, Window())
         for unit in UNITS:
-            most = budget.of(limit, unit)
+            most = budget.get_limit(limit, unit)
             if most is not None:
-                found.append(_mark(limit, unit, max(most, window.extended.get(unit, 0.0)),
+                found.append(_build_mark(limit, unit, max(most, window.extended.get(unit, 0.0)),
                                    window, own, rules))  # fmt: skip
     return [mark for mark in found if mark.percent]
 
 
-def _mark(
-    limit: Limit, unit: Unit, allowed: float, window: Window, own: Spent, rules: BudgetRules
+def _build_mark(
+    limit: Limit,
+    unit: BudgetUnit,
+    allowed: float,
+    window: Window,
+    own: Spending,
+    rules: BudgetRules,
 ) -> Mark:
     total = window.before + own
-    spent = counted(total, unit, rules)
+    spent = measure_spending(total, unit, rules)
     is_refused = unit == "usd" and rules.unknown == "refuse" and own.unknown_runs > 0
     percent = 0
     if spent >= allowed or is_refused:
@@ -186,17 +195,17 @@ def _mark(
     return Mark(limit, unit, allowed, spent, percent, total.unknown_runs, window.since)
 
 
-def extended_by(mark: Mark, budget: Budget) -> float | None:
+def compute_extension(mark: Mark, budget: Budget) -> float | None:
     """How much may be spent when a limit that was spent is allowed once more. Said again it is the
     same. None: there is nothing to extend: the next run has all of its own limit, and what is not
     known is not known then, either."""
-    most = budget.of(mark.limit, mark.unit)
+    most = budget.get_limit(mark.limit, mark.unit)
     if mark.limit == "run" or most is None or mark.spent < mark.allowed:
         return None
     return mark.spent + most
 
 
-def parsed(words: tuple[str, ...]) -> Budget:
+def parse_budget(words: tuple[str, ...]) -> Budget:
     """A budget as it is typed: `day=5`, `run_tokens=200000`. `ValueError` says what is wrong."""
     found: dict[str, float] = {}
     for word in words:
@@ -207,11 +216,11 @@ def parsed(words: tuple[str, ...]) -> Budget:
             )
         if name in found:
             raise ValueError(f"{name} is named twice")
-        found[name] = _amount(name, amount)
+        found[name] = _parse_amount(name, amount)
     return Budget(**found)  # type: ignore[arg-type]
 
 
-def _amount(name: str, text: str) -> float:
+def _parse_amount(name: str, text: str) -> float:
     is_tokens = name.endswith("_tokens")
     try:
         value = int(text) if is_tokens else float(text)
@@ -223,7 +232,7 @@ def _amount(name: str, text: str) -> float:
     raise ValueError(f"{name}: expected {what} above 0, found {text!r}")
 
 
-def said(budget: Budget) -> tuple[str, ...]:
+def format_budget(budget: Budget) -> tuple[str, ...]:
     """As it is typed."""
     amounts = asdict(budget).items()
     return tuple(

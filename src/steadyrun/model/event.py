@@ -21,9 +21,9 @@ EventId = NewType("EventId", str)
 # What was being done when the store could not be written.
 RecordPhase = Literal["start", "append", "settle"]
 # What a person may be asked about: a tool that an agent wants to use, or the budget it has spent.
-About = Literal["tool", "budget"]
+ApprovalTopic = Literal["tool", "budget"]
 # Who made an event that no journal line caused: a frame we sent, the exit, the runtime itself.
-OurSource = Literal["s", "x", "r"]
+EventSource = Literal["s", "x", "r"]
 JsonObject = dict[str, Any]
 Kinds = Counter[type]
 
@@ -63,7 +63,7 @@ class RunStarted(_Tagged, frozen=True, tag="run.started"):
     item: str | None = None
 
 
-class _RunEnded(_Tagged, frozen=True):
+class _RunEnd(_Tagged, frozen=True):
     """The last event of its run, of whichever kind, with all that is known of it."""
 
     status: str
@@ -78,23 +78,23 @@ class _RunEnded(_Tagged, frozen=True):
     diagnostic: Diagnostic | None = None
 
 
-class RunCompleted(_RunEnded, frozen=True, tag="run.completed"):
+class RunCompleted(_RunEnd, frozen=True, tag="run.completed"):
     """The turn ended as it should; `text` is its answer."""
 
 
-class RunFailed(_RunEnded, frozen=True, tag="run.failed"):
+class RunFailed(_RunEnd, frozen=True, tag="run.failed"):
     """It did not complete; `error` says why, `diagnostic` the last words of a process that died."""
 
 
-class RunCancelled(_RunEnded, frozen=True, tag="run.cancelled"):
+class RunCancelled(_RunEnd, frozen=True, tag="run.cancelled"):
     """Somebody stopped it, or we did to shut down; `stop_reason` says who."""
 
 
-class RunTimedOut(_RunEnded, frozen=True, tag="run.timed_out"):
+class RunTimedOut(_RunEnd, frozen=True, tag="run.timed_out"):
     """A clock stopped it: `wall_timeout` or `idle_timeout`."""
 
 
-class RunRateLimited(_RunEnded, frozen=True, tag="run.rate_limited"):
+class RunRateLimited(_RunEnd, frozen=True, tag="run.rate_limited"):
     """The provider takes no more for now; `error.retry_at` is when it will, if it has said so."""
 
 
@@ -249,7 +249,7 @@ class ApprovalRequested(_Tagged, frozen=True, tag="approval.requested"):
     tool_input: Any = None
     # It can be told not to ask again for the same in this conversation.
     offers_always: bool = False
-    about: About = "tool"
+    about: ApprovalTopic = "tool"
 
 
 class ApprovalResolved(_Tagged, frozen=True, tag="approval.resolved"):
@@ -342,7 +342,7 @@ class Unknown(_Tagged, frozen=True, tag="unknown"):
     raw: bytes | None = None
 
     @classmethod
-    def of(cls, raw: bytes) -> "Unknown":
+    def from_line(cls, raw: bytes) -> "Unknown":
         """A line as it was printed."""
         try:
             return cls(text=raw.decode())
@@ -376,7 +376,7 @@ EVENT_TYPES: tuple[type[Event], ...] = get_args(Event)
 # Published as they come; the journal has them, the store never does.
 LIVE_ONLY: frozenset[type] = frozenset({TextDelta, ThinkingDelta, OutputRaw})
 # What tells which follow-ups and questions of a run are open, and which limits are reached.
-KNOWN_KINDS = frozenset({
+SNAPSHOT_KINDS = frozenset({
     FollowupOffered, FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved,
     BudgetReached,
 })  # fmt: skip
@@ -431,12 +431,12 @@ class LiveEvent(Struct, frozen=True, gc=False):
     event: Event
 
 
-def our_place(source: OurSource, number: int) -> str:
+def make_place(source: EventSource, number: int) -> str:
     """Place an event from `source`; the number grows by one for each."""
     return f"{source}{number}"
 
 
-def our_number(place: str) -> tuple[OurSource, int] | None:
+def parse_place(place: str) -> tuple[EventSource, int] | None:
     """Read back what `our_place` made; None for an event of the run itself."""
     match place[:1]:
         case "s" | "x" | "r" as source if place[1:].isdecimal():
@@ -445,7 +445,7 @@ def our_number(place: str) -> tuple[OurSource, int] | None:
             return None
 
 
-def event_id(process: ProcessId | None, place: int | str, n: int) -> EventId:
+def make_event_id(process: ProcessId | None, place: int | str, n: int) -> EventId:
     """The name of an event for the world; one of the run itself brings its whole name."""
     if isinstance(place, int):
         return EventId(f"{process}:{place}.{n}")
@@ -453,14 +453,14 @@ def event_id(process: ProcessId | None, place: int | str, n: int) -> EventId:
     return EventId(f"{name}.{n}" if n else name)
 
 
-def type_of(event: Event | Foreign) -> str:
+def get_type(event: Event | Foreign) -> str:
     """The name of the event on every surface."""
     if isinstance(event, Foreign):
         return event.type
     return str(event.__struct_config__.tag)
 
 
-def kinds_of(events: Iterable[Emitted]) -> Kinds:
+def count_kinds(events: Iterable[Emitted]) -> Kinds:
     """How many events there are of each kind."""
     return Counter(map(type, map(_EVENT_OF, events)))
 

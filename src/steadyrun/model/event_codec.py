@@ -17,15 +17,15 @@ from steadyrun.model.event import (
     Foreign,
     Kinds,
     StoredEvent,
-    event_id,
-    kinds_of,
+    count_kinds,
+    make_event_id,
 )
-from steadyrun.model.event_json import BIG_INTEGER, fields_of, from_ext
+from steadyrun.model.event_json import BIG_INTEGER, decode_fields, from_ext
 from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.secret import Scrubber
 
 
-class _Written(Struct, frozen=True, array_like=True, gc=False):
+class _EncodedEvent(Struct, frozen=True, array_like=True, gc=False):
     """An event as it is written: the fields of `Emitted`."""
 
     place: int | str
@@ -35,7 +35,7 @@ class _Written(Struct, frozen=True, array_like=True, gc=False):
     v: int
 
 
-class _WrittenRaw(Struct, frozen=True, array_like=True):
+class _RawEvent(Struct, frozen=True, array_like=True):
     place: int | str
     n: int
     at: datetime
@@ -45,8 +45,8 @@ class _WrittenRaw(Struct, frozen=True, array_like=True):
 
 _OURS = frozenset({VERSION})
 _encode = msgspec.msgpack.Encoder().encode
-_written = msgspec.msgpack.Decoder(list[_Written], ext_hook=from_ext)
-_written_raw = msgspec.msgpack.Decoder(list[_WrittenRaw])
+_written = msgspec.msgpack.Decoder(list[_EncodedEvent], ext_hook=from_ext)
+_written_raw = msgspec.msgpack.Decoder(list[_RawEvent])
 _raws = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _event = msgspec.msgpack.Decoder(Event, ext_hook=from_ext)
 
@@ -55,26 +55,26 @@ def encode_events(
     events: Sequence[Emitted], scrubber: Scrubber, kinds: Kinds | None = None
 ) -> bytes:
     """Write events as a MessagePack list, without the secrets that `scrubber` knows."""
-    kinds = kinds_of(events) if kinds is None else kinds
+    kinds = count_kinds(events) if kinds is None else kinds
     try:
         body = _encode([_as_raw(e) for e in events] if Foreign in kinds else events)
     except OverflowError:
         body = _encode([_with_big_integers(emitted) for emitted in events])
-    if scrubber.suspects(body):
-        body = _encode([_cleaned(raw, scrubber) for raw in _written_raw.decode(body)])
+    if scrubber.is_suspicious(body):
+        body = _encode([_clean(raw, scrubber) for raw in _written_raw.decode(body)])
     return body
 
 
 def decode_events(body: bytes) -> Sequence[Emitted]:
     """Read events back; what this version does not know comes back as `Foreign`."""
     try:
-        return _decoded(body)
+        return _decode(body)
     except (ValueError, RecursionError) as error:
         # Text that is not UTF-8, digits that are none: msgspec lets these pass as they are.
         raise msgspec.DecodeError(str(error)) from error
 
 
-class Row(NamedTuple):
+class EventRow(NamedTuple):
     """Events that were stored together, and what they have in common."""
 
     cursor: int
@@ -86,7 +86,7 @@ class Row(NamedTuple):
     body: bytes
 
 
-def stored_events(row: Row) -> list[StoredEvent]:
+def decode_row(row: EventRow) -> list[StoredEvent]:
     """The events of a row, each in its place."""
     cursor, seq, agent, run, process, provider, body = row
     # One loop and no call for each event: whoever follows a run reads everything through here.
@@ -96,7 +96,7 @@ def stored_events(row: Row) -> list[StoredEvent]:
             seq + n,
             f"{process}:{each.place}.{each.n}"  # type: ignore[arg-type]
             if type(each.place) is int
-            else event_id(process, each.place, each.n),
+            else make_event_id(process, each.place, each.n),
             each.at,
             agent,
             run,
@@ -108,7 +108,7 @@ def stored_events(row: Row) -> list[StoredEvent]:
     return found if agent is not None else [structs.replace(each, seq=None) for each in found]
 
 
-def _read(body: bytes) -> "Sequence[_Written | Emitted]":
+def _read(body: bytes) -> "Sequence[_EncodedEvent | Emitted]":
     """The events as they were written, if this version knows them all."""
     try:
         found = _written.decode(body)
@@ -117,7 +117,7 @@ def _read(body: bytes) -> "Sequence[_Written | Emitted]":
     return found if {each.v for each in found} <= _OURS else decode_events(body)
 
 
-def _decoded(body: bytes) -> Sequence[Emitted]:
+def _decode(body: bytes) -> Sequence[Emitted]:
     try:
         return [_from_written(written) for written in _written.decode(body)]
     except msgspec.ValidationError:
@@ -129,60 +129,60 @@ def join_encoded(bodies: Sequence[bytes]) -> bytes:
     return bodies[0] if len(bodies) == 1 else _encode([r for b in bodies for r in _raws.decode(b)])
 
 
-def _as_raw(emitted: Emitted) -> Emitted | _WrittenRaw:
+def _as_raw(emitted: Emitted) -> Emitted | _RawEvent:
     event = emitted.event
-    return _raw_of(emitted, event.raw, event.version) if isinstance(event, Foreign) else emitted
+    return _build_raw(emitted, event.raw, event.version) if isinstance(event, Foreign) else emitted
 
 
-def _raw_of(emitted: Emitted | _WrittenRaw, raw: bytes, version: int) -> _WrittenRaw:
-    return _WrittenRaw(emitted.place, emitted.n, emitted.at, msgspec.Raw(raw), version)
+def _build_raw(emitted: Emitted | _RawEvent, raw: bytes, version: int) -> _RawEvent:
+    return _RawEvent(emitted.place, emitted.n, emitted.at, msgspec.Raw(raw), version)
 
 
-def _cleaned(written: _WrittenRaw, scrubber: Scrubber) -> _WrittenRaw:
+def _clean(written: _RawEvent, scrubber: Scrubber) -> _RawEvent:
     """The event without secrets; one that has none stays as it is, byte for byte."""
     raw = bytes(written.event)
-    if not scrubber.suspects(raw):
+    if not scrubber.is_suspicious(raw):
         return written
-    fields = fields_of(raw)
+    fields = decode_fields(raw)
     cleaned = {"type": fields.pop("type", ""), **scrubber.clean(fields)}
-    return _raw_of(written, _encode(_spelled_out(cleaned)), written.v)
+    return _build_raw(written, _encode(_spell_out(cleaned)), written.v)
 
 
-def _with_big_integers(emitted: Emitted) -> Emitted | _WrittenRaw:
+def _with_big_integers(emitted: Emitted) -> Emitted | _RawEvent:
     event = emitted.event
     if isinstance(event, Foreign):
         return _as_raw(emitted)
     plain = msgspec.to_builtins(event, builtin_types=(bytes, datetime))
-    return _raw_of(emitted, _encode(_spelled_out(plain)), VERSION)
+    return _build_raw(emitted, _encode(_spell_out(plain)), VERSION)
 
 
-def _spelled_out(value: Any) -> Any:
+def _spell_out(value: Any) -> Any:
     """The same value with big integers as text of a type of our own."""
     match value:
         case dict():
-            return {key: _spelled_out(inner) for key, inner in value.items()}
+            return {key: _spell_out(inner) for key, inner in value.items()}
         case list() | tuple():
-            return [_spelled_out(inner) for inner in value]
+            return [_spell_out(inner) for inner in value]
         case int() if not -(2**63) <= value < 2**64:
             return msgspec.msgpack.Ext(BIG_INTEGER, str(value).encode())
         case _:
             return value
 
 
-def _from_written(written: _Written) -> Emitted:
+def _from_written(written: _EncodedEvent) -> Emitted:
     if written.v != VERSION:
         raise msgspec.ValidationError("another version")
     return Emitted(written.place, written.n, written.at, written.event)
 
 
-def _from_raw(written: _WrittenRaw) -> Emitted:
-    return Emitted(written.place, written.n, written.at, _known_or_foreign(written))
+def _from_raw(written: _RawEvent) -> Emitted:
+    return Emitted(written.place, written.n, written.at, _decode_event(written))
 
 
-def _known_or_foreign(written: _WrittenRaw) -> Event | Foreign:
+def _decode_event(written: _RawEvent) -> Event | Foreign:
     raw = bytes(written.event)
     # Read whole, not for its type alone: damage shall be met here, not where it is shown.
-    foreign = Foreign(str(fields_of(raw).get("type", "")), written.v, raw)
+    foreign = Foreign(str(decode_fields(raw).get("type", "")), written.v, raw)
     if written.v != VERSION:
         return foreign
     try:

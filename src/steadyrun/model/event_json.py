@@ -11,11 +11,11 @@ from steadyrun.model.event import (
     JsonObject,
     LiveEvent,
     StoredEvent,
-    type_of,
+    get_type,
 )
 
 
-def public(seen: StoredEvent | LiveEvent) -> JsonObject:
+def to_public(seen: StoredEvent | LiveEvent) -> JsonObject:
     """An event as every machine-readable surface shows it."""
     cursor, seq = (seen.cursor, seen.seq) if isinstance(seen, StoredEvent) else (None, None)
     return {
@@ -23,19 +23,19 @@ def public(seen: StoredEvent | LiveEvent) -> JsonObject:
         "cursor": cursor,
         "seq": seq,
         "id": seen.id,
-        "type": type_of(seen.event),
+        "type": get_type(seen.event),
         "at": seen.at,
         "agent": seen.agent,
         "run": seen.run,
         "provider": seen.provider,
-        "data": data_of(seen.event),
+        "data": to_data(seen.event),
     }
 
 
-def data_of(event: Event | Foreign) -> JsonObject:
+def to_data(event: Event | Foreign) -> JsonObject:
     """The event's own fields, without the tag."""
     fields: JsonObject = (
-        fields_of(event.raw)
+        decode_fields(event.raw)
         if isinstance(event, Foreign)
         else msgspec.to_builtins(event, builtin_types=(datetime,))
     )
@@ -52,4 +52,4 @@ def from_ext(code: int, data: memoryview) -> int | bytes:
     return int(bytes(data)) if code == BIG_INTEGER else bytes(data)
 
 
-fields_of = msgspec.msgpack.Decoder(JsonObject, ext_hook=from_ext).decode
+decode_fields = msgspec.msgpack.Decoder(JsonObject, ext_hook=from_ext).decode

@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.model.agent import choose
+from steadyrun.model.agent import choose_provider
 from steadyrun.model.event import Event, GateClosed, GateOpened, GateSuspect
 from steadyrun.model.ids import RunId
-from steadyrun.model.run import Change, Created, Run
+from steadyrun.model.run import Created, Run, RunChange
 from steadyrun.model.usage import Usage
 
 # The present account of each provider; one that is not named has that of the machine's own login.
@@ -47,7 +47,7 @@ class GateRules(Struct, frozen=True):
     factor: float = 2.0
     attempts: int = 10
 
-    def window(self, level: int) -> timedelta:
+    def compute_window(self, level: int) -> timedelta:
         """For how long, after `level` probes that were refused."""
         window = self.first
         for _ in range(level):
@@ -105,7 +105,7 @@ class ProviderAnswered(Struct, frozen=True):
     created_at: datetime
 
 
-class RunEnded(Struct, frozen=True):
+class RunInconclusive(Struct, frozen=True):
     """A run ended, and nothing is known by it."""
 
     run: RunId
@@ -134,10 +134,12 @@ class Booted(Struct, frozen=True):
     is_probe_over: bool
 
 
-GateNews = Suspected | Limited | ProviderAnswered | RunEnded | Dispatched | Opened | Closed | Booted
+GateReport = (
+    Suspected | Limited | ProviderAnswered | RunInconclusive | Dispatched | Opened | Closed | Booted
+)
 
 
-def gate_state(gate: Gate, now: datetime) -> GateState:
+def compute_gate_state(gate: Gate, now: datetime) -> GateState:
     if not gate.is_closed:
         return "suspect" if _is_suspect(gate, now) else "open"
     if gate.until is None:
@@ -147,34 +149,34 @@ def gate_state(gate: Gate, now: datetime) -> GateState:
     return "probing" if gate.probe else "ready"
 
 
-def dispatchable(gate: Gate, now: datetime) -> bool:
+def can_dispatch(gate: Gate, now: datetime) -> bool:
     """Whether one run may be let through. The one question that everybody asks."""
-    return gate_state(gate, now) in {"open", "ready"} and not _is_suspect(gate, now)
+    return compute_gate_state(gate, now) in {"open", "ready"} and not _is_suspect(gate, now)
 
 
-def account_of(provider: str, accounts: Accounts) -> str:
+def find_account(provider: str, accounts: Accounts) -> str:
     return accounts.get(provider, OWN_LOGIN)
 
 
-def is_present(provider: str, account: str, accounts: Accounts) -> bool:
+def is_present_account(provider: str, account: str, accounts: Accounts) -> bool:
     """Whether who is sent to the provider now comes to the gate of this account."""
-    return account == account_of(provider, accounts)
+    return account == find_account(provider, accounts)
 
 
-def on_account(change: Change, accounts: Accounts) -> Change:
+def set_account(change: RunChange, accounts: Accounts) -> RunChange:
     """What begins a run says on which account: on the present one, unless it is said already."""
     if not isinstance(change, Created) or change.account is not None:
         return change
-    return replace(change, account=account_of(change.provider, accounts))
+    return replace(change, account=find_account(change.provider, accounts))
 
 
-def shut_gate(gates: Iterable[Gate], provider: str, now: datetime) -> Gate | None:
+def find_closed_gate(gates: Iterable[Gate], provider: str, now: datetime) -> Gate | None:
     """The one that lets nobody through to the provider, if there is one."""
     of_it = (gate for gate in gates if gate.provider == provider)
-    return next((gate for gate in of_it if not dispatchable(gate, now)), None)
+    return next((gate for gate in of_it if not can_dispatch(gate, now)), None)
 
 
-class Shut(NamedTuple):
+class UnavailableProviders(NamedTuple):
     """The providers that nobody may be sent to: those that a chain goes past, and those that are
     waited for. A suspicion lasts for moments: nobody changes the provider for that."""
 
@@ -182,53 +184,57 @@ class Shut(NamedTuple):
     suspect: frozenset[str]
 
 
-def shut_providers(gates: Iterable[Gate], now: datetime) -> Shut:
-    shut = [gate for gate in gates if not dispatchable(gate, now)]
-    closed = frozenset(gate.provider for gate in shut if gate_state(gate, now) in _PASSED)
-    return Shut(closed, frozenset(gate.provider for gate in shut) - closed)
+def find_unavailable_providers(gates: Iterable[Gate], now: datetime) -> UnavailableProviders:
+    shut = [gate for gate in gates if not can_dispatch(gate, now)]
+    closed = frozenset(gate.provider for gate in shut if compute_gate_state(gate, now) in _PASSED)
+    return UnavailableProviders(closed, frozenset(gate.provider for gate in shut) - closed)
 
 
-def awaited_gate(gates: Sequence[Gate], chain: Sequence[str], now: datetime) -> Gate | None:
+def find_awaited_gate(gates: Sequence[Gate], chain: Sequence[str], now: datetime) -> Gate | None:
     """The gate that a chain waits for, if no provider of it does the work now: the one that is
     known to open first."""
-    closed, suspect = shut_providers(gates, now)
-    chosen = choose(chain, closed)
+    closed, suspect = find_unavailable_providers(gates, now)
+    chosen = choose_provider(chain, closed)
     if chosen is not None and chosen not in suspect:
         return None
     asked = chain if chosen is None else (chosen,)
-    shut = [gate for provider in asked if (gate := shut_gate(gates, provider, now))]
-    return min(shut, key=lambda gate: opens_at(gate, now) or datetime.max.replace(tzinfo=UTC))
+    shut = [gate for provider in asked if (gate := find_closed_gate(gates, provider, now))]
+    return min(
+        shut, key=lambda gate: find_opening_time(gate, now) or datetime.max.replace(tzinfo=UTC)
+    )
 
 
-def opens_at(gate: Gate, now: datetime) -> datetime | None:
+def find_opening_time(gate: Gate, now: datetime) -> datetime | None:
     """When it lets somebody through by time alone; None: now, or that is not known."""
     known = [gate.until if gate.is_closed else None, gate.suspect_until]
     ahead = [time for time in known if time is not None and time > now]
-    return max(ahead) if ahead and gate_state(gate, now) not in {"held", "probing"} else None
+    return (
+        max(ahead) if ahead and compute_gate_state(gate, now) not in {"held", "probing"} else None
+    )
 
 
-def next_change(gates: Iterable[Gate], now: datetime) -> datetime | None:
+def find_next_change(gates: Iterable[Gate], now: datetime) -> datetime | None:
     """When the first of them may let somebody through by time alone."""
-    times = (opens_at(gate, now) for gate in gates)
+    times = (find_opening_time(gate, now) for gate in gates)
     return min((time for time in times if time is not None), default=None)
 
 
-def gate_step(gate: Gate, news: GateNews, now: datetime, rules: GateRules) -> Gate:
+def step_gate(gate: Gate, news: GateReport, now: datetime, rules: GateRules) -> Gate:
     """What a gate becomes by news. Total: nothing is refused."""
     return _STEPS[type(news)](gate, news, now, rules)
 
 
-def news_of(run: Run) -> GateNews:
+def report_run_end(run: Run) -> GateReport:
     """What the end of a run tells of its provider."""
     if run.status == "rate_limited":
         stated = run.error.retry_at if run.error else None
         return Limited(run.id, run.created_at, stated, f"{run.id} was rate limited")
     if run.status == "completed" or run.tools or run.usage != Usage():
         return ProviderAnswered(run.id, run.created_at)
-    return RunEnded(run.id)
+    return RunInconclusive(run.id)
 
 
-def gate_told(before: Gate, after: Gate, now: datetime) -> Event | None:
+def build_gate_event(before: Gate, after: Gate, now: datetime) -> Event | None:
     """The event that a change of a gate makes; none when it lets through whom it did."""
     if after.is_closed:
         if (before.is_closed, before.until) == (after.is_closed, after.until):
@@ -246,7 +252,7 @@ def gate_told(before: Gate, after: Gate, now: datetime) -> Event | None:
 # -- the steps
 
 
-def _suspected(gate: Gate, news: Suspected, now: datetime, _: GateRules) -> Gate:
+def _suspect(gate: Gate, news: Suspected, now: datetime, _: GateRules) -> Gate:
     """For moments; it neither closes a gate nor makes an earlier suspicion shorter."""
     announced = UNANNOUNCED if news.delay is None else max(news.delay, timedelta())
     until = now + min(announced, MOST_SUSPECT)
@@ -255,87 +261,87 @@ def _suspected(gate: Gate, news: Suspected, now: datetime, _: GateRules) -> Gate
     return replace(gate, suspect_until=until, reason=gate.reason if gate.is_closed else news.reason)
 
 
-def _limited(gate: Gate, news: Limited, now: datetime, rules: GateRules) -> Gate:
+def _limit(gate: Gate, news: Limited, now: datetime, rules: GateRules) -> Gate:
     gate = replace(gate, hit_at=now, run=news.run)
     stated = news.stated if news.stated and now < news.stated <= now + LONGEST else None
-    match gate_state(gate, now):
+    match compute_gate_state(gate, now):
         case "open" | "suspect" if _is_past(news, now):
             return gate
         case "open" | "suspect":
-            return _refused(replace(gate, level=0), stated, news.reason, now, rules)
+            return _refuse(replace(gate, level=0), stated, news.reason, now, rules)
         case "ready" | "probing" if _was_let_through(gate, news.created_at, now):
-            return _refused_again(gate, stated, news, now, rules)
+            return _refuse_probe(gate, stated, news, now, rules)
         case _:
-            return _coalesced(gate, stated, news.reason)
+            return _coalesce(gate, stated, news.reason)
 
 
-def _answered(gate: Gate, news: ProviderAnswered, now: datetime, _: GateRules) -> Gate:
-    return _opened(gate) if _was_let_through(gate, news.created_at, now) else gate
+def _answer(gate: Gate, news: ProviderAnswered, now: datetime, _: GateRules) -> Gate:
+    return _open(gate) if _was_let_through(gate, news.created_at, now) else gate
 
 
-def _ended(gate: Gate, news: RunEnded, _: datetime, __: GateRules) -> Gate:
+def _end(gate: Gate, news: RunInconclusive, _: datetime, __: GateRules) -> Gate:
     """A probe that has shown nothing: the next one will."""
     return replace(gate, probe=None) if gate.probe == news.run else gate
 
 
-def _dispatched(gate: Gate, news: Dispatched, now: datetime, _: GateRules) -> Gate:
-    return replace(gate, probe=news.run) if gate_state(gate, now) == "ready" else gate
+def _dispatch(gate: Gate, news: Dispatched, now: datetime, _: GateRules) -> Gate:
+    return replace(gate, probe=news.run) if compute_gate_state(gate, now) == "ready" else gate
 
 
-def _opened_by_hand(gate: Gate, _: Opened, __: datetime, ___: GateRules) -> Gate:
-    return replace(_opened(gate), suspect_until=None)
+def _open_by_hand(gate: Gate, _: Opened, __: datetime, ___: GateRules) -> Gate:
+    return replace(_open(gate), suspect_until=None)
 
 
-def _closed_by_hand(gate: Gate, news: Closed, now: datetime, _: GateRules) -> Gate:
+def _close_by_hand(gate: Gate, news: Closed, now: datetime, _: GateRules) -> Gate:
     gate = replace(gate, is_stated=True, reason=news.reason, probe=None)
-    return _closed(gate, news.until, now)
+    return _close(gate, news.until, now)
 
 
-def _booted(gate: Gate, news: Booted, now: datetime, rules: GateRules) -> Gate:
+def _boot(gate: Gate, news: Booted, now: datetime, rules: GateRules) -> Gate:
     """A clock that was ahead must close nothing for years, nor make stragglers of all runs."""
     if news.is_probe_over:
         gate = replace(gate, probe=None)
     if gate.until is not None and gate.until > now + LONGEST:
-        gate = replace(gate, until=now + rules.window(gate.level), is_stated=False)
+        gate = replace(gate, until=now + rules.compute_window(gate.level), is_stated=False)
     if gate.suspect_until is not None and gate.suspect_until > now + MOST_SUSPECT:
         gate = replace(gate, suspect_until=None)
-    return replace(gate, since=_not_after(gate.since, now), hit_at=_not_after(gate.hit_at, now))
+    return replace(gate, since=_cap(gate.since, now), hit_at=_cap(gate.hit_at, now))
 
 
-_STEPS: dict[type[GateNews], Callable[[Gate, Any, datetime, GateRules], Gate]] = {
-    Suspected: _suspected,
-    Limited: _limited,
-    ProviderAnswered: _answered,
-    RunEnded: _ended,
-    Dispatched: _dispatched,
-    Opened: _opened_by_hand,
-    Closed: _closed_by_hand,
-    Booted: _booted,
+_STEPS: dict[type[GateReport], Callable[[Gate, Any, datetime, GateRules], Gate]] = {
+    Suspected: _suspect,
+    Limited: _limit,
+    ProviderAnswered: _answer,
+    RunInconclusive: _end,
+    Dispatched: _dispatch,
+    Opened: _open_by_hand,
+    Closed: _close_by_hand,
+    Booted: _boot,
 }
 
 
-def _refused(
+def _refuse(
     gate: Gate, stated: datetime | None, reason: str, now: datetime, rules: GateRules
 ) -> Gate:
     if stated is None:
         reason = f"{reason}, until no known time"
-    until = stated or now + rules.window(gate.level)
-    return _closed(replace(gate, is_stated=stated is not None, reason=reason), until, now)
+    until = stated or now + rules.compute_window(gate.level)
+    return _close(replace(gate, is_stated=stated is not None, reason=reason), until, now)
 
 
-def _refused_again(
+def _refuse_probe(
     gate: Gate, stated: datetime | None, hit: Limited, now: datetime, rules: GateRules
 ) -> Gate:
     """Whoever was let through was refused as well."""
     probe = None if gate.probe == hit.run else gate.probe
     gate = replace(gate, level=gate.level + 1, probe=probe)
     if gate.level < rules.attempts:
-        return _refused(gate, stated, hit.reason, now, rules)
+        return _refuse(gate, stated, hit.reason, now, rules)
     reason = f"{hit.reason}, as {gate.level} were before: open it by hand"
-    return _closed(replace(gate, is_stated=False, reason=reason), None, now)
+    return _close(replace(gate, is_stated=False, reason=reason), None, now)
 
 
-def _coalesced(gate: Gate, stated: datetime | None, reason: str) -> Gate:
+def _coalesce(gate: Gate, stated: datetime | None, reason: str) -> Gate:
     """One more that began before: it is the same refusal, and may know better how long it lasts.
     What a person has closed for good stays so."""
     if stated is None or gate.until is None:
@@ -344,11 +350,11 @@ def _coalesced(gate: Gate, stated: datetime | None, reason: str) -> Gate:
     return replace(gate, until=until, is_stated=True, reason=reason)
 
 
-def _closed(gate: Gate, until: datetime | None, now: datetime) -> Gate:
+def _close(gate: Gate, until: datetime | None, now: datetime) -> Gate:
     return replace(gate, is_closed=True, until=until, since=now)
 
 
-def _opened(gate: Gate) -> Gate:
+def _open(gate: Gate) -> Gate:
     return Gate(
         gate.provider,
         gate.account,
@@ -369,10 +375,10 @@ def _is_suspect(gate: Gate, now: datetime) -> bool:
 
 def _was_let_through(gate: Gate, created_at: datetime, now: datetime) -> bool:
     """Whether a run that began then was let through after the time of the gate was over."""
-    if gate_state(gate, now) not in {"ready", "probing"}:
+    if compute_gate_state(gate, now) not in {"ready", "probing"}:
         return False
     return gate.since is None or created_at >= gate.since
 
 
-def _not_after(time: datetime | None, now: datetime) -> datetime | None:
+def _cap(time: datetime | None, now: datetime) -> datetime | None:
     return now if time is not None and time > now else time

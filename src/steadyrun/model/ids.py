@@ -27,19 +27,19 @@ class Ids:
         self._randbits = randbits
         self._last = 0
 
-    def agent(self) -> AgentId:
+    def new_agent(self) -> AgentId:
         return AgentId(self._make("agt"))
 
-    def item(self) -> ItemId:
+    def new_item(self) -> ItemId:
         return ItemId(self._make("itm"))
 
-    def run(self) -> RunId:
+    def new_run(self) -> RunId:
         return RunId(self._make("run"))
 
-    def process(self) -> ProcessId:
+    def new_process(self) -> ProcessId:
         return ProcessId(self._make("prc"))
 
-    def holder(self) -> HolderId:
+    def new_holder(self) -> HolderId:
         return HolderId(self._make("hld"))
 
     def _make(self, prefix: str) -> str:

@@ -87,7 +87,7 @@ class Item(Struct, frozen=True):
         return self.error.message if self.cancel_requested and self.error else None
 
 
-def cancel_fact(reason: str | None) -> ErrorFact | None:
+def build_cancel_fact(reason: str | None) -> ErrorFact | None:
     """What an item or a run that somebody has ended says of it."""
     return ErrorFact("cancelled", reason) if reason else None
 
@@ -106,7 +106,7 @@ class Claim(Lease, frozen=True):
     item: Item
 
 
-def status_after(run: Run, item: Item) -> ItemStatus:
+def compute_item_status(run: Run, item: Item) -> ItemStatus:
     """What becomes of an item when its run ends. One that was stopped by a budget waits until
     somebody allows more, but whoever has called for a run directly is told that it has failed."""
     if run.status == "completed":
@@ -121,7 +121,7 @@ def status_after(run: Run, item: Item) -> ItemStatus:
     return "cancelled" if is_unwanted else "failed"
 
 
-def status_of_absorbed(run: Run, item: Item) -> ItemStatus:
+def compute_absorbed_status(run: Run, item: Item) -> ItemStatus:
     """What becomes of a follow-up that the run had absorbed: it shares success, not bad luck."""
     if run.status == "completed":
         return "completed"

@@ -15,7 +15,7 @@ LARGEST_IMAGES_BYTES = 50 * 1024 * 1024
 IMAGE_TYPES = frozenset({*_BEGINNINGS.values(), _WEBP})
 
 
-def image_type(data: bytes) -> str | None:
+def detect_image_type(data: bytes) -> str | None:
     """The media type of a picture that every provider takes; None for anything else."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return _WEBP

@@ -89,17 +89,17 @@ class Rights(Struct, frozen=True):
         return frozenset(TOOLS if self.tools is None else self.tools) - set(self.deny)
 
 
-def rights(policy: Policy, permissions: Permissions | None = None) -> Rights:
+def compute_rights(policy: Policy, permissions: Permissions | None = None) -> Rights:
     """What both allow."""
     deny = tuple(dict.fromkeys((*DENIED, *policy.deny)))
-    tools = _tools(policy.tier, policy.allowed_tools)
+    tools = _expand_tools(policy.tier, policy.allowed_tools)
     if permissions is not None:
-        tools = _both(tools, _tools(permissions.tier, permissions.tools))
+        tools = _intersect(tools, _expand_tools(permissions.tier, permissions.tools))
     kept = None if tools is None else tuple(name for name in tools if name not in deny)
     return Rights(policy.mode, kept, deny)
 
 
-def breach(rights: Rights, tool: str) -> Literal["deny", "tools"] | None:
+def find_breach(rights: Rights, tool: str) -> Literal["deny", "tools"] | None:
     """The rule that the use of a tool goes against, by the name that its provider has for it.
 
     A list says nothing of names that cannot stand in one, nor of the tools of servers."""
@@ -118,7 +118,7 @@ def read_permissions(text: str) -> Permissions | Problem:
         given = msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
         return Problem("expected a JSON object, found something else")
-    if twice := _said_twice(text):
+    if twice := _find_duplicate_key(text):
         return Problem(f"has {twice[:80]!r} twice", "Leave one of both out.")
     if isinstance(tier := given.get("tier"), str) and (flaw := check_tier(tier)):
         return flaw
@@ -156,7 +156,7 @@ def check_tier(name: str) -> Problem | None:
     return None if name in known else Problem(f"unknown tier {name[:80]!r}", suggest(name, known))
 
 
-def _said_twice(text: str) -> str | None:
+def _find_duplicate_key(text: str) -> str | None:
     """The first key that an object has twice: whoever reads it would take one or the other."""
     found: list[str] = []
 
@@ -178,12 +178,14 @@ def _is_denied(name: str, deny: Sequence[str]) -> bool:
     )
 
 
-def _tools(tier: Tier | None, tools: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _expand_tools(tier: Tier | None, tools: tuple[str, ...] | None) -> tuple[str, ...] | None:
     given = tools if tier in (None, "custom") else TIERS[tier]
     return None if given is None else tuple(dict.fromkeys(given))
 
 
-def _both(policy: tuple[str, ...] | None, file: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _intersect(
+    policy: tuple[str, ...] | None, file: tuple[str, ...] | None
+) -> tuple[str, ...] | None:
     if policy is None or file is None:
         return file if policy is None else policy
     return tuple(name for name in policy if name in file)

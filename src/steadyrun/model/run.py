@@ -170,33 +170,33 @@ class Orphaned(Struct, frozen=True, tag="orphaned"):
     stop_reason: LostReason = "orphaned"
 
 
-Change = Created | Launched | Adopted | Touched | Finished | Cancelled | Orphaned
+RunChange = Created | Launched | Adopted | Touched | Finished | Cancelled | Orphaned
 
 
-def step(run: Run | None, change: Change) -> Run:
+def step(run: Run | None, change: RunChange) -> Run:
     """Apply one change. A terminal run comes back as the very same object."""
     if run is None:
-        return _first(change)
-    return run if run.is_terminal else _applied(run, change)
+        return _create(change)
+    return run if run.is_terminal else _apply(run, change)
 
 
-def told(before: Run | None, after: Run) -> list[Emitted]:
+def build_status_events(before: Run | None, after: Run) -> list[Emitted]:
     """The event that a change of status makes; none when the status stayed as it was."""
     if before is not None and before.status == after.status:
         return []
     if after.status == "running" and after.started_at:
-        return [Emitted(f"{after.id}:started", 0, after.started_at, _started_event(after))]
+        return [Emitted(f"{after.id}:started", 0, after.started_at, _build_started(after))]
     if after.ended_at:
-        return [Emitted(f"{after.id}:ended", 0, after.ended_at, _ended_event(after))]
+        return [Emitted(f"{after.id}:ended", 0, after.ended_at, _build_ended(after))]
     return []
 
 
-def counted(run: Run, events: int, tools: int) -> Run:
+def add_counts(run: Run, events: int, tools: int) -> Run:
     """Add to the counters of the row: they are kept here so that nobody counts events."""
     return _replace(run, events=run.events + events, tools=run.tools + tools)
 
 
-def scrubbed(run: Run, scrubber: Scrubber) -> Run:
+def scrub_run(run: Run, scrubber: Scrubber) -> Run:
     """Take secrets out of what the provider or a caller wrote; names and states stay."""
     return _replace(
         run,
@@ -207,17 +207,17 @@ def scrubbed(run: Run, scrubber: Scrubber) -> Run:
     )
 
 
-def merged(old: Metadata, new: Metadata) -> Metadata:
+def merge_metadata(old: Metadata, new: Metadata) -> Metadata:
     """Merge `new` into `old`, table by table; on a clash the newer value wins."""
     both = dict(old)
     for key, value in new.items():
         before = both.get(key)
         nested = isinstance(before, dict) and isinstance(value, dict)
-        both[key] = merged(before, value) if nested else value  # type: ignore[arg-type]
+        both[key] = merge_metadata(before, value) if nested else value  # type: ignore[arg-type]
     return both
 
 
-def _first(change: Change) -> Run:
+def _create(change: RunChange) -> Run:
     if not isinstance(change, Created):
         raise ChangeRefused(str(change.__struct_config__.tag), found="there is no such run")
     return Run(
@@ -233,26 +233,26 @@ def _first(change: Change) -> Run:
     )
 
 
-def _applied(run: Run, change: Change) -> Run:
+def _apply(run: Run, change: RunChange) -> Run:
     match change:
         case Created():
-            after = _replace(run, metadata=merged(run.metadata, change.metadata))
+            after = _replace(run, metadata=merge_metadata(run.metadata, change.metadata))
         case Launched() | Adopted():
-            after = _started(run, change)
+            after = _start(run, change)
         case Touched():
-            after = _touched(run, change)
+            after = _touch(run, change)
         case Finished():
-            after = _finished(run, change)
+            after = _finish(run, change)
         case Cancelled():
-            after = _cancelled(run, change)
+            after = _cancel(run, change)
         case Orphaned():
-            after = _orphaned(run, change)
+            after = _orphan(run, change)
         case _:
             assert_never(change)
     return after
 
 
-def _started(run: Run, change: Launched | Adopted) -> Run:
+def _start(run: Run, change: Launched | Adopted) -> Run:
     metadata = change.metadata if isinstance(change, Launched) else {}
     return _replace(
         run,
@@ -260,11 +260,11 @@ def _started(run: Run, change: Launched | Adopted) -> Run:
         process=change.process or run.process,
         started_at=run.started_at or change.at,
         active_at=change.active_at or run.active_at,
-        metadata=merged(run.metadata, metadata),
+        metadata=merge_metadata(run.metadata, metadata),
     )
 
 
-def _touched(run: Run, change: Touched) -> Run:
+def _touch(run: Run, change: Touched) -> Run:
     return _replace(
         run,
         active_at=change.active_at,
@@ -274,7 +274,7 @@ def _touched(run: Run, change: Touched) -> Run:
     )
 
 
-def _finished(run: Run, change: Finished) -> Run:
+def _finish(run: Run, change: Finished) -> Run:
     return _replace(
         run,
         status=change.status,
@@ -285,20 +285,20 @@ def _finished(run: Run, change: Finished) -> Run:
         resume_token=change.resume_token or run.resume_token,
         exit_code=change.exit_code,
         error=change.error,
-        diagnostic=_excerpt(change.diagnostic) if change.status == "failed" else None,
+        diagnostic=_cut_excerpt(change.diagnostic) if change.status == "failed" else None,
         active_at=change.active_at or run.active_at,
         ended_at=change.at,
     )
 
 
-def _cancelled(run: Run, change: Cancelled) -> Run:
+def _cancel(run: Run, change: Cancelled) -> Run:
     error = ErrorFact("cancelled", change.reason) if change.reason else None
     return _replace(
         run, status="cancelled", stop_reason="user_stop", error=error, ended_at=change.at
     )
 
 
-def _orphaned(run: Run, change: Orphaned) -> Run:
+def _orphan(run: Run, change: Orphaned) -> Run:
     error = ErrorFact(
         change.stop_reason, "the process that ran this is gone", "It can be sent again.", True
     )
@@ -307,17 +307,17 @@ def _orphaned(run: Run, change: Orphaned) -> Run:
     )
 
 
-def _excerpt(diagnostic: Diagnostic | None) -> Diagnostic | None:
+def _cut_excerpt(diagnostic: Diagnostic | None) -> Diagnostic | None:
     if diagnostic is None:
         return None
     return Diagnostic(diagnostic.exit_code, diagnostic.stderr_excerpt[-STDERR_EXCERPT_CHARS:])
 
 
-def _started_event(run: Run) -> Event:
+def _build_started(run: Run) -> Event:
     return ev.RunStarted(provider=run.provider, model=run.model, item=run.item)
 
 
-def _ended_event(run: Run) -> Event:
+def _build_ended(run: Run) -> Event:
     assert run.status != "starting"
     assert run.status != "running"
     return _ENDINGS[run.status](

@@ -53,7 +53,7 @@ class _Shape(NamedTuple):
     strict: re.Pattern[str]
 
 
-def _shape(literal: str, rest: str, strict: str | None = None) -> _Shape:
+def _build_shape(literal: str, rest: str, strict: str | None = None) -> _Shape:
     pattern = re.escape(literal) + rest
     return _Shape(
         literal.encode(), re.compile(pattern.encode()), re.compile(strict or pattern, re.ASCII)
@@ -61,7 +61,7 @@ def _shape(literal: str, rest: str, strict: str | None = None) -> _Shape:
 
 
 _SHAPES = (
-    _shape(
+    _build_shape(
         "PRIVATE KEY-----",
         "",
         r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[A-Za-z0-9+/=\s]|\\+[nrt])*"
@@ -69,23 +69,23 @@ _SHAPES = (
     ),
     # The only one that ends ordinary words (task-, disk-): it must begin a word, or follow a line
     # break that is spelled out, or a colour code.
-    _shape(
+    _build_shape(
         "sk-",
         r"[A-Za-z0-9_-]{20,}",
         r"sk-(?:(?<!\wsk-)|(?<=\\[bfnrt]sk-)|(?<=[0-9;\[]msk-))[A-Za-z0-9_-]{20,}",
     ),
-    _shape("ghp_", r"[A-Za-z0-9]{36,}"),
-    _shape("gho_", r"[A-Za-z0-9]{36,}"),
-    _shape("ghs_", r"[A-Za-z0-9]{36,}"),
-    _shape("ghu_", r"[A-Za-z0-9]{36,}"),
-    _shape("ghr_", r"[A-Za-z0-9]{36,}"),
-    _shape("glpat-", r"[A-Za-z0-9_-]{20,}"),
-    _shape("github_pat_", r"[A-Za-z0-9_]{22,}"),
-    _shape("xox", r"[abeprs]-[A-Za-z0-9-]{10,}"),
-    _shape("xapp-", r"[A-Za-z0-9-]{10,}"),
-    _shape("AKIA", r"[A-Z0-9]{16}"),
-    _shape("ASIA", r"[A-Z0-9]{16}"),
-    _shape("AIza", r"[A-Za-z0-9_-]{35}"),
+    _build_shape("ghp_", r"[A-Za-z0-9]{36,}"),
+    _build_shape("gho_", r"[A-Za-z0-9]{36,}"),
+    _build_shape("ghs_", r"[A-Za-z0-9]{36,}"),
+    _build_shape("ghu_", r"[A-Za-z0-9]{36,}"),
+    _build_shape("ghr_", r"[A-Za-z0-9]{36,}"),
+    _build_shape("glpat-", r"[A-Za-z0-9_-]{20,}"),
+    _build_shape("github_pat_", r"[A-Za-z0-9_]{22,}"),
+    _build_shape("xox", r"[abeprs]-[A-Za-z0-9-]{10,}"),
+    _build_shape("xapp-", r"[A-Za-z0-9-]{10,}"),
+    _build_shape("AKIA", r"[A-Z0-9]{16}"),
+    _build_shape("ASIA", r"[A-Z0-9]{16}"),
+    _build_shape("AIza", r"[A-Za-z0-9_-]{35}"),
 )
 
 
@@ -94,7 +94,7 @@ class Scrubber:
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
         values = {secret.reveal() for secret in secrets}
-        spellings = {s for value in values if _is_secret(value) for s in _spellings(value)}
+        spellings = {s for value in values if _is_secret(value) for s in _list_spellings(value)}
         # Longest first, so that a secret which contains another goes as a whole.
         self._known = sorted(spellings, key=len, reverse=True)
         self._encoded = [spelling.encode() for spelling in self._known]
@@ -104,10 +104,10 @@ class Scrubber:
         self._search = BytesAhoCorasick(literals, matchkind=MatchKind.LeftmostFirst)
         announced = [*self._known, *(shape.literal.decode() for shape in _SHAPES)]
         # What a text may end with that is the beginning of a secret, by its last character.
-        self._beginnings = _beginnings(announced)
+        self._beginnings = _group_beginnings(announced)
         self._long_beginnings = [each[:_LONG] for each in announced if len(each) > _LONG]
 
-    def suspects(self, encoded: bytes) -> bool:
+    def is_suspicious(self, encoded: bytes) -> bool:
         """Whether there may be a secret. None is missed; a false alarm costs only time."""
         if not self._search.find_matches_as_indexes(encoded):
             return False
@@ -116,15 +116,15 @@ class Scrubber:
             shape.literal in encoded and shape.loose.search(encoded) for shape in _SHAPES
         )
 
-    def open_end(self, text: str) -> int:
+    def find_open_end(self, text: str) -> int:
         """Where, in a text that is not whole yet, something begins that may become a secret."""
-        if not self._may_be_open(text):
+        if not self._can_be_open(text):
             return len(text)
-        starts = [_begin_of(text, known) for known in self._known]
-        starts += [_begin_of_shape(text, shape) for shape in _SHAPES]
+        starts = [_find_beginning(text, known) for known in self._known]
+        starts += [_find_shape_beginning(text, shape) for shape in _SHAPES]
         return min(starts, default=len(text))
 
-    def _may_be_open(self, text: str) -> bool:
+    def _can_be_open(self, text: str) -> bool:
         """Whether it is worth looking: this runs for every delta, and hardly ever it is."""
         return (
             text.endswith(self._beginnings.get(text[-1:], ()))
@@ -163,7 +163,7 @@ class Scrubber:
         return text
 
 
-def _beginnings(announced: list[str]) -> dict[str, tuple[str, ...]]:
+def _group_beginnings(announced: list[str]) -> dict[str, tuple[str, ...]]:
     by_last: dict[str, set[str]] = {}
     for each in announced:
         for length in range(1, min(len(each), _LONG) + 1):
@@ -171,7 +171,7 @@ def _beginnings(announced: list[str]) -> dict[str, tuple[str, ...]]:
     return {last: tuple(found) for last, found in by_last.items()}
 
 
-def _begin_of(text: str, known: str) -> int:
+def _find_beginning(text: str, known: str) -> int:
     """Where the end of `text` is the beginning of `known`."""
     start = text.find(known[0], max(0, len(text) - len(known) + 1))
     while start >= 0 and not known.startswith(text[start:]):
@@ -179,13 +179,13 @@ def _begin_of(text: str, known: str) -> int:
     return start if start >= 0 else len(text)
 
 
-def _begin_of_shape(text: str, shape: _Shape) -> int:
+def _find_shape_beginning(text: str, shape: _Shape) -> int:
     """Where a token of this shape begins that may go on, or only its announcement."""
     literal = shape.literal.decode()
     start = text.rfind(literal)
     if start >= 0 and _TOKEN.fullmatch(text, start):
         return start
-    return _begin_of(text, literal)
+    return _find_beginning(text, literal)
 
 
 # What tokens and keys are made of.
@@ -198,6 +198,6 @@ def _is_secret(value: str) -> bool:
     return is_text and len(value) >= SHORTEST_SECRET and not _PLAIN_WORD.fullmatch(value)
 
 
-def _spellings(value: str) -> set[str]:
+def _list_spellings(value: str) -> set[str]:
     """The value itself, and as it stands in JSON that is printed as text, by us or by others."""
     return {value, msgspec.json.encode(value).decode()[1:-1], json.dumps(value)[1:-1]}

@@ -26,7 +26,7 @@ class Session(Struct, frozen=True):
     current: ResumeToken | None
     history: tuple[ResumeToken, ...] = ()
 
-    def bound(self, token: ResumeToken) -> "Session":
+    def bind(self, token: ResumeToken) -> "Session":
         """Make `token` the present one; the same token seen again changes nothing."""
         if self.current is None:
             return Session(self.provider, token, self.history)
@@ -34,7 +34,7 @@ class Session(Struct, frozen=True):
             return self
         return Session(self.provider, token, (*self.history, self.current))
 
-    def retired(self, reason: str) -> "Session":
+    def retire(self, reason: str) -> "Session":
         """Without a present token: the next turn begins a new conversation."""
         if self.current is None:
             return self

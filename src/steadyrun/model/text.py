@@ -14,7 +14,7 @@ class Problem(NamedTuple):
     hint: str = ""
 
 
-def utf8(text: str) -> bytes:
+def encode_utf8(text: str) -> bytes:
     """The text as everybody else stores and sends it."""
     try:
         return text.encode()

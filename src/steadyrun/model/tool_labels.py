@@ -75,58 +75,58 @@ _WRAPPED = re.compile(r"(?:\S*/)?(?:ba|da|z)?sh -l?c (.+)", re.DOTALL)
 _REMOTE = re.compile(r"mcp__(.+?)__(.+)", re.DOTALL)
 
 
-def label(name: object, given: object) -> str:
+def format_label(name: object, given: object) -> str:
     """The label of a call of the tool `name` with the input `given`."""
-    known = _TABLE.get(_plain_name(name))
-    return _shown(_other(name, given) if known is None else _known(known, given))
+    known = _TABLE.get(_normalize_name(name))
+    return _to_line(_format_other(name, given) if known is None else _format_known(known, given))
 
 
-def touched(name: object, given: object) -> tuple[list[str], bool]:
+def find_files(name: object, given: object) -> tuple[list[str], bool]:
     """The files that a call of the tool is about, and whether it changes them."""
-    known = _TABLE.get(_plain_name(name))
+    known = _TABLE.get(_normalize_name(name))
     if known is None or not known.is_path or not isinstance(given, dict):
         return [], False
-    found = [path for key in known.keys for path in _paths(given.get(key))]
-    return [_shown(path) for path in found if path.strip()], known.verb in _CHANGING
+    found = [path for key in known.keys for path in _find_paths(given.get(key))]
+    return [_to_line(path) for path in found if path.strip()], known.verb in _CHANGING
 
 
-def _known(known: _Label, given: object) -> str:
-    detail = next(filter(None, _details(known, given)), "")
+def _format_known(known: _Label, given: object) -> str:
+    detail = next(filter(None, _iterate_details(known, given)), "")
     return f"{known.verb} {detail}" if detail else known.alone
 
 
-def _details(known: _Label, given: object) -> Iterator[str]:
+def _iterate_details(known: _Label, given: object) -> Iterator[str]:
     """What the call is about, in the words of its input."""
     if isinstance(given, dict):
         found = [given[key] for key in known.keys if key in given]
     else:
         found = [given] if known.keys else []
     for value in found:
-        yield _short_path(_path(value)) if known.is_path else _unwrapped(_words(value))
+        yield _shorten_path(_find_path(value)) if known.is_path else _unwrap(_find_words(value))
 
 
-def _other(name: object, given: object) -> str:
-    called = _shown(_called(name), _LONGEST_NAME) or "a tool"
+def _format_other(name: object, given: object) -> str:
+    called = _to_line(_format_name(name), _LONGEST_NAME) or "a tool"
     if isinstance(given, dict):
         told = [given[key] for key in _TELLING if isinstance(given.get(key), str)]
         given = told[0] if told else given or None
-    return called if given is None else f"{called} {_json(given)}"
+    return called if given is None else f"{called} {_encode_json(given)}"
 
 
-def _called(name: object) -> str:
+def _format_name(name: object) -> str:
     """A tool of an MCP server has two names in one."""
     given = name[:LONGEST] if isinstance(name, str) else ""
     remote = _REMOTE.fullmatch(given)
     return f"{remote[1]}: {remote[2]}" if remote else given
 
 
-def _plain_name(name: object) -> str:
+def _normalize_name(name: object) -> str:
     """`read_file`, `ReadFile` and `readFile` are one tool."""
     given = name if isinstance(name, str) and len(name) <= _LONGEST_NAME else ""
     return re.sub(r"[_\- ]", "", given).lower()
 
 
-def _path(value: object) -> str:
+def _find_path(value: object) -> str:
     """A path, the first of several, or that of the first change."""
     match value:
         case str(path) | {"path": str(path)} | [str(path), *_] | [{"path": str(path)}, *_]:
@@ -137,13 +137,17 @@ def _path(value: object) -> str:
             return ""
 
 
-def _paths(value: object) -> list[str]:
+def _find_paths(value: object) -> list[str]:
     """All of them, where there may be several."""
     many = value if isinstance(value, list) else [value]
-    return [*value] if isinstance(value, dict) else [path for each in many if (path := _path(each))]
+    return (
+        [*value]
+        if isinstance(value, dict)
+        else [path for each in many if (path := _find_path(each))]
+    )
 
 
-def _words(value: object) -> str:
+def _find_words(value: object) -> str:
     match value:
         case str(text) | [{"question": str(text)}, *_]:
             return text
@@ -153,18 +157,18 @@ def _words(value: object) -> str:
             return ""
 
 
-def _short_path(path: str) -> str:
+def _shorten_path(path: str) -> str:
     place, slash, file = path.strip().rstrip("/").rpartition("/")
     return f"…/{file}" if slash and place not in ("", ".") else path.strip()
 
 
-def _unwrapped(command: str) -> str:
+def _unwrap(command: str) -> str:
     """A command without the shell that some CLIs put around each."""
     found = _WRAPPED.fullmatch(command.strip()[: 4 * LONGEST])
     return found[1].strip("'\"") if found else command
 
 
-def _json(given: object) -> str:
+def _encode_json(given: object) -> str:
     if isinstance(given, str):
         return given
     try:
@@ -173,7 +177,7 @@ def _json(given: object) -> str:
         return ""
 
 
-def _shown(text: str, limit: int = LONGEST) -> str:
+def _to_line(text: str, limit: int = LONGEST) -> str:
     """On one line, without what moves a cursor or turns a line around."""
     few = text[: 4 * limit]
     line = " ".join("".join(char if char.isprintable() else " " for char in few).split())

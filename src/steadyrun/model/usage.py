@@ -17,22 +17,22 @@ class Usage(Struct, frozen=True, omit_defaults=False):
     cache_write_tokens: int | None = None
 
 
-def both(first: Usage, second: Usage) -> Usage:
+def add_usage(first: Usage, second: Usage) -> Usage:
     """What was used in both; unknown where neither said."""
-    return Usage(*(_sum(a, b) for a, b in zip(_counts(first), _counts(second), strict=True)))
+    return Usage(*(_add(a, b) for a, b in zip(_to_counts(first), _to_counts(second), strict=True)))
 
 
-def _counts(usage: Usage) -> tuple[int | None, ...]:
+def _to_counts(usage: Usage) -> tuple[int | None, ...]:
     return astuple(usage)
 
 
-def _sum(a: int | None, b: int | None) -> int | None:
+def _add(a: int | None, b: int | None) -> int | None:
     return None if a is None and b is None else (a or 0) + (b or 0)
 
 
-def tokens_of(usage: Usage) -> int:
+def count_tokens(usage: Usage) -> int:
     """All that the provider counts: given, answered, read from a cache and written to it."""
-    return sum(count or 0 for count in _counts(usage))
+    return sum(count or 0 for count in _to_counts(usage))
 
 
 class Cost(Struct, frozen=True):
@@ -46,7 +46,7 @@ class Cost(Struct, frozen=True):
             raise ValueError(f"a cost of {self.usd} cannot be {self.kind}")
 
 
-def cost_of_both(first: Cost, second: Cost) -> Cost:
+def add_costs(first: Cost, second: Cost) -> Cost:
     """What is known of the money of both: as good as the worse figure, and what is known of one
     only is no more than an estimate."""
     if first.usd is None or second.usd is None:

@@ -11,27 +11,27 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_dollars(value: object) -> Problem | None:
-    return None if _is_above_none(value) else _expected("a number of dollars above 0", value)
+    return None if _is_positive(value) else _build_problem("a number of dollars above 0", value)
 
 
 def check_timeout(value: object) -> Problem | None:
-    return None if _is_above_none(value) else _expected("a number of seconds above 0", value)
+    return None if _is_positive(value) else _build_problem("a number of seconds above 0", value)
 
 
 def check_count(value: object, what: str) -> Problem | None:
     """It is no whole number from 1 on."""
-    is_count = isinstance(value, int) and _is_above_none(value)
-    return None if is_count else _expected(f"a number of {what} above 0", value)
+    is_count = isinstance(value, int) and _is_positive(value)
+    return None if is_count else _build_problem(f"a number of {what} above 0", value)
 
 
-def _is_above_none(value: object) -> bool:
+def _is_positive(value: object) -> bool:
     """What is endless, or no number at all, is a mistake: no limit is said by leaving it out."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 < value <= MOST
 
 
-def _expected(what: str, found: object) -> Problem:
+def _build_problem(what: str, found: object) -> Problem:
     hint = f"It may be up to {MOST}; leave it out for no limit."
     return Problem(f"expected {what}, found {repr(found)[:80]}", hint)
 

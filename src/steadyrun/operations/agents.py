@@ -16,9 +16,9 @@ from steadyrun.errors import (
     ReadOnly,
 )
 from steadyrun.model.agent import NAME_RULE, RETIRED, Agent, OnLimited, is_agent_name
-from steadyrun.model.budget import Budget, parsed
+from steadyrun.model.budget import Budget, parse_budget
 from steadyrun.model.item import Followup, OnLost
-from steadyrun.model.policy import Mode, Policy, Tier, check_tool_names, check_tools, rights
+from steadyrun.model.policy import Mode, Policy, Tier, check_tool_names, check_tools, compute_rights
 from steadyrun.model.session import Session
 from steadyrun.model.validation import check_timeout
 from steadyrun.operations.context import OperationContext
@@ -168,7 +168,7 @@ async def add(context: OperationContext, request: AddAgentRequest) -> AgentDocum
     _check_name(request.name)
     _check_lists(request, hint="Leave it out.")
     agent = Agent(
-        context.ids.agent(),
+        context.ids.new_agent(),
         request.name,
         (request.provider, *(request.fallback or ())),
         request.home,
@@ -286,7 +286,7 @@ async def switch_provider(context: OperationContext, agent: Agent, provider: str
         return agent
     if agent.origin == "config":
         raise ReadOnly(agent.name)
-    switched = agent.on(provider)
+    switched = agent.with_provider(provider)
     await _check_agent(context, switched)
     await context.store.set_agent(switched, was=agent)
     return switched
@@ -391,7 +391,7 @@ def _apply_policy_changes(was: Policy, request: SetAgentRequest) -> Policy | Non
 
 def _parse_budget(words: tuple[str, ...]) -> Budget:
     try:
-        return parsed(words)
+        return parse_budget(words)
     except ValueError as error:
         raise InvalidUsage(
             f"--budget: {error}", hint="For example: --budget day=5,run_tokens=200000"
@@ -437,7 +437,7 @@ def _check_rights(context: OperationContext, agent: Agent) -> None:
     if flaw:
         raise InvalidUsage(flaw.problem, hint=flaw.hint)
     for provider in agent.providers:
-        found = context.enforce(provider, rights(policy))
+        found = context.enforce(provider, compute_rights(policy))
         require_kept(provider, found, asked="--tier, --tools and --deny")
 
 

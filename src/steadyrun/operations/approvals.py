@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, Conflict, InvalidUsage, NotAllowed
 from steadyrun.model.agent import Agent
-from steadyrun.model.approval import Answer, Approval
+from steadyrun.model.approval import Approval, ApprovalAnswer
 from steadyrun.model.ids import ApprovalId
 from steadyrun.operations.agents import switch_provider
 from steadyrun.operations.context import OperationContext
@@ -63,7 +63,7 @@ async def list_approvals(
 
 async def approve(context: OperationContext, request: ApproveRequest) -> ApprovalDocument:
     now = context.clock.now()
-    answer = Answer(True, request.by, now, always=request.always, provider=request.provider)
+    answer = ApprovalAnswer(True, request.by, now, always=request.always, provider=request.provider)
     return await _find_and_answer(context, request.id, answer)
 
 
@@ -71,14 +71,14 @@ async def deny(context: OperationContext, request: DenyRequest) -> ApprovalDocum
     if not request.reason.strip():
         raise InvalidUsage("the reason is empty", hint="Give a reason: the agent receives it.")
     return await _find_and_answer(
-        context, request.id, Answer(False, request.by, context.clock.now(), request.reason)
+        context, request.id, ApprovalAnswer(False, request.by, context.clock.now(), request.reason)
     )
 
 
 async def answer_approval(
-    context: OperationContext, approval: Approval, answer: Answer
+    context: OperationContext, approval: Approval, answer: ApprovalAnswer
 ) -> Approval:
-    """Answer a request, unless it has an answer already or the author may not answer it."""
+    """ApprovalAnswer a request, unless it has an answer already or the author may not answer it."""
     agent = await context.store.agent(approval.agent)
     _check_answer(agent, approval, answer)
     if approval.about == "budget":
@@ -86,7 +86,7 @@ async def answer_approval(
     return await _store_answer(context.store, approval, answer)
 
 
-def _check_answer(agent: Agent, approval: Approval, answer: Answer) -> None:
+def _check_answer(agent: Agent, approval: Approval, answer: ApprovalAnswer) -> None:
     if agent.approvers and answer.by not in agent.approvers:
         hint = f"Allowed are: {', '.join(agent.approvers)}"
         raise NotAllowed(f"{answer.by} may not answer for {agent.name}", hint=hint)
@@ -99,7 +99,7 @@ def _check_answer(agent: Agent, approval: Approval, answer: Answer) -> None:
 
 
 async def _answer_about_budget(
-    context: OperationContext, agent: Agent, approval: Approval, answer: Answer
+    context: OperationContext, agent: Agent, approval: Approval, answer: ApprovalAnswer
 ) -> Approval:
     """Extend the budget, with another provider if one is named, or cancel the item.
 
@@ -118,7 +118,7 @@ async def _answer_about_budget(
     return answered
 
 
-async def _store_answer(store: Store, approval: Approval, answer: Answer) -> Approval:
+async def _store_answer(store: Store, approval: Approval, answer: ApprovalAnswer) -> Approval:
     try:
         return await store.answer(approval.id, answer)
     except ChangeRefused as error:
@@ -126,7 +126,7 @@ async def _store_answer(store: Store, approval: Approval, answer: Answer) -> App
 
 
 async def _find_and_answer(
-    context: OperationContext, text: str, answer: Answer
+    context: OperationContext, text: str, answer: ApprovalAnswer
 ) -> ApprovalDocument:
     approval = await find_approval(context.store, text)
     answered = await answer_approval(context, approval, answer)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Struct
 
 from steadyrun.errors import InvalidUsage
-from steadyrun.model.budget import begin_of
+from steadyrun.model.budget import find_window_start
 from steadyrun.model.usage import UsageSum
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import CostDocument, CostRow
@@ -37,7 +37,7 @@ async def show(context: OperationContext, request: CostRequest) -> CostDocument:
     now, zone = context.clock.now(), context.budgets.zone
     since = None if request.since is None else parse_since(request.since, now, zone)
     if request.by == "day":
-        since = begin_of("day", since or now - timedelta(days=_DAYS - 1), zone)
+        since = find_window_start("day", since or now - timedelta(days=_DAYS - 1), zone)
     found = await context.store.usage_by(request.by, agent=agent, since=since, zone=zone)
     total = await context.store.usage(agent=agent, since=since)
     rows = tuple(_build_row(key or None, each) for key, each in sorted(found.items()))
@@ -50,7 +50,7 @@ def parse_since(text: str, now: datetime, zone: tzinfo) -> datetime:
     found = _AGO.fullmatch(text)
     begin: datetime | None = None
     if text in {"today", "month"}:
-        begin = begin_of("day" if text == "today" else "month", now, zone)
+        begin = find_window_start("day" if text == "today" else "month", now, zone)
     elif found:
         begin = now - timedelta(hours=int(found[1]) * _HOURS[found[2]])
     else:

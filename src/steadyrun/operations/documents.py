@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from steadyrun.model.agent import OnLimited
 from steadyrun.model.approval import ApprovalStatus
-from steadyrun.model.budget import Budget, Extended
-from steadyrun.model.event import About, Diagnostic, ErrorFact
+from steadyrun.model.budget import Budget, BudgetExtension
+from steadyrun.model.event import ApprovalTopic, Diagnostic, ErrorFact
 from steadyrun.model.gate import GateState
 from steadyrun.model.item import SETTLED, Delivery, Followup, ItemKind, ItemStatus, OnLost
 from steadyrun.model.policy import Mode, Tier
@@ -214,9 +214,9 @@ class ApprovalDocument(Struct, frozen=True, kw_only=True):
     reason: str | None
     always: bool | None
     answered_at: datetime | None
-    about: About
+    about: ApprovalTopic
     provider: str | None
-    extended: tuple[Extended, ...]
+    extended: tuple[BudgetExtension, ...]
 
 
 class ApprovalsDocument(Struct, frozen=True):

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.agent import Agent
-from steadyrun.model.gate import LONGEST, Closed, Gate, Opened, account_of, is_present
+from steadyrun.model.gate import LONGEST, Closed, Gate, Opened, find_account, is_present_account
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import GateDocument, GatesDocument
 from steadyrun.operations.fields import arg
@@ -72,7 +72,7 @@ async def build_gate_documents(
     """Build the documents of all gates that were ever closed, and of those that agents use now."""
     stored = await context.store.gates(include_others=True)
     used = {provider for agent in agents for provider in agent.providers}
-    in_use = {(provider, account_of(provider, context.store.accounts)) for provider in used}
+    in_use = {(provider, find_account(provider, context.store.accounts)) for provider in used}
     missing = in_use - {(gate.provider, gate.account) for gate in stored}
     gates = [*stored, *(Gate(*each) for each in missing)]
     gates.sort(key=lambda gate: (gate.provider, gate.account))
@@ -85,5 +85,5 @@ def require_provider(context: OperationContext, provider: str) -> None:
 
 
 def _build_document(context: OperationContext, gate: Gate) -> GateDocument:
-    used = is_present(gate.provider, gate.account, context.store.accounts)
+    used = is_present_account(gate.provider, gate.account, context.store.accounts)
     return build_gate_document(gate, context.clock.now(), is_present=used)

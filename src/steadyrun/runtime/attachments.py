@@ -15,9 +15,9 @@ from typing import BinaryIO
 from steadyrun.errors import FileUnusable, InvalidUsage, StoreFailed, StoreFull, StoreUnusable
 from steadyrun.lib.atomic import sync_directory, write_file
 from steadyrun.lib.safe_files import open_regular
-from steadyrun.lib.safe_paths import shown
+from steadyrun.lib.safe_paths import escape_path
 from steadyrun.model.item import Attachment
-from steadyrun.model.media import MOST_IMAGES, image_type
+from steadyrun.model.media import MOST_IMAGES, detect_image_type
 
 ATTACHMENTS = "attachments"
 MOST_FILES = 16
@@ -63,7 +63,7 @@ def _place_of(file: Attachment, home: Path) -> str:
 def _name(file: Path) -> str:
     name = file.name
     if not name:
-        raise FileUnusable(shown(file), "expected a file, found no name")
+        raise FileUnusable(escape_path(file), "expected a file, found no name")
     if _HARMFUL.search(name):
         hint = "Rename it, or send a copy of another name."
         raise FileUnusable(repr(str(file)), "its name has control characters", hint=hint)
@@ -80,7 +80,9 @@ def _check(files: Sequence[Path], streams: Sequence[BinaryIO]) -> None:
     if sum(sizes) > LARGEST_FILES_BYTES:
         found = f"expected at most {LARGEST_FILES_BYTES} bytes of files, found {sum(sizes)}"
         raise InvalidUsage(found, hint="Send fewer, or name them in the text.")
-    images = sum(image_type(os.pread(stream.fileno(), 16, 0)) is not None for stream in streams)
+    images = sum(
+        detect_image_type(os.pread(stream.fileno(), 16, 0)) is not None for stream in streams
+    )
     if images > MOST_IMAGES:
         raise InvalidUsage(f"expected at most {MOST_IMAGES} images, found {images}")
 
@@ -89,7 +91,7 @@ def _check_size(file: Path, size: int) -> None:
     if size > LARGEST_FILE_BYTES:
         problem = f"expected at most {LARGEST_FILE_BYTES} bytes, found {size}"
         hint = "Leave it where it is, and name it in the text."
-        raise FileUnusable(shown(file), problem, hint=hint)
+        raise FileUnusable(escape_path(file), problem, hint=hint)
 
 
 def _kept(name: str, file: Path, stream: BinaryIO, home: Path) -> Attachment:
@@ -101,7 +103,7 @@ def _kept(name: str, file: Path, stream: BinaryIO, home: Path) -> Attachment:
         _write(home / place, content)
     except OSError as error:
         raise _failed(error, home / ATTACHMENTS) from error
-    return Attachment(name, place, len(content), image_type(content))
+    return Attachment(name, place, len(content), detect_image_type(content))
 
 
 def _write(place: Path, content: bytes) -> None:

@@ -110,10 +110,10 @@ class Daemon:
         cleared, failed = 0, 0
         before = clock.now() - timedelta(seconds=self._keep_seconds)
         try:
-            for process, written_at in (await drivers.remains()).items():
+            for process, written_at in (await drivers.list_remains()).items():
                 ended_at = await self._ended_at(process, written_at)
                 if ended_at is not None and ended_at < before:
-                    cleared += await drivers.clear(process)
+                    cleared += await drivers.delete_remains(process)
         except OSError:
             # Not ours to read or to delete: whoever reads the facts is told, and agents go on.
             failed = 1

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from steadyrun.dialect import Turn
 from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, NotFound, ProviderClosed
 from steadyrun.model.agent import Agent
-from steadyrun.model.gate import opens_at, shut_gate
+from steadyrun.model.gate import find_closed_gate, find_opening_time
 from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
-from steadyrun.model.policy import rights
+from steadyrun.model.policy import compute_rights
 from steadyrun.model.run import Created, Orphaned, Run
 from steadyrun.runtime.agent.worker import AgentWorker
 from steadyrun.runtime.agent.workers import AgentWorkers
@@ -44,11 +44,11 @@ class DirectRuns:
         """Accept a message for a new agent, claim its lane and run it: one step, or none."""
         store, around = self.around.store, self.around
         await self._require_open(agent.provider)
-        wall = ask.wall_seconds or around.drivers.wall_seconds(agent.provider)
+        wall = ask.wall_seconds or around.drivers.find_wall_seconds(agent.provider)
         metadata = {**ask.metadata, **({WALL: wall} if wall else {})}
 
         def opened(agent: Agent, item: Item) -> Created:
-            tools, now = rights(agent.policy).tools, around.clock.now()
+            tools, now = compute_rights(agent.policy).tools, around.clock.now()
             return Created(
                 run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata
             )
@@ -107,19 +107,23 @@ class DirectRuns:
 
     async def _require_open(self, provider: str) -> None:
         now = self.around.clock.now()
-        gate = shut_gate(await self.around.store.gates(), provider, now)
+        gate = find_closed_gate(await self.around.store.gates(), provider, now)
         if gate:
-            raise ProviderClosed(provider, until=opens_at(gate, now), reason=gate.reason)
+            raise ProviderClosed(provider, until=find_opening_time(gate, now), reason=gate.reason)
 
     async def _run_of(self, claim: Claim, agent: Agent) -> Run:
         """Its holder was killed before there was one."""
-        run = self.around.ids.run()
+        run = self.around.ids.new_run()
         created = await self.created(agent, run, claim.item)
         return await self.around.store.change(claim, run, created)
 
     async def created(self, agent: Agent, run: RunId, item: Item) -> Created:
         """A run that goes on where another has ended: it may take as long."""
-        store, now, tools = self.around.store, self.around.clock.now(), rights(agent.policy).tools
+        store, now, tools = (
+            self.around.store,
+            self.around.clock.now(),
+            compute_rights(agent.policy).tools,
+        )
         [before, *_] = await store.runs(agent.id, limit=1)
         wall = before.metadata.get(WALL)
         metadata = {WALL: wall} if wall else {}

@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from steadyrun.errors import HolderGone, LeaseLost, SteadyrunError, StoreFailed
 from steadyrun.lib.notifier import FALLBACK_POLL_SECONDS, Hint, Waiter
 from steadyrun.lib.signal import Signal
-from steadyrun.model.agent import Agent, choose
+from steadyrun.model.agent import Agent, choose_provider
 from steadyrun.model.event import ErrorFact, Event
-from steadyrun.model.gate import next_change, shut_gate, shut_providers
+from steadyrun.model.gate import find_closed_gate, find_next_change, find_unavailable_providers
 from steadyrun.model.ids import AgentId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
-from steadyrun.model.policy import rights
+from steadyrun.model.policy import compute_rights
 from steadyrun.model.run import Created, Finished, Run
 from steadyrun.runtime.agent.worker import AgentWorker
 from steadyrun.runtime.agent.workers import AgentWorkers
@@ -145,7 +145,7 @@ class Dispatcher:
 
     def _start_of(self, limit: int) -> Start:
         # Made here: whoever starts them may be another thread.
-        runs = iter([self._around.ids.run() for _ in range(limit)])
+        runs = iter([self._around.ids.new_run() for _ in range(limit)])
         now = self._clock.now()
 
         def opened(agent: Agent, item: Item) -> Created:
@@ -154,9 +154,9 @@ class Dispatcher:
         return Start(self._around.holder, opened, self.slots.full_providers)
 
     def _created(self, run: RunId, agent: Agent, item: Item, now: datetime) -> Created:
-        wall = agent.wall_seconds or self._around.drivers.wall_seconds(agent.provider)
+        wall = agent.wall_seconds or self._around.drivers.find_wall_seconds(agent.provider)
         metadata = {**item.payload.metadata, **({WALL: wall} if wall else {})}
-        tools = rights(agent.policy).tools
+        tools = compute_rights(agent.policy).tools
         return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
 
     def _begin(self, started: Started) -> None:
@@ -179,12 +179,12 @@ class Dispatcher:
         found = await self._found(lost, left)
         if isinstance(hold, Claim):
             run = lost.run or await self._run_of(hold, agent)
-            seat = self._seat(agent.on(run.provider))
+            seat = self._seat(agent.with_provider(run.provider))
             seat.take_up(hold, run, found, credit=credit)
             self._seats.know_probe(seat)
             self._see_to(seat)
         elif found:
-            self._seat(agent.on(found.process.provider)).take_up(hold, None, found)
+            self._seat(agent.with_provider(found.process.provider)).take_up(hold, None, found)
         else:
             await self._store.release_lane(hold)
 
@@ -203,9 +203,9 @@ class Dispatcher:
 
     async def _run_of(self, claim: Claim, agent: Agent) -> Run:
         """Its holder was killed before there was one; what is tried again stays where it was."""
-        run, now = self._around.ids.run(), self._clock.now()
+        run, now = self._around.ids.new_run(), self._clock.now()
         before = await self._store.run(claim.item.before) if claim.item.before else None
-        agent = agent.on(before.provider) if before else agent
+        agent = agent.with_provider(before.provider) if before else agent
         created = self._created(run, agent, claim.item, now)
         if before:
             created = replace(created, metadata={**created.metadata, **carry_over(before)})
@@ -308,8 +308,8 @@ class Dispatcher:
         await log_closed_gate(self._store, self._clock, run.provider)
         if seat.agent.on_limited == "wait":
             return
-        closed, _ = shut_providers(await self._store.gates(), self._clock.now())
-        if choose(seat.agent.providers, closed) is None:
+        closed, _ = find_unavailable_providers(await self._store.gates(), self._clock.now())
+        if choose_provider(seat.agent.providers, closed) is None:
             await seat.write(lambda: self._store.pause(seat.agent.id), "settle")
 
     async def _suspected(self, run: Run) -> Run:
@@ -357,7 +357,7 @@ class Dispatcher:
         account = (await self._store.run(run)).account
         gates = await self._store.gates(include_others=True)
         gates = [gate for gate in gates if gate.account == account]
-        gate = shut_gate(gates, agent.provider, self._clock.now())
+        gate = find_closed_gate(gates, agent.provider, self._clock.now())
         is_closed = gate is not None and gate.is_closed and gate.probe != run
         return "its provider is closed" if is_closed else None
 
@@ -391,7 +391,7 @@ class Dispatcher:
 
     async def _look_at_gates(self) -> None:
         self._looked_at = self._clock.monotonic()
-        self._opens_at = next_change(await self._store.gates(), self._clock.now())
+        self._opens_at = find_next_change(await self._store.gates(), self._clock.now())
 
     async def _patience(self) -> float:
         """How long to wait for news: gates open without any."""

@@ -11,7 +11,7 @@ from steadyrun.errors import InvalidUsage, MessageTooLong
 from steadyrun.model.agent import Agent
 from steadyrun.model.item import Followup, Message, OnLost, Payload
 from steadyrun.model.run import Metadata
-from steadyrun.model.text import utf8
+from steadyrun.model.text import encode_utf8
 from steadyrun.runtime.attachments import keep
 from steadyrun.store import Accepted
 
@@ -60,7 +60,7 @@ async def accept(  # noqa: PLR0913 (each is a word of `send`, and most are left 
 
 def check_message(text: str) -> None:
     """Refuse what says nothing, and what is too long to be kept beside others."""
-    size = len(utf8(text))
+    size = len(encode_utf8(text))
     if size > LONGEST_TEXT_BYTES:
         raise MessageTooLong(found=size, most=LONGEST_TEXT_BYTES)
     if not text.strip():
@@ -81,6 +81,6 @@ def check_metadata(metadata: Metadata) -> None:
 
 
 def _check_key(key: str) -> None:
-    utf8(key)
+    encode_utf8(key)
     if not 1 <= len(key) <= LONGEST_KEY:
         raise InvalidUsage(f"expected a key of 1 to {LONGEST_KEY} characters, found {len(key)}")

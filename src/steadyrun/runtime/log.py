@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.lib.clock import Clock
-from steadyrun.model.gate import opens_at, shut_gate
+from steadyrun.model.gate import find_closed_gate, find_opening_time
 from steadyrun.model.secret import Scrubber
 from steadyrun.store import Store
 
@@ -116,9 +116,9 @@ def log_bug(error: BaseException, /, **fields: LogField) -> None:
 async def log_closed_gate(store: Store, clock: Clock, provider: str) -> None:
     """Log the time until which the gate of a provider is closed, if it is."""
     now = clock.now()
-    gate = shut_gate(await store.gates(), provider, now)
+    gate = find_closed_gate(await store.gates(), provider, now)
     if gate:
-        until = opens_at(gate, now)
+        until = find_opening_time(gate, now)
         log_event("gate.closed", provider=provider, until=until.isoformat() if until else None)
 
 

@@ -29,7 +29,7 @@ async def look_for(
     processes = [process for each in lost for process in each.processes]
     if not processes:
         return {}
-    launched = await around.drivers.launched(processes)
+    launched = await around.drivers.read_requests(processes)
     known = await _known(around.store, lost)
     return {
         each.id: AbandonedProcess(each, launched[each.id], known.get(each.agent))

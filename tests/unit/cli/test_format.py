@@ -59,7 +59,7 @@ def test_format_tokens_leaves_out_unknown_counts() -> None:
 def test_format_event_returns_one_line(event: Event | Foreign, shown: str) -> None:
     line = format_event(stored(event))
 
-    assert line.startswith(f"03:04:05  {ev.type_of(event)}")
+    assert line.startswith(f"03:04:05  {ev.get_type(event)}")
     assert line.endswith(shown)
     assert "\n" not in line
 

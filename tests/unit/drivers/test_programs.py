@@ -8,7 +8,7 @@ import pytest
 
 from steadyrun.dialect import Program
 from steadyrun.drivers import keeper, programs
-from steadyrun.drivers.programs import ProgramReport, find, look, require
+from steadyrun.drivers.programs import ProgramReport, find_program, inspect_program, require_program
 from steadyrun.errors import LaunchFailed
 
 PROGRAM = Program(
@@ -32,7 +32,7 @@ def write(folder: Path, body: str, *, name: str = "claude", mode: int = 0o755) -
 
 def seen(folder: Path, program: Program = PROGRAM, **env: str) -> ProgramReport:
     path = f"{folder}:{SYSTEM}"
-    return anyio.run(look, program, (), {"PATH": path, **env}, str(folder))
+    return anyio.run(inspect_program, program, (), {"PATH": path, **env}, str(folder))
 
 
 def is_gone(pid: str) -> bool:
@@ -164,7 +164,7 @@ def test_a_configured_command_is_asked_with_its_own_arguments(tmp_path: Path) ->
     file = write(tmp_path, 'echo "$1 $2" | tr -d x', name="wrapper")
     command = (str(file), "x9.9")
 
-    found = anyio.run(look, PROGRAM, command, {"PATH": SYSTEM}, str(tmp_path))
+    found = anyio.run(inspect_program, PROGRAM, command, {"PATH": SYSTEM}, str(tmp_path))
 
     assert (found.path, found.version) == (str(file), "9.9")
 
@@ -178,12 +178,12 @@ def test_a_program_is_found_as_a_shell_would(tmp_path: Path) -> None:
     file = write(tmp_path / "three", ":")
     path = ":".join(str(tmp_path / place) for place in ("none", "one", "two", "three"))
 
-    assert find("claude", path=path, cwd="/").path == str(file)
-    assert find("claude", path="three", cwd=str(tmp_path)).path == str(file)
-    assert find("three/claude", path=None, cwd=str(tmp_path)).path == str(file)
-    assert find(str(file), path=None, cwd="/").path == str(file)
-    assert find("claude", path=str(tmp_path / "one"), cwd="/").code == "not_found"
-    assert find("claude", path="", cwd="/").code == "not_found"
+    assert find_program("claude", path=path, cwd="/").path == str(file)
+    assert find_program("claude", path="three", cwd=str(tmp_path)).path == str(file)
+    assert find_program("three/claude", path=None, cwd=str(tmp_path)).path == str(file)
+    assert find_program(str(file), path=None, cwd="/").path == str(file)
+    assert find_program("claude", path=str(tmp_path / "one"), cwd="/").code == "not_found"
+    assert find_program("claude", path="", cwd="/").code == "not_found"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_launch_without_its_program_says_how_to_get_it(
         write(bin_folder, ":", mode=mode)
 
     with pytest.raises(LaunchFailed) as caught:
-        require(PROGRAM, (), {"PATH": str(bin_folder)}, "/")
+        require_program(PROGRAM, (), {"PATH": str(bin_folder)}, "/")
 
     assert caught.value.reason == code
     assert problem in caught.value.message
@@ -212,7 +212,7 @@ def test_a_launch_without_its_program_says_how_to_get_it(
 def test_a_launch_with_its_program_goes_on(bin_folder: Path) -> None:
     write(bin_folder, ":", name="other")
 
-    require(PROGRAM, ("other", "-x"), {"PATH": str(bin_folder)}, "/")
+    require_program(PROGRAM, ("other", "-x"), {"PATH": str(bin_folder)}, "/")
 
 
 # -- who is logged in
@@ -220,24 +220,24 @@ def test_a_launch_with_its_program_goes_on(bin_folder: Path) -> None:
 
 def test_a_variable_or_a_file_says_that_somebody_is_logged_in(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
-    assert programs.login(PROGRAM, home) is None
-    assert programs.login(PROGRAM, {"API_KEY": "", **home}) is None
-    assert programs.login(PROGRAM, {"TOKEN": "x", **home}) == "TOKEN"
+    assert programs.find_login(PROGRAM, home) is None
+    assert programs.find_login(PROGRAM, {"API_KEY": "", **home}) is None
+    assert programs.find_login(PROGRAM, {"TOKEN": "x", **home}) == "TOKEN"
 
     (tmp_path / ".claude").mkdir()
     (tmp_path / ".claude" / "login").touch()
-    assert programs.login(PROGRAM, home) == "~/.claude/login"
-    assert programs.login(PROGRAM, {"API_KEY": "x", **home}) == "API_KEY"
-    assert programs.login(PROGRAM, {}) is None
+    assert programs.find_login(PROGRAM, home) == "~/.claude/login"
+    assert programs.find_login(PROGRAM, {"API_KEY": "x", **home}) == "API_KEY"
+    assert programs.find_login(PROGRAM, {}) is None
 
 
 def test_a_login_is_looked_for_where_the_program_has_its_folder(tmp_path: Path) -> None:
     env = {"HOME": "/nowhere", "CLAUDE_HOME": str(tmp_path)}
-    assert programs.login(PROGRAM, env) is None
+    assert programs.find_login(PROGRAM, env) is None
 
     (tmp_path / "login").touch()
-    assert programs.login(PROGRAM, env) == "$CLAUDE_HOME/login"
-    assert programs.login(PROGRAM, {"HOME": str(tmp_path)}) is None
+    assert programs.find_login(PROGRAM, env) == "$CLAUDE_HOME/login"
+    assert programs.find_login(PROGRAM, {"HOME": str(tmp_path)}) is None
 
 
 def test_a_file_of_credentials_is_not_opened(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_a_file_of_credentials_is_not_opened(tmp_path: Path) -> None:
     # Whoever opens it waits for somebody to write into it.
     os.mkfifo(tmp_path / ".claude" / "login", mode=0)
 
-    assert programs.login(PROGRAM, {"HOME": str(tmp_path)}) == "~/.claude/login"
+    assert programs.find_login(PROGRAM, {"HOME": str(tmp_path)}) == "~/.claude/login"
 
 
 def test_a_directory_that_may_not_be_looked_into_holds_no_login() -> None:
-    assert programs.login(PROGRAM, {"HOME": "/dev/null"}) is None
-    assert programs.login(PROGRAM, {"HOME": "\0"}) is None
+    assert programs.find_login(PROGRAM, {"HOME": "/dev/null"}) is None
+    assert programs.find_login(PROGRAM, {"HOME": "\0"}) is None

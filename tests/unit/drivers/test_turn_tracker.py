@@ -84,7 +84,7 @@ def _turns(script: list[list[DialectOutput]], abilities: frozenset[Ability] = MA
 
 
 def _tell(turns: TurnTracker, frames: range) -> list[TrackedOutput]:
-    return [each for n in frames for each in turns.received(Frame(b"line", n * 10), NOW)]
+    return [each for n in frames for each in turns.on_received(Frame(b"line", n * 10), NOW)]
 
 
 def _play(
@@ -92,7 +92,7 @@ def _play(
 ) -> list[TrackedOutput]:
     """All that is told of a process that says this and then crashes."""
     turns = _turns(list(script), abilities)
-    return [*_tell(turns, range(1, len(script) + 1)), *turns.exited(CRASH, NOW)]
+    return [*_tell(turns, range(1, len(script) + 1)), *turns.on_exited(CRASH, NOW)]
 
 
 def _plain(told: list[TrackedOutput]) -> list[Event | TurnBegan | TurnEnded | Send]:
@@ -144,7 +144,7 @@ def test_who_stopped_the_process_has_ended_the_turn(
     turns = _turns([[TurnBegan("run_1")]])
     _tell(turns, range(1, 2))
 
-    [ended] = turns.exited(ProcessExit(reason=reason), NOW)
+    [ended] = turns.on_exited(ProcessExit(reason=reason), NOW)
 
     assert isinstance(ended, TurnEnded)
     assert (ended.status, ended.stop_reason) == (status, stop_reason)
@@ -170,7 +170,7 @@ def test_an_idle_process_may_end() -> None:
 
 
 def test_a_turn_that_was_awaited_and_never_began_has_failed() -> None:
-    began, ended = _turns([]).exited(CRASH, NOW, is_awaited=True)
+    began, ended = _turns([]).on_exited(CRASH, NOW, is_awaited=True)
 
     assert began == TurnBegan(None)
     assert isinstance(ended, TurnEnded)
@@ -277,7 +277,7 @@ def test_a_question_that_is_open_at_the_exit_is_withdrawn_before_the_end() -> No
 def test_what_cannot_be_read_is_kept() -> None:
     turns = _turns([])
 
-    assert turns.received(Frame(b"?", 2), NOW) == [Emitted(2, 0, NOW, Unknown(text="?"))]
+    assert turns.on_received(Frame(b"?", 2), NOW) == [Emitted(2, 0, NOW, Unknown(text="?"))]
 
 
 def test_events_of_one_frame_are_counted_and_what_was_sent_has_a_place_of_its_own() -> None:
@@ -290,7 +290,7 @@ def test_events_of_one_frame_are_counted_and_what_was_sent_has_a_place_of_its_ow
     ]
     turns = _turns([said])
 
-    told = turns.sent(Frame(b"line", 7, "key", 3), NOW)
+    told = turns.on_sent(Frame(b"line", 7, "key", 3), NOW)
 
     places = [(each.place, each.n) for each in told if isinstance(each, Emitted)]
     assert places == [("s3", 0), ("s3", 1), ("s3", 2)]
@@ -394,4 +394,4 @@ def test_going_on_from_a_saved_state_changes_nothing(
         second.input,
         second.has_open_tools,
     )
-    assert first.exited(CRASH, NOW) == second.exited(CRASH, NOW)
+    assert first.on_exited(CRASH, NOW) == second.on_exited(CRASH, NOW)

@@ -139,10 +139,10 @@ def test_a_reader_that_is_called_waits_no_longer(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         with JournalFollower(watches, path) as follower:
             async with reading(follower) as found:
-                follower.call()
+                follower.interrupt()
             assert found == [b""]
             append(path, b"on")
-            follower.call()
+            follower.interrupt()
             assert await follower.read() == b"on"
             assert await follower.read() == b""
 
@@ -152,10 +152,10 @@ def test_a_reader_that_is_called_waits_no_longer(path: Path) -> None:
 def test_of_a_file_that_grows_somebody_else_is_told_too(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         told = anyio.Event()
-        with JournalFollower(watches, path, told=told.set) as follower:
+        with JournalFollower(watches, path, on_change=told.set) as follower:
             append(path, b"news")
             await told.wait()
-            assert follower.unread() == b"news"
+            assert follower.read_now() == b"news"
 
     run(main)
 
@@ -315,7 +315,7 @@ def test_a_missing_event_is_made_up_for(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         with JournalFollower(watches, path) as follower:
             if watches._inotify:
-                watches._inotify.forget(follower._watch)
+                watches._inotify.remove(follower._watch)
             async with reading(follower) as found:
                 append(path, b"unheard")
 

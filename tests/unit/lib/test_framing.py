@@ -5,19 +5,19 @@ from collections import Counter
 from types import FrameType
 from typing import Any
 
-from steadyrun.lib.framing import Frame, Lines
+from steadyrun.lib.framing import Frame, LineSplitter
 
 
 def test_a_line_ends_behind_its_line_break() -> None:
-    assert Lines().feed(b"one\ntwo\n") == [Frame(b"one", 4), Frame(b"two", 8)]
+    assert LineSplitter().feed(b"one\ntwo\n") == [Frame(b"one", 4), Frame(b"two", 8)]
 
 
 def test_offsets_are_those_of_the_file() -> None:
-    assert Lines(offset=100).feed(b"one\n") == [Frame(b"one", 104)]
+    assert LineSplitter(offset=100).feed(b"one\n") == [Frame(b"one", 104)]
 
 
 def test_a_line_is_there_once_its_line_break_is() -> None:
-    lines = Lines()
+    lines = LineSplitter()
 
     assert lines.feed(b"on") == []
     assert lines.feed(b"e") == []
@@ -26,7 +26,7 @@ def test_a_line_is_there_once_its_line_break_is() -> None:
 
 
 def test_empty_lines_are_skipped_and_counted() -> None:
-    lines = Lines()
+    lines = LineSplitter()
 
     assert lines.feed(b"\n\n") == []
     assert lines.feed(b"\none\n\n") == [Frame(b"one", 7)]
@@ -35,7 +35,7 @@ def test_empty_lines_are_skipped_and_counted() -> None:
 
 
 def test_nothing_but_the_line_break_is_taken_away() -> None:
-    assert Lines().feed(b" a\r\n\r\n\x0b\x0c\x85\n") == [
+    assert LineSplitter().feed(b" a\r\n\r\n\x0b\x0c\x85\n") == [
         Frame(b" a\r", 4),
         Frame(b"\r", 6),
         Frame(b"\x0b\x0c\x85", 10),
@@ -43,7 +43,7 @@ def test_nothing_but_the_line_break_is_taken_away() -> None:
 
 
 def test_an_empty_chunk_changes_nothing() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     lines.feed(b"on")
 
     assert lines.feed(b"") == []
@@ -51,19 +51,19 @@ def test_an_empty_chunk_changes_nothing() -> None:
 
 
 def test_the_rest_is_what_has_no_line_break() -> None:
-    lines = Lines(offset=10)
+    lines = LineSplitter(offset=10)
 
-    assert lines.rest() is None
+    assert lines.read_rest() is None
     lines.feed(b"one\ntw")
     lines.feed(b"o")
-    assert lines.rest() == Frame(b"two", 17)
-    assert lines.rest() == Frame(b"two", 17)
+    assert lines.read_rest() == Frame(b"two", 17)
+    assert lines.read_rest() == Frame(b"two", 17)
     assert lines.feed(b"!\n") == [Frame(b"two!", 19)]
-    assert lines.rest() is None
+    assert lines.read_rest() is None
 
 
 def test_a_long_line_is_put_together_once() -> None:
-    lines, chunks = Lines(), [b"x" * 1024] * 1024
+    lines, chunks = LineSplitter(), [b"x" * 1024] * 1024
     calls = Counter[str]()
 
     def count(frame: FrameType, what: str, called: Any) -> None:

@@ -7,18 +7,18 @@ import pytest
 from msgspec import Raw, Struct
 
 from steadyrun.lib.jsonrpc import (
-    Failure,
-    Message,
-    Notification,
-    Request,
-    Response,
     RpcError,
+    RpcFailure,
+    RpcMessage,
+    RpcNotification,
+    RpcRequest,
+    RpcResponse,
     decode,
-    failure,
+    encode_failure,
+    encode_notification,
+    encode_request,
+    encode_result,
     is_batch,
-    notification,
-    request,
-    result,
 )
 
 
@@ -31,18 +31,18 @@ class Options(Struct, frozen=True):
     limit: int = 7
 
 
-MESSAGES: dict[bytes, Message] = {
-    b'{"jsonrpc":"2.0","id":1,"method":"m","params":[1]}': Request(1, "m", Raw(b"[1]")),
-    b'{"id":0,"method":"m","params":{ "a": 1 }}': Request(0, "m", Raw(b'{ "a": 1 }')),
-    b'{"id":-7,"method":"m"}': Request(-7, "m"),
-    b'{"id":"1","method":"m"}': Request("1", "m"),
-    b'{"id":null,"method":"m"}': Request(None, "m"),
-    b'{"method":"m","params":null}': Notification("m"),
-    b' {"method":"m","later":[{}]} \r': Notification("m"),
-    b'{"id":1,"result":null}': Response(1, Raw(b"null")),
-    b'{"id":1,"result":{},"error":null}': Response(1, Raw(b"{}")),
-    b'{"id":"","error":{"code":-1,"message":"no"}}': Failure("", RpcError(-1, "no")),
-    b'{"id":1,"result":null,"error":{"code":1,"message":"no","data":[2]}}': Failure(
+MESSAGES: dict[bytes, RpcMessage] = {
+    b'{"jsonrpc":"2.0","id":1,"method":"m","params":[1]}': RpcRequest(1, "m", Raw(b"[1]")),
+    b'{"id":0,"method":"m","params":{ "a": 1 }}': RpcRequest(0, "m", Raw(b'{ "a": 1 }')),
+    b'{"id":-7,"method":"m"}': RpcRequest(-7, "m"),
+    b'{"id":"1","method":"m"}': RpcRequest("1", "m"),
+    b'{"id":null,"method":"m"}': RpcRequest(None, "m"),
+    b'{"method":"m","params":null}': RpcNotification("m"),
+    b' {"method":"m","later":[{}]} \r': RpcNotification("m"),
+    b'{"id":1,"result":null}': RpcResponse(1, Raw(b"null")),
+    b'{"id":1,"result":{},"error":null}': RpcResponse(1, Raw(b"{}")),
+    b'{"id":"","error":{"code":-1,"message":"no"}}': RpcFailure("", RpcError(-1, "no")),
+    b'{"id":1,"result":null,"error":{"code":1,"message":"no","data":[2]}}': RpcFailure(
         1, RpcError(1, "no", [2])
     ),
 }
@@ -69,7 +69,7 @@ NO_MESSAGES = {
 
 
 @pytest.mark.parametrize(("raw", "message"), MESSAGES.items())
-def test_a_message_is_told_by_its_members(raw: bytes, message: Message) -> None:
+def test_a_message_is_told_by_its_members(raw: bytes, message: RpcMessage) -> None:
     assert decode(raw) == message
 
 
@@ -86,10 +86,10 @@ def test_a_batch_is_refused_by_name(raw: bytes) -> None:
         decode(raw)
 
 
-@pytest.mark.parametrize("made", [Request(1, "m"), Notification("m")])
-def test_no_parameters_are_an_empty_object(made: Request | Notification) -> None:
-    assert made.params_as(Options) == Options(7)
-    assert made.params_as(dict) == {}
+@pytest.mark.parametrize("made", [RpcRequest(1, "m"), RpcNotification("m")])
+def test_no_parameters_are_an_empty_object(made: RpcRequest | RpcNotification) -> None:
+    assert made.decode_params(Options) == Options(7)
+    assert made.decode_params(dict) == {}
 
 
 def test_parameters_and_results_get_their_type_from_who_reads_them() -> None:
@@ -97,32 +97,36 @@ def test_parameters_and_results_get_their_type_from_who_reads_them() -> None:
     told = decode(b'{"method":"turn","params":{"thread":"t"}}')
     answered = decode(b'{"id":1,"result":{"thread":"t","effort":"high"}}')
 
-    assert isinstance(asked, Request)
-    assert isinstance(told, Notification)
-    assert isinstance(answered, Response)
-    assert asked.params_as(Turn) == told.params_as(Turn) == Turn("t")
-    assert answered.result_as(Turn) == Turn("t", "high")
+    assert isinstance(asked, RpcRequest)
+    assert isinstance(told, RpcNotification)
+    assert isinstance(answered, RpcResponse)
+    assert asked.decode_params(Turn) == told.decode_params(Turn) == Turn("t")
+    assert answered.decode_result(Turn) == Turn("t", "high")
 
 
 @pytest.mark.parametrize("params", [b"{}", b'{"thread":1}', b'{"thread":"\xff"}'])
 def test_what_has_another_type_is_refused(params: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        Request(1, "turn", Raw(params)).params_as(Turn)
+        RpcRequest(1, "turn", Raw(params)).decode_params(Turn)
 
 
 LINES = {
-    b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":"\\n"}}': request(1, "m", {"a": "\n"}),
-    b'{"jsonrpc":"2.0","id":null,"method":"m"}': request(None, "m"),
-    b'{"jsonrpc":"2.0","method":"m","params":[1]}': notification("m", [1]),
-    b'{"jsonrpc":"2.0","method":"m"}': notification("m"),
-    b'{"jsonrpc":"2.0","id":"a","result":null}': result("a", None),
-    b'{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"no"}}': failure(
+    b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":"\\n"}}': encode_request(
+        1, "m", {"a": "\n"}
+    ),
+    b'{"jsonrpc":"2.0","id":null,"method":"m"}': encode_request(None, "m"),
+    b'{"jsonrpc":"2.0","method":"m","params":[1]}': encode_notification("m", [1]),
+    b'{"jsonrpc":"2.0","method":"m"}': encode_notification("m"),
+    b'{"jsonrpc":"2.0","id":"a","result":null}': encode_result("a", None),
+    b'{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"no"}}': encode_failure(
         None, RpcError(-1, "no")
     ),
-    b'{"id":0,"method":"m","params":{"limit":7}}': request(0, "m", Options(), with_version=False),
-    b'{"method":"m"}': notification("m", with_version=False),
-    b'{"id":1,"result":[]}': result(1, [], with_version=False),
-    b'{"id":1,"error":{"code":1,"message":"","data":{}}}': failure(
+    b'{"id":0,"method":"m","params":{"limit":7}}': encode_request(
+        0, "m", Options(), with_version=False
+    ),
+    b'{"method":"m"}': encode_notification("m", with_version=False),
+    b'{"id":1,"result":[]}': encode_result(1, [], with_version=False),
+    b'{"id":1,"error":{"code":1,"message":"","data":{}}}': encode_failure(
         1, RpcError(1, "", {}), with_version=False
     ),
 }
@@ -136,4 +140,4 @@ def test_a_message_is_one_line(expected: bytes, line: bytes) -> None:
 def test_what_was_printed_over_several_lines_is_sent_in_one() -> None:
     printed: Any = Raw(b'{\n  "a": "\\n",\r\n  "b": [1,\n2]\n}')
 
-    assert result(1, printed) == b'{"jsonrpc":"2.0","id":1,"result":{"a":"\\n","b":[1,2]}}\n'
+    assert encode_result(1, printed) == b'{"jsonrpc":"2.0","id":1,"result":{"a":"\\n","b":[1,2]}}\n'

@@ -18,10 +18,10 @@ from steadyrun.lib.jsonrpc import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
-    Notification,
-    Request,
+    RpcNotification,
+    RpcRequest,
 )
-from steadyrun.lib.jsonrpc_peer import Peer, Service
+from steadyrun.lib.jsonrpc_peer import RpcPeer, RpcService
 
 PATIENCE_SECONDS = 30.0
 
@@ -31,7 +31,7 @@ class Sum(Struct, frozen=True):
     right: int = 0
 
 
-class Desk(Service):
+class Desk(RpcService):
     """Adds, waits, refuses and breaks, and writes down what it hears."""
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class Desk(Service):
         self.is_open = anyio.Event()
         self.was_cancelled = anyio.Event()
 
-    async def answer(self, request: Request) -> Any:
+    async def answer(self, request: RpcRequest) -> Any:
         self.heard.append(request.method)
         match request.method:
             case "add":
-                wanted = request.params_as(Sum)
+                wanted = request.decode_params(Sum)
                 return wanted.left + wanted.right
             case "wait":
                 return await self._wait()
@@ -60,7 +60,7 @@ class Desk(Service):
             case _:
                 return await super().answer(request)
 
-    def hear(self, notification: Notification) -> None:
+    def hear(self, notification: RpcNotification) -> None:
         self.heard.append(notification.method)
         if notification.method == "open":
             self.is_open.set()
@@ -70,7 +70,7 @@ class Desk(Service):
     def stray(self, raw: bytes) -> None:
         self.strays.append(raw)
 
-    def broke(self, message: Request | Notification, error: Exception) -> None:
+    def broke(self, message: RpcRequest | RpcNotification, error: Exception) -> None:
         self.broken.append(f"{message.method}: {type(error).__name__}")
 
     async def _wait(self) -> str:
@@ -82,8 +82,8 @@ class Desk(Service):
         return "opened"
 
 
-class Echo(Service):
-    async def answer(self, request: Request) -> Any:
+class Echo(RpcService):
+    async def answer(self, request: RpcRequest) -> Any:
         return request.params
 
 
@@ -111,12 +111,12 @@ def run(use: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def serving(
-    service: Service | None = None, *, with_version: bool = True
-) -> AsyncIterator[tuple[Peer, Wire]]:
+    service: RpcService | None = None, *, with_version: bool = True
+) -> AsyncIterator[tuple[RpcPeer, Wire]]:
     """A peer that serves, and the bare other end of its socket."""
     near, far = socket.socketpair()
     wire = Wire(*await asyncio.open_connection(sock=far))
-    peer = Peer(*await asyncio.open_connection(sock=near), service, with_version=with_version)
+    peer = RpcPeer(*await asyncio.open_connection(sock=near), service, with_version=with_version)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(peer.serve)
         try:
@@ -127,9 +127,9 @@ async def serving(
 
 
 @asynccontextmanager
-async def both(near: Service, far: Service) -> AsyncIterator[tuple[Peer, Peer]]:
+async def both(near: RpcService, far: RpcService) -> AsyncIterator[tuple[RpcPeer, RpcPeer]]:
     async with serving(near) as (peer, wire), anyio.create_task_group() as tasks:
-        other = Peer(wire.reader, wire.writer, far)
+        other = RpcPeer(wire.reader, wire.writer, far)
         tasks.start_soon(other.serve)
         yield peer, other
         other.close()
@@ -153,9 +153,9 @@ async def outcomes(*calls: Awaitable[object]) -> list[object]:
 
 def test_both_ends_call_at_the_same_time() -> None:
     async def main() -> None:
-        async def add(peer: Peer, left: int, right: int) -> int:
+        async def add(peer: RpcPeer, left: int, right: int) -> int:
             answer = await peer.call("add", Sum(left, right), seconds=PATIENCE_SECONDS)
-            return answer.result_as(int)
+            return answer.decode_result(int)
 
         async with both(Desk(), Desk()) as (near, far):
             calls = [add(peer, n, 1000) for n in range(100) for peer in (near, far)]
@@ -171,12 +171,12 @@ def test_a_slow_answer_holds_up_nobody() -> None:
         async def add_then_open() -> int:
             answer = await near.call("add", Sum(1, 2), seconds=PATIENCE_SECONDS)
             await near.notify("open")
-            return answer.result_as(int)
+            return answer.decode_result(int)
 
         async def wait() -> str:
-            return (await near.call("wait", seconds=PATIENCE_SECONDS)).result_as(str)
+            return (await near.call("wait", seconds=PATIENCE_SECONDS)).decode_result(str)
 
-        async with both(Service(), desk) as (near, _):
+        async with both(RpcService(), desk) as (near, _):
             assert await outcomes(wait(), add_then_open()) == ["opened", 3]
 
     run(main)
@@ -185,9 +185,9 @@ def test_a_slow_answer_holds_up_nobody() -> None:
 def test_lines_of_any_length_pass() -> None:
     async def main() -> None:
         text = ["x" * 3_000_000]
-        async with both(Service(), Echo()) as (near, _):
+        async with both(RpcService(), Echo()) as (near, _):
             answer = await near.call("echo", text, seconds=PATIENCE_SECONDS)
-        assert answer.result_as(list) == text
+        assert answer.decode_result(list) == text
 
     run(main)
 
@@ -238,7 +238,7 @@ def test_ids_of_another_type_answer_nothing() -> None:
             response = await peer.call("m", seconds=PATIENCE_SECONDS)
             await until(lambda: len(desk.strays) == 6)
 
-        assert response.result_as(str) == "int"
+        assert response.decode_result(str) == "int"
         assert desk.strays == [*odd, b'{"id":1,"result":"twice"}']
 
     run(main)
@@ -280,7 +280,7 @@ def test_a_cancelled_call_is_forgotten() -> None:
 
 def test_a_refusal_is_raised_where_the_call_was_made() -> None:
     async def main() -> None:
-        async with both(Service(), Desk()) as (near, _):
+        async with both(RpcService(), Desk()) as (near, _):
             with pytest.raises(RpcRefused, match="not today") as caught:
                 await near.call("refuse", seconds=PATIENCE_SECONDS)
 
@@ -291,7 +291,7 @@ def test_a_refusal_is_raised_where_the_call_was_made() -> None:
 
 def test_a_service_that_knows_no_method_says_so() -> None:
     async def main() -> None:
-        async with both(Service(), Service()) as (near, _):
+        async with both(RpcService(), RpcService()) as (near, _):
             await near.notify("anything")
             with pytest.raises(RpcRefused, match="no method 'm'") as caught:
                 await near.call("m", seconds=PATIENCE_SECONDS)
@@ -303,7 +303,7 @@ def test_a_service_that_knows_no_method_says_so() -> None:
 
 def test_parameters_of_the_wrong_type_are_refused() -> None:
     async def main() -> None:
-        async with both(Service(), Desk()) as (near, _):
+        async with both(RpcService(), Desk()) as (near, _):
             with pytest.raises(RpcRefused, match="Expected `int`, got `str`") as caught:
                 await near.call("add", {"left": "1"}, seconds=PATIENCE_SECONDS)
 

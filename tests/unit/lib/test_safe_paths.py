@@ -8,7 +8,7 @@ import pytest
 
 from steadyrun.errors import FileUnusable, PathRefused
 from steadyrun.lib.safe_files import open_regular
-from steadyrun.lib.safe_paths import LONGEST_PATH_BYTES, Scope, directory, shown
+from steadyrun.lib.safe_paths import LONGEST_PATH_BYTES, PathScope, escape_path, resolve_directory
 
 
 class Desk:
@@ -20,7 +20,7 @@ class Desk:
         for each in (self.own, self.added, folder / "adamant"):
             each.mkdir()
             (each / "file").write_text(each.name)
-        self.scope = Scope.of(self.own, self.added)
+        self.scope = PathScope.from_directories(self.own, self.added)
 
     def problem(self, path: str) -> str:
         with pytest.raises(PathRefused) as refused:
@@ -87,13 +87,13 @@ class TestWhereAPathLeads:
     def test_a_scope_that_is_reached_by_a_link_is_where_it_leads(self, desk: Desk) -> None:
         (desk.folder / "way").symlink_to(desk.own)
 
-        scope = Scope.of(desk.folder / "way")
+        scope = PathScope.from_directories(desk.folder / "way")
 
         assert scope.roots == (desk.own,)
         assert scope.resolve(f"{desk.folder}/way/file") == desk.own / "file"
 
     def test_everything_is_below_the_top(self) -> None:
-        assert Scope.of("/").resolve("etc") == Path("/etc")
+        assert PathScope.from_directories("/").resolve("etc") == Path("/etc")
 
 
 class TestWhatIsNoPath:
@@ -159,7 +159,7 @@ class TestWhatIsNoPath:
         assert len(str(refused.value)) < 500
 
     def test_a_path_of_any_bytes_has_a_text(self) -> None:
-        assert shown(Path("/\udc80/\ud800/é")) == r"/\x80/\ud800/é"
+        assert escape_path(Path("/\udc80/\ud800/é")) == r"/\x80/\ud800/é"
 
 
 class TestDirectories:
@@ -169,12 +169,12 @@ class TestDirectories:
 
         for given in ((desk.own / name,), (desk.own, desk.own / name)):
             with pytest.raises(FileUnusable, match="directory"):
-                Scope.of(*given)
+                PathScope.from_directories(*given)
 
     def test_a_directory_has_its_real_path(self, desk: Desk) -> None:
         (desk.folder / "way").symlink_to("ada")
 
-        assert directory(f"{desk.folder}/./way/../way") == desk.own
+        assert resolve_directory(f"{desk.folder}/./way/../way") == desk.own
 
 
 class TestOpening:

@@ -1,19 +1,19 @@
 """Which of its providers does an agent work with, and as what?"""
 
-from steadyrun.model.agent import Agent, choose
+from steadyrun.model.agent import Agent, choose_provider
 from steadyrun.model.ids import AgentId
 
 ADA = Agent(AgentId("agt"), "ada", ("claude", "codex", "shell"), "/home/ada", "a model")
 
 
 def test_the_first_that_is_not_closed_is_chosen() -> None:
-    assert choose(ADA.providers, set()) == "claude"
-    assert choose(ADA.providers, {"claude", "other"}) == "codex"
-    assert choose(ADA.providers, {*ADA.providers}) is None
+    assert choose_provider(ADA.providers, set()) == "claude"
+    assert choose_provider(ADA.providers, {"claude", "other"}) == "codex"
+    assert choose_provider(ADA.providers, {*ADA.providers}) is None
 
 
 def test_an_agent_on_another_provider_has_no_model_of_the_first() -> None:
-    assert ADA.on("claude") == ADA
-    codex = ADA.on("codex")
+    assert ADA.with_provider("claude") == ADA
+    codex = ADA.with_provider("codex")
     assert (codex.provider, codex.providers) == ("codex", ("codex", "claude", "shell"))
     assert (codex.model, codex.name, codex.home) == (None, "ada", "/home/ada")

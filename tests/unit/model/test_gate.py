@@ -10,23 +10,23 @@ from steadyrun.model.gate import (
     Closed,
     Dispatched,
     Gate,
-    GateNews,
+    GateReport,
     GateRules,
     Limited,
     Opened,
     ProviderAnswered,
-    RunEnded,
+    RunInconclusive,
     Suspected,
-    awaited_gate,
-    dispatchable,
-    gate_state,
-    gate_step,
-    gate_told,
-    news_of,
-    next_change,
-    opens_at,
-    shut_gate,
-    shut_providers,
+    build_gate_event,
+    can_dispatch,
+    compute_gate_state,
+    find_awaited_gate,
+    find_closed_gate,
+    find_next_change,
+    find_opening_time,
+    find_unavailable_providers,
+    report_run_end,
+    step_gate,
 )
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.run import Run, RunStatus
@@ -39,11 +39,11 @@ RULES = GateRules()
 FIRST, SECOND = RunId("run_1"), RunId("run_2")
 
 
-def after(*news: tuple[timedelta, GateNews], rules: GateRules = RULES) -> Gate:
+def after(*news: tuple[timedelta, GateReport], rules: GateRules = RULES) -> Gate:
     """A gate that heard of all that, each so long after noon."""
     gate = Gate("codex")
     for since, each in news:
-        gate = gate_step(gate, each, NOW + since, rules)
+        gate = step_gate(gate, each, NOW + since, rules)
     return gate
 
 
@@ -76,19 +76,19 @@ def test_a_time_that_cannot_be_is_a_quarter_of_an_hour(stated: timedelta | None)
 def test_a_time_that_came_while_nobody_was_there_closes_nothing() -> None:
     gate = after((HOUR, limited(stated=MINUTE)))
 
-    assert gate_state(gate, NOW + HOUR) == "open"
+    assert compute_gate_state(gate, NOW + HOUR) == "open"
     assert (gate.hit_at, gate.run) == (NOW + HOUR, FIRST)
 
 
 def test_it_is_shut_until_its_time_and_then_takes_one() -> None:
     gate = after(CLOSED)
-    assert not dispatchable(gate, NOW + QUARTER - A_MOMENT)
-    assert dispatchable(gate, NOW + QUARTER)
+    assert not can_dispatch(gate, NOW + QUARTER - A_MOMENT)
+    assert can_dispatch(gate, NOW + QUARTER)
 
-    probing = gate_step(gate, Dispatched(SECOND), NOW + QUARTER, RULES)
+    probing = step_gate(gate, Dispatched(SECOND), NOW + QUARTER, RULES)
 
-    assert gate_state(probing, NOW + QUARTER) == "probing"
-    assert not dispatchable(probing, NOW + A_WEEK)
+    assert compute_gate_state(probing, NOW + QUARTER) == "probing"
+    assert not can_dispatch(probing, NOW + A_WEEK)
 
 
 def test_stragglers_are_the_same_refusal() -> None:
@@ -112,7 +112,7 @@ def test_a_straggler_that_ends_well_opens_nothing() -> None:
     was = after(CLOSED)
 
     for late in (MINUTE, QUARTER, HOUR):
-        assert gate_step(was, ProviderAnswered(SECOND, NOW - MINUTE), NOW + late, RULES) == was
+        assert step_gate(was, ProviderAnswered(SECOND, NOW - MINUTE), NOW + late, RULES) == was
 
 
 def test_whoever_was_let_through_and_answered_opens_it() -> None:
@@ -128,8 +128,8 @@ def test_each_probe_that_is_refused_doubles_the_time_up_to_an_hour() -> None:
     for _ in range(4):
         assert gate.until
         now = gate.until
-        gate = gate_step(gate, Dispatched(SECOND), now, RULES)
-        gate = gate_step(gate, Limited(SECOND, now, None, "limit"), now + MINUTE, RULES)
+        gate = step_gate(gate, Dispatched(SECOND), now, RULES)
+        gate = step_gate(gate, Limited(SECOND, now, None, "limit"), now + MINUTE, RULES)
         assert gate.until
         waits.append(gate.until - now - MINUTE)
 
@@ -141,19 +141,19 @@ def test_after_so_many_tries_a_person_is_asked() -> None:
     rules = GateRules(attempts=2)
     gate, now = after(CLOSED, rules=rules), NOW + QUARTER
     for _ in range(2):
-        gate = gate_step(gate, Limited(SECOND, now, None, "limit"), now, rules)
+        gate = step_gate(gate, Limited(SECOND, now, None, "limit"), now, rules)
         now = gate.until or now
 
-    assert gate_state(gate, NOW + A_WEEK) == "held"
+    assert compute_gate_state(gate, NOW + A_WEEK) == "held"
     assert "open it by hand" in str(gate.reason)
-    assert dispatchable(gate_step(gate, Opened(), NOW, rules), NOW)
+    assert can_dispatch(step_gate(gate, Opened(), NOW, rules), NOW)
 
 
 def test_a_probe_that_shows_nothing_is_followed_by_another() -> None:
-    gate = after(CLOSED, (QUARTER, Dispatched(SECOND)), (QUARTER, RunEnded(SECOND)))
+    gate = after(CLOSED, (QUARTER, Dispatched(SECOND)), (QUARTER, RunInconclusive(SECOND)))
 
-    assert gate_state(gate, NOW + QUARTER) == "ready"
-    assert gate_step(gate, RunEnded(FIRST), NOW, RULES) == gate
+    assert compute_gate_state(gate, NOW + QUARTER) == "ready"
+    assert step_gate(gate, RunInconclusive(FIRST), NOW, RULES) == gate
 
 
 @pytest.mark.parametrize(
@@ -167,25 +167,25 @@ def test_an_announced_retry_makes_it_suspect_for_moments(
     until = NOW + timedelta(seconds=seconds)
 
     assert not gate.is_closed
-    assert dispatchable(gate, until)
-    assert dispatchable(gate, NOW) == (seconds == 0)
-    again = gate_step(gate, Suspected(timedelta(), "again"), NOW, RULES)
+    assert can_dispatch(gate, until)
+    assert can_dispatch(gate, NOW) == (seconds == 0)
+    again = step_gate(gate, Suspected(timedelta(), "again"), NOW, RULES)
     assert again.suspect_until == until, "never shorter"
 
 
 def test_a_person_closes_it_for_a_time_or_for_good() -> None:
     for_good = after((ZERO, Closed(None, "by hand")))
-    hit = gate_step(for_good, limited(stated=HOUR), NOW, RULES)
+    hit = step_gate(for_good, limited(stated=HOUR), NOW, RULES)
 
-    assert gate_state(hit, NOW + 2 * A_WEEK) == "held"
-    assert gate_state(after((ZERO, Closed(NOW + HOUR, "by hand"))), NOW + HOUR) == "ready"
+    assert compute_gate_state(hit, NOW + 2 * A_WEEK) == "held"
+    assert compute_gate_state(after((ZERO, Closed(NOW + HOUR, "by hand"))), NOW + HOUR) == "ready"
 
 
 def test_a_clock_that_was_ahead_closes_nothing_for_years() -> None:
     ahead = timedelta(days=400)
     gate = after((ahead, limited(began=ahead)), (ahead, Suspected(None, "")))
 
-    booted = gate_step(gate, Booted(is_probe_over=True), NOW, RULES)
+    booted = step_gate(gate, Booted(is_probe_over=True), NOW, RULES)
 
     assert booted.until == NOW + QUARTER
     assert (booted.since, booted.hit_at, booted.suspect_until) == (NOW, NOW, None)
@@ -195,11 +195,11 @@ def test_a_clock_that_was_ahead_closes_nothing_for_years() -> None:
 def test_what_is_known_survives_a_start() -> None:
     gate = after(CLOSED, (QUARTER, Dispatched(SECOND)))
 
-    alive = gate_step(gate, Booted(is_probe_over=False), NOW + QUARTER, RULES)
-    over = gate_step(gate, Booted(is_probe_over=True), NOW + QUARTER, RULES)
+    alive = step_gate(gate, Booted(is_probe_over=False), NOW + QUARTER, RULES)
+    over = step_gate(gate, Booted(is_probe_over=True), NOW + QUARTER, RULES)
 
     assert alive == gate
-    assert gate_state(over, NOW + QUARTER) == "ready"
+    assert compute_gate_state(over, NOW + QUARTER) == "ready"
     assert (over.hit_at, over.run, over.level) == (NOW, FIRST, 0)
 
 
@@ -209,18 +209,18 @@ def test_when_it_opens_is_known_where_time_alone_opens_it() -> None:
     held = after((ZERO, Closed(None, "by hand")))
     probing = after(CLOSED, (QUARTER, Dispatched(SECOND)))
 
-    found = [opens_at(gate, NOW) for gate in (Gate("codex"), closed, suspect, held)]
+    found = [find_opening_time(gate, NOW) for gate in (Gate("codex"), closed, suspect, held)]
     assert found == [None, NOW + QUARTER, NOW + timedelta(seconds=5), None]
-    assert opens_at(probing, NOW + QUARTER) is None
-    assert next_change([closed, suspect, held], NOW) == NOW + timedelta(seconds=5)
-    assert next_change([held, Gate("codex")], NOW) is None
+    assert find_opening_time(probing, NOW + QUARTER) is None
+    assert find_next_change([closed, suspect, held], NOW) == NOW + timedelta(seconds=5)
+    assert find_next_change([held, Gate("codex")], NOW) is None
 
 
 def test_the_gate_of_another_provider_is_nobodys_concern() -> None:
     closed = after(CLOSED)
 
-    assert shut_gate([Gate("codex"), closed], "codex", NOW) == closed
-    assert shut_gate([closed], "claude", NOW) is None
+    assert find_closed_gate([Gate("codex"), closed], "codex", NOW) == closed
+    assert find_closed_gate([closed], "claude", NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_the_gate_of_another_provider_is_nobodys_concern() -> None:
     ],
 )  # fmt: skip
 def test_what_is_told_of_a_change(was: Gate, becomes: Gate, told: object) -> None:
-    assert gate_told(was, becomes, NOW) == told
+    assert build_gate_event(was, becomes, NOW) == told
 
 
 def ended(status: RunStatus, **fields: object) -> Run:
@@ -249,13 +249,15 @@ def test_what_the_end_of_a_run_tells() -> None:
     error = ErrorFact("rate_limited", "too much: call 555-1234", retry_at=stated)
     why = "run_1 was rate limited"
 
-    assert news_of(ended("rate_limited", error=error)) == Limited(FIRST, NOW, stated, why)
-    assert news_of(ended("rate_limited")) == Limited(FIRST, NOW, None, why)
-    assert news_of(ended("completed")) == ProviderAnswered(FIRST, NOW)
-    assert news_of(ended("failed", tools=1)) == ProviderAnswered(FIRST, NOW)
-    assert news_of(ended("cancelled", usage=Usage(input_tokens=1))) == ProviderAnswered(FIRST, NOW)
+    assert report_run_end(ended("rate_limited", error=error)) == Limited(FIRST, NOW, stated, why)
+    assert report_run_end(ended("rate_limited")) == Limited(FIRST, NOW, None, why)
+    assert report_run_end(ended("completed")) == ProviderAnswered(FIRST, NOW)
+    assert report_run_end(ended("failed", tools=1)) == ProviderAnswered(FIRST, NOW)
+    assert report_run_end(ended("cancelled", usage=Usage(input_tokens=1))) == ProviderAnswered(
+        FIRST, NOW
+    )
     for status in ("failed", "cancelled", "timed_out", "orphaned"):
-        assert news_of(ended(status)) == RunEnded(FIRST)  # type: ignore[arg-type]
+        assert report_run_end(ended(status)) == RunInconclusive(FIRST)  # type: ignore[arg-type]
 
 
 def test_a_chain_goes_past_what_is_closed_and_waits_for_what_is_suspect() -> None:
@@ -272,7 +274,7 @@ def test_a_chain_goes_past_what_is_closed_and_waits_for_what_is_suspect() -> Non
         Gate("open"),
     ]
 
-    closed, suspect = shut_providers(gates, NOW)
+    closed, suspect = find_unavailable_providers(gates, NOW)
 
     assert closed == {"held", "closed", "probing", "both"}
     assert suspect == {"suspect", "tried"}
@@ -284,8 +286,8 @@ def test_a_chain_waits_for_the_gate_that_opens_first() -> None:
     soon, tense = Gate("soon", is_closed=True, until=minute), Gate("tense", suspect_until=hour)
     gates = [held, late, soon, tense]
 
-    assert awaited_gate(gates, ["held", "late", "soon"], NOW) == soon
-    assert awaited_gate(gates, ["held"], NOW) == held
-    assert awaited_gate(gates, ["late", "open"], NOW) is None
-    assert awaited_gate(gates, ["soon", "tense", "open"], NOW) == tense
-    assert awaited_gate(gates, ["open", "late"], NOW) is None
+    assert find_awaited_gate(gates, ["held", "late", "soon"], NOW) == soon
+    assert find_awaited_gate(gates, ["held"], NOW) == held
+    assert find_awaited_gate(gates, ["late", "open"], NOW) is None
+    assert find_awaited_gate(gates, ["soon", "tense", "open"], NOW) == tense
+    assert find_awaited_gate(gates, ["open", "late"], NOW) is None

@@ -11,8 +11,8 @@ from steadyrun.model.item import (
     SETTLED,
     Item,
     ItemStatus,
-    status_after,
-    status_of_absorbed,
+    compute_absorbed_status,
+    compute_item_status,
 )
 from steadyrun.model.run import EndStatus, Run, RunStatus, StopReason
 
@@ -47,7 +47,7 @@ def ended(status: RunStatus, stop_reason: StopReason | None = None) -> Run:
 def test_an_item_follows_its_run(
     status: RunStatus, stop_reason: StopReason | None, expected: ItemStatus
 ) -> None:
-    assert status_after(ended(status, stop_reason), ITEM) == expected
+    assert compute_item_status(ended(status, stop_reason), ITEM) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_an_item_follows_its_run(
 def test_an_absorbed_item_shares_success_but_not_bad_luck(
     status: RunStatus, stop_reason: StopReason | None, expected: ItemStatus
 ) -> None:
-    assert status_of_absorbed(ended(status, stop_reason), ITEM) == expected
+    assert compute_absorbed_status(ended(status, stop_reason), ITEM) == expected
 
 
 @pytest.mark.parametrize(("status", "stop_reason"), EVERY_END)
@@ -74,16 +74,16 @@ def test_what_was_asked_to_stop_is_cancelled_unless_it_was_done(
     run = ended(status, stop_reason)
     expected = "completed" if status == "completed" else "cancelled"
 
-    assert status_after(run, ASKED) == expected
-    assert status_of_absorbed(run, ASKED) == expected
+    assert compute_item_status(run, ASKED) == expected
+    assert compute_absorbed_status(run, ASKED) == expected
 
 
 @pytest.mark.parametrize(("status", "stop_reason"), EVERY_END)
 def test_every_end_leads_somewhere(status: RunStatus, stop_reason: StopReason | None) -> None:
     run = ended(status, stop_reason)
 
-    assert status_after(run, ITEM) in {*SETTLED, "queued"}
-    assert status_of_absorbed(run, ITEM) in {*SETTLED, "queued"}
+    assert compute_item_status(run, ITEM) in {*SETTLED, "queued"}
+    assert compute_absorbed_status(run, ITEM) in {*SETTLED, "queued"}
 
 
 def test_only_queued_and_running_items_are_open() -> None:

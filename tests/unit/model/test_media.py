@@ -2,7 +2,7 @@
 
 import pytest
 
-from steadyrun.model.media import IMAGE_TYPES, image_type
+from steadyrun.model.media import IMAGE_TYPES, detect_image_type
 
 PICTURES = {
     b"\x89PNG\r\n\x1a\n...": "image/png",
@@ -15,12 +15,12 @@ PICTURES = {
 
 @pytest.mark.parametrize(("data", "kind"), PICTURES.items())
 def test_a_picture_is_known_by_its_first_bytes(data: bytes, kind: str) -> None:
-    assert image_type(data) == kind
+    assert detect_image_type(data) == kind
 
 
 @pytest.mark.parametrize("data", [b"", b"RIFF", b"RIFF\x10\x00\x00\x00WAVE", b"<svg/>", b"GIF"])
 def test_anything_else_is_none(data: bytes) -> None:
-    assert image_type(data) is None
+    assert detect_image_type(data) is None
 
 
 def test_each_kind_is_named() -> None:

@@ -23,7 +23,7 @@ from steadyrun.model.event import (
     ToolFailed,
 )
 from steadyrun.model.ids import AgentId
-from steadyrun.model.policy import DENIED, Permissions, Policy, Rights, breach, rights
+from steadyrun.model.policy import DENIED, Permissions, Policy, Rights, compute_rights, find_breach
 from steadyrun.providers.claude.dialect import Claude
 from steadyrun.providers.claude.launch import ClaudeOptions
 from steadyrun.providers.codex.dialect import Codex
@@ -35,18 +35,20 @@ from steadyrun.testing.clock import START
 
 
 def test_a_policy_that_says_nothing_leaves_the_provider_its_tools() -> None:
-    assert rights(Policy()) == Rights("default", None, DENIED)
+    assert compute_rights(Policy()) == Rights("default", None, DENIED)
 
 
 def test_both_must_allow_and_what_is_denied_is_gone() -> None:
     policy = Policy("plan", tier="standard", deny=("Grep", "Grep"))
     file = Permissions(tools=("Read", "Grep", "Bash"))
 
-    assert rights(policy, file) == Rights("plan", ("Read",), (*DENIED, "Grep"))
+    assert compute_rights(policy, file) == Rights("plan", ("Read",), (*DENIED, "Grep"))
 
 
 def test_a_file_without_a_tier_or_tools_takes_nothing_away() -> None:
-    assert rights(Policy(tier="full"), Permissions(note="n")) == rights(Policy(tier="full"))
+    assert compute_rights(Policy(tier="full"), Permissions(note="n")) == compute_rights(
+        Policy(tier="full")
+    )
 
 
 @pytest.mark.parametrize("is_direct", [True, False])
@@ -122,7 +124,7 @@ SEARCHES_NOT = Rights(deny=("WebSearch",))
     ],
 )
 def test_a_use_goes_against_a_rule_or_none(held: Rights, tool: str, rule: str | None) -> None:
-    assert breach(held, tool) == rule
+    assert find_breach(held, tool) == rule
 
 
 def test_a_breach_is_told_behind_the_use_and_what_follows_moves_on() -> None:

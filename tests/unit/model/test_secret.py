@@ -54,7 +54,7 @@ def nested(value: Any) -> str:
 def scrubbed(scrubber: Scrubber, value: Any) -> Any:
     """Clean a value as the store does: only when its encoding is suspected."""
     cleaned = scrubber.clean(value)
-    assert scrubber.suspects(msgspec.msgpack.encode(value)) or cleaned == value
+    assert scrubber.is_suspicious(msgspec.msgpack.encode(value)) or cleaned == value
     return cleaned
 
 

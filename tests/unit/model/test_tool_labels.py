@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrun.model.tool_labels import LONGEST, label
+from steadyrun.model.tool_labels import LONGEST, format_label
 
 DEEP: Any = []
 for _ in range(5000):
@@ -48,7 +48,7 @@ for _ in range(5000):
     ],
 )
 def test_a_call_says_what_it_does_and_to_what(name: str, given: object, shown: str) -> None:
-    assert label(name, given) == shown
+    assert format_label(name, given) == shown
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_call_says_what_it_does_and_to_what(name: str, given: object, shown: s
 def test_what_has_another_shape_is_told_as_far_as_it_can_be(
     name: object, given: object, shown: str
 ) -> None:
-    assert label(name, given) == shown
+    assert format_label(name, given) == shown
 
 
 json = st.recursive(
@@ -87,7 +87,7 @@ inputs = json | st.dictionaries(
 
 @given(names, inputs)
 def test_a_label_is_one_short_line_whatever_comes(name: str, given: object) -> None:
-    shown = label(name, given)
+    shown = format_label(name, given)
 
     assert 0 < len(shown) <= LONGEST
     assert shown.isprintable()
@@ -95,6 +95,6 @@ def test_a_label_is_one_short_line_whatever_comes(name: str, given: object) -> N
 
 @pytest.mark.parametrize("name", ["Read", "Bash", "Frobnicate", "n" * 10_000_000])
 def test_a_huge_input_is_cut(name: str) -> None:
-    shown = label(name, {"path": "/p" * 5_000_000, "command": "x " * 5_000_000})
+    shown = format_label(name, {"path": "/p" * 5_000_000, "command": "x " * 5_000_000})
 
     assert len(shown) <= LONGEST

@@ -299,7 +299,7 @@ def test_remove_refuses_an_agent_with_a_warm_process_of_a_dead_daemon(
         store, agent, now = desk.store, AgentId(added.id), desk.clock.now()
         await store.accept(Message(agent, "go"))
         [claim] = await store.claim((await store.join("test")).id)
-        run = desk.ids.run()
+        run = desk.ids.new_run()
         await store.change(claim, run, Created(run, agent, claim.item.id, "scripted", now))
         await store.rest(claim, Finished(now, "completed"))
 
@@ -355,7 +355,7 @@ def test_state_of_an_agent_follows_its_lane_and_gate(desk: OperationContext) -> 
         await store.accept(Message(agent_id, "fix\n the  test"))
         holder = await store.join("test")
         [claim] = await store.claim(holder.id)
-        run = desk.ids.run()
+        run = desk.ids.new_run()
         await store.change(
             claim, run, Created(run, agent_id, claim.item.id, "scripted", desk.clock.now())
         )
@@ -397,7 +397,7 @@ def test_listing_a_hundred_agents_needs_as_many_queries_as_one(
     async def asked(count: int) -> int:
         for _ in range(count):
             name = f"agent{len(await desk.store.agents())}"
-            agent = Agent(desk.ids.agent(), name, ("scripted",), str(tmp_path))
+            agent = Agent(desk.ids.new_agent(), name, ("scripted",), str(tmp_path))
             await desk.store.add_agent(agent)
         counted = Counted(desk.store)
         seen = desk_of(cast("Store", counted), tmp_path, clock=desk.clock)

@@ -8,7 +8,7 @@ import pytest
 from steadyrun.dialect import EnforcedRights
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.agent import Agent
-from steadyrun.model.approval import Answer, Approval
+from steadyrun.model.approval import Approval, ApprovalAnswer
 from steadyrun.model.ids import AgentId, ApprovalId, Ids, RunId
 from steadyrun.operations.approvals import answer_approval
 from steadyrun.operations.context import OperationContext
@@ -17,8 +17,8 @@ from steadyrun.stores.memory.tables import Tables
 from steadyrun.testing.clock import START, FakeClock
 
 ADA = Agent(AgentId("agt_1"), "ada", ("scripted",), "/home/ada")
-ALWAYS = Answer(True, "eve", START, always=True)
-ELSEWHERE = Answer(True, "eve", START, provider="codex")
+ALWAYS = ApprovalAnswer(True, "eve", START, always=True)
+ELSEWHERE = ApprovalAnswer(True, "eve", START, provider="codex")
 
 
 def a_desk(store: MemoryStore) -> OperationContext:

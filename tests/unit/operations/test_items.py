@@ -211,7 +211,7 @@ def test_find_item_accepts_an_unambiguous_prefix(desk: OperationContext) -> None
 async def run_one(desk: OperationContext, status: Any = "failed") -> ItemId:
     holder = await desk.store.join("test")
     [claim] = await desk.store.claim(holder.id)
-    run, now = desk.ids.run(), desk.clock.now()
+    run, now = desk.ids.new_run(), desk.clock.now()
     await desk.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
     await desk.store.settle(claim, Finished(now, status))
     return claim.item.id
@@ -267,7 +267,7 @@ def test_cancel_waits_for_the_end_of_a_running_item(desk: OperationContext) -> N
         item = await send(desk, SendRequest(agent="ada", text="one"))
         holder = await desk.store.join("test")
         [claim] = await desk.store.claim(holder.id)
-        run, now = desk.ids.run(), desk.clock.now()
+        run, now = desk.ids.new_run(), desk.clock.now()
         await desk.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
         asked = await cancel(desk, CancelRequest(run))
         found: list[Any] = [asked, (await desk.store.item(ItemId(item.id))).cancel_requested]

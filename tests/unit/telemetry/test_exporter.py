@@ -66,7 +66,11 @@ class Record:
         [started] = await self.store.start(
             holder.id,
             lambda agent, item: Created(
-                self._daemon.ids.run(), agent.id, item.id, agent.provider, self._daemon.clock.now()
+                self._daemon.ids.new_run(),
+                agent.id,
+                item.id,
+                agent.provider,
+                self._daemon.clock.now(),
             ),
         )
         play = Play(self._daemon, started)

@@ -6,7 +6,7 @@ from steadyrun.app.replay import find_recording, replay_recording
 from steadyrun.cli.output.format import ShownEvent, format_event, to_json
 from steadyrun.config import load
 from steadyrun.model.event import TextDelta, ThinkingDelta
-from steadyrun.model.event_json import public
+from steadyrun.model.event_json import to_public
 
 
 def replay(args: Namespace) -> int:
@@ -19,6 +19,6 @@ def replay(args: Namespace) -> int:
 
 def _print(seen: ShownEvent, *, as_json: bool) -> None:
     if as_json:
-        print(to_json({**public(seen), "cursor": None}))
+        print(to_json({**to_public(seen), "cursor": None}))
     elif not isinstance(seen.event, TextDelta | ThinkingDelta):
         print(format_event(seen))

@@ -23,7 +23,7 @@ from steadyrun.errors import InvalidUsage
 from steadyrun.lib.signal import Signal
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.event import FollowupAbsorbed, RunEnded, RunStarted, StoredEvent
-from steadyrun.model.event_json import data_of
+from steadyrun.model.event_json import to_data
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Item
 from steadyrun.operations.context import OperationContext
@@ -190,7 +190,7 @@ class ItemWatch:
             self._context, await self._context.store.item(ItemId(self._item.id))
         )
         if self._as_json:
-            result = None if self._ended is None else data_of(self._ended.event)
+            result = None if self._ended is None else to_data(self._ended.event)
             print(to_json({**msgspec.structs.asdict(item), "result": result}))
         elif self._ended is None and self._exit in _EXITS.values():
             self._note(f"* {item.status}")

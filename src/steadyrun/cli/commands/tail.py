@@ -10,8 +10,8 @@ from steadyrun.cli.commands.runs import open_record
 from steadyrun.cli.event_stream import EventFilter, EventStream
 from steadyrun.cli.output.format import ShownEvent, format_event, to_json
 from steadyrun.errors import InvalidUsage, NotFound
-from steadyrun.model.event import EVENT_TYPES, RunEnded, StoredEvent, type_of
-from steadyrun.model.event_json import public
+from steadyrun.model.event import EVENT_TYPES, RunEnded, StoredEvent, get_type
+from steadyrun.model.event_json import to_public
 from steadyrun.operations.lookup import find_run
 from steadyrun.store import PAGE, Store
 
@@ -65,7 +65,7 @@ class EventPrinter:
 
     async def show(self, seen: ShownEvent) -> bool:
         if self.is_shown(seen):
-            line = to_json(public(seen)) if self._as_json else format_event(seen)
+            line = to_json(to_public(seen)) if self._as_json else format_event(seen)
             print(line, flush=True)
         # After the last event of a run there is nothing more to print.
         self.is_over = self._filter_.run is not None and isinstance(seen.event, get_args(RunEnded))
@@ -76,7 +76,7 @@ class EventPrinter:
             await self.show(event)
 
     def is_shown(self, seen: ShownEvent) -> bool:
-        name = type_of(seen.event)
+        name = get_type(seen.event)
         return not self._kinds or any(is_kind(name, kind) for kind in self._kinds)
 
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from steadyrun.model import event as ev
-from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent, type_of
-from steadyrun.model.event_json import data_of
+from steadyrun.model.event import LiveEvent, RunEnded, StoredEvent, get_type
+from steadyrun.model.event_json import to_data
 from steadyrun.model.run import Run
 from steadyrun.model.usage import Cost, Usage
 
@@ -204,7 +204,7 @@ def _summarize_event(seen: ShownEvent) -> str:
         ):
             return _format_ending(ended)
         case other:
-            data = {k: v for k, v in data_of(other).items() if v not in (None, "", [], {})}
+            data = {k: v for k, v in to_data(other).items() if v not in (None, "", [], {})}
             return to_json(data) if data else ""
 
 

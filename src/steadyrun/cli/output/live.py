@@ -24,8 +24,8 @@ from steadyrun.cli.output.format import (
 )
 from steadyrun.model import event as ev
 from steadyrun.model.event import RunEnded, ToolCompleted, ToolFailed
-from steadyrun.model.event_json import data_of, public
-from steadyrun.model.tool_labels import label
+from steadyrun.model.event_json import to_data, to_public
+from steadyrun.model.tool_labels import format_label
 
 _COLUMN = 46
 _QUOTED = 60
@@ -55,7 +55,7 @@ class EventLines:
         self._out, self._err = out, err
 
     def show(self, seen: ShownEvent) -> None:
-        print(to_json(public(seen)), file=self._out, flush=True)
+        print(to_json(to_public(seen)), file=self._out, flush=True)
 
     def note(self, line: str) -> None:
         print(sanitize(line), file=self._err, flush=True)
@@ -66,7 +66,7 @@ class OneDocument(EventLines):
 
     def show(self, seen: ShownEvent) -> None:
         if isinstance(seen.event, get_args(RunEnded)):
-            document = {"run": seen.run, **data_of(seen.event)}
+            document = {"run": seen.run, **to_data(seen.event)}
             print(to_json(document), file=self._out, flush=True)
 
 
@@ -225,7 +225,7 @@ class _AnswerText:
 
 def summarize_tool(tool: Any) -> str:
     """Return a short label for a tool call."""
-    return label(tool.tool_name, tool.tool_input)
+    return format_label(tool.tool_name, tool.tool_input)
 
 
 def format_progress(event: object) -> str | None:

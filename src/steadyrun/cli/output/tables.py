@@ -15,7 +15,7 @@ from steadyrun.cli.output.format import (
     sanitize,
     to_json,
 )
-from steadyrun.model.budget import said
+from steadyrun.model.budget import format_budget
 from steadyrun.model.usage import Cost
 from steadyrun.operations.documents import (
     AgentDocument,
@@ -93,7 +93,7 @@ def _format_agent(_: Any, agent: AgentPage) -> Iterator[str]:
         "agent": agent.name,
         "state": agent.state + (f" until {format_time(agent.until)}" if agent.until else ""),
         "why": agent.reason,
-        "budget": ", ".join(said(agent.budget)),
+        "budget": ", ".join(format_budget(agent.budget)),
         "process": agent.process,
         "now": agent.now and f"{agent.item}: {agent.now}",
         "run": agent.run,

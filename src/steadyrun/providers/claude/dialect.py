@@ -246,7 +246,7 @@ class Claude:
             kind = decode_kind(frame.raw)
         except (ValueError, RecursionError) as problem:
             raise msgspec.DecodeError(str(problem)) from problem
-        unknown = ev.Unknown.of(frame.raw)
+        unknown = ev.Unknown.from_line(frame.raw)
         match kind.type:
             case "result":
                 return [unknown, *turns.on_invalid_result(self.state, recover_result(frame.raw))]
@@ -267,7 +267,7 @@ class Claude:
 
     def _on_system(self, said: SystemLine, frame: Frame) -> list[DialectOutput]:
         heard = notices.on_system_line(self.state, said.subtype, frame)
-        return [ev.Unknown.of(frame.raw)] if heard is None else heard
+        return [ev.Unknown.from_line(frame.raw)] if heard is None else heard
 
     def _on_result(self, said: ResultLine, _: Frame) -> list[DialectOutput]:
         return turns.on_result(self.state, said)
@@ -277,7 +277,10 @@ class Claude:
     ) -> list[DialectOutput]:
         request = said.request
         if request.subtype != "can_use_tool":
-            return [requests.build_decline(frame.end, said.request_id), ev.Unknown.of(frame.raw)]
+            return [
+                requests.build_decline(frame.end, said.request_id),
+                ev.Unknown.from_line(frame.raw),
+            ]
         approval, given = str(frame.end), bytes(request.input)
         self.state.asks[approval] = ClaudeApproval(
             said.request_id,

@@ -6,30 +6,30 @@ import msgspec
 
 from steadyrun.dialect import DialectOutput
 from steadyrun.lib.framing import Frame
-from steadyrun.lib.jsonrpc import Request
+from steadyrun.lib.jsonrpc import RpcRequest
 from steadyrun.model import event as ev
 from steadyrun.providers.codex import requests
 from steadyrun.providers.codex.frames import ApprovalParams
 from steadyrun.providers.codex.state import CodexApproval, CodexState
 
 
-def on_server_request(state: CodexState, ask: Request, frame: Frame) -> list[DialectOutput]:
+def on_server_request(state: CodexState, ask: RpcRequest, frame: Frame) -> list[DialectOutput]:
     """A question is an approval, or has its answer already."""
     decline = requests.build_decline(frame.end, ask.id, ask.method)
     try:
-        params = ask.params_as(ApprovalParams)
+        params = ask.decode_params(ApprovalParams)
     except msgspec.DecodeError:
-        return [decline, ev.Unknown.of(frame.raw)]
+        return [decline, ev.Unknown.from_line(frame.raw)]
     tool = requests.TOOLS.get(ask.method) or _find_mcp_server(ask.method, params)
     if tool is not None:
         return [_record_approval(state, ask, params, tool, str(frame.end))]
     if ask.method == requests.USER_INPUT:
         return [decline, ev.Note(_format_questions(params.questions))]
-    return [decline, ev.Unknown.of(frame.raw)]
+    return [decline, ev.Unknown.from_line(frame.raw)]
 
 
 def _record_approval(
-    state: CodexState, ask: Request, params: ApprovalParams, tool: str, approval: str
+    state: CodexState, ask: RpcRequest, params: ApprovalParams, tool: str, approval: str
 ) -> ev.ApprovalRequested:
     asked_for = msgspec.json.encode(params.permissions or {})
     state.asks[approval] = CodexApproval(ask.id, ask.method, asked_for)

@@ -29,7 +29,7 @@ from steadyrun.dialect import (
 )
 from steadyrun.lib import jsonrpc
 from steadyrun.lib.framing import Frame
-from steadyrun.lib.jsonrpc import Failure, Notification, Request, Response, RpcError
+from steadyrun.lib.jsonrpc import RpcError, RpcFailure, RpcNotification, RpcRequest, RpcResponse
 from steadyrun.model import event as ev
 from steadyrun.model.policy import Rights
 from steadyrun.providers.codex import (
@@ -174,20 +174,20 @@ class Codex:
         try:
             told = jsonrpc.decode(frame.raw)
             match told:
-                case Request():
+                case RpcRequest():
                     return self._record_request(told, frame)
-                case Response():
-                    answer = told.result_as(Any)
+                case RpcResponse():
+                    answer = told.decode_result(Any)
                     return turns.on_decision(self.state, told.id, answer)
-                case Failure():
+                case RpcFailure():
                     return turns.on_decision(self.state, told.id, None)
-                case Notification():
+                case RpcNotification():
                     return []
         except msgspec.DecodeError:
             return []  # a recording may have what we would not say
 
-    def _record_request(self, told: Request, frame: Frame) -> list[DialectOutput]:
-        state, params = self.state, told.params_as(SentParams)
+    def _record_request(self, told: RpcRequest, frame: Frame) -> list[DialectOutput]:
+        state, params = self.state, told.decode_params(SentParams)
         name = frame.key.partition(":")[2] or f"line{frame.number}"
         asked = CodexPendingRequest(told.method, name)
         state.asked[_encode_id(told.id)] = asked
@@ -245,15 +245,15 @@ class Codex:
         self.state.has_spoken |= not any(isinstance(each, ev.Unknown) for each in said)
         return said
 
-    def _on_message(self, heard: jsonrpc.Message, frame: Frame) -> list[DialectOutput]:
+    def _on_message(self, heard: jsonrpc.RpcMessage, frame: Frame) -> list[DialectOutput]:
         match heard:
-            case Notification():
+            case RpcNotification():
                 return self._on_notification(heard, frame)
-            case Response():
+            case RpcResponse():
                 return self._on_reply(heard, frame)
-            case Failure():
+            case RpcFailure():
                 return self._on_refusal(heard, frame)
-            case Request():
+            case RpcRequest():
                 return approvals.on_server_request(self.state, heard, frame)
 
     def _on_other_line(self, frame: Frame) -> list[DialectOutput]:
@@ -261,22 +261,25 @@ class Codex:
         odd = decode_loose_failure(frame.raw)
         if odd is not None:
             error = RpcError(jsonrpc.INTERNAL_ERROR, str(odd.error))
-            return [ev.Unknown.of(frame.raw), *self._on_refusal(Failure(odd.id, error), frame)]
+            return [
+                ev.Unknown.from_line(frame.raw),
+                *self._on_refusal(RpcFailure(odd.id, error), frame),
+            ]
         line = decode_exec_line(frame.raw)
         said = codex_exec.on_line(self.state, line, frame.end)
         if said is None:
-            return [ev.Unknown.of(frame.raw)]
+            return [ev.Unknown.from_line(frame.raw)]
         self.state.has_spoken |= line.type != launch.RESUMED
-        return [ev.Unknown.of(frame.raw), *said] if codex_exec.is_unreadable(line) else said
+        return [ev.Unknown.from_line(frame.raw), *said] if codex_exec.is_unreadable(line) else said
 
-    def _on_notification(self, news: Notification, frame: Frame) -> list[DialectOutput]:
+    def _on_notification(self, news: RpcNotification, frame: Frame) -> list[DialectOutput]:
         method = news.method
         if method in SILENT_METHODS:
             return []
         kind = NOTIFICATIONS.get(method)
         if kind is None:
-            return [] if method.startswith(_SILENT_PREFIXES) else [ev.Unknown.of(frame.raw)]
-        said: Any = news.params_as(kind)
+            return [] if method.startswith(_SILENT_PREFIXES) else [ev.Unknown.from_line(frame.raw)]
+        said: Any = news.decode_params(kind)
         if self.state.is_other(getattr(said, "thread_id", None)):
             kept = turns.on_parallel_notification(self.state, said, frame)
             return [*kept, *usage.on_sub_agent_usage(self.state, said)]
@@ -285,7 +288,7 @@ class Codex:
     def _on_turn(self, said: TurnNotification, method: str, frame: Frame) -> list[DialectOutput]:
         if method == "turn/started":
             return turns.on_turn_started(self.state, said.turn, frame.end)
-        kept = [] if said.turn.status in turns.STATUSES else [ev.Unknown.of(frame.raw)]
+        kept = [] if said.turn.status in turns.STATUSES else [ev.Unknown.from_line(frame.raw)]
         return [*kept, *turns.on_turn_completed(self.state, said.turn)]
 
     def _on_item(self, said: ItemNotification, method: str, _: Frame) -> list[DialectOutput] | None:
@@ -379,10 +382,10 @@ class Codex:
 
     # -- its answers
 
-    def _on_reply(self, reply: Response, frame: Frame) -> list[DialectOutput]:
+    def _on_reply(self, reply: RpcResponse, frame: Frame) -> list[DialectOutput]:
         asked = self.state.asked.pop(_encode_id(reply.id), None)
         if asked is None:
-            return [ev.Unknown.of(frame.raw)]
+            return [ev.Unknown.from_line(frame.raw)]
         if asked.method in _THREADS:
             return self._on_thread_reply(reply, frame)
         if asked.method == "turn/start":
@@ -391,32 +394,32 @@ class Codex:
             return offers.accept_offer(self.state, asked.name)
         return []
 
-    def _on_turn_reply(self, name: str, reply: Response) -> list[DialectOutput]:
+    def _on_turn_reply(self, name: str, reply: RpcResponse) -> list[DialectOutput]:
         turn = self.state.turn
         if turn is None or turn.name != name:
             return []
-        turn.id = reply.result_as(TurnReply).turn.id
+        turn.id = reply.decode_result(TurnReply).turn.id
         return turns.bind_thread(self.state)
 
-    def _on_thread_reply(self, reply: Response, frame: Frame) -> list[DialectOutput]:
+    def _on_thread_reply(self, reply: RpcResponse, frame: Frame) -> list[DialectOutput]:
         state = self.state
         if state.thread is not None:
             return []
         try:
-            opened = reply.result_as(ThreadReply)
+            opened = reply.decode_result(ThreadReply)
         except msgspec.DecodeError:
             why = "the answer of Codex could not be read"
             state.refused = errors.build_open_error(0, why, is_resumed=False)
-            return [ev.Unknown.of(frame.raw)]
+            return [ev.Unknown.from_line(frame.raw)]
         state.thread = opened.thread.id
         state.model = opened.model if isinstance(opened.model, str) else None
         return []
 
-    def _on_refusal(self, reply: Failure, frame: Frame) -> list[DialectOutput]:
+    def _on_refusal(self, reply: RpcFailure, frame: Frame) -> list[DialectOutput]:
         state, why = self.state, reply.error.message
         asked = state.asked.pop(_encode_id(reply.id), None)
         if asked is None:
-            return [ev.Unknown.of(frame.raw)]
+            return [ev.Unknown.from_line(frame.raw)]
         if asked.method in _THREADS:
             state.refused = errors.build_open_error(
                 reply.error.code, why, is_resumed=asked.method == "thread/resume"
@@ -440,9 +443,9 @@ class Codex:
 
 def _keep_unknown(said: list[DialectOutput] | None, frame: Frame) -> list[DialectOutput]:
     """What a line comes to; a line that is not known is kept."""
-    return [ev.Unknown.of(frame.raw)] if said is None else said
+    return [ev.Unknown.from_line(frame.raw)] if said is None else said
 
 
-def _encode_id(id_: jsonrpc.Id) -> str:
+def _encode_id(id_: jsonrpc.RpcId) -> str:
     """An id as it is printed: 1 and "1" are different."""
     return msgspec.json.encode(id_).decode()

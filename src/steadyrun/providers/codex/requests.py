@@ -7,7 +7,7 @@ import msgspec
 
 from steadyrun.dialect import LaunchRequest, Offer, Send, Turn, Verdict
 from steadyrun.lib import jsonrpc
-from steadyrun.lib.jsonrpc import METHOD_NOT_FOUND, Id, RpcError
+from steadyrun.lib.jsonrpc import METHOD_NOT_FOUND, RpcError, RpcId
 from steadyrun.model.event import JsonObject
 from steadyrun.providers.codex.launch import (
     CodexOptions,
@@ -55,7 +55,9 @@ def build_open(request: LaunchRequest, options: CodexOptions) -> list[Send]:
         params["excludeTurns"] = True
     return [
         _build_request("open", "initialize", hello),
-        Send("initialized", jsonrpc.notification("initialized", with_version=False).rstrip()),
+        Send(
+            "initialized", jsonrpc.encode_notification("initialized", with_version=False).rstrip()
+        ),
         _build_request(f"{THREAD}:{request.turn.mode or request.mode}", method, params),
     ]
 
@@ -110,13 +112,13 @@ def build_decision(approval: str, ask: CodexApproval, verdict: Verdict) -> Send:
     return Send(f"decide:{approval}", _encode_answer(ask.request, answer))
 
 
-def build_decline(place: int, request: Id, method: str) -> Send:
+def build_decline(place: int, request: RpcId, method: str) -> Send:
     """Without an answer it would wait for ever."""
     key = f"decline:{place}"
     if method in _REFUSALS:
         return Send(key, _encode_answer(request, _REFUSALS[method]))
     error = RpcError(METHOD_NOT_FOUND, "this is not supported")
-    return Send(key, jsonrpc.failure(request, error, with_version=False).rstrip())
+    return Send(key, jsonrpc.encode_failure(request, error, with_version=False).rstrip())
 
 
 def is_allowing(answer: Any) -> bool:
@@ -135,8 +137,8 @@ def is_allowing(answer: Any) -> bool:
 
 
 def _build_request(key: str, method: str, params: JsonObject) -> Send:
-    return Send(key, jsonrpc.request(key, method, params, with_version=False).rstrip())
+    return Send(key, jsonrpc.encode_request(key, method, params, with_version=False).rstrip())
 
 
-def _encode_answer(request: Id, value: JsonObject) -> bytes:
-    return jsonrpc.result(request, value, with_version=False).rstrip()
+def _encode_answer(request: RpcId, value: JsonObject) -> bytes:
+    return jsonrpc.encode_result(request, value, with_version=False).rstrip()

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from steadyrun.lib.jsonrpc import Id
+from steadyrun.lib.jsonrpc import RpcId
 from steadyrun.model.event import ErrorFact
 from steadyrun.model.policy import Mode
 from steadyrun.model.usage import Cost
@@ -40,7 +40,7 @@ class CodexOffer(Struct):
 class CodexApproval(Struct):
     """A question that waits for our answer."""
 
-    request: Id
+    request: RpcId
     method: str
     # What is asked for, where the answer has to say it again.
     permissions: bytes | None = None

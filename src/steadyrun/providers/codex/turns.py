@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from steadyrun.dialect import STILL_RUNNING, DialectOutput, ProcessExit, TurnBegan, TurnEnded
 from steadyrun.lib.framing import Frame
-from steadyrun.lib.jsonrpc import Id
+from steadyrun.lib.jsonrpc import RpcId
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
 from steadyrun.providers.codex import errors, offers, usage
@@ -80,7 +80,7 @@ def on_parallel_notification(state: CodexState, news: Struct, frame: Frame) -> l
         return []
     if isinstance(news, TurnNotification) and news.turn.status in STATUSES:
         state.beside.discard(thread)
-    return [ev.Unknown.of(frame.raw)]
+    return [ev.Unknown.from_line(frame.raw)]
 
 
 def on_turn_completed(state: CodexState, ended: TurnBody) -> list[DialectOutput]:
@@ -173,17 +173,19 @@ def _withdraw_approvals(state: CodexState) -> list[DialectOutput]:
     ]
 
 
-def withdraw_approval(state: CodexState, request: Id) -> list[DialectOutput]:
+def withdraw_approval(state: CodexState, request: RpcId) -> list[DialectOutput]:
     """A question is not asked any more."""
     return _resolve_approval(state, request, "cancelled", "provider")
 
 
-def on_decision(state: CodexState, request: Id, answer: Any) -> list[DialectOutput]:
+def on_decision(state: CodexState, request: RpcId, answer: Any) -> list[DialectOutput]:
     """A question was answered."""
     return _resolve_approval(state, request, "allow" if is_allowing(answer) else "deny", "user")
 
 
-def _resolve_approval(state: CodexState, request: Id, verdict: str, by: str) -> list[DialectOutput]:
+def _resolve_approval(
+    state: CodexState, request: RpcId, verdict: str, by: str
+) -> list[DialectOutput]:
     # 1 and "1" are different, and 0 is one of them.
     is_it = (type(request), request)
     names = [n for n, ask in state.asks.items() if (type(ask.request), ask.request) == is_it]

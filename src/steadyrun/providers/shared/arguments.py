@@ -10,7 +10,7 @@ from steadyrun.model.media import (
     LARGEST_IMAGE_BYTES,
     LARGEST_IMAGES_BYTES,
     MOST_IMAGES,
-    image_type,
+    detect_image_type,
 )
 
 # Linux gives a program no longer argument.
@@ -53,7 +53,7 @@ def _check_image(number: int, image: Image) -> None:
     if image.media_type not in IMAGE_TYPES:
         found = f"image {number}: expected png, jpeg, webp or gif, found {image.media_type!r}"
         raise InvalidUsage(found, hint="Convert it first.")
-    if image_type(image.data) != image.media_type:
+    if detect_image_type(image.data) != image.media_type:
         expected = f"image {number}: expected {image.media_type}"
         raise InvalidUsage(f"{expected}, found something else", hint="Is it the right file?")
     if len(image.data) > LARGEST_IMAGE_BYTES:

@@ -9,7 +9,7 @@ from steadyrun.dialect import RESUME_NOT_FOUND, Turn, TurnBegan, TurnEnded
 from steadyrun.driver import Driver, DriverOutput, JournalBatch
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
-from steadyrun.model.approval import BY_PROVIDER, approval_id
+from steadyrun.model.approval import BY_PROVIDER, build_approval_id
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
@@ -163,7 +163,7 @@ async def _with_name(live: LiveProcess, heard: DriverOutput) -> DriverOutput:
     if not isinstance(event, ApprovalResolved) or event.by == BY_PROVIDER:
         return heard
     try:
-        known = await live.store.approval(approval_id(live.process.id, event.approval))
+        known = await live.store.approval(build_approval_id(live.process.id, event.approval))
     except NotFound:
         # It was asked outside of a run.
         return heard

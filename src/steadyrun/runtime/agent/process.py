@@ -82,7 +82,7 @@ class LiveProcess:
         # What is being said; cancelled when there is nobody to say it to.
         self._saying: list[anyio.CancelScope] = []
         self._driving: anyio.CancelScope | None = None
-        self._abilities = around.drivers.abilities(process.provider)
+        self._abilities = around.drivers.find_abilities(process.provider)
         self._failure: Exception | None = None
         # The record may have gone on since we have read where it ends.
         self._is_stale = False
@@ -231,7 +231,7 @@ class LiveProcess:
     def has_told(self, turn: Turn) -> bool:
         """Whether this turn has reached it, by whomever it was told."""
         driver = self._driver or self._last
-        return driver is not None and driver.has_told(turn)
+        return driver is not None and driver.has_sent(turn)
 
     @property
     def abilities(self) -> frozenset[Ability]:

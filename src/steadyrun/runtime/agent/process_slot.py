@@ -11,7 +11,7 @@ from steadyrun.dialect import Turn
 from steadyrun.errors import SteadyrunError
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import RecordPhase
-from steadyrun.model.gate import account_of
+from steadyrun.model.gate import find_account
 from steadyrun.model.item import Lease
 from steadyrun.model.policy import Rights
 from steadyrun.model.process import Process
@@ -73,9 +73,9 @@ class ProcessSlot:
 
     async def launch(self, order: TurnPlan) -> LiveProcess:
         around, agent, sitter = self._around, self._sitter.agent, self._sitter
-        name, now = around.ids.process(), around.clock.now()
-        place = around.drivers.place(name)
-        account = account_of(agent.provider, around.store.accounts)
+        name, now = around.ids.new_process(), around.clock.now()
+        place = around.drivers.name_directory(name)
+        account = find_account(agent.provider, around.store.accounts)
         process = Process(
             name, agent.id, agent.provider, around.machine, place, now,
             seal=order.seal, account=account,

@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 
 from steadyrun.driver import JournalBatch
 from steadyrun.model.agent import Agent
-from steadyrun.model.batch import Appended, Batch, StoredRow
+from steadyrun.model.batch import AppendResult, Batch, StoredRow
 from steadyrun.model.event import (
     LIVE_ONLY,
     Emitted,
@@ -20,14 +20,14 @@ from steadyrun.model.event import (
     StoredEvent,
     TokenBound,
     TokenRotated,
-    event_id,
-    our_place,
+    make_event_id,
+    make_place,
 )
-from steadyrun.model.event_codec import Row, stored_events
+from steadyrun.model.event_codec import EventRow, decode_row
 from steadyrun.model.ids import RunId
 from steadyrun.model.item import Lease
 from steadyrun.model.process import Checkpoint, Process
-from steadyrun.model.run import Change, Finished, Launched, Touched
+from steadyrun.model.run import Finished, Launched, RunChange, Touched
 from steadyrun.model.session import ResumeToken
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.events.bus import EventPublisher
@@ -128,7 +128,7 @@ class Recorder:
 
     def _ours(self, event: Event) -> Emitted:
         self._own += 1
-        return Emitted(our_place("r", self._own), 0, self._clock.now(), event)
+        return Emitted(make_place("r", self._own), 0, self._clock.now(), event)
 
     async def _flush(self) -> None:
         while self._gathered or self._gathered_to - self.offset >= _MOST_UNWRITTEN:
@@ -144,7 +144,7 @@ class Recorder:
         self,
         events: Sequence[Emitted],
         offset: int,
-        change: Change | None,
+        change: RunChange | None,
         saved: Checkpoint | None,
     ) -> None:
         kept = tuple([each for each in events if type(each.event) not in LIVE_ONLY])
@@ -183,16 +183,16 @@ class Recorder:
         if stored[told:]:
             self._feed.publish(stored[told:])
 
-    def _stored(self, appended: Appended) -> list[StoredEvent]:
-        return [event for row in appended.rows for event in stored_events(self._row(row))]
+    def _stored(self, appended: AppendResult) -> list[StoredEvent]:
+        return [event for row in appended.rows for event in decode_row(self._row(row))]
 
-    def _row(self, row: StoredRow) -> Row:
+    def _row(self, row: StoredRow) -> EventRow:
         provider = self._process.provider if row.run else None
         agent, process = self._agent.name, self._process.id
-        return Row(row.cursor, row.seq, agent, row.run, process, provider, row.body)
+        return EventRow(row.cursor, row.seq, agent, row.run, process, provider, row.body)
 
     def _live(self, emitted: Emitted) -> LiveEvent:
-        name = event_id(self._process.id, emitted.place, emitted.n)
+        name = make_event_id(self._process.id, emitted.place, emitted.n)
         agent, provider = self._agent.name, self._process.provider
         event: Any = emitted.event
         return LiveEvent(name, emitted.at, agent, self.run, provider, event)

@@ -408,7 +408,7 @@ class AgentWorker:
         self, claim: Claim, metadata: Metadata, live: LiveProcess | None = None
     ) -> Run:
         """What a process has begun by itself is on the account that it was launched with."""
-        run, account = self._around.ids.run(), live.process.account if live else None
+        run, account = self._around.ids.new_run(), live.process.account if live else None
         created = await self._manner.created(self, run, claim.item)
         metadata = {**created.metadata, **metadata}
         created = replace(created, metadata=metadata, account=account)

@@ -51,7 +51,7 @@ class LiveScrubber:
     def _find_safe_end(self, text: str) -> int:
         """Find how much of the text is safe. The end is never inside a secret: one may begin where
         another ends."""
-        clean, end = self._scrubber.clean, self._scrubber.open_end(text)
+        clean, end = self._scrubber.clean, self._scrubber.find_open_end(text)
         if end == len(text):
             return end
         whole = clean(text)
@@ -74,7 +74,7 @@ class LiveScrubber:
         return _with_text(live, self._clean(_read_text(live)))
 
     def _clean(self, text: str) -> str:
-        is_suspect = self._scrubber.suspects(text.encode(errors="replace"))
+        is_suspect = self._scrubber.is_suspicious(text.encode(errors="replace"))
         return str(self._scrubber.clean(text)) if is_suspect else text
 
 

@@ -21,12 +21,12 @@ from steadyrun.model.event import (
     ToolFailed,
     ToolStarted,
 )
-from steadyrun.model.gate import Gate, opens_at, shut_gate
+from steadyrun.model.gate import Gate, find_closed_gate, find_opening_time
 from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
 from steadyrun.model.text import cut
-from steadyrun.model.tool_labels import label, touched
+from steadyrun.model.tool_labels import find_files, format_label
 
 LARGEST_BRIEFING_BYTES = 16 * 1024
 # What each section may have of them, and what one entry may have of that.
@@ -87,8 +87,8 @@ def write_briefing(handover: Handover) -> str:
 
 def reason_to_change(chain: Sequence[str], gates: Sequence[Gate], now: datetime) -> str:
     """Why the first of a chain does not do it, for whoever does: which it is, and until when."""
-    gate = shut_gate(gates, chain[0], now)
-    until = opens_at(gate, now) if gate else None
+    gate = find_closed_gate(gates, chain[0], now)
+    until = find_opening_time(gate, now) if gate else None
     when = f"until {until:%Y-%m-%d %H:%M} UTC" if until else "for now"
     return f"{chain[0]} takes no more {when}"
 
@@ -152,7 +152,7 @@ def _decided(told: Sequence[MissedRun]) -> Iterator[str]:
 def _denied(
     resolved: ApprovalResolved, asked: ApprovalRequested | None, reasons: Mapping[str, str]
 ) -> str:
-    what = label(asked.tool_name, asked.tool_input) if asked else "what it asked for"
+    what = format_label(asked.tool_name, asked.tool_input) if asked else "what it asked for"
     reason = reasons.get(resolved.approval)
     return f"Denied by {resolved.by}: {what}" + (f": {reason}" if reason else "")
 
@@ -165,7 +165,8 @@ def _deeds(told: Iterable[MissedRun]) -> Iterator[str]:
             if isinstance(event, ToolCompleted | ToolFailed):
                 asked = given.get(event.tool_call_id, event.tool_input)
                 how = "ok" if isinstance(event, ToolCompleted) else "failed"
-                yield f"{label(event.tool_name, asked)} ({how}): {_evidence(event.tool_output)}"
+                label = format_label(event.tool_name, asked)
+                yield f"{label} ({how}): {_evidence(event.tool_output)}"
         run = each.run
         why = f", {run.stop_reason}" if run.stop_reason else ""
         yield f"{run.provider} ended this: {run.status}{why}"
@@ -188,7 +189,7 @@ def _files(told: Iterable[MissedRun]) -> list[str]:
     for each in told:
         for event in each.events:
             if isinstance(event, ToolStarted):
-                paths, changes = touched(event.tool_name, event.tool_input)
+                paths, changes = find_files(event.tool_name, event.tool_input)
                 for path in paths:
                     kind = changed if changes else read
                     kind.pop(path, None)

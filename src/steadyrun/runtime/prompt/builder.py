@@ -107,7 +107,7 @@ class TurnBuilder:
 
     def _equipped(self, agent: Agent) -> Agent:
         """The agent with the model that its provider is to use where nobody says otherwise."""
-        model = agent.model or self._around.drivers.model(agent.provider)
+        model = agent.model or self._around.drivers.find_model(agent.provider)
         return replace(agent, model=model)
 
     async def _launching(self, agent: Agent, item: Item, order: TurnPlan) -> TurnPlan:
@@ -138,7 +138,7 @@ class TurnBuilder:
 
     def _converses(self, agent: Agent) -> bool:
         """Whether a prompt is a word in a conversation; a command is nothing but itself."""
-        return "resume" in self._around.drivers.abilities(agent.provider)
+        return "resume" in self._around.drivers.find_abilities(agent.provider)
 
     async def _turn(self, agent: Agent, item: Item, run: RunId, *, one_shot: bool = False) -> Turn:
         text = item.text
@@ -149,7 +149,7 @@ class TurnBuilder:
         sent = item.payload.files
         files = await anyio.to_thread.run_sync(kept_at, sent, self._home) if sent else []
         images: tuple[Image, ...] = ()
-        abilities = self._around.drivers.abilities(agent.provider, one_shot=one_shot)
+        abilities = self._around.drivers.find_abilities(agent.provider, one_shot=one_shot)
         if files and "images" in abilities:
             images = await anyio.to_thread.run_sync(_images, files)
         elif files:
@@ -162,7 +162,7 @@ class TurnBuilder:
     def _sealed(self, provider: str, request: LaunchRequest, env: Mapping[str, str]) -> str:
         """What a process is launched with, turn and conversation apart."""
         about = replace(request, turn=Turn("", ""), model=None, mode="default", resume=None)
-        configured = self._around.drivers.configured(provider)
+        configured = self._around.drivers.encode_setup(provider)
         whole = msgspec.msgpack.encode((provider, about, sorted(env.items()), configured))
         return hmac.new(self._key, whole, hashlib.sha256).hexdigest()
 

@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.errors import AgentHomeMissing, FileUnusable, InvalidUsage, PathRefused, RoleMissing
-from steadyrun.lib.safe_files import open_regular, unreadable
-from steadyrun.lib.safe_paths import Scope, shown
+from steadyrun.lib.safe_files import open_regular, to_unreadable
+from steadyrun.lib.safe_paths import PathScope, escape_path
 from steadyrun.model.agent import ROLE_RULE, Agent, is_role_name
 from steadyrun.model.policy import Permissions, read_permissions
 from steadyrun.model.text import Problem
@@ -56,7 +56,7 @@ def read_system_prompt(agent: Agent, *, home: Path, appended: bool = False) -> S
     if agent.is_direct and agent.role is None:
         return SystemPrompt(agent.system)
     require_home(agent)
-    own = Scope.of(agent.home)
+    own = PathScope.from_directories(agent.home)
     permissions, notes = _permissions(own)
     parts = [
         ("steadyrun", RULES.format(name=_who(agent), home=agent.home)),
@@ -104,12 +104,12 @@ def _role(agent: Agent, home: Path) -> Iterator[tuple[str, str]]:
         yield f"Role: {agent.role}", _text(require_role(agent.role, home)) or ""
 
 
-def _own(scope: Scope) -> Iterator[tuple[str, str]]:
+def _own(scope: PathScope) -> Iterator[tuple[str, str]]:
     for name in OWN_FILES:
         yield name, _own_text(name, scope) or ""
 
 
-def _permissions(scope: Scope) -> tuple[Permissions | None, tuple[str, ...]]:
+def _permissions(scope: PathScope) -> tuple[Permissions | None, tuple[str, ...]]:
     """What PERMISSIONS.json allows, and what is left out of it; one that cannot be understood is
     refused: it may have been meant to allow less."""
     text = _own_text(PERMISSIONS, scope)
@@ -117,7 +117,7 @@ def _permissions(scope: Scope) -> tuple[Permissions | None, tuple[str, ...]]:
         return None, ()
     found = read_permissions(text)
     if isinstance(found, Problem):
-        file = shown(scope.roots[0] / PERMISSIONS)
+        file = escape_path(scope.roots[0] / PERMISSIONS)
         raise FileUnusable(file, found.problem, hint=found.hint)
     if len(found.note) <= LONGEST_NOTE:
         return found, ()
@@ -125,33 +125,33 @@ def _permissions(scope: Scope) -> tuple[Permissions | None, tuple[str, ...]]:
     return replace(found, note=found.note[:LONGEST_NOTE]), (note,)
 
 
-def _own_text(name: str, scope: Scope) -> str | None:
+def _own_text(name: str, scope: PathScope) -> str | None:
     """What stands in a file of the agent's home; a link may not lead out of there."""
     file = scope.roots[0] / name
     try:
         return _text(file, scope)
     except PathRefused as refused:
         hint = "Put a copy in its place."
-        raise FileUnusable(shown(file), refused.problem, hint=hint) from refused
+        raise FileUnusable(escape_path(file), refused.problem, hint=hint) from refused
 
 
-def _text(file: Path, scope: Scope | None = None) -> str | None:
+def _text(file: Path, scope: PathScope | None = None) -> str | None:
     """What stands in a file, None if there is none. A link that leads to nothing was meant to."""
     try:
         found = file.lstat()
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise unreadable(file, error) from error
+        raise to_unreadable(file, error) from error
     if stat.S_ISLNK(found.st_mode):
         link, file = file, file if scope is None else scope.resolve(str(file))
         try:
             found = file.stat()
         except FileNotFoundError as error:
             hint = "Put a file in its place, or remove it."
-            raise FileUnusable(shown(link), "is a link to nothing", hint=hint) from error
+            raise FileUnusable(escape_path(link), "is a link to nothing", hint=hint) from error
         except (OSError, ValueError) as error:
-            raise unreadable(file, error) from error
+            raise to_unreadable(file, error) from error
     if stat.S_ISREG(found.st_mode):
         _check_size(file, found.st_size)
     # The time of its last change, too: that of its content can be set to anything.
@@ -160,7 +160,7 @@ def _text(file: Path, scope: Scope | None = None) -> str | None:
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def _read(file: Path, scope: Scope | None, _as_found: tuple[int, ...]) -> str:
+def _read(file: Path, scope: PathScope | None, _as_found: tuple[int, ...]) -> str:
     with open_regular(file, scope) as stream:
         content = stream.read(LARGEST_FILE_BYTES + 1)
     _check_size(file, len(content))
@@ -168,9 +168,11 @@ def _read(file: Path, scope: Scope | None, _as_found: tuple[int, ...]) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         problem = f"is not UTF-8: byte {content[error.start]:#04x} at offset {error.start}"
-        raise FileUnusable(shown(file), problem) from error
+        raise FileUnusable(escape_path(file), problem) from error
     if "\0" in text:
-        raise FileUnusable(shown(file), f"is no text: a zero byte at offset {text.index(chr(0))}")
+        raise FileUnusable(
+            escape_path(file), f"is no text: a zero byte at offset {text.index(chr(0))}"
+        )
     return text
 
 
@@ -178,5 +180,5 @@ def _check_size(file: Path, size: int) -> None:
     if size > LARGEST_FILE_BYTES:
         problem = f"expected at most {LARGEST_FILE_BYTES} bytes, found {size}"
         raise FileUnusable(
-            shown(file), problem, hint="Shorten it: it goes with every conversation."
+            escape_path(file), problem, hint="Shorten it: it goes with every conversation."
         )

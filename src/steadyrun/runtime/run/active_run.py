@@ -12,7 +12,7 @@ from steadyrun.dialect import Turn, TurnEnded, Verdict
 from steadyrun.driver import Driver
 from steadyrun.errors import StoreFailed
 from steadyrun.model.agent import Agent
-from steadyrun.model.approval import BY_TIMEOUT, Answer, Approval, approval_id
+from steadyrun.model.approval import BY_TIMEOUT, Approval, ApprovalAnswer, build_approval_id
 from steadyrun.model.budget import Budget
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -27,9 +27,9 @@ from steadyrun.model.event import (
     UsageUpdated,
 )
 from steadyrun.model.ids import ApprovalId, RunId
-from steadyrun.model.item import Claim, cancel_fact
+from steadyrun.model.item import Claim, build_cancel_fact
 from steadyrun.model.run import STOPPED, Created, Finished, Orphaned, Run, StopReason, Touched
-from steadyrun.model.usage import Cost, Usage, both, cost_of_both
+from steadyrun.model.usage import Cost, Usage, add_costs, add_usage
 from steadyrun.runtime.agent.process import LiveProcess
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.log import log_event
@@ -199,7 +199,7 @@ class ActiveRun:
     def _fact(self, stopped: StopReason) -> ErrorFact | None:
         """Why it was stopped, in words."""
         if stopped in {"user_stop", "shutdown"}:
-            return cancel_fact(self._why)
+            return build_cancel_fact(self._why)
         if stopped != "budget":
             is_retryable = stopped != "policy"
             return ErrorFact(stopped, self._why, retryable=is_retryable) if self._why else None
@@ -227,7 +227,7 @@ class ActiveRun:
         if self._spent is None:
             return usage, cost
         before, paid = self._spent
-        return both(before, usage), cost_of_both(paid, cost)
+        return add_usage(before, usage), add_costs(paid, cost)
 
     # -- what it spends
 
@@ -314,7 +314,7 @@ class ActiveRun:
 
     async def _deny(self, approval: ApprovalId) -> None:
         """Nobody has answered in time; who answers at this very moment is heard."""
-        answer = Answer(False, BY_TIMEOUT, self._clock.now(), "nobody answered in time")
+        answer = ApprovalAnswer(False, BY_TIMEOUT, self._clock.now(), "nobody answered in time")
         try:
             await self._store.answer(approval, answer)
         except StoreFailed:
@@ -376,7 +376,7 @@ class ActiveRun:
             return
         limit = self._limits.approval or math.inf
         for name, asked_at in self.approvals.items():
-            approval = approval_id(live.process.id, name)
+            approval = build_approval_id(live.process.id, name)
             if now > asked_at + limit and approval not in self._denied:
                 self._denied.add(approval)
                 yield partial(self._deny, approval)
@@ -392,11 +392,11 @@ class ActiveRun:
             self._look_at = 0.0 if self._is_waiting(driver) else alarm.at
         elif alarm.reason:
             reason = alarm.reason
-            why = why_stopped(reason, self._limits, now - driver.heard_at)
+            why = why_stopped(reason, self._limits, now - driver.output_at)
             yield lambda: self.stop(reason, why)
         else:
-            self._warned_of = driver.heard_at
-            silence = StallWarned(round((now - driver.heard_at) * 1000))
+            self._warned_of = driver.output_at
+            silence = StallWarned(round((now - driver.output_at) * 1000))
             yield lambda: live.note(silence)
 
     def shift(self, seconds: float) -> None:
@@ -411,12 +411,12 @@ class ActiveRun:
         return Activity(
             self._started_at,
             self._told_at,
-            driver.heard_at,
-            max(driver.said_at, self._awake_at),
+            driver.output_at,
+            max(driver.input_at, self._awake_at),
             is_waiting=self._is_waiting(driver),
             is_asking=bool(self.approvals),
             is_one_shot="multi_turn" not in driver.abilities,
-            is_warned=self._warned_of == driver.heard_at,
+            is_warned=self._warned_of == driver.output_at,
         )
 
     def _is_waiting(self, driver: Driver) -> bool:

@@ -15,19 +15,19 @@ from steadyrun.model.budget import (
     UNITS,
     WARNED,
     Budget,
+    BudgetExtension,
     BudgetRules,
-    Extended,
+    BudgetUnit,
     Limit,
     Mark,
-    Spent,
-    Unit,
+    Spending,
     Window,
-    begin_of,
-    extended_by,
-    marks,
-    spent_by,
-    spent_in,
-    why_spent,
+    compute_extension,
+    compute_run_spending,
+    compute_total_spending,
+    explain_spent,
+    find_marks,
+    find_window_start,
 )
 from steadyrun.model.event import ApprovalRequested, BudgetReached
 from steadyrun.model.ids import AgentId, RunId
@@ -51,13 +51,15 @@ class BudgetMeter:
         """`told` is what the record of the run says already."""
         self._budget, self._windows, self._rules = budget, windows, rules
         # Who begins beyond a limit is told so, all the same; that it was warned before is known.
-        before = marks(budget, windows, Spent(), rules)
+        before = find_marks(budget, windows, Spending(), rules)
         self._told = {mark.name: min(mark.percent, WARNED) for mark in before}
         self._told |= {f"{each.limit}.{each.unit}": each.percent for each in told}
 
     def hear(self, usage: Usage, cost: Cost) -> list[BudgetReached]:
         """The run has used so much so far: what is to be told of it."""
-        found = marks(self._budget, self._windows, spent_by(usage, cost), self._rules)
+        found = find_marks(
+            self._budget, self._windows, compute_run_spending(usage, cost), self._rules
+        )
         news = [mark for mark in found if mark.percent > self._told.get(mark.name, 0)]
         self._told |= {mark.name: mark.percent for mark in news}
         return [_told_by(mark) for mark in news]
@@ -75,7 +77,7 @@ def spent_of(reached: Iterable[BudgetReached]) -> list[BudgetReached]:
 
 
 def why_reached(reached: BudgetReached) -> str:
-    return why_spent(reached.limit, reached.unit, spent=reached.spent, allowed=reached.allowed)
+    return explain_spent(reached.limit, reached.unit, spent=reached.spent, allowed=reached.allowed)
 
 
 def budget_question(run: RunId, reached: Sequence[BudgetReached]) -> ApprovalRequested:
@@ -93,49 +95,51 @@ async def load_budget_meter(
 ) -> BudgetMeter:
     """What the agent has spent before, in the windows that the run belongs to."""
     found = await store.run(run)
-    own = spent_by(found.usage, found.cost)
+    own = compute_run_spending(found.usage, found.cost)
     windows = await _windows(store, agent, found.created_at, rules, own)
     return BudgetMeter(agent.policy.budget, windows, rules, told)
 
 
 async def extend(
     store: Store, agent: Agent, rules: BudgetRules, now: datetime
-) -> tuple[Extended, ...]:
+) -> tuple[BudgetExtension, ...]:
     """Allow every limit once more that is spent; said again it is once."""
     extended, budget = [], agent.policy.budget
-    for mark in marks(budget, await _windows(store, agent, now, rules, Spent()), Spent(), rules):
-        allowed = extended_by(mark, budget)
+    for mark in find_marks(
+        budget, await _windows(store, agent, now, rules, Spending()), Spending(), rules
+    ):
+        allowed = compute_extension(mark, budget)
         if allowed is not None:
             key = _key(agent.id, mark.limit, mark.unit, mark.since)
             await store.put(key, msgspec.json.encode(allowed))
-            extended.append(Extended(mark.limit, mark.unit, allowed))
+            extended.append(BudgetExtension(mark.limit, mark.unit, allowed))
     return tuple(extended)
 
 
 async def _windows(
-    store: Store, agent: Agent, at: datetime, rules: BudgetRules, but: Spent
+    store: Store, agent: Agent, at: datetime, rules: BudgetRules, but: Spending
 ) -> dict[Limit, Window]:
     """What the agent has spent in the windows of a moment, without `but`."""
     windows: dict[Limit, Window] = {}
     for limit in agent.policy.budget.limits:
         if limit != "run":
-            since = begin_of(limit, at, rules.zone)
-            total = spent_in(await store.usage(agent=agent.id, since=since))
+            since = find_window_start(limit, at, rules.zone)
+            total = compute_total_spending(await store.usage(agent=agent.id, since=since))
             windows[limit] = Window(since, total - but, await _extended(store, agent, limit, since))
     return windows
 
 
 async def _extended(
     store: Store, agent: Agent, limit: Limit, since: datetime | None
-) -> dict[Unit, float]:
-    found: dict[Unit, float] = {}
+) -> dict[BudgetUnit, float]:
+    found: dict[BudgetUnit, float] = {}
     for unit in UNITS:
-        if agent.policy.budget.of(limit, unit) is not None:
+        if agent.policy.budget.get_limit(limit, unit) is not None:
             kept = await store.get(_key(agent.id, limit, unit, since))
             if kept:
                 found[unit] = msgspec.json.decode(kept, type=float)
     return found
 
 
-def _key(agent: AgentId, limit: Limit, unit: Unit, since: datetime | None) -> str:
+def _key(agent: AgentId, limit: Limit, unit: BudgetUnit, since: datetime | None) -> str:
     return f"budget/{agent}/{limit}.{unit}/{since.isoformat() if since else 'ever'}"

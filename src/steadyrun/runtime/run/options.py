@@ -12,7 +12,7 @@ from steadyrun.dialect import Ability, Image
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.policy import Mode, check_tools
 from steadyrun.model.run import Metadata
-from steadyrun.model.text import Problem, suggest, utf8
+from steadyrun.model.text import Problem, encode_utf8, suggest
 from steadyrun.model.validation import check_count, check_dollars, check_timeout, check_variable
 from steadyrun.runtime.inbox import check_metadata
 
@@ -67,7 +67,7 @@ def _check_mode(wish: object) -> Problem | None:
 def _check_text(wish: object) -> Problem | None:
     if not isinstance(wish, str) or not wish:
         return _expected("a text", wish)
-    utf8(wish)
+    encode_utf8(wish)
     return Problem("must not contain a NUL character") if "\0" in wish else None
 
 

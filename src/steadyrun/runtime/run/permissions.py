@@ -9,7 +9,7 @@ from steadyrun.driver import DriverOutput, Launcher
 from steadyrun.errors import AbilityMissing
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import Emitted, PolicyViolated, ToolCompleted
-from steadyrun.model.policy import Permissions, Rights, breach, rights
+from steadyrun.model.policy import Permissions, Rights, compute_rights, find_breach
 
 
 def permitted(
@@ -17,7 +17,7 @@ def permitted(
 ) -> tuple[Agent, tuple[str, ...]]:
     """The agent with the policy that its provider will keep to, and what is to be told of that; or
     `AbilityMissing`."""
-    wanted = rights(agent.policy, file)
+    wanted = compute_rights(agent.policy, file)
     kept = require_kept(agent.provider, drivers.enforce(agent.provider, wanted, one_shot=one_shot))
     policy = replace(
         agent.policy, mode=kept.mode, tier=None, allowed_tools=wanted.tools, deny=wanted.deny
@@ -48,7 +48,7 @@ def with_breaches(heard: Sequence[DriverOutput], held: Rights) -> list[DriverOut
         place, moved = each.place, moved if each.place == place else 0
         found.append(replace(each, n=each.n + moved) if moved else each)
         event = each.event
-        rule = breach(held, event.tool_name) if type(event) is ToolCompleted else None
+        rule = find_breach(held, event.tool_name) if type(event) is ToolCompleted else None
         if rule:
             moved += 1
             violated = PolicyViolated(rule, event.tool_name)  # type: ignore[union-attr]

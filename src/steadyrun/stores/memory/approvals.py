@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 
 from steadyrun.errors import ChangeRefused, NotFound
-from steadyrun.model.approval import UNSETTLED, Answer, Approval, approval_id, asked, status_by
+from steadyrun.model.approval import (
+    UNSETTLED,
+    Approval,
+    ApprovalAnswer,
+    build_approval,
+    build_approval_id,
+    choose_status,
+)
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved
 from steadyrun.model.ids import AgentId, ApprovalId, RunId
@@ -15,11 +22,11 @@ def heard(t: Tables, agent: AgentId, batch: Batch, placed: Iterable[Placed]) -> 
     for each in placed:
         match each.emitted.event:
             case ApprovalRequested() if batch.run is not None:
-                _ask(t, asked(each.emitted, batch.process, agent, batch.run))
+                _ask(t, build_approval(each.emitted, batch.process, agent, batch.run))
             case ApprovalResolved(name, _, by):
-                known = t.approvals.get(approval_id(batch.process, name))
+                known = t.approvals.get(build_approval_id(batch.process, name))
                 if known and known.status in UNSETTLED:
-                    t.approvals[known.id] = altered(known, status=status_by(by))
+                    t.approvals[known.id] = altered(known, status=choose_status(by))
             case _:
                 pass
 
@@ -61,15 +68,15 @@ def _withdraw(t: Tables, some: Iterable[Approval]) -> None:
             t.approvals[each.id] = altered(each, status="withdrawn")
 
 
-def answer(t: Tables, approval: ApprovalId, given: Answer) -> Approval:
+def answer(t: Tables, approval: ApprovalId, given: ApprovalAnswer) -> Approval:
     known = t.approvals.get(approval)
     if known is None:
         raise NotFound("approval", approval)
-    if known.answer and known.answer.says() == given.says():
+    if known.answer and known.answer.to_key() == given.to_key():
         return known
     if known.status != "open":
         raise ChangeRefused("answer", found=f"{known.id} is {known.status}")
-    t.approvals[known.id] = known.answered(given)
+    t.approvals[known.id] = known.with_answer(given)
     if known.about == "budget" and given.is_allowed and not known.is_paused_besides:
         set_paused(t, known.agent, is_paused=False)
     return t.approvals[known.id]

@@ -6,22 +6,22 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from steadyrun.model.event import Emitted, event_id
+from steadyrun.model.event import Emitted, make_event_id
 from steadyrun.model.event_codec import decode_events, encode_events
 from steadyrun.model.gate import (
     Accounts,
     Dispatched,
     Gate,
-    GateNews,
+    GateReport,
     GateRules,
     Limited,
-    Shut,
-    account_of,
-    gate_step,
-    gate_told,
-    is_present,
-    news_of,
-    shut_providers,
+    UnavailableProviders,
+    build_gate_event,
+    find_account,
+    find_unavailable_providers,
+    is_present_account,
+    report_run_end,
+    step_gate,
 )
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
@@ -37,16 +37,16 @@ class GateKeeper(NamedTuple):
 
     def present(self, t: Tables) -> list[Gate]:
         known = sorted(t.gates.items())
-        return [gate for key, gate in known if is_present(*key, self.accounts)]
+        return [gate for key, gate in known if is_present_account(*key, self.accounts)]
 
-    def shut(self, t: Tables, now: datetime, but_not: Collection[str] = ()) -> Shut:
-        closed, suspect = shut_providers(self.present(t), now)
-        return Shut(closed, suspect.union(but_not))
+    def shut(self, t: Tables, now: datetime, but_not: Collection[str] = ()) -> UnavailableProviders:
+        closed, suspect = find_unavailable_providers(self.present(t), now)
+        return UnavailableProviders(closed, suspect.union(but_not))
 
     def tell(
-        self, t: Tables, provider: str, account: str | None, news: GateNews, now: datetime
+        self, t: Tables, provider: str, account: str | None, news: GateReport, now: datetime
     ) -> Gate:
-        account = account_of(provider, self.accounts) if account is None else account
+        account = find_account(provider, self.accounts) if account is None else account
         gate = t.gates.get((provider, account), Gate(provider, account))
         return self._step(t, gate, news, now)
 
@@ -57,22 +57,22 @@ class GateKeeper(NamedTuple):
 
     def ended(self, t: Tables, run: Run) -> None:
         assert run.ended_at
-        news, gate = news_of(run), t.gates.get((run.provider, run.account))
+        news, gate = report_run_end(run), t.gates.get((run.provider, run.account))
         if gate is None and isinstance(news, Limited):
             gate = Gate(run.provider, run.account)
         if gate:
             self._step(t, gate, news, run.ended_at)
 
-    def _step(self, t: Tables, before: Gate, news: GateNews, now: datetime) -> Gate:
-        after = gate_step(before, news, now, self.rules)
+    def _step(self, t: Tables, before: Gate, news: GateReport, now: datetime) -> Gate:
+        after = step_gate(before, news, now, self.rules)
         after = replace(after, reason=self.scrubber.clean(after.reason))
         if after != before:
             t.gates[after.provider, after.account] = after
-        event = gate_told(before, after, now)
+        event = build_gate_event(before, after, now)
         if event:
             cursor = len(t.events) + 1
             written = encode_events([Emitted(f"gate:{cursor}", 0, now, event)], self.scrubber)
             [emitted] = decode_events(written)
-            name = event_id(None, emitted.place, emitted.n)
+            name = make_event_id(None, emitted.place, emitted.n)
             t.events.append(Placed(cursor, None, None, None, name, emitted))
         return after

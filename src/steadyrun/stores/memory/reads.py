@@ -7,7 +7,7 @@ from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import UNSETTLED, Approval
 from steadyrun.model.event import StoredEvent
-from steadyrun.model.gate import Accounts, Gate, is_present
+from steadyrun.model.gate import Accounts, Gate, is_present_account
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
@@ -212,7 +212,7 @@ class MemoryReads:
 
     async def gates(self, *, include_others: bool = False) -> list[Gate]:
         found = sorted(self._tables.gates.items())
-        return [g for key, g in found if include_others or is_present(*key, self.accounts)]
+        return [g for key, g in found if include_others or is_present_account(*key, self.accounts)]
 
     def _placed(self, agent: AgentId | None, run: RunId | None) -> list[rows.Placed]:
         return [e for e in self._tables.events if agent in {None, e.agent} and run in {None, e.run}]

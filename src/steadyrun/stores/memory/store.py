@@ -12,20 +12,29 @@ from steadyrun.errors import ChangeRefused
 from steadyrun.lib.clock import Clock
 from steadyrun.lib.notifier import Hint, Notifier
 from steadyrun.model.agent import Agent
-from steadyrun.model.approval import Answer, Approval, told_of
-from steadyrun.model.batch import Appended, Batch, StoredRow, fresh_part
+from steadyrun.model.approval import Approval, ApprovalAnswer, build_resolution
+from steadyrun.model.batch import AppendResult, Batch, StoredRow, select_new
 from steadyrun.model.event import (
     Emitted,
     ToolStarted,
-    event_id,
-    kinds_of,
+    count_kinds,
+    make_event_id,
 )
 from steadyrun.model.event_codec import decode_events, encode_events
-from steadyrun.model.gate import Accounts, Gate, GateNews, GateRules, on_account
+from steadyrun.model.gate import Accounts, Gate, GateReport, GateRules, set_account
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, Lease, Message, cancel_fact
+from steadyrun.model.item import Claim, Item, Lease, Message, build_cancel_fact
 from steadyrun.model.process import Process
-from steadyrun.model.run import Change, Created, Launched, Run, counted, scrubbed, step, told
+from steadyrun.model.run import (
+    Created,
+    Launched,
+    Run,
+    RunChange,
+    add_counts,
+    build_status_events,
+    scrub_run,
+    step,
+)
 from steadyrun.model.secret import Scrubber
 from steadyrun.store import MOST_TAKEN_BYTES, AbandonedLane, Accepted, Holder, Start, Started
 from steadyrun.stores.memory import approvals
@@ -72,7 +81,7 @@ class MemoryStore(MemoryReads):
         message: Message,
         opened: Callable[[Agent, Item], Created],
     ) -> Started:
-        now, new = self._clock.now(), self._ids.item()
+        now, new = self._clock.now(), self._ids.new_item()
         with self._transaction([agent.id]) as t:
             rows.require_holder(t, holder)
             if message.agent != agent.id:
@@ -111,12 +120,12 @@ class MemoryStore(MemoryReads):
             known = t.sessions.get((hold.agent, provider))
             if known:
                 clean = self._scrubber.clean(reason)
-                t.sessions[hold.agent, provider] = known.retired(clean)
+                t.sessions[hold.agent, provider] = known.retire(clean)
 
     # -- items
 
     async def accept(self, message: Message, start: Start | None = None) -> Accepted:
-        now, new = self._clock.now(), self._ids.item()
+        now, new = self._clock.now(), self._ids.new_item()
         with self._transaction([]) as t:
             accepted = rows.accept(t, new, message, now)
             for started in self._begin(t, start, 1, message.agent, now) if start else ():
@@ -126,7 +135,7 @@ class MemoryStore(MemoryReads):
 
     async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
         found = rows.item_of(self._tables, item)
-        why = cancel_fact(reason and self._scrubber.clean(reason))
+        why = build_cancel_fact(reason and self._scrubber.clean(reason))
         with self._transaction([found.agent]) as t:
             if found.status == "queued":
                 lane = rows.lane_of(t, found.agent)
@@ -150,7 +159,7 @@ class MemoryStore(MemoryReads):
 
     async def join(self, kind: str) -> Holder:
         now = self._clock.now()
-        holder = Holder(self._ids.holder(), kind, self._machine, __version__, now)
+        holder = Holder(self._ids.new_holder(), kind, self._machine, __version__, now)
         self._tables.holders[holder.id] = holder
         return holder
 
@@ -202,7 +211,7 @@ class MemoryStore(MemoryReads):
     def _start(
         self, t: Tables, claim: Claim, provider: str, opened: Callable[[Agent, Item], Created]
     ) -> Started:
-        agent = t.agents[claim.agent].on(provider)
+        agent = t.agents[claim.agent].with_provider(provider)
         created = opened(agent, claim.item)
         if created.id in t.runs:
             raise ChangeRefused("created", found=f"there is a run {created.id} already")
@@ -247,7 +256,7 @@ class MemoryStore(MemoryReads):
             return t.items[item.id]
 
     async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
-        now, new = self._clock.now(), self._ids.item()
+        now, new = self._clock.now(), self._ids.new_item()
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
             run = rows.ended_run(t, rows.main_of(t, claim, "go_on"), "go_on")
@@ -277,7 +286,7 @@ class MemoryStore(MemoryReads):
             return Claim(claim.agent, claim.holder, claim.fence, t.items[item.id])
 
     async def settle(
-        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+        self, claim: Claim, change: RunChange | None = None, batch: Batch | None = None
     ) -> Item:
         with self._transaction([claim.agent]) as t:
             self._end(t, claim, change, batch)
@@ -285,7 +294,7 @@ class MemoryStore(MemoryReads):
             return t.items[claim.item.id]
 
     async def rest(
-        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+        self, claim: Claim, change: RunChange | None = None, batch: Batch | None = None
     ) -> Item:
         with self._transaction([claim.agent]) as t:
             self._end(t, claim, change, batch)
@@ -293,7 +302,7 @@ class MemoryStore(MemoryReads):
             t.lanes[lane.agent] = rows.waiting(lane, self._clock.now())
             return t.items[claim.item.id]
 
-    def _end(self, t: Tables, claim: Claim, change: Change | None, batch: Batch | None) -> None:
+    def _end(self, t: Tables, claim: Claim, change: RunChange | None, batch: Batch | None) -> None:
         rows.held(t, claim)
         item = rows.main_of(t, claim, "settle")
         if batch:
@@ -307,7 +316,7 @@ class MemoryStore(MemoryReads):
             rows.settle_with(t, other, run, self._clock.now())
 
     async def start_unprompted(self, hold: Lease, message: Message) -> Claim:
-        now, new = self._clock.now(), self._ids.item()
+        now, new = self._clock.now(), self._ids.new_item()
         with self._transaction([hold.agent]) as t:
             rows.warm(t, hold, "wake")
             item = rows.start_unasked(t, hold, message, new, now, "wake")
@@ -337,7 +346,7 @@ class MemoryStore(MemoryReads):
 
     # -- runs, processes, events
 
-    async def change(self, claim: Claim, run: RunId, change: Change) -> Run:
+    async def change(self, claim: Claim, run: RunId, change: RunChange) -> Run:
         with self._transaction([claim.agent]) as t:
             rows.held(t, claim)
             if run in t.runs:
@@ -360,27 +369,27 @@ class MemoryStore(MemoryReads):
             closed_at = found.closed_at or self._clock.now()
             t.processes[process] = rows.altered(found, closed_at=closed_at)
 
-    async def append(self, hold: Lease, batch: Batch) -> Appended:
+    async def append(self, hold: Lease, batch: Batch) -> AppendResult:
         with self._transaction([hold.agent]) as t:
             rows.owned(t, hold)
             return self._append(t, hold, batch)
 
     # -- approvals
 
-    async def answer(self, approval: ApprovalId, answer: Answer) -> Approval:
+    async def answer(self, approval: ApprovalId, answer: ApprovalAnswer) -> Approval:
         clean = rows.altered(answer, reason=self._scrubber.clean(answer.reason))
         with self._transaction([]) as t:
             was = t.approvals.get(approval)
             answered = approvals.answer(t, approval, clean)
             if answered.about == "budget" and answered is not was:
-                self._place(t, answered.agent, None, None, [told_of(answered)])
+                self._place(t, answered.agent, None, None, [build_resolution(answered)])
         self.hints.notify([answered.agent])
         return answered
 
     # -- gates
 
     async def update_gate(
-        self, provider: str, news: GateNews, *, account: str | None = None
+        self, provider: str, news: GateReport, *, account: str | None = None
     ) -> Gate:
         with self._transaction([]) as t:
             told = self._gates.tell(t, provider, account, news, self._clock.now())
@@ -407,12 +416,12 @@ class MemoryStore(MemoryReads):
         self._tables.become(tables)
         self.hints.notify(agents)
 
-    def _change(self, t: Tables, run: RunId, change: Change) -> Run:
+    def _change(self, t: Tables, run: RunId, change: RunChange) -> Run:
         before = t.runs.get(run)
-        after = step(before, on_account(change, self.accounts))
-        events = told(before, after)
+        after = step(before, set_account(change, self.accounts))
+        events = build_status_events(before, after)
         if after is not before:
-            after = scrubbed(counted(after, len(events), 0), self._scrubber)
+            after = scrub_run(add_counts(after, len(events), 0), self._scrubber)
             t.runs[after.id] = after
             self._place(t, after.agent, after.id, None, events)
             if before is None:
@@ -424,10 +433,10 @@ class MemoryStore(MemoryReads):
                 self._gates.ended(t, after)
         return after
 
-    def _append(self, t: Tables, hold: Lease, batch: Batch) -> Appended:
+    def _append(self, t: Tables, hold: Lease, batch: Batch) -> AppendResult:
         process = rows.process_of(t, hold, batch.process)
-        fresh, marks = fresh_part(
-            batch, kinds_of(batch.events), offset=process.offset, marks=process.marks
+        fresh, marks = select_new(
+            batch, count_kinds(batch.events), offset=process.offset, marks=process.marks
         )
         run = rows.run_of(t, hold, fresh.run) if fresh.run else None
         if fresh.events and run and run.is_terminal:
@@ -445,7 +454,7 @@ class MemoryStore(MemoryReads):
             rows.bind_token(t, hold.agent, process.provider, fresh.token)
         new = t.events[count:]
         last_seq = t.lanes[hold.agent].event_seq
-        return Appended(len(new), last_seq, len(t.events), self._rows(new))
+        return AppendResult(len(new), last_seq, len(t.events), self._rows(new))
 
     def _rows(self, placed: Sequence[rows.Placed]) -> tuple[StoredRow, ...]:
         """What follows each other in one run is one row."""
@@ -464,7 +473,7 @@ class MemoryStore(MemoryReads):
         run, events = fresh.run, fresh.events
         if run and events:
             tools = sum(isinstance(e.event, ToolStarted) for e in events)
-            t.runs[run] = counted(t.runs[run], len(events), tools)
+            t.runs[run] = add_counts(t.runs[run], len(events), tools)
         self._place(t, agent, run, fresh.process, events)
 
     def _place(
@@ -478,7 +487,7 @@ class MemoryStore(MemoryReads):
         lane = t.lanes[agent]
         for emitted in decode_events(encode_events(events, self._scrubber)):
             lane = rows.altered(lane, event_seq=lane.event_seq + 1)
-            name = event_id(process, emitted.place, emitted.n)
+            name = make_event_id(process, emitted.place, emitted.n)
             cursor = len(t.events) + 1
             t.events.append(rows.Placed(cursor, lane.event_seq, agent, run, name, emitted))
         t.lanes[agent] = lane

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from steadyrun.errors import ChangeRefused, HolderGone, LeaseLost, NameTaken, NotFound
-from steadyrun.model.agent import Agent, choose
+from steadyrun.model.agent import Agent, choose_provider
 from steadyrun.model.approval import Approval
 from steadyrun.model.batch import Batch
-from steadyrun.model.event import KNOWN_KINDS, Emitted, EventId
-from steadyrun.model.gate import Gate, Shut
+from steadyrun.model.event import SNAPSHOT_KINDS, Emitted, EventId
+from steadyrun.model.gate import Gate, UnavailableProviders
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, ItemId, ProcessId, RunId
 from steadyrun.model.item import (
     Claim,
@@ -21,13 +21,13 @@ from steadyrun.model.item import (
     Item,
     Lease,
     Message,
-    status_after,
-    status_of_absorbed,
+    compute_absorbed_status,
+    compute_item_status,
 )
 from steadyrun.model.process import Marks, Process, SavedState
 from steadyrun.model.run import Created, Run
 from steadyrun.model.session import ResumeToken, Session
-from steadyrun.model.usage import UsageSum, tokens_of
+from steadyrun.model.usage import UsageSum, count_tokens
 from steadyrun.store import (
     DEDUP_RETENTION,
     AbandonedLane,
@@ -228,7 +228,7 @@ def in_lane(t: Tables, agent: AgentId, status: str) -> list[Item]:
 
 
 def claimable(
-    t: Tables, holder: HolderId, agent: AgentId | None, shut: Shut
+    t: Tables, holder: HolderId, agent: AgentId | None, shut: UnavailableProviders
 ) -> list[tuple[Lane, str]]:
     """The lanes that this holder may claim, the longest ready first, and the provider of each."""
     found = [
@@ -238,7 +238,7 @@ def claimable(
         and lane.holder in {None, holder}
         and not lane.is_paused
         and (lane.agent == agent or (agent is None and not t.agents[lane.agent].is_direct))
-        and (chosen := choose(t.agents[lane.agent].providers, shut.closed))
+        and (chosen := choose_provider(t.agents[lane.agent].providers, shut.closed))
         and chosen not in shut.suspect
     ]
     return sorted(found, key=lambda each: (each[0].ready_at, each[0].agent))
@@ -311,7 +311,7 @@ def known(t: Tables, agent: AgentId, name: RunId | None) -> LaneSnapshot:
         run,
         t.sessions.get((agent, run.provider if run else last)),
         tuple(sorted(followups, key=lambda item: item.seq)),
-        tuple(each for each in told if type(each.event) in KNOWN_KINDS),
+        tuple(each for each in told if type(each.event) in SNAPSHOT_KINDS),
         bool(steerable(t, agent)),
     )
 
@@ -385,7 +385,7 @@ def settle_with(t: Tables, item: Item, run: Run, now: datetime) -> None:
         requeue(t, item, now)
         return
     is_absorbed = item.delivery == "absorbed"
-    status = status_of_absorbed(run, item) if is_absorbed else status_after(run, item)
+    status = compute_absorbed_status(run, item) if is_absorbed else compute_item_status(run, item)
     if status == "queued":
         requeue(t, item, now)
     else:
@@ -431,7 +431,7 @@ def advanced(process: Process, batch: Batch, marks: Marks) -> Process:
 
 def bind_token(t: Tables, agent: AgentId, provider: str, token: ResumeToken) -> None:
     known = t.sessions.get((agent, provider))
-    t.sessions[agent, provider] = known.bound(token) if known else Session(provider, token)
+    t.sessions[agent, provider] = known.bind(token) if known else Session(provider, token)
 
 
 def set_paused(t: Tables, agent: AgentId, *, is_paused: bool) -> None:
@@ -449,5 +449,6 @@ def added(total: UsageSum, run: Run) -> UsageSum:
         known_usd=total.known_usd + (cost.usd or 0.0 if cost.kind == "known" else 0.0),
         estimated_usd=total.estimated_usd + (cost.usd or 0.0 if cost.kind == "estimated" else 0.0),
         unknown_cost_runs=total.unknown_cost_runs + (cost.kind == "unknown"),
-        unknown_tokens=total.unknown_tokens + (tokens_of(usage) if cost.kind == "unknown" else 0),
+        unknown_tokens=total.unknown_tokens
+        + (count_tokens(usage) if cost.kind == "unknown" else 0),
     )

@@ -22,13 +22,13 @@ from steadyrun.errors import ChangeRefused
 from steadyrun.lib.clock import Clock, SystemClock
 from steadyrun.lib.notifier import Hint, Notifier
 from steadyrun.model.agent import Agent
-from steadyrun.model.approval import Answer, Approval
-from steadyrun.model.batch import Appended, Batch
-from steadyrun.model.gate import Accounts, Gate, GateNews, GateRules
+from steadyrun.model.approval import Approval, ApprovalAnswer
+from steadyrun.model.batch import AppendResult, Batch
+from steadyrun.model.gate import Accounts, Gate, GateReport, GateRules
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, Ids, ItemId, ProcessId, RunId
-from steadyrun.model.item import Claim, Item, Lease, Message, cancel_fact
+from steadyrun.model.item import Claim, Item, Lease, Message, build_cancel_fact
 from steadyrun.model.process import Process
-from steadyrun.model.run import Change, Created, Run
+from steadyrun.model.run import Created, Run, RunChange
 from steadyrun.model.secret import Scrubber
 from steadyrun.store import MOST_TAKEN_BYTES, AbandonedLane, Accepted, Holder, Start, Started
 from steadyrun.stores.sqlite.db import schema
@@ -133,7 +133,7 @@ class SqliteStore(SqliteReads):
         message: Message,
         opened: Callable[[Agent, Item], Created],
     ) -> Started:
-        now, item = self._clock.now(), self._ids.item()
+        now, item = self._clock.now(), self._ids.new_item()
 
         def hire(connection: Connection) -> Started:
             holders.require(connection, holder)
@@ -162,7 +162,7 @@ class SqliteStore(SqliteReads):
     # -- items
 
     async def accept(self, message: Message, start: Start | None = None) -> Accepted:
-        now, item = self._clock.now(), self._ids.item()
+        now, item = self._clock.now(), self._ids.new_item()
 
         def accept(connection: Connection) -> Accepted:
             accepted = items.accept(connection, item, message, now)
@@ -177,7 +177,10 @@ class SqliteStore(SqliteReads):
         return accepted
 
     async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
-        now, why = self._clock.now(), cancel_fact(reason and self._terms.scrubber.clean(reason))
+        now, why = (
+            self._clock.now(),
+            build_cancel_fact(reason and self._terms.scrubber.clean(reason)),
+        )
         cancelled = await self._accept(lambda c: items.cancel(c, item, why, now))
         self.hints.notify([cancelled.agent])
         return cancelled
@@ -192,7 +195,7 @@ class SqliteStore(SqliteReads):
 
     async def join(self, kind: str) -> Holder:
         now = self._clock.now()
-        holder = Holder(self._ids.holder(), kind, platform.node(), __version__, now)
+        holder = Holder(self._ids.new_holder(), kind, platform.node(), __version__, now)
         with translated(self._path):
             self._liveness.acquire(holder.id)
         await self._accept(lambda c: holders.add(c, holder))
@@ -262,7 +265,7 @@ class SqliteStore(SqliteReads):
         return await self._accept(lambda c: items.release(c, claim, now), claim.agent)
 
     async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
-        now, new = self._clock.now(), self._ids.item()
+        now, new = self._clock.now(), self._ids.new_item()
         return await self._accept(lambda c: offers.go_on(c, claim, to, new, now), claim.agent)
 
     async def retry(self, claim: Claim, *, spends: bool) -> Claim:
@@ -270,7 +273,7 @@ class SqliteStore(SqliteReads):
         return await self._accept(lambda c: items.again(c, claim, spends, now), claim.agent)
 
     async def settle(
-        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+        self, claim: Claim, change: RunChange | None = None, batch: Batch | None = None
     ) -> Item:
         now, terms = self._clock.now(), self._terms
         written = Written.of(batch, terms.scrubber) if batch else None
@@ -279,7 +282,7 @@ class SqliteStore(SqliteReads):
         )
 
     async def rest(
-        self, claim: Claim, change: Change | None = None, batch: Batch | None = None
+        self, claim: Claim, change: RunChange | None = None, batch: Batch | None = None
     ) -> Item:
         now, terms = self._clock.now(), self._terms
         written = Written.of(batch, terms.scrubber) if batch else None
@@ -288,7 +291,7 @@ class SqliteStore(SqliteReads):
         )
 
     async def start_unprompted(self, hold: Lease, message: Message) -> Claim:
-        now, new = self._clock.now(), self._ids.item()
+        now, new = self._clock.now(), self._ids.new_item()
         return await self._accept(lambda c: warm.wake(c, hold, message, new, now), hold.agent)
 
     async def release_lane(self, hold: Lease) -> None:
@@ -302,7 +305,7 @@ class SqliteStore(SqliteReads):
 
     # -- runs, processes, events
 
-    async def change(self, claim: Claim, run: RunId, change: Change) -> Run:
+    async def change(self, claim: Claim, run: RunId, change: RunChange) -> Run:
         return await self._accept(
             lambda c: runs.change(c, claim, run, change, self._terms), claim.agent, Hint.STATE
         )
@@ -316,7 +319,7 @@ class SqliteStore(SqliteReads):
             lambda c: runs.close_process(c, hold, process, now), hold.agent, Hint.STATE
         )
 
-    async def append(self, hold: Lease, batch: Batch) -> Appended:
+    async def append(self, hold: Lease, batch: Batch) -> AppendResult:
         written = Written.of(batch, self._terms.scrubber)
         appended = await self._writing().write(
             lambda c: runs.append(c, hold, written, self._terms),
@@ -328,7 +331,7 @@ class SqliteStore(SqliteReads):
 
     # -- approvals
 
-    async def answer(self, approval: ApprovalId, answer: Answer) -> Approval:
+    async def answer(self, approval: ApprovalId, answer: ApprovalAnswer) -> Approval:
         clean = replace(answer, reason=self._terms.scrubber.clean(answer.reason))
         answered = await self._accept(lambda c: approvals.answer(c, approval, clean, self._terms))
         self.hints.notify([answered.agent])
@@ -337,7 +340,7 @@ class SqliteStore(SqliteReads):
     # -- gates
 
     async def update_gate(
-        self, provider: str, news: GateNews, *, account: str | None = None
+        self, provider: str, news: GateReport, *, account: str | None = None
     ) -> Gate:
         now = self._clock.now()
         told = await self._accept(

@@ -12,7 +12,7 @@ from steadyrun.model.event import (
     ToolStarted,
     Unknown,
 )
-from steadyrun.model.event_json import data_of
+from steadyrun.model.event_json import to_data
 from steadyrun.model.secret import REDACTED
 from steadyrun.testing.provider_conformance.fixtures import (
     PlayedRun,
@@ -95,8 +95,8 @@ def _check_secrecy(harness: ProviderHarness, played: PlayedRun) -> None:
     secret = harness.secret.reveal()
     check_order(played)
     assert played.run.status == "completed"
-    told = [msgspec.json.encode(data_of(seen.event)).decode() for seen in played.published]
-    told += [msgspec.json.encode(data_of(seen.event)).decode() for seen in played.stored]
+    told = [msgspec.json.encode(to_data(seen.event)).decode() for seen in played.published]
+    told += [msgspec.json.encode(to_data(seen.event)).decode() for seen in played.stored]
     told += [msgspec.json.encode(played.run).decode(), *_join_streams(played)]
     assert not [each for each in told if secret in each]
     assert [each for each in told if REDACTED in each], "the secret never came"
@@ -113,6 +113,6 @@ def _join_streams(played: PlayedRun) -> list[str]:
     """What a listener has when it puts the pieces of one kind together."""
     streams: dict[str, str] = defaultdict(str)
     for seen in played.live:
-        fields = data_of(seen.event)
+        fields = to_data(seen.event)
         streams[f"{type(seen.event)} {fields.get('stream')}"] += fields.get("text", "")
     return list(streams.values())

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import ErrorFact, GateClosed, GateOpened
-from steadyrun.model.gate import Closed, Gate, Limited, Opened, Suspected, gate_state
+from steadyrun.model.gate import Closed, Gate, Limited, Opened, Suspected, compute_gate_state
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created, Finished
 from steadyrun.store import Started, Store
@@ -166,7 +166,7 @@ async def check_what_an_account_was_refused_is_not_forgotten_by_others(
 ) -> None:
     """News by name, as a daemon tells it that begins: of every account that is known."""
     work, now = await harness.open(accounts=WORK), harness.clock.now()
-    run = harness.ids.run()
+    run = harness.ids.new_run()
     await work.update_gate("claude", Limited(run, now, now + MINUTE, "limit"), account="home")
 
     [gate] = await work.gates(include_others=True)
@@ -189,7 +189,7 @@ async def _started(scene: Scene, store: Store | None = None, limit: int = 5) -> 
 def _opened(harness: StoreHarness) -> Callable[[Agent, Item], Created]:
     def opened(agent: Agent, item: Item) -> Created:
         now = harness.clock.now()
-        return Created(harness.ids.run(), agent.id, item.id, agent.provider, now)
+        return Created(harness.ids.new_run(), agent.id, item.id, agent.provider, now)
 
     return opened
 
@@ -199,6 +199,6 @@ async def _states(
 ) -> dict[tuple[str, str], str]:
     """How the gates are, in their order."""
     now, found = harness.clock.now(), await store.gates(include_others=include_others)
-    states = {(gate.provider, gate.account): gate_state(gate, now) for gate in found}
+    states = {(gate.provider, gate.account): compute_gate_state(gate, now) for gate in found}
     assert list(states) == sorted(states)
     return dict(states)

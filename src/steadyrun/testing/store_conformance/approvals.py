@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from steadyrun.errors import ChangeRefused, NotFound
-from steadyrun.model.approval import Answer, Approval, approval_id
+from steadyrun.model.approval import Approval, ApprovalAnswer, build_approval_id
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Event
 from steadyrun.model.ids import ApprovalId
 from steadyrun.testing.store_conformance.fixtures import (
@@ -26,7 +26,7 @@ async def check_a_question_is_a_row(harness: StoreHarness) -> None:
     found = await working.store.approval(approval)
 
     assert found == Approval(
-        approval_id(working.process, "1"),
+        build_approval_id(working.process, "1"),
         working.scene.agent,
         working.run,
         harness.clock.now(),
@@ -42,7 +42,7 @@ async def check_a_question_that_is_told_again_is_one(harness: StoreHarness) -> N
     working = await set_working(harness)
     asked = working.batch(0, 1, working.said(1, 0, ApprovalRequested("1", None, "Bash")))
     await working.store.append(working.claim, asked)
-    await working.store.answer(approval_id(working.process, "1"), _yes(harness))
+    await working.store.answer(build_approval_id(working.process, "1"), _yes(harness))
     before = await everything(working.store)
 
     await working.store.append(working.claim, asked)
@@ -286,13 +286,13 @@ async def _ask(working: Working, n: int, *, tool_input: object = None) -> Approv
     """The question of the run whose name is `n + 1`."""
     name = str(n + 1)
     await _tell(working, n, ApprovalRequested(name, f"call_{name}", "Bash", tool_input))
-    return approval_id(working.process, name)
+    return build_approval_id(working.process, name)
 
 
 async def _ask_about_budget(working: Working) -> ApprovalId:
     question = ApprovalRequested("b", None, "budget", {"why": "it is spent"}, about="budget")
     await _tell(working, 0, question)
-    return approval_id(working.process, "b")
+    return build_approval_id(working.process, "b")
 
 
 async def _tell(working: Working, offset: int, event: Event) -> None:
@@ -301,9 +301,9 @@ async def _tell(working: Working, offset: int, event: Event) -> None:
     await working.store.append(working.claim, working.batch(offset, offset + 1, said))
 
 
-def _yes(harness: StoreHarness, *, by: str = "ada") -> Answer:
-    return Answer(True, by, harness.clock.now())
+def _yes(harness: StoreHarness, *, by: str = "ada") -> ApprovalAnswer:
+    return ApprovalAnswer(True, by, harness.clock.now())
 
 
-def _no(harness: StoreHarness, *, reason: str = "not now") -> Answer:
-    return Answer(False, "bo", harness.clock.now(), reason)
+def _no(harness: StoreHarness, *, reason: str = "not now") -> ApprovalAnswer:
+    return ApprovalAnswer(False, "bo", harness.clock.now(), reason)

@@ -19,7 +19,7 @@ from steadyrun.model.event import (
     ToolCompleted,
     ToolStarted,
 )
-from steadyrun.model.event_codec import Row, stored_events
+from steadyrun.model.event_codec import EventRow, decode_row
 from steadyrun.model.ids import ProcessId, RunId
 from steadyrun.model.process import Checkpoint
 from steadyrun.model.run import Cancelled, Finished, Launched, Touched
@@ -263,8 +263,8 @@ async def check_append_gives_back_what_was_stored(harness: StoreHarness) -> None
     given = [
         event
         for row in appended.rows
-        for event in stored_events(
-            Row(row.cursor, row.seq, "ada", row.run, working.process, "claude", row.body)
+        for event in decode_row(
+            EventRow(row.cursor, row.seq, "ada", row.run, working.process, "claude", row.body)
         )
     ]
     assert given == read

@@ -28,7 +28,7 @@ async def check_a_closed_gate_is_passed_by(harness: StoreHarness) -> None:
     await scene.send()
     [started] = await _started(scene)
     assert (started.run.provider, started.is_probe) == ("codex", False)
-    assert started.agent == (await scene.store.agent("ada")).on("codex")
+    assert started.agent == (await scene.store.agent("ada")).with_provider("codex")
     assert (started.agent.providers, started.agent.model) == (("codex", "claude"), None)
     await scene.finish(started.claim)
 
@@ -38,11 +38,11 @@ async def check_a_closed_gate_is_passed_by(harness: StoreHarness) -> None:
     assert accepted.started.agent.provider == accepted.started.run.provider == "codex"
     await scene.finish(accepted.started.claim)
 
-    bo = Agent(harness.ids.agent(), "bo", ("claude", "codex"), "/home/bo")
+    bo = Agent(harness.ids.new_agent(), "bo", ("claude", "codex"), "/home/bo")
     hired = await scene.store.start_direct(
         scene.holder, bo, Message(bo.id, "work"), _opened(harness)
     )
-    assert (hired.agent, hired.run.provider) == (bo.on("codex"), "codex")
+    assert (hired.agent, hired.run.provider) == (bo.with_provider("codex"), "codex")
     await scene.finish(hired.claim)
 
     await scene.send()
@@ -133,7 +133,7 @@ async def check_who_is_not_the_probe_goes_to_the_fallback(harness: StoreHarness)
 async def check_a_changed_chain_is_the_one_that_counts(harness: StoreHarness) -> None:
     scene = await set_scene(harness, fallback=["codex"])
     was = await scene.store.agent("ada")
-    await scene.store.set_agent(was.on("shell"), was=was)
+    await scene.store.set_agent(was.with_provider("shell"), was=was)
     await _close(scene, "shell")
     await _close(scene, "claude")
     await scene.send()
@@ -147,7 +147,7 @@ async def check_nobody_is_hired_whose_whole_chain_is_closed(harness: StoreHarnes
     scene = await set_scene(harness)
     for provider in ("claude", "codex"):
         await _close(scene, provider)
-    bo = Agent(harness.ids.agent(), "bo", ("claude", "codex"), "/home/bo")
+    bo = Agent(harness.ids.new_agent(), "bo", ("claude", "codex"), "/home/bo")
 
     verb = scene.store.start_direct(scene.holder, bo, Message(bo.id, "work"), _opened(harness))
 
@@ -184,6 +184,6 @@ async def _started(scene: Scene) -> list[Started]:
 def _opened(harness: StoreHarness) -> Callable[[Agent, Item], Created]:
     def opened(agent: Agent, item: Item) -> Created:
         now = harness.clock.now()
-        return Created(harness.ids.run(), agent.id, item.id, agent.provider, now)
+        return Created(harness.ids.new_run(), agent.id, item.id, agent.provider, now)
 
     return opened

@@ -13,10 +13,10 @@ from steadyrun.model.batch import Batch
 from steadyrun.model.event import (
     Emitted,
     Event,
+    EventSource,
     Note,
-    OurSource,
     TextFinal,
-    our_place,
+    make_place,
 )
 from steadyrun.model.gate import Closed
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
@@ -98,9 +98,9 @@ class Working:
         words = event or TextFinal(f"said at {offset}.{n}")
         return Emitted(offset, n, now, words)
 
-    def noted(self, source: OurSource, n: int) -> Emitted:
+    def noted(self, source: EventSource, n: int) -> Emitted:
         now = self.scene.harness.clock.now()
-        return Emitted(our_place(source, n), 0, now, Note(f"{source}{n}"))
+        return Emitted(make_place(source, n), 0, now, Note(f"{source}{n}"))
 
     def token(self, name: str) -> ResumeToken:
         return ResumeToken(name, "here", "/home/ada", None, self.scene.harness.clock.now())
@@ -183,7 +183,7 @@ async def hire(
     fallback: Sequence[str] = (),
 ) -> AgentId:
     chain = (provider, *fallback)
-    agent = Agent(harness.ids.agent(), name, chain, f"/home/{name}", "a model of its first")
+    agent = Agent(harness.ids.new_agent(), name, chain, f"/home/{name}", "a model of its first")
     await store.add_agent(agent)
     return agent.id
 
@@ -198,7 +198,7 @@ async def send(
 
 async def begin(harness: StoreHarness, store: Store, claim: Claim, **fields: Any) -> RunId:
     harness.clock.advance(TICK)
-    run, now = harness.ids.run(), harness.clock.now()
+    run, now = harness.ids.new_run(), harness.clock.now()
     fields.setdefault("provider", "claude")
     await store.change(claim, run, Created(run, claim.agent, claim.item.id, at=now, **fields))
     return run
@@ -207,7 +207,7 @@ async def begin(harness: StoreHarness, store: Store, claim: Claim, **fields: Any
 async def open_process(
     harness: StoreHarness, store: Store, claim: Claim, provider: str = "claude"
 ) -> ProcessId:
-    process, now = harness.ids.process(), harness.clock.now()
+    process, now = harness.ids.new_process(), harness.clock.now()
     await store.open_process(
         claim,
         Process(

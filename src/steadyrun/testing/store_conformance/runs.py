@@ -57,17 +57,17 @@ async def check_a_run_is_bound_to_its_claims_item(harness: StoreHarness) -> None
     now, ids = harness.clock.now(), harness.ids
 
     for created in (
-        Created(ids.run(), ids.agent(), first.id, "claude", now),
-        Created(ids.run(), scene.agent, second.id, "claude", now),
-        Created(ids.run(), scene.agent, None, "claude", now),
+        Created(ids.new_run(), ids.new_agent(), first.id, "claude", now),
+        Created(ids.new_run(), scene.agent, second.id, "claude", now),
+        Created(ids.new_run(), scene.agent, None, "claude", now),
     ):
         await refused_whole(
             scene.store, ChangeRefused, scene.store.change(claim, created.id, created)
         )
-    right = Created(ids.run(), scene.agent, first.id, "claude", now)
-    await refused_whole(scene.store, ChangeRefused, scene.store.change(claim, ids.run(), right))
+    right = Created(ids.new_run(), scene.agent, first.id, "claude", now)
+    await refused_whole(scene.store, ChangeRefused, scene.store.change(claim, ids.new_run(), right))
     await scene.store.change(claim, right.id, right)
-    another = Created(ids.run(), scene.agent, first.id, "claude", now)
+    another = Created(ids.new_run(), scene.agent, first.id, "claude", now)
     await refused_whole(scene.store, ChangeRefused, scene.store.change(claim, another.id, another))
 
 
@@ -94,7 +94,7 @@ async def check_changing_no_run_is_refused(harness: StoreHarness) -> None:
 
     for change in (Launched(now), Adopted(now), Touched(now), scene.ended()):
         await refused_whole(
-            scene.store, ChangeRefused, scene.store.change(claim, harness.ids.run(), change)
+            scene.store, ChangeRefused, scene.store.change(claim, harness.ids.new_run(), change)
         )
     await refused_whole(scene.store, ChangeRefused, scene.store.settle(claim, scene.ended()))
 
@@ -182,9 +182,9 @@ async def check_a_process_belongs_to_one_agent(harness: StoreHarness) -> None:
     mine = await store.process(working.process)
 
     await refused_whole(store, ChangeRefused, store.open_process(claim, mine))
-    foreign = msgspec.structs.replace(mine, id=harness.ids.process(), agent=other.claim.agent)
+    foreign = msgspec.structs.replace(mine, id=harness.ids.new_process(), agent=other.claim.agent)
     await refused_whole(store, ChangeRefused, store.open_process(claim, foreign))
-    for process in (other.process, harness.ids.process()):
+    for process in (other.process, harness.ids.new_process()):
         await refused_whole(store, NotFound, store.close_process(claim, process))
     assert len(await store.open_processes()) == 2
     assert await store.open_processes(claim.agent) == [mine]
@@ -251,7 +251,7 @@ async def check_usage_is_told_apart_by_agent_provider_and_model(harness: StoreHa
     assert await scene.store.usage_by("agent", since=since) == {name: second}
     assert await scene.store.usage_by("provider", agent=scene.agent) == {"claude": both}
     assert await scene.store.usage_by("model") == {"": both}
-    assert await scene.store.usage_by("model", agent=harness.ids.agent()) == {}
+    assert await scene.store.usage_by("model", agent=harness.ids.new_agent()) == {}
 
 
 async def check_a_day_of_usage_is_a_date_of_the_zone(harness: StoreHarness) -> None:
@@ -282,7 +282,7 @@ async def check_usage_keeps_known_estimated_and_unknown_apart(harness: StoreHarn
 
     assert total == UsageSum(5, 40, 20, 0, 4, 0.75, 2.0, 2, 16)
     assert await scene.store.usage(agent=scene.agent) == total
-    assert await scene.store.usage(agent=harness.ids.agent()) == UsageSum()
+    assert await scene.store.usage(agent=harness.ids.new_agent()) == UsageSum()
     assert (await scene.store.usage(since=start + timedelta(hours=2))).runs == 3
 
 

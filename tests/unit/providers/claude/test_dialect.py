@@ -463,9 +463,9 @@ def test_another_driver_goes_on_from_anywhere(cut: int) -> None:
 
     before = play(first, frames[:cut])
     second.restore(first.save())
-    after = [*play(second, frames[cut:]), *second.exited(last, NOW)]
+    after = [*play(second, frames[cut:]), *second.on_exited(last, NOW)]
 
-    assert [*before, *after] == [*play(whole, frames), *whole.exited(last, NOW)]
+    assert [*before, *after] == [*play(whole, frames), *whole.on_exited(last, NOW)]
 
 
 def test_it_can_be_saved_whatever_numbers_a_tool_is_given() -> None:

@@ -329,7 +329,7 @@ def test_a_line_that_nobody_can_read_is_kept(line: Any) -> None:
     turns = TurnTracker(Codex(ONCE))
     play(turns, once().log)
 
-    [told] = turns.received(Frame(raw, 1000), NOW)
+    [told] = turns.on_received(Frame(raw, 1000), NOW)
 
     assert type(told).__name__ == "Emitted"
     assert isinstance(getattr(told, "event", None), ev.Unknown)

@@ -364,7 +364,7 @@ def test_a_tool_that_is_open_when_the_process_ends_is_closed() -> None:
     turns = TurnTracker(Talk().dialect)
     play(turns, talk.log)
 
-    told = turns.exited(ProcessExit(0), NOW)
+    told = turns.on_exited(ProcessExit(0), NOW)
 
     [closed] = [each.event for each in told if isinstance(each, Emitted)]
     assert isinstance(closed, ev.ToolFailed)

@@ -260,7 +260,7 @@ def test_another_driver_knows_that_an_answer_is_missing() -> None:
     second.restore(first.save())
     [send] = [each for each in said if isinstance(each, Send)]
 
-    told_ = second.sent(Frame(send.raw, 1000, send.key, 99), NOW)
+    told_ = second.on_sent(Frame(send.raw, 1000, send.key, 99), NOW)
 
     assert [type(getattr(each, "event", each)) for each in told_] == [ev.FollowupOwnTurn, TurnBegan]
 
@@ -362,7 +362,7 @@ def test_the_end_of_the_process_gives_everything_back() -> None:
 def test_each_offer_has_one_fate_whatever_ends_it() -> None:
     turns = TurnTracker(accepted("o1").dialect)
 
-    said = [each.event for each in turns.exited(ProcessExit(0), NOW) if hasattr(each, "event")]
+    said = [each.event for each in turns.on_exited(ProcessExit(0), NOW) if hasattr(each, "event")]
 
     assert [type(each) for each in said].count(ev.FollowupReturned) == 1
 

@@ -102,9 +102,9 @@ def test_another_driver_goes_on_from_anywhere(cut: int) -> None:
 
     before = play(first, FRAMES[:cut])
     second.restore(first.save())
-    after = [*play(second, FRAMES[cut:]), *second.exited(LAST, NOW)]
+    after = [*play(second, FRAMES[cut:]), *second.on_exited(LAST, NOW)]
 
-    assert [*before, *after] == [*play(whole, FRAMES), *whole.exited(LAST, NOW)]
+    assert [*before, *after] == [*play(whole, FRAMES), *whole.on_exited(LAST, NOW)]
 
 
 @given(st.integers(0, len(FRAMES)))
@@ -204,7 +204,7 @@ def test_whatever_is_wrong_in_it_everything_that_begins_ends(changes: list[Any])
         told += play(turns, [frame])
         if told and isinstance(told[-1], TurnEnded):
             turns.save()
-    heard = events([*told, *turns.exited(LAST, NOW)])
+    heard = events([*told, *turns.on_exited(LAST, NOW)])
 
     _check_ends(heard)
 
@@ -236,7 +236,7 @@ def test_lines_may_be_left_out_or_come_twice(data: st.DataObject) -> None:
         frames += [frame] * times
     turns = TurnTracker(Codex())
 
-    heard = events([*play(turns, frames), *turns.exited(LAST, NOW)])
+    heard = events([*play(turns, frames), *turns.on_exited(LAST, NOW)])
 
     kinds = Counter(map(type, heard))
     assert kinds[TurnBegan] == kinds[TurnEnded]
@@ -250,7 +250,7 @@ def test_a_question_is_never_left_without_an_answer(cut: int, params: Any) -> No
     play(turns, FRAMES[:cut])
     raw = json.dumps({"id": 99, "method": "item/fileChange/requestApproval", "params": params})
 
-    told = turns.received(Frame(raw.encode(), 10**6), NOW)
+    told = turns.on_received(Frame(raw.encode(), 10**6), NOW)
 
     sent = [each for each in told if isinstance(each, Send)]
     assert len(sent) + ("1000000" in turns.dialect.state.asks) == 1

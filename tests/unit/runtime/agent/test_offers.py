@@ -64,13 +64,13 @@ async def _offering() -> tuple[MemoryStore, Process, OpenOffers, list[Item]]:
     """A run, and two messages that have come since."""
     clock = FakeClock()
     ids, store = Ids(clock.now), MemoryStore(clock)
-    agent = Agent(ids.agent(), "ada", ("scripted",), "/")
+    agent = Agent(ids.new_agent(), "ada", ("scripted",), "/")
     holder = await store.join("worker")
     started = await store.start_direct(
         holder.id,
         agent,
         Message(agent.id, "work"),
-        lambda agent, item: Created(ids.run(), agent.id, item.id, "scripted", clock.now()),
+        lambda agent, item: Created(ids.new_run(), agent.id, item.id, "scripted", clock.now()),
     )
     process = Process()
     offers = OpenOffers(store, process, home=Path("/"), is_direct=False)

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from steadyrun.errors import AgentHomeMissing, FileUnusable, InvalidUsage, PathRefused, RoleMissing
-from steadyrun.lib.safe_paths import Scope
+from steadyrun.lib.safe_paths import PathScope
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.model.policy import Permissions
@@ -212,7 +212,7 @@ class TestHostileFiles:
         (desk.own / "SOUL.md").symlink_to("../secret")
 
         with pytest.raises(PathRefused, match="there is a link"):
-            _read(desk.own / "SOUL.md", Scope.of(desk.own), ())
+            _read(desk.own / "SOUL.md", PathScope.from_directories(desk.own), ())
 
     def test_a_home_may_be_reached_by_a_link(self, desk: Desk) -> None:
         (desk.own / "soul").write_text("Kind.")

@@ -7,7 +7,14 @@ import msgspec
 from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, NotFound
-from steadyrun.model.approval import Answer, Approval, approval_id, asked, status_by, told_of
+from steadyrun.model.approval import (
+    Approval,
+    ApprovalAnswer,
+    build_approval,
+    build_approval_id,
+    build_resolution,
+    choose_status,
+)
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved
 from steadyrun.model.event_codec import decode_events, encode_events
@@ -76,9 +83,12 @@ def heard(connection: Connection, agent: AgentId, batch: Batch, body: bytes) -> 
     for each in decode_events(body):
         match each.event:
             case ApprovalRequested() if batch.run is not None:
-                _ask(connection, asked(each, batch.process, agent, batch.run))
+                _ask(connection, build_approval(each, batch.process, agent, batch.run))
             case ApprovalResolved(name, _, by):
-                settled = {"approval": approval_id(batch.process, name), "status": status_by(by)}
+                settled = {
+                    "approval": build_approval_id(batch.process, name),
+                    "status": choose_status(by),
+                }
                 connection.execute(_SETTLE, settled)
             case _:
                 pass
@@ -119,14 +129,14 @@ def forget(connection: Connection, agent: AgentId) -> None:
 
 
 def answer(
-    connection: Connection, name: ApprovalId, given: Answer, terms: StoreSettings
+    connection: Connection, name: ApprovalId, given: ApprovalAnswer, terms: StoreSettings
 ) -> Approval:
     known = approval(connection, name)
-    if known.answer and known.answer.says() == given.says():
+    if known.answer and known.answer.to_key() == given.to_key():
         return known
     if known.status != "open":
         raise ChangeRefused("answer", found=f"{known.id} is {known.status}")
-    answered = known.answered(given)
+    answered = known.with_answer(given)
     values = {"approval": known.id, "status": answered.status, "body": rows.encode(answered)}
     connection.execute(_ANSWER, values)
     if known.about == "budget":
@@ -138,7 +148,7 @@ def _go_on(connection: Connection, answered: Approval, terms: StoreSettings) -> 
     """Nobody waits who would tell the record; the agent may work again, if it may."""
     assert answered.answer
     ledger = EventLog(connection, answered.agent, rows.lane(connection, answered.agent).event_seq)
-    ledger.add(None, 1, encode_events([told_of(answered)], terms.scrubber))
+    ledger.add(None, 1, encode_events([build_resolution(answered)], terms.scrubber))
     ledger.close()
     if answered.answer.is_allowed and not answered.is_paused_besides:
         items.set_paused(connection, answered.agent, False)

@@ -52,7 +52,7 @@ def _start(
     terms: StoreSettings,
 ) -> Started:
     claim = chosen.claim
-    agent = rows.agent(connection, claim.agent).on(chosen.provider)
+    agent = rows.agent(connection, claim.agent).with_provider(chosen.provider)
     run = runs.create(connection, claim, opened(agent, claim.item), terms)
     return Started(
         replace(claim, item=replace(claim.item, run=run.id)),

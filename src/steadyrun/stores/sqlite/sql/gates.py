@@ -12,16 +12,16 @@ from steadyrun.model.gate import (
     Accounts,
     Dispatched,
     Gate,
-    GateNews,
+    GateReport,
     Limited,
-    Shut,
-    account_of,
-    gate_state,
-    gate_step,
-    gate_told,
-    is_present,
-    news_of,
-    shut_providers,
+    UnavailableProviders,
+    build_gate_event,
+    compute_gate_state,
+    find_account,
+    find_unavailable_providers,
+    is_present_account,
+    report_run_end,
+    step_gate,
 )
 from steadyrun.model.run import Run
 from steadyrun.stores.sqlite.db.settings import StoreSettings
@@ -40,7 +40,7 @@ def gates(connection: Connection, accounts: Accounts | None) -> list[Gate]:
     return [
         _gate.decode(body)
         for provider, account, body in connection.execute(_SELECT_GATES)
-        if accounts is None or is_present(provider, account, accounts)
+        if accounts is None or is_present_account(provider, account, accounts)
     ]
 
 
@@ -48,12 +48,12 @@ def tell(
     connection: Connection,
     provider: str,
     account: str | None,
-    news: GateNews,
+    news: GateReport,
     now: datetime,
     terms: StoreSettings,
 ) -> Gate:
     """Tell the gate of an account, or of the present one."""
-    account = account_of(provider, terms.accounts) if account is None else account
+    account = find_account(provider, terms.accounts) if account is None else account
     gate = _known(connection, provider, account) or Gate(provider, account)
     return _step(connection, gate, news, now, terms)[0]
 
@@ -67,7 +67,7 @@ def begun(connection: Connection, run: Run, terms: StoreSettings) -> None:
 
 def ended(connection: Connection, run: Run, terms: StoreSettings) -> bool:
     """What the end of a run tells its gate; whether that is an event."""
-    news, now = news_of(run), run.ended_at
+    news, now = report_run_end(run), run.ended_at
     assert now
     gate = _known(connection, run.provider, run.account)
     if gate is None and isinstance(news, Limited):
@@ -77,16 +77,16 @@ def ended(connection: Connection, run: Run, terms: StoreSettings) -> bool:
 
 def shut(
     connection: Connection, now: datetime, terms: StoreSettings, but_not: Collection[str] = ()
-) -> Shut:
+) -> UnavailableProviders:
     """The providers that nobody may be sent to; `but_not` are waited for, too."""
-    closed, suspect = shut_providers(gates(connection, terms.accounts), now)
-    return Shut(closed, suspect.union(but_not))
+    closed, suspect = find_unavailable_providers(gates(connection, terms.accounts), now)
+    return UnavailableProviders(closed, suspect.union(but_not))
 
 
 def awaiting_probe(connection: Connection, now: datetime, terms: StoreSettings) -> bool:
     """Whether some provider takes one run and no more."""
     present = gates(connection, terms.accounts)
-    return any(gate_state(gate, now) == "ready" for gate in present)
+    return any(compute_gate_state(gate, now) == "ready" for gate in present)
 
 
 def is_probe(connection: Connection, run: Run) -> bool:
@@ -101,14 +101,14 @@ def _known(connection: Connection, provider: str, account: str) -> Gate | None:
 
 
 def _step(
-    connection: Connection, before: Gate, news: GateNews, now: datetime, terms: StoreSettings
+    connection: Connection, before: Gate, news: GateReport, now: datetime, terms: StoreSettings
 ) -> tuple[Gate, bool]:
-    after = gate_step(before, news, now, terms.gate)
+    after = step_gate(before, news, now, terms.gate)
     after = replace(after, reason=terms.scrubber.clean(after.reason))
     if after != before:
         values = {"provider": after.provider, "account": after.account}
         connection.execute(_PUT_GATE, {**values, "body": rows.encode(after)})
-    event = gate_told(before, after, now)
+    event = build_gate_event(before, after, now)
     if event:
         _add_event(connection, event, now, terms)
     return after, event is not None

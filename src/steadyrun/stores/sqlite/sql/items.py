@@ -8,7 +8,7 @@ import msgspec
 
 from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.event import ErrorFact
-from steadyrun.model.gate import Shut
+from steadyrun.model.gate import UnavailableProviders
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import (
     Claim,
@@ -17,8 +17,8 @@ from steadyrun.model.item import (
     Lease,
     Message,
     Payload,
-    status_after,
-    status_of_absorbed,
+    compute_absorbed_status,
+    compute_item_status,
 )
 from steadyrun.model.run import Run
 from steadyrun.store import DEDUP_RETENTION, Accepted, Lane
@@ -161,7 +161,7 @@ def claim(
     limit: int,
     agent: AgentId | None,
     now: datetime,
-    shut: Shut,
+    shut: UnavailableProviders,
 ) -> list[Chosen]:
     values = {
         "holder": holder,
@@ -312,7 +312,7 @@ def settle_with(connection: Connection, item: Item, run: Run, now: datetime) -> 
 
 def _status(item: Item, run: Run) -> ItemStatus:
     is_absorbed = item.delivery == "absorbed"
-    return status_of_absorbed(run, item) if is_absorbed else status_after(run, item)
+    return compute_absorbed_status(run, item) if is_absorbed else compute_item_status(run, item)
 
 
 def _settle_item(

@@ -8,7 +8,7 @@ import msgspec
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.event import StoredEvent
-from steadyrun.model.event_codec import Row, stored_events
+from steadyrun.model.event_codec import EventRow, decode_row
 from steadyrun.model.ids import AgentId, HolderId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.process import Process
@@ -167,7 +167,7 @@ def events(
     sql = f"{_BATCHES} WHERE {where} AND event_batches.id >= :start ORDER BY event_batches.id"
     found: list[StoredEvent] = []
     for row in connection.execute(sql, {**values, "start": start or 0}):
-        found += [event for event in stored_events(Row(*row)) if event.cursor > after]
+        found += [event for event in decode_row(EventRow(*row)) if event.cursor > after]
         if len(found) >= limit:
             break
     return found[:limit]
@@ -180,7 +180,7 @@ def last_events(
     sql = f"{_BATCHES} WHERE {where} ORDER BY event_batches.id DESC"
     found: list[StoredEvent] = []
     for row in connection.execute(sql, values):
-        found = [*stored_events(Row(*row)), *found]
+        found = [*decode_row(EventRow(*row)), *found]
         if len(found) >= limit:
             break
     return found[max(0, len(found) - limit) :]

@@ -7,30 +7,30 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
-from steadyrun.model.batch import Appended, Batch, fresh_part
+from steadyrun.model.batch import AppendResult, Batch, select_new
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
     Kinds,
     ToolStarted,
-    kinds_of,
+    count_kinds,
 )
 from steadyrun.model.event_codec import encode_events
-from steadyrun.model.gate import on_account
+from steadyrun.model.gate import set_account
 from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Lease
 from steadyrun.model.process import Marks, Process
 from steadyrun.model.run import (
     TERMINAL,
-    Change,
     Created,
     Launched,
     Run,
+    RunChange,
     RunStatus,
-    counted,
-    scrubbed,
+    add_counts,
+    build_status_events,
+    scrub_run,
     step,
-    told,
 )
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
@@ -49,7 +49,7 @@ class Written(Struct, frozen=True):
 
     @classmethod
     def of(cls, batch: Batch, scrubber: Scrubber) -> "Written":
-        kinds = kinds_of(batch.events)
+        kinds = count_kinds(batch.events)
         return cls(batch, encode_events(batch.events, scrubber, kinds), kinds)
 
 
@@ -84,7 +84,7 @@ _PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES (:agent, :provider, :toke
 def settle(
     connection: Connection,
     claim: Claim,
-    change_: Change | None,
+    change_: RunChange | None,
     written: Written | None,
     now: datetime,
     terms: StoreSettings,
@@ -97,7 +97,7 @@ def settle(
 def rest(
     connection: Connection,
     claim: Claim,
-    change_: Change | None,
+    change_: RunChange | None,
     written: Written | None,
     now: datetime,
     terms: StoreSettings,
@@ -110,7 +110,7 @@ def rest(
 def _end(
     connection: Connection,
     claim: Claim,
-    change_: Change | None,
+    change_: RunChange | None,
     written: Written | None,
     now: datetime,
     terms: StoreSettings,
@@ -132,7 +132,7 @@ def _end(
 
 
 def change(
-    connection: Connection, claim: Claim, run: RunId, change_: Change, terms: StoreSettings
+    connection: Connection, claim: Claim, run: RunId, change_: RunChange, terms: StoreSettings
 ) -> Run:
     ledger = _ledger(connection, claim)
     before = rows.maybe_run(connection, run)
@@ -150,17 +150,19 @@ def create(connection: Connection, claim: Claim, created: Created, terms: StoreS
     if rows.maybe_run(connection, created.id):
         raise ChangeRefused("created", found=f"there is a run {created.id} already")
     _check_created(claim, created.id, created)
-    run = scrubbed(step(None, on_account(created, terms.accounts)), terms.scrubber)
+    run = scrub_run(step(None, set_account(created, terms.accounts)), terms.scrubber)
     connection.execute(_PUT_RUN, _run_values(run))
     connection.execute(_BIND_RUN, {"run": run.id, "item": claim.item.id})
     gates.begun(connection, run, terms)
     return run
 
 
-def append(connection: Connection, hold: Lease, written: Written, terms: StoreSettings) -> Appended:
+def append(
+    connection: Connection, hold: Lease, written: Written, terms: StoreSettings
+) -> AppendResult:
     ledger = _append(connection, hold, written, terms)
     cursor = ledger.close()
-    return Appended(ledger.added, ledger.seq, cursor, tuple(ledger.rows))
+    return AppendResult(ledger.added, ledger.seq, cursor, tuple(ledger.rows))
 
 
 def _ledger(connection: Connection, claim: Claim) -> EventLog:
@@ -231,7 +233,7 @@ def _append(
 ) -> EventLog:
     place, process = _place(connection, hold, written.batch), written.batch.process
     marks = Marks(place.mark_s, place.mark_x, place.mark_r)
-    fresh, marks = fresh_part(written.batch, written.kinds, offset=place.offset, marks=marks)
+    fresh, marks = select_new(written.batch, written.kinds, offset=place.offset, marks=marks)
     _check_run(hold, fresh, place)
     ledger = EventLog(
         connection, hold.agent, place.seq, process=process, next_cursor=place.next_cursor
@@ -272,14 +274,14 @@ def _change(
     connection: Connection,
     ledger: EventLog,
     before: Run | None,
-    change_: Change,
+    change_: RunChange,
     terms: StoreSettings,
 ) -> Run:
     """Take one step of the reducer and write row and event."""
-    after = step(before, on_account(change_, terms.accounts))
+    after = step(before, set_account(change_, terms.accounts))
     if after is before:
         return after
-    events = told(before, after)
+    events = build_status_events(before, after)
     if events:
         ledger.add(after.id, len(events), encode_events(events, terms.scrubber))
     if after.is_terminal:
@@ -287,8 +289,8 @@ def _change(
         count, tools = rows.counts(connection, after.id)
         after = replace(after, events=count, tools=tools)
     else:
-        after = counted(after, len(events), 0)
-    after = scrubbed(after, terms.scrubber)
+        after = add_counts(after, len(events), 0)
+    after = scrub_run(after, terms.scrubber)
     connection.execute(_PUT_RUN, _run_values(after))
     if before is None:
         gates.begun(connection, after, terms)
@@ -319,7 +321,7 @@ def _advance(connection: Connection, batch: Batch, marks: Marks) -> None:
 
 def _bind_token(connection: Connection, agent: AgentId, provider: str, token: ResumeToken) -> None:
     known = rows.maybe_session(connection, agent, provider)
-    _put_session(connection, agent, known.bound(token) if known else Session(provider, token))
+    _put_session(connection, agent, known.bind(token) if known else Session(provider, token))
 
 
 def retire_token(
@@ -328,7 +330,7 @@ def retire_token(
     items.owned(connection, hold)
     known = rows.maybe_session(connection, hold.agent, provider)
     if known:
-        _put_session(connection, hold.agent, known.retired(terms.scrubber.clean(reason)))
+        _put_session(connection, hold.agent, known.retire(terms.scrubber.clean(reason)))
 
 
 def _put_session(connection: Connection, agent: AgentId, session: Session) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from steadyrun.errors import NotFound
-from steadyrun.model.event import KNOWN_KINDS, Emitted
+from steadyrun.model.event import SNAPSHOT_KINDS, Emitted
 from steadyrun.model.event_codec import decode_events
 from steadyrun.model.ids import AgentId, RunId
 from steadyrun.model.item import Item
@@ -102,5 +102,5 @@ def _events(connection: Connection, names: list[RunId]) -> dict[RunId, list[Emit
 
 def _telling(body: bytes) -> Iterator[Emitted]:
     for each in decode_events(body):
-        if type(each.event) in KNOWN_KINDS:
+        if type(each.event) in SNAPSHOT_KINDS:
             yield each
