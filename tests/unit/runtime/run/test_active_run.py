@@ -42,10 +42,10 @@ class Quiet:
 
     has_open_tools = False
     abilities: frozenset[Ability] = frozenset({"multi_turn"})
-    said_at = 0.0
+    input_at = 0.0
 
     def __init__(self) -> None:
-        self.heard_at = 0.0
+        self.output_at = 0.0
         self.process = SimpleNamespace(id="prc_1")
         self.offers = SimpleNamespace(open={}, recall=self._recall)
 
@@ -226,13 +226,13 @@ def test_a_run_is_not_blamed_for_our_sleep() -> None:
     scene.runner.shift(days.total_seconds())
 
     assert scene.stopped() is None
-    scene.process.heard_at = scene.clock.monotonic()
+    scene.process.output_at = scene.clock.monotonic()
     scene.pass_by(29)
     assert scene.stopped() is None
-    scene.process.heard_at = scene.clock.monotonic()
+    scene.process.output_at = scene.clock.monotonic()
     scene.pass_by(29)
     assert scene.stopped() is None
-    scene.process.heard_at = scene.clock.monotonic()
+    scene.process.output_at = scene.clock.monotonic()
     scene.pass_by(22)
     assert scene.stopped() == "wall_timeout"
 
@@ -264,7 +264,7 @@ def test_a_process_of_one_turn_does_not_stall_while_it_asks() -> None:
     scene.pass_by(1000)
     assert scene.stopped() is None
     scene.runner.note(_answered("a"))
-    scene.process.heard_at = scene.clock.monotonic()
+    scene.process.output_at = scene.clock.monotonic()
 
     scene.pass_by(29)
     assert scene.stopped() is None
