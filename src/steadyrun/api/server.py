@@ -171,7 +171,7 @@ class CallerSession(RpcService):
         except SteadyrunError as error:
             raise to_refusal(error) from error
 
-    def broke(self, message: RpcRequest | RpcNotification, error: Exception) -> None:
+    def on_error(self, message: RpcRequest | RpcNotification, error: Exception) -> None:
         self._report(message.method, error)
 
     def _greet(self, hello: HelloRequest) -> dict[str, Any]:

@@ -214,8 +214,7 @@ class CliInput:
     def __init__(self, poll: "select.poll", directory: Directory) -> None:
         self._poll, self._directory = poll, directory
         self.descriptor = -1
-        self._queue = bytearray()
-        self._is_eof_due = False
+        self._queue, self._is_eof_due = bytearray(), False
         # The numbers of the recorded frames by their keys.
         self.numbers: dict[str, int] = {}
 
@@ -321,8 +320,7 @@ class DriverConnections:
         self._poll, self._listener = poll, listener
         self.by_descriptor: dict[int, DriverConnection] = {}
         self.driver: DriverConnection | None = None
-        self._fence = 0
-        self._left_at = time.monotonic()
+        self._fence, self._left_at = 0, time.monotonic()
 
     @property
     def alone_since(self) -> float | None:
@@ -368,8 +366,7 @@ class Keeper:
     def __init__(self, spec: LaunchSpec, directory: Directory) -> None:
         self._spec, self._directory = spec, directory
         self._poll = select.poll()
-        self._signals = -1
-        self._pid = 0
+        self._signals, self._pid = -1, 0
         self._status: int | None = None
         self._will = bytearray()
         self._input = CliInput(self._poll, directory)
@@ -574,10 +571,9 @@ class DriverConnection:
         is_sized = header["type"] in ("frame", "will")
         _require(header["type"] == "claim" or self.is_driver, "the first message must be a claim")
         _require(("size" in header) == is_sized, "frame and will have a size, and no others")
-        _require(
-            _check_count(header.get("size", 0)) <= FRAME_BYTES, f"a size is at most {FRAME_BYTES}"
-        )
-        return int(header.get("size", 0))
+        size = _check_count(header.get("size", 0))
+        _require(size <= FRAME_BYTES, f"a size is at most {FRAME_BYTES}")
+        return size
 
     def send(self, message: "Message") -> None:
         self._outbox += _encode_line(message)

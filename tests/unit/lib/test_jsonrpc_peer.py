@@ -60,17 +60,17 @@ class Desk(RpcService):
             case _:
                 return await super().answer(request)
 
-    def hear(self, notification: RpcNotification) -> None:
+    def on_notification(self, notification: RpcNotification) -> None:
         self.heard.append(notification.method)
         if notification.method == "open":
             self.is_open.set()
         if notification.method == "break":
             raise LookupError("secret: hunter2")
 
-    def stray(self, raw: bytes) -> None:
+    def on_stray_line(self, raw: bytes) -> None:
         self.strays.append(raw)
 
-    def broke(self, message: RpcRequest | RpcNotification, error: Exception) -> None:
+    def on_error(self, message: RpcRequest | RpcNotification, error: Exception) -> None:
         self.broken.append(f"{message.method}: {type(error).__name__}")
 
     async def _wait(self) -> str:
