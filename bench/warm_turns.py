@@ -98,7 +98,7 @@ async def _frame(folder: Path) -> AsyncIterator[Turn]:
                 nonlocal turns
                 turns += 1
                 begin, output = time.monotonic_ns(), b""
-                await link.frame(f"begin:{turns}", follower.offset, (_ASK % turns).rstrip())
+                await link.send_frame(f"begin:{turns}", follower.offset, (_ASK % turns).rstrip())
                 while b'"ended"' not in output:
                     output += await follower.read()
                 return _read_at(output) - begin

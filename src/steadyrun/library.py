@@ -104,7 +104,9 @@ class Steadyrun:
         validate_options(options)
         home = str(await anyio.to_thread.run_sync(resolve_directory, cwd))
         new_run = self._deps.ids.new_run()
-        new_agent, request = await build_direct_run(self._deps, new_run, provider, home, options, role)
+        new_agent, request = await build_direct_run(
+            self._deps, new_run, provider, home, options, role
+        )
         await self._runs.start(new_agent, new_run, prompt, request)
         return RunHandle(self._runs, new_run)
 

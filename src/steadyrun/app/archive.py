@@ -20,7 +20,7 @@ from steadyrun.config import Config
 from steadyrun.drivers import keeper
 from steadyrun.drivers.launcher import PROCESSES
 from steadyrun.errors import Conflict
-from steadyrun.model.event_json import public
+from steadyrun.model.event_json import to_public
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
 from steadyrun.operations.views import build_run_document
@@ -34,7 +34,7 @@ async def read_events(store: Store, run: Run, target: IO[bytes]) -> None:
     after = 0
     while page := await store.events(after, run=run.id):
         for event in page:
-            target.write(msgspec.json.encode(public(event)) + b"\n")
+            target.write(msgspec.json.encode(to_public(event)) + b"\n")
         after = page[-1].cursor
 
 

@@ -181,4 +181,4 @@ async def _inspect_program(
         return ProgramReport(is_there=True)
     # A configured command that only starts our own program has no version to ask for.
     known = program or Program(command[0], version_args=())
-    return await programs.look(known, command, env, str(Path.cwd()))
+    return await programs.inspect_program(known, command, env, str(Path.cwd()))

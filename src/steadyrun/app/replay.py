@@ -18,7 +18,7 @@ from steadyrun.drivers import keeper_client
 from steadyrun.drivers.launcher import PROCESSES
 from steadyrun.drivers.replay import RecordedLine, read_recording, replay
 from steadyrun.errors import InvalidUsage, NotFound
-from steadyrun.lib.framing import Frame, Lines
+from steadyrun.lib.framing import Frame, LineSplitter
 from steadyrun.model.event import LiveEvent, StoredEvent
 from steadyrun.model.run import Run
 from steadyrun.operations.lookup import find_run
@@ -87,11 +87,11 @@ def read_process_lines(directory: Path) -> Iterator[RecordedLine]:
 
 
 def _read_journal(journal: Path) -> Iterator[Frame]:
-    lines = Lines()
+    lines = LineSplitter()
     with journal.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             yield from lines.feed(chunk)
-    rest = lines.rest()
+    rest = lines.read_rest()
     if rest:
         yield rest
 

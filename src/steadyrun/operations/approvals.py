@@ -78,7 +78,7 @@ async def deny(context: OperationContext, request: DenyRequest) -> ApprovalDocum
 async def answer_approval(
     context: OperationContext, approval: Approval, answer: ApprovalAnswer
 ) -> Approval:
-    """ApprovalAnswer a request, unless it has an answer already or the author may not answer it."""
+    """Answer a request, unless it has an answer already or the author may not answer it."""
     agent = await context.store.agent(approval.agent)
     _check_answer(agent, approval, answer)
     if approval.about == "budget":

@@ -9,8 +9,14 @@ from datetime import datetime
 from steadyrun.errors import NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Approval
-from steadyrun.model.budget import begin_of
-from steadyrun.model.gate import Gate, awaited_gate, dispatchable, gate_state, opens_at
+from steadyrun.model.budget import find_window_start
+from steadyrun.model.gate import (
+    Gate,
+    can_dispatch,
+    compute_gate_state,
+    find_awaited_gate,
+    find_opening_time,
+)
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
 from steadyrun.model.usage import CostKind, UsageSum
@@ -61,7 +67,7 @@ async def _build_agent_document(
 ) -> AgentDocument:
     agent, lane, session, item = overview.agent, overview.lane, overview.session, overview.item
     now = context.clock.now()
-    gate = awaited_gate(gates, agent.providers, now)
+    gate = find_awaited_gate(gates, agent.providers, now)
     state = _compute_state(context, lane, is_gated=gate is not None)
     return AgentDocument(
         id=agent.id,
@@ -81,7 +87,7 @@ async def _build_agent_document(
         approvers=agent.approvers,
         origin=agent.origin,
         state=state,
-        until=opens_at(gate, now) if gate and state == "gated" else None,
+        until=find_opening_time(gate, now) if gate and state == "gated" else None,
         reason=await _find_pause_reason(context, lane),
         budget=agent.policy.budget,
         process=context.daemon.process_state(agent.id) if context.daemon else None,
@@ -95,7 +101,7 @@ async def _build_agent_document(
 
 
 def _compute_midnight(context: OperationContext) -> datetime:
-    begin = begin_of("day", context.clock.now(), context.budgets.zone)
+    begin = find_window_start("day", context.clock.now(), context.budgets.zone)
     assert begin
     return begin
 
@@ -140,7 +146,7 @@ async def _build_item_document(
 ) -> ItemDocument:
     waiting: Waiting | None = None
     now = context.clock.now()
-    gate = awaited_gate(gates, agent.providers, now)
+    gate = find_awaited_gate(gates, agent.providers, now)
     if item.status == "queued":
         waiting = await _find_waiting(context, item, is_gated=gate is not None)
     return ItemDocument(
@@ -155,7 +161,7 @@ async def _build_item_document(
         followup=item.followup,
         attempt=item.attempt,
         waiting=waiting,
-        until=opens_at(gate, now) if gate and waiting == "gate" else None,
+        until=find_opening_time(gate, now) if gate and waiting == "gate" else None,
         error=item.error,
         retry_of=item.payload.retry_of,
         files=tuple(file.name for file in item.payload.files),
@@ -226,12 +232,12 @@ def build_run_document(run: Run, agent_name: str) -> RunDocument:
 
 
 def build_gate_document(gate: Gate, now: datetime, *, is_present: bool) -> GateDocument:
-    is_open = dispatchable(gate, now)
+    is_open = can_dispatch(gate, now)
     return GateDocument(
         gate.provider,
         gate.account,
-        gate_state(gate, now),
-        opens_at(gate, now),
+        compute_gate_state(gate, now),
+        find_opening_time(gate, now),
         gate.level,
         is_open,
         None if is_open else gate.reason,

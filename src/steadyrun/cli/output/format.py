@@ -183,7 +183,7 @@ def _build_run_row(run: Run, agent_name: str) -> tuple[str, ...]:
 def format_event(seen: ShownEvent) -> str:
     """Format an event as one line."""
     summary = sanitize(_summarize_event(seen), _LONGEST_LINE)
-    return f"{seen.at.astimezone(UTC):%H:%M:%S}  {type_of(seen.event):<20} {summary}".rstrip()
+    return f"{seen.at.astimezone(UTC):%H:%M:%S}  {get_type(seen.event):<20} {summary}".rstrip()
 
 
 def _summarize_event(seen: ShownEvent) -> str:

@@ -10,8 +10,8 @@ from steadyrun.errors import AbilityMissing, InvalidUsage, MessageTooLong
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import Budget
 from steadyrun.model.ids import RunId
-from steadyrun.model.policy import Policy, rights
-from steadyrun.model.text import utf8
+from steadyrun.model.policy import Policy, compute_rights
+from steadyrun.model.text import encode_utf8
 from steadyrun.runtime.deps import Deps, RunRequest
 from steadyrun.runtime.run.options import NEEDS, RunOptions
 from steadyrun.runtime.run.permissions import permitted, require_kept
@@ -21,7 +21,7 @@ _LONGEST_BYTES = 60 * 1024 * 1024
 
 
 def validate_prompt(text: str) -> None:
-    utf8(text)
+    encode_utf8(text)
     size = len(msgspec.json.encode(text))
     if size > _LONGEST_BYTES:
         raise MessageTooLong(found=size, most=_LONGEST_BYTES)
@@ -34,7 +34,7 @@ async def build_direct_run(
     options = await _with_model(deps, provider, home, options)
     _check_abilities(deps, provider, options)
     agent = _build_agent(deps, run, provider, home, options)
-    enforced = deps.drivers.enforce(provider, rights(agent.policy))
+    enforced = deps.drivers.enforce(provider, compute_rights(agent.policy))
     require_kept(provider, enforced, asked="tools")
     if role is not None:
         agent = replace(agent, role=role)
@@ -46,7 +46,7 @@ async def _with_model(deps: Deps, provider: str, home: str, options: RunOptions)
     """Add the model of the conversation to resume, or else the model of the configuration, unless
     the caller names one."""
     models = [await _find_conversation_model(deps, provider, home, options)]
-    models.append(deps.drivers.model(provider))
+    models.append(deps.drivers.find_model(provider))
     model = next((model for model in models if model is not None), None)
     return options if model is None else {**options, "model": options.get("model", model)}
 
@@ -64,11 +64,11 @@ async def _find_conversation_model(
             f"the conversation {resume} belongs to {token.cwd}, not to {home}",
             hint="Resume it there, or allow a new one with or_fresh.",
         )
-    return token.model or None if "model" in deps.drivers.abilities(provider) else None
+    return token.model or None if "model" in deps.drivers.find_abilities(provider) else None
 
 
 def _check_abilities(deps: Deps, provider: str, options: RunOptions) -> None:
-    abilities = deps.drivers.abilities(provider)
+    abilities = deps.drivers.find_abilities(provider)
     for option in options:
         need = NEEDS.get(option)
         is_default = option == "mode" and options["mode"] == "default"
@@ -78,7 +78,7 @@ def _check_abilities(deps: Deps, provider: str, options: RunOptions) -> None:
 
 async def _check_role(deps: Deps, agent: Agent) -> None:
     """Check that the files of the role can be read, and that the provider takes a system prompt."""
-    if "system" not in deps.drivers.abilities(agent.provider):
+    if "system" not in deps.drivers.find_abilities(agent.provider):
         raise AbilityMissing(agent.provider, "system", asked="role")
     prompt = await deps.standing(agent)
     permitted(deps.drivers, agent, prompt.permissions)
@@ -92,7 +92,7 @@ def _build_agent(deps: Deps, run: RunId, provider: str, home: str, options: RunO
         Budget(run=options.get("max_cost_usd")),
     )
     return Agent(
-        deps.ids.agent(),
+        deps.ids.new_agent(),
         run,
         (provider,),
         home,
