@@ -1,4 +1,4 @@
-"""Does the page about configuration tell all, and nothing but the truth?"""
+"""Checks that the page about configuration lists every setting and that its examples load."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 ROWS = re.findall(r"^\| `([^`]+)` \|.*\|.*\|.*\|$", PAGE, re.MULTILINE)
 
 
-def test_the_page_has_examples() -> None:
+def test_page_has_examples() -> None:
     assert len(EXAMPLES) >= 3
 
 
@@ -27,21 +27,21 @@ def test_every_example_loads(example: str, tmp_path: Path) -> None:
     assert config.settings.providers
 
 
-def test_the_table_lists_exactly_the_settings_there_are() -> None:
+def test_table_lists_exactly_the_settings() -> None:
     assert sorted(ROWS) == sorted(setting_patterns())
 
 
 @pytest.mark.parametrize("name", [*list_kinds(), *HARMLESS])
-def test_every_provider_and_harmless_setting_is_named(name: str) -> None:
+def test_page_names_every_provider_and_every_untrusted_setting(name: str) -> None:
     assert f"`{name}`" in PAGE
 
 
 @pytest.mark.parametrize("mode", get_args(Mode))
-def test_every_mode_is_named(mode: str) -> None:
+def test_page_names_every_mode(mode: str) -> None:
     assert f'`"{mode}"`' in PAGE
 
 
-def test_the_defaults_of_the_page_are_the_real_ones(tmp_path: Path) -> None:
+def test_defaults_on_the_page_are_the_real_defaults(tmp_path: Path) -> None:
     settings = load(tmp_path, tmp_path, {}).settings
 
     assert f'| `store` | string | `"{settings.store}"` |' in PAGE

@@ -1,4 +1,4 @@
-"""Does the page about events list all of them, as they are?"""
+"""Checks that the page about events lists every event with its fields."""
 
 import re
 from datetime import UTC, datetime
@@ -24,13 +24,13 @@ TEXT = PAGE.read_text(encoding="utf-8")
 ROWS = {row.split("`")[1]: row for row in tables().splitlines() if row.startswith("| `")}
 
 
-def test_the_tables_are_what_the_code_says() -> None:
+def test_tables_match_the_code() -> None:
     is_current = renewed(TEXT) == TEXT
 
     assert is_current, "run: .venv/bin/python scripts/events.py"
 
 
-def test_renewing_the_page_changes_the_tables_only() -> None:
+def test_writing_the_page_changes_only_the_tables() -> None:
     assert (TEXT.count(START), TEXT.count(END)) == (1, 1)
     page = f"before\n{START}| old |\n{END}after\n"
 
@@ -42,8 +42,8 @@ def test_every_event_has_a_row_with_its_fields_and_its_meaning(kind: type[Any]) 
     row = ROWS[str(kind.__struct_config__.tag)]
     twin = re.search(r"\| as `(.+?)` \|", row)
 
-    told = ROWS[twin[1]] if twin else row
-    missing = [field.name for field in fields(kind) if f"`{field.name}` " not in told]
+    shown = ROWS[twin[1]] if twin else row
+    missing = [field.name for field in fields(kind) if f"`{field.name}` " not in shown]
 
     assert missing == []
     assert meaning(kind)
@@ -51,7 +51,7 @@ def test_every_event_has_a_row_with_its_fields_and_its_meaning(kind: type[Any]) 
     assert ("| live only |" in row) == (kind in LIVE_ONLY)
 
 
-def test_a_row_says_of_what_kind_a_field_is() -> None:
+def test_row_shows_the_type_of_each_field() -> None:
     assert ROWS["run.started"].split(" | ")[2] == (
         "`provider` string, `model` string or null, `item` string or null"
     )
@@ -65,18 +65,18 @@ def test_a_row_says_of_what_kind_a_field_is() -> None:
         words_for(complex)
 
 
-def test_what_is_kept_whole_is_told_by_the_first_words_of_its_type() -> None:
+def test_meaning_of_an_unknown_event_is_its_docstring() -> None:
     assert meaning(Unknown).startswith("A frame we do not know, kept whole")
 
 
-def test_the_page_names_every_field_around_an_event() -> None:
+def test_page_names_every_field_of_the_envelope() -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     shown = to_public(LiveEvent(EventId("x"), at, "agt_1", None, None, Note("x")))
 
     assert [name for name in shown if f"`{name}`" not in TEXT.split(START)[0]] == []
 
 
-def test_the_page_names_every_phase_in_which_the_record_can_fail() -> None:
+def test_page_names_every_phase_of_a_failed_record() -> None:
     [phase] = [field for field in fields(RecordFailed) if field.name == "phase"]
 
     assert phase.type == RecordPhase

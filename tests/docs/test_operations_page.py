@@ -1,4 +1,4 @@
-"""Is the page about operations true, as far as it can be tried?"""
+"""Checks the page about operations: its unit, its facts, its errors and its backup."""
 
 import ast
 import re
@@ -22,51 +22,51 @@ def block(language: str) -> str:
     return str(found)
 
 
-def test_the_unit_of_the_page_is_one_that_doctor_likes(tmp_path: Path) -> None:
+def test_doctor_accepts_the_unit_on_the_page(tmp_path: Path) -> None:
     unit = tmp_path / ".config/systemd/user/steadyrun.service"
     unit.parent.mkdir(parents=True)
     unit.write_text(block("ini"))
 
     assert list(find_units({"HOME": str(tmp_path)}, tmp_path)) == [SystemdUnit(unit)]
-    says = read_service([unit.read_text()])
-    assert says["ExecStop"].endswith("steadyrun down --keep")
-    assert (says["TimeoutStopSec"], says["Restart"]) == ("90", "on-failure")
+    service = read_service([unit.read_text()])
+    assert service["ExecStop"].endswith("steadyrun down --keep")
+    assert (service["TimeoutStopSec"], service["Restart"]) == ("90", "on-failure")
 
 
-def test_the_page_says_what_each_line_that_doctor_wants_is_for() -> None:
+def test_page_explains_each_line_that_doctor_requires() -> None:
     assert [
         key for key, value in REQUIRED_SETTINGS.items() if f"| `{key}={value}` |" not in PAGE
     ] == []
 
 
-def test_the_page_lists_exactly_the_facts_there_are() -> None:
-    told = re.findall(r"^\| `([a-z.]+)` \| (info|warning|error) \| (.+) \|$", PAGE, re.MULTILINE)
+def test_page_lists_exactly_the_facts() -> None:
+    listed = re.findall(r"^\| `([a-z.]+)` \| (info|warning|error) \| (.+) \|$", PAGE, re.MULTILINE)
 
-    assert told == [(kind.name, kind.level, kind.meaning) for kind in LOG_EVENTS]
+    assert listed == [(kind.name, kind.level, kind.meaning) for kind in LOG_EVENTS]
 
 
-def test_every_fact_is_told_somewhere() -> None:
+def test_every_fact_is_logged_in_the_code() -> None:
     calls = [
         node
         for file in (ROOT / "src").rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "log_event"
     ]
-    told = {node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)}
+    logged = {node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)}
 
-    assert told == {kind.name for kind in LOG_EVENTS}
+    assert logged == {kind.name for kind in LOG_EVENTS}
 
 
-def test_every_error_of_the_store_has_a_way_out_on_the_page() -> None:
+def test_page_has_a_remedy_for_every_error_of_the_store() -> None:
     kinds = errors.StoreFailed.__subclasses__()
-    # Whoever gets it has a file of another program, and is told so.
+    # The message of this error names its cause: the file belongs to another program.
     codes = {kind.code for kind in kinds} - {errors.StoreForeign.code}
 
     assert len(codes) >= 5
     assert [code for code in sorted(codes) if f"`{code}`" not in PAGE] == []
 
 
-def test_the_backup_of_the_page_can_be_restored(tmp_path: Path) -> None:
+def test_backup_made_as_on_the_page_can_be_restored(tmp_path: Path) -> None:
     require("sqlite3", shutil.which("sqlite3") is not None, "the command of SQLite")
     home, other = tmp_path / "home", tmp_path / "other"
     run = first_run(home)

@@ -1,4 +1,4 @@
-"""Does the page about policy say what each provider keeps to?"""
+"""Checks that the page about policy shows what each provider enforces."""
 
 from typing import get_args
 
@@ -7,7 +7,7 @@ from steadyrun.model.policy import DENIED, TIERS, TOOLS, Mode
 from steadyrun.providers.registry import BUILT_IN
 
 
-def test_the_tables_are_what_the_code_says() -> None:
+def test_tables_match_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
     is_current = renewed(page) == page
@@ -15,7 +15,7 @@ def test_the_tables_are_what_the_code_says() -> None:
     assert is_current, "run: .venv/bin/python scripts/policy.py"
 
 
-def test_the_tables_have_one_place_on_the_page() -> None:
+def test_tables_are_on_the_page_once() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
     assert (page.count(START), page.count(END)) == (1, 1)
@@ -30,7 +30,7 @@ def test_every_provider_has_a_row_for_every_tier_and_every_tool() -> None:
     assert len(policies()) == 1 + len(TIERS) + len(TOOLS)
 
 
-def test_what_is_refused_or_kept_otherwise_says_why() -> None:
+def test_refusals_and_deviations_have_a_reason() -> None:
     _, _, *rows = tables().split("\n\n")[1].splitlines()
 
     for row in rows:
@@ -40,7 +40,7 @@ def test_what_is_refused_or_kept_otherwise_says_why() -> None:
         assert why or set(kept) == {"kept"}
 
 
-def test_the_page_names_what_nobody_has() -> None:
+def test_page_names_every_tool_that_is_denied_to_all() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
     assert [name for name in DENIED if f"`{name}`" not in page] == []

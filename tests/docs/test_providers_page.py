@@ -1,4 +1,4 @@
-"""Does the page about providers say what each of them can do?"""
+"""Checks that the page about providers shows the abilities of each."""
 
 from typing import get_args
 
@@ -7,7 +7,7 @@ from steadyrun.dialect import ABILITIES, Ability
 from steadyrun.providers.registry import BUILT_IN, load_dialect
 
 
-def test_the_table_is_what_the_code_says() -> None:
+def test_table_matches_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
     is_current = renewed(page) == page
@@ -15,27 +15,27 @@ def test_the_table_is_what_the_code_says() -> None:
     assert is_current, "run: .venv/bin/python scripts/abilities.py"
 
 
-def test_the_table_has_one_place_on_the_page() -> None:
+def test_table_is_on_the_page_once() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
     assert (page.count(START), page.count(END)) == (1, 1)
     assert page.index(START) < page.index(END)
 
 
-def test_renewing_the_page_changes_the_table_only() -> None:
+def test_writing_the_page_changes_only_the_table() -> None:
     page = f"before\n{START}| old |\n{END}after\n"
 
     assert renewed(page) == f"before\n{START}{table()}{END}after\n"
 
 
-def test_every_ability_has_its_words_and_its_row() -> None:
+def test_every_ability_has_a_description_and_a_row() -> None:
     rows = [line.split(":")[0] for line in table().splitlines()[2:-1]]
 
     assert rows == [f"| `{name}`" for name in get_args(Ability)]
     assert all(ABILITIES.values())
 
 
-def test_every_provider_has_a_column_for_each_of_its_shapes() -> None:
+def test_every_provider_has_a_column_for_each_of_its_forms() -> None:
     head = table().splitlines()[0]
     names = [cell.strip() for cell in head.strip("|").split("|")][1:]
 
@@ -50,7 +50,7 @@ def test_every_provider_has_a_column_for_each_of_its_shapes() -> None:
     assert len(names) == len(expected)
 
 
-def test_a_row_says_who_can_and_who_cannot() -> None:
+def test_row_shows_which_providers_have_the_ability() -> None:
     head, _, *rows = table().splitlines()
     names = [cell.strip() for cell in head.strip("|").split("|")][1:]
     cells = {

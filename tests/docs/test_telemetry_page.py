@@ -1,4 +1,4 @@
-"""Does the page about telemetry tell all spans, and does its example run?"""
+"""Checks that the page about telemetry lists every attribute and that its example runs."""
 
 import re
 import subprocess
@@ -26,13 +26,13 @@ CONFIGS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def listed(text: str) -> set[tuple[str, str]]:
-    """Attributes of a table, and of which span each is."""
+    """The attributes in a table, each with its span."""
     rows = re.findall(r"^\| `([a-z_.]+)` \| (both|run|tool) \|", text, re.MULTILINE)
     kinds = {"both": ("run", "tool"), "run": ("run",), "tool": ("tool",)}
     return {(name, kind) for name, of in rows for kind in kinds[of]}
 
 
-def told(*, content: bool) -> set[tuple[str, str]]:
+def exported(*, content: bool) -> set[tuple[str, str]]:
     ended = ev.RunFailed(
         "failed",
         text="x",
@@ -46,14 +46,14 @@ def told(*, content: bool) -> set[tuple[str, str]]:
     return {(key, "tool" if span.parent else "run") for span in spans for key in span.attributes}
 
 
-def test_it_lists_exactly_the_attributes_there_are() -> None:
+def test_page_lists_exactly_the_attributes() -> None:
     plain, more = PAGE.split("With `content = true`")
 
-    assert listed(plain) == told(content=False)
-    assert listed(more) == told(content=True) - told(content=False) | {(INPUT, "run")}
+    assert listed(plain) == exported(content=False)
+    assert listed(more) == exported(content=True) - exported(content=False) | {(INPUT, "run")}
 
 
-def test_its_numbers_are_the_real_ones() -> None:
+def test_numbers_on_the_page_are_the_real_ones() -> None:
     assert f"cut at {LONGEST_TEXT:,} characters" in PAGE
     assert f"of {MOST_SENT} spans at most" in PAGE
     assert "about four minutes" in PAGE
@@ -81,7 +81,7 @@ def example(place: Path) -> Iterator["subprocess.Popen[str]"]:
         collector.communicate()
 
 
-def test_the_collector_of_the_page_prints_what_a_daemon_does(tmp_path: Path) -> None:
+def test_collector_on_the_page_prints_the_spans_of_a_daemon(tmp_path: Path) -> None:
     with example(tmp_path) as collector, cli_home(tmp_path) as home:
         assert collector.stdout
         port = collector.stdout.readline().removeprefix("listening on ").strip()
@@ -91,6 +91,6 @@ def test_the_collector_of_the_page_prints_what_a_daemon_does(tmp_path: Path) -> 
         home.up()
         home.send("ada", {"tool": {"name": "Bash"}}, {"text": "done"})
 
-        said = [collector.stdout.readline() for _ in range(2)]
+        printed = [collector.stdout.readline() for _ in range(2)]
 
-    assert [line.rsplit(" ", 2)[0] for line in said] == ["execute_tool Bash", "invoke_agent ada"]
+    assert [line.rsplit(" ", 2)[0] for line in printed] == ["execute_tool Bash", "invoke_agent ada"]
