@@ -1,4 +1,4 @@
-"""The real Codex on a stage: what its model may want, and a Codex that waits to begin."""
+"""The harness of the real Codex: commands that its model runs, and a Codex that starts stopped."""
 
 import os
 import signal
@@ -7,19 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steadyrun.library import RunHandle
 from steadyrun.model import event as ev
-from steadyrun.testing.model_servers.anthropic import ServerSteps, answer, call
+from steadyrun.testing.model_servers.anthropic import ServerSteps, answer
 from steadyrun.testing.model_servers.content import ModelAnswer
 from tests.support.killed_driver import (
-    BlockingCommand,
     find_cli,
     read_process_state,
-    read_request,
     wait_for,
     wait_for_bytes,
 )
-from tests.support.real_cli_harness import CODEX, CliHarness, RunRecord, cli_harness, wait_for_event
+from tests.support.real_cli_harness import CODEX, CliHarness, RunRecord, cli_harness
 from tests.support.real_codex import real_codex
 
 ASKING: dict[str, Any] = {"mode": "default"}
@@ -33,14 +30,14 @@ def codex_harness(
     return cli_harness(folder, script, cli=CODEX, **settings)
 
 
-def run_command(command: str, **more: Any) -> ModelAnswer:
-    """The model wants this command to be run."""
-    return answer(call("exec_command", cmd=command, yield_time_ms=30_000, **more))
+def run_command(command: str) -> ModelAnswer:
+    """The model runs this command."""
+    return answer(CODEX.run_command(command))
 
 
 def request_command(command: str) -> ModelAnswer:
-    """The model wants a command that must be allowed."""
-    return run_command(command, sandbox_permissions="require_escalated", justification="May I?")
+    """The model runs a command that must be approved."""
+    return answer(CODEX.request_command(command))
 
 
 def stopped_codex_harness(folder: Path, script: ServerSteps) -> AbstractContextManager[CliHarness]:
@@ -63,20 +60,6 @@ def continue_cli(harness: CliHarness) -> None:
     """Let it go on; it may have ended."""
     with suppress(ValueError, ProcessLookupError):
         os.kill(find_cli(harness), signal.SIGCONT)
-
-
-def is_conversation_in_order(harness: CliHarness, *words: str) -> bool:
-    """The last request has the whole conversation, in this order, and each thing once."""
-    told = read_request(harness, -1)
-    places = [told.find(f'"text":"{word}"') for word in words]
-    counts = [told.count(f'"text":"{word}"') for word in words]
-    return places == sorted(places) and -1 not in places and set(counts) == {1}
-
-
-async def wait_for_command(run: RunHandle, tool: BlockingCommand) -> None:
-    """Wait until the run is told to be in the command, and is."""
-    await wait_for_event(run, lambda event: isinstance(event, ev.ToolStarted))
-    await tool.wait_until_running()
 
 
 def check_event_order(record: RunRecord) -> None:

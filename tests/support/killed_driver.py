@@ -1,7 +1,7 @@
-"""What is left of a run of a real CLI when its driver is killed, and what comes of it?
+"""Kills the driver of a run of a real CLI, and reads what is recorded after another adopts it.
 
-home = adopted(stage, hears("text.delta"), gate.open)
-check_adopted(home, stage)
+home = adopt_after_kill(harness, after_event("text.delta"), gate.open)
+check_adopted(home, harness)
 """
 
 import os
@@ -30,11 +30,19 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.runtime.events.stream import RUN_END_EVENTS
 from steadyrun.stores.sqlite import SqliteStore
+from steadyrun.testing.model_servers.anthropic import ServerSteps
 from tests.children import run_driver
 from tests.children.keeper_driver import eventually, parent
 from tests.children.run_driver import LONGEST_LINE, Order, Wish
 from tests.support.commands import ROOT
-from tests.support.real_cli_harness import ALL, TIMEOUT_SECONDS, CliHarness, wait_for_event
+from tests.support.real_cli_harness import (
+    ALL,
+    TIMEOUT_SECONDS,
+    Cli,
+    CliHarness,
+    cli_harness,
+    wait_for_event,
+)
 
 # When what the driver was killed in comes to its end.
 UNATTENDED, ATTENDED = "while nobody is there", "after somebody has come"
@@ -95,6 +103,13 @@ async def read_home(harness: CliHarness) -> HomeRecord:
         await store.close()
 
 
+def record_undisturbed(folder: Path, script: ServerSteps, cli: Cli) -> list[str]:
+    """The normalized events of a run in which nothing is killed."""
+    with cli_harness(folder, script, cli=cli) as harness:
+        harness.run("go")
+        return anyio.run(read_home, harness).normalize_events(folder)
+
+
 def check_home(home: HomeRecord, harness: CliHarness) -> None:
     """Everything is there once and in order, all is settled, and nothing was written twice."""
     by_agent: dict[str | None, list[int | None]] = {}
@@ -124,6 +139,16 @@ def check_adopted(home: HomeRecord, harness: CliHarness) -> None:
 def read_request(harness: CliHarness, number: int) -> str:
     """All messages of a request to the model, as text."""
     return msgspec.json.encode(list(harness.server.main_requests[number].messages)).decode()
+
+
+def is_conversation_in_order(harness: CliHarness, *words: str) -> bool:
+    """Whether the last request has the whole conversation in this order, and each text once."""
+    sent = read_request(harness, -1)
+    # Claude Code adds lines of its own to a text.
+    texts = [f'"text":"{word}' + ('"' if harness.cli.name == "codex" else "") for word in words]
+    places = [sent.find(each) for each in texts]
+    counts = [sent.count(each) for each in texts]
+    return places == sorted(places) and -1 not in places and set(counts) == {1}
 
 
 # -- another program
@@ -370,6 +395,12 @@ def read_process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"
+
+
+async def wait_for_command(run: RunHandle, command: "BlockingCommand") -> None:
+    """Wait until the start of the command is recorded, and it runs."""
+    await wait_for_event(run, lambda event: isinstance(event, ev.ToolStarted))
+    await command.wait_until_running()
 
 
 class BlockingCommand:

@@ -1,7 +1,7 @@
-"""A real CLI on a stage of its own: a home, a working directory, a simulated model.
+"""A real CLI in a home of its own, with a working directory and a simulated model.
 
-with staged(tmp_path, [answer("42")], cli=CODEX) as stage:
-    played = stage.played("What is six times seven?")
+with cli_harness(tmp_path, [answer("42")], cli=CODEX) as harness:
+    record = harness.run("What is six times seven?")
 """
 
 import base64
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
+import pytest
 
 import steadyrun
 from steadyrun.config import Config, ProviderSettings, load
@@ -37,7 +38,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.model_servers.anthropic import MessagesServer, ModelRequest, ServerSteps
-from steadyrun.testing.model_servers.content import ModelAnswer, answer, text
+from steadyrun.testing.model_servers.content import CallBlock, ModelAnswer, answer, call, text
 from steadyrun.testing.model_servers.faults import StreamGate
 from steadyrun.testing.model_servers.model_server import ModelServer
 from steadyrun.testing.model_servers.openai_responses import ResponsesServer
@@ -70,13 +71,19 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Cli:
-    """A CLI, its environment in a folder beside a model's server, the mode that asks nothing."""
+    """A real CLI: its program, its environment, the server of its model, how its model calls tools.
+
+    In `mode` it requests no approval. `approval_output` is part of what it prints when it does.
+    """
 
     name: str
     program: Callable[[], Path]
     environment: Callable[[Path, str], dict[str, str]]
     server: type[ModelServer]
     mode: Mode
+    run_command: Callable[[str], CallBlock]
+    request_command: Callable[[str], CallBlock]
+    approval_output: bytes
 
 
 def _codex(folder: Path, url: str) -> dict[str, str]:
@@ -84,8 +91,40 @@ def _codex(folder: Path, url: str) -> dict[str, str]:
     return codex_environment(folder)
 
 
-CLAUDE = Cli("claude", real_claude, claude_environment, MessagesServer, "full_auto")
-CODEX = Cli("codex", real_codex, _codex, ResponsesServer, "dangerously_skip_permissions")
+def _call_bash(command: str) -> CallBlock:
+    return call("Bash", command=command)
+
+
+def _call_exec_command(command: str, **more: str) -> CallBlock:
+    return call("exec_command", cmd=command, yield_time_ms=30_000, **more)
+
+
+def _call_escalated_command(command: str) -> CallBlock:
+    more = {"sandbox_permissions": "require_escalated", "justification": "May I?"}
+    return _call_exec_command(command, **more)
+
+
+CLAUDE = Cli(
+    "claude",
+    real_claude,
+    claude_environment,
+    MessagesServer,
+    "full_auto",
+    _call_bash,
+    _call_bash,
+    b"can_use_tool",
+)
+CODEX = Cli(
+    "codex",
+    real_codex,
+    _codex,
+    ResponsesServer,
+    "dangerously_skip_permissions",
+    _call_exec_command,
+    _call_escalated_command,
+    b"requestApproval",
+)
+each_cli = pytest.mark.parametrize("cli", [CLAUDE, CODEX], ids=lambda cli: cli.name)
 
 
 class CliHarness:
