@@ -282,7 +282,7 @@ def test_a_bug_in_an_operation_is_reported_and_told_to_nobody(home: Path) -> Non
         def broken(agent: object) -> None:
             raise LookupError("secret: hunter2")
 
-        daemon.process_state = broken  # type: ignore[method-assign]
+        daemon.find_process_state = broken  # type: ignore[method-assign]
         with pytest.raises(RpcRefused) as found:
             await client.call(home, BY_NAME["agent.list"], ListAgentsRequest())
         assert "hunter2" not in str(found.value)

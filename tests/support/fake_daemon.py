@@ -53,7 +53,7 @@ class SmallDaemon:
         self._told = 0
         self._quiet = anyio.Event()
 
-    def state(self) -> DaemonDocument:
+    def describe(self) -> DaemonDocument:
         return DaemonDocument(
             os.getpid(),
             __version__,
@@ -67,7 +67,7 @@ class SmallDaemon:
     async def accept(self, message: Message) -> Accepted:
         return await self.store.accept(message)
 
-    def process_state(self, agent: AgentId) -> ProcessState | None:
+    def find_process_state(self, agent: AgentId) -> ProcessState | None:
         return self.processes.get(agent)
 
     def is_waiting(self, agent: AgentId) -> bool:

@@ -64,7 +64,7 @@ class DaemonHandle:
         self._started_at = around.clock.now()
         self._stopped = anyio.Event()
 
-    def state(self) -> DaemonDocument:
+    def describe(self) -> DaemonDocument:
         worker, seats = self._daemon.worker, list(self._daemon.seats)
         return DaemonDocument(
             os.getpid(),
@@ -79,7 +79,7 @@ class DaemonHandle:
     async def accept(self, message: Message) -> Accepted:
         return await self._daemon.worker.accept(message)
 
-    def process_state(self, agent: AgentId) -> ProcessState | None:
+    def find_process_state(self, agent: AgentId) -> ProcessState | None:
         return self._daemon.process_state(agent)
 
     def is_waiting(self, agent: AgentId) -> bool:

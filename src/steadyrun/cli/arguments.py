@@ -42,7 +42,7 @@ def _add(parser: argparse.ArgumentParser, argument: "ArgumentRow") -> None:
 
 
 def _build_settings(kind: str, metavar: str, values: tuple[str, ...]) -> "dict[str, Any]":
-    known: dict[str, dict[str, Any]] = {
+    settings: dict[str, dict[str, Any]] = {
         "text": {"metavar": metavar},
         "flag": {"action": "store_true", "default": None},
         "count": {"metavar": metavar, "type": parse_count},
@@ -53,7 +53,7 @@ def _build_settings(kind: str, metavar: str, values: tuple[str, ...]) -> "dict[s
         "path": {"metavar": metavar, "type": os.path.abspath},
         "paths": {"metavar": metavar, "type": os.path.abspath, "action": "append"},
     }
-    return known[kind]
+    return settings[kind]
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:

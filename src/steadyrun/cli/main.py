@@ -265,8 +265,8 @@ def _add(groups: "dict[str, Any]", command: Command) -> None:
 
 def _find_first_word(argv: list[str]) -> str | None:
     """Find the word that selects the commands to build; None: all commands are needed."""
-    known = {*_HELP, *(command.words.split()[0] for command in (*COMMANDS, *HIDDEN))}
-    return argv[0] if argv and argv[0] in known else None
+    words = {*_HELP, *(command.words.split()[0] for command in (*COMMANDS, *HIDDEN))}
+    return argv[0] if argv and argv[0] in words else None
 
 
 class _SummaryParser:

@@ -22,12 +22,13 @@ ProcessState = Literal["idle", "busy", "background"]
 class DaemonView(Protocol):
     """The part of the running daemon that operations use."""
 
-    def state(self) -> DaemonDocument: ...
+    def describe(self) -> DaemonDocument:
+        """Return the version, the load and the state of the daemon."""
 
     async def accept(self, message: Message) -> Accepted:
         """Store a message, and start its run at once if that is possible."""
 
-    def process_state(self, agent: AgentId) -> ProcessState | None:
+    def find_process_state(self, agent: AgentId) -> ProcessState | None:
         """Return the state of the process; None if the agent has no process."""
 
     def is_waiting(self, agent: AgentId) -> bool:

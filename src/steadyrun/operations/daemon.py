@@ -32,7 +32,7 @@ async def load_status(context: OperationContext, _: StatusRequest) -> StatusDocu
     daemon = require_daemon(context)
     agents = await context.store.agents()
     gates = await build_gate_documents(context, agents)
-    return StatusDocument(daemon.state(), await build_agent_documents(context), gates)
+    return StatusDocument(daemon.describe(), await build_agent_documents(context), gates)
 
 
 async def stop(context: OperationContext, request: StopDaemonRequest) -> StoppedDocument:

@@ -90,7 +90,7 @@ async def _build_agent_document(
         until=find_opening_time(gate, now) if gate and state == "gated" else None,
         reason=await _find_pause_reason(context, lane),
         budget=agent.policy.budget,
-        process=context.daemon.process_state(agent.id) if context.daemon else None,
+        process=context.daemon.find_process_state(agent.id) if context.daemon else None,
         item=item.id if item else None,
         run=overview.run,
         now=_summarize_text(item.text) if item else None,

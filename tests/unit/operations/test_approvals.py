@@ -38,11 +38,11 @@ def test_always_is_refused_for_a_request_that_does_not_offer_it() -> None:
     tables = Tables(agents={ADA.id: ADA}, approvals={asked.id: asked})
 
     async def main() -> None:
-        desk = a_desk(MemoryStore(FakeClock(), tables=tables))
+        context = a_desk(MemoryStore(FakeClock(), tables=tables))
         with pytest.raises(InvalidUsage, match="prc_1:1 does not offer --always"):
-            await answer_approval(desk, asked, ALWAYS)
+            await answer_approval(context, asked, ALWAYS)
         with pytest.raises(InvalidUsage, match="prc_1:1 is about a tool"):
-            await answer_approval(desk, asked, ELSEWHERE)
-        assert await desk.store.approval(asked.id) == asked
+            await answer_approval(context, asked, ELSEWHERE)
+        assert await context.store.approval(asked.id) == asked
 
     anyio.run(main)

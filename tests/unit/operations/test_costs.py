@@ -27,12 +27,12 @@ def midnight_at(moment: datetime) -> timezone:
     return timezone(-since if since <= timedelta(hours=12) else timedelta(hours=24) - since)
 
 
-async def spend(desk: OperationContext, agent: Agent, usd: float) -> None:
-    store, now = desk.store, desk.clock.now()
+async def spend(context: OperationContext, agent: Agent, usd: float) -> None:
+    store, now = context.store, context.clock.now()
     await store.accept(Message(agent.id, "work"))
     holder = await store.join("test")
     [claim] = await store.claim(holder.id)
-    run = desk.ids.new_run()
+    run = context.ids.new_run()
     await store.change(claim, run, Created(run, agent.id, claim.item.id, agent.provider, now))
     ended = Finished(now, "completed", usage=Usage(1), cost=Cost(usd, "known"))
     await store.settle(claim, ended)
@@ -56,12 +56,12 @@ def test_costs_of_all_time_need_as_many_queries_as_one_day(tmp_path: Path) -> No
     async def main() -> None:
         clock = FakeClock()
         store = Counting(clock)
-        desk = desk_of(store, tmp_path, clock=clock)
-        ada = Agent(desk.ids.new_agent(), "ada", ("scripted",), str(tmp_path))
+        context = desk_of(store, tmp_path, clock=clock)
+        ada = Agent(context.ids.new_agent(), "ada", ("scripted",), str(tmp_path))
         await store.add_agent(ada)
-        await spend(desk, ada, 1.0)
+        await spend(context, ada, 1.0)
 
-        found = await show(desk, CostRequest(by="day", since="0001-01-02"))
+        found = await show(context, CostRequest(by="day", since="0001-01-02"))
 
         assert store.asked == 2
         assert [row.key for row in found.rows] == [clock.now().date().isoformat()]
@@ -75,16 +75,16 @@ def test_day_begins_at_midnight_of_the_configured_zone(tmp_path: Path) -> None:
         clock = FakeClock()
         plain = desk_of(MemoryStore(clock), tmp_path, clock=clock)
         zone = midnight_at(clock.now() + timedelta(minutes=30))
-        desk = replace(plain, budgets=BudgetRules(zone))
-        ada = Agent(desk.ids.new_agent(), "ada", ("scripted",), str(tmp_path))
-        await desk.store.add_agent(ada)
-        await spend(desk, ada, 1.0)
+        context = replace(plain, budgets=BudgetRules(zone))
+        ada = Agent(context.ids.new_agent(), "ada", ("scripted",), str(tmp_path))
+        await context.store.add_agent(ada)
+        await spend(context, ada, 1.0)
         clock.advance(timedelta(hours=1))
-        await spend(desk, ada, 0.25)
+        await spend(context, ada, 0.25)
 
-        [agent] = (await list_agents(desk, ListAgentsRequest())).agents
-        days = await show(desk, CostRequest(by="day"))
-        today = await show(desk, CostRequest(since="today"))
+        [agent] = (await list_agents(context, ListAgentsRequest())).agents
+        days = await show(context, CostRequest(by="day"))
+        today = await show(context, CostRequest(since="today"))
 
         assert agent.cost_today.usd == 0.25
         assert [row.known_usd for row in days.rows] == [1.0, 0.25]

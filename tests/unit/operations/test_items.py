@@ -36,7 +36,7 @@ FAR, NEAR = START.replace(year=2027), START.replace(month=12)
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> OperationContext:
+def context(tmp_path: Path) -> OperationContext:
     clock = FakeClock()
     store = MemoryStore(clock)
     plain = desk_of(store, tmp_path, clock=clock)
@@ -48,50 +48,50 @@ def desk(tmp_path: Path) -> OperationContext:
 
 
 @pytest.mark.parametrize("text", ["", " \n\t"])
-def test_send_refuses_an_empty_message(desk: OperationContext, text: str) -> None:
+def test_send_refuses_an_empty_message(context: OperationContext, text: str) -> None:
     with pytest.raises(InvalidUsage, match="empty"):
-        anyio.run(send, desk, SendRequest(agent="ada", text=text))
+        anyio.run(send, context, SendRequest(agent="ada", text=text))
 
 
-def test_send_accepts_one_mebibyte_and_refuses_one_byte_more(desk: OperationContext) -> None:
+def test_send_accepts_one_mebibyte_and_refuses_one_byte_more(context: OperationContext) -> None:
     most = "ä" * (1024 * 512)
 
-    taken = anyio.run(send, desk, SendRequest(agent="ada", text=most))
+    taken = anyio.run(send, context, SendRequest(agent="ada", text=most))
     with pytest.raises(MessageTooLong) as found:
-        anyio.run(send, desk, SendRequest(agent="ada", text=f"{most}x"))
+        anyio.run(send, context, SendRequest(agent="ada", text=f"{most}x"))
 
     assert taken.text == most
     assert (found.value.found, found.value.most) == (1048577, 1048576)
     assert "file" in found.value.hint
 
 
-def test_send_refuses_an_unknown_agent(desk: OperationContext) -> None:
+def test_send_refuses_an_unknown_agent(context: OperationContext) -> None:
     with pytest.raises(NotFound, match="bob"):
-        anyio.run(send, desk, SendRequest(agent="bob", text="hello"))
+        anyio.run(send, context, SendRequest(agent="bob", text="hello"))
 
 
-def test_send_uses_the_followup_setting_of_the_agent_by_default(desk: OperationContext) -> None:
-    usual = anyio.run(send, desk, SendRequest(agent="ada", text="one"))
-    said = anyio.run(send, desk, SendRequest(agent="ada", text="two", followup="steer"))
+def test_send_uses_the_followup_setting_of_the_agent_by_default(context: OperationContext) -> None:
+    usual = anyio.run(send, context, SendRequest(agent="ada", text="one"))
+    said = anyio.run(send, context, SendRequest(agent="ada", text="two", followup="steer"))
 
     assert (usual.followup, said.followup) == ("queue", "steer")
-    assert anyio.run(desk.store.item, ItemId(usual.id)).on_lost == "resume"
+    assert anyio.run(context.store.item, ItemId(usual.id)).on_lost == "resume"
 
 
-def test_send_with_the_same_key_returns_the_same_item(desk: OperationContext) -> None:
-    first = anyio.run(send, desk, SendRequest(agent="ada", text="one", key="k"))
-    again = anyio.run(send, desk, SendRequest(agent="ada", text="another", key="k"))
+def test_send_with_the_same_key_returns_the_same_item(context: OperationContext) -> None:
+    first = anyio.run(send, context, SendRequest(agent="ada", text="one", key="k"))
+    again = anyio.run(send, context, SendRequest(agent="ada", text="another", key="k"))
 
     assert again == first
 
 
-def test_queued_item_has_the_reason_it_waits_for(desk: OperationContext) -> None:
+def test_queued_item_has_the_reason_it_waits_for(context: OperationContext) -> None:
     async def reasons() -> list[Any]:
         found: list[Any] = []
-        item = await send(desk, SendRequest(agent="ada", text="one"))
-        later = await send(desk, SendRequest(agent="ada", text="two"))
+        item = await send(context, SendRequest(agent="ada", text="one"))
+        later = await send(context, SendRequest(agent="ada", text="two"))
 
-        async def look(at: OperationContext = desk, which: str = item.id) -> None:
+        async def look(at: OperationContext = context, which: str = item.id) -> None:
             document = await show(at, ItemRequest(which))
             found.append((document.waiting, document.until))
 
@@ -99,17 +99,22 @@ def test_queued_item_has_the_reason_it_waits_for(desk: OperationContext) -> None
         await look(which=later.id)
         await look(
             at=OperationContext(
-                desk.store, desk.clock, desk.ids, desk.home, desk.abilities, desk.enforce
+                context.store,
+                context.clock,
+                context.ids,
+                context.home,
+                context.abilities,
+                context.enforce,
             )
         )
-        await desk.store.update_gate("scripted", Closed(FAR, "limit"))
+        await context.store.update_gate("scripted", Closed(FAR, "limit"))
         await look()
-        await desk.store.pause(ADA)
+        await context.store.pause(ADA)
         await look()
-        await desk.store.resume(ADA)
-        await desk.store.update_gate("scripted", Opened())
-        holder = await desk.store.join("test")
-        await desk.store.claim(holder.id)
+        await context.store.resume(ADA)
+        await context.store.update_gate("scripted", Opened())
+        holder = await context.store.join("test")
+        await context.store.claim(holder.id)
         await look()
         await look(which=later.id)
         return found
@@ -126,21 +131,21 @@ def test_queued_item_has_the_reason_it_waits_for(desk: OperationContext) -> None
 
 
 def test_item_waits_for_a_gate_only_if_all_providers_of_the_agent_are_closed(
-    desk: OperationContext,
+    context: OperationContext,
 ) -> None:
     async def reasons() -> list[Any]:
         found: list[Any] = []
-        was = await desk.store.agent("ada")
-        await desk.store.set_agent(replace(was, providers=("scripted", "shell")), was=was)
-        item = await send(desk, SendRequest(agent="ada", text="one"))
+        was = await context.store.agent("ada")
+        await context.store.set_agent(replace(was, providers=("scripted", "shell")), was=was)
+        item = await send(context, SendRequest(agent="ada", text="one"))
 
         async def look() -> None:
-            document, agent = await show(desk, ItemRequest(item.id)), await _shown(desk)
+            document, agent = await show(context, ItemRequest(item.id)), await _shown(context)
             found.append((document.waiting, document.until, agent.state, agent.until))
 
-        await desk.store.update_gate("scripted", Closed(FAR, "limit"))
+        await context.store.update_gate("scripted", Closed(FAR, "limit"))
         await look()
-        await desk.store.update_gate("shell", Closed(NEAR, "limit"))
+        await context.store.update_gate("shell", Closed(NEAR, "limit"))
         await look()
         return found
 
@@ -150,18 +155,20 @@ def test_item_waits_for_a_gate_only_if_all_providers_of_the_agent_are_closed(
     ]
 
 
-async def _shown(desk: OperationContext) -> AgentDocument:
-    return await build_agent_document(desk, await desk.store.agent("ada"))
+async def _shown(context: OperationContext) -> AgentDocument:
+    return await build_agent_document(context, await context.store.agent("ada"))
 
 
-def test_inbox_lists_open_items_newest_first(desk: OperationContext) -> None:
+def test_inbox_lists_open_items_newest_first(context: OperationContext) -> None:
     async def listed() -> list[list[str]]:
         for text in ("one", "two", "three"):
-            await send(desk, SendRequest(agent="ada", text=text))
+            await send(context, SendRequest(agent="ada", text=text))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
-        await desk.store.add_agent(direct)
-        await desk.store.accept(Message(direct.id, "nobody's"))
-        await cancel(desk, CancelRequest((await list_items(desk, ListItemsRequest())).items[1].id))
+        await context.store.add_agent(direct)
+        await context.store.accept(Message(direct.id, "nobody's"))
+        await cancel(
+            context, CancelRequest((await list_items(context, ListItemsRequest())).items[1].id)
+        )
         asked = (
             ListItemsRequest(),
             ListItemsRequest("ada"),
@@ -170,7 +177,7 @@ def test_inbox_lists_open_items_newest_first(desk: OperationContext) -> None:
             ListItemsRequest(all=True, limit=2),
         )
         return [
-            [item.text for item in (await list_items(desk, each)).items] for each in asked
+            [item.text for item in (await list_items(context, each)).items] for each in asked
         ]  # fmt: skip
 
     assert anyio.run(listed) == [
@@ -178,63 +185,65 @@ def test_inbox_lists_open_items_newest_first(desk: OperationContext) -> None:
     ]  # fmt: skip
 
 
-def test_inbox_finds_items_of_agents_behind_a_page_of_direct_runs(desk: OperationContext) -> None:
+def test_inbox_finds_items_of_agents_behind_a_page_of_direct_runs(
+    context: OperationContext,
+) -> None:
     async def listed() -> list[str]:
-        await send(desk, SendRequest(agent="ada", text="ours"))
+        await send(context, SendRequest(agent="ada", text="ours"))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
-        await desk.store.add_agent(direct)
-        await desk.store.accept(Message(direct.id, "nobody's"))
+        await context.store.add_agent(direct)
+        await context.store.accept(Message(direct.id, "nobody's"))
         for _ in range(600):
-            await desk.store.accept(Message(direct.id, "nobody's"))
-        return [item.text for item in (await list_items(desk, ListItemsRequest())).items]
+            await context.store.accept(Message(direct.id, "nobody's"))
+        return [item.text for item in (await list_items(context, ListItemsRequest())).items]
 
     assert anyio.run(listed) == ["ours"]
 
 
-def test_inbox_refuses_a_limit_below_one(desk: OperationContext) -> None:
+def test_inbox_refuses_a_limit_below_one(context: OperationContext) -> None:
     with pytest.raises(InvalidUsage, match="above 0"):
-        anyio.run(list_items, desk, ListItemsRequest(limit=0))
+        anyio.run(list_items, context, ListItemsRequest(limit=0))
 
 
-def test_find_item_accepts_an_unambiguous_prefix(desk: OperationContext) -> None:
-    first = anyio.run(send, desk, SendRequest(agent="ada", text="one"))
+def test_find_item_accepts_an_unambiguous_prefix(context: OperationContext) -> None:
+    first = anyio.run(send, context, SendRequest(agent="ada", text="one"))
 
-    assert anyio.run(show, desk, ItemRequest(first.id[:10])) == first
-    anyio.run(send, desk, SendRequest(agent="ada", text="two"))
+    assert anyio.run(show, context, ItemRequest(first.id[:10])) == first
+    anyio.run(send, context, SendRequest(agent="ada", text="two"))
     with pytest.raises(InvalidUsage, match="several"):
-        anyio.run(show, desk, ItemRequest("itm_"))
+        anyio.run(show, context, ItemRequest("itm_"))
     for text in ("itm_none", "", "~", "run_1"):
         with pytest.raises(NotFound):
-            anyio.run(show, desk, ItemRequest(text))
+            anyio.run(show, context, ItemRequest(text))
 
 
-async def run_one(desk: OperationContext, status: Any = "failed") -> ItemId:
-    holder = await desk.store.join("test")
-    [claim] = await desk.store.claim(holder.id)
-    run, now = desk.ids.new_run(), desk.clock.now()
-    await desk.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
-    await desk.store.settle(claim, Finished(now, status))
+async def run_one(context: OperationContext, status: Any = "failed") -> ItemId:
+    holder = await context.store.join("test")
+    [claim] = await context.store.claim(holder.id)
+    run, now = context.ids.new_run(), context.clock.now()
+    await context.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
+    await context.store.settle(claim, Finished(now, status))
     return claim.item.id
 
 
-def test_retry_creates_one_new_item_even_if_it_is_repeated(desk: OperationContext) -> None:
+def test_retry_creates_one_new_item_even_if_it_is_repeated(context: OperationContext) -> None:
     async def again() -> list[Any]:
         file = Attachment("a.txt", "attachments/1", 3)
         payload = Payload((file,), {"of": "mine"})
-        accepted = await desk.store.accept(
+        accepted = await context.store.accept(
             Message(ADA, "one", on_lost="fail", followup="steer", payload=payload)
         )
         old = accepted.item
         with pytest.raises(Conflict, match="queued"):
-            await retry(desk, ItemRequest(old.id))
-        await run_one(desk)
-        first, second = [await retry(desk, ItemRequest(old.id)) for _ in range(2)]
-        new = await desk.store.item(ItemId(first.id))
+            await retry(context, ItemRequest(old.id))
+        await run_one(context)
+        first, second = [await retry(context, ItemRequest(old.id)) for _ in range(2)]
+        new = await context.store.item(ItemId(first.id))
         assert first == second
         assert (new.text, new.on_lost, new.followup) == ("one", "fail", "steer")
         assert new.payload == replace(payload, retry_of=old.id)
-        await run_one(desk)
-        third = await retry(desk, ItemRequest(first.id))
+        await run_one(context)
+        third = await retry(context, ItemRequest(first.id))
         return [old.id, first, third]
 
     old, first, third = anyio.run(again)
@@ -244,11 +253,11 @@ def test_retry_creates_one_new_item_even_if_it_is_repeated(desk: OperationContex
     assert len({old, first.id, third.id}) == 3
 
 
-def test_cancel_settles_a_queued_item_at_once(desk: OperationContext) -> None:
-    item = anyio.run(send, desk, SendRequest(agent="ada", text="one"))
+def test_cancel_settles_a_queued_item_at_once(context: OperationContext) -> None:
+    item = anyio.run(send, context, SendRequest(agent="ada", text="one"))
 
     found, again = [
-        anyio.run(cancel, desk, CancelRequest(item.id, why)) for why in ("enough", "more")
+        anyio.run(cancel, context, CancelRequest(item.id, why)) for why in ("enough", "more")
     ]
 
     assert (found.item, found.run, found.status, found.is_over) == (
@@ -258,30 +267,30 @@ def test_cancel_settles_a_queued_item_at_once(desk: OperationContext) -> None:
         True,
     )
     assert again == found
-    error = anyio.run(show, desk, ItemRequest(item.id)).error
+    error = anyio.run(show, context, ItemRequest(item.id)).error
     assert error == ErrorFact("cancelled", "enough")
 
 
-def test_cancel_waits_for_the_end_of_a_running_item(desk: OperationContext) -> None:
+def test_cancel_waits_for_the_end_of_a_running_item(context: OperationContext) -> None:
     async def ask() -> list[Any]:
-        item = await send(desk, SendRequest(agent="ada", text="one"))
-        holder = await desk.store.join("test")
-        [claim] = await desk.store.claim(holder.id)
-        run, now = desk.ids.new_run(), desk.clock.now()
-        await desk.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
-        asked = await cancel(desk, CancelRequest(run))
-        found: list[Any] = [asked, (await desk.store.item(ItemId(item.id))).cancel_requested]
+        item = await send(context, SendRequest(agent="ada", text="one"))
+        holder = await context.store.join("test")
+        [claim] = await context.store.claim(holder.id)
+        run, now = context.ids.new_run(), context.clock.now()
+        await context.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
+        asked = await cancel(context, CancelRequest(run))
+        found: list[Any] = [asked, (await context.store.item(ItemId(item.id))).cancel_requested]
 
         async def wait() -> None:
-            found.append(await cancel(desk, CancelRequest(item.id, wait_seconds=30)))
+            found.append(await cancel(context, CancelRequest(item.id, wait_seconds=30)))
 
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
                 await anyio.lowlevel.checkpoint()
                 ended = Finished(now, "cancelled", stop_reason="user_stop")
-                await desk.store.settle(claim, ended)
-        found.append(await cancel(desk, CancelRequest(run[:12])))
+                await context.store.settle(claim, ended)
+        found.append(await cancel(context, CancelRequest(run[:12])))
         return found
 
     asked, is_requested, waited, run = anyio.run(ask)
@@ -291,7 +300,7 @@ def test_cancel_waits_for_the_end_of_a_running_item(desk: OperationContext) -> N
     assert (run.status, run.is_over) == ("cancelled", True)
 
 
-def test_cancel_does_not_find_an_unknown_id(desk: OperationContext) -> None:
+def test_cancel_does_not_find_an_unknown_id(context: OperationContext) -> None:
     for text in ("itm_1", "run_1", "ada", ""):
         with pytest.raises(NotFound):
-            anyio.run(cancel, desk, CancelRequest(text))
+            anyio.run(cancel, context, CancelRequest(text))

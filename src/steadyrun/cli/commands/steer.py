@@ -91,5 +91,5 @@ async def _open_run(name: str) -> AsyncIterator[tuple[Store, RunHandle]]:
 
 def _report_unanswered(asked: str | None) -> int:
     command = "steadyrun inbox" if asked is None else f"steadyrun tail {asked} -f"
-    print(f"{asked} has received the request but has not answered yet: {command}", file=sys.stderr)
+    print(f"{asked or 'the item'} has not answered yet: {command}", file=sys.stderr)
     return EXIT_TIMED_OUT

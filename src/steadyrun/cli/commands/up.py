@@ -47,7 +47,7 @@ async def _serve(config: Config, args: Namespace) -> int:
         async with open_daemon(config) as daemon, task_group() as tasks:
             tasks.start_soon(_handle_signals, daemon, tasks)
             if args.json:
-                print(to_json(daemon.state()), flush=True)
+                print(to_json(daemon.describe()), flush=True)
             else:
                 print(_format_greeting(daemon), flush=True)
             await daemon.until_stopped()
@@ -58,7 +58,7 @@ async def _serve(config: Config, args: Namespace) -> int:
 
 
 def _format_greeting(daemon: DaemonHandle) -> str:
-    state, recovered = daemon.state(), daemon.recovered
+    state, recovered = daemon.describe(), daemon.recovered
     adopted = f", {recovered.lanes} recovered" if recovered.lanes else ""
     return f"* up: {state.home}, process {state.pid}{adopted}; Ctrl-C stops it"
 
@@ -68,7 +68,7 @@ async def _handle_signals(daemon: DaemonHandle, tasks: TaskGroup) -> None:
     seconds: float | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
-            if seconds is None and daemon.state().runs.live:
+            if seconds is None and daemon.describe().runs.live:
                 print("* waiting for current runs; repeat to stop them now", flush=True)
             tasks.start_soon(_stop, daemon, seconds)
             seconds = 0.0
