@@ -10,8 +10,8 @@ from pathlib import Path
 import anyio
 
 from steadyrun.app.diagnostics import find_providers
-from steadyrun.app.operations import open_desk
-from steadyrun.config import Config, load, printable
+from steadyrun.app.operations import open_operations
+from steadyrun.config import Config, load, to_printable
 from steadyrun.errors import NameTaken, SteadyrunError
 from steadyrun.operations.agents import AddAgentRequest, add
 
@@ -33,9 +33,9 @@ def main() -> None:
 
 
 async def _add_agent(config: Config) -> None:
-    directory = anyio.Path(config.places.home / DEMO)
+    directory = anyio.Path(config.locations.home / DEMO)
     await directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    async with open_desk(config) as context:
+    async with open_operations(config) as context:
         try:
             await add(context, AddAgentRequest(name=DEMO, provider="scripted", home=str(directory)))
         except NameTaken:
@@ -45,7 +45,9 @@ async def _add_agent(config: Config) -> None:
 
 def _build_advice(config: Config) -> list[str]:
     command = Path(sys.executable).parent / "steadyrun"
-    shown = printable(command.relative_to(Path.cwd())) if _is_below_cwd(command) else str(command)
+    shown = (
+        to_printable(command.relative_to(Path.cwd())) if _is_below_cwd(command) else str(command)
+    )
     clis = [each for each in find_providers(config) if each.path]
     return [
         f"The agent {DEMO} plays a script and uses no model. In another terminal:",

@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
-from steadyrun.app.operations import desk_among
+from steadyrun.app.operations import build_context
 from steadyrun.app.runtime import open_runtime
 from steadyrun.config import Config, load
 from steadyrun.dialect import Refused, Verdict
@@ -145,7 +145,7 @@ class Steadyrun:
         store, now = self._deps.store, self._deps.clock.now()
         answer = ApprovalAnswer(allow, by, now, reason, always and allow, provider=provider)
         known = await find_approval(store, approval)
-        answered = await answer_approval(desk_among(self._deps), known, answer)
+        answered = await answer_approval(build_context(self._deps), known, answer)
         [document] = await build_approval_documents(store, [answered])
         return document
 
@@ -196,7 +196,7 @@ class RunHandle:
         )
         with contextlib.suppress(NotFound, Conflict):
             known = await self._store.approval(build_approval_id(run.process, approval))
-            await answer_approval(desk_among(self._runs.around), known, answer)
+            await answer_approval(build_context(self._runs.around), known, answer)
 
     async def cancel(self, reason: str | None = None) -> Run:
         """Request the end of the run, which may take a moment. An ended run does not change."""

@@ -71,7 +71,7 @@ def tell(word: Word) -> None:
 async def be_daemon(order: Order, config: Config) -> None:
     async with open_daemon(config) as daemon:
         tell(Word(order.number, "up", os.getpid()))
-        await daemon.until_stopped()
+        await daemon.wait_until_stopped()
 
 
 async def be_direct(order: Order, config: Config) -> None:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from steadyrun.config import HARMLESS, list_kinds, load, setting_patterns
+from steadyrun.config import UNTRUSTED_SETTINGS, list_kinds, list_patterns, load
 from steadyrun.model.policy import Mode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
@@ -28,10 +28,10 @@ def test_every_example_loads(example: str, tmp_path: Path) -> None:
 
 
 def test_table_lists_exactly_the_settings() -> None:
-    assert sorted(ROWS) == sorted(setting_patterns())
+    assert sorted(ROWS) == sorted(list_patterns())
 
 
-@pytest.mark.parametrize("name", [*list_kinds(), *HARMLESS])
+@pytest.mark.parametrize("name", [*list_kinds(), *UNTRUSTED_SETTINGS])
 def test_page_names_every_provider_and_every_untrusted_setting(name: str) -> None:
     assert f"`{name}`" in PAGE
 

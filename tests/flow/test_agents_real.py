@@ -118,7 +118,7 @@ def test_a_conversation_that_its_provider_refuses_is_replaced(tmp_path: Path) ->
                 session = await daemon.store.session(ada, "claude")
                 assert session
                 assert session.current
-                assert [each.ended for each in session.history] == ["it is not there any more"]
+                assert [each.ended for each in session.history] == ["the provider has lost it"]
 
         anyio.run(main)
         last = str(harness.server.main_requests[-1].messages)

@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 
-from steadyrun.app.operations import open_desk
+from steadyrun.app.operations import open_operations
 from steadyrun.config import load
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model import event as ev
@@ -51,7 +51,7 @@ async def allowed(
 ) -> list[tuple[str, str, float]]:
     """What may be spent once somebody has allowed more."""
     answer = ApprovalAnswer(True, "eve", SystemClock().now(), **fields)
-    async with open_desk(load(harness.place / "home")) as desk:
+    async with open_operations(load(harness.place / "home")) as desk:
         answered = await answer_approval(desk, await question(harness, agent), answer)
     assert answered.answer
     return [(each.limit, each.unit, round(each.allowed, 6)) for each in answered.answer.extended]

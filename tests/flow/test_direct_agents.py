@@ -25,8 +25,8 @@ CANARY = "canary-of-the-environment"
 TOLD = """\
 # steadyrun
 You are reviewer, an agent that steadyrun runs. Your home directory is {home}.
-What you write is internal: it is kept in the record, where whoever asked can read it, and is sent \
-to nobody.
+What you write is internal: it is kept in the record, where the sender of a message can read it, \
+and is not sent anywhere else.
 
 # Role: reviewer
 Find what is wrong.
@@ -205,7 +205,7 @@ class TestCommand:
             (("--role", "../x"), 2, "the name of a role"),
             (("--metadata", "[1]"), 2, "expected a JSON object"),
             (("--metadata", "{"), 2, "expected a JSON object"),
-            (("--metadata", '{"wall_seconds": 9}'), 2, "it is ours"),
+            (("--metadata", '{"wall_seconds": 9}'), 2, "it is reserved"),
         ],
     )
     def test_what_is_wrong_is_named(

@@ -50,7 +50,7 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(tmp_path: Path) -> N
             assert (item.status, item.attempt) == ("completed", 2)
             told = told_to(tmp_path, "claude")
             assert len(told) == 1
-            assert "scripted takes no more until 20" in told[0]
+            assert "scripted is not available until 20" in told[0]
             assert "\n> Running make test (ok): 3 passed\n" in told[0]
             assert "\n> I will test it.\n" in told[0]
             assert "The last attempt was cut off (rate_limited)" in told[0]
@@ -60,7 +60,7 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(tmp_path: Path) -> N
 
             assert back.reply == "here again"
             told = told_to(tmp_path, "scripted")
-            assert "claude worked in your place; you go on." in told[-1]
+            assert "claude worked in this time; you continue." in told[-1]
             assert "\n> claude ended this: completed\n" in told[-1]
             assert "\n> scripted ended this" not in told[-1], "it knows what it did itself"
             runs = await harness.runs(ada)
@@ -68,7 +68,7 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(tmp_path: Path) -> N
             assert providers == ["scripted", "scripted", "claude", "scripted"]
             assert runs[0].resume_token == runs[3].resume_token != runs[2].resume_token
             assert [note.split(" until ")[0] for note in await harness.notes(ada)] == [
-                "claude does this: scripted takes no more",
+                "claude is used: scripted is not available",
                 "back with scripted",
             ]
             await harness.send_and_wait(ada, say("and again"))

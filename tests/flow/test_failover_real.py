@@ -77,7 +77,7 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(
                 ]
                 assert runs[3].resume_token == runs[0].resume_token
                 notes = [n for n in await daemon.notes(ada) if f" {first.name}" in n]
-                assert notes[0].startswith(f"{other.name} does this: {first.name} takes no more")
+                assert notes[0].startswith(f"{other.name} is used: {first.name} is not available")
                 assert notes[1:] == [f"back with {first.name}"]
                 assert most == [1], "never two providers at once"
 
@@ -88,7 +88,7 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(
         assert "> First done." in moved.user_text
         assert "> Running echo evidence-4711 (ok): " in moved.user_text
         assert moved.user_text.endswith("the second request")
-        assert f"{other.name} worked in your place" in back.user_text
+        assert f"{other.name} worked in this time" in back.user_text
         assert "> Second done." in back.user_text
         assert back.user_text.endswith("the third request")
         assert "the first request" in str(back.messages), "it is the conversation that it was"

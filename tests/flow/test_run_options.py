@@ -49,14 +49,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"or_fresh": "no"}, "or_fresh: expected True or False, found 'no'"),
     ({"or_fresh": True}, "or_fresh is for a conversation to resume"),
     ({"metadata": ["a"]}, "metadata: expected an object, found ['a']"),
-    ({"metadata": {"wall_seconds": 1}}, "the metadata may not have 'wall_seconds'"),
+    ({"metadata": {"wall_seconds": 1}}, "the metadata must not have the key 'wall_seconds'"),
     ({"max_cost": 5}, "unknown wish 'max_cost'"),
     ({"env": "LANG=C"}, "env: expected texts by name"),
     ({"env": {"LANG": 7}}, "env: expected texts by name"),
     ({"env": {"A=B": "x"}}, "env: 'A=B' cannot be the name of a variable"),
     ({"env": {"A": "x\0"}}, "env: 'A' must not contain a NUL character"),
     ({"env": {"STEADYRUN_HOME": "/"}}, "env: 'STEADYRUN_HOME' may not be set"),
-    ({"metadata": {"stopping": 1}}, "the metadata may not have 'stopping'"),
+    ({"metadata": {"stopping": 1}}, "the metadata must not have the key 'stopping'"),
 ]
 
 

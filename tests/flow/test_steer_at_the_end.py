@@ -39,7 +39,7 @@ def test_a_message_that_somebody_has_taken_is_not_taken_back(tmp_path: Path) -> 
     answers: list[Offered | Refused] = []
 
     async def main() -> tuple[ItemId, bool]:
-        store = await SqliteStore.open(config.places.home)
+        store = await SqliteStore.open(config.locations.home)
         holder, run = (await store.join("test")).id, Ids(lambda: NOW).new_run()
         await store.add_agent(Agent(ADA, "ada", ("scripted",), str(tmp_path)))
         await store.accept(Message(ADA, "work"))

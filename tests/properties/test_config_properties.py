@@ -113,4 +113,4 @@ def test_doubled_dollars_carry_any_text(literal: str, variable: str) -> None:
 
     config = load_bytes(f'[providers.codex.env]\nA = "{quoted}${{X}}"\n'.encode(), X=variable)
 
-    assert config.provider_env("codex")["A"].reveal() == literal + variable
+    assert config.expand_env("codex")["A"].reveal() == literal + variable

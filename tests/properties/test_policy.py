@@ -37,7 +37,7 @@ from steadyrun.providers.codex.launch import CodexOptions
 from steadyrun.providers.registry import BUILT_IN, make_dialect
 from steadyrun.providers.scripted.dialect import Scripted
 from steadyrun.providers.shell import Shell
-from steadyrun.runtime.prompt.builder import launch_request
+from steadyrun.runtime.prompt.builder import build_launch_request
 from steadyrun.runtime.prompt.system import SystemPrompt
 from steadyrun.runtime.run.permissions import permitted
 
@@ -124,7 +124,7 @@ def check_kept(
         assert not set(TOOLS) <= may
         return
     turn = Turn("run_1", "true", mode=kept.policy.mode)
-    request = launch_request(kept, turn, None, SystemPrompt(None))
+    request = build_launch_request(kept, turn, None, SystemPrompt(None))
     request = msgspec.structs.replace(request, directory="/home/processes/prc_1")
     KEPT[provider](request, may, policy, notes)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from steadyrun.model import event as ev
 from steadyrun.model.event import Event, EventId, StoredEvent
 from steadyrun.model.ids import RunId
-from steadyrun.telemetry.spans import SpanData, Spans
+from steadyrun.telemetry.spans import SpanBuilder, SpanData
 from steadyrun.testing.clock import START
 
 SAID = "crimson"
@@ -47,13 +47,13 @@ def records(draw: st.DrawFn) -> list[StoredEvent]:
     return found
 
 
-def heard(spans: Spans, seen: list[StoredEvent]) -> list[SpanData]:
-    return [span for each in seen for span in spans.hear(each)]
+def heard(spans: SpanBuilder, seen: list[StoredEvent]) -> list[SpanData]:
+    return [span for each in seen for span in spans.read(each)]
 
 
 @given(records())
 def test_every_run_has_one_span_and_every_tool_has_one_below_it(seen: list[StoredEvent]) -> None:
-    spans = heard(Spans(), seen)
+    spans = heard(SpanBuilder(), seen)
 
     runs = {span.attributes["steadyrun.run"]: span for span in spans if span.parent is None}
     assert set(runs) == {each.run for each in seen}
@@ -69,7 +69,9 @@ def test_every_run_has_one_span_and_every_tool_has_one_below_it(seen: list[Store
 
 @given(records())
 def test_no_tool_is_left_out(seen: list[StoredEvent]) -> None:
-    told = Counter(span.attributes.get("gen_ai.tool.call.id") for span in heard(Spans(), seen))
+    told = Counter(
+        span.attributes.get("gen_ai.tool.call.id") for span in heard(SpanBuilder(), seen)
+    )
     ended = Counter(
         each.event.tool_call_id
         for each in seen
@@ -86,15 +88,15 @@ def test_begun_anew_anywhere_it_tells_the_rest_just_the_same(
     seen: list[StoredEvent], data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(seen)))
-    whole = heard(Spans(content=True), seen)
-    before = heard(Spans(content=True), seen[:cut])
+    whole = heard(SpanBuilder(content=True), seen)
+    before = heard(SpanBuilder(content=True), seen[:cut])
 
     # As one that starts again does: of a run it does not know it hears first what was before.
-    anew, rest = Spans(content=True), list[SpanData]()
+    anew, rest = SpanBuilder(content=True), list[SpanData]()
     for each in seen[cut:]:
         assert each.run is not None
-        if not anew.knows(each.run):
+        if not anew.has_open(each.run):
             heard(anew, [e for e in seen if e.run == each.run and e.cursor < each.cursor])
-        rest += anew.hear(each)
+        rest += anew.read(each)
 
     assert before + rest == whole

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from steadyrun.app.home_key import seal_key
+from steadyrun.app.home_key import load_home_key
 from steadyrun.config import Config
 from steadyrun.model.secret import Secret
 
@@ -18,21 +18,21 @@ from steadyrun.model.secret import Secret
 _CHARS = 12
 
 
-def accounts_of(config: Config) -> dict[str, str]:
+def compute_accounts(config: Config) -> dict[str, str]:
     """Of each provider that has one; all others have that of the machine's own login."""
-    found = {name: config.provider_account(name) for name in config.settings.providers}
+    found = {name: config.find_account(name) for name in config.settings.providers}
     told = {name: values for name, values in found.items() if values}
-    key = seal_key(config.places.home) if told else b""
-    return {name: fingerprint(key, name, values) for name, values in told.items()}
+    key = load_home_key(config.locations.home) if told else b""
+    return {name: compute_fingerprint(key, name, values) for name, values in told.items()}
 
 
-def fingerprint(key: bytes, provider: str, values: Mapping[str, Secret | None]) -> str:
+def compute_fingerprint(key: bytes, provider: str, values: Mapping[str, Secret | None]) -> str:
     """The same for the same values, in whichever order they are written."""
-    plain = sorted((name, _bytes(value)) for name, value in values.items())
+    plain = sorted((name, _to_bytes(value)) for name, value in values.items())
     whole = msgspec.msgpack.encode(("account", provider, plain))
     return hmac.new(key, whole, hashlib.sha256).hexdigest()[:_CHARS]
 
 
-def _bytes(value: Secret | None) -> bytes | None:
+def _to_bytes(value: Secret | None) -> bytes | None:
     """A variable may hold what is no text."""
     return None if value is None else value.reveal().encode(errors="surrogatepass")

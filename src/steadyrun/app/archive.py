@@ -60,9 +60,9 @@ class RunArchive:
     """The content of an archive. The same run gives the same bytes."""
 
     def __init__(self, config: Config, run: Run, agent_name: str) -> None:
-        self._scrubber = Scrubber(config.secrets())
+        self._scrubber = Scrubber(config.list_secrets())
         self._run, self._agent_name = run, agent_name
-        self._directory = config.places.home / PROCESSES / (run.process or "none")
+        self._directory = config.locations.home / PROCESSES / (run.process or "none")
 
     def pack(self, tar: tarfile.TarFile, events: IO[bytes]) -> None:
         document = msgspec.json.encode(build_run_document(self._run, self._agent_name))

@@ -13,27 +13,27 @@ BIN = "bin"
 _NAME = "steadyrun"
 
 
-def command_directory(home: Path) -> Path | None:
+def link_command(home: Path) -> Path | None:
     """The directory to put first in PATH; None if the command is not installed here."""
-    command = _installed()
+    command = _find_command()
     if command is None:
         return None
     link = home / BIN / _NAME
     try:
         if not link.is_symlink() or link.readlink() != command:
-            _point(link, command)
+            _replace_link(link, command)
     except OSError:
         # A disk that is full, or a file in its place: then the one it was installed into.
         return command.parent
     return link.parent
 
 
-def _installed() -> Path | None:
+def _find_command() -> Path | None:
     schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
     places = [Path(sysconfig.get_path("scripts", scheme)) / _NAME for scheme in schemes]
     return next((place for place in places if place.is_file()), None)
 
 
-def _point(link: Path, command: Path) -> None:
+def _replace_link(link: Path, command: Path) -> None:
     link.parent.mkdir(mode=0o700, exist_ok=True)
     write_link(link, command)

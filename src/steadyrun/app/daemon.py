@@ -19,11 +19,11 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from steadyrun.api.server import locate_folder, serve
-from steadyrun.app.home_key import seal_key
-from steadyrun.app.operations import abilities_of, enforce_of, price_source
+from steadyrun.app.home_key import load_home_key
+from steadyrun.app.operations import load_price_source, make_abilities_lookup, make_enforcer
 from steadyrun.app.providers import has_provider, make_dialect
 from steadyrun.app.runtime import open_runtime
-from steadyrun.app.sync_agents import sync
+from steadyrun.app.sync_agents import sync_agents
 from steadyrun.config import Config, DaemonSettings
 from steadyrun.errors import ConfigInvalid, DaemonRunning, StoreUnusable
 from steadyrun.lib.flock import open_lock, try_lock
@@ -59,8 +59,8 @@ class DaemonHandle:
         self.recovered: Recovered
         self._tasks = tasks
         # How many runs were ended, or left to their keepers.
-        self._left = 0
-        self._daemon, self._around, self._settings = daemon, around, settings
+        self._remaining = 0
+        self._daemon, self._deps, self._settings = daemon, around, settings
         self._started_at = around.clock.now()
         self._stopped = anyio.Event()
 
@@ -69,7 +69,7 @@ class DaemonHandle:
         return DaemonDocument(
             os.getpid(),
             __version__,
-            str(self._around.home),
+            str(self._deps.home),
             self._started_at,
             LiveCount(sum(seat.is_held for seat in seats), worker.room.runs),
             LiveCount(sum(seat.live is not None for seat in seats), worker.room.processes),
@@ -97,28 +97,30 @@ class DaemonHandle:
         seconds = usual if drain_seconds is None else drain_seconds
         self._tasks.start_soon(self._stop, seconds, keep)
         await self._stopped.wait()
-        store = self._around.store
-        looks = await store.agent_overviews(self._around.clock.now())
+        store = self._deps.store
+        looks = await store.agent_overviews(self._deps.clock.now())
         queued = sum(look.lane.queued for look in looks)
-        return StoppedDocument(0 if keep else self._left, self._left if keep else 0, queued)
+        return StoppedDocument(
+            0 if keep else self._remaining, self._remaining if keep else 0, queued
+        )
 
     async def _stop(self, seconds: float, keep: bool) -> None:
         left = await self._daemon.stop(drain_seconds=seconds, keep=keep)
         if not self._stopped.is_set():
-            self._left = left
+            self._remaining = left
             self._stopped.set()
 
     async def follow(
         self, *, agent: AgentId | None, run: RunId | None, after: int
     ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
-        store = self._around.store
+        store = self._deps.store
         whose = await store.agent(agent) if agent else None
-        events = stream_events(store, self._around.hub, after, agent=whose, run=run)
+        events = stream_events(store, self._deps.hub, after, agent=whose, run=run)
         async with contextlib.aclosing(events):
             async for event in events:
                 yield event
 
-    async def until_stopped(self) -> None:
+    async def wait_until_stopped(self) -> None:
         await self._stopped.wait()
         await anyio.sleep(_LAST_WORDS_SECONDS)
 
@@ -126,33 +128,33 @@ class DaemonHandle:
 @asynccontextmanager
 async def open_daemon(config: Config) -> AsyncIterator[DaemonHandle]:
     """Be the daemon of the home that the configuration names, until the block ends."""
-    home = config.places.home
-    exporting = _exporting(config)
-    async with locked(home):
-        key = await anyio.to_thread.run_sync(seal_key, home)
+    home = config.locations.home
+    exporting = _prepare_export(config)
+    async with lock_home(home):
+        key = await anyio.to_thread.run_sync(load_home_key, home)
         async with (
             open_runtime(config, kind="daemon", machine=platform.node()) as around,
             exporting(around),
             task_group() as tasks,
         ):
-            await _sync(config, around)
+            await _sync_agents(config, around)
             await _check_providers(config, around)
-            daemon = Daemon(around, tasks, room=_room(config), key=key)
+            daemon = Daemon(around, tasks, room=_build_capacity(config), key=key)
             running = DaemonHandle(daemon, around, config.settings.daemon, tasks)
             desk = OperationContext(
                 around.store,
                 around.clock,
                 around.ids,
                 home,
-                abilities_of(config),
-                enforce_of(config),
+                make_abilities_lookup(config),
+                make_enforcer(config),
                 running,
                 around.budgets,
-                price_source,
+                load_price_source,
             )
             # They are begun like everything else, once it is known what was left.
             alone = replace(desk, daemon=None)
-            running.recovered = await daemon.recover(partial(_drain_letters, alone))
+            running.recovered = await daemon.recover(partial(_drain_spool, alone))
             tasks.start_soon(daemon.serve)
             log_event("daemon.started", pid=os.getpid(), version=__version__)
             async with serve(desk, lambda method, error: log_bug(error, method=method)):
@@ -161,27 +163,27 @@ async def open_daemon(config: Config) -> AsyncIterator[DaemonHandle]:
     log_event("daemon.stopped", pid=os.getpid())
 
 
-def _exporting(config: Config) -> Callable[[Deps], AbstractAsyncContextManager[None]]:
+def _prepare_export(config: Config) -> Callable[[Deps], AbstractAsyncContextManager[None]]:
     """What exports traces, if that is wanted; whatever it lacks is said before anything runs."""
     telemetry = config.settings.telemetry
     if not telemetry.endpoint:
         return lambda _: contextlib.nullcontext()
     try:
         # An extra: who does not want it neither has the packages nor waits for them.
-        from steadyrun.telemetry.otlp import exporting  # noqa: PLC0415
+        from steadyrun.telemetry.otlp import export_spans  # noqa: PLC0415
     except ModuleNotFoundError as error:
         problem = f"telemetry.endpoint is set, but the package {error.name} is not installed"
         hint = 'Install it: pip install "steadyrun[otel]"'
         raise ConfigInvalid(problem, file=None, hint=hint) from error
-    headers, content = config.telemetry_headers(), telemetry.content
-    kinds = {name: config.provider_kind(name) for name in config.settings.providers}
-    return lambda around: exporting(
+    headers, content = config.expand_headers(), telemetry.content
+    kinds = {name: config.find_kind(name) for name in config.settings.providers}
+    return lambda around: export_spans(
         telemetry.endpoint, headers, around, content=content, kinds=kinds
     )
 
 
-async def _sync(config: Config, around: Deps) -> None:
-    synced = await sync(config, around.store, around.ids)
+async def _sync_agents(config: Config, around: Deps) -> None:
+    synced = await sync_agents(config, around.store, around.ids)
     for what in ("added", "changed", "resumed", "paused"):
         for name in getattr(synced, what):
             log_event("agent.synced", agent=name, what=what)
@@ -202,7 +204,7 @@ async def _check_providers(config: Config, deps: Deps) -> None:
         make_dialect(config, provider)
 
 
-async def _drain_letters(desk: OperationContext) -> None:
+async def _drain_spool(desk: OperationContext) -> None:
     drained = await drain_spool(desk)
     if drained != type(drained)():
         log_event(
@@ -213,7 +215,7 @@ async def _drain_letters(desk: OperationContext) -> None:
         )
 
 
-def _room(config: Config) -> Capacity:
+def _build_capacity(config: Config) -> Capacity:
     settings = config.settings
     runs_of = {name: each.runs for name, each in settings.providers.items() if each.runs}
     idle = settings.daemon.idle_seconds or math.inf
@@ -224,7 +226,7 @@ def _room(config: Config) -> Capacity:
 
 
 @asynccontextmanager
-async def locked(home: Path) -> AsyncIterator[None]:
+async def lock_home(home: Path) -> AsyncIterator[None]:
     """Hold the lock of the daemon of this home, or `DaemonRunning`."""
     folder = locate_folder(home)
     try:

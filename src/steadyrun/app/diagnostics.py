@@ -112,7 +112,7 @@ def find_daemon(home: Path) -> DaemonReport:
 
 
 async def _find_provider(config: Config, name: str) -> ProviderInfo:
-    kind, command = config.provider_kind(name), config.find_provider(name).command or ()
+    kind, command = config.find_kind(name), config.find_provider(name).command or ()
     try:
         program = providers.load_program(config, name)
     except ConfigInvalid as error:
@@ -168,7 +168,7 @@ def _read_settings(
     inherited = {key: config.environ[key] for key in ("PATH", "HOME") if key in config.environ}
     try:
         abilities = providers.make_dialect(config, name).abilities
-        configured = {key: secret.reveal() for key, secret in config.provider_env(name).items()}
+        configured = {key: secret.reveal() for key, secret in config.expand_env(name).items()}
     except InvalidUsage as error:
         return error, frozenset(), inherited
     return None, abilities, {**inherited, **configured}

@@ -14,24 +14,24 @@ _FILE = "seal"
 _BYTES = 32
 
 
-def seal_key(home: Path) -> bytes:
+def load_home_key(home: Path) -> bytes:
     """The key of this home. Whoever needs it first makes it, and all others get that one."""
     file = home / _FILE
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = open_lock(file)
         try:
-            return _whole(descriptor) or _made(descriptor)
+            return _read_key(descriptor) or _create_key(descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise StoreUnusable(str(error.strerror), path=file) from error
 
 
-def _made(descriptor: int) -> bytes:
+def _create_key(descriptor: int) -> bytes:
     """Somebody else may be about to make it as well: the second one finds it made."""
     lock(descriptor)
-    found = _whole(descriptor)
+    found = _read_key(descriptor)
     if found:
         return found
     key = os.urandom(_BYTES)
@@ -40,7 +40,7 @@ def _made(descriptor: int) -> bytes:
     return key
 
 
-def _whole(descriptor: int) -> bytes | None:
+def _read_key(descriptor: int) -> bytes | None:
     """What is there, unless whoever wrote it was cut off."""
     found = os.pread(descriptor, _BYTES + 1, 0)
     return found if len(found) == _BYTES else None

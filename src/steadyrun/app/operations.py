@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from steadyrun.app.store import budget_rules, open_store
+from steadyrun.app.store import build_budget_rules, open_store
 from steadyrun.config import Config
 from steadyrun.dialect import Ability, EnforcedRights, Refused
 from steadyrun.errors import NotFound
@@ -16,22 +16,22 @@ from steadyrun.runtime.deps import Deps
 
 
 @asynccontextmanager
-async def open_desk(config: Config) -> AsyncIterator[OperationContext]:
-    clock, rules = SystemClock(), budget_rules(config.settings.budgets)
+async def open_operations(config: Config) -> AsyncIterator[OperationContext]:
+    clock, rules = SystemClock(), build_budget_rules(config.settings.budgets)
     async with open_store(config) as store:
         yield OperationContext(
             store,
             clock,
             Ids(clock.now),
-            config.places.home,
-            abilities_of(config),
-            enforce_of(config),
+            config.locations.home,
+            make_abilities_lookup(config),
+            make_enforcer(config),
             budgets=rules,
-            prices=price_source,
+            prices=load_price_source,
         )
 
 
-def desk_among(around: Deps) -> OperationContext:
+def build_context(around: Deps) -> OperationContext:
     """In a program that drives runs itself."""
 
     def abilities(name: str) -> frozenset[Ability] | None:
@@ -51,7 +51,7 @@ def desk_among(around: Deps) -> OperationContext:
     )
 
 
-def abilities_of(config: Config) -> Callable[[str], frozenset[Ability] | None]:
+def make_abilities_lookup(config: Config) -> Callable[[str], frozenset[Ability] | None]:
     """What each provider can do as it is configured; None where there is no such provider."""
 
     def abilities(name: str) -> frozenset[Ability] | None:
@@ -63,7 +63,7 @@ def abilities_of(config: Config) -> Callable[[str], frozenset[Ability] | None]:
     return abilities
 
 
-def enforce_of(config: Config) -> Callable[[str, Rights], EnforcedRights | Refused]:
+def make_enforcer(config: Config) -> Callable[[str, Rights], EnforcedRights | Refused]:
     """How each provider keeps to rights as it is configured."""
 
     def enforce(name: str, rights: Rights) -> EnforcedRights | Refused:
@@ -74,7 +74,7 @@ def enforce_of(config: Config) -> Callable[[str, Rights], EnforcedRights | Refus
     return enforce
 
 
-def price_source() -> PriceSource:
+def load_price_source() -> PriceSource:
     """The list of prices that estimates are made with."""
     # Only who asks for costs wants to know.
     from steadyrun.providers.shared.prices import load_prices  # noqa: PLC0415

@@ -28,13 +28,13 @@ def has_provider(config: Config, name: str) -> bool:
 
 def make_dialect(config: Config, name: str) -> Dialect:
     """Make a Dialect of this provider, with the options of the configuration."""
-    kind, options = config.provider_kind(name), config.find_provider(name).options
+    kind, options = config.find_kind(name), config.find_provider(name).options
     return registry.make_dialect(kind, options, provider=name)
 
 
 def load_program(config: Config, name: str) -> Program | None:
     """Find the CLI that this provider needs; None for one that is part of steadyrun."""
-    program: Program | None = registry.load_dialect(config.provider_kind(name)).program
+    program: Program | None = registry.load_dialect(config.find_kind(name)).program
     return program
 
 
@@ -69,7 +69,7 @@ class ProviderSetups(Mapping[str, ProviderSetup]):
 def _build_environment(config: Config, name: str, first: Path | None) -> dict[str, str]:
     """A few variables of our own, those of the configuration, and PATH with `first` in front."""
     inherited = {key: config.environ[key] for key in _INHERITED if key in config.environ}
-    given = {key: secret.reveal() for key, secret in config.provider_env(name).items()}
+    given = {key: secret.reveal() for key, secret in config.expand_env(name).items()}
     env = {**inherited, **given}
     if first is not None:
         env["PATH"] = f"{first}{os.pathsep}{env.get('PATH') or os.defpath}"

@@ -41,7 +41,7 @@ def find_recording(config: Config, source: str) -> Recording:
     if path.exists():
         return Recording(path, None)
     run = anyio.run(_find_run, config, source)
-    directory = config.places.home / PROCESSES / (run.process or "none")
+    directory = config.locations.home / PROCESSES / (run.process or "none")
     if not (directory / "journal").exists():
         hint = "Raw files are kept for a limited time. A run that never started has none."
         raise NotFound("journal of", run.id, hint=hint)
@@ -58,7 +58,7 @@ def replay_recording(
 
 async def _find_run(config: Config, name: str) -> Run:
     """Find the run. A store that does not exist is not created."""
-    if not name.startswith("run_") or not (config.places.home / DATABASE).exists():
+    if not name.startswith("run_") or not (config.locations.home / DATABASE).exists():
         raise NotFound("run or file", name, hint="`steadyrun runs` lists runs.")
     async with open_store(config) as store:
         return await find_run(store, name)

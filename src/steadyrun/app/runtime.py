@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager, nullcontext
 
 import anyio.to_thread
 
-from steadyrun.app.command_link import command_directory
+from steadyrun.app.command_link import link_command
 from steadyrun.app.providers import ProviderSetups
-from steadyrun.app.store import budget_rules, open_store
+from steadyrun.app.store import build_budget_rules, open_store
 from steadyrun.app.tuning import collect_garbage_rarely, share_heap
 from steadyrun.config import Config
 from steadyrun.config.schema import ClockSettings
@@ -28,10 +28,10 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
     if is_daemon:
         share_heap()
         _load_dialects(config)
-    clock, scrubber = SystemClock(), Scrubber(config.secrets())
+    clock, scrubber = SystemClock(), Scrubber(config.list_secrets())
     async with open_store(config, scrubber) as store:
-        home = config.places.home
-        first = await anyio.to_thread.run_sync(command_directory, home)
+        home = config.locations.home
+        first = await anyio.to_thread.run_sync(link_command, home)
         setups = ProviderSetups(config, first)
         tuning = collect_garbage_rarely() if is_daemon else nullcontext()
         with FileWatches() as watches, tuning:
@@ -45,11 +45,11 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
                     ids=Ids(clock.now),
                     holder=holder.id,
                     machine=machine,
-                    limits=_limits(config.settings.clocks),
+                    limits=_build_timeouts(config.settings.clocks),
                     scrubber=scrubber,
                     home=home,
-                    appended=_appended(config),
-                    budgets=budget_rules(config.settings.budgets),
+                    appended=_find_appended(config),
+                    budgets=build_budget_rules(config.settings.budgets),
                 )
             finally:
                 await store.leave(holder.id)
@@ -57,12 +57,12 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
 
 def _load_dialects(config: Config) -> None:
     """Import them before anything runs: the package may be replaced while the daemon lives."""
-    configured = map(config.provider_kind, config.settings.providers)
+    configured = map(config.find_kind, config.settings.providers)
     for kind in {*registry.BUILT_IN, *configured}:
         registry.load_dialect(kind)
 
 
-def _limits(clocks: ClockSettings) -> Timeouts:
+def _build_timeouts(clocks: ClockSettings) -> Timeouts:
     return Timeouts(
         idle=clocks.idle_seconds,
         stall=clocks.stall_seconds,
@@ -75,7 +75,7 @@ def _limits(clocks: ClockSettings) -> Timeouts:
     )
 
 
-def _appended(config: Config) -> frozenset[str]:
+def _find_appended(config: Config) -> frozenset[str]:
     """The providers whose options have a text for their system prompt."""
     providers = config.settings.providers.items()
     return frozenset(name for name, each in providers if each.options.get("append_system_prompt"))

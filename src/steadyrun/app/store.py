@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import anyio.to_thread
 
-from steadyrun.app.accounts import accounts_of
+from steadyrun.app.accounts import compute_accounts
 from steadyrun.config import BudgetSettings, Config, GateSettings
 from steadyrun.config.validators import find_zone
 from steadyrun.model.budget import BudgetRules
@@ -16,7 +16,7 @@ from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 
 
-def gate_rules(settings: GateSettings) -> GateRules:
+def build_gate_rules(settings: GateSettings) -> GateRules:
     return GateRules(
         timedelta(seconds=settings.initial_seconds),
         timedelta(seconds=settings.max_seconds),
@@ -25,7 +25,7 @@ def gate_rules(settings: GateSettings) -> GateRules:
     )
 
 
-def budget_rules(settings: BudgetSettings) -> BudgetRules:
+def build_budget_rules(settings: BudgetSettings) -> BudgetRules:
     zone = find_zone(settings.timezone)
     assert zone, "the configuration has been checked"
     return BudgetRules(zone, settings.unknown, settings.unknown_usd_per_million)
@@ -35,11 +35,11 @@ def budget_rules(settings: BudgetSettings) -> BudgetRules:
 async def open_store(config: Config, scrubber: Scrubber | None = None) -> AsyncIterator[Store]:
     """The store the configuration names, scrubbing the secrets the configuration knows; its gates
     are those of the accounts that are configured."""
-    scrubber = scrubber or Scrubber(config.secrets())
-    rules = gate_rules(config.settings.gate)
-    accounts = await anyio.to_thread.run_sync(accounts_of, config)
+    scrubber = scrubber or Scrubber(config.list_secrets())
+    rules = build_gate_rules(config.settings.gate)
+    accounts = await anyio.to_thread.run_sync(compute_accounts, config)
     store = await SqliteStore.open(
-        config.places.home, scrubber=scrubber, rules=rules, accounts=accounts
+        config.locations.home, scrubber=scrubber, rules=rules, accounts=accounts
     )
     try:
         yield store

@@ -11,7 +11,7 @@ import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.app.operations import enforce_of
+from steadyrun.app.operations import make_enforcer
 from steadyrun.app.providers import make_dialect
 from steadyrun.config import AgentSettings, Config
 from steadyrun.dialect import Ability
@@ -31,7 +31,7 @@ _NOT_YET = AgentId("")
 _WAS_PAUSED = b"was paused"
 
 
-class Synced(Struct, frozen=True):
+class SyncReport(Struct, frozen=True):
     """What was done, by name; `paused` says why."""
 
     added: tuple[str, ...] = ()
@@ -40,13 +40,13 @@ class Synced(Struct, frozen=True):
     paused: Mapping[str, str] = {}
 
 
-async def sync(config: Config, store: Store, ids: Ids) -> Synced:
+async def sync_agents(config: Config, store: Store, ids: Ids) -> SyncReport:
     """Make the agents of the store those of the configuration; what was added by hand stays.
 
     Nothing is changed if any of them cannot work: its provider, its home or its role is not there,
     or its name is taken. Said again it changes nothing.
     """
-    wanted = await anyio.to_thread.run_sync(_wanted, config)
+    wanted = await anyio.to_thread.run_sync(_build_agents, config)
     known = {agent.name: agent for agent in await store.agents()}
     for name in wanted:
         if name in known and known[name].origin != "config":
@@ -58,25 +58,27 @@ async def sync(config: Config, store: Store, ids: Ids) -> Synced:
             await store.add_agent(replace(agent, id=ids.new_agent()))
             added.append(name)
             continue
-        if await _set(store, agent, known[name]):
+        if await _update_agent(store, agent, known[name]):
             changed.append(name)
-        if await _resume(store, known[name].id):
+        if await _resume_agent(store, known[name].id):
             resumed.append(name)
     gone = [agent for name, agent in known.items() if name not in wanted]
-    paused = {agent.name: await _pause(store, agent) for agent in gone if agent.origin == "config"}
-    return Synced(tuple(added), tuple(changed), tuple(resumed), paused)
+    paused = {
+        agent.name: await _retire_agent(store, agent) for agent in gone if agent.origin == "config"
+    }
+    return SyncReport(tuple(added), tuple(changed), tuple(resumed), paused)
 
 
-def _wanted(config: Config) -> dict[str, Agent]:
-    return {name: _agent(config, name, each) for name, each in config.settings.agents.items()}
+def _build_agents(config: Config) -> dict[str, Agent]:
+    return {name: _build_agent(config, name, each) for name, each in config.settings.agents.items()}
 
 
-def _agent(config: Config, name: str, settings: AgentSettings) -> Agent:
+def _build_agent(config: Config, name: str, settings: AgentSettings) -> Agent:
     agent = Agent(
         _NOT_YET,
         name,
         (settings.provider, *settings.fallback),
-        os.path.realpath(config.agent_home(name)),
+        os.path.realpath(config.resolve_agent_home(name)),
         settings.model,
         Policy(
             settings.mode, settings.tools, settings.budget, tier=settings.tier, deny=settings.deny
@@ -95,7 +97,7 @@ def _agent(config: Config, name: str, settings: AgentSettings) -> Agent:
         _check_rights(config, provider, agent)
     require_home(agent)
     if agent.role is not None:
-        require_role(agent.role, config.places.home)
+        require_role(agent.role, config.locations.home)
     return agent
 
 
@@ -114,12 +116,12 @@ def _check_provider(config: Config, provider: str, name: str, settings: AgentSet
 
 def _check_rights(config: Config, provider: str, agent: Agent) -> None:
     """It can keep to what the agent may do."""
-    found = enforce_of(config)(provider, compute_rights(agent.policy))
+    found = make_enforcer(config)(provider, compute_rights(agent.policy))
     asked = f"tier, tools and deny of agents.{agent.name}"
     require_kept(provider, found, asked=asked)
 
 
-async def _set(store: Store, agent: Agent, known: Agent) -> bool:
+async def _update_agent(store: Store, agent: Agent, known: Agent) -> bool:
     agent = replace(agent, id=known.id)
     if agent == known:
         return False
@@ -127,7 +129,7 @@ async def _set(store: Store, agent: Agent, known: Agent) -> bool:
     return True
 
 
-async def _pause(store: Store, agent: Agent) -> str:
+async def _retire_agent(store: Store, agent: Agent) -> str:
     """Pause it; who was paused before is not resumed by us."""
     if not await store.get(RETIRED + agent.id):
         was_paused = (await store.lane(agent.id)).is_paused
@@ -139,7 +141,7 @@ async def _pause(store: Store, agent: Agent) -> str:
     )
 
 
-async def _resume(store: Store, agent: AgentId) -> bool:
+async def _resume_agent(store: Store, agent: AgentId) -> bool:
     """Resume it, if it was we who paused it."""
     retired = await store.get(RETIRED + agent)
     if not retired:

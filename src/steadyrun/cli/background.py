@@ -27,7 +27,7 @@ async def open_direct_runs() -> AsyncIterator[DirectRuns]:
         open_runtime(config, kind="command", machine=platform.node()) as deps,
         task_group() as tasks,
     ):
-        await hand_over_abandoned(config.places.home, deps.store)
+        await hand_over_abandoned(config.locations.home, deps.store)
         yield DirectRuns(deps, tasks)
         tasks.cancel_scope.cancel()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from steadyrun.config.locations import process_environ
+from steadyrun.config.locations import get_environ
 from steadyrun.dialect import Image
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.media import detect_image_type
@@ -90,7 +90,7 @@ def read_variable(text: str) -> tuple[str, str]:
     name, is_set, value = text.partition("=")
     if is_set:
         return name, value
-    found = process_environ().get(name)
+    found = get_environ().get(name)
     if found is None:
         hint = "Use --env NAME=VALUE, or set the variable: --env NAME takes its present value."
         raise InvalidUsage(f"--env: {name[:80]!r} is not set", hint=hint)

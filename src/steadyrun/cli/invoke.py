@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Struct
 
 from steadyrun.api import client
-from steadyrun.app.operations import open_desk
+from steadyrun.app.operations import open_operations
 from steadyrun.cli.output.format import to_json
 from steadyrun.cli.output.tables import format_answer
-from steadyrun.config import Config, is_agents_own, load
+from steadyrun.config import Config, is_started_by_agent, load
 from steadyrun.errors import DaemonUnreachable, InvalidUsage, NotAllowed, RpcClosed
 from steadyrun.operations.registry import BY_NAME, Operation
 
@@ -32,7 +32,7 @@ async def _run_operation(args: Namespace) -> int:
 
 def require_person(operation: Operation) -> None:
     """Refuse an admin operation if an agent has started this process."""
-    if operation.scope == "admin" and is_agents_own():
+    if operation.scope == "admin" and is_started_by_agent():
         hint = "A user must do it, outside of the processes of agents."
         raise NotAllowed(f"an agent cannot {operation.summary}", hint=hint)
 
@@ -52,7 +52,7 @@ def parse_request(args: Namespace, operation: Operation, **other: Any) -> Any:
 async def call_operation(config: Config, operation: Operation, request: Struct) -> tuple[Any, bool]:
     """Return the answer, and whether the daemon gave it."""
     try:
-        return await client.call(config.places.home, operation, request), True
+        return await client.call(config.locations.home, operation, request), True
     except DaemonUnreachable:
         if operation.place == "daemon":
             raise
@@ -60,7 +60,7 @@ async def call_operation(config: Config, operation: Operation, request: Struct) 
         # The daemon has ended and may have done it. It is repeated only if that is harmless.
         if operation.place == "daemon" or not _is_safe_to_repeat(operation, request):
             raise
-    async with open_desk(config) as context:
+    async with open_operations(config) as context:
         return await operation.do(context, request), False
 
 

@@ -1,24 +1,24 @@
 """What is this process told to do? Settings from files and the environment, checked and typed."""
 
-from steadyrun.config.describe import as_document, describe
+from steadyrun.config.describe import describe, to_document
 from steadyrun.config.load import Config, load
-from steadyrun.config.locations import Locations, is_agents_own, locate
+from steadyrun.config.locations import Locations, is_started_by_agent, locate
 from steadyrun.config.schema import (
-    HARMLESS,
+    UNTRUSTED_SETTINGS,
     AgentSettings,
     BudgetSettings,
     DaemonSettings,
     GateSettings,
     ProviderSettings,
     Settings,
-    setting_patterns,
+    list_patterns,
 )
-from steadyrun.config.toml_source import printable
+from steadyrun.config.toml_source import to_printable
 from steadyrun.config.trust import is_trusted, trust
 from steadyrun.providers.registry import list_kinds
 
 __all__ = [
-    "HARMLESS",
+    "UNTRUSTED_SETTINGS",
     "AgentSettings",
     "BudgetSettings",
     "Config",
@@ -27,14 +27,14 @@ __all__ = [
     "Locations",
     "ProviderSettings",
     "Settings",
-    "as_document",
     "describe",
-    "is_agents_own",
+    "is_started_by_agent",
     "is_trusted",
     "list_kinds",
+    "list_patterns",
     "load",
     "locate",
-    "printable",
-    "setting_patterns",
+    "to_document",
+    "to_printable",
     "trust",
 ]

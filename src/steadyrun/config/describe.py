@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from steadyrun.config.load import Config
-from steadyrun.config.schema import set_values
-from steadyrun.config.toml_source import KeyPath, dotted
-from steadyrun.config.variables import looks_secret, variables
+from steadyrun.config.schema import list_values
+from steadyrun.config.toml_source import KeyPath, format_path
+from steadyrun.config.variables import find_variables, is_secret_name
 from steadyrun.model.secret import Scrubber
 
 _HIDDEN = "***"
@@ -17,45 +17,45 @@ _USER_INFO = re.compile(rb'(://[^/@:\s"]*:)(?!\$\{)[^/@\s"]+@')
 
 def describe(config: Config) -> list[tuple[str, str, str]]:
     """List key, value as it would be written, and origin."""
-    return [(key, value.decode(), origin) for key, value, origin in _rows(config)]
+    return [(key, value.decode(), origin) for key, value, origin in _list_rows(config)]
 
 
-def as_document(config: Config) -> dict[str, Any]:
+def to_document(config: Config) -> dict[str, Any]:
     """Give the same as one JSON document."""
     rows = [
         {"key": key, "value": msgspec.json.decode(value), "origin": origin}
-        for key, value, origin in _rows(config)
+        for key, value, origin in _list_rows(config)
     ]
     return {"settings": rows}
 
 
-def _rows(config: Config) -> list[tuple[str, bytes, str]]:
-    scrubber = Scrubber(config.secrets())
+def _list_rows(config: Config) -> list[tuple[str, bytes, str]]:
+    scrubber = Scrubber(config.list_secrets())
     return [
-        (dotted(path), _shown(path, value, scrubber), config.origins[dotted(path)])
-        for path, value in set_values(config.settings)
+        (format_path(path), _encode_value(path, value, scrubber), config.origins[format_path(path)])
+        for path, value in list_values(config.settings)
     ]
 
 
-def _shown(path: KeyPath, value: object, scrubber: Scrubber) -> bytes:
-    shown = scrubber.clean(_visible(path, value))
+def _encode_value(path: KeyPath, value: object, scrubber: Scrubber) -> bytes:
+    shown = scrubber.clean(_mask_value(path, value))
     return _USER_INFO.sub(rb"\1***@", msgspec.json.encode(shown))
 
 
-def _visible(path: KeyPath, value: object) -> object:
+def _mask_value(path: KeyPath, value: object) -> object:
     if path[:2] == ("telemetry", "headers"):
-        return value if variables(str(value)) else _HIDDEN
-    return _hide(path[-1], value) if len(path) == 4 else value
+        return value if find_variables(str(value)) else _HIDDEN
+    return _mask_secrets(path[-1], value) if len(path) == 4 else value
 
 
-def _hide(name: str, value: object) -> object:
+def _mask_secrets(name: str, value: object) -> object:
     """Hide text under a name that promises a secret, however deep in a provider's options."""
     match value:
-        case str() if looks_secret(name) and not variables(value):
+        case str() if is_secret_name(name) and not find_variables(value):
             return _HIDDEN
         case dict():
-            return {key: _hide(key, inner) for key, inner in value.items()}
+            return {key: _mask_secrets(key, inner) for key, inner in value.items()}
         case list():
-            return [_hide(name, inner) for inner in value]
+            return [_mask_secrets(name, inner) for inner in value]
         case _:
             return value

@@ -8,21 +8,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from steadyrun.config.accounts import account_values
-from steadyrun.config.locations import Locations, locate, process_environ, user_home
+from steadyrun.config.accounts import find_account_values
+from steadyrun.config.locations import Locations, find_user_home, get_environ, locate
 from steadyrun.config.schema import (
-    HARMLESS,
+    UNTRUSTED_SETTINGS,
     ProviderSettings,
     Settings,
     build,
-    leaves,
-    pattern_of,
-    set_values,
+    iterate_values,
+    list_values,
+    to_pattern,
 )
-from steadyrun.config.toml_source import KeyPath, Source, dotted, line_of, printable, read_source
+from steadyrun.config.toml_source import (
+    ConfigSource,
+    KeyPath,
+    find_line,
+    format_path,
+    read_source,
+    to_printable,
+)
 from steadyrun.config.trust import is_source_trusted, read_project
 from steadyrun.config.validators import check_header_value
-from steadyrun.config.variables import expand, header_secrets, secret_options, secret_values
+from steadyrun.config.variables import (
+    expand,
+    find_header_secrets,
+    find_secret_options,
+    find_secret_values,
+)
 from steadyrun.errors import ConfigInvalid, ConfigUntrusted
 from steadyrun.model.secret import Secret
 
@@ -32,7 +44,7 @@ class Config:
     """The settings of this process. Its repr names files only: settings may hold secrets."""
 
     settings: Settings = field(repr=False)
-    places: Locations
+    locations: Locations
     project_trusted: bool
     origins: Mapping[str, str] = field(repr=False)
     environ: Mapping[str, str] = field(repr=False)
@@ -41,106 +53,106 @@ class Config:
         """The settings of a provider; the defaults, where it has no table."""
         return self.settings.providers.get(name, ProviderSettings())
 
-    def provider_kind(self, name: str) -> str:
+    def find_kind(self, name: str) -> str:
         return self.find_provider(name).kind or name
 
-    def provider_env(self, name: str) -> dict[str, Secret]:
+    def expand_env(self, name: str) -> dict[str, Secret]:
         """Fill in what a provider's `env` says, for a launch now."""
         provider = self.find_provider(name)
         return {
             key: Secret(
-                expand(value, self.environ, setting=dotted(("providers", name, "env", key)))
+                expand(value, self.environ, setting=format_path(("providers", name, "env", key)))
             )
             for key, value in provider.env.items()
         }
 
-    def provider_account(self, name: str) -> dict[str, Secret | None]:
+    def find_account(self, name: str) -> dict[str, Secret | None]:
         """What says on whose account a provider works; None: what is not set now."""
         provider = self.find_provider(name)
-        found = account_values(provider.env, provider.options, self.environ)
+        found = find_account_values(provider.env, provider.options, self.environ)
         return {where: None if value is None else Secret(value) for where, value in found}
 
-    def telemetry_headers(self) -> dict[str, Secret]:
+    def expand_headers(self) -> dict[str, Secret]:
         """Fill in what `telemetry.headers` says, for an export that begins now."""
         found = {}
         for name, template in self.settings.telemetry.headers.items():
-            setting = dotted(("telemetry", "headers", name))
+            setting = format_path(("telemetry", "headers", name))
             value = expand(template, self.environ, setting=setting)
             if flaw := check_header_value(value):
                 raise ConfigInvalid(f"{setting}: {flaw.problem}", file=None)
             found[name] = Secret(value)
         return found
 
-    def agent_home(self, name: str) -> Path:
+    def resolve_agent_home(self, name: str) -> Path:
         """Where an agent works: what is not from / or ~/ is from the file that says it."""
         given = self.settings.agents[name].home
         if given.startswith("~/"):
-            return user_home(self.environ) / given[2:]
-        project = self.places.project_file
-        origin = self.origins.get(dotted(("agents", name, "home")))
-        is_project = project is not None and origin == printable(project)
-        return (project.parent if project and is_project else self.places.home) / given
+            return find_user_home(self.environ) / given[2:]
+        project = self.locations.project_file
+        origin = self.origins.get(format_path(("agents", name, "home")))
+        is_project = project is not None and origin == to_printable(project)
+        return (project.parent if project and is_project else self.locations.home) / given
 
-    def secrets(self) -> list[Secret]:
+    def list_secrets(self) -> list[Secret]:
         """List what must never be recorded, as far as it is known now."""
         found = [
-            value for each in self.settings.providers.values() for value in self._secrets(each)
+            value for each in self.settings.providers.values() for value in self._find_secrets(each)
         ]
         for name, template in self.settings.telemetry.headers.items():
-            found += header_secrets(name, template, self.environ)
+            found += find_header_secrets(name, template, self.environ)
         return [Secret(value) for value in found]
 
-    def _secrets(self, provider: ProviderSettings) -> Iterator[str]:
+    def _find_secrets(self, provider: ProviderSettings) -> Iterator[str]:
         for name, template in provider.env.items():
-            yield from secret_values(name, template, self.environ)
+            yield from find_secret_values(name, template, self.environ)
         for name, value in provider.options.items():
-            yield from secret_options(name, value)
+            yield from find_secret_options(name, value)
 
 
 def load(
     home: Path | None = None, cwd: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Config:
     """Read every layer; nothing is remembered between calls."""
-    environ = process_environ() if environ is None else environ
+    environ = get_environ() if environ is None else environ
     places = locate(home, cwd, environ)
     project = read_project(places)
     trusted = project is not None and is_source_trusted(places, project)
     if project is not None and not trusted:
-        _refuse_harm(project)
+        _refuse_untrusted(project)
     user = read_source(places.user_file, follow_links=True)
-    layers = [each for each in (user, project, *_environment(environ)) if each is not None]
+    layers = [each for each in (user, project, *_read_environment(environ)) if each is not None]
     values, sources = _merge(layers)
     settings = build(values, sources)
-    return Config(settings, places, trusted, _origins(settings, sources), environ)
+    return Config(settings, places, trusted, _find_origins(settings, sources), environ)
 
 
-def _environment(environ: Mapping[str, str]) -> Iterator[Source]:
+def _read_environment(environ: Mapping[str, str]) -> Iterator[ConfigSource]:
     if store := environ.get("STEADYRUN_STORE"):
-        yield Source("environment STEADYRUN_STORE", {"store": store})
+        yield ConfigSource("environment STEADYRUN_STORE", {"store": store})
     if listen := environ.get("STEADYRUN_DAEMON_LISTEN"):
-        yield Source("environment STEADYRUN_DAEMON_LISTEN", {"daemon": {"listen": listen}})
+        yield ConfigSource("environment STEADYRUN_DAEMON_LISTEN", {"daemon": {"listen": listen}})
 
 
-def _refuse_harm(project: Source) -> None:
-    for path, _ in leaves(project):
-        if pattern_of(path) not in HARMLESS:
-            problem = f"{dotted(path)} may be set only by a file that you trust"
+def _refuse_untrusted(project: ConfigSource) -> None:
+    for path, _ in iterate_values(project):
+        if to_pattern(path) not in UNTRUSTED_SETTINGS:
+            problem = f"{format_path(path)} may be set only by a file that you trust"
             hint = "Read the file; if you agree with it, run: steadyrun trust"
-            line = line_of(project.text, path)
+            line = find_line(project.text, path)
             raise ConfigUntrusted(problem, file=project.file, line=line, hint=hint)
 
 
-def _merge(layers: list[Source]) -> tuple[dict[KeyPath, Any], dict[KeyPath, Source]]:
+def _merge(layers: list[ConfigSource]) -> tuple[dict[KeyPath, Any], dict[KeyPath, ConfigSource]]:
     values: dict[KeyPath, Any] = {}
-    sources: dict[KeyPath, Source] = {}
+    sources: dict[KeyPath, ConfigSource] = {}
     for source in layers:
-        for path, value in leaves(source):
+        for path, value in iterate_values(source):
             values[path], sources[path] = value, source
     return values, sources
 
 
-def _origins(settings: Settings, sources: dict[KeyPath, Source]) -> dict[str, str]:
+def _find_origins(settings: Settings, sources: dict[KeyPath, ConfigSource]) -> dict[str, str]:
     return {
-        dotted(path): sources[path].origin if path in sources else "default"
-        for path, _ in set_values(settings)
+        format_path(path): sources[path].origin if path in sources else "default"
+        for path, _ in list_values(settings)
     }

@@ -34,27 +34,27 @@ class Locations:
 def locate(
     home: Path | None = None, cwd: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Locations:
-    home = _find_home(process_environ() if environ is None else environ) if home is None else home
-    home = _absolute(home)
-    return Locations(home, _find_project(_absolute(cwd or Path()), home))
+    home = _find_home(get_environ() if environ is None else environ) if home is None else home
+    home = _resolve(home)
+    return Locations(home, _find_project(_resolve(cwd or Path()), home))
 
 
-def process_environ() -> Mapping[str, str]:
+def get_environ() -> Mapping[str, str]:
     """The one place that looks at this process's environment."""
     return os.environ  # noqa: TID251
 
 
-def is_agents_own() -> bool:
+def is_started_by_agent() -> bool:
     """Whether this process was started by what an agent runs in, at whatever remove."""
-    return bool(process_environ().get(MARK))
+    return bool(get_environ().get(MARK))
 
 
 def _find_home(environ: Mapping[str, str]) -> Path:
     given = environ.get("STEADYRUN_HOME")
-    return _expand(Path(given)) if given else user_home(environ) / ".steadyrun"
+    return _expand(Path(given)) if given else find_user_home(environ) / ".steadyrun"
 
 
-def user_home(environ: Mapping[str, str]) -> Path:
+def find_user_home(environ: Mapping[str, str]) -> Path:
     """What `~` stands for."""
     user = environ.get("HOME")
     return Path(user) if user else _expand(Path("~"))
@@ -68,7 +68,7 @@ def _expand(path: Path) -> Path:
         raise ConfigInvalid(f"no home directory for {path}", file=None, hint=hint) from error
 
 
-def _absolute(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:
@@ -77,14 +77,14 @@ def _absolute(path: Path) -> Path:
 
 
 def _find_project(cwd: Path, home: Path) -> Path | None:
-    for directory in _project_directories(cwd):
+    for directory in _walk_project_directories(cwd):
         # Our own directory is nobody's project, even if an agent works inside it.
         if directory != home and os.path.lexists(directory / PROJECT_FILE):
             return directory / PROJECT_FILE
     return None
 
 
-def _project_directories(cwd: Path) -> Iterator[Path]:
+def _walk_project_directories(cwd: Path) -> Iterator[Path]:
     for directory in (cwd, *cwd.parents):
         yield directory
         if os.path.lexists(directory / ".git"):

@@ -11,14 +11,14 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from steadyrun.config.toml_source import KeyPath, Source, Table, dotted
+from steadyrun.config.toml_source import ConfigSource, KeyPath, Table, format_path
 from steadyrun.config.validators import (
     CHECKS,
     NAMES,
     check_kind,
     check_provider,
     check_seconds,
-    unknown,
+    describe_unknown,
 )
 from steadyrun.model.agent import OnLimited
 from steadyrun.model.budget import Budget, UnknownCostRule
@@ -28,7 +28,7 @@ from steadyrun.model.text import Problem, suggest
 
 # What a project's file may set before anybody has trusted it: nothing that could start a command
 # or send data elsewhere.
-HARMLESS = frozenset({"providers.*.model", "agents.*.model"})
+UNTRUSTED_SETTINGS = frozenset({"providers.*.model", "agents.*.model"})
 
 
 class DaemonSettings(Struct, frozen=True):
@@ -137,8 +137,8 @@ class Settings(Struct, frozen=True):
     telemetry: TelemetrySettings = TelemetrySettings()
 
 
-def leaves(
-    source: Source, *, kind: Any = Settings, table: Table | None = None, path: KeyPath = ()
+def iterate_values(
+    source: ConfigSource, *, kind: Any = Settings, table: Table | None = None, path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any]]:
     """Give every value that `source` sets, checked; an empty table counts as a value."""
     table = source.data if table is None else table
@@ -146,45 +146,47 @@ def leaves(
         yield path, {}
     for key, value in table.items():
         here = (*path, key)
-        inner = _kind_of(source, kind, here)
+        inner = _find_type(source, kind, here)
         if value is None:
             continue  # TOML has no null: this is a default that says "there is none"
         if not _is_table(inner):
-            yield here, _checked(source, inner, here, value)
+            yield here, _check_value(source, inner, here, value)
         elif isinstance(value, dict):
-            yield from leaves(source, kind=inner, table=value, path=here)
+            yield from iterate_values(source, kind=inner, table=value, path=here)
         else:
-            raise _invalid(source, here, Problem(f"expected a table, found {_name_type(value)}"))
+            raise _build_error(
+                source, here, Problem(f"expected a table, found {_name_type(value)}")
+            )
 
 
-def pattern_of(path: KeyPath) -> str:
+def to_pattern(path: KeyPath) -> str:
     """Replace the names a user chose by `*`."""
     kind: Any = Settings
     parts = []
     for key in path:
         parts.append("*" if get_origin(kind) is dict else key)
-        kind = _members(kind).get(parts[-1])
+        kind = _list_members(kind).get(parts[-1])
     return ".".join(parts)
 
 
-def setting_patterns(kind: Any = Settings, prefix: str = "") -> Iterator[str]:
+def list_patterns(kind: Any = Settings, prefix: str = "") -> Iterator[str]:
     """List every setting there is, as patterns."""
-    for name, inner in _members(kind).items():
+    for name, inner in _list_members(kind).items():
         if _is_table(inner):
-            yield from setting_patterns(inner, f"{prefix}{name}.")
+            yield from list_patterns(inner, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
 
 
-def set_values(settings: Settings) -> Iterator[tuple[KeyPath, Any]]:
+def list_values(settings: Settings) -> Iterator[tuple[KeyPath, Any]]:
     """Give every setting that has a value, defaults included, in plain types."""
-    patterns = set(setting_patterns())
-    for path, value in leaves(Source("default", msgspec.to_builtins(settings))):
-        if pattern_of(path) in patterns:
+    patterns = set(list_patterns())
+    for path, value in iterate_values(ConfigSource("default", msgspec.to_builtins(settings))):
+        if to_pattern(path) in patterns:
             yield path, value
 
 
-def build(values: dict[KeyPath, Any], sources: dict[KeyPath, Source]) -> Settings:
+def build(values: dict[KeyPath, Any], sources: dict[KeyPath, ConfigSource]) -> Settings:
     """Make the typed settings of merged values, and check what only the whole can show."""
     data = _nest(values)
     for name, provider in data.get("providers", {}).items():
@@ -198,7 +200,7 @@ def build(values: dict[KeyPath, Any], sources: dict[KeyPath, Source]) -> Setting
 
 
 @functools.cache
-def _members(kind: Any) -> dict[str, Any]:
+def _list_members(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is dict:
         return {"*": get_args(kind)[1]}
     if isinstance(kind, type) and issubclass(kind, Struct):
@@ -207,43 +209,43 @@ def _members(kind: Any) -> dict[str, Any]:
 
 
 def _is_table(kind: Any) -> bool:
-    return bool(_members(kind))
+    return bool(_list_members(kind))
 
 
-def _kind_of(source: Source, kind: Any, path: KeyPath) -> Any:
-    members = _members(kind)
+def _find_type(source: ConfigSource, kind: Any, path: KeyPath) -> Any:
+    members = _list_members(kind)
     if "*" in members:
-        check = NAMES.get(pattern_of(path))
+        check = NAMES.get(to_pattern(path))
         flaw = check(path[-1]) if check else None
         if flaw:
-            raise source.invalid(path, f"{dotted(path)}: {flaw.problem}", hint=flaw.hint)
+            raise source.build_error(path, f"{format_path(path)}: {flaw.problem}", hint=flaw.hint)
         return members["*"]
     if path[-1] not in members:
         hint = suggest(path[-1], members)
-        raise source.invalid(path, f"unknown setting {dotted(path)}", hint=hint)
+        raise source.build_error(path, f"unknown setting {format_path(path)}", hint=hint)
     return members[path[-1]]
 
 
-def _checked(source: Source, kind: Any, path: KeyPath, value: Any) -> Any:
+def _check_value(source: ConfigSource, kind: Any, path: KeyPath, value: Any) -> Any:
     try:
         value = msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        raise _invalid(source, path, _wrong_type(path[-1], kind, value)) from None
-    check = _CHECKS.get(pattern_of(path))
+        raise _build_error(source, path, _describe_type_error(path[-1], kind, value)) from None
+    check = _CHECKS.get(to_pattern(path))
     flaw = check(value) if check else None
     if flaw:
-        raise _invalid(source, path, flaw)
+        raise _build_error(source, path, flaw)
     return value
 
 
-def _invalid(source: Source, path: KeyPath, flaw: Problem) -> Exception:
-    return source.invalid(path, f"{dotted(path)}: {flaw.problem}", hint=flaw.hint)
+def _build_error(source: ConfigSource, path: KeyPath, flaw: Problem) -> Exception:
+    return source.build_error(path, f"{format_path(path)}: {flaw.problem}", hint=flaw.hint)
 
 
-def _wrong_type(name: str, kind: Any, value: object) -> Problem:
+def _describe_type_error(name: str, kind: Any, value: object) -> Problem:
     words = next((part for part in (kind, *get_args(kind)) if get_origin(part) is Literal), None)
     if words is not None and isinstance(value, str):
-        return unknown(name, value, get_args(words))
+        return describe_unknown(name, value, get_args(words))
     expected = _EXPECTED.get(kind, "a string")
     found = "something else in it" if isinstance(value, list) else _name_type(value)
     return Problem(f"expected {expected}, found {found}")
@@ -254,45 +256,49 @@ def _name_type(value: object) -> str:
     return _TYPE_NAMES.get(type(value), "a date or time")
 
 
-def _check_kind(path: KeyPath, provider: Table, sources: dict[KeyPath, Source]) -> None:
+def _check_kind(path: KeyPath, provider: Table, sources: dict[KeyPath, ConfigSource]) -> None:
     """It may be in another file than the rest of its table."""
     if flaw := check_kind(path[-1], provider.get("kind")):
         here = (*path, "kind") if "kind" in provider else path
         source = next(source for found, source in sources.items() if found[: len(here)] == here)
-        raise _invalid(source, here, flaw)
+        raise _build_error(source, here, flaw)
 
 
 def _check_agent_providers(
-    path: KeyPath, agent: Table, providers: Table, sources: dict[KeyPath, Source]
+    path: KeyPath, agent: Table, providers: Table, sources: dict[KeyPath, ConfigSource]
 ) -> None:
     for key, names in (("provider", [agent.get("provider")]), ("fallback", agent.get("fallback"))):
         for name in names or ():
             if name is not None and (flaw := check_provider(name, providers)):
                 here = (*path, key)
-                raise _invalid(sources[here], here, flaw)
+                raise _build_error(sources[here], here, flaw)
 
 
-def _check_agent(path: KeyPath, agent: Table, sources: dict[KeyPath, Source]) -> None:
+def _check_agent(path: KeyPath, agent: Table, sources: dict[KeyPath, ConfigSource]) -> None:
     for field in msgspec.structs.fields(AgentSettings):
         if field.required and field.name not in agent:
             source = next(s for p, s in sources.items() if p[:2] == path)
-            raise source.invalid(path, f"{dotted(path)} has no {field.name}, which it needs")
+            raise source.build_error(
+                path, f"{format_path(path)} has no {field.name}, which it needs"
+            )
     if agent["provider"] in agent.get("fallback", ()):
         here = (*path, "fallback")
-        problem = f"{dotted(here)}: names {agent['provider']!r}, which is the provider already"
-        raise sources[here].invalid(here, problem)
+        problem = f"{format_path(here)}: names {agent['provider']!r}, which is the provider already"
+        raise sources[here].build_error(here, problem)
     flaw = check_tools(agent.get("tier"), agent.get("tools"))
     if flaw:
         here = next(found for key in ("tools", "tier") if (found := (*path, key)) in sources)
-        raise sources[here].invalid(here, f"{dotted(here)}: {flaw.problem}", hint=flaw.hint)
+        raise sources[here].build_error(
+            here, f"{format_path(here)}: {flaw.problem}", hint=flaw.hint
+        )
 
 
-def _check_gate(gate: GateSettings, sources: dict[KeyPath, Source]) -> None:
+def _check_gate(gate: GateSettings, sources: dict[KeyPath, ConfigSource]) -> None:
     if gate.max_seconds < gate.initial_seconds:
         names = [("gate", "max_seconds"), ("gate", "initial_seconds")]
         here = next(name for name in names if name in sources)
         problem = f"gate.max_seconds: {gate.max_seconds} is less than gate.initial_seconds"
-        raise sources[here].invalid(here, f"{problem}, {gate.initial_seconds}")
+        raise sources[here].build_error(here, f"{problem}, {gate.initial_seconds}")
 
 
 def _nest(values: dict[KeyPath, Any]) -> Table:

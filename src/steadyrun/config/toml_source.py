@@ -36,7 +36,7 @@ _ENDS_A_VALUE = ("]", "}", '"""', "'''")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConfigSource:
     """One layer of settings. `file` is None where the layer is not a file."""
 
     origin: str
@@ -45,20 +45,20 @@ class Source:
     text: str = ""
     digest: str = ""
 
-    def invalid(self, path: KeyPath, problem: str, *, hint: str = "") -> ConfigInvalid:
+    def build_error(self, path: KeyPath, problem: str, *, hint: str = "") -> ConfigInvalid:
         if self.file is None:
             return ConfigInvalid(f"{self.origin}: {problem}", file=None, hint=hint)
-        return ConfigInvalid(problem, file=self.file, line=line_of(self.text, path), hint=hint)
+        return ConfigInvalid(problem, file=self.file, line=find_line(self.text, path), hint=hint)
 
 
-def read_source(file: Path, *, follow_links: bool) -> Source | None:
+def read_source(file: Path, *, follow_links: bool) -> ConfigSource | None:
     """Read and parse `file`; None if there is none."""
     content = read_bytes(file, follow_links=follow_links)
     if content is None:
         return None
     text = _decode(content, file)
     digest = hashlib.sha256(content).hexdigest()
-    return Source(printable(file), _parse(text, file), file=file, text=text, digest=digest)
+    return ConfigSource(to_printable(file), _parse(text, file), file=file, text=text, digest=digest)
 
 
 def read_bytes(file: Path, *, follow_links: bool) -> bytes | None:
@@ -73,39 +73,39 @@ def read_bytes(file: Path, *, follow_links: bool) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unreadable(file, error, follow_links=follow_links) from error
+        raise _describe_read_error(file, error, follow_links=follow_links) from error
     if len(content) > LARGEST_BYTES:
         raise ConfigInvalid(f"is larger than {LARGEST_BYTES} bytes", file=file)
     return content
 
 
-def dotted(path: KeyPath) -> str:
+def format_path(path: KeyPath) -> str:
     """Write a key path as TOML would; control characters cannot reach a terminal this way."""
-    return ".".join(_key(part) for part in path)
+    return ".".join(_format_key(part) for part in path)
 
 
-def printable(path: Path) -> str:
+def to_printable(path: Path) -> str:
     """Name a path so that any output can carry it: not valid UTF-8, or made to fool a terminal."""
     text = os.fsencode(path).decode(errors="backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def line_of(text: str, path: KeyPath) -> int | None:
+def find_line(text: str, path: KeyPath) -> int | None:
     """Find the line of the statement that first gives `path`, or None if that takes too long."""
     header, spent = "", 0
-    for line, statement in _statements(text):
+    for line, statement in _split_statements(text):
         is_header = statement.lstrip().startswith("[")
         piece = statement if is_header else header + statement
         spent += len(piece)
         if spent > _SEARCH_CHARS:
             return None
-        if _holds(_parsed(piece), path):
+        if _contains(_try_parse(piece), path):
             return line
         header = statement if is_header else header
     return None
 
 
-def _unreadable(file: Path, error: OSError, *, follow_links: bool) -> ConfigInvalid:
+def _describe_read_error(file: Path, error: OSError, *, follow_links: bool) -> ConfigInvalid:
     if error.errno == errno.ELOOP and not follow_links:
         return ConfigInvalid("is a symbolic link, which is not followed here", file=file)
     if error.errno in {errno.EISDIR, errno.ENXIO, errno.ENODEV}:
@@ -130,7 +130,7 @@ def _parse(text: str, file: Path) -> Table:
     try:
         data = tomllib.loads(text)
     except ValueError as error:
-        raise _not_toml(str(error), text, file) from error
+        raise _describe_toml_error(str(error), text, file) from error
     except RecursionError as error:
         raise ConfigInvalid("is nested too deeply", file=file) from error
     if _is_deep(data):
@@ -138,7 +138,7 @@ def _parse(text: str, file: Path) -> Table:
     return data
 
 
-def _not_toml(message: str, text: str, file: Path) -> ConfigInvalid:
+def _describe_toml_error(message: str, text: str, file: Path) -> ConfigInvalid:
     place = _TOML_PLACE.search(message)
     problem = f"is not valid TOML: {shorten(_TOML_PLACE.sub('', message))}"
     if place is None:
@@ -150,11 +150,11 @@ def _not_toml(message: str, text: str, file: Path) -> ConfigInvalid:
 def _is_deep(data: object) -> bool:
     level = [data]
     for _ in range(DEEPEST):
-        level = [child for parent in level for child in _children(parent)]
+        level = [child for parent in level for child in _list_children(parent)]
     return bool(level)
 
 
-def _children(value: object) -> list[object]:
+def _list_children(value: object) -> list[object]:
     match value:
         case dict():
             return list(value.values())
@@ -164,7 +164,7 @@ def _children(value: object) -> list[object]:
             return []
 
 
-def _statements(text: str) -> Iterator[tuple[int, str]]:
+def _split_statements(text: str) -> Iterator[tuple[int, str]]:
     """Cut TOML into statements: one ends at the first line after which it parses by itself."""
     statement, begin, spent = "", 1, 0
     for number, line in enumerate(text.split("\n"), start=1):
@@ -173,21 +173,21 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
         if not is_first and not any(end in line for end in _ENDS_A_VALUE):
             continue
         spent += len(statement)
-        if _parsed(statement) is not None:
+        if _try_parse(statement) is not None:
             yield begin, statement
             statement, begin = "", number + 1
         elif spent > _SEARCH_CHARS:
             return
 
 
-def _parsed(text: str) -> Table | None:
+def _try_parse(text: str) -> Table | None:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _holds(data: object, path: KeyPath) -> bool:
+def _contains(data: object, path: KeyPath) -> bool:
     for key in path:
         if not isinstance(data, dict) or key not in data:
             return False
@@ -195,7 +195,7 @@ def _holds(data: object, path: KeyPath) -> bool:
     return True
 
 
-def _key(part: str) -> str:
+def _format_key(part: str) -> str:
     bare = _BARE_KEY.fullmatch(part)
     return shorten(part if bare else msgspec.json.encode(part).decode())
 

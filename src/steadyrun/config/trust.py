@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from steadyrun.config.locations import PROJECT_FILE, Locations, locate
-from steadyrun.config.schema import leaves
-from steadyrun.config.toml_source import Source, read_bytes, read_source
+from steadyrun.config.schema import iterate_values
+from steadyrun.config.toml_source import ConfigSource, read_bytes, read_source
 from steadyrun.errors import ConfigInvalid, NotFound
 from steadyrun.lib.atomic import write_file
 
@@ -21,8 +21,8 @@ def trust(
     if source is None or source.file is None:
         hint = "Go to the project's directory."
         raise NotFound("project file", PROJECT_FILE, hint=hint)
-    list(leaves(source))  # what is invalid cannot be trusted
-    _write(places, {**_read(places), str(source.file): source.digest})
+    list(iterate_values(source))  # what is invalid cannot be trusted
+    _write_digests(places, {**_read_digests(places), str(source.file): source.digest})
     return source.file
 
 
@@ -31,24 +31,24 @@ def is_trusted(places: Locations) -> bool:
     if places.project_file is None:
         return False
     content = read_bytes(places.project_file, follow_links=False)
-    return content is not None and _lists(places, hashlib.sha256(content).hexdigest())
+    return content is not None and _is_listed(places, hashlib.sha256(content).hexdigest())
 
 
-def read_project(places: Locations) -> Source | None:
+def read_project(places: Locations) -> ConfigSource | None:
     file = places.project_file
     return None if file is None else read_source(file, follow_links=False)
 
 
-def is_source_trusted(places: Locations, source: Source) -> bool:
+def is_source_trusted(places: Locations, source: ConfigSource) -> bool:
     """Decide by the content that was read, so that nothing can change in between."""
-    return _lists(places, source.digest)
+    return _is_listed(places, source.digest)
 
 
-def _lists(places: Locations, digest: str) -> bool:
-    return _read(places).get(str(places.project_file)) == digest
+def _is_listed(places: Locations, digest: str) -> bool:
+    return _read_digests(places).get(str(places.project_file)) == digest
 
 
-def _read(places: Locations) -> dict[str, str]:
+def _read_digests(places: Locations) -> dict[str, str]:
     content = read_bytes(places.trusted_file, follow_links=True)
     if content is None:
         return {}
@@ -62,7 +62,7 @@ def _read(places: Locations) -> dict[str, str]:
     return found
 
 
-def _write(places: Locations, digests: dict[str, str]) -> None:
+def _write_digests(places: Locations, digests: dict[str, str]) -> None:
     file = places.trusted_file
     try:
         places.home.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ _LISTEN = re.compile(_HOST + r":([0-9]{1,5})")
 _ENDPOINT = re.compile(rf"https?://{_HOST}(?::([0-9]{{1,5}}))?(?:/[!-\"$->@-~]*)?")
 
 
-def unknown(what: str, word: str, valid: Iterable[str]) -> Problem:
+def describe_unknown(what: str, word: str, valid: Iterable[str]) -> Problem:
     return Problem(f"unknown {what} {shorten(repr(word))}", hint=suggest(word, valid))
 
 
@@ -42,7 +42,7 @@ def check_provider(name: str, configured: Collection[str] = ()) -> Problem | Non
     """Check that there is a provider of this name: a kind, or one of those `configured`."""
     if name in configured or registry.has_kind(name):
         return None
-    return unknown("provider", name, {*registry.list_kinds(), *configured})
+    return describe_unknown("provider", name, {*registry.list_kinds(), *configured})
 
 
 def check_kind(provider: str, kind: str | None) -> Problem | None:
@@ -58,7 +58,9 @@ def check_kind(provider: str, kind: str | None) -> Problem | None:
             f"expected {provider!r}, found {shorten(repr(kind))}",
             hint="This is the name of a built-in provider: choose another name for the table.",
         )
-    return None if registry.has_kind(kind) else unknown("kind", kind, registry.list_kinds())
+    return (
+        None if registry.has_kind(kind) else describe_unknown("kind", kind, registry.list_kinds())
+    )
 
 
 def _check_provider_name(name: str) -> Problem | None:
@@ -162,7 +164,7 @@ def _check_home(value: str) -> Problem | None:
     return _check_text(value)
 
 
-def _from_to(least: int, most: int) -> Callable[[int], Problem | None]:
+def _make_range_check(least: int, most: int) -> Callable[[int], Problem | None]:
     def check(value: int) -> Problem | None:
         is_right = least <= value <= most
         return None if is_right else Problem(f"expected {least} to {most}, found {value}")
@@ -223,19 +225,19 @@ NAMES: dict[str, Callable[[str], Problem | None]] = {
 CHECKS: dict[str, Callable[[Any], Problem | None]] = {
     "store": _check_store,
     "daemon.listen": _check_listen,
-    "daemon.runs": _from_to(1, MOST),
-    "daemon.processes": _from_to(0, MOST),
+    "daemon.runs": _make_range_check(1, MOST),
+    "daemon.processes": _make_range_check(0, MOST),
     "daemon.idle_seconds": check_seconds,
     "daemon.drain_seconds": check_seconds,
     "daemon.keep_days": _check_days,
-    "gate.initial_seconds": _from_to(1, MOST_GATE_SECONDS),
-    "gate.max_seconds": _from_to(1, MOST_GATE_SECONDS),
+    "gate.initial_seconds": _make_range_check(1, MOST_GATE_SECONDS),
+    "gate.max_seconds": _make_range_check(1, MOST_GATE_SECONDS),
     "gate.factor": _check_factor,
-    "gate.attempts": _from_to(1, 1000),
+    "gate.attempts": _make_range_check(1, 1000),
     "providers.*.command": _check_command,
     "providers.*.model": _check_text,
     "providers.*.env.*": _check_env,
-    "providers.*.runs": _from_to(1, MOST),
+    "providers.*.runs": _make_range_check(1, MOST),
     "agents.*.approvers": _check_names,
     "agents.*.fallback": _check_fallback,
     "agents.*.home": _check_home,

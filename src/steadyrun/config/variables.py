@@ -19,11 +19,11 @@ def is_malformed(template: str) -> bool:
     return any(token[0] == "${" for token in _TOKEN.finditer(template))
 
 
-def variables(template: str) -> list[str]:
+def find_variables(template: str) -> list[str]:
     return [token[1] for token in _TOKEN.finditer(template) if token[1]]
 
 
-def looks_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     return any(word in name.upper() for word in _SECRET_WORDS)
 
 
@@ -40,42 +40,42 @@ def expand(template: str, environ: Mapping[str, str], *, setting: str) -> str:
     return _TOKEN.sub(value, template)
 
 
-def secret_values(name: str, template: str, environ: Mapping[str, str]) -> Iterator[str]:
+def find_secret_values(name: str, template: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Give what must not be recorded of `name = template`, as far as the variables are set.
 
     A variable counts by itself too: of "Bearer ${TOKEN}" an agent may print only the token.
     """
-    names = variables(template)
+    names = find_variables(template)
     yield from (environ[variable] for variable in names if variable in environ)
     yield from _URL_PASSWORD.findall(template)
-    if (names or looks_secret(name)) and all(variable in environ for variable in names):
+    if (names or is_secret_name(name)) and all(variable in environ for variable in names):
         yield expand(template, environ, setting=name)
 
 
-def header_secrets(name: str, template: str, environ: Mapping[str, str]) -> Iterator[str]:
+def find_header_secrets(name: str, template: str, environ: Mapping[str, str]) -> Iterator[str]:
     """The same for a header, which is secret whatever its name is; of "Bearer xyz" the end, too."""
-    yield from secret_values(name, template, environ)
-    if all(variable in environ for variable in variables(template)):
+    yield from find_secret_values(name, template, environ)
+    if all(variable in environ for variable in find_variables(template)):
         value = expand(template, environ, setting=name)
         yield value
         yield value.split()[-1] if value.strip() else value
 
 
-def secret_options(name: str, value: object) -> Iterator[str]:
+def find_secret_options(name: str, value: object) -> Iterator[str]:
     """Give the texts under a name that promises a secret, however deep in a provider's options."""
     match value:
         case str() if name.endswith(_NAMING):
             # It says where a secret is.
             return
-        case str() if looks_secret(name):
+        case str() if is_secret_name(name):
             yield value
         case str():
             yield from _URL_PASSWORD.findall(value)
         case dict():
             for key, inner in value.items():
-                yield from secret_options(key, inner)
+                yield from find_secret_options(key, inner)
         case list():
             for inner in value:
-                yield from secret_options(name, inner)
+                yield from find_secret_options(name, inner)
         case _:
             return

@@ -1,6 +1,6 @@
-"""How is a file kept that comes with a message? As a copy in our home, named by what is in it.
+"""Stores the files of messages as copies in the home, named by the hash of their content.
 
-The sender's file may change or go; what was accepted stays as it was. Equal ones are kept once.
+The sender may change or delete a file; the accepted copy stays. Equal files are stored once.
 """
 
 import errno
@@ -27,45 +27,46 @@ LONGEST_NAME = 100
 
 _LONGEST_ENDING = 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# A name goes to terminals and into prompts: nothing that moves the cursor, breaks or turns a line.
+# A name is printed to terminals and put into prompts: it must not move the cursor, break a line or
+# change the direction of text.
 _HARMFUL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
-def keep(files: Sequence[Path], home: Path) -> tuple[Attachment, ...]:
-    """Copy files into our home; nothing is copied unless all of them can be taken."""
+def store_files(files: Sequence[Path], home: Path) -> tuple[Attachment, ...]:
+    """Copy files into the home; none is copied unless all are acceptable."""
     if len(files) > MOST_FILES:
         raise InvalidUsage(f"expected at most {MOST_FILES} files, found {len(files)}")
-    names = [_name(file) for file in files]
+    names = [_check_name(file) for file in files]
     with ExitStack() as stack:
         streams = [stack.enter_context(open_regular(file)) for file in files]
-        _check(files, streams)
+        _check_limits(files, streams)
         contents = zip(names, files, streams, strict=True)
-        return tuple(_kept(name, file, stream, home) for name, file, stream in contents)
+        return tuple(_store_file(name, file, stream, home) for name, file, stream in contents)
 
 
-def kept_at(files: Sequence[Attachment], home: Path) -> list[tuple[Attachment, str]]:
-    """Where the copies are; one that is gone or cannot be read is named: `FileUnusable`."""
-    return [(file, _place_of(file, home)) for file in files]
+def find_files(files: Sequence[Attachment], home: Path) -> list[tuple[Attachment, str]]:
+    """Find the copies; `FileUnusable` names one that is missing or cannot be read."""
+    return [(file, _find_file(file, home)) for file in files]
 
 
-def _place_of(file: Attachment, home: Path) -> str:
+def _find_file(file: Attachment, home: Path) -> str:
     place = home / file.place
     try:
         open_regular(place).close()
     except FileUnusable as error:
-        hint = f"Send it again: {place} is gone or has changed."
+        hint = f"Send it again: {place} is missing or has changed."
         raise FileUnusable(file.name, f"its copy {error.problem}", hint=hint) from error
     return str(place)
 
 
-def _name(file: Path) -> str:
+def _check_name(file: Path) -> str:
     name = file.name
     if not name:
         raise FileUnusable(escape_path(file), "expected a file, found no name")
     if _HARMFUL.search(name):
-        hint = "Rename it, or send a copy of another name."
+        hint = "Rename it, or send a copy with another name."
         raise FileUnusable(repr(str(file)), "its name has control characters", hint=hint)
     if len(name) <= LONGEST_NAME:
         return name
@@ -73,13 +74,13 @@ def _name(file: Path) -> str:
     return name[: LONGEST_NAME - len(ending)] + ending
 
 
-def _check(files: Sequence[Path], streams: Sequence[BinaryIO]) -> None:
+def _check_limits(files: Sequence[Path], streams: Sequence[BinaryIO]) -> None:
     sizes = [os.fstat(stream.fileno()).st_size for stream in streams]
     for file, size in zip(files, sizes, strict=True):
         _check_size(file, size)
     if sum(sizes) > LARGEST_FILES_BYTES:
         found = f"expected at most {LARGEST_FILES_BYTES} bytes of files, found {sum(sizes)}"
-        raise InvalidUsage(found, hint="Send fewer, or name them in the text.")
+        raise InvalidUsage(found, hint="Send fewer files, or give their paths in the text.")
     images = sum(
         detect_image_type(os.pread(stream.fileno(), 16, 0)) is not None for stream in streams
     )
@@ -90,24 +91,24 @@ def _check(files: Sequence[Path], streams: Sequence[BinaryIO]) -> None:
 def _check_size(file: Path, size: int) -> None:
     if size > LARGEST_FILE_BYTES:
         problem = f"expected at most {LARGEST_FILE_BYTES} bytes, found {size}"
-        hint = "Leave it where it is, and name it in the text."
+        hint = "Give its path in the text instead."
         raise FileUnusable(escape_path(file), problem, hint=hint)
 
 
-def _kept(name: str, file: Path, stream: BinaryIO, home: Path) -> Attachment:
-    # It may have grown since.
+def _store_file(name: str, file: Path, stream: BinaryIO, home: Path) -> Attachment:
+    # The file may have grown since the check.
     content = stream.read(LARGEST_FILE_BYTES + 1)
     _check_size(file, len(content))
     place = f"{ATTACHMENTS}/{hashlib.sha256(content).hexdigest()}"
     try:
         _write(home / place, content)
     except OSError as error:
-        raise _failed(error, home / ATTACHMENTS) from error
+        raise _to_store_error(error, home / ATTACHMENTS) from error
     return Attachment(name, place, len(content), detect_image_type(content))
 
 
 def _write(place: Path, content: bytes) -> None:
-    """Put it there whole or not at all, for good."""
+    """Write the file atomically and durably."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if place.exists():
         sync_directory(place.parent)
@@ -115,8 +116,8 @@ def _write(place: Path, content: bytes) -> None:
         write_file(place, content)
 
 
-def _failed(error: OSError, path: Path) -> StoreFailed:
-    problem = f"a file cannot be kept: {error.strerror}"
+def _to_store_error(error: OSError, path: Path) -> StoreFailed:
+    problem = f"a file cannot be stored: {error.strerror}"
     if error.errno in _FULL:
         return StoreFull(problem, path=path, hint="Free some space there, then try again.")
     hint = "Check that the directory exists and that you may write to it."

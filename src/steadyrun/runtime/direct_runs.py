@@ -19,7 +19,7 @@ from steadyrun.runtime.agent.worker import AgentWorker
 from steadyrun.runtime.agent.workers import AgentWorkers
 from steadyrun.runtime.deps import Deps, RunRequest
 from steadyrun.runtime.log import log_bug, log_closed_gate
-from steadyrun.runtime.prompt.builder import TurnPlan, build_direct, launch_request
+from steadyrun.runtime.prompt.builder import TurnPlan, build_direct, build_launch_request
 from steadyrun.runtime.prompt.system import SystemPrompt
 from steadyrun.runtime.recovery import AbandonedProcess, look_for
 from steadyrun.runtime.run.active_run import WALL, ActiveRun
@@ -168,7 +168,7 @@ class _Once:
         if isinstance(asked, Turn):
             if seat.live is None:
                 raise NotFound("launch of", runner.id)
-            return TurnPlan(asked, launch_request(agent, asked, None, SystemPrompt(None)))
+            return TurnPlan(asked, build_launch_request(agent, asked, None, SystemPrompt(None)))
         ask = replace(asked, resume=None) if again and again.is_fresh else asked
         return await build_direct(self._holding.around, agent, item, runner.id, ask)
 

@@ -1,4 +1,4 @@
-"""How does a message become an item? Checked, then stored, then acknowledged."""
+"""Accepts messages: checks each one, stores it as an item, and then acknowledges it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -12,20 +12,20 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.item import Followup, Message, OnLost, Payload
 from steadyrun.model.run import Metadata
 from steadyrun.model.text import encode_utf8
-from steadyrun.runtime.attachments import keep
+from steadyrun.runtime.attachments import store_files
 from steadyrun.store import Accepted
 
 LONGEST_TEXT_BYTES = 1024 * 1024
 LONGEST_KEY = 500
 LARGEST_METADATA_BYTES = 64 * 1024
-# Names in a run's metadata that are ours.
+# Keys of a run's metadata that steadyrun sets itself.
 RESERVED = frozenset({"wall_seconds", "stopping"})
 
 _NOTHING_ELSE = Payload()
 
 
-async def accept(  # noqa: PLR0913 (each is a word of `send`, and most are left out)
-    take_in: Callable[[Message], Awaitable[Accepted]],
+async def accept(  # noqa: PLR0913 (each is an option of `send`)
+    store: Callable[[Message], Awaitable[Accepted]],
     agent: Agent,
     text: str,
     *,
@@ -36,17 +36,17 @@ async def accept(  # noqa: PLR0913 (each is a word of `send`, and most are left 
     files: Sequence[Path] = (),
     payload: Payload = _NOTHING_ELSE,
 ) -> Accepted:
-    """Give a message for an agent to whoever stores it, `take_in`; what it does not say, the
-    agent's settings do.
+    """Check a message for an agent and pass it to `store`. Options that are not given come from the
+    agent's settings.
 
-    Nothing is stored if anything is wrong with it. Files are copied to `home` first: what was
-    accepted needs its sender no more.
+    An invalid message is not stored. Files are copied to `home` first: an accepted message does not
+    depend on its sender.
     """
     check_message(text)
     check_metadata(payload.metadata)
     if key is not None:
         _check_key(key)
-    kept = await anyio.to_thread.run_sync(keep, files, home) if files else ()
+    kept = await anyio.to_thread.run_sync(store_files, files, home) if files else ()
     message = Message(
         agent.id,
         text,
@@ -55,29 +55,31 @@ async def accept(  # noqa: PLR0913 (each is a word of `send`, and most are left 
         followup=followup or agent.followup,
         payload=replace(payload, files=(*payload.files, *kept)),
     )
-    return await take_in(message)
+    return await store(message)
 
 
 def check_message(text: str) -> None:
-    """Refuse what says nothing, and what is too long to be kept beside others."""
+    """Refuse a message that is empty or too long."""
     size = len(encode_utf8(text))
     if size > LONGEST_TEXT_BYTES:
         raise MessageTooLong(found=size, most=LONGEST_TEXT_BYTES)
     if not text.strip():
-        raise InvalidUsage("the message is empty", hint="Say what is to be done.")
+        raise InvalidUsage("the message is empty", hint="Give the agent a task.")
 
 
 def check_metadata(metadata: Metadata) -> None:
-    """Refuse what cannot be written down as JSON, or has a name that is ours."""
+    """Refuse metadata that cannot be written as JSON, is too large, or has a reserved key."""
     try:
         size = len(msgspec.json.encode(metadata))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidUsage(f"the metadata cannot be written as JSON: {error}") from error
     if size > LARGEST_METADATA_BYTES:
         found = f"expected at most {LARGEST_METADATA_BYTES} bytes of metadata, found {size}"
-        raise InvalidUsage(found, hint="Put it into a file, and name that.")
+        raise InvalidUsage(found, hint="Put it into a file, and give its path.")
     if taken := sorted(RESERVED & metadata.keys()):
-        raise InvalidUsage(f"the metadata may not have {taken[0]!r}: it is ours", hint="Rename it.")
+        raise InvalidUsage(
+            f"the metadata must not have the key {taken[0]!r}: it is reserved", hint="Rename it."
+        )
 
 
 def _check_key(key: str) -> None:

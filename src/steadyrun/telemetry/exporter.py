@@ -19,7 +19,7 @@ from steadyrun.model.ids import ItemId
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.log import log_bug, log_event
 from steadyrun.store import Store
-from steadyrun.telemetry.spans import INPUT, ITEM, SpanData, Spans, messages
+from steadyrun.telemetry.spans import INPUT, ITEM, SpanBuilder, SpanData, encode_message
 
 CURSOR = "telemetry/cursor"
 # Spans that are sent at once.
@@ -55,7 +55,7 @@ class Exporter:
     ) -> None:
         self._store, self._collector, self._scrubber = store, collector, scrubber
         self._content, self._waits = content, waits
-        self._spans = Spans(content=content, kinds=kinds)
+        self._spans = SpanBuilder(content=content, kinds=kinds)
         self._ready: list[SpanData] = []
         # The last event that was heard.
         self._cursor = 0
@@ -68,7 +68,7 @@ class Exporter:
             return
         last = await self._store.last_events(limit=1)
         self._cursor = last[-1].cursor if last else 0
-        await self._remember()
+        await self._save_cursor()
 
     async def run(self) -> None:
         """Export until `end`. Whatever goes wrong here is told, and is nobody else's trouble."""
@@ -101,30 +101,30 @@ class Exporter:
         try:
             page = await self._store.events(self._cursor, limit=_PAGE)
             for seen in page:
-                self._ready += await self._heard(seen)
+                self._ready += await self._read_event(seen)
                 self._cursor = seen.cursor
             if page and await self._deliver():
-                await self._remember()
+                await self._save_cursor()
         except StoreFailed as error:
             log_event("store.failed", error=error.code)
             return False
         return bool(page) and not self._ready
 
-    async def _remember(self) -> None:
+    async def _save_cursor(self) -> None:
         await self._store.put(CURSOR, msgspec.json.encode(self._cursor))
 
-    async def _heard(self, seen: StoredEvent) -> list[SpanData]:
+    async def _read_event(self, seen: StoredEvent) -> list[SpanData]:
         """Of a run that had begun before, what was heard then is heard again first."""
         run = seen.run
         if run is None:
             return []
-        if not self._spans.knows(run) and not isinstance(seen.event, RunStarted):
-            for each in await self._before(seen):
-                self._spans.hear(each)
-        found = self._spans.hear(seen)
-        return [await self._finished(span) for span in found]
+        if not self._spans.has_open(run) and not isinstance(seen.event, RunStarted):
+            for each in await self._read_earlier(seen):
+                self._spans.read(each)
+        found = self._spans.read(seen)
+        return [await self._finish_span(span) for span in found]
 
-    async def _before(self, seen: StoredEvent) -> list[StoredEvent]:
+    async def _read_earlier(self, seen: StoredEvent) -> list[StoredEvent]:
         found: list[StoredEvent] = []
         after = 0
         while page := await self._store.events(after, run=seen.run, limit=_PAGE):
@@ -132,7 +132,7 @@ class Exporter:
             after = page[-1].cursor
         return found
 
-    async def _finished(self, span: SpanData) -> SpanData:
+    async def _finish_span(self, span: SpanData) -> SpanData:
         """With what was asked, if that is wanted, and without secrets."""
         attributes = dict(span.attributes)
         item = attributes.get(ITEM)
@@ -142,7 +142,7 @@ class Exporter:
             except NotFound:
                 pass
             else:
-                attributes[INPUT] = messages("user", asked.text)
+                attributes[INPUT] = encode_message("user", asked.text)
         name, attributes = self._scrubber.clean((span.name, attributes))
         return msgspec.structs.replace(span, name=name, attributes=attributes)
 
@@ -150,14 +150,14 @@ class Exporter:
         """Whether nothing is left to be sent: all was taken, or left out after many tries."""
         while self._ready:
             batch = self._ready[:MOST_SENT]
-            if not await self._sent(batch):
+            if not await self._send(batch):
                 if self._ending.is_set():
                     return False
                 log_event("telemetry.dropped", spans=len(batch))
             del self._ready[: len(batch)]
         return True
 
-    async def _sent(self, batch: list[SpanData]) -> bool:
+    async def _send(self, batch: list[SpanData]) -> bool:
         for tries, wait in enumerate((*self._waits, 0.0)):
             # Left alone when this ends meanwhile: the collector has its own limit of time.
             send = anyio.to_thread.run_sync

@@ -44,17 +44,17 @@ _KINDS = {"client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 
 
 @asynccontextmanager
-async def exporting(
+async def export_spans(
     endpoint: str,
     headers: Mapping[str, Secret],
-    around: Deps,
+    deps: Deps,
     *,
     content: bool,
     kinds: Mapping[str, str],
 ) -> AsyncIterator[None]:
     """Export what happens until the block ends, and what is left then, if it can be done soon."""
     collector = OtlpCollector(endpoint, headers)
-    exporter = Exporter(around.store, collector, around.scrubber, content=content, kinds=kinds)
+    exporter = Exporter(deps.store, collector, deps.scrubber, content=content, kinds=kinds)
     await exporter.begin()
     try:
         async with task_group() as tasks:
@@ -72,7 +72,7 @@ class OtlpCollector:
     def __init__(self, endpoint: str, headers: Mapping[str, Secret]) -> None:
         # What the packages log has no place among our facts; `send` says whether it failed.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
-        self._ids, self._made = _GivenIds(), _Made()
+        self._ids, self._ended = _GivenIds(), _EndedSpans()
         provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=Resource.create({"service.name": "steadyrun", "service.version": __version__}),
@@ -80,10 +80,10 @@ class OtlpCollector:
             id_generator=self._ids,
             span_limits=SpanLimits(max_span_attribute_length=LONGEST_TEXT),
         )
-        provider.add_span_processor(self._made)
+        provider.add_span_processor(self._ended)
         self._tracer = provider.get_tracer("steadyrun", __version__, schema_url=SCHEMA)
         self._exporter = OTLPSpanExporter(
-            endpoint=address(endpoint),
+            endpoint=build_address(endpoint),
             headers={name: value.reveal() for name, value in headers.items()},
             timeout=_SEND_SECONDS,
         )
@@ -91,7 +91,7 @@ class OtlpCollector:
     def send(self, spans: Sequence[SpanData]) -> bool:
         for span in spans:
             self._make(span)
-        return self._exporter.export(self._made.taken()) is SpanExportResult.SUCCESS
+        return self._exporter.export(self._ended.take()) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
@@ -100,14 +100,14 @@ class OtlpCollector:
         self._ids.trace, self._ids.span = span.trace, span.id
         made = self._tracer.start_span(
             span.name,
-            context=_below(span),
+            context=_build_context(span),
             kind=_KINDS[span.kind],
             attributes=span.attributes,
-            start_time=_nanoseconds(span.start),
+            start_time=_to_nanoseconds(span.start),
         )
         if span.is_error:
             made.set_status(StatusCode.ERROR)
-        made.end(_nanoseconds(span.end))
+        made.end(_to_nanoseconds(span.end))
 
 
 class _GivenIds(IdGenerator):
@@ -122,7 +122,7 @@ class _GivenIds(IdGenerator):
         return self.span
 
 
-class _Made(SpanProcessor):
+class _EndedSpans(SpanProcessor):
     """Keeps spans that have ended until they are taken."""
 
     def __init__(self) -> None:
@@ -131,18 +131,18 @@ class _Made(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         self._spans.append(span)
 
-    def taken(self) -> list[ReadableSpan]:
+    def take(self) -> list[ReadableSpan]:
         taken, self._spans = self._spans, []
         return taken
 
 
-def address(endpoint: str) -> str:
+def build_address(endpoint: str) -> str:
     """Where traces go, at an endpoint that takes more than those."""
     base = endpoint.rstrip("/")
     return base if base.endswith(_PATH) else base + _PATH
 
 
-def _below(span: SpanData) -> Context:
+def _build_context(span: SpanData) -> Context:
     if span.parent is None:
         return Context()
     flags = TraceFlags(TraceFlags.SAMPLED)
@@ -150,5 +150,5 @@ def _below(span: SpanData) -> Context:
     return set_span_in_context(NonRecordingSpan(parent), Context())
 
 
-def _nanoseconds(at: datetime) -> int:
+def _to_nanoseconds(at: datetime) -> int:
     return (at - _EPOCH) // timedelta(microseconds=1) * 1000

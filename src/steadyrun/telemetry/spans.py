@@ -46,7 +46,7 @@ class SpanData(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRun:
     """What is known of a run that has not ended."""
 
     start: datetime
@@ -54,12 +54,12 @@ class _Open:
     provider: str
     item: str | None = None
     # The one that was asked for, and the one that answers.
-    asked: str | None = None
+    requested: str | None = None
     model: str | None = None
     tools: dict[str, StoredEvent] = field(default_factory=dict)
 
 
-class Spans:
+class SpanBuilder:
     """Hears events in their order and gives each span when it ends.
 
     Without `content` nothing that was said, asked or done is in a span: names, numbers and codes.
@@ -68,26 +68,26 @@ class Spans:
 
     def __init__(self, *, content: bool = False, kinds: Mapping[str, str] | None = None) -> None:
         self._content, self._kinds = content, kinds or {}
-        self._runs: dict[RunId, _Open] = {}
+        self._runs: dict[RunId, _OpenRun] = {}
 
-    def knows(self, run: RunId) -> bool:
+    def has_open(self, run: RunId) -> bool:
         """Whether anything of this run was heard, and not its end."""
         return run in self._runs
 
-    def hear(self, seen: StoredEvent) -> list[SpanData]:
+    def read(self, seen: StoredEvent) -> list[SpanData]:
         if seen.run is None:
             return []
-        run = self._runs.get(seen.run) or _opened(seen)
+        run = self._runs.get(seen.run) or _open_run(seen)
         self._runs[seen.run] = run
         match seen.event:
             case ev.RunStarted(item=item, model=model):
-                run.item, run.asked = item, model
+                run.item, run.requested = item, model
             case ev.StatsUpdated(model=str(model)):
                 run.model = model
             case ev.ToolStarted(call):
                 run.tools[call] = seen
             case ev.ToolCompleted(call) | ev.ToolFailed(call):
-                return [self._tool(run, run.tools.pop(call, seen), seen)]
+                return [self._build_tool_span(run, run.tools.pop(call, seen), seen)]
             case (
                 ev.RunCompleted()
                 | ev.RunFailed()
@@ -96,28 +96,28 @@ class Spans:
                 | ev.RunRateLimited()
             ):
                 del self._runs[seen.run]
-                left = [self._tool(run, tool, seen) for tool in run.tools.values()]
-                return [*left, self._run(run, seen, seen.event)]
+                left = [self._build_tool_span(run, tool, seen) for tool in run.tools.values()]
+                return [*left, self._build_run_span(run, seen, seen.event)]
             case _:
                 pass
         return []
 
-    def _run(self, run: _Open, seen: StoredEvent, ended: RunEnded) -> SpanData:
+    def _build_run_span(self, run: _OpenRun, seen: StoredEvent, ended: RunEnded) -> SpanData:
         is_error = not isinstance(ended, ev.RunCompleted | ev.RunCancelled)
         attributes = {
-            **self._common("invoke_agent", run, seen),
+            **self._build_common("invoke_agent", run, seen),
             "gen_ai.conversation.id": ended.resume_token,
-            "gen_ai.request.model": run.asked,
+            "gen_ai.request.model": run.requested,
             "gen_ai.response.model": run.model,
-            **_used(ended.usage),
-            **_spent(ended.cost),
+            **_to_usage_attributes(ended.usage),
+            **_to_cost_attributes(ended.cost),
             ITEM: run.item,
             "steadyrun.status": ended.status,
-            "error.type": _error_of(ended) if is_error else None,
+            "error.type": _find_run_error(ended) if is_error else None,
         }
         if self._content and ended.text is not None:
             reason = "error" if is_error else "stop"
-            attributes["gen_ai.output.messages"] = messages(
+            attributes["gen_ai.output.messages"] = encode_message(
                 "assistant", ended.text, finish_reason=reason
             )
         return SpanData(
@@ -125,40 +125,40 @@ class Spans:
             kind="client",
             start=min(run.start, seen.at),
             end=seen.at,
-            trace=_trace(seen.run),
-            id=_span(seen.run),
+            trace=_compute_trace_id(seen.run),
+            id=_compute_span_id(seen.run),
             parent=None,
-            attributes=_known(attributes),
+            attributes=_drop_none(attributes),
             is_error=is_error,
         )
 
-    def _tool(self, run: _Open, started: StoredEvent, ended: StoredEvent) -> SpanData:
+    def _build_tool_span(self, run: _OpenRun, started: StoredEvent, ended: StoredEvent) -> SpanData:
         """The end may be that of the whole run: then nobody has said what became of the tool."""
         tool = started.event
         assert isinstance(tool, ev.ToolStarted | ev.ToolCompleted | ev.ToolFailed)
-        error = _tool_error(ended.event)
+        error = _find_tool_error(ended.event)
         attributes = {
-            **self._common("execute_tool", run, ended),
+            **self._build_common("execute_tool", run, ended),
             "gen_ai.tool.name": tool.tool_name,
             "gen_ai.tool.call.id": tool.tool_call_id,
             "gen_ai.tool.type": "function",
             "error.type": error,
         }
         if self._content:
-            attributes |= _told(tool.tool_input, ended.event)
+            attributes |= _to_content_attributes(tool.tool_input, ended.event)
         return SpanData(
             name=f"execute_tool {tool.tool_name}",
             kind="internal",
             start=min(started.at, ended.at),
             end=ended.at,
-            trace=_trace(ended.run),
-            id=_span(started.id),
-            parent=_span(ended.run),
-            attributes=_known(attributes),
+            trace=_compute_trace_id(ended.run),
+            id=_compute_span_id(started.id),
+            parent=_compute_span_id(ended.run),
+            attributes=_drop_none(attributes),
             is_error=error is not None,
         )
 
-    def _common(self, operation: str, run: _Open, seen: StoredEvent) -> dict[str, Any]:
+    def _build_common(self, operation: str, run: _OpenRun, seen: StoredEvent) -> dict[str, Any]:
         kind = self._kinds.get(run.provider, run.provider)
         return {
             "gen_ai.operation.name": operation,
@@ -169,20 +169,20 @@ class Spans:
         }
 
 
-def messages(role: str, text: str, **more: str) -> str:
+def encode_message(role: str, text: str, **more: str) -> str:
     """What was said by one side, as the conventions write it down."""
     said = {"role": role, "parts": [{"type": "text", "content": text}], **more}
     return msgspec.json.encode([said]).decode()
 
 
-def _opened(seen: StoredEvent) -> _Open:
+def _open_run(seen: StoredEvent) -> _OpenRun:
     """A run that ends with its first event has begun before it, and says how long ago."""
     duration = getattr(seen.event, "duration_ms", None) or 0
     start = seen.at - timedelta(milliseconds=duration)
-    return _Open(start, seen.agent or "", seen.provider or "")
+    return _OpenRun(start, seen.agent or "", seen.provider or "")
 
 
-def _used(usage: Usage) -> dict[str, int | None]:
+def _to_usage_attributes(usage: Usage) -> dict[str, int | None]:
     """Ours counts what came from a cache, or went into it, apart from the rest of the input."""
     parts = (usage.input_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
     told = [part for part in parts if part is not None]
@@ -194,15 +194,15 @@ def _used(usage: Usage) -> dict[str, int | None]:
     }
 
 
-def _spent(cost: Cost) -> dict[str, Attribute | None]:
+def _to_cost_attributes(cost: Cost) -> dict[str, Attribute | None]:
     return {"steadyrun.cost.usd": cost.usd, "steadyrun.cost.kind": cost.kind}
 
 
-def _error_of(ended: RunEnded) -> str:
+def _find_run_error(ended: RunEnded) -> str:
     return (ended.error.code if ended.error else ended.stop_reason) or ended.status
 
 
-def _tool_error(ended: object) -> str | None:
+def _find_tool_error(ended: object) -> str | None:
     """A code: what the tool itself says of its failure is content."""
     match ended:
         case ev.ToolCompleted():
@@ -213,33 +213,33 @@ def _tool_error(ended: object) -> str | None:
             return _STILL_RUNNING
 
 
-def _told(given: Any, ended: object) -> dict[str, Any]:
+def _to_content_attributes(given: Any, ended: object) -> dict[str, Any]:
     answer = getattr(ended, "tool_output", None)
     if answer is None and isinstance(ended, ev.ToolFailed):
         answer = ended.error
     return {
-        "gen_ai.tool.call.arguments": _written(given),
-        "gen_ai.tool.call.result": _written(answer),
+        "gen_ai.tool.call.arguments": _encode_value(given),
+        "gen_ai.tool.call.result": _encode_value(answer),
     }
 
 
-def _written(value: Any) -> str | None:
+def _encode_value(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return msgspec.json.encode(value).decode()
 
 
-def _known(attributes: dict[str, Any]) -> Attributes:
+def _drop_none(attributes: dict[str, Any]) -> Attributes:
     return {key: value for key, value in attributes.items() if value not in {None, ""}}
 
 
-def _trace(run: RunId | None) -> int:
-    return _hashed(f"trace {run}", 16)
+def _compute_trace_id(run: RunId | None) -> int:
+    return _hash(f"trace {run}", 16)
 
 
-def _span(of: str | None) -> int:
-    return _hashed(f"span {of}", 8)
+def _compute_span_id(of: str | None) -> int:
+    return _hash(f"span {of}", 8)
 
 
-def _hashed(text: str, size: int) -> int:
+def _hash(text: str, size: int) -> int:
     return int.from_bytes(sha256(text.encode()).digest()[:size])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from steadyrun.app.accounts import accounts_of
-from steadyrun.app.home_key import seal_key
+from steadyrun.app.accounts import compute_accounts
+from steadyrun.app.home_key import load_home_key
 from steadyrun.config import Config, load
-from steadyrun.config.accounts import tells_account
+from steadyrun.config.accounts import identifies_account
 from steadyrun.errors import StoreUnusable
 
 KEY = "sk-4711-ziegelrot-und-grasgruen"
@@ -18,7 +18,7 @@ OTHER = "sk-4712-ziegelrot-und-grasgruen"
 
 
 def account(place: Path, text: str, provider: str = "claude", **environ: str) -> str:
-    return accounts_of(configured(place, text, **environ)).get(provider, "")
+    return compute_accounts(configured(place, text, **environ)).get(provider, "")
 
 
 def configured(place: Path, text: str, **environ: str) -> Config:
@@ -43,7 +43,7 @@ def env(provider: str = "claude", **entries: str) -> str:
     ],
 )  # fmt: skip
 def test_a_name_says_that_it_is_about_an_account(name: str) -> None:
-    assert tells_account(name)
+    assert identifies_account(name)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_a_name_says_that_it_is_about_an_account(name: str) -> None:
     ],
 )  # fmt: skip
 def test_a_name_says_nothing_about_an_account(name: str) -> None:
-    assert not tells_account(name)
+    assert not identifies_account(name)
 
 
 def test_who_is_given_nothing_has_the_login_of_the_machine(tmp_path: Path) -> None:
     for text in ("", env(EDITOR="vi"), env(ANTHROPIC_API_KEY=""), "[providers.claude]\nruns = 2"):
-        assert accounts_of(configured(tmp_path, text)) == {}
+        assert compute_accounts(configured(tmp_path, text)) == {}
     assert account(tmp_path, env(ANTHROPIC_API_KEY="${EMPTY}"), EMPTY="") == ""
 
     assert not (tmp_path / "seal").exists()
@@ -123,11 +123,11 @@ def test_options_count_where_they_name_an_address_or_a_variable(tmp_path: Path) 
 def test_accounts_of_two_providers_and_of_two_homes_are_not_alike(tmp_path: Path) -> None:
     both = f"{env(API_KEY=KEY)}\n{env('codex', API_KEY=KEY)}"
 
-    here = accounts_of(configured(tmp_path / "here", both))
-    there = accounts_of(configured(tmp_path / "there", both))
+    here = compute_accounts(configured(tmp_path / "here", both))
+    there = compute_accounts(configured(tmp_path / "there", both))
 
     assert len({*here.values(), *there.values()}) == 4
-    assert accounts_of(configured(tmp_path / "here", both)) == here
+    assert compute_accounts(configured(tmp_path / "here", both)) == here
 
 
 def test_a_key_that_is_no_text_is_an_account_as_well(tmp_path: Path) -> None:
@@ -143,24 +143,24 @@ def test_all_who_come_at_once_get_the_same_key(tmp_path: Path) -> None:
     for n in range(20):
         home = tmp_path / str(n)
         with ThreadPoolExecutor(8) as pool:
-            keys = set(pool.map(seal_key, [home] * 8))
+            keys = set(pool.map(load_home_key, [home] * 8))
 
         assert keys == {(home / "seal").read_bytes()}
         assert len(keys.pop()) == 32
 
 
 def test_a_key_is_for_nobody_else_and_stays(tmp_path: Path) -> None:
-    key = seal_key(tmp_path)
+    key = load_home_key(tmp_path)
 
     assert stat.S_IMODE((tmp_path / "seal").stat().st_mode) == 0o600
-    assert seal_key(tmp_path) == key
+    assert load_home_key(tmp_path) == key
 
 
 @pytest.mark.parametrize("size", [0, 7, 33])
 def test_a_key_that_was_cut_off_is_made_anew(tmp_path: Path, size: int) -> None:
     (tmp_path / "seal").write_bytes(b"x" * size)
 
-    key = seal_key(tmp_path)
+    key = load_home_key(tmp_path)
 
     assert len(key) == 32
     assert (tmp_path / "seal").read_bytes() == key
@@ -170,7 +170,7 @@ def test_where_no_key_can_be_kept_is_named(tmp_path: Path) -> None:
     (tmp_path / "seal").mkdir()
 
     with pytest.raises(StoreUnusable, match="seal"):
-        seal_key(tmp_path)
+        load_home_key(tmp_path)
 
 
 def test_each_instance_of_a_provider_has_an_account_of_its_own(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_each_instance_of_a_provider_has_an_account_of_its_own(tmp_path: Path) -
         for name in ("home", "work")
     )
 
-    accounts = accounts_of(configured(tmp_path, text))
+    accounts = compute_accounts(configured(tmp_path, text))
 
     assert set(accounts) == {"home", "work"}
     assert accounts["home"] != accounts["work"]

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from steadyrun.app.sync_agents import Synced, sync
+from steadyrun.app.sync_agents import SyncReport, sync_agents
 from steadyrun.config import load
 from steadyrun.errors import (
     AbilityMissing,
@@ -41,10 +41,10 @@ class Desk:
             (self.home / name).mkdir()
         self.ids = Ids(SystemClock().now)
 
-    async def sync(self, store: Store, text: str) -> Synced:
+    async def sync(self, store: Store, text: str) -> SyncReport:
         (self.home / "config.toml").write_text(text)
         config = load(self.home, self.folder, {"HOME": str(self.folder)})
-        return await sync(config, store, self.ids)
+        return await sync_agents(config, store, self.ids)
 
     def with_store(self, act: Callable[[Store], Awaitable[T]]) -> T:
         async def main() -> T:
@@ -84,12 +84,12 @@ def test_an_agent_is_added_as_it_is_written(desk: Desk) -> None:
         "wall_seconds = 60\n"
     )
 
-    async def act(store: Store) -> tuple[Synced, Agent]:
+    async def act(store: Store) -> tuple[SyncReport, Agent]:
         return await desk.sync(store, text), await store.agent("ada")
 
     synced, ada = desk.with_store(act)
 
-    assert synced == Synced(added=("ada",))
+    assert synced == SyncReport(added=("ada",))
     assert ada.id.startswith("agt_")
     assert replace(ada, id=AgentId("")) == Agent(
         AgentId(""),
@@ -108,20 +108,20 @@ def test_an_agent_is_added_as_it_is_written(desk: Desk) -> None:
 
 
 def test_said_again_it_changes_nothing(desk: Desk) -> None:
-    async def act(store: Store) -> tuple[Synced, list[Agent], list[Agent]]:
+    async def act(store: Store) -> tuple[SyncReport, list[Agent], list[Agent]]:
         await desk.sync(store, ADA + BOB)
         before = await store.agents()
         return await desk.sync(store, ADA + BOB), before, await store.agents()
 
     synced, before, after = desk.with_store(act)
 
-    assert synced == Synced()
+    assert synced == SyncReport()
     assert before == after
     assert [agent.name for agent in after] == ["ada", "bob"]
 
 
 def test_a_changed_one_stays_the_same_agent(desk: Desk) -> None:
-    async def act(store: Store) -> tuple[Synced, Agent, Agent]:
+    async def act(store: Store) -> tuple[SyncReport, Agent, Agent]:
         await desk.sync(store, ADA + BOB)
         before = await store.agent("ada")
         await store.accept(Message(before.id, "what waits"))
@@ -131,7 +131,7 @@ def test_a_changed_one_stays_the_same_agent(desk: Desk) -> None:
 
     synced, before, after = desk.with_store(act)
 
-    assert synced == Synced(changed=("ada",))
+    assert synced == SyncReport(changed=("ada",))
     assert after == replace(before, model="opus")
 
 
@@ -146,9 +146,9 @@ def test_one_that_is_gone_is_paused_and_goes_on_when_it_is_back(desk: Desk) -> N
             assert "agents.ada is not in the configuration any more" in gone.paused["ada"]
             assert (await store.lane(ada.id)).is_paused
 
-        assert await desk.sync(store, ADA + BOB) == Synced(resumed=("ada",))
+        assert await desk.sync(store, ADA + BOB) == SyncReport(resumed=("ada",))
         assert not (await store.lane(ada.id)).is_paused
-        assert await desk.sync(store, ADA + BOB) == Synced()
+        assert await desk.sync(store, ADA + BOB) == SyncReport()
         assert (await store.agent("ada")).id == ada.id
 
     desk.with_store(act)
@@ -161,7 +161,7 @@ def test_whom_a_person_has_paused_stays_paused(desk: Desk) -> None:
         await store.pause(ada.id)
 
         await desk.sync(store, "")
-        assert await desk.sync(store, ADA) == Synced()
+        assert await desk.sync(store, ADA) == SyncReport()
         assert (await store.lane(ada.id)).is_paused
 
         # Also if we had paused it once before.
@@ -169,7 +169,7 @@ def test_whom_a_person_has_paused_stays_paused(desk: Desk) -> None:
         await desk.sync(store, "")
         await desk.sync(store, ADA)
         await store.pause(ada.id)
-        assert await desk.sync(store, ADA) == Synced()
+        assert await desk.sync(store, ADA) == SyncReport()
         assert (await store.lane(ada.id)).is_paused
 
     desk.with_store(act)
@@ -180,7 +180,7 @@ def test_who_was_added_by_hand_is_left_alone(desk: Desk) -> None:
         by_hand = Agent(AgentId("agt_1"), "eve", ("scripted",), "/nowhere")
         await store.add_agent(by_hand)
 
-        assert await desk.sync(store, BOB) == Synced(added=("bob",))
+        assert await desk.sync(store, BOB) == SyncReport(added=("bob",))
         assert await store.agent("eve") == by_hand
         assert not (await store.lane(by_hand.id)).is_paused
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from steadyrun.cli.commands import config as commands
-from steadyrun.config import Config, as_document, describe, is_trusted, load, locate, trust
+from steadyrun.config import Config, describe, is_trusted, load, locate, to_document, trust
 from steadyrun.config.schema import BudgetSettings, ClockSettings, DaemonSettings, GateSettings
 from steadyrun.errors import ConfigInvalid, ConfigUntrusted, NotFound, VariableUnset
 from steadyrun.model.budget import Budget
@@ -285,12 +285,12 @@ class TestAgentHomes:
     def test_a_whole_path_stays(self, desk: Desk, home: str, place: str) -> None:
         config = desk.load(ADA.replace("~/ada", home), HOME="/people/me")
 
-        assert config.agent_home("ada") == Path(place)
+        assert config.resolve_agent_home("ada") == Path(place)
 
     def test_of_the_users_file_it_is_from_our_home(self, desk: Desk) -> None:
         config = desk.load(ADA.replace("~/ada", "agents/ada"))
 
-        assert config.agent_home("ada") == desk.home / "agents" / "ada"
+        assert config.resolve_agent_home("ada") == desk.home / "agents" / "ada"
 
     def test_of_a_project_it_is_from_the_project(self, desk: Desk) -> None:
         desk.project_file.write_text(ADA.replace("~/ada", "ada"))
@@ -298,7 +298,7 @@ class TestAgentHomes:
 
         config = load(desk.home, desk.cwd, {})
 
-        assert config.agent_home("ada") == desk.project / "ada"
+        assert config.resolve_agent_home("ada") == desk.project / "ada"
 
 
 class TestRefusals:
@@ -384,23 +384,23 @@ class TestInstances:
     def test_the_kind_is_the_name_of_the_table_unless_it_is_set(self, desk: Desk) -> None:
         config = desk.load(self.TEXT, A="secret-value")
 
-        kinds = [config.provider_kind(name) for name in ("work", "claude", "codex")]
+        kinds = [config.find_kind(name) for name in ("work", "claude", "codex")]
         assert kinds == ["claude", "claude", "codex"]
         assert config.settings.agents["ada"].provider == "work"
 
     def test_each_instance_has_an_environment_and_an_account_of_its_own(self, desk: Desk) -> None:
         config = desk.load(self.TEXT, A="secret-value")
 
-        assert config.provider_env("work") == {"A_KEY": Secret("secret-value")}
-        assert config.provider_env("claude") == {}
-        assert list(config.provider_account("work")) == ["env.A_KEY"]
-        assert Secret("secret-value") in config.secrets()
+        assert config.expand_env("work") == {"A_KEY": Secret("secret-value")}
+        assert config.expand_env("claude") == {}
+        assert list(config.find_account("work")) == ["env.A_KEY"]
+        assert Secret("secret-value") in config.list_secrets()
 
     def test_an_untrusted_project_may_set_the_model_of_an_instance(self, desk: Desk) -> None:
         config = desk.load(self.TEXT, "[providers.work]\nmodel = 'other'\n", A="x")
 
         assert config.settings.providers["work"].model == "other"
-        assert config.provider_kind("work") == "claude"
+        assert config.find_kind("work") == "claude"
 
     def test_an_untrusted_project_cannot_add_an_instance(self, desk: Desk) -> None:
         error = desk.refused("", "[providers.work]\nmodel = 'other'\n")
@@ -409,7 +409,7 @@ class TestInstances:
         assert error.file == desk.project_file
 
     def test_an_empty_table_is_of_the_kind_of_its_name(self, desk: Desk) -> None:
-        assert desk.load("[providers.claude]\n").provider_kind("claude") == "claude"
+        assert desk.load("[providers.claude]\n").find_kind("claude") == "claude"
 
     def test_an_agent_with_an_unknown_provider_is_shown_the_instances(self, desk: Desk) -> None:
         error = desk.refused(self.TEXT.replace("provider = 'work'", "provider = 'wrok'"))
@@ -544,19 +544,19 @@ class TestVariables:
     def test_variables_are_filled_in_at_launch(self, desk: Desk) -> None:
         config = desk.load(self.ENV + "A = '<${X}${Y}> $$ $Z $${X}'\n", X="1", Y="")
 
-        assert config.provider_env("claude") == {"A": Secret("<1> $ $Z ${X}")}
+        assert config.expand_env("claude") == {"A": Secret("<1> $ $Z ${X}")}
 
     def test_an_unset_variable_is_an_error_at_launch_only(self, desk: Desk) -> None:
         config = desk.load(self.ENV + "A = '${NOWHERE}'\n")
 
         with pytest.raises(VariableUnset) as caught:
-            config.provider_env("claude")
+            config.expand_env("claude")
 
         assert caught.value.variable == "NOWHERE"
         assert caught.value.setting == "providers.claude.env.A"
 
     def test_a_provider_without_settings_has_no_env(self, desk: Desk) -> None:
-        assert desk.load().provider_env("codex") == {}
+        assert desk.load().expand_env("codex") == {}
 
     def test_secrets_are_found_deep_in_options_and_in_addresses(self, desk: Desk) -> None:
         config = desk.load(
@@ -565,7 +565,7 @@ class TestVariables:
             'options = { a = { password = "deep-1" }, b = [{ api_token = "deep-2" }], c = "no" }\n'
         )
 
-        values = {secret.reveal() for secret in config.secrets()}
+        values = {secret.reveal() for secret in config.list_secrets()}
 
         assert values == {"UrlPassw0rd", "deep-1", "deep-2"}
 
@@ -575,7 +575,7 @@ class TestVariables:
             "[providers.codex.options.mcp_servers.docs]\nbearer_token_env_var = 'DOCS_TOKEN'\n"
         )
 
-        assert list(config.secrets()) == []
+        assert list(config.list_secrets()) == []
 
     def test_secrets_are_what_came_from_variables_or_is_named_like_one(self, desk: Desk) -> None:
         config = desk.load(
@@ -587,7 +587,7 @@ class TestVariables:
             PLAIN="/p",
         )
 
-        values = {secret.reveal() for secret in config.secrets()}
+        values = {secret.reveal() for secret in config.list_secrets()}
 
         assert values == {"t0ken", "Bearer t0ken", "pa$s", "half", "/p", "/p/x", "opt"}
 
@@ -648,7 +648,7 @@ class TestDescription:
     def test_the_document_says_the_same(self, desk: Desk) -> None:
         config = desk.load(self.USER)
 
-        settings = as_document(config)["settings"]
+        settings = to_document(config)["settings"]
 
         assert [
             (each["key"], msgspec.json.encode(each["value"]).decode(), each["origin"])

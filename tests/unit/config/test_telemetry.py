@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steadyrun.config import Config, as_document, describe, load
+from steadyrun.config import Config, describe, load, to_document
 from steadyrun.errors import ConfigInvalid, ConfigUntrusted, VariableUnset
 
 ENDPOINT = 'endpoint = "http://127.0.0.1:4318"\n'
@@ -32,7 +32,7 @@ def test_headers_are_filled_in_when_they_are_needed(tmp_path: Path) -> None:
     config = loaded(tmp_path, ENDPOINT + 'headers = { x-key = "Bearer ${TOKEN}" }', TOKEN=TOKEN)
 
     assert config.settings.telemetry.headers == {"x-key": "Bearer ${TOKEN}"}
-    assert {k: v.reveal() for k, v in config.telemetry_headers().items()} == {
+    assert {k: v.reveal() for k, v in config.expand_headers().items()} == {
         "x-key": f"Bearer {TOKEN}"
     }
 
@@ -41,7 +41,7 @@ def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:
     config = loaded(tmp_path, ENDPOINT + 'headers = { x-key = "${TOKEN}" }')
 
     with pytest.raises(VariableUnset, match=r"telemetry\.headers\.x-key needs .* TOKEN"):
-        config.telemetry_headers()
+        config.expand_headers()
 
 
 @pytest.mark.parametrize("value", ["a\nb: c", "", "  ", "\u20ac"])
@@ -51,7 +51,7 @@ def test_a_variable_that_no_header_may_hold_is_refused_unrepeated(
     config = loaded(tmp_path, ENDPOINT + 'headers = { x-key = "${TOKEN}" }', TOKEN=value)
 
     with pytest.raises(ConfigInvalid, match=r"^telemetry\.headers\.x-key: ") as caught:
-        config.telemetry_headers()
+        config.expand_headers()
     assert not value.strip() or value not in str(caught.value)
 
 
@@ -68,10 +68,10 @@ def test_a_header_is_secret_whatever_its_name_is(
 
     rows = {key: value for key, value, _ in describe(config)}
     assert rows[f"telemetry.headers.{name}"] == f'"{shown}"'
-    assert TOKEN not in str(as_document(config))
+    assert TOKEN not in str(to_document(config))
     # What an agent may print of it is the token alone.
-    assert TOKEN in [secret.reveal() for secret in config.secrets()]
-    assert "Bearer" not in [secret.reveal() for secret in config.secrets()]
+    assert TOKEN in [secret.reveal() for secret in config.list_secrets()]
+    assert "Bearer" not in [secret.reveal() for secret in config.list_secrets()]
 
 
 @pytest.mark.parametrize(

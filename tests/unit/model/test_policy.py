@@ -28,7 +28,7 @@ from steadyrun.providers.claude.dialect import Claude
 from steadyrun.providers.claude.launch import ClaudeOptions
 from steadyrun.providers.codex.dialect import Codex
 from steadyrun.providers.codex.launch import CodexOptions
-from steadyrun.runtime.prompt.builder import launch_request
+from steadyrun.runtime.prompt.builder import build_launch_request
 from steadyrun.runtime.prompt.system import SystemPrompt
 from steadyrun.runtime.run.permissions import with_breaches
 from steadyrun.testing.clock import START
@@ -56,7 +56,7 @@ def test_only_a_process_of_one_run_has_the_budget_of_a_run(is_direct: bool) -> N
     policy = Policy(budget=Budget(run=0.5))
     agent = Agent(AgentId("agt_1"), "ada", ("claude",), "/work", policy=policy, is_direct=is_direct)
 
-    request = launch_request(agent, Turn("run_1", "hello"), None, SystemPrompt(None))
+    request = build_launch_request(agent, Turn("run_1", "hello"), None, SystemPrompt(None))
 
     assert ("--max-budget-usd" in Claude().launch(request).argv) == is_direct
 

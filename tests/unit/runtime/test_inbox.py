@@ -132,7 +132,7 @@ class TestTexts:
             ({"x": object()}, "cannot be written as JSON"),
             ({"x": "\ud800"}, "cannot be written as JSON"),
             ({"x": "y" * 65536}, "at most 65536 bytes of metadata"),
-            ({"wall_seconds": 1}, "may not have 'wall_seconds'"),
+            ({"wall_seconds": 1}, "must not have the key 'wall_seconds'"),
         ],
     )
     def test_metadata_can_be_written_down(
@@ -264,7 +264,7 @@ class TestFiles:
         box.home.mkdir()
         (box.home / "attachments").write_text("in the way")
 
-        with pytest.raises(StoreUnusable, match="attachments: a file cannot be kept"):
+        with pytest.raises(StoreUnusable, match="attachments: a file cannot be stored"):
             box.accept("look", files=[box.file("a")])
 
     def test_a_copy_that_did_not_fit_leaves_nothing_behind(self, box: Box) -> None:
@@ -272,7 +272,7 @@ class TestFiles:
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
         try:
-            with pytest.raises(StoreFull, match="a file cannot be kept"):
+            with pytest.raises(StoreFull, match="a file cannot be stored"):
                 box.accept("look", files=[file])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -21,7 +21,7 @@ from steadyrun.model.run import Created, Finished
 from steadyrun.model.secret import Scrubber, Secret
 from steadyrun.store import Store
 from steadyrun.telemetry.exporter import MOST_SENT, Exporter
-from steadyrun.telemetry.otlp import LONGEST_TEXT, OtlpCollector, address
+from steadyrun.telemetry.otlp import LONGEST_TEXT, OtlpCollector, build_address
 from steadyrun.telemetry.spans import SpanData
 from tests.support.daemon_harness import capture_log, wait_for
 from tests.support.fake_daemon import Play, SmallDaemon, opened
@@ -319,4 +319,4 @@ def test_the_tracers_of_the_process_are_not_ours() -> None:
     ],
 )
 def test_an_endpoint_may_be_named_with_and_without_its_path(endpoint: str, url: str) -> None:
-    assert address(endpoint) == url
+    assert build_address(endpoint) == url

@@ -12,7 +12,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact, Event, EventId, StoredEvent
 from steadyrun.model.ids import RunId
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.telemetry.spans import INPUT, SpanData, Spans
+from steadyrun.telemetry.spans import INPUT, SpanBuilder, SpanData
 from steadyrun.testing.clock import START
 
 RUN = RunId("run_1")
@@ -34,8 +34,8 @@ def record(*events: Event, run: RunId | None = RUN, provider: str = "claude") ->
 
 
 def heard(seen: Sequence[StoredEvent], *, content: bool = False) -> list[SpanData]:
-    spans = Spans(content=content)
-    return [span for each in seen for span in spans.hear(each)]
+    spans = SpanBuilder(content=content)
+    return [span for each in seen for span in spans.read(each)]
 
 
 def the_run(*events: Event, content: bool = False, provider: str = "claude") -> SpanData:
@@ -55,10 +55,10 @@ class TestTheRun:
         assert span.end - span.start == timedelta(milliseconds=400)
 
     def test_it_names_the_maker_by_the_kind_of_the_provider(self) -> None:
-        spans = Spans(kinds={"work": "claude", "claude": "claude"})
+        spans = SpanBuilder(kinds={"work": "claude", "claude": "claude"})
         seen = [*record(DONE, provider="work"), *record(DONE, provider="claude")]
 
-        [work], [plain] = (spans.hear(each) for each in seen)
+        [work], [plain] = (spans.read(each) for each in seen)
 
         assert work.attributes["gen_ai.provider.name"] == "anthropic"
         assert work.attributes["steadyrun.provider"] == "work"
@@ -191,14 +191,14 @@ def test_what_belongs_to_no_run_is_no_span() -> None:
 
 
 def test_a_run_is_forgotten_with_its_end() -> None:
-    spans = Spans()
+    spans = SpanBuilder()
     first, last = record(BEGUN, DONE)
-    spans.hear(first)
-    assert spans.knows(RUN)
+    spans.read(first)
+    assert spans.has_open(RUN)
 
-    spans.hear(last)
+    spans.read(last)
 
-    assert not spans.knows(RUN)
+    assert not spans.has_open(RUN)
 
 
 def test_every_name_is_one_of_the_conventions_or_ours() -> None:

@@ -6,14 +6,14 @@ import anyio
 
 from steadyrun.cli.inputs import find_user
 from steadyrun.cli.invoke import call_operation, parse_request, print_answer
-from steadyrun.config import is_agents_own, load
+from steadyrun.config import is_started_by_agent, load
 from steadyrun.errors import NotAllowed
 from steadyrun.operations.registry import BY_NAME
 
 
 def answer(args: Namespace) -> int:
     """Approve or deny a request, as the operation of the command says."""
-    if is_agents_own():
+    if is_started_by_agent():
         hint = "A user must do it, outside of the processes of agents."
         raise NotAllowed("an agent cannot answer approval requests", hint=hint)
     return anyio.run(_answer, args)

@@ -8,13 +8,13 @@ import msgspec
 from steadyrun.config import (
     Config,
     Locations,
-    as_document,
     describe,
     is_trusted,
     list_kinds,
     load,
     locate,
-    printable,
+    to_document,
+    to_printable,
 )
 from steadyrun.config import trust as trust_project
 
@@ -23,7 +23,7 @@ def show(args: Namespace) -> int:
     """Print every setting with its origin."""
     config = load()
     if args.json:
-        return _print_json(as_document(config))
+        return _print_json(to_document(config))
     rows = [(f"{key} = {value}", origin) for key, value, origin in describe(config)]
     width = min(60, max(len(setting) for setting, _ in rows))
     for setting, origin in rows:
@@ -50,7 +50,9 @@ def check(args: Namespace) -> int:
     config, kinds = load(), list_kinds()
     if args.json:
         names = {key: sorted(getattr(config.settings, key)) for key in ("providers", "agents")}
-        return _print_json({"ok": True, **_describe_files(config.places), **names, "kinds": kinds})
+        return _print_json(
+            {"ok": True, **_describe_files(config.locations), **names, "kinds": kinds}
+        )
     for line in _list_findings(config):
         print(f"ok: {line}")
     return 0
@@ -58,7 +60,7 @@ def check(args: Namespace) -> int:
 
 def trust(args: Namespace) -> int:
     """Trust the file of the project with its present content."""
-    file = printable(trust_project())
+    file = to_printable(trust_project())
     if args.json:
         return _print_json({"trusted": file})
     print(f"trusted: {file}\nRun this command again after a change of the file.")
@@ -66,7 +68,7 @@ def trust(args: Namespace) -> int:
 
 
 def _list_findings(config: Config) -> list[str]:
-    files, settings = _describe_files(config.places), config.settings
+    files, settings = _describe_files(config.locations), config.settings
     user, project = files["user"], files["project"]
     found = [f"user file {user['path']}" if user["exists"] else f"no user file {user['path']}"]
     if project["path"] is not None:
@@ -78,17 +80,17 @@ def _list_findings(config: Config) -> list[str]:
 
 
 def _name_providers(config: Config) -> list[str]:
-    kinds = {name: config.provider_kind(name) for name in sorted(config.settings.providers)}
+    kinds = {name: config.find_kind(name) for name in sorted(config.settings.providers)}
     return [name if kind == name else f"{name} ({kind})" for name, kind in kinds.items()]
 
 
 def _describe_files(places: Locations) -> dict[str, Any]:
     project = places.project_file
     return {
-        "home": printable(places.home),
-        "user": {"path": printable(places.user_file), "exists": places.has_user_file},
+        "home": to_printable(places.home),
+        "user": {"path": to_printable(places.user_file), "exists": places.has_user_file},
         "project": {
-            "path": None if project is None else printable(project),
+            "path": None if project is None else to_printable(project),
             "exists": project is not None,
             "trusted": is_trusted(places),
         },

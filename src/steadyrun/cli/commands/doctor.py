@@ -22,8 +22,8 @@ from steadyrun.app.diagnostics import (
 from steadyrun.cli.commands.providers import format_version
 from steadyrun.cli.output.format import sanitize, to_json
 from steadyrun.cli.systemd import REQUIRED_SETTINGS, SystemdUnit, find_units
-from steadyrun.config import load, locate, printable
-from steadyrun.config.locations import process_environ
+from steadyrun.config import load, locate, to_printable
+from steadyrun.config.locations import get_environ
 from steadyrun.errors import SteadyrunError
 
 OLDEST_PYTHON = (3, 11)
@@ -56,7 +56,7 @@ def run_checks(home: Path) -> Iterator[Finding]:
     yield from _check_home(home)
     yield _check_store(home)
     yield _check_daemon(home)
-    yield from _check_systemd(process_environ())
+    yield from _check_systemd(get_environ())
     yield from _check_providers()
 
 
@@ -72,8 +72,8 @@ def _check_config() -> Finding:
         config = load()
     except SteadyrunError as error:
         return Finding("config", "fail", error.message, error.hint)
-    places = config.places
-    used = printable(places.user_file) if places.has_user_file else "defaults (no file)"
+    places = config.locations
+    used = to_printable(places.user_file) if places.has_user_file else "defaults (no file)"
     return Finding("config", "ok", used)
 
 
@@ -132,7 +132,7 @@ def _list_doubts(provider: ProviderInfo) -> Iterator[tuple[str, str]]:
 
 
 def _check_home(home: Path) -> Iterator[Finding]:
-    shown = printable(home)
+    shown = to_printable(home)
     try:
         found = home.stat()
     except FileNotFoundError:
@@ -159,7 +159,7 @@ def _check_store(home: Path) -> Finding:
     except (SteadyrunError, OSError) as error:
         hint = error.hint if isinstance(error, SteadyrunError) else ""
         return Finding("store", "fail", str(error).partition("\n")[0], hint)
-    shown = printable(store.path)
+    shown = to_printable(store.path)
     if not store.exists:
         return Finding("store", "ok", f"{shown} does not exist yet")
     if store.damage:
@@ -171,7 +171,7 @@ def _check_daemon(home: Path) -> Finding:
     try:
         daemon = find_daemon(home)
     except OSError as error:
-        shown = printable(home / DAEMON_LOCK)
+        shown = to_printable(home / DAEMON_LOCK)
         return Finding("daemon", "warn", f"{shown}: {error.strerror}", f"chmod u+rw {shown}")
     if not daemon.is_running:
         return Finding("daemon", "ok", "not running; `steadyrun up` starts it")
@@ -185,7 +185,7 @@ def _check_systemd(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _check_unit(unit: SystemdUnit) -> Finding:
-    shown = printable(unit.path)
+    shown = to_printable(unit.path)
     if unit.problem:
         return Finding("systemd", "warn", f"{shown}: {unit.problem}", "Make it readable.")
     if not unit.wrong:

@@ -29,7 +29,7 @@ def down(args: Namespace) -> int:
 
 
 async def _down(args: Namespace) -> int:
-    home, operation = load().places.home, BY_NAME["daemon.stop"]
+    home, operation = load().locations.home, BY_NAME["daemon.stop"]
     require_person(operation)
     request: StopDaemonRequest = parse_request(args, operation)
     drain = _DEFAULT_DRAIN_SECONDS if request.drain is None else request.drain

@@ -10,7 +10,7 @@ import anyio
 from steadyrun.app.archive import RunArchive, read_events, write_archive
 from steadyrun.app.store import open_store
 from steadyrun.cli.output.format import to_json
-from steadyrun.config import Config, load, printable
+from steadyrun.config import Config, load, to_printable
 from steadyrun.errors import InvalidUsage
 from steadyrun.model.run import Run
 from steadyrun.operations.lookup import find_run
@@ -25,7 +25,7 @@ def export(args: Namespace) -> int:
             write_archive(path, RunArchive(config, run, agent_name), events)
         except OSError as error:
             raise InvalidUsage(f"{path} cannot be written: {error.strerror}") from error
-    shown = printable(path)
+    shown = to_printable(path)
     print(to_json({"run": run.id, "file": shown}) if args.json else shown)
     return 0
 

@@ -54,8 +54,8 @@ async def open_record() -> AsyncIterator[tuple[Path, Store]]:
     """Open the store. Runs without a living holder are handed to a background process."""
     config = load()
     async with open_store(config) as store:
-        await hand_over_abandoned(config.places.home, store)
-        yield config.places.home, store
+        await hand_over_abandoned(config.locations.home, store)
+        yield config.locations.home, store
 
 
 def _print_lines(lines: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from steadyrun.api import client
-from steadyrun.app.operations import open_desk
+from steadyrun.app.operations import open_operations
 from steadyrun.cli import invoke
 from steadyrun.cli.event_stream import EventFilter, EventStream
 from steadyrun.cli.inputs import read_stdin
@@ -62,11 +62,11 @@ async def _send(args: Namespace, request: SendRequest) -> int:
 
 
 async def _send_and_wait(config: Config, args: Namespace, request: SendRequest) -> int:
-    home = config.places.home
+    home = config.locations.home
     # Checked first: without a daemon the store is not created and no message is accepted.
     async with client.connect(home):
         pass
-    async with open_desk(config) as context:
+    async with open_operations(config) as context:
         newest = await context.store.last_events(limit=1)
         item: ItemDocument = await client.call(home, _OPERATION, request)
         after = newest[-1].cursor if newest else 0

@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import anyio
 
-from steadyrun.app.operations import open_desk
+from steadyrun.app.operations import open_operations
 from steadyrun.app.processes import hand_over_abandoned
 from steadyrun.cli.background import open_direct_runs
 from steadyrun.cli.invoke import parse_request, print_answer
@@ -71,9 +71,9 @@ def _build_refusal(run: RunHandle, reason: str | None) -> Conflict:
 
 async def _cancel(args: Namespace) -> int:
     config, operation = load(), BY_NAME["item.cancel"]
-    async with open_desk(config) as context:
+    async with open_operations(config) as context:
         # An abandoned run needs a new holder, which can cancel it.
-        await hand_over_abandoned(config.places.home, context.store)
+        await hand_over_abandoned(config.locations.home, context.store)
         request = parse_request(args, operation, wait_seconds=WAIT_SECONDS)
         found: CancelledDocument = await operation.do(context, request)
     if not found.is_over:

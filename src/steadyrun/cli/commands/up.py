@@ -43,14 +43,14 @@ def up(args: Namespace) -> int:
 async def _serve(config: Config, args: Namespace) -> int:
     with ExitStack() as stack:
         for_people = sys.stderr.isatty() and not args.json
-        stack.enter_context(log_to_stderr(Scrubber(config.secrets()), for_people=for_people))
+        stack.enter_context(log_to_stderr(Scrubber(config.list_secrets()), for_people=for_people))
         async with open_daemon(config) as daemon, task_group() as tasks:
             tasks.start_soon(_handle_signals, daemon, tasks)
             if args.json:
                 print(to_json(daemon.describe()), flush=True)
             else:
                 print(_format_greeting(daemon), flush=True)
-            await daemon.until_stopped()
+            await daemon.wait_until_stopped()
             tasks.cancel_scope.cancel()
     if not args.json:
         print("* down", flush=True)
@@ -82,7 +82,7 @@ async def _stop(daemon: DaemonHandle, seconds: float | None) -> None:
 
 
 async def _detach(config: Config, args: Namespace) -> int:
-    home = config.places.home
+    home = config.locations.home
     if await _load_status(home) is not None:
         raise DaemonRunning(home)
     log = locate_folder(home) / LOG

@@ -21,7 +21,7 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Claim, Item
-from steadyrun.runtime.attachments import kept_at
+from steadyrun.runtime.attachments import find_files
 from steadyrun.runtime.prompt.recovery import with_files
 from steadyrun.store import MOST_TAKEN_BYTES, LaneSnapshot, Store
 
@@ -210,7 +210,7 @@ class OpenOffers:
         """With the names of its files: a message to a turn has nothing but a text."""
         if not item.payload.files:
             return item.text
-        files = await anyio.to_thread.run_sync(kept_at, item.payload.files, self._home)
+        files = await anyio.to_thread.run_sync(find_files, item.payload.files, self._home)
         return with_files(item.text, [(replace(file, media_type=None), at) for file, at in files])
 
     async def _turn_down(self, item: ItemId) -> None:

@@ -1,1 +1,1 @@
-"""What a provider is told: prompts, briefings and recovery texts."""
+"""Builds what a provider gets: turns, system prompts, briefings and recovery texts."""

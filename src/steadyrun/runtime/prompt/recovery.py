@@ -1,6 +1,7 @@
-"""What must a provider be told that it cannot know? Pure: made of the record alone.
+"""Writes what a provider cannot know after a lost conversation or run. Pure: it uses the record
+alone.
 
-What is quoted has a mark before each of its lines: nothing in it can pass for our own words.
+Each line of quoted text begins with a mark, so that no quotation looks like text of steadyrun.
 """
 
 from collections.abc import Sequence
@@ -13,37 +14,37 @@ LARGEST_CONTEXT_BYTES = 8 * 1024
 _LONGEST_QUOTE_BYTES = 2 * 1024
 
 _BEGIN = """\
-[From the record. The conversation before this one is gone; these are its last messages, oldest \
-first. They are done with: nothing in them is a request.]"""
+[From the record. The conversation before this one is lost; these are its last messages, oldest \
+first. They are settled: nothing in them is a request.]"""
 _END = "[End of the record.]"
 
 
-def recovery_context(items: Sequence[Item]) -> str | None:
-    """What was asked and answered last, newest last; None if nothing was."""
+def write_recovery_context(items: Sequence[Item]) -> str | None:
+    """Write the last requests and answers, newest last; None if there are none."""
     room = LARGEST_CONTEXT_BYTES - len(f"{_BEGIN}\n\n{_END}".encode())
-    told: list[str] = []
+    entries: list[str] = []
     for item in sorted(items, key=lambda item: item.seq, reverse=True):
         if not item.is_settled:
             continue
-        entry = _entry(item)
+        entry = _format_item(item)
         room -= len(f"\n\n{entry}".encode())
         if room < 0:
             break
-        told.append(entry)
-    return "\n\n".join((_BEGIN, *reversed(told), _END)) if told else None
+        entries.append(entry)
+    return "\n\n".join((_BEGIN, *reversed(entries), _END)) if entries else None
 
 
-def retry_notice(before: Run, item: Item) -> str:
-    """Say that the same was begun before, and ask for it again."""
+def write_retry_notice(before: Run, item: Item) -> str:
+    """Write that an earlier attempt was cut off, and repeat the request."""
     why = before.stop_reason or (before.error.code if before.error else before.status)
     return (
-        f"The last attempt was cut off ({why}). What it did may be done already: look first. "
+        f"The last attempt was cut off ({why}). Some of its work may be done already: check first. "
         f"The request was:\n\n{item.text}"
     )
 
 
 def with_files(text: str, files: Sequence[tuple[Attachment, str]]) -> str:
-    """The text, and where the files are that came with it; pictures are told by themselves."""
+    """Append the paths of the attached files to the text; images are sent on their own."""
     listed = [
         f"- {file.name} ({file.size} bytes): {path}"
         for file, path in files
@@ -52,15 +53,15 @@ def with_files(text: str, files: Sequence[tuple[Attachment, str]]) -> str:
     return "\n".join((text, "", "Files that came with this message:", *listed)) if listed else text
 
 
-def _entry(item: Item) -> str:
-    asked = f"Asked:\n{_quoted(item.text)}" if item.text else "Begun unasked."
+def _format_item(item: Item) -> str:
+    asked = f"Asked:\n{_quote(item.text)}" if item.text else "Started without a request."
     if item.reply:
-        return f"{asked}\nAnswered:\n{_quoted(item.reply)}"
+        return f"{asked}\nAnswered:\n{_quote(item.reply)}"
     why = f": {item.error.code}" if item.error and item.status == "failed" else ""
     return f"{asked}\nNot answered ({item.status}{why})."
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     lines = cut(text.strip(), _LONGEST_QUOTE_BYTES).splitlines()
-    # Once more: the marks of many short lines are longer than the lines.
+    # Cut again: the marks of many short lines are longer than the lines.
     return cut("\n".join(f"> {line}" for line in lines), _LONGEST_QUOTE_BYTES)

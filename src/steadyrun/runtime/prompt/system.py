@@ -1,7 +1,7 @@
-"""What does an agent always know? Rules, its role, its own files, in that order.
+"""Reads the system prompt of an agent: rules, its role and its own files, in this order.
 
-An agent may write to its home, and what it puts there is told to its provider at the next launch:
-so nothing is read that is not a plain text of its own.
+An agent may write to its home, and these files become part of its prompt at the next launch. So
+only plain text files inside its home are read.
 """
 
 import functools
@@ -20,25 +20,25 @@ from steadyrun.model.policy import Permissions, read_permissions
 from steadyrun.model.text import Problem
 
 ROLES = "roles"
-# Who it is, whom it works for, and how.
+# The agent's own files, in the order of the prompt.
 OWN_FILES = ("SOUL.md", "IDENTITY.md", "USER.md", "AGENTS.md", "TOOLS.md")
 PERMISSIONS = "PERMISSIONS.json"
 LARGEST_FILE_BYTES = 64 * 1024
 LONGEST_NOTE = 500
 RULES = """\
 You are {name}, an agent that steadyrun runs. Your home directory is {home}.
-What you write is internal: it is kept in the record, where whoever asked can read it, and is sent \
-to nobody."""
+What you write is internal: it is kept in the record, where the sender of a message can read it, \
+and is not sent anywhere else."""
 
-# What is remembered of files, so that a turn that finds them unchanged reads none.
+# How many files are cached, so that a turn does not read unchanged files again.
 _REMEMBERED = 256
 
 
 class SystemPrompt(Struct, frozen=True):
-    """What a provider is told before everything else, and what whoever runs it should know.
+    """The system prompt of an agent, and notes for the record.
 
-    `is_added`: it comes after the provider's own system prompt, and not in its place.
-    `permissions`: what the file in its home allows it, if there is one.
+    `is_added`: it is added to the provider's own system prompt, instead of replacing it.
+    `permissions`: the content of the agent's PERMISSIONS.json, if there is one.
     """
 
     system: str | None
@@ -48,35 +48,35 @@ class SystemPrompt(Struct, frozen=True):
 
 
 def read_system_prompt(agent: Agent, *, home: Path, appended: bool = False) -> SystemPrompt:
-    """Compose it from files as they are now; `home` is ours, with the roles in it.
+    """Compose the prompt from the present files; `home` is STEADYRUN_HOME, which has the roles.
 
-    `appended`: the provider is configured to be told something of its own, which takes the place of
-    the agent's own files. A run that nobody gave a role has nothing but what it was told itself.
+    `appended`: the provider is configured with a text of its own, which replaces the agent's own
+    files. A direct run without a role has only its own `system`.
     """
     if agent.is_direct and agent.role is None:
         return SystemPrompt(agent.system)
     require_home(agent)
     own = PathScope.from_directories(agent.home)
-    permissions, notes = _permissions(own)
+    permissions, notes = _read_permissions(own)
     parts = [
-        ("steadyrun", RULES.format(name=_who(agent), home=agent.home)),
-        *_role(agent, home),
-        *(() if appended else _own(own)),
+        ("steadyrun", RULES.format(name=_choose_name(agent), home=agent.home)),
+        *_read_role(agent, home),
+        *(() if appended else _read_own_files(own)),
         ("Permissions", permissions.note if permissions else ""),
         ("Instructions", agent.system or ""),
     ]
-    told = [f"# {heading}\n{text.strip()}" for heading, text in parts if text.strip()]
-    return SystemPrompt("\n\n".join(told), notes, is_added=True, permissions=permissions)
+    sections = [f"# {heading}\n{text.strip()}" for heading, text in parts if text.strip()]
+    return SystemPrompt("\n\n".join(sections), notes, is_added=True, permissions=permissions)
 
 
 def require_home(agent: Agent) -> None:
-    """The agent's directory is there, or `AgentHomeMissing`."""
+    """Raise `AgentHomeMissing` unless the agent's directory exists."""
     if not Path(agent.home).is_dir():
         raise AgentHomeMissing(agent.name, home=agent.home)
 
 
 def require_role(role: str, home: Path) -> Path:
-    """The file of a role, else `RoleMissing`; what can be none is `Usage`."""
+    """Return the file of a role; `RoleMissing` if there is none, `InvalidUsage` for a bad name."""
     if not is_role_name(role):
         raise InvalidUsage(f"expected the name of a role, found {role[:80]!r}", hint=ROLE_RULE)
     file = home / ROLES / f"{role}.md"
@@ -85,8 +85,9 @@ def require_role(role: str, home: Path) -> Path:
     return file
 
 
-def agent_environment(agent: Agent, home: Path) -> dict[str, str]:
-    """What a process is told of its agent. Never an item, a run or a token: it may serve many."""
+def build_agent_environment(agent: Agent, home: Path) -> dict[str, str]:
+    """Build the variables that name the agent of a process. They never name an item, a run or a
+    token: a process may serve many."""
     ours = {"STEADYRUN_HOME": str(home)}
     if agent.is_direct:
         # Its name is that of its run.
@@ -94,25 +95,25 @@ def agent_environment(agent: Agent, home: Path) -> dict[str, str]:
     return {"STEADYRUN_AGENT": agent.name, "STEADYRUN_AGENT_HOME": agent.home, **ours}
 
 
-def _who(agent: Agent) -> str:
+def _choose_name(agent: Agent) -> str:
     return agent.role if agent.is_direct and agent.role else agent.name
 
 
-def _role(agent: Agent, home: Path) -> Iterator[tuple[str, str]]:
+def _read_role(agent: Agent, home: Path) -> Iterator[tuple[str, str]]:
     if agent.role is not None:
-        # The person's own directory: a link in it may lead anywhere.
-        yield f"Role: {agent.role}", _text(require_role(agent.role, home)) or ""
+        # The directory belongs to the user: a link in it may lead anywhere.
+        yield f"Role: {agent.role}", _read_file(require_role(agent.role, home)) or ""
 
 
-def _own(scope: PathScope) -> Iterator[tuple[str, str]]:
+def _read_own_files(scope: PathScope) -> Iterator[tuple[str, str]]:
     for name in OWN_FILES:
-        yield name, _own_text(name, scope) or ""
+        yield name, _read_own_file(name, scope) or ""
 
 
-def _permissions(scope: PathScope) -> tuple[Permissions | None, tuple[str, ...]]:
-    """What PERMISSIONS.json allows, and what is left out of it; one that cannot be understood is
-    refused: it may have been meant to allow less."""
-    text = _own_text(PERMISSIONS, scope)
+def _read_permissions(scope: PathScope) -> tuple[Permissions | None, tuple[str, ...]]:
+    """Read PERMISSIONS.json, and note what is cut. An invalid file is refused: it may have been
+    meant to allow less."""
+    text = _read_own_file(PERMISSIONS, scope)
     if text is None:
         return None, ()
     found = read_permissions(text)
@@ -125,18 +126,18 @@ def _permissions(scope: PathScope) -> tuple[Permissions | None, tuple[str, ...]]
     return replace(found, note=found.note[:LONGEST_NOTE]), (note,)
 
 
-def _own_text(name: str, scope: PathScope) -> str | None:
-    """What stands in a file of the agent's home; a link may not lead out of there."""
+def _read_own_file(name: str, scope: PathScope) -> str | None:
+    """Read a file of the agent's home; a link must not lead out of it."""
     file = scope.roots[0] / name
     try:
-        return _text(file, scope)
+        return _read_file(file, scope)
     except PathRefused as refused:
         hint = "Put a copy in its place."
         raise FileUnusable(escape_path(file), refused.problem, hint=hint) from refused
 
 
-def _text(file: Path, scope: PathScope | None = None) -> str | None:
-    """What stands in a file, None if there is none. A link that leads to nothing was meant to."""
+def _read_file(file: Path, scope: PathScope | None = None) -> str | None:
+    """Read a file; None if there is none. A link without a target is an error."""
     try:
         found = file.lstat()
     except FileNotFoundError:
@@ -149,18 +150,20 @@ def _text(file: Path, scope: PathScope | None = None) -> str | None:
             found = file.stat()
         except FileNotFoundError as error:
             hint = "Put a file in its place, or remove it."
-            raise FileUnusable(escape_path(link), "is a link to nothing", hint=hint) from error
+            raise FileUnusable(
+                escape_path(link), "is a link without a target", hint=hint
+            ) from error
         except (OSError, ValueError) as error:
             raise to_unreadable(file, error) from error
     if stat.S_ISREG(found.st_mode):
         _check_size(file, found.st_size)
-    # The time of its last change, too: that of its content can be set to anything.
+    # ctime too: a program can set mtime to any value.
     as_found = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    return _read(file, scope, as_found)
+    return _read_content(file, scope, as_found)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def _read(file: Path, scope: PathScope | None, _as_found: tuple[int, ...]) -> str:
+def _read_content(file: Path, scope: PathScope | None, _as_found: tuple[int, ...]) -> str:
     with open_regular(file, scope) as stream:
         content = stream.read(LARGEST_FILE_BYTES + 1)
     _check_size(file, len(content))
@@ -180,5 +183,5 @@ def _check_size(file: Path, size: int) -> None:
     if size > LARGEST_FILE_BYTES:
         problem = f"expected at most {LARGEST_FILE_BYTES} bytes, found {size}"
         raise FileUnusable(
-            escape_path(file), problem, hint="Shorten it: it goes with every conversation."
+            escape_path(file), problem, hint="Shorten it: it is part of every conversation."
         )

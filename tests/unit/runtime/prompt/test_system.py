@@ -16,8 +16,8 @@ from steadyrun.runtime.prompt.system import (
     LARGEST_FILE_BYTES,
     OWN_FILES,
     SystemPrompt,
-    _read,
-    agent_environment,
+    _read_content,
+    build_agent_environment,
     read_system_prompt,
     require_role,
 )
@@ -45,8 +45,8 @@ class Desk:
     def rules(self) -> str:
         return (
             f"# steadyrun\nYou are ada, an agent that steadyrun runs. Your home directory is"
-            f" {self.own}.\nWhat you write is internal: it is kept in the record, where whoever"
-            " asked can read it, and is sent to nobody."
+            f" {self.own}.\nWhat you write is internal: it is kept in the record, where the"
+            " sender of a message can read it, and is not sent anywhere else."
         )
 
 
@@ -193,7 +193,7 @@ class TestHostileFiles:
         error = desk.refused()
 
         assert error.file == str(desk.own / "USER.md")
-        assert error.problem == "is a link to nothing"
+        assert error.problem == "is a link without a target"
 
     def test_a_link_to_itself_is_refused(self, desk: Desk) -> None:
         (desk.own / "SOUL.md").symlink_to("SOUL.md")
@@ -212,7 +212,7 @@ class TestHostileFiles:
         (desk.own / "SOUL.md").symlink_to("../secret")
 
         with pytest.raises(PathRefused, match="there is a link"):
-            _read(desk.own / "SOUL.md", PathScope.from_directories(desk.own), ())
+            _read_content(desk.own / "SOUL.md", PathScope.from_directories(desk.own), ())
 
     def test_a_home_may_be_reached_by_a_link(self, desk: Desk) -> None:
         (desk.own / "soul").write_text("Kind.")
@@ -346,7 +346,7 @@ class TestPermissions:
 
 
 def test_a_process_knows_its_agent_and_nothing_that_changes(desk: Desk) -> None:
-    assert agent_environment(desk.agent, desk.home) == {
+    assert build_agent_environment(desk.agent, desk.home) == {
         "STEADYRUN_AGENT": "ada",
         "STEADYRUN_AGENT_HOME": str(desk.own),
         "STEADYRUN_HOME": str(desk.home),
@@ -356,4 +356,4 @@ def test_a_process_knows_its_agent_and_nothing_that_changes(desk: Desk) -> None:
 def test_a_run_of_no_agent_does_not_learn_its_own_name(desk: Desk) -> None:
     direct = replace(desk.agent, name="run_1", is_direct=True)
 
-    assert agent_environment(direct, desk.home) == {"STEADYRUN_HOME": str(desk.home)}
+    assert build_agent_environment(direct, desk.home) == {"STEADYRUN_HOME": str(desk.home)}
