@@ -20,7 +20,7 @@ from steadyrun.lib.task_group import task_group
 from steadyrun.model.agent import Agent
 from steadyrun.model.item import Item, Message
 from steadyrun.runtime.daemon import Daemon
-from steadyrun.runtime.dispatcher import Capacity
+from steadyrun.runtime.process_pool import Capacity
 from steadyrun.store import Store
 
 _KEY = b"k" * 32
@@ -36,16 +36,16 @@ async def run_daemon(config: Config, room: Capacity) -> AsyncIterator[Daemon]:
         open_runtime(config, kind="daemon", machine="here") as around,
         task_group() as tasks,
     ):
-        daemon = Daemon(around, tasks, room=room, key=_KEY)
+        daemon = Daemon(around, tasks, capacity=room, key=_KEY)
         await daemon.recover()
         tasks.start_soon(daemon.serve)
         yield daemon
-        await daemon.stop(drain_seconds=_DRAIN_SECONDS, keep=False)
+        await daemon.shut_down(drain_seconds=_DRAIN_SECONDS, keep=False)
         tasks.cancel_scope.cancel()
 
 
 async def add_agents(daemon: Daemon, folder: Path, count: int) -> list[Agent]:
-    around = daemon.holding.around
+    around = daemon.direct_runs.deps
     agents = []
     for number in range(count):
         home = folder / f"agent-{number}"
@@ -58,9 +58,9 @@ async def add_agents(daemon: Daemon, folder: Path, count: int) -> list[Agent]:
 async def send_and_wait(daemon: Daemon, agent: Agent, message: Message) -> Item:
     """Send a message and wait until its item is settled. The store is read only when the agent is
     idle: waiting must not disturb the work."""
-    store, was_busy = daemon.holding.around.store, False
+    store, was_busy = daemon.direct_runs.deps.store, False
     with store.hints.watch(agent.id) as watch:
-        found = (await daemon.worker.accept(message)).item
+        found = (await daemon.accept(message)).item
         while not found.is_settled:
             is_news = await watch.wait(_LOOK_SECONDS)
             is_busy = daemon.process_state(agent.id) == "busy"
@@ -88,7 +88,7 @@ async def _drive(home: Path, count: int) -> None:
     async with run_daemon(load(home, cwd=home), Capacity(runs=count, processes=count)) as daemon:
         print_line("ready")
         await wait_for_line()
-        store = daemon.holding.around.store
+        store = daemon.direct_runs.deps.store
         for agent in await add_agents(daemon, home / "agents", count):
             await store.accept(Message(agent.id, "Go."))
         while await _count_runs(store, count, "running") < count:  # noqa: ASYNC110
@@ -101,7 +101,7 @@ async def _adopt(home: Path, count: int) -> None:
     """Print when everything is imported; take over the runs; print when all have ended."""
     print_line(time.monotonic_ns())
     async with run_daemon(load(home, cwd=home), Capacity(runs=count, processes=count)) as daemon:
-        await _wait_until_ended(daemon.holding.around.store, count)
+        await _wait_until_ended(daemon.direct_runs.deps.store, count)
 
 
 async def _wait_until_ended(store: Store, count: int) -> None:

@@ -43,12 +43,12 @@ async def _ours(folder: Path) -> AsyncIterator[Turn]:
     # Imported here: the other contenders must not load it.
     from bench import contender_ours, daemon_process  # noqa: PLC0415
     from steadyrun.model.item import Message  # noqa: PLC0415
-    from steadyrun.runtime.dispatcher import Capacity  # noqa: PLC0415
+    from steadyrun.runtime.process_pool import Capacity  # noqa: PLC0415
 
     home, turns = folder / "home", 0
     config = contender_ours.write_config(home, _agent("scripted", folder))
     async with daemon_process.run_daemon(config, Capacity()) as daemon:
-        store = daemon.holding.around.store
+        store = daemon.direct_runs.deps.store
         [agent] = await daemon_process.add_agents(daemon, home / "agents", 1)
 
         async def turn() -> int:

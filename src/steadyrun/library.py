@@ -68,7 +68,7 @@ class Steadyrun:
 
     def __init__(self, runs: DirectRuns) -> None:
         self._runs = runs
-        self._deps = runs.around
+        self._deps = runs.deps
 
     async def start(
         self, prompt: str, *, provider: str, cwd: str | Path = ".", **options: Unpack[RunOptions]
@@ -156,15 +156,17 @@ class RunHandle:
     def __init__(self, runs: DirectRuns, run: RunId) -> None:
         self.id = run
         self._runs = runs
-        self._store = runs.around.store
+        self._store = runs.deps.store
 
     def events(self) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
         """Stream all events of the run in order, up to its last one.
 
         Deltas and raw output are included only if this program drives the run.
         """
-        worker = self._runs.seat(self.id)
-        return stream_run(self._store, self.id, worker.feed) if worker else self._stream_stored()
+        worker = self._runs.find_worker(self.id)
+        return (
+            stream_run(self._store, self.id, worker.lane.feed) if worker else self._stream_stored()
+        )
 
     async def steer(self, text: str) -> Offered | Refused:
         """Offer a message to the active turn."""
@@ -180,7 +182,7 @@ class RunHandle:
         answer, or one to an unknown approval, has no effect."""
         run = await self._store.run(self.id)
         if verdict.input is not None:
-            abilities = self._runs.around.drivers.find_abilities(run.provider)
+            abilities = self._runs.deps.drivers.find_abilities(run.provider)
             if "change_input" not in abilities:
                 raise AbilityMissing(run.provider, "change_input", asked="input")
         if run.process is None:
@@ -188,7 +190,7 @@ class RunHandle:
         answer = ApprovalAnswer(
             verdict.is_allowed,
             by,
-            self._runs.around.clock.now(),
+            self._runs.deps.clock.now(),
             verdict.message,
             verdict.always and verdict.is_allowed,
             input=verdict.input,
@@ -196,14 +198,14 @@ class RunHandle:
         )
         with contextlib.suppress(NotFound, Conflict):
             known = await self._store.approval(build_approval_id(run.process, approval))
-            await answer_approval(build_context(self._runs.around), known, answer)
+            await answer_approval(build_context(self._runs.deps), known, answer)
 
     async def cancel(self, reason: str | None = None) -> Run:
         """Request the end of the run, which may take a moment. An ended run does not change."""
         run = await self._store.run(self.id)
-        worker = self._runs.seat(self.id)
-        if worker is not None and worker.runner is not None:
-            await worker.runner.cancel(reason)
+        worker = self._runs.find_worker(self.id)
+        if worker is not None:
+            await worker.control.cancel(reason)
         elif run.item is not None and not run.is_terminal:
             await self._store.cancel(run.item, reason)
         return await self._store.run(self.id)
@@ -275,6 +277,6 @@ async def open_library(config: Config | None = None) -> AsyncIterator[Steadyrun]
         task_group() as tasks,
     ):
         runs = DirectRuns(deps, tasks)
-        await runs.adopt()
+        await runs.adopt_all()
         yield Steadyrun(runs)
         tasks.cancel_scope.cancel()

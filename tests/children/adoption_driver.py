@@ -126,7 +126,7 @@ async def drive(order: Order, steps: Steps) -> None:
     ):
         store: Store = WatchedStore(around.store, steps)
         holding = DirectRuns(replace(around, store=store), tasks)
-        await holding.adopt()
+        await holding.adopt_all()
         await Caller(Steadyrun(holding), store, story, place).play()
         tasks.cancel_scope.cancel()
 

@@ -14,7 +14,7 @@ from steadyrun.app.runtime import open_runtime
 from steadyrun.config import load
 from steadyrun.lib.task_group import task_group
 from steadyrun.runtime.daemon import Daemon
-from steadyrun.runtime.dispatcher import Capacity
+from steadyrun.runtime.process_pool import Capacity
 from steadyrun.store import Store
 from tests.children.adoption_steps import Steps, WatchedStore, watch_processes
 
@@ -31,7 +31,7 @@ async def main(home: Path, step: str | None) -> None:
         task_group() as tasks,
     ):
         store: Store = WatchedStore(around.store, steps)
-        daemon = Daemon(replace(around, store=store), tasks, room=Capacity(), key=KEY)
+        daemon = Daemon(replace(around, store=store), tasks, capacity=Capacity(), key=KEY)
         await daemon.recover()
         os.write(1, b"up\n")
         await daemon.serve()

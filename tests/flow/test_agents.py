@@ -7,7 +7,7 @@ import anyio
 from steadyrun.model import event as ev
 from steadyrun.model.approval import ApprovalAnswer
 from steadyrun.model.item import Message
-from steadyrun.runtime.dispatcher import Capacity
+from steadyrun.runtime.process_pool import Capacity
 from steadyrun.stores.sqlite import SqliteStore
 from tests.support.daemon_harness import read_turns, running_daemon, say, script
 
@@ -67,13 +67,13 @@ def test_no_more_runs_at_a_time_than_there_is_room_for(tmp_path: Path) -> None:
             await harness.wait_for_text(agents[0], "here")
             await harness.wait_for_text(agents[1], "here")
 
-            assert harness.daemon.worker.slots.free == 0
+            assert harness.daemon.dispatcher.slots.free == 0
             assert len(await harness.store.runs()) == 2
             harness.gates.open("all")
             assert {(await harness.wait_until_settled(item)).status for item in sent} == {
                 "completed"
             }
-            assert harness.daemon.worker.slots.free == 2
+            assert harness.daemon.dispatcher.slots.free == 2
 
     anyio.run(main)
 
@@ -112,7 +112,7 @@ def test_a_run_that_waits_for_a_person_makes_room_for_another(tmp_path: Path) ->
 
             assert other.reply == "meanwhile"
             assert (await harness.wait_until_settled(asking)).reply == "so"
-            assert harness.daemon.worker.slots.free == 1
+            assert harness.daemon.dispatcher.slots.free == 1
 
     anyio.run(main)
 
@@ -181,7 +181,7 @@ def test_what_the_daemon_takes_in_begins_in_the_same_commit(tmp_path: Path) -> N
     async def main() -> None:
         async with running_daemon(tmp_path, capacity=Capacity(runs=1)) as harness:
             ada, bo = await harness.add_agent("ada"), await harness.add_agent("bo")
-            accept = harness.daemon.worker.accept
+            accept = harness.daemon.accept
             until = script(harness.gates.wait_step("go"), {"text": "done"})
 
             first = await accept(Message(ada, until))

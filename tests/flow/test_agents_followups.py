@@ -199,10 +199,10 @@ def test_so_much_is_open_at_once_and_not_more(tmp_path: Path) -> None:
             first = await _busy(harness, ada, {"text": "done"}, {"text": "all"})
             sent = [await harness.send(ada, f"message {n}") for n in range(20)]
             await harness.wait_for_event(ada, ev.FollowupOffered, 16)
-            seat = harness.daemon.seats.of(ada)
+            seat = harness.daemon.workers.find(ada)
             assert seat
-            assert seat.live
-            assert len(seat.live.offers.open) == 16
+            assert seat.slot.process
+            assert len(seat.slot.process.offers.open) == 16
             offered = [each.item for each in await harness.events_of(ada, ev.FollowupOffered)]
             assert offered == sent[:16]
             harness.gates.open("go")
@@ -226,10 +226,10 @@ def test_long_messages_are_open_one_after_the_other(tmp_path: Path) -> None:
             # Something that is heard after both were looked at.
             await harness.store.pause(ada)
             await harness.store.resume(ada)
-            seat = harness.daemon.seats.of(ada)
+            seat = harness.daemon.workers.find(ada)
             assert seat
-            assert seat.live
-            assert [*seat.live.offers.open] == sent[:1]
+            assert seat.slot.process
+            assert [*seat.slot.process.offers.open] == sent[:1]
             harness.gates.open("go")
             items = [await harness.wait_until_settled(item) for item in sent]
 
@@ -325,7 +325,7 @@ def test_a_turn_that_nobody_asked_for_is_an_item_of_its_own(tmp_path: Path) -> N
             assert by_itself.cost.usd == 0.25
             assert by_itself.process == (await harness.runs(ada))[0].process
             assert (await harness.store.lane(ada)).status == "warm"
-            assert harness.daemon.worker.slots.free == 5
+            assert harness.daemon.dispatcher.slots.free == 5
             assert (await harness.send_and_wait(ada, say("next"))).reply == "next"
 
     anyio.run(main)
@@ -374,12 +374,12 @@ async def _overtaken(harness: DaemonHarness, agent: AgentId, text: str, *steps: 
     """An item is started at the moment at which its process has begun these steps by itself."""
     await harness.send_and_wait(agent, script(_later(*steps, after=1.5), {"text": "one"}))
     await harness.wait_for_lane(agent, "warm")
-    seat = harness.daemon.seats.of(agent)
+    seat = harness.daemon.workers.find(agent)
     assert seat
-    assert seat.live
-    driver = seat.live.driver
+    assert seat.slot.live
+    driver = seat.slot.live.connection.driver
     assert driver
-    async with seat._turning:
+    async with seat.lane.turn_lock:
         await wait_for(lambda: driver.is_open, "a turn")
         item = await harness.send(agent, text)
         await harness.wait_for_lane(agent, "held")

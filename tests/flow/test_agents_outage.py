@@ -17,7 +17,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.event import LiveEvent
 from steadyrun.model.gate import Opened
 from steadyrun.model.ids import AgentId
-from steadyrun.runtime.dispatcher import Capacity
+from steadyrun.runtime.process_pool import Capacity
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.adoption_steps import WatchedStore
@@ -245,9 +245,9 @@ def test_whoever_listens_hears_of_the_trouble_at_once(tmp_path: Path) -> None:
             ada = await harness.add_agent("ada")
             item = await harness.send(ada, script({"text": "one"}, harness.gates.wait_step("go")))
             await harness.wait_for_text(ada, "one")
-            seat = harness.daemon.seats.of(ada)
+            seat = harness.daemon.workers.find(ada)
             assert seat
-            with seat.feed.subscribe() as listener:
+            with seat.lane.feed.subscribe() as listener:
                 lock.take()
                 harness.gates.open("go")
                 while not isinstance(news := await listener.next(), LiveEvent):

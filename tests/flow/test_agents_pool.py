@@ -12,7 +12,7 @@ import pytest
 
 from steadyrun.lib.clock import SystemClock
 from steadyrun.providers.scripted import child
-from steadyrun.runtime.dispatcher import Capacity
+from steadyrun.runtime.process_pool import Capacity
 from tests.support.daemon_harness import (
     DaemonHarness,
     find_cli,
@@ -295,9 +295,11 @@ def test_an_item_that_comes_while_its_process_is_closed_has_another(tmp_path: Pa
             ada = await harness.add_agent("ada")
             await harness.send_and_wait(ada, say("one"))
             clock.seconds = 301
-            seat = harness.daemon.seats.of(ada)
+            seat = harness.daemon.workers.find(ada)
             assert seat
-            await wait_for(lambda: seat.live is None or seat.live.is_closing, "the closing")
+            await wait_for(
+                lambda: seat.slot.live is None or seat.slot.live.is_closing, "the closing"
+            )
             second = await harness.send(ada, say("two"))
             await harness.wait_for_lane(ada, "held")
             harness.gates.open("go")

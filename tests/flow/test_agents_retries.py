@@ -107,7 +107,7 @@ def test_every_run_of_an_agent_has_its_time_and_its_tools(tmp_path: Path, how: s
             assert (last.status, last.stop_reason) == ("timed_out", "wall_timeout")
             assert last.error
             assert (last.error.code, last.error.message) == (
-                "wall_timeout", "it was not done after 1.5 s",
+                "wall_timeout", "the run was not done after 1.5 s",
             )  # fmt: skip
             assert [run.allowed_tools for run in await harness.runs(ada)] == [("Read",)] * 2
 
@@ -153,16 +153,16 @@ def test_a_process_that_dies_before_its_second_turn_is_replaced_in_the_same_run(
             cli = find_cli(await harness.find_process(ada))
             # Stopped, it can neither be told nor say that it is gone before the item has begun.
             os.kill(cli, signal.SIGSTOP)
-            seat = harness.daemon.seats.of(ada)
+            seat = harness.daemon.workers.find(ada)
             assert seat
-            assert seat.live
-            driver = seat.live.driver
+            assert seat.slot.live
+            driver = seat.slot.live.connection.driver
             assert driver
             async with driver._lock:  # type: ignore[attr-defined]
                 item = await harness.send(ada, say("two"))
                 await harness.wait_for_lane(ada, "held")
                 os.kill(cli, signal.SIGKILL)
-                directory = tmp_path / "home" / seat.live.process.keeper
+                directory = tmp_path / "home" / seat.slot.live.row.keeper
                 await wait_for((directory / "exit").exists, "the exit")
             settled = await harness.wait_until_settled(item)
 

@@ -20,7 +20,7 @@ from steadyrun.model import event as ev
 from steadyrun.model.approval import ApprovalAnswer
 from steadyrun.model.ids import AgentId
 from steadyrun.providers.scripted import child as scripted_child
-from steadyrun.runtime.dispatcher import Capacity
+from steadyrun.runtime.process_pool import Capacity
 from tests.children.keeper_driver import eventually
 from tests.support.cli_home import CliHome, cli_home, end_daemon
 from tests.support.commands import COMMAND

@@ -122,7 +122,7 @@ async def working(
             open_runtime(config, kind="daemon", machine="here") as around,
             task_group() as tasks,
         ):
-            daemon = Daemon(around, tasks, room=DEFAULT_CAPACITY, key=KEY)
+            daemon = Daemon(around, tasks, capacity=DEFAULT_CAPACITY, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
             running = DaemonHarness(harness.cwd.parent, around.store, daemon, told)
@@ -130,5 +130,5 @@ async def working(
             agent = Agent(around.ids.new_agent(), "ada", chain, str(harness.cwd), policy=policy)
             await around.store.add_agent(agent)
             yield running, agent.id
-            await daemon.stop(drain_seconds=10, keep=False)
+            await daemon.shut_down(drain_seconds=10, keep=False)
             tasks.cancel_scope.cancel()

@@ -52,7 +52,7 @@ def test_a_turn_without_a_word_is_ended(tmp_path: Path) -> None:
     assert (run.status, run.stop_reason) == ("timed_out", "idle_timeout")
     assert run.error
     assert run.error.code == "idle_timeout"
-    assert re.fullmatch(r"nothing was heard of it for \d+ms", run.error.message)
+    assert re.fullmatch(r"no output for \d+ms", run.error.message)
 
 
 def test_a_one_shot_that_prints_nothing_is_a_stall(tmp_path: Path) -> None:

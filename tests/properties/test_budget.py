@@ -114,10 +114,10 @@ def test_each_mark_is_told_once_and_in_order(
     meter = BudgetMeter(budget, windows, rules)
     told: list[BudgetReached] = []
     for usage, cost in heard:
-        told += meter.hear(usage, cost)
+        told += meter.count(usage, cost)
         # Whoever comes later and reads the record tells none of it again.
         again = BudgetMeter(budget, windows, rules, told)
-        assert again.hear(usage, cost) == []
+        assert again.count(usage, cost) == []
 
     def name(reached: BudgetReached) -> tuple[str, str]:
         return reached.limit, reached.unit

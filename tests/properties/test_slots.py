@@ -27,14 +27,14 @@ class Counting(RuleBasedStateMachine):
             self.lines[run] = (provider, True)
 
     @rule(run=runs)
-    def step_aside(self, run: AgentId) -> None:
-        self.slots.step_aside(run)
+    def suspend(self, run: AgentId) -> None:
+        self.slots.suspend(run)
         if run in self.lines:
             self.lines[run] = (self.lines[run][0], False)
 
     @rule(run=runs)
-    def step_back(self, run: AgentId) -> None:
-        self.slots.step_back(run)
+    def resume(self, run: AgentId) -> None:
+        self.slots.resume(run)
         if run in self.lines:
             self.lines[run] = (self.lines[run][0], True)
 
@@ -61,12 +61,12 @@ def test_who_waits_for_a_person_makes_room_and_comes_back_over_the_number() -> N
     assert slots.free == 0
     assert slots.full_providers == {"claude"}
 
-    slots.step_aside(first)
+    slots.suspend(first)
     assert slots.free == 1
     assert not slots.full_providers
 
     slots.take(second, "claude")
-    slots.step_back(first)
+    slots.resume(first)
     slots.leave(second)
     assert slots.free == 0
 

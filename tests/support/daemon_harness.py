@@ -34,8 +34,8 @@ from steadyrun.model.item import Item, Message
 from steadyrun.model.run import Run
 from steadyrun.model.secret import Scrubber
 from steadyrun.runtime.daemon import Daemon
-from steadyrun.runtime.dispatcher import Capacity
 from steadyrun.runtime.log import JsonLogFormatter
+from steadyrun.runtime.process_pool import Capacity
 from steadyrun.store import Store
 from steadyrun.stores.sqlite import SqliteStore
 from tests.children.keeper_driver import eventually
@@ -334,11 +334,11 @@ async def running_daemon(
             around = replace(usual, limits=msgspec.structs.replace(usual.limits, **limits))
             store = wrap_store(around.store)
             around = replace(around, clock=clock or around.clock, store=store)
-            daemon = Daemon(around, tasks, room=capacity, key=KEY)
+            daemon = Daemon(around, tasks, capacity=capacity, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
             yield DaemonHarness(place, usual.store, daemon, told)
-            await daemon.stop(drain_seconds=drain, keep=False)
+            await daemon.shut_down(drain_seconds=drain, keep=False)
             tasks.cancel_scope.cancel()
     # A keeper says that all is over, and then ends itself.
     eventually(lambda: not find_processes_of(place), "the end of all that was started")

@@ -32,7 +32,7 @@ async def real_agent(
             open_runtime(harness.config, kind="daemon", machine="here") as around,
             task_group() as tasks,
         ):
-            daemon = Daemon(around, tasks, room=DEFAULT_CAPACITY, key=KEY)
+            daemon = Daemon(around, tasks, capacity=DEFAULT_CAPACITY, key=KEY)
             await daemon.recover()
             tasks.start_soon(daemon.serve)
             running = DaemonHarness(harness.cwd.parent, around.store, daemon, told)
@@ -45,5 +45,5 @@ async def real_agent(
             )
             await around.store.add_agent(agent)
             yield running, agent.id
-            await daemon.stop(drain_seconds=10, keep=False)
+            await daemon.shut_down(drain_seconds=10, keep=False)
             tasks.cancel_scope.cancel()

@@ -36,9 +36,9 @@ from steadyrun.operations.documents import DaemonDocument, LiveCount, StoppedDoc
 from steadyrun.operations.spool import drain_spool
 from steadyrun.runtime.daemon import Daemon, Recovered
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.dispatcher import Capacity
 from steadyrun.runtime.events.stream import stream_events
 from steadyrun.runtime.log import log_bug, log_event
+from steadyrun.runtime.process_pool import Capacity
 from steadyrun.store import Accepted
 from steadyrun.version import __version__
 
@@ -65,19 +65,19 @@ class DaemonHandle:
         self._stopped = anyio.Event()
 
     def describe(self) -> DaemonDocument:
-        worker, seats = self._daemon.worker, list(self._daemon.seats)
+        workers, capacity = list(self._daemon.workers), self._daemon.pool.capacity
         return DaemonDocument(
             os.getpid(),
             __version__,
             str(self._deps.home),
             self._started_at,
-            LiveCount(sum(seat.is_held for seat in seats), worker.room.runs),
-            LiveCount(sum(seat.live is not None for seat in seats), worker.room.processes),
-            worker.is_draining,
+            LiveCount(sum(worker.is_held for worker in workers), capacity.runs),
+            LiveCount(sum(worker.slot.live is not None for worker in workers), capacity.processes),
+            self._daemon.pool.is_draining,
         )
 
     async def accept(self, message: Message) -> Accepted:
-        return await self._daemon.worker.accept(message)
+        return await self._daemon.accept(message)
 
     def find_process_state(self, agent: AgentId) -> ProcessState | None:
         return self._daemon.process_state(agent)
@@ -86,9 +86,7 @@ class DaemonHandle:
         return self._daemon.is_waiting(agent)
 
     async def release(self, agent: AgentId) -> None:
-        seat = self._daemon.seats.of(agent)
-        if seat and seat.is_idle:
-            await self._daemon.worker.close(seat)
+        await self._daemon.release(agent)
 
     async def stop(self, drain_seconds: float | None, *, keep: bool) -> StoppedDocument:
         """See `DaemonView`. Said again with less time, it takes less time; whoever has said it may
@@ -105,7 +103,7 @@ class DaemonHandle:
         )
 
     async def _stop(self, seconds: float, keep: bool) -> None:
-        left = await self._daemon.stop(drain_seconds=seconds, keep=keep)
+        left = await self._daemon.shut_down(drain_seconds=seconds, keep=keep)
         if not self._stopped.is_set():
             self._remaining = left
             self._stopped.set()
@@ -139,7 +137,7 @@ async def open_daemon(config: Config) -> AsyncIterator[DaemonHandle]:
         ):
             await _sync_agents(config, around)
             await _check_providers(config, around)
-            daemon = Daemon(around, tasks, room=_build_capacity(config), key=key)
+            daemon = Daemon(around, tasks, capacity=_build_capacity(config), key=key)
             running = DaemonHandle(daemon, around, config.settings.daemon, tasks)
             desk = OperationContext(
                 around.store,

@@ -44,7 +44,7 @@ async def _hold() -> None:
         task_group() as tasks,
     ):
         direct_runs = DirectRuns(deps, tasks)
-        while adopted := await direct_runs.adopt():
+        while adopted := await direct_runs.adopt_all():
             async with task_group() as driving:
                 for run in adopted:
                     driving.start_soon(_drive_until_end, direct_runs, run)

@@ -1,4 +1,4 @@
-"""What has a holder that is gone left? Asked for all its lanes at once, before any is taken up."""
+"""Finds the processes that a dead holder has left, for all its lanes at once."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,30 +18,32 @@ class AbandonedProcess(Struct, frozen=True):
 
     process: Process
     request: LaunchRequest
-    # None: it could not be read. Whoever hears the process asks again.
-    known: LaneSnapshot | None
+    # None if the record could not be read: then it is read when the process is connected.
+    snapshot: LaneSnapshot | None
 
 
-async def look_for(
-    around: Deps, lost: Sequence[AbandonedLane]
+async def find_abandoned(
+    deps: Deps, lanes: Sequence[AbandonedLane]
 ) -> dict[ProcessId, AbandonedProcess]:
-    """The processes that were left; one that never was started is not among them."""
-    processes = [process for each in lost for process in each.processes]
+    """The processes that were left; one that was never started is not among them."""
+    processes = [process for each in lanes for process in each.processes]
     if not processes:
         return {}
-    launched = await around.drivers.read_requests(processes)
-    known = await _known(around.store, lost)
+    launched = await deps.drivers.read_requests(processes)
+    snapshots = await _load_snapshots(deps.store, lanes)
     return {
-        each.id: AbandonedProcess(each, launched[each.id], known.get(each.agent))
+        each.id: AbandonedProcess(each, launched[each.id], snapshots.get(each.agent))
         for each in processes
         if each.id in launched
     }
 
 
-async def _known(store: Store, lost: Sequence[AbandonedLane]) -> Mapping[AgentId, LaneSnapshot]:
-    lanes = {each.agent.id: each.run.id if each.run else None for each in lost}
+async def _load_snapshots(
+    store: Store, lanes: Sequence[AbandonedLane]
+) -> Mapping[AgentId, LaneSnapshot]:
+    runs = {each.agent.id: each.run.id if each.run else None for each in lanes}
     try:
-        return await store.lane_snapshots(lanes)
+        return await store.lane_snapshots(runs)
     except StoreFailed as error:
         log_event("store.failed", phase="adopt", code=error.code)
         return {}

@@ -1,4 +1,4 @@
-"""May one more run begin? Pure counting: so many at once, and so many of one provider."""
+"""Counts runs: so many at once, and so many of one provider. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,45 +7,47 @@ from steadyrun.model.ids import AgentId
 
 
 class Slots:
-    """Who has a slot, and who has stepped aside while a person is asked.
+    """Which agents have a slot, and which of them wait for a person.
 
-    The numbers only say whether a run may begin: one that goes on anyway (adopted, begun by its
-    provider, answered by a person) is counted over them. Saying anything twice is saying it once.
+    The numbers only say whether a run may start: one that goes on anyway (adopted, begun by its
+    provider, answered by a person) is counted beyond them. Each method may be called twice.
     """
 
     def __init__(self, most: int, per_provider: Mapping[str, int]) -> None:
         self._most = most
         self._per_provider = dict(per_provider)
         self._provider_of: dict[AgentId, str] = {}
-        self._aside: set[AgentId] = set()
+        self._suspended: set[AgentId] = set()
 
     @property
     def free(self) -> int:
-        return max(0, self._most - (len(self._provider_of) - len(self._aside)))
+        return max(0, self._most - (len(self._provider_of) - len(self._suspended)))
 
     @property
     def full_providers(self) -> frozenset[str]:
         taken = Counter(
-            provider for agent, provider in self._provider_of.items() if agent not in self._aside
+            provider
+            for agent, provider in self._provider_of.items()
+            if agent not in self._suspended
         )
         return frozenset(
             provider for provider, most in self._per_provider.items() if taken[provider] >= most
         )
 
     def take(self, agent: AgentId, provider: str) -> None:
-        """A run of this agent begins, or is found to be running: it has one at a time."""
+        """A run of this agent starts, or is found running: an agent has one at a time."""
         self._provider_of.setdefault(agent, provider)
 
-    def step_aside(self, agent: AgentId) -> None:
-        """It waits for a person: another may run meanwhile."""
+    def suspend(self, agent: AgentId) -> None:
+        """The run waits for a person: another one may run in its slot."""
         if agent in self._provider_of:
-            self._aside.add(agent)
+            self._suspended.add(agent)
 
-    def step_back(self, agent: AgentId) -> None:
-        """It goes on, whether there is room or not: its provider does not ask us."""
-        self._aside.discard(agent)
+    def resume(self, agent: AgentId) -> None:
+        """The run goes on, also without a free slot: its provider does not ask for one."""
+        self._suspended.discard(agent)
 
     def leave(self, agent: AgentId) -> None:
-        """It is over."""
+        """The run is over."""
         self._provider_of.pop(agent, None)
-        self._aside.discard(agent)
+        self._suspended.discard(agent)

@@ -85,7 +85,7 @@ async def _cancel(args: Namespace) -> int:
 @asynccontextmanager
 async def _open_run(name: str) -> AsyncIterator[tuple[Store, RunHandle]]:
     async with open_direct_runs() as direct_runs:
-        store = direct_runs.around.store
+        store = direct_runs.deps.store
         yield store, RunHandle(direct_runs, (await find_run(store, name)).id)
 
 

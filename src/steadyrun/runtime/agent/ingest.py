@@ -1,39 +1,38 @@
-"""What becomes of what a process says? Recorded in order, each event with the run it belongs to."""
+"""Decides what follows from the output of a process. Pure: output in, effects out.
 
+The effects of one batch are carried out in order (`agent/effects.py`): first what is recorded, then
+what the recorded events ask of the runtime.
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
-from typing import Protocol, TypeGuard
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.dialect import RESUME_NOT_FOUND, Turn, TurnBegan, TurnEnded
-from steadyrun.driver import Driver, DriverOutput, JournalBatch
-from steadyrun.errors import NotFound
-from steadyrun.model.agent import Agent
-from steadyrun.model.approval import BY_PROVIDER, build_approval_id
+from steadyrun.dialect import TurnBegan, TurnEnded
+from steadyrun.driver import DriverOutput, JournalBatch
+from steadyrun.model.approval import BY_PROVIDER
 from steadyrun.model.event import (
     ApprovalRequested,
     ApprovalResolved,
-    BudgetReached,
     Emitted,
+    Event,
     FollowupAbsorbed,
     FollowupReturned,
-    Note,
+    Foreign,
     ProviderRetrying,
     TextFinal,
     ToolCompleted,
     ToolStarted,
     UsageUpdated,
 )
-from steadyrun.model.gate import ProviderAnswered, Suspected
-from steadyrun.model.ids import RunId
-from steadyrun.model.run import Finished, StopReason, Touched
-from steadyrun.runtime.agent.process import LiveProcess
-from steadyrun.runtime.run.active_run import ActiveRun
+from steadyrun.model.policy import Rights
 from steadyrun.runtime.run.permissions import with_breaches
-from steadyrun.store import LaneSnapshot
 
-# The events that ask something of us.
-_ASKING = frozenset(
+# The events that ask something of the runtime.
+_REQUESTS: frozenset[type] = frozenset(
     {
         FollowupAbsorbed,
         FollowupReturned,
@@ -43,244 +42,161 @@ _ASKING = frozenset(
         UsageUpdated,
     }
 )
-_PLAIN = frozenset({Emitted})
-# Nothing of this comes before the model has answered.
-_ANSWERS = frozenset({TextFinal, ToolStarted, UsageUpdated})
-# Why a provider tries again, where that says something about everybody who uses it.
+_TURN: frozenset[type] = frozenset({TurnBegan, TurnEnded})
+# None of these comes before the model has answered.
+_ANSWERS: frozenset[type] = frozenset({TextFinal, ToolStarted, UsageUpdated})
+# The reason of a retry that concerns every user of a provider.
 RATE_LIMITED = "rate_limited"
-_EARLY = "it had begun a turn of its own before this one could be told"
 
 
-class Turning(Protocol):
-    """Who knows which run a turn belongs to."""
+class Append(Struct, frozen=True):
+    """Record events of the open turn, or of none."""
 
-    agent: Agent
-    runner: ActiveRun | None
-    # Whether a new conversation will do where the one to go on with is not there; it is not.
-    may_begin_anew: bool
-    is_missing: bool
-
-    async def begun(self, live: LiveProcess, took: str | None) -> RunId | None: ...
-
-    def over(self) -> None: ...
-
-    def offer(self, live: LiveProcess) -> None: ...
-
-    def waits(self) -> None: ...
-
-    def end_run(self, reason: StopReason, why: str) -> None: ...
+    events: list[Emitted]
 
 
-async def reached(seat: Turning, live: LiveProcess, driver: Driver) -> None:
-    """A process can be heard: go on where its record ends."""
-    recorder, runner = live.recorder, seat.runner
-    known = await _known(seat, live)
-    session, run = known.session, known.run
-    recorder.token = session.current.token if session and session.current else None
-    if runner is None or run is None:
-        return
-    live.claimed(runner.claim)
-    runner.know(run)
-    if run.status == "running":
-        recorder.run = run.id
-        live.begun = run.id if run.process == live.process.id else None
-    elif run.status == "starting" and "multi_turn" not in driver.abilities:
-        await recorder.begin(run.id, (), recorder.offset)
-    await live.offers.take_up(known)
-    asked = ApprovalRequested | ApprovalResolved
-    runner.recall([each for each in known.events if isinstance(each.event, asked | BudgetReached)])
-    _stop_overspent(seat)
-    seat.waits()
-    if live.offers.is_due:
-        seat.offer(live)
+class StartTurn(Struct, frozen=True):
+    """A turn has begun: find its run, or make one. `input` is what the turn took."""
+
+    input: str | None
 
 
-async def _known(seat: Turning, live: LiveProcess) -> LaneSnapshot:
-    """What its record says; what was read when it was taken up is good for the first time."""
-    known, live.known = live.known, None
-    run = seat.runner.id if seat.runner else None
-    if known and (known.run.id if known.run else None) == run:
-        return known
-    return (await live.store.lane_snapshots({seat.agent.id: run}))[seat.agent.id]
+class FinishTurn(Struct, frozen=True):
+    """A turn has ended: record its events and, with it, the end of its run."""
+
+    ended: TurnEnded
+    events: list[Emitted]
 
 
-def is_early(seat: Turning, live: LiveProcess) -> bool:
-    """Whether a turn that is open is not that of the run, which was not told yet."""
-    runner = seat.runner
-    if runner is None or runner.is_begun or runner.is_over or not live.serves_many:
-        return False
-    return not live.has_told(Turn(runner.id, ""))
+class CloseFrame(Struct, frozen=True):
+    """The frame with the start or the end of a turn is over: record what is left of it, with the
+    start of the turn that is open now."""
+
+    events: list[Emitted]
 
 
-def _judged(
-    seat: Turning, ended: TurnEnded, token: str | None, *, early: bool
-) -> Finished | Touched | None:
-    """A turn has ended, and so will its run, unless the run's own turn is still to come; None: it
-    goes on in another conversation."""
-    runner = seat.runner
-    assert runner
-    if seat.is_missing:
-        return None
-    is_missing = ended.error is not None and ended.error.code == RESUME_NOT_FOUND
-    if is_missing and seat.may_begin_anew and not runner.stopped:
-        seat.is_missing = runner.is_over = True
-        return None
-    if early and not runner.stopped:
-        return runner.early(ended)
-    return runner.judged(ended, token)
+class ConfirmAnswer(Struct, frozen=True):
+    """The provider has answered: a closed gate that waits for this run may open."""
 
 
-async def hear(seat: Turning, live: LiveProcess, stretch: JournalBatch) -> None:
-    """Record it, then do what it asks of us."""
-    if any(map(_is_used, stretch.output)):
-        stretch = replace(stretch, output=with_breaches(stretch.output, live.rights))
-    asking = [each for each in stretch.output if _is_asking(each)]
-    if any(type(each.event) is ApprovalResolved for each in asking):
-        stretch = await _signed(live, stretch)
-        asking = [each for each in stretch.output if _is_asking(each)]
-    is_plain = set(map(type, stretch.output)) <= _PLAIN
-    if is_plain:
-        events: list[Emitted] = stretch.output  # type: ignore[assignment]
-        await live.recorder.write(events, stretch.offset, has_more=stretch.has_more)
-    else:
-        await _hear_turn(seat, live, stretch)
-    if seat.runner and seat.runner.is_probe:
-        await _report(seat.runner, live, stretch)
-    for heard in asking:
-        await _note(seat, live, heard)
-    if asking or not is_plain:
-        live.tell_change()
+class CountUsage(Struct, frozen=True):
+    """The turn has used so much: compare it with the budget."""
+
+    used: UsageUpdated
 
 
-async def _signed(live: LiveProcess, stretch: JournalBatch) -> JournalBatch:
-    """What a provider was told has been said by somebody: their name is in the record."""
-    heard = [await _with_name(live, each) for each in stretch.output]
-    return replace(stretch, output=heard)
+class SettleOffer(Struct, frozen=True):
+    """The process has reported what became of a follow-up."""
+
+    event: FollowupAbsorbed | FollowupReturned
 
 
-async def _with_name(live: LiveProcess, heard: DriverOutput) -> DriverOutput:
-    event = heard.event if type(heard) is Emitted else None
+class NoteEvent(Struct, frozen=True):
+    """The event changes what the run waits for."""
+
+    event: Event | Foreign
+
+
+class SuspectLimit(Struct, frozen=True):
+    """The provider slows this run down, as it may do with others."""
+
+    delay: timedelta | None
+
+
+class WakeWaiters(Struct, frozen=True):
+    """Something has changed that callers wait for."""
+
+
+RecordEffect = Append | StartTurn | FinishTurn | CloseFrame
+Reaction = ConfirmAnswer | CountUsage | SettleOffer | NoteEvent | SuspectLimit | WakeWaiters
+Effect = RecordEffect | Reaction
+
+_CONFIRM, _WAKE = ConfirmAnswer(), WakeWaiters()
+
+
+class BatchView(Struct, frozen=True):
+    """What has to be known beside the batch itself.
+
+    `types` are the types in it (`find_types`), `rights` those of the process, and `answered_by` the
+    names of the persons who have answered the questions in it, by approval.
+    """
+
+    types: AbstractSet[type]
+    rights: Rights
+    answered_by: Mapping[str, str] = {}
+
+
+def find_types(output: Sequence[DriverOutput]) -> set[type]:
+    """The types of the events and of the turn's marks."""
+    return {type(each.event) if type(each) is Emitted else type(each) for each in output}
+
+
+def find_answered(output: Sequence[DriverOutput]) -> list[str]:
+    """The questions that were answered by a person."""
+    return [
+        each.event.approval
+        for each in output
+        if type(each) is Emitted
+        and isinstance(each.event, ApprovalResolved)
+        and each.event.by != BY_PROVIDER
+    ]
+
+
+def ingest(view: BatchView, batch: JournalBatch) -> list[Effect]:
+    """The effects of a batch, in order."""
+    output: list[DriverOutput] = batch.output
+    if ToolCompleted in view.types:
+        output = with_breaches(output, view.rights)
+    if view.answered_by:
+        output = [_with_name(each, view.answered_by) for each in output]
+    is_plain = view.types.isdisjoint(_TURN)
+    # Without a mark of a turn there are only events.
+    effects: list[Effect] = [Append(output)] if is_plain else _ingest_turn(output)  # type: ignore[arg-type]
+    if not view.types.isdisjoint(_ANSWERS):
+        effects.append(_CONFIRM)
+    has_requests = not view.types.isdisjoint(_REQUESTS)
+    if has_requests:
+        for each in output:
+            if type(each) is Emitted and type(each.event) in _REQUESTS:
+                effects += _react(each.event)
+    if has_requests or not is_plain:
+        effects.append(_WAKE)
+    return effects
+
+
+def _with_name(output: DriverOutput, answered_by: Mapping[str, str]) -> DriverOutput:
+    event = output.event if type(output) is Emitted else None
     if not isinstance(event, ApprovalResolved) or event.by == BY_PROVIDER:
-        return heard
-    try:
-        known = await live.store.approval(build_approval_id(live.process.id, event.approval))
-    except NotFound:
-        # It was asked outside of a run.
-        return heard
-    return replace(heard, event=replace(event, by=known.answer.by)) if known.answer else heard
+        return output
+    by = answered_by.get(event.approval)
+    return replace(output, event=replace(event, by=by)) if by is not None else output
 
 
-async def _hear_turn(seat: Turning, live: LiveProcess, stretch: JournalBatch) -> None:
-    """One frame with a turn's beginning or end in it; events go where they belong."""
-    recorder, events = live.recorder, list[Emitted]()
-    begun: RunId | None = None
-    for heard in stretch.output:
-        match heard:
+def _ingest_turn(output: Sequence[DriverOutput]) -> list[Effect]:
+    """One frame with the start or the end of a turn in it. The events before a start in the same
+    frame belong to that turn, too: one frame, one commit."""
+    effects, events = list[Effect](), list[Emitted]()
+    for each in output:
+        match each:
             case Emitted():
-                events.append(heard)
+                events.append(each)
             case TurnBegan():
-                # What its frame says before is of this turn, too: one frame, one commit.
-                begun = await seat.begun(live, heard.input)
+                effects.append(StartTurn(each.input))
             case TurnEnded():
-                # One that begins and ends in a frame is the run's own: it was refused.
-                early = begun is None and is_early(seat, live)
-                change = _judged(seat, heard, recorder.token, early=early)
-                if change is not None:
-                    await _end(seat, live, stretch, change, events, begun)
-                    events, begun = [], None
-    if begun:
-        await _begin(seat, live, stretch, events, begun)
-    else:
-        await recorder.write(events, stretch.offset, has_more=stretch.has_more)
+                effects.append(FinishTurn(each, events))
+                events = []
+    effects.append(CloseFrame(events))
+    return effects
 
 
-async def _begin(
-    seat: Turning, live: LiveProcess, stretch: JournalBatch, events: list[Emitted], run: RunId
-) -> None:
-    recorder, is_recorded = live.recorder, live.begun == run
-    if is_recorded:
-        # An earlier holder had heard it, or as much of it: who takes over is told again.
-        recorder.run, live.begun = run, None
-        await recorder.write(events, stretch.offset, has_more=stretch.has_more)
-    else:
-        await recorder.begin(run, events, stretch.offset)
-    if is_early(seat, live):
-        await recorder.note(Note(_EARLY))
-    elif not is_recorded or live.offers.is_due:
-        seat.offer(live)
-
-
-async def _end(
-    seat: Turning,
-    live: LiveProcess,
-    stretch: JournalBatch,
-    change: Finished | Touched,
-    events: list[Emitted],
-    begun: RunId | None,
-) -> None:
-    if begun:
-        await live.recorder.begin(begun, (), live.recorder.offset)
-    asks: tuple[ApprovalRequested, ...] = ()
-    if seat.runner:
-        # First: a run that has ended has nothing more to say.
-        await _tell_budget(live, await seat.runner.has_spent(change))
-        asks = seat.runner.question(change)
-    await live.recorder.end(change, events, stretch, asks)
-    if isinstance(change, Finished):
-        seat.over()
-
-
-async def _tell_budget(live: LiveProcess, reached: list[BudgetReached]) -> None:
-    if reached:
-        await live.recorder.note(*reached)
-
-
-async def _spend(seat: Turning, live: LiveProcess, heard: UsageUpdated) -> None:
-    """Something was used: a run whose budget is spent is stopped."""
-    runner = seat.runner
-    if runner is None or runner.is_over:
-        return
-    await _tell_budget(live, await runner.spends(heard))
-    _stop_overspent(seat)
-
-
-def _stop_overspent(seat: Turning) -> None:
-    if seat.runner and seat.runner.overspent and not seat.runner.is_over:
-        seat.end_run("budget", seat.runner.overspent)
-
-
-async def _report(probe: ActiveRun, live: LiveProcess, stretch: JournalBatch) -> None:
-    """Whoever is answered is not refused: others need not wait for the end of it."""
-    if any(type(each) is Emitted and type(each.event) in _ANSWERS for each in stretch.output):
-        probe.is_probe = False
-        run = await live.store.run(probe.id)
-        news = ProviderAnswered(run.id, run.created_at)
-        await live.store.update_gate(run.provider, news, account=run.account)
-
-
-async def _note(seat: Turning, live: LiveProcess, heard: Emitted) -> None:
-    event = heard.event
-    if isinstance(event, UsageUpdated):
-        await _spend(seat, live, event)
-        return
-    if isinstance(event, FollowupAbsorbed | FollowupReturned):
-        await live.recorder.flush()
-        await live.offers.note(event)
-        if live.offers.may_have_more:
-            seat.offer(live)
-    elif seat.runner:
-        seat.runner.note(event)
-        seat.waits()
-    if isinstance(event, ProviderRetrying) and event.reason == RATE_LIMITED:
-        delay = None if event.delay_ms is None else timedelta(milliseconds=event.delay_ms)
-        news = Suspected(delay, "it was asked to wait")
-        process = live.process
-        await live.store.update_gate(process.provider, news, account=process.account)
-
-
-def _is_used(heard: DriverOutput) -> bool:
-    return type(heard) is Emitted and type(heard.event) is ToolCompleted
-
-
-def _is_asking(heard: DriverOutput) -> TypeGuard[Emitted]:
-    return type(heard) is Emitted and type(heard.event) in _ASKING
+def _react(event: Event | Foreign) -> list[Effect]:
+    match event:
+        case UsageUpdated():
+            return [CountUsage(event)]
+        case FollowupAbsorbed() | FollowupReturned():
+            return [SettleOffer(event)]
+        case ProviderRetrying() if event.reason == RATE_LIMITED:
+            delay = None if event.delay_ms is None else timedelta(milliseconds=event.delay_ms)
+            return [NoteEvent(event), SuspectLimit(delay)]
+        case _:
+            return [NoteEvent(event)]

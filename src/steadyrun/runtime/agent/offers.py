@@ -1,16 +1,12 @@
-"""What becomes of a message that is sent while a turn runs? Offered, and known only by evidence."""
+"""Offers messages to a turn that runs, and settles them by the evidence of the process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from steadyrun.dialect import Ability, Offer, Refused
-from steadyrun.driver import Driver
+from steadyrun.dialect import Offer, Refused
 from steadyrun.errors import FileUnusable
 from steadyrun.model.event import (
     Event,
@@ -21,78 +17,70 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import ItemId
 from steadyrun.model.item import Claim, Item
+from steadyrun.runtime.agent.lane import Lane
+from steadyrun.runtime.agent.process import LiveProcess
 from steadyrun.runtime.attachments import find_files
 from steadyrun.runtime.prompt.recovery import with_files
-from steadyrun.store import MOST_TAKEN_BYTES, LaneSnapshot, Store
+from steadyrun.store import MOST_TAKEN_BYTES, LaneSnapshot
 
-# What a CLI has not taken in yet, at most.
+# How many offers may be open at once.
 _MOST_OPEN = 16
-
-Answer = TypeVar("Answer")
-
-
-class Speaker(Protocol):
-    """What follow-ups need of a process."""
-
-    @property
-    def driver(self) -> Driver | None: ...
-
-    @property
-    def abilities(self) -> frozenset[Ability]: ...
-
-    async def say(self, verb: Callable[[Driver], Awaitable[Answer]]) -> Answer | None: ...
-
-    async def note(self, *events: Event) -> None: ...
 
 
 class OpenOffers:
-    """The open offers of one process, and the items behind them."""
+    """The open offers of one process, and the items behind them.
 
-    def __init__(self, store: Store, process: Speaker, *, home: Path, is_direct: bool) -> None:
-        """What is turned down waits for a run of its own, unless there will be none: `is_direct`.
-        Then it is cancelled, and whoever sent it is told."""
-        self._home = home
-        # On whose behalf things are taken.
-        self.claim: Claim | None = None
+    An item that the process turns down is returned to the queue and gets a run of its own. A direct
+    run has no next one: there the item is cancelled. An offer is open from the moment its item is
+    taken from the queue until an event of the process says what became of it.
+    """
+
+    def __init__(self, lane: Lane, process: LiveProcess) -> None:
         self.open: dict[ItemId, int] = {}
-        # There was no room for all, or it is not known: to be looked at when there is room again.
+        # Not all fitted, or it is not known: look again when there is room.
         self.may_have_more = False
-        # What an earlier holder had taken and not offered yet, as far as is known.
-        self._untold: list[Item] = []
-        # What somebody wants back: it may not have been told yet.
-        self._unwanted: set[ItemId] = set()
-        # What is turned down lies in the queue for a moment, and must not be taken from there.
-        self._lock, self._looking = asyncio.Lock(), asyncio.Lock()
+        # What an earlier holder had taken and maybe not sent.
+        self._unsent: list[Item] = []
+        # What the sender wants back: it may not have been sent yet.
+        self._withdrawn: set[ItemId] = set()
+        # An item that is turned down is queued for a moment, and must not be taken from there.
+        self._lock, self._sending = asyncio.Lock(), asyncio.Lock()
         self._has_more = False
-        self._store = store
+        self._store, self._lane = lane.deps.store, lane
         self._process = process
-        self._is_direct = is_direct
 
-    async def look(self) -> None:
-        """Offer what an earlier holder may not have told, and what has come since: one after the
-        other, whoever asks."""
+    @property
+    def is_due(self) -> bool:
+        """Whether there may be something to send that could not be sent so far."""
+        return self._has_more or bool(self._unsent)
+
+    async def send_waiting(self) -> None:
+        """Offer what an earlier holder may not have sent, and what was queued since. Concurrent
+        calls are served by the first one."""
         self._has_more = True
-        if self._looking.locked():
+        if self._sending.locked():
             return
-        async with self._looking:
+        async with self._sending:
             while self._has_more:
                 self._has_more = False
-                await self._offer_again()
-                await self._take()
-            driver = self._process.driver
+                await self._send_unsent()
+                await self._send_queued()
+            driver = self._process.connection.driver
             if driver is None or not driver.is_open:
-                self.put_off()
+                self.postpone()
 
-    def put_off(self) -> None:
-        """There may be something to `look` for, and nobody can be told now."""
+    def postpone(self) -> None:
+        """There may be something to send, and no turn to send it to."""
         self._has_more = True
 
-    async def _take(self) -> None:
-        """Offer what has come to the lane, in order, as much as may be open at once."""
-        driver, claim = self._process.driver, self.claim
-        can_wait = "steer" not in self._process.abilities and not self._is_direct
-        if claim is None or driver is None or not driver.is_open or can_wait:
+    async def _send_queued(self) -> None:
+        """Offer what is queued in the lane, in order, as much as may be open at once."""
+        connection, lease = self._process.connection, self._lane.lease
+        driver, is_direct = connection.driver, self._lane.agent.is_direct
+        can_wait = "steer" not in connection.abilities and not is_direct
+        if not lease.has_claim or driver is None or not driver.is_open or can_wait:
             return
+        claim = lease.claim
         async with self._lock:
             room = MOST_TAKEN_BYTES - sum(self.open.values())
             most = _MOST_OPEN - len(self.open)
@@ -106,7 +94,7 @@ class OpenOffers:
             await self.offer(item)
 
     async def _fits(self, claim: Claim, room: int) -> bool:
-        """Whether the next one may be open beside those that are; alone it may be of any length."""
+        """Whether the next item may be open beside the others; alone it may be of any length."""
         if not self.open:
             return True
         waiting = [
@@ -117,39 +105,39 @@ class OpenOffers:
         return bool(waiting) and _size(min(waiting, key=lambda item: item.seq)) <= room
 
     async def offer(self, item: Item) -> None:
-        """Offer a message to the turn; turned down, it is given back with the reason."""
+        """Offer a message to the turn; one that is turned down is returned with the reason."""
         self.open[item.id] = _size(item)
-        refused = await self._offered(item)
-        # What an earlier holder had told may have been heard of meanwhile.
+        refused = await self._send(item)
+        # What an earlier holder had sent may have been settled since.
         if refused and item.id in self.open:
             await self._process.note(FollowupReturned(item.id, item.text, refused.reason))
             await self._turn_down(item.id)
-        elif item.id in self._unwanted:
-            # Somebody wanted it back while it was being told: there was nothing to take back then.
-            await self.take_back(item.id)
+        elif item.id in self._withdrawn:
+            # It was withdrawn while it was being sent: then there was nothing to take back.
+            await self.withdraw(item.id)
 
-    async def recall(self) -> None:
+    async def withdraw_all(self) -> None:
         """Take back what has not been consumed yet."""
         for offer in sorted(self.open):
-            await self.take_back(offer)
+            await self.withdraw(offer)
+
+    async def withdraw(self, offer: ItemId) -> None:
+        """Take one back, or do not send it; events say whether that came in time."""
+        self._withdrawn.add(offer)
+        await self._process.connection.recall(offer)
 
     async def give_up(self, why: str) -> None:
-        """The process is gone, and nothing has come of what is open."""
+        """The process is gone: return everything that is open."""
         for offer in sorted(self.open):
             item = await self._store.item(offer)
             await self._process.note(FollowupReturned(offer, item.text, why))
             await self._turn_down(offer)
 
-    async def take_back(self, offer: ItemId) -> None:
-        """Take one back, or do not tell it; events tell whether that came in time."""
-        self._unwanted.add(offer)
-        await self._process.say(lambda driver: driver.recall(offer))
-
-    async def note(self, event: Event | Foreign) -> None:
-        """The process gave evidence."""
+    async def settle(self, event: Event | Foreign) -> None:
+        """The process has reported what became of an offer."""
         match event:
             case FollowupAbsorbed(item, _) if item in self.open:
-                await self._store.absorb(self._claimed(), ItemId(item))
+                await self._store.absorb(self._lane.lease.claim, ItemId(item))
                 self.forget(ItemId(item))
             case FollowupReturned(item, _, _) if item in self.open:
                 await self._turn_down(ItemId(item))
@@ -157,60 +145,50 @@ class OpenOffers:
                 pass
 
     def forget(self, item: ItemId) -> None:
-        """It is no offer any more."""
+        """The item is no offer any more."""
         self.open.pop(item, None)
-        self._unwanted.discard(item)
+        self._withdrawn.discard(item)
 
-    async def take_up(self, known: LaneSnapshot) -> None:
-        """Go on with the offers of an earlier holder: the record tells how far each has come."""
-        self.open, self._untold = {}, []
-        self._has_more = self._has_more or known.has_steerable
-        for item in known.followups:
-            told = (each.event for each in reversed(known.events))
-            last = next((event for event in told if _item_of(event) == item.id), None)
-            await self._take_up(item, last)
+    async def load(self, snapshot: LaneSnapshot) -> None:
+        """Take over the offers of an earlier holder: the record says how far each has come."""
+        self.open, self._unsent = {}, []
+        self._has_more = self._has_more or snapshot.has_steerable
+        for item in snapshot.followups:
+            events = (each.event for each in reversed(snapshot.events))
+            last = next((event for event in events if _item_of(event) == item.id), None)
+            await self._load_one(item, last)
 
-    @property
-    def is_due(self) -> bool:
-        """Whether there may be something to `look` for that nobody could be told so far."""
-        return self._has_more or bool(self._untold)
-
-    async def _take_up(self, item: Item, last: Event | Foreign | None) -> None:
+    async def _load_one(self, item: Item, last: Event | Foreign | None) -> None:
         if item.delivery == "offered":
             self.open[item.id] = _size(item)
-            await self.note(last) if last else self._untold.append(item)
-        elif isinstance(last, FollowupReturned) and self._is_direct:
-            # Its holder was killed in the middle of turning it down.
+            await self.settle(last) if last else self._unsent.append(item)
+        elif isinstance(last, FollowupReturned) and self._lane.agent.is_direct:
+            # The earlier holder was killed while it was turning the item down.
             await self._store.cancel(item.id)
 
-    async def _offer_again(self) -> None:
-        """Offer what may not have been told; what was, is not told twice."""
-        untold, self._untold = self._untold, []
-        for item in untold:
+    async def _send_unsent(self) -> None:
+        """Offer what may not have been sent; the driver sends nothing twice."""
+        unsent, self._unsent = self._unsent, []
+        for item in unsent:
             if item.id in self.open:
                 await self.offer(item)
 
-    async def _offered(self, item: Item) -> Refused | None:
-        if "steer" not in self._process.abilities:
+    async def _send(self, item: Item) -> Refused | None:
+        if "steer" not in self._process.connection.abilities:
             return Refused("this provider cannot be steered")
-        answers = await self._process.say(lambda driver: self._steered(driver, item))
-        return answers[0] if answers else Refused("the process has ended")
-
-    async def _steered(self, driver: Driver, item: Item) -> tuple[Refused | None]:
-        if item.id in self._unwanted:
-            return (Refused("it was taken back"),)
         try:
-            text = await self._text(item)
+            text = await self._build_text(item)
         except FileUnusable as error:
-            # Its own run tells what is wrong with it.
-            return (Refused(error.message),)
-        return (await driver.steer(Offer(item.id, text)),)
+            # The item's own run reports what is wrong with it.
+            return Refused(error.message)
+        return await self._process.connection.steer(Offer(item.id, text), self._withdrawn)
 
-    async def _text(self, item: Item) -> str:
+    async def _build_text(self, item: Item) -> str:
         """With the names of its files: a message to a turn has nothing but a text."""
         if not item.payload.files:
             return item.text
-        files = await anyio.to_thread.run_sync(find_files, item.payload.files, self._home)
+        home = self._lane.deps.home
+        files = await anyio.to_thread.run_sync(find_files, item.payload.files, home)
         return with_files(item.text, [(replace(file, media_type=None), at) for file, at in files])
 
     async def _turn_down(self, item: ItemId) -> None:
@@ -218,14 +196,10 @@ class OpenOffers:
             if item not in self.open:
                 # Turned down already, for another reason.
                 return
-            await self._store.return_offer(self._claimed(), item)
-            if self._is_direct:
+            await self._store.return_offer(self._lane.lease.claim, item)
+            if self._lane.agent.is_direct:
                 await self._store.cancel(item)
             self.forget(item)
-
-    def _claimed(self) -> Claim:
-        assert self.claim
-        return self.claim
 
 
 def _size(item: Item) -> int:

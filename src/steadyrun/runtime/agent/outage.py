@@ -1,7 +1,7 @@
-"""How long to wait before somebody who was out of reach is asked again? Longer each time.
+"""Retries writes while the store cannot be written, and reports the outage.
 
-A record that cannot be written is told at once to those who listen, and written down when that is
-possible again.
+An outage is published at once to those who follow the agent, and written into the record as soon as
+that is possible again.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,41 +25,56 @@ LONGEST_SECONDS = 30.0
 Answer = TypeVar("Answer")
 
 
-async def retry_write(
-    verb: Callable[[], Awaitable[Answer]], is_worth_it: Callable[[StoreFailed], Awaitable[bool]]
-) -> Answer:
-    """Write, again and again while the store cannot be written and that may change."""
-    pauses = iterate_delays(PAUSE_SECONDS, longest=LONGEST_SECONDS)
-    while True:
-        try:
-            return await verb()
-        except StoreFailed as error:
-            if not await is_worth_it(error):
-                raise
-            await anyio.sleep(next(pauses))
-
-
 class StoreOutage:
-    """What an agent's record has to say of itself, as soon as it can be written."""
+    """Retries the writes of one lane, and keeps the notes that its record still lacks."""
 
-    def __init__(self, agent: str, feed: EventPublisher, clock: Clock) -> None:
+    def __init__(self, agent: str, feed: EventPublisher, clock: Clock, *, is_patient: bool) -> None:
+        """`is_patient`: to wait for a store that cannot be written. If not, errors are raised."""
         self.notes: list[Event] = []
+        # The run that is told in a report, and where notes can be written at present.
+        self.run: RunId | None = None
+        self.recorder: Recorder | None = None
         self._agent, self._feed, self._clock = agent, feed, clock
+        self._is_patient = is_patient
         self._count = 0
 
-    def note(self, error: StoreFailed, phase: RecordPhase, run: RunId | None) -> None:
-        """It could not be written: once for each time that it could before."""
-        if any(isinstance(each, RecordFailed) for each in self.notes):
-            return
+    async def write(self, verb: Callable[[], Awaitable[Answer]], phase: RecordPhase) -> Answer:
+        """Call `verb` until the store can be written, or raise if it is not worth waiting.
+
+        `verb` must not be a method of the caller: calls go down only.
+        """
+        delays = iterate_delays(PAUSE_SECONDS, longest=LONGEST_SECONDS)
+        while True:
+            try:
+                answer = await verb()
+            except StoreFailed as error:
+                if not self.should_retry(error, phase):
+                    raise
+                await anyio.sleep(next(delays))
+                continue
+            if self.recorder and self.notes:
+                with suppress(StoreFailed):
+                    await self.write_notes(self.recorder)
+            return answer
+
+    def should_retry(self, error: StoreFailed, phase: RecordPhase = "append") -> bool:
+        """Whether to try again later. The first failure of an outage is reported."""
+        if not self._is_patient or not error.retryable:
+            return False
+        if not any(isinstance(each, RecordFailed) for each in self.notes):
+            self._report(error, phase)
+        return True
+
+    def _report(self, error: StoreFailed, phase: RecordPhase) -> None:
         log_event("store.failed", agent=self._agent, phase=phase, code=error.code)
         failed = RecordFailed(phase, error.message)
         self.notes.append(failed)
         self._count += 1
-        name = EventId(f"{run or self._agent}:record_failed.{self._count}")
-        self._feed.publish(LiveEvent(name, self._clock.now(), self._agent, run, None, failed))
+        name = EventId(f"{self.run or self._agent}:record_failed.{self._count}")
+        self._feed.publish(LiveEvent(name, self._clock.now(), self._agent, self.run, None, failed))
 
-    async def tell(self, recorder: Recorder) -> None:
-        """It can be written: say what there is to say."""
+    async def write_notes(self, recorder: Recorder) -> None:
+        """Write all notes; those that cannot be written are kept."""
         while self.notes:
             note = self.notes.pop(0)
             try:
@@ -67,8 +82,3 @@ class StoreOutage:
             except BaseException:
                 self.notes.insert(0, note)
                 raise
-
-    async def try_to_tell(self, recorder: Recorder) -> None:
-        """As `tell`, or later."""
-        with suppress(StoreFailed):
-            await self.tell(recorder)

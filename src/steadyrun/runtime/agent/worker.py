@@ -1,487 +1,390 @@
-"""Who sits in an agent's lane? Its process, the run that is going on, and what follows it.
+"""Runs the items of one agent, one after the other, in one process as far as possible.
 
-A seat has the lane as long as it is occupied: held while an item runs, warm while only the process
-waits for the next one. The CLI may begin a turn by itself at any moment; then the lane goes on with
-that, and whoever was about to leave stays.
+A worker has the lane as long as it is occupied: held while an item runs, warm while only the
+process waits for the next one. The CLI may begin a turn by itself at any moment; then the lane goes
+on with that turn, and the worker stays.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
-from msgspec.structs import replace
 
-from steadyrun.dialect import Turn, TurnEnded
-from steadyrun.driver import Driver, JournalBatch
-from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, SteadyrunError, StoreFailed
-from steadyrun.lib.signal import Signal
+from steadyrun.dialect import TurnEnded
+from steadyrun.driver import JournalBatch
+from steadyrun.errors import ChangeRefused, LeaseLost, SteadyrunError, StoreFailed
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import ErrorFact, Note, RecordPhase
-from steadyrun.model.ids import ItemId, RunId
-from steadyrun.model.item import Claim, Item, Lease, Message
-from steadyrun.model.run import Finished, Metadata, Orphaned, Run, StopReason
-from steadyrun.runtime.agent.ingest import hear, is_early, reached
-from steadyrun.runtime.agent.manner import Manner
-from steadyrun.runtime.agent.outage import StoreOutage, retry_write
-from steadyrun.runtime.agent.process import LiveProcess
-from steadyrun.runtime.agent.process_slot import ProcessSlot
-from steadyrun.runtime.agent.quiet import until_quiet
+from steadyrun.model.event import ErrorFact, Note
+from steadyrun.model.item import Claim, Lease
+from steadyrun.model.run import Finished, Orphaned, Run, StopReason
+from steadyrun.runtime.agent.effects import EffectHandler
+from steadyrun.runtime.agent.lane import (
+    ItemSettled,
+    Lane,
+    LaneFailed,
+    RunAttached,
+    WorkerChange,
+)
+from steadyrun.runtime.agent.process import Connected, Exited, LiveProcess, ProcessUpdate
+from steadyrun.runtime.agent.process_slot import LaneProcess, ProcessSlot
+from steadyrun.runtime.agent.retries import RetryPolicy
+from steadyrun.runtime.agent.run_control import RunControl
 from steadyrun.runtime.deps import Deps
-from steadyrun.runtime.events.bus import EventPublisher
-from steadyrun.runtime.prompt.builder import TurnPlan
+from steadyrun.runtime.process_pool import ProcessPool
+from steadyrun.runtime.prompt.builder import TurnPlan, TurnRequest, Turns
 from steadyrun.runtime.recovery import AbandonedProcess
-from steadyrun.runtime.run.active_run import ActiveRun
+from steadyrun.runtime.run.active_run import ActiveRun, StopRequest
 from steadyrun.runtime.run.retry import RetryDecision, begins_anew, metadata_of
-from steadyrun.store import PendingRequests, Started
+from steadyrun.runtime.run.timeouts import Timeouts
+from steadyrun.store import Started
 
-Answer = TypeVar("Answer")
+_NEW_CONVERSATION = RetryDecision(False, 0.0, is_fresh=True, one_shot=False, why="conversation")
 
-_ANEW = RetryDecision(False, 0.0, is_fresh=True, one_shot=False, why="conversation")
+
+class WorkerSetup(NamedTuple):
+    """How a worker builds turns, whether it retries, and which pool keeps its process; without a
+    pool the process ends with the item."""
+
+    turns: Turns
+    retries: RetryPolicy
+    pool: ProcessPool | None
 
 
 class AgentWorker:
-    """One agent's lane in this process."""
+    """Runs the items of one lane. Dispatcher and DirectRuns make it and call `work`.
+
+        idle -> starting      `begin` (an item was claimed) or `adopt` (a holder is gone)
+        starting -> running   `work` sends the turn; or the turn was sent or begun before
+        running -> starting   the process is lost before the turn, or the item is retried
+        running -> settling   the end of the turn is recorded (`handle_update`), or the run is cut
+        settling -> running   the process begins a turn by itself (`handle_update`)
+        settling -> warm      the item is settled, the pool keeps the process
+        settling -> closed    the item is settled, the process has ended
+        warm -> starting      `begin`
+        warm -> running       the process begins a turn by itself (`handle_update`)
+        warm -> closed        `ProcessSlot.leave`: the pool closes it, or the process has exited
+        any -> closed         the lease is lost, or `give_up`
+
+    What happens is reported to the owner through `on_change`, the only call upwards.
+    """
 
     def __init__(
-        self, around: Deps, agent: Agent, manner: "Manner[AgentWorker]", tasks: TaskGroup
+        self,
+        deps: Deps,
+        agent: Agent,
+        tasks: TaskGroup,
+        setup: WorkerSetup,
+        on_change: "Callable[[AgentWorker, WorkerChange], None]",
     ) -> None:
-        self.agent = agent
-        self.feed = EventPublisher(around.scrubber, around.hub)
-        self.runner: ActiveRun | None = None
-        # Called when there is somebody again who can see to what others want.
-        self.on_sit: Callable[[], None] = lambda: None
-        self.idle_since = around.clock.monotonic()
-        self._around, self._store, self._clock = around, around.store, around.clock
-        self._manner = manner
-        self._tasks = tasks
-        self._hold: Lease | None = None
-        # Whether an item runs; else only the process is kept, if there is one.
-        self.is_held = False
-        self._own = ProcessSlot(around, self, tasks)
-        self.trouble = StoreOutage(agent.name, self.feed, around.clock)
-        # How the item is run, if not for the first time; whether its conversation is gone, and may.
-        self._again: RetryDecision | None = None
-        self.is_missing = self.may_begin_anew = False
-        self._stopping: StopReason | None = None
-        # A turn has begun whose run is not made yet: it is made when the turn is heard again.
-        self._unseated: Claim | None = None
-        # Whoever ends or begins a run has it: the two must not meet.
-        self._turning = asyncio.Lock()
-        self._seated = Signal()
+        is_patient = setup.retries.is_patient
+        self.lane = Lane(deps, agent, partial(on_change, self), is_patient=is_patient)
+        self.slot = ProcessSlot(self.lane, tasks, self.handle_update)
+        self.control = RunControl(self.lane, tasks)
+        self._effects = EffectHandler(self.lane, self.control, setup.turns)
+        self._turns, self._retries, self._pool = setup.turns, setup.retries, setup.pool
+        self._store, self._clock = deps.store, deps.clock
 
     @property
-    def live(self) -> LiveProcess | None:
-        return self._own.live
+    def agent(self) -> Agent:
+        return self.lane.agent
 
     @property
-    def hold(self) -> Lease:
-        assert self._hold
-        return self._hold
+    def run(self) -> ActiveRun | None:
+        return self.lane.run
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is only a process that waits."""
-        return not self.is_held and self.live is not None and not self.live.is_closing
-
-    @property
-    def taken_up(self) -> Turn | None:
-        """What an earlier holder has launched its process for, as long as that runs."""
-        return self._own.taken_up
-
-    def serves(self, seal: str) -> bool:
-        """Whether a process with this seal is there and can be told."""
-        return self._own.serves(seal)
+    def is_held(self) -> bool:
+        return self.lane.lease.is_held
 
     # -- an item
 
     def begin(self, started: Started) -> None:
         """This item is the next: `work` is to be called."""
-        self._again = None
-        self._sit(started.claim, self._runner(started.claim, started.run.id))
-        self._running().know(started.run)
-        self._running().is_probe = started.is_probe
+        self.lane.agent, self.lane.retry = started.agent, None
+        run = self.lane.make_run(started.claim, started.run.id)
+        run.is_probe = started.is_probe
+        run.load(started.run, self._clock)
+        self.lane.attach(run)
 
-    def take_up(
+    def adopt(
         self,
-        hold: Lease,
+        lease: Lease,
         run: Run | None,
-        left: AbandonedProcess | None,
+        abandoned: AbandonedProcess | None,
         *,
         credit: timedelta = timedelta(),
     ) -> None:
         """Go on with what an earlier holder has left: an item, then `work` is to be called, or only
-        a process that waits. `credit`: for so long nobody could have done anything."""
-        self._hold = hold
-        if isinstance(hold, Claim) and run:
-            runner = self._runner(hold, run.id, is_adopted=True)
-            runner.know(run, credit)
-            self._again = _ANEW if begins_anew(run) else None
-            runner.know_wish()
-            runner.is_begun = hold.item.kind == "self" or hold.item.delivery == "own_turn"
-            self._sit(hold, runner)
-        if left:
-            live = self._own.hear(left.process, left.request.rights, left.known)
-            is_of_it = left.process.provider == self.agent.provider
-            self._own.taken_up = left.request.turn if self.is_held and is_of_it else None
-            if self.runner:
-                self.runner.sit_at(live)
+        a process that waits. `credit` is time that does not count, as no holder was there."""
+        lane = self.lane
+        lane.lease.set(lease)
+        if isinstance(lease, Claim) and run:
+            active = lane.make_run(lease, run.id, is_adopted=True)
+            active.load(run, self._clock, credit=credit)
+            lane.retry = _NEW_CONVERSATION if begins_anew(run) else None
+            active.load_cancel_request(self._clock.now())
+            active.is_begun = lease.item.kind == "self" or lease.item.delivery == "own_turn"
+            lane.attach(active)
+        if abandoned:
+            request = abandoned.request
+            process = self.slot.follow(abandoned.process, request.rights, abandoned.snapshot)
+            is_same = abandoned.process.provider == lane.agent.provider
+            process.adopted_turn = request.turn if self.is_held and is_same else None
+            if lane.run:
+                self.control.bind(lane.run, process)
 
     async def work(self) -> None:
-        """Run the item to its end, and what its process goes on with by itself."""
-        if not self._running().is_begun:
-            await self._tell()
+        """Run the item to its end, and what the process goes on with by itself."""
+        run = self._current_run()
+        if not run.is_begun:
+            await self._send()
         else:
-            await self._running().go_on()
+            await self.control.resume_stop(run)
         await self._finish()
 
-    def _sit(self, claim: Claim, runner: ActiveRun) -> None:
-        self._hold, self.runner, self.is_held = claim, runner, True
-        if self.live:
-            self.live.claimed(claim)
-        self._seated.notify()
-        self.on_sit()
+    def _current_run(self) -> ActiveRun:
+        assert self.lane.run
+        return self.lane.run
 
-    def _runner(self, claim: Claim, run: RunId, *, is_adopted: bool = False) -> ActiveRun:
-        runner = ActiveRun(self._around, claim, self.agent, run, is_adopted=is_adopted)
-        runner.stopped = self._stopping
-        return runner
+    # -- starting
 
-    # -- telling it
-
-    async def _tell(self) -> None:
-        """Tell the item's turn to a process, and to another one if that is gone before."""
-        runner = self._running()
-        while not runner.is_over:
-            if runner.stopped and not self.taken_up:
-                # Nobody knows of it yet.
-                runner.end_by(runner.judged(TurnEnded("cancelled"), None))
+    async def _send(self) -> None:
+        """Send the item's turn to a process, and to another one if that is lost before."""
+        run, lane = self._current_run(), self.lane
+        while not run.is_over:
+            present = self.slot.process
+            if run.stop and not (present and present.adopted_turn):
+                # No process has seen the turn.
+                run.end_by(run.conclude(TurnEnded("cancelled"), None, self._clock.now()))
                 return
             try:
-                order = await self.write(self._ordered, "start")
-                live = await self._process_for(order)
+                plan = await self._plan(run)
+                process = await self._process_for(plan)
             except (LeaseLost, StoreFailed):
                 raise
             except SteadyrunError as error:
                 fact = ErrorFact(error.code, error.message, error.hint, error.retryable)
-                runner.end_by(Finished(self._clock.now(), "failed", error=fact))
+                run.end_by(Finished(self._clock.now(), "failed", error=fact))
                 return
-            self.may_begin_anew = order.or_fresh
-            await runner.see_through(live, order.turn)
-            if self.is_missing:
-                await self._begin_anew(runner, live)
-            elif not runner.is_over:
-                await self._take_stock(runner, live)
-            self._own.has_served()
+            lane.conversation.may_restart = plan.or_fresh
+            await self.control.send_turn(run, process, plan.turn)
+            if lane.conversation.is_missing:
+                await self._restart_conversation(run, process)
+            elif not run.is_over:
+                await self._handle_lost_process(run, process)
+            process.is_new = False
 
-    async def _ordered(self) -> TurnPlan:
-        return await self._manner.order(self, self._running(), again=self._again)
+    async def _plan(self, run: ActiveRun) -> TurnPlan:
+        """What is sent, and to which process. The process that the plan is made for may exit while
+        it is made: then another plan is needed."""
+        while True:
+            present = self.slot.present()
+            request = TurnRequest(self.agent, run.claim, run.id, present, self.lane.retry)
+            plan = await self.lane.outage.write(partial(self._turns.build, request), "start")
+            if self.slot.present() == present:
+                return plan
 
-    async def _begin_anew(self, runner: ActiveRun, live: LiveProcess) -> None:
-        """The conversation was not there, and a new one will do."""
-        self._again = _ANEW
-        await live.note(Note("the conversation to go on with is not there: a new one begins"))
-        await live.end(self._around.limits.close)
-        await live.offers.give_up("the conversation is not there")
-        await self._own.end()
-        self.is_missing = runner.is_over = False
-        self.on_sit()
+    async def _process_for(self, plan: TurnPlan) -> LaneProcess:
+        process, present = self.slot.process, self.slot.present()
+        if process and (present.adopted_turn or (plan.seal and plan.seal == present.seal)):
+            process.adopted_turn = None
+            return process
+        await self.slot.end()
+        if self._pool:
+            await self._pool.make_room(self.slot)
+        process = await self.slot.launch(plan)
+        self.lane.outage.notes += map(Note, plan.notes)
+        return process
 
-    async def _take_stock(self, runner: ActiveRun, live: LiveProcess) -> None:
+    async def _restart_conversation(self, run: ActiveRun, process: LaneProcess) -> None:
+        """The conversation does not exist any more, and a new one may take its place."""
+        self.lane.retry = _NEW_CONVERSATION
+        note = Note("the conversation to resume does not exist: a new one begins")
+        await process.live.note(note)
+        await process.live.end(self.lane.deps.limits.close)
+        await process.offers.give_up("the conversation does not exist")
+        await self.slot.end()
+        self.lane.conversation.is_missing = run.is_over = False
+        self.lane.report(RunAttached())
+
+    async def _handle_lost_process(self, run: ActiveRun, process: LaneProcess) -> None:
         """The process is gone, and the run has not ended."""
-        if runner.stopped:
-            runner.end_by(runner.judged(TurnEnded("cancelled"), None))
-        elif self._own.was_launched(live) or runner.was_told:
+        now = self._clock.now()
+        if run.stop:
+            run.end_by(run.conclude(TurnEnded("cancelled"), None, now))
+        elif process.is_new or run.was_sent:
             error = ErrorFact("exited", "the process ended before the turn began", retryable=True)
-            runner.end_by(runner.judged(TurnEnded("failed", error=error), None))
-        # First: a process that is closed without a word of its run has done nothing.
-        await self._write_cut(runner)
-        await self._own.end()
+            run.end_by(run.conclude(TurnEnded("failed", error=error), None, now))
+        # First: a process that is closed without a change of its run has done nothing.
+        await self._write_cut(run)
+        await self.slot.end()
 
-    async def _process_for(self, order: TurnPlan) -> LiveProcess:
-        live, own = self.live, self._own
-        if live and (own.taken_up or own.serves(order.seal)):
-            own.taken_up = None
-            return live
-        await own.end()
-        await self._manner.make_room(self)
-        live = await own.launch(order)
-        self.trouble.notes += map(Note, order.notes)
-        return live
-
-    # -- ending it
+    # -- settling
 
     async def _finish(self) -> None:
-        """See to the end what runs and what follows by itself, then settle and stay or go."""
+        """Wait for the end of what runs and of what follows by itself; then settle."""
         while True:
-            if self.live:
-                await until_quiet(self, self.live, self._around.limits)
-            runner = self._running()
-            if not runner.is_over:
-                runner.end_by(Orphaned(self._clock.now()))
-            again = await self._next(runner)
-            if again is not None and await self._try_again(runner, again):
-                await self._tell()
-            elif (self._keeps() and await self._rest(runner)) or (
-                not self._keeps() and await self._go(runner)
-            ):
+            if self.slot.process:
+                await wait_until_idle(self.lane, self.slot.process, self.lane.deps.limits)
+            run = self._current_run()
+            if not run.is_over:
+                run.end_by(Orphaned(self._clock.now()))
+            retry = await self._decide_retry(run)
+            if retry is not None and await self._retry(run, retry):
+                await self._send()
+            elif await (self._rest(run) if self._can_rest() else self._close(run)):
                 return
 
-    def _keeps(self) -> bool:
-        """Whether the process waits; not with an offer that nobody knows the fate of."""
-        live = self.live
-        if live is None or live.is_gone or live.is_closing or live.offers.open:
+    def _can_rest(self) -> bool:
+        """Whether the process is kept; not with an open offer, whose fate is unknown."""
+        process = self.slot.process
+        if process is None or not process.is_usable or process.offers.open:
             return False
-        return self._manner.keeps(self)
+        return self._pool is not None and self._pool.keeps(self.slot)
 
-    async def _next(self, runner: ActiveRun) -> RetryDecision | None:
-        """Whether the item is run once more."""
-        await self._write_cut(runner)
-        run = await self.write(lambda: self._store.run(runner.id), "settle")
-        was_told = run.started_at is not None if runner.was_told is None else runner.was_told
-        return await self._manner.again(self, run, was_told=was_told or runner.is_begun)
+    async def _decide_retry(self, run: ActiveRun) -> RetryDecision | None:
+        await self._write_cut(run)
+        found = await self.lane.outage.write(partial(self._store.run, run.id), "settle")
+        was_sent = found.started_at is not None if run.was_sent is None else run.was_sent
+        return await self._retries.decide(self.lane, found, was_sent=was_sent or run.is_begun)
 
-    async def _write_cut(self, runner: ActiveRun) -> None:
-        claim, run, cut = runner.claim, runner.id, runner.cut
-        if cut is not None:
-            await self.write(lambda: self._store.change(claim, run, cut), "settle")
+    async def _write_cut(self, run: ActiveRun) -> None:
+        if run.cut is not None:
+            change = partial(self._store.change, run.claim, run.id, run.cut)
+            await self.lane.outage.write(change, "settle")
 
-    async def _try_again(self, runner: ActiveRun, again: RetryDecision) -> bool:
-        """Make a new run of the item; False if somebody does not want that any more."""
-        await self._own.end()
-        if not self._stopping:
-            await anyio.sleep(again.after_seconds)
-        old, spends = runner.claim, again.spends
+    async def _retry(self, run: ActiveRun, retry: RetryDecision) -> bool:
+        """Make a new run of the item; False if the item was cancelled."""
+        await self.slot.end()
+        if not self.lane.stop:
+            await anyio.sleep(retry.after_seconds)
         try:
-            claim = await self.write(lambda: self._store.retry(old, spends=spends), "start")
+            again = partial(self._store.retry, run.claim, spends=retry.spends)
+            claim = await self.lane.outage.write(again, "start")
         except ChangeRefused:
             return False
-        self._again = again
-        run = await self._create(claim, metadata_of(again, claim.item.attempt))
-        self._sit(claim, self._runner(claim, run.id))
-        self._running().know(run)
+        self.lane.retry = retry
+        found = await self._effects.create_run(claim, metadata_of(retry, claim.item.attempt))
+        active = self.lane.make_run(claim, found.id)
+        active.load(found, self._clock)
+        self.lane.attach(active)
         return True
 
-    async def _rest(self, runner: ActiveRun) -> bool:
-        """Settle, and keep the process; False if it has begun something else meanwhile."""
-        async with self._turning:
-            if self.runner is not runner or not runner.is_over:
+    async def _rest(self, run: ActiveRun) -> bool:
+        """Settle, and keep the process; False if it has begun another turn."""
+        lane = self.lane
+        async with lane.turn_lock:
+            if lane.run is not run or not run.is_over:
                 return False
-            item = await self.write(lambda: self._store.rest(runner.claim), "settle")
-            self._manner.settled(self, item)
-            if self.runner is runner:
-                self.is_held, self.runner = False, None
-                self._seated = Signal()
-                self.idle_since = self._clock.monotonic()
+            item = await lane.outage.write(partial(self._store.rest, run.claim), "settle")
+            lane.report(ItemSettled(item))
+            if lane.run is run:
+                lane.release_run()
+                self.slot.idle_since = self._clock.monotonic()
             return True
 
-    async def _go(self, runner: ActiveRun) -> bool:
-        """Let the process end, then settle; False if it has begun something else meanwhile."""
-        live = self.live
+    async def _close(self, run: ActiveRun) -> bool:
+        """Let the process end, then settle; False if it has begun another turn."""
+        live, lane = self.slot.live, self.lane
         if live and not live.is_gone:
             await live.close()
-            if await self._begins_again(live):
+            if await self._continues(live):
                 return False
             await live.stop("shutdown")
-        async with self._turning:
-            if self.runner is not runner or not runner.is_over:
+        async with lane.turn_lock:
+            if lane.run is not run or not run.is_over:
                 return False
-            await self._own.end()
-            item = await self.write(lambda: self._store.settle(runner.claim), "settle")
-            self._manner.settled(self, item)
-            self.is_held = False
-        self.leave_behind()
+            await self.slot.end()
+            item = await lane.outage.write(partial(self._store.settle, run.claim), "settle")
+            lane.report(ItemSettled(item))
+            lane.lease.is_held = False
+        lane.detach()
         return True
 
-    async def _begins_again(self, live: LiveProcess) -> bool:
-        """Whether it goes on with a turn of its own, in place of ending."""
-        limits, runner = self._around.limits, self.runner
-        is_awaited = live.has_background and not self._stopping
-        with anyio.move_on_after((limits.idle if is_awaited else limits.close) or None):
-            while self.runner is runner and not live.is_gone:
-                await live.changed()
-        return self.runner is not runner
-
-    async def leave(self) -> None:
-        """End the process that waits, and give up the lane, unless an item comes meanwhile."""
-        hold = self.hold
-        try:
-            if not await self._own.end_idle():
-                return
-            await self.write(lambda: self._store.release_lane(hold), "settle")
-        except ChangeRefused:
-            # An item has come meanwhile, and is ours.
-            return
-        self.leave_behind()
+    async def _continues(self, live: LiveProcess) -> bool:
+        """Whether the process begins a turn by itself, in place of ending."""
+        timeouts, run = self.lane.deps.limits, self.lane.run
+        is_awaited = live.has_background and not self.lane.stop
+        with anyio.move_on_after((timeouts.idle if is_awaited else timeouts.close) or None):
+            while self.lane.run is run and not live.is_gone:
+                await live.connection.wait_changed()
+        return self.lane.run is not run
 
     async def give_up(self, ended: Finished) -> None:
-        """End whatever is here, however it is."""
-        runner, hold = self.runner, self.hold
-        await self._own.abandon()
-        if runner and self.is_held:
-            await self.write(lambda: self._store.settle(runner.claim, ended), "settle")
+        """End the run and the process in any state: following them has failed."""
+        run, lane = self.lane.run, self.lane
+        lease = lane.lease.current
+        await self.slot.abandon()
+        if run and self.is_held:
+            await lane.outage.write(partial(self._store.settle, run.claim, ended), "settle")
         else:
-            await self.write(lambda: self._store.release_lane(hold), "settle")
-        self.is_held = False
-        self.leave_behind()
-
-    def leave_behind(self) -> None:
-        """The lane is not ours any more: say nothing more of it."""
-        self.feed.close()
-        self._manner.left(self)
-
-    async def gone(self, live: LiveProcess) -> None:
-        # What was asked to end is seen to by whoever has asked.
-        if self.live is not live or self.is_held or live.is_closing:
-            return
-        try:
-            await self.leave()
-        except LeaseLost:
-            self.leave_behind()
-        except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
-            await self._manner.broken(self, error)
-
-    # -- hearing
-
-    async def reached(self, live: LiveProcess, driver: Driver) -> None:
-        await reached(self, live, driver)
-        await self.trouble.tell(live.recorder)
-        # Offers of an earlier holder are known now.
-        self.on_sit()
-
-    async def hear(self, live: LiveProcess, stretch: JournalBatch) -> None:
-        await hear(self, live, stretch)
-
-    def over(self) -> None:
-        """The end of the run is in the record."""
-        self._running().is_over = True
-
-    def waits(self) -> None:
-        """What the run waits for may have changed."""
-        if self.runner:
-            self._manner.waits(self, for_a_person=bool(self.runner.approvals))
-
-    async def begun(self, live: LiveProcess, took: str | None) -> RunId | None:
-        """The run of a turn that has begun. One that is not ours yet is for a follow-up that the
-        CLI kept for later, or for nobody; None: without its conversation nothing comes of it."""
-        async with self._turning:
-            if self.is_missing:
-                return None
-            before = self.runner
-            if before and not before.is_over:
-                return before.id
-            was_held = self.is_held
-            self._unseated = self._unseated or await self._claim_for(live, took)
-            claim = self._unseated
-            if claim is not None:
-                run = await self._create(claim, {}, live)
-                runner = self._runner(claim, run.id)
-                runner.know(run)
-                runner.go_on_from(live, before)
-                self._again, self._unseated = None, None
-                self._sit(claim, runner)
-                live.offers.forget(claim.item.id)
-                self._tell_begun(claim.item, was_held=was_held)
-                return runner.id
-        # An item was started at the same moment: it will sit down, and this comes before it.
-        await self._seated.wait(since=0)
-        return self._running().id
-
-    def _tell_begun(self, item: Item, *, was_held: bool) -> None:
-        if not was_held or item.kind == "self":
-            self._manner.begun(self, was_held=was_held)
-
-    async def _claim_for(self, live: LiveProcess, took: str | None) -> Claim | None:
-        unasked = Message(self.agent.id, "", kind="self")
-        if self.is_held:
-            offer = ItemId(took) if took in live.offers.open else None
-            return await self._store.continue_with(self._running().claim, offer or unasked)
-        try:
-            return await self._store.start_unprompted(self.hold, unasked)
-        except ChangeRefused:
-            return None
-
-    async def _create(
-        self, claim: Claim, metadata: Metadata, live: LiveProcess | None = None
-    ) -> Run:
-        """What a process has begun by itself is on the account that it was launched with."""
-        run, account = self._around.ids.new_run(), live.process.account if live else None
-        created = await self._manner.created(self, run, claim.item)
-        metadata = {**created.metadata, **metadata}
-        created = replace(created, metadata=metadata, account=account)
-        return await self.write(lambda: self._store.change(claim, run, created), "start")
-
-    # -- what others want
-
-    async def called(self, call: PendingRequests) -> None:
-        """Somebody wants something of the run, or of what was offered to it."""
-        runner, live = self.runner, self.live
-        if runner is None:
-            return
-        if runner.claim.item.id in call.cancelled and not runner.stopped:
-            item = await self._store.item(runner.claim.item.id)
-            await runner.stop("user_stop", item.cancel_reason)
-        if live is None:
-            return
-        for approval in call.answers:
-            await runner.pass_on(approval)
-        for offer in set(call.cancelled) & live.offers.open.keys():
-            await live.offers.take_back(offer)
-        if call.has_steerable:
-            self.offer(live)
+            await lane.outage.write(partial(self._store.release_lane, lease), "settle")
+        lane.lease.is_held = False
+        lane.detach()
 
     async def stop(self, reason: StopReason) -> None:
-        """End what runs, and begin nothing more."""
-        self._stopping = reason
-        if self.runner:
-            await self.runner.stop(reason)
+        """Stop the run, and every run that would follow."""
+        self.lane.stop = StopRequest(reason, None, self._clock.now())
+        if self.lane.run:
+            await self.control.stop(self.lane.run, reason)
 
-    def end_run(self, reason: StopReason, why: str) -> None:
-        """End what runs, by whoever hears it: that goes on hearing meanwhile."""
-        if self.runner and not self.runner.stopped:
-            self._tasks.start_soon(self._end_run, self.runner, reason, why)
+    # -- updates of the process
 
-    async def _end_run(self, runner: ActiveRun, reason: StopReason, why: str) -> None:
-        # It is not ours any more: its record tells what becomes of it.
-        with suppress(LeaseLost, KeeperGone):
-            await runner.stop(reason, why)
+    async def handle_update(self, process: LaneProcess, update: ProcessUpdate) -> None:
+        match update:
+            case JournalBatch():
+                await self._effects.handle(process, update)
+            case Connected(driver):
+                await self._effects.connect(process, driver)
+                await self.lane.outage.write_notes(process.live.recorder)
+                # The offers of an earlier holder are known now.
+                self.lane.report(RunAttached())
+            case Exited():
+                await self._handle_exit(process)
+            case _:
+                assert_never(update)
 
-    def offer(self, live: LiveProcess) -> None:
-        """A turn is open, or there is something to offer: it may be told what waits for it."""
-        self._tasks.start_soon(self._offer, live)
-
-    async def _offer(self, live: LiveProcess) -> None:
-        try:
-            if is_early(self, live):
-                live.offers.put_off()
-            else:
-                await live.offers.look()
-                live.tell_change()
-        except (LeaseLost, ChangeRefused, KeeperGone):
-            # The run has ended meanwhile, or is not ours: the record tells what became of it.
+    async def _handle_exit(self, process: LaneProcess) -> None:
+        # A process that was asked to end is settled by the caller that has asked.
+        if self.slot.process is not process or self.is_held or process.live.is_closing:
             return
-        except StoreFailed as error:
-            if not await self.failed(error):
-                raise
+        try:
+            await self.slot.leave()
+        except LeaseLost:
+            self.lane.detach()
+        except Exception as error:  # noqa: BLE001 (one agent's failure must not stop the others)
+            self.lane.report(LaneFailed(error))
 
-    # -- a record that cannot be written
 
-    async def failed(self, error: StoreFailed, phase: RecordPhase = "append") -> bool:
-        """Whether to try again later."""
-        if not self._manner.is_patient or not error.retryable:
-            return False
-        self.trouble.note(error, phase, self.runner.id if self.runner else None)
-        return True
+async def wait_until_idle(lane: Lane, process: LaneProcess, timeouts: Timeouts) -> None:
+    """Wait until no turn is open, and no offer that could begin one. An offer that stays open too
+    long is taken back; a turn has the timeouts of its run."""
+    live, offers = process.live, process.offers
+    # The offers of an earlier holder are known once the process is connected.
+    await live.connection.wait_connected()
+    while not live.is_gone:
+        while not _is_over(lane) and not live.is_gone:
+            await live.connection.wait_changed()
+        if await _begins_turn(lane, process, timeouts.offer):
+            continue
+        if offers.open and not live.is_gone:
+            await offers.withdraw_all()
+            if await _begins_turn(lane, process, timeouts.interrupt):
+                continue
+        return
 
-    async def write(self, verb: Callable[[], Awaitable[Answer]], phase: RecordPhase) -> Answer:
-        answer = await retry_write(verb, lambda error: self.failed(error, phase))
-        if self.live and self.live.driver:
-            await self.trouble.try_to_tell(self.live.recorder)
-        return answer
 
-    def _running(self) -> ActiveRun:
-        assert self.runner
-        return self.runner
+async def _begins_turn(lane: Lane, process: LaneProcess, limit: float | None) -> bool:
+    """Whether an open offer begins a turn, before the limit and before all offers are settled."""
+    live = process.live
+    with anyio.move_on_after(limit or None):
+        while process.offers.open and _is_over(lane) and not live.is_gone:
+            await live.connection.wait_changed()
+    return not _is_over(lane) and not live.is_gone
+
+
+def _is_over(lane: Lane) -> bool:
+    return lane.run is None or lane.run.is_over

@@ -1,9 +1,9 @@
-"""Which lanes does this process have, and does anybody want something of them?
+"""Keeps the workers of this process, checks their timeouts and passes requests on to them.
 
-One task looks at all clocks, and one hears what others want: a run costs nothing for them.
+One task checks all timeouts, and one reads the requests of users: a run costs nothing for them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import anyio
@@ -11,121 +11,130 @@ from anyio.abc import TaskGroup
 
 from steadyrun.errors import ChangeRefused, KeeperGone, LeaseLost, StoreFailed
 from steadyrun.lib.notifier import Hint, Waiter
+from steadyrun.lib.signal import Signal
 from steadyrun.lib.task_group import task_group
 from steadyrun.model.ids import AgentId, ItemId, RunId
+from steadyrun.runtime.agent.run_control import Deed
 from steadyrun.runtime.agent.worker import AgentWorker
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.log import log_bug, log_event
-from steadyrun.runtime.run.active_run import Deed
+from steadyrun.runtime.process_pool import ProcessPool
 from steadyrun.store import PendingRequests
 
-# How often the clocks are looked at, and how late that may be before it tells something.
+# How often timeouts are checked, and how late a check may be before the time is taken out.
 _TICK_SECONDS = 0.5
 _LATE_SECONDS = 1.0
 
 
 class AgentWorkers:
-    """All seats of this process, by agent."""
+    """All workers of this process, by agent."""
 
-    def __init__(self, around: Deps) -> None:
-        self._around = around
-        self._seats: dict[AgentId, AgentWorker] = {}
-        # Who could not see to all that was wanted; None: nobody has looked, as nobody was there.
-        self._missed: set[AgentId] | None = None
-        self._bell: Waiter | None = None
-        # Called when somebody has left.
-        self.on_leave: Callable[[], None] = lambda: None
-        # Runs that others have left and that a gate waits for.
+    def __init__(self, deps: Deps, pool: ProcessPool | None = None) -> None:
+        self.pool = pool
+        # Notified when a worker has left.
+        self.left = Signal()
+        # Runs of other holders that a gate waits for.
         self.probes: set[RunId] = set()
+        self._deps = deps
+        self._workers: dict[AgentId, AgentWorker] = {}
+        # The agents with requests that could not be handled; None if requests were not read, as
+        # there was no worker.
+        self._unhandled: set[AgentId] | None = None
+        self._waiter: Waiter | None = None
 
     def __iter__(self) -> Iterator[AgentWorker]:
-        return iter(list(self._seats.values()))
+        return iter(list(self._workers.values()))
 
-    def add(self, seat: AgentWorker) -> None:
-        self._seats[seat.agent.id] = seat
-        seat.on_sit = partial(self._look_again, seat.agent.id)
-        self._look_again(seat.agent.id)
+    def add(self, worker: AgentWorker) -> None:
+        self._workers[worker.agent.id] = worker
+        if self.pool:
+            self.pool.add(worker.slot)
+        self.recheck_requests(worker.agent.id)
 
-    def _look_again(self, agent: AgentId) -> None:
-        """A lane is ours before anybody sits there: what was wanted meanwhile is wanted still."""
-        if self._bell and (self._missed is None or agent in self._missed):
-            self._bell.notify()
+    def remove(self, worker: AgentWorker) -> None:
+        if self.pool:
+            self.pool.remove(worker.slot)
+        if self._workers.get(worker.agent.id) is worker:
+            del self._workers[worker.agent.id]
+            self.left.notify()
 
-    def know_probe(self, seat: AgentWorker) -> None:
-        """Somebody else has begun what runs there."""
-        if seat.runner:
-            seat.runner.is_probe = seat.runner.id in self.probes
+    def find(self, agent: AgentId) -> AgentWorker | None:
+        return self._workers.get(agent)
 
-    def remove(self, seat: AgentWorker) -> None:
-        if self._seats.get(seat.agent.id) is seat:
-            del self._seats[seat.agent.id]
-            self.on_leave()
+    def find_run(self, run: RunId) -> AgentWorker | None:
+        """The worker that runs it."""
+        return next((each for each in self if each.run and each.run.id == run), None)
 
-    def of(self, agent: AgentId) -> AgentWorker | None:
-        return self._seats.get(agent)
+    def mark_probe(self, worker: AgentWorker) -> None:
+        """Another holder has started this run, and a gate may wait for it."""
+        if worker.run:
+            worker.run.is_probe = worker.run.id in self.probes
 
-    def running(self, run: RunId) -> AgentWorker | None:
-        """Where a run goes on."""
-        return next((each for each in self if each.runner and each.runner.id == run), None)
+    def recheck_requests(self, agent: AgentId) -> None:
+        """Read requests again that came before the worker could handle them: a lane belongs to this
+        holder before its run is attached."""
+        if self._waiter and (self._unhandled is None or agent in self._unhandled):
+            self._waiter.notify()
 
     async def serve(self) -> None:
-        """Look at the clocks and hear what is wanted: run this in a task."""
+        """Check timeouts and read requests: run this in a task."""
         async with task_group() as tasks:
-            tasks.start_soon(self._look_at_clocks, tasks)
-            tasks.start_soon(self._hear_calls, tasks)
+            tasks.start_soon(self._check_timeouts, tasks)
+            tasks.start_soon(self._read_requests, tasks)
 
-    async def _look_at_clocks(self, tasks: TaskGroup) -> None:
-        # Whether we come late is told by the time that we sleep by.
+    async def _check_timeouts(self, tasks: TaskGroup) -> None:
+        # Lateness is measured by the clock that the sleep uses.
         last = anyio.current_time()
         while True:
             await anyio.sleep(_TICK_SECONDS)
             late, last = anyio.current_time() - last - _TICK_SECONDS, anyio.current_time()
-            now = self._around.clock.monotonic()
-            for seat in self:
-                runner = seat.runner
-                if runner and late > _LATE_SECONDS:
-                    runner.shift(late)
-                for deed in runner.due(now) if runner else ():
-                    tasks.start_soon(_done, seat, deed)
+            now = self._deps.clock.monotonic()
+            for worker in self:
+                if worker.run and late > _LATE_SECONDS:
+                    worker.run.timer.add_downtime(late)
+                for deed in worker.control.find_due(now):
+                    tasks.start_soon(_perform, worker, deed)
 
-    async def _hear_calls(self, tasks: TaskGroup) -> None:
-        with self._around.store.hints.watch(None, Hint.WORK) as self._bell:
+    async def _read_requests(self, tasks: TaskGroup) -> None:
+        with self._deps.store.hints.watch(None, Hint.WORK) as self._waiter:
             while True:
-                self._missed = await self._answer_calls(tasks)
-                await self._bell.wait()
+                self._unhandled = await self._handle_requests(tasks)
+                await self._waiter.wait()
 
-    async def _answer_calls(self, tasks: TaskGroup) -> set[AgentId] | None:
-        if not self._seats:
+    async def _handle_requests(self, tasks: TaskGroup) -> set[AgentId] | None:
+        if not self._workers:
             return None
         try:
-            calls = await self._around.store.pending_requests(self._around.holder)
+            pending = await self._deps.store.pending_requests(self._deps.holder)
         except StoreFailed as error:
-            # Nothing is lost by this: it is asked again.
+            # Nothing is lost: requests stay in the store until they are handled.
             log_event("store.failed", phase="calls", code=error.code)
             return None
-        for call in calls:
-            seat = self._seats.get(call.agent)
-            if seat:
-                tasks.start_soon(_done, seat, partial(seat.called, call))
-        return {call.agent for call in calls if not self._hears(call)}
+        for each in pending:
+            worker = self._workers.get(each.agent)
+            if worker:
+                handle = partial(worker.control.handle_requests, each, worker.slot.process)
+                tasks.start_soon(_perform, worker, handle)
+        return {each.agent for each in pending if not self._can_handle(each)}
 
-    def _hears(self, call: PendingRequests) -> bool:
-        """Whether all that shall stop can be stopped now, and who asked can be answered."""
-        seat = self._seats.get(call.agent)
-        runner = seat.runner if seat else None
-        if seat is None or runner is None or runner.is_over:
+    def _can_handle(self, requests: PendingRequests) -> bool:
+        """Whether every cancelled item can be stopped now, and every answer be sent."""
+        worker = self._workers.get(requests.agent)
+        run = worker.run if worker else None
+        if worker is None or run is None or run.is_over:
             return False
-        if call.answers and seat.live is None:
+        process = worker.slot.process
+        if requests.answers and process is None:
             return False
-        offered = seat.live.offers.open.keys() if seat.live else set[ItemId]()
-        return offered | {runner.claim.item.id} >= set(call.cancelled)
+        offered = process.offers.open.keys() if process else set[ItemId]()
+        return offered | {run.claim.item.id} >= set(requests.cancelled)
 
 
-async def _done(seat: AgentWorker, deed: Deed) -> None:
+async def _perform(worker: AgentWorker, deed: Deed) -> None:
     try:
         await deed()
     except (LeaseLost, KeeperGone, ChangeRefused):
-        # Somebody else has the lane, the run is over, or others will find out what became of it.
+        # The lane belongs to another holder, or the run is over: the record says what became of it.
         return
-    except Exception as error:  # noqa: BLE001 (one agent's trouble is not that of the others)
-        log_bug(error, agent=seat.agent.name)
+    except Exception as error:  # noqa: BLE001 (one agent's failure must not stop the others)
+        log_bug(error, agent=worker.agent.name)

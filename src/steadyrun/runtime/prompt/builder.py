@@ -1,8 +1,9 @@
-"""Builds the turn and the launch request for an item."""
+"""Builds what a provider is sent for an item: the turn, and the process that it needs."""
 
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -12,14 +13,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from steadyrun.dialect import Image, LaunchRequest, Turn
+from steadyrun.errors import NotFound
 from steadyrun.lib.safe_files import open_regular
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import RunId
-from steadyrun.model.item import Attachment, Item
-from steadyrun.model.run import Run
+from steadyrun.model.item import Attachment, Claim, Item
+from steadyrun.model.policy import compute_rights
+from steadyrun.model.run import Created, Run
 from steadyrun.model.session import Session
 from steadyrun.runtime.attachments import find_files
-from steadyrun.runtime.deps import Deps, RunRequest
+from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.prompt.briefing import write_briefing
 from steadyrun.runtime.prompt.handover import load_handover
 from steadyrun.runtime.prompt.recovery import with_files, write_recovery_context, write_retry_notice
@@ -28,7 +31,8 @@ from steadyrun.runtime.prompt.system import (
     build_agent_environment,
     read_system_prompt,
 )
-from steadyrun.runtime.run.active_run import ActiveRun
+from steadyrun.runtime.run.active_run import WALL
+from steadyrun.runtime.run.options import RunRequest
 from steadyrun.runtime.run.permissions import permitted
 from steadyrun.runtime.run.retry import RetryDecision
 
@@ -49,40 +53,64 @@ class TurnPlan(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Place(Protocol):
-    """The worker that the turn is for."""
+class PresentProcess(Struct, frozen=True):
+    """The process that the lane has now: its seal if turns can be sent to it, and the turn that an
+    earlier holder has launched it for, as long as that runs."""
+
+    adopted_turn: Turn | None = None
+    seal: str | None = None
+    exists: bool = False
+
+
+class TurnRequest(Struct, frozen=True):
+    """For which run a turn is built; `retry` says how, if not for the first time."""
 
     agent: Agent
+    claim: Claim
+    run: RunId
+    present: PresentProcess
+    retry: RetryDecision | None
 
-    @property
-    def taken_up(self) -> Turn | None:
-        """The turn for which an earlier holder launched the process, while that turn is active."""
 
-    def serves(self, seal: str) -> bool:
-        """Whether there is an idle process with this seal."""
+class Turns(Protocol):
+    """Builds turns and runs: `TurnBuilder` for lasting agents, `DirectTurns` for direct runs."""
+
+    async def build(self, request: TurnRequest) -> TurnPlan:
+        """What is sent for an item, and to which process."""
+
+    async def create_run(self, run: RunId, agent: Agent, item: Item) -> Created:
+        """A run of an item that is retried, or that the process has begun by itself."""
 
 
 class TurnBuilder:
-    """Builds the turn plans for the items of lasting agents."""
+    """Builds the turns of lasting agents."""
 
-    def __init__(self, around: Deps, key: bytes) -> None:
-        """`key` is the key of the seals of processes."""
-        self._around, self._store = around, around.store
-        self._home = around.home
+    def __init__(self, deps: Deps, key: bytes) -> None:
+        """`key` seals what processes were launched with."""
+        self._around, self._store = deps, deps.store
+        self._home = deps.home
         self._key = key
 
-    async def order(
-        self, place: Place, runner: ActiveRun, *, again: RetryDecision | None
-    ) -> TurnPlan:
-        """Build the plan for the item of a run; `again`: the decision, if it is a retry."""
-        agent, item = self._with_model(place.agent), runner.claim.item
-        one_shot = again is not None and again.one_shot
-        if place.taken_up:
-            # The process that was taken over is used, with whatever settings it was launched: it
-            # may be working on the turn.
-            turn = place.taken_up
-            if turn.key != runner.id:
-                turn = replace(await self._build_turn(agent, item, runner.id), mode=None)
+    async def create_run(self, run: RunId, agent: Agent, item: Item) -> Created:
+        return self.make_run(run, agent, item, self._around.clock.now())
+
+    def make_run(self, run: RunId, agent: Agent, item: Item, now: datetime) -> Created:
+        """A run of a lasting agent, with its time limit."""
+        wall = agent.wall_seconds or self._around.drivers.find_wall_seconds(agent.provider)
+        metadata = {**item.payload.metadata, **({WALL: wall} if wall else {})}
+        tools = compute_rights(agent.policy).tools
+        return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
+
+    async def build(self, request: TurnRequest) -> TurnPlan:
+        present, retry, run = request.present, request.retry, request.run
+        agent, item = self._with_model(request.agent), request.claim.item
+        one_shot = retry is not None and retry.one_shot
+        if present.adopted_turn:
+            # The process exists and may be at work, with whatever it was launched and in whichever
+            # conversation.
+            turn = present.adopted_turn
+            if turn.key != run:
+                turn = replace(await self._build_turn(agent, item, run), mode=None)
             return TurnPlan(
                 turn, build_launch_request(agent, turn, None, SystemPrompt(None)), or_fresh=True
             )
@@ -91,23 +119,23 @@ class TurnBuilder:
         drivers, file = self._around.drivers, standing.permissions
         agent, notes = permitted(drivers, agent, file, one_shot=one_shot)
         env = build_agent_environment(agent, self._home)
-        turn = await self._build_turn(agent, item, runner.id, one_shot=one_shot)
-        request = replace(build_launch_request(agent, turn, None, standing), one_shot=one_shot)
-        seal = self._seal(agent.provider, request, env)
-        order = TurnPlan(turn, request, env, seal, notes=(*standing.notes, *notes))
-        if again is not None and again.is_fresh:
-            await self._retire(runner, agent.provider)
-        elif place.serves(seal):
+        turn = await self._build_turn(agent, item, run, one_shot=one_shot)
+        launch = replace(build_launch_request(agent, turn, None, standing), one_shot=one_shot)
+        seal = self._seal(agent.provider, launch, env)
+        order = TurnPlan(turn, launch, env, seal, notes=(*standing.notes, *notes))
+        if retry is not None and retry.is_fresh:
+            await self._retire(request, agent.provider)
+        elif seal and seal == present.seal:
             return order
         return await self._prepare_launch(agent, item, order)
 
-    async def _retire(self, runner: ActiveRun, provider: str) -> None:
-        """End the present conversation, unless the run itself began it."""
-        run = await self._store.run(runner.id)
-        session = await self._store.session(runner.claim.agent, provider)
+    async def _retire(self, request: TurnRequest, provider: str) -> None:
+        """Go on without the present conversation, unless it is the new one already."""
+        claim, run = request.claim, await self._store.run(request.run)
+        session = await self._store.session(claim.agent, provider)
         current = session.current if session else None
         if current is None or current.bound_at < run.created_at:
-            await self._store.retire_token(runner.claim, provider, "the provider has lost it")
+            await self._store.retire_token(claim, provider, "the provider has lost it")
 
     def _with_model(self, agent: Agent) -> Agent:
         """Return the agent with the configured model of its provider, unless it has its own."""
@@ -192,16 +220,39 @@ def _read_content(place: Path) -> bytes:
         return stream.read()
 
 
-async def build_direct(
-    around: Deps, agent: Agent, item: Item, run: RunId, ask: RunRequest
-) -> TurnPlan:
-    """Build the plan of a direct run: its prompt, and its role if it has one."""
-    turn = Turn(run, item.text, ask.images, ask.schema)
-    standing = await around.standing(agent)
-    agent, notes = permitted(around.drivers, agent, standing.permissions)
-    request = build_launch_request(agent, turn, ask.resume, standing)
-    env = {**ask.env, **build_agent_environment(agent, around.home)}
-    return TurnPlan(turn, request, env, or_fresh=ask.or_fresh, notes=(*standing.notes, *notes))
+class DirectTurns:
+    """Builds the turns of a run that was asked of a provider itself."""
+
+    def __init__(self, deps: Deps, asked: RunRequest | Turn) -> None:
+        """A `Turn` is one that an earlier holder has sent, or was about to send."""
+        self._deps, self._asked = deps, asked
+
+    async def build(self, request: TurnRequest) -> TurnPlan:
+        agent, asked, retry = request.agent, self._asked, request.retry
+        if isinstance(asked, Turn):
+            if not request.present.exists:
+                raise NotFound("launch of", request.run)
+            return TurnPlan(asked, build_launch_request(agent, asked, None, SystemPrompt(None)))
+        ask = replace(asked, resume=None) if retry and retry.is_fresh else asked
+        deps = self._deps
+        turn = Turn(request.run, request.claim.item.text, ask.images, ask.schema)
+        prompt = await deps.standing(agent)
+        agent, notes = permitted(deps.drivers, agent, prompt.permissions)
+        launch = build_launch_request(agent, turn, ask.resume, prompt)
+        env = {**ask.env, **build_agent_environment(agent, deps.home)}
+        return TurnPlan(turn, launch, env, or_fresh=ask.or_fresh, notes=(*prompt.notes, *notes))
+
+    async def create_run(self, run: RunId, agent: Agent, item: Item) -> Created:
+        """A run that goes on where another has ended has the same time limit."""
+        store, now, tools = (
+            self._deps.store,
+            self._deps.clock.now(),
+            compute_rights(agent.policy).tools,
+        )
+        [before, *_] = await store.runs(agent.id, limit=1)
+        wall = before.metadata.get(WALL)
+        metadata = {WALL: wall} if wall else {}
+        return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
 
 
 def build_launch_request(

@@ -1,7 +1,7 @@
-"""How much has it spent, and may it go on? What a run uses, held against the budget of its agent.
+"""Counts what a run spends and compares it with the budget of its agent.
 
-Nothing of this has a table: what was spent is read from the runs, and what a person has allowed
-beyond a limit is a value of that limit's window.
+There is no table for budgets: what was spent is read from the runs, and what a person has allowed
+beyond a limit is a value of that limit's window in the key-value table.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from datetime import datetime
 
 import msgspec
 
+from steadyrun.dialect import TurnEnded
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import (
     SPENT,
@@ -29,50 +30,128 @@ from steadyrun.model.budget import (
     find_marks,
     find_window_start,
 )
-from steadyrun.model.event import ApprovalRequested, BudgetReached
+from steadyrun.model.event import ApprovalRequested, BudgetReached, UsageUpdated
 from steadyrun.model.ids import AgentId, RunId
-from steadyrun.model.usage import Cost, Usage
+from steadyrun.model.run import Finished, Run, Touched
+from steadyrun.model.usage import Cost, Usage, add_costs, add_usage
 from steadyrun.store import Store
 
-# The name of the question, where others have a tool's.
+# The name of the question, in the place of the name of a tool.
 BUDGET = "budget"
 
 
 class BudgetMeter:
-    """Counts what one run spends. Of each limit it tells 80 % and 100 % once."""
+    """Counts what one run spends, and reports 80 % and 100 % of each limit once."""
 
     def __init__(
         self,
         budget: Budget,
         windows: dict[Limit, Window],
         rules: BudgetRules,
-        told: Iterable[BudgetReached] = (),
+        reported: Iterable[BudgetReached] = (),
     ) -> None:
-        """`told` is what the record of the run says already."""
+        """`reported` is what the record of the run has already."""
         self._budget, self._windows, self._rules = budget, windows, rules
-        # Who begins beyond a limit is told so, all the same; that it was warned before is known.
+        # A run that starts beyond a limit reports it all the same, but without the warning before.
         before = find_marks(budget, windows, Spending(), rules)
-        self._told = {mark.name: min(mark.percent, WARNED) for mark in before}
-        self._told |= {f"{each.limit}.{each.unit}": each.percent for each in told}
+        self._reported = {mark.name: min(mark.percent, WARNED) for mark in before}
+        self._reported |= {f"{each.limit}.{each.unit}": each.percent for each in reported}
 
-    def hear(self, usage: Usage, cost: Cost) -> list[BudgetReached]:
-        """The run has used so much so far: what is to be told of it."""
+    def count(self, usage: Usage, cost: Cost) -> list[BudgetReached]:
+        """The run has used so much so far: the events to report."""
         found = find_marks(
             self._budget, self._windows, compute_run_spending(usage, cost), self._rules
         )
-        news = [mark for mark in found if mark.percent > self._told.get(mark.name, 0)]
-        self._told |= {mark.name: mark.percent for mark in news}
-        return [_told_by(mark) for mark in news]
+        news = [mark for mark in found if mark.percent > self._reported.get(mark.name, 0)]
+        self._reported |= {mark.name: mark.percent for mark in news}
+        return [_to_event(mark) for mark in news]
 
 
-def _told_by(mark: Mark) -> BudgetReached:
+class RunBudget:
+    """What one run has used and paid so far, held against the budget of its agent.
+
+    A run may have turns that its provider has begun before the run's own turn: `_spent` is their
+    sum, `_turn` the last counts of the turn that is open. `ActiveRun` owns it.
+    """
+
+    def __init__(self, store: Store, agent: Agent, run: RunId, rules: BudgetRules) -> None:
+        # The limits that the run has reached.
+        self.reached: list[BudgetReached] = []
+        self._store, self._agent, self._run, self._rules = store, agent, run, rules
+        self._spent: tuple[Usage, Cost] | None = None
+        self._turn: UsageUpdated | None = None
+        self._meter: BudgetMeter | None = None
+
+    def load(self, run: Run) -> None:
+        """Take over what the record says; the reached limits follow from its events."""
+        self._meter, self.reached = None, []
+        if (run.usage, run.cost) != (Usage(), Cost()):
+            self._spent = (run.usage, run.cost)
+
+    def set_spent(self, usage: Usage, cost: Cost) -> None:
+        """A turn before the run's own has ended."""
+        self._spent, self._turn = (usage, cost), None
+
+    def compute_total(self, ended: TurnEnded) -> tuple[Usage | None, Cost | None]:
+        """What the run has used with this turn. A turn that was cut off has no sum of its own: its
+        last counts are used."""
+        turn = self._turn
+        if ended.usage is None and turn:
+            return self._add_spent(turn.usage, turn.cost)
+        if self._spent is None:
+            return ended.usage, ended.cost
+        return self._add_spent(ended.usage or Usage(), ended.cost or Cost())
+
+    async def count_turn(self, turn: UsageUpdated) -> list[BudgetReached]:
+        """The open turn has used so much so far: the events to report."""
+        self._turn = turn
+        return await self._count(*self._add_spent(turn.usage, turn.cost))
+
+    async def count_end(self, change: Finished | Touched) -> list[BudgetReached]:
+        """As `count_turn`, for a turn that has ended: `change` has the sum of the run."""
+        return await self._count(change.usage or Usage(), change.cost or Cost())
+
+    @property
+    def overspent(self) -> str | None:
+        """Why the run may not go on, if a limit is spent."""
+        spent = spent_of(self.reached)
+        return why_reached(spent[0]) if spent else None
+
+    def build_question(self, change: Finished | Touched) -> tuple[ApprovalRequested, ...]:
+        """The question to the owner of the agent at the end of the run. A run that completed
+        beyond its own limit does not keep the next one from work."""
+        spent = spent_of(self.reached)
+        if self._agent.is_direct or not isinstance(change, Finished) or not spent:
+            return ()
+        if change.stop_reason != "budget":
+            spent = [each for each in spent if each.limit != "run"]
+        return (budget_question(self._run, spent),) if spent else ()
+
+    async def _count(self, usage: Usage, cost: Cost) -> list[BudgetReached]:
+        if self._agent.policy.budget == Budget():
+            return []
+        if self._meter is None:
+            store, agent, rules = self._store, self._agent, self._rules
+            self._meter = await load_budget_meter(store, agent, self._run, rules, self.reached)
+        reached = self._meter.count(usage, cost)
+        self.reached += reached
+        return reached
+
+    def _add_spent(self, usage: Usage, cost: Cost) -> tuple[Usage, Cost]:
+        if self._spent is None:
+            return usage, cost
+        before, paid = self._spent
+        return add_usage(before, usage), add_costs(paid, cost)
+
+
+def _to_event(mark: Mark) -> BudgetReached:
     return BudgetReached(
         mark.limit, mark.unit, mark.allowed, mark.spent, mark.percent, mark.unknown_runs
     )
 
 
 def spent_of(reached: Iterable[BudgetReached]) -> list[BudgetReached]:
-    """The limits of which nothing is left."""
+    """The limits that are spent."""
     return [each for each in reached if each.percent == SPENT]
 
 
@@ -81,7 +160,7 @@ def why_reached(reached: BudgetReached) -> str:
 
 
 def budget_question(run: RunId, reached: Sequence[BudgetReached]) -> ApprovalRequested:
-    """How shall an agent go on whose run has reached these limits?"""
+    """The question to the owner of an agent whose run has reached these limits."""
     limits = [
         {"limit": each.limit, "unit": each.unit, "spent": each.spent, "allowed": each.allowed}
         for each in reached
@@ -91,19 +170,19 @@ def budget_question(run: RunId, reached: Sequence[BudgetReached]) -> ApprovalReq
 
 
 async def load_budget_meter(
-    store: Store, agent: Agent, run: RunId, rules: BudgetRules, told: Iterable[BudgetReached]
+    store: Store, agent: Agent, run: RunId, rules: BudgetRules, reported: Iterable[BudgetReached]
 ) -> BudgetMeter:
-    """What the agent has spent before, in the windows that the run belongs to."""
+    """A meter that starts with what the agent has spent before, in the windows of the run."""
     found = await store.run(run)
     own = compute_run_spending(found.usage, found.cost)
     windows = await _windows(store, agent, found.created_at, rules, own)
-    return BudgetMeter(agent.policy.budget, windows, rules, told)
+    return BudgetMeter(agent.policy.budget, windows, rules, reported)
 
 
 async def extend(
     store: Store, agent: Agent, rules: BudgetRules, now: datetime
 ) -> tuple[BudgetExtension, ...]:
-    """Allow every limit once more that is spent; said again it is once."""
+    """Allow every spent limit once more. Calling it twice allows no more than calling it once."""
     extended, budget = [], agent.policy.budget
     for mark in find_marks(
         budget, await _windows(store, agent, now, rules, Spending()), Spending(), rules
@@ -117,15 +196,17 @@ async def extend(
 
 
 async def _windows(
-    store: Store, agent: Agent, at: datetime, rules: BudgetRules, but: Spending
+    store: Store, agent: Agent, at: datetime, rules: BudgetRules, except_for: Spending
 ) -> dict[Limit, Window]:
-    """What the agent has spent in the windows of a moment, without `but`."""
+    """What the agent has spent in the windows of a moment, without `except_for`."""
     windows: dict[Limit, Window] = {}
     for limit in agent.policy.budget.limits:
         if limit != "run":
             since = find_window_start(limit, at, rules.zone)
             total = compute_total_spending(await store.usage(agent=agent.id, since=since))
-            windows[limit] = Window(since, total - but, await _extended(store, agent, limit, since))
+            windows[limit] = Window(
+                since, total - except_for, await _extended(store, agent, limit, since)
+            )
     return windows
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, get_args
 
 import msgspec
+from msgspec import Struct
 
 from steadyrun.dialect import Ability, Image
 from steadyrun.errors import InvalidUsage
+from steadyrun.model.event import JsonObject
 from steadyrun.model.policy import Mode, check_tools
 from steadyrun.model.run import Metadata
 from steadyrun.model.text import Problem, encode_utf8, suggest
@@ -34,6 +36,21 @@ class RunOptions(TypedDict, total=False):
     metadata: Metadata
     # Variables that it has besides those that are configured, or in their place.
     env: Mapping[str, str]
+
+
+class RunRequest(Struct, frozen=True):
+    """What a caller asks of a provider for one direct run, beyond the text of the item."""
+
+    resume: str | None = None
+    # Whether a new conversation may take the place of one that does not exist any more.
+    or_fresh: bool = False
+    images: tuple[Image, ...] = ()
+    schema: JsonObject | None = None
+    wall_seconds: float | None = None
+    # Stored with the run, for the caller.
+    metadata: Metadata = {}
+    # Added to the environment of its process, and stored nowhere.
+    env: Mapping[str, str] = {}
 
 
 NEEDS: Mapping[str, Ability] = {

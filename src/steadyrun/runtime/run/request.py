@@ -12,8 +12,8 @@ from steadyrun.model.budget import Budget
 from steadyrun.model.ids import RunId
 from steadyrun.model.policy import Policy, compute_rights
 from steadyrun.model.text import encode_utf8
-from steadyrun.runtime.deps import Deps, RunRequest
-from steadyrun.runtime.run.options import NEEDS, RunOptions
+from steadyrun.runtime.deps import Deps
+from steadyrun.runtime.run.options import NEEDS, RunOptions, RunRequest
 from steadyrun.runtime.run.permissions import permitted, require_kept
 
 # As JSON. A keeper accepts frames of 64 MB, and a frame contains more than the message.

@@ -1,24 +1,37 @@
-"""When has a run waited too long? Pure: it is told the time and the signs of life."""
+"""Decides when a run has waited too long. No I/O: everything is computed from clock readings.
 
-from collections.abc import Iterable
+`RunTimer` owns the times of one run and says which timeouts are due. Its caller carries them out.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Emitted
+from steadyrun.lib.clock import Clock
+from steadyrun.model.event import (
+    ApprovalRequested,
+    ApprovalResolved,
+    Emitted,
+    Event,
+    Foreign,
+    ProviderRetrying,
+)
 from steadyrun.model.run import StopReason
 
 
 class Timeouts(Struct, frozen=True):
-    """How long may it take? Seconds; None or 0 is without limit."""
+    """The limits of a run in seconds; None or 0 is without limit."""
 
     # From the start of the run to its end, without the time in which a person was asked.
     wall: float | None = None
-    # Without a word from the provider.
+    # Without output of the provider.
     idle: float | None = 30 * 60.0
     # The same for a process that serves one turn only.
     stall: float | None = 120.0
-    # From the input to the first word of an answer.
+    # From the input to the first output of an answer.
     hang: float | None = 60.0
     # Silence that is worth a warning.
     warning: float | None = 60.0
@@ -33,70 +46,232 @@ class Timeouts(Struct, frozen=True):
 
 
 class Activity(Struct, frozen=True):
-    """What is known of a run's life, in seconds of the monotonic clock."""
+    """The signs of life of a run, in seconds of the monotonic clock."""
 
     started_at: float
-    # When the input was written; None before that.
-    told_at: float | None
-    heard_at: float
-    # When anything was last said to it: it may take its time from there.
-    said_at: float = 0.0
-    # It waits for a person, a tool, a follow-up or a time it has announced: silence means nothing.
+    # When the turn was sent; None before that.
+    sent_at: float | None
+    output_at: float
+    # When the process last got any input: its silence is counted from there.
+    input_at: float = 0.0
+    # The run waits for a person, a tool, a follow-up or a time that its provider has announced:
+    # then silence means nothing.
     is_waiting: bool = False
-    # It waits for a person: that is not its own time.
+    # The run waits for a person: that time is not its own.
     is_asking: bool = False
     is_one_shot: bool = False
     is_warned: bool = False
 
 
+class ProcessActivity(Struct, frozen=True):
+    """What the process of a run does at this moment."""
+
+    output_at: float
+    input_at: float
+    is_one_shot: bool
+    # A tool runs, or a follow-up is open.
+    is_busy: bool
+
+
 class Deadline(Struct, frozen=True):
-    """What to do, and when: stop for that reason, or only warn."""
+    """When to stop the run, and for which reason; without a reason it is only a warning."""
 
     at: float
     reason: StopReason | None
 
 
-def next_deadline(limits: Timeouts, signs: Activity) -> Deadline | None:
-    """The first clock that will ring if nothing more is heard."""
-    wall = limits.wall if not signs.is_asking else None
-    alarms = [Deadline(signs.started_at + wall, "wall_timeout")] if wall else []
-    if not signs.is_waiting:
-        alarms += _silence(limits, signs)
-    return min(alarms, key=lambda alarm: alarm.at, default=None)
+class DenyApproval(Struct, frozen=True):
+    """The question got no answer in time."""
+
+    approval: str
 
 
-def _silence(limits: Timeouts, signs: Activity) -> list[Deadline]:
-    since = max(signs.heard_at, signs.said_at, signs.told_at or signs.started_at)
-    has_answered = signs.told_at is None or signs.heard_at > signs.told_at
-    alarms = []
-    if limits.hang and not has_answered:
-        alarms.append(Deadline(since + limits.hang, "hang"))
-    if limits.stall and signs.is_one_shot:
-        alarms.append(Deadline(since + limits.stall, "stall"))
-    if limits.idle:
-        alarms.append(Deadline(since + limits.idle, "idle_timeout"))
-    if limits.warning and not signs.is_warned:
-        alarms.append(Deadline(since + limits.warning, None))
-    return alarms
+class StopForTimeout(Struct, frozen=True):
+    """The run has taken too long."""
+
+    reason: StopReason
+    why: str | None
 
 
-def why_stopped(reason: StopReason, limits: Timeouts, silent_seconds: float) -> str | None:
-    """What a clock that has rung has to say."""
+class WarnOfStall(Struct, frozen=True):
+    """The process has been silent for a while."""
+
+    silent_ms: int
+
+
+TimeoutAction = DenyApproval | StopForTimeout | WarnOfStall
+
+
+class RunTimer:
+    """The times of one run, and which of its timeouts are due.
+
+    Only the time of the provider counts: the time in which a person was asked, and the time in
+    which this process was suspended, are taken out. `ActiveRun` owns the timer.
+    """
+
+    def __init__(self, timeouts: Timeouts, clock: Clock, *, is_adopted: bool) -> None:
+        # The open questions to a person, and since when; infinite once they were denied.
+        self.approvals: dict[str, float] = {}
+        self._timeouts, self._clock = timeouts, clock
+        self._started_at = clock.monotonic()
+        # Since when at least one question is open.
+        self._asked_at = 0.0
+        self._sent_at: float | None = None
+        # The provider has announced that it tries again at this time.
+        self._retries_at = 0.0
+        # The time of the last output, if a warning was written for the silence after it.
+        self._warned_of: float | None = None
+        # When this process was last resumed after it was suspended.
+        self._resumed_at = 0.0
+        # No timeout can be due before: output only makes them later.
+        self._next_check = 0.0
+        # Another holder has started the run; whether its record was read for past questions.
+        self._is_adopted, self._has_past = is_adopted, not is_adopted
+
+    def set_wall(self, seconds: float | None) -> None:
+        self._timeouts = replace(self._timeouts, wall=seconds)
+
+    def set_passed(self, seconds: float) -> None:
+        """So much time had passed when the run was taken over."""
+        self._started_at = self._clock.monotonic() - max(0.0, seconds)
+
+    def start_sending(self) -> None:
+        """The turn is about to be sent: an answer is due from here on. In an adopted run that is
+        the case only if the turn really is sent."""
+        self._sent_at = None if self._is_adopted else self._clock.monotonic()
+        self._next_check = 0.0
+
+    def finish_sending(self, *, was_sent: bool) -> None:
+        """`was_sent`: the turn was sent now, and not by an earlier holder."""
+        if was_sent or not self._is_adopted:
+            self._sent_at = self._clock.monotonic()
+            self._next_check = 0.0
+
+    def note(self, event: Event | Foreign) -> None:
+        """Take over what an event says about time."""
+        match event:
+            case ApprovalRequested(about="tool"):
+                self._open_question(event.approval)
+            case ApprovalResolved():
+                self._close_question(event.approval)
+            case ProviderRetrying():
+                self._retries_at = self._clock.monotonic() + (event.delay_ms or 0) / 1000
+            case _:
+                pass
+        self._next_check = 0.0
+
+    def load_questions(self, seen: Iterable[Emitted]) -> None:
+        """Take out the time of past questions, once, for a run that another holder has started."""
+        if not self._has_past:
+            asked = count_asked_seconds(seen, self._clock.now())
+            self._started_at = min(self._clock.monotonic(), self._started_at + asked)
+            self._has_past = True
+
+    def add_downtime(self, seconds: float) -> None:
+        """This process was suspended: that silence and that time do not count."""
+        self._resumed_at = self._clock.monotonic()
+        self._started_at += seconds
+        self._asked_at += seconds
+        self.approvals = {name: at + seconds for name, at in self.approvals.items()}
+        self._next_check = 0.0
+
+    def retry_denial(self, approval: str) -> None:
+        """The denial could not be stored: it is due again."""
+        if approval in self.approvals:
+            self.approvals[approval] = -math.inf
+
+    def is_due(self, now: float) -> bool:
+        """Whether `find_due` may find anything."""
+        return now >= self._next_check
+
+    def find_due(
+        self, now: float, process: ProcessActivity, *, is_stopping: bool
+    ) -> Iterator[TimeoutAction]:
+        """The timeouts that have passed. A run that ends anyway (`is_stopping`) has only the
+        timeouts of its questions."""
+        limit = self._timeouts.approval or math.inf
+        for name, asked_at in list(self.approvals.items()):
+            if now > asked_at + limit:
+                self.approvals[name] = math.inf
+                yield DenyApproval(name)
+        activity = None if is_stopping else self._activity(now, process)
+        deadline = next_deadline(self._timeouts, activity) if activity else None
+        if activity is None or deadline is None:
+            return
+        silent = now - process.output_at
+        if deadline.at > now:
+            # An answer or the end of a tool may come at any time, and start a timeout.
+            self._next_check = 0.0 if activity.is_waiting else deadline.at
+        elif deadline.reason:
+            why = explain_timeout(deadline.reason, self._timeouts, silent)
+            yield StopForTimeout(deadline.reason, why)
+        else:
+            self._warned_of = process.output_at
+            yield WarnOfStall(round(silent * 1000))
+
+    def _activity(self, now: float, process: ProcessActivity) -> Activity:
+        return Activity(
+            self._started_at,
+            self._sent_at,
+            process.output_at,
+            max(process.input_at, self._resumed_at),
+            is_waiting=process.is_busy or bool(self.approvals) or now < self._retries_at,
+            is_asking=bool(self.approvals),
+            is_one_shot=process.is_one_shot,
+            is_warned=self._warned_of == process.output_at,
+        )
+
+    def _open_question(self, approval: str) -> None:
+        now = self._clock.monotonic()
+        self._asked_at = self._asked_at if self.approvals else now
+        self.approvals[approval] = now
+
+    def _close_question(self, approval: str) -> None:
+        if self.approvals.pop(approval, None) is not None and not self.approvals:
+            self._started_at += self._clock.monotonic() - self._asked_at
+
+
+def next_deadline(timeouts: Timeouts, activity: Activity) -> Deadline | None:
+    """The first deadline, if there is no more output."""
+    wall = timeouts.wall if not activity.is_asking else None
+    deadlines = [Deadline(activity.started_at + wall, "wall_timeout")] if wall else []
+    if not activity.is_waiting:
+        deadlines += _silence_deadlines(timeouts, activity)
+    return min(deadlines, key=lambda deadline: deadline.at, default=None)
+
+
+def _silence_deadlines(timeouts: Timeouts, activity: Activity) -> list[Deadline]:
+    since = max(activity.output_at, activity.input_at, activity.sent_at or activity.started_at)
+    has_answered = activity.sent_at is None or activity.output_at > activity.sent_at
+    deadlines = []
+    if timeouts.hang and not has_answered:
+        deadlines.append(Deadline(since + timeouts.hang, "hang"))
+    if timeouts.stall and activity.is_one_shot:
+        deadlines.append(Deadline(since + timeouts.stall, "stall"))
+    if timeouts.idle:
+        deadlines.append(Deadline(since + timeouts.idle, "idle_timeout"))
+    if timeouts.warning and not activity.is_warned:
+        deadlines.append(Deadline(since + timeouts.warning, None))
+    return deadlines
+
+
+def explain_timeout(reason: StopReason, timeouts: Timeouts, silent_seconds: float) -> str | None:
+    """The error message of a run that was stopped by a timeout."""
     silent = f"{round(silent_seconds * 1000)}ms"
     match reason:
         case "wall_timeout":
-            return f"it was not done after {limits.wall:g} s"
+            return f"the run was not done after {timeouts.wall:g} s"
         case "idle_timeout":
-            return f"nothing was heard of it for {silent}"
+            return f"no output for {silent}"
         case "stall":
             return f"stream stall: no output for {silent}"
         case "hang":
-            return f"nothing came back for {silent} after it was told"
+            return f"no output for {silent} after the turn was sent"
         case _:
             return None
 
 
-def asked_seconds(seen: Iterable[Emitted], now: datetime) -> float:
+def count_asked_seconds(seen: Iterable[Emitted], now: datetime) -> float:
     """How long, by the record of a run, at least one question to a person was open."""
     seconds, since = 0.0, now
     open_ = set[str]()

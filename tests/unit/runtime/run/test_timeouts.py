@@ -15,7 +15,7 @@ STARTING = Activity(0.0, None, 0.0)
 
 
 def _also(signs: Activity, **flags: bool) -> Activity:
-    return Activity(signs.started_at, signs.told_at, signs.heard_at, **flags)
+    return Activity(signs.started_at, signs.sent_at, signs.output_at, **flags)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_sign_of_life_never_brings_an_alarm_nearer(
 ) -> None:
     heard = Activity(
         signs.started_at,
-        signs.told_at,
-        signs.heard_at + later,
+        signs.sent_at,
+        signs.output_at + later,
         is_waiting=signs.is_waiting,
         is_one_shot=signs.is_one_shot,
         is_warned=signs.is_warned,
