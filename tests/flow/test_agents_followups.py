@@ -415,7 +415,7 @@ def test_an_item_waits_for_a_turn_that_began_by_itself(tmp_path: Path) -> None:
             assert run.usage.input_tokens == 101
             assert run.cost.usd == 0.75
             assert count_sent(tmp_path, "two") == 1
-            assert "it had begun a turn of its own before this one could be told" in (
+            assert "the provider had begun a turn by itself before this one could be sent" in (
                 await harness.notes(ada)
             )
             assert (await harness.wait_until_settled(steer)).run == run.id
