@@ -54,23 +54,23 @@ def _measure(folder: Path, home: Path) -> list[tuple[float, float]]:
     lines, gate = agent_lines.build_stamped(_LINES).save(folder), Gate(folder / "gate")
     command = agent_lines.build_command("scripted", lines.scripted, _PACE_SECONDS, gate.path)
     write_config(home, command)
-    with processes.check_ended(home), _daemon("drive", home) as first:
+    with processes.check_ended(home), _start_daemon("drive", home) as first:
         first.expect_line("ready")
         first.send_line()
         first.expect_line("running")
         with gate.open_at(time.monotonic() + _AHEAD_SECONDS):
             _sleep(_AHEAD_SECONDS + _LIFE_SECONDS)
             first.kill()
-            took = [_adopted(home) for _ in range(_ROUNDS - 1)]
-            return [*took, _adopted(home, is_last=True)]
+            took = [_adopt_runs(home) for _ in range(_ROUNDS - 1)]
+            return [*took, _adopt_runs(home, is_last=True)]
 
 
-def _adopted(home: Path, *, is_last: bool = False) -> tuple[float, float]:
-    with _daemon("adopt", home) as daemon, closing(_record(home)) as record:
+def _adopt_runs(home: Path, *, is_last: bool = False) -> tuple[float, float]:
+    with _start_daemon("adopt", home) as daemon, closing(_read_record(home)) as record:
         imported_at, cpu = int(daemon.expect_line()), processes.read_cpu_seconds(daemon.pid)
-        printed = {each.name: _size(each) for each in (home / "processes").iterdir()}
+        printed = {each.name: _read_size(each) for each in (home / "processes").iterdir()}
         expect(len(printed) == RUNS, f"{len(printed)} processes are there")
-        took = _until_recorded(record, printed) - imported_at / 1e9
+        took = _wait_until_recorded(record, printed) - imported_at / 1e9
         used = processes.read_cpu_seconds(daemon.pid) - cpu
         if is_last:
             daemon.send_line()
@@ -82,31 +82,31 @@ def _adopted(home: Path, *, is_last: bool = False) -> tuple[float, float]:
     return took, used
 
 
-def _until_recorded(record: sqlite3.Connection, printed: Mapping[str, int]) -> float:
+def _wait_until_recorded(record: sqlite3.Connection, printed: Mapping[str, int]) -> float:
     until = time.monotonic() + _WAIT_SECONDS
-    while missing := _missing(record, printed):
+    while missing := _count_missing(record, printed):
         expect(time.monotonic() < until, f"{missing} of {RUNS} runs are not followed")
         _sleep(_LOOK_SECONDS)
     return time.monotonic()
 
 
-def _missing(record: sqlite3.Connection, printed: Mapping[str, int]) -> int:
+def _count_missing(record: sqlite3.Connection, printed: Mapping[str, int]) -> int:
     recorded = {Path(keeper).name: offset for keeper, offset in record.execute(_OFFSETS)}
     return sum(recorded[name] < size for name, size in printed.items())
 
 
 @contextmanager
-def _daemon(role: str, home: Path) -> Iterator[processes.SecondProcess]:
+def _start_daemon(role: str, home: Path) -> Iterator[processes.SecondProcess]:
     command = [sys.executable, "-m", "bench.daemon_process", role, str(home), str(RUNS)]
     with processes.start_process(f"the daemon ({role})", command) as daemon:
         yield daemon
 
 
-def _record(home: Path) -> sqlite3.Connection:
+def _read_record(home: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{home / 'steadyrun.db'}?mode=ro", uri=True)
 
 
-def _size(process: Path) -> int:
+def _read_size(process: Path) -> int:
     return (process / "journal").stat().st_size
 
 

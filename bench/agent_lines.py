@@ -68,16 +68,16 @@ class Saved:
 
 def build_usual(count: int, *, deltas: float = 0.0) -> Lines:
     """Lines of the usual sizes; `deltas` is the share that is only shown, the shortest ones."""
-    sizes = _sizes(count)
+    sizes = _draw_sizes(count)
     longest_delta = sorted(sizes)[round(count * deltas) - 1] if deltas else 0
-    lines = _build(sizes, _kinds(sizes, longest_delta), secrets=SECRETS)
+    lines = _build(sizes, _choose_kinds(sizes, longest_delta), secrets=SECRETS)
     _check(lines, deltas)
     return lines
 
 
 def build_stamped(count: int) -> Lines:
     """Texts of the usual sizes, each with room for the time at which it is printed."""
-    return _build(_sizes(count), ["text"] * count, stamp=fake_agent.STAMP.decode())
+    return _build(_draw_sizes(count), ["text"] * count, stamp=fake_agent.STAMP.decode())
 
 
 def build_texts(count: int, size: int) -> Lines:
@@ -93,19 +93,19 @@ def build_command(
     return (sys.executable, "-I", "-S", str(_AGENT), speech, str(lines), pace)
 
 
-def _sizes(count: int) -> list[int]:
-    sizes = [_size((n + 0.5) / count) for n in range(count)]
+def _draw_sizes(count: int) -> list[int]:
+    sizes = [_draw_size((n + 0.5) / count) for n in range(count)]
     random.Random(7).shuffle(sizes)
     return sizes
 
 
-def _size(part: float) -> int:
+def _draw_size(part: float) -> int:
     at = next(n for n, (end, _) in enumerate(_SIZES) if part <= end)
     (begin, low), (end, high) = _SIZES[at - 1], _SIZES[at]
     return round(low + (high - low) * (part - begin) / (end - begin))
 
 
-def _kinds(sizes: Sequence[int], longest_delta: int) -> list[Kind]:
+def _choose_kinds(sizes: Sequence[int], longest_delta: int) -> list[Kind]:
     """Two in three of the lines with enough room belong to a tool, its end after its start."""
     turns: Iterator[Kind] = itertools.cycle(("tool_start", "tool_end", "text"))
     kinds: list[Kind] = []
@@ -145,19 +145,19 @@ def _build(
         if secrets and _is_planted(number):
             begin = secrets[number // _PLANTED_EVERY % len(secrets)].reveal()
             room = max(size, _TOOL_BYTES)
-        claude.append(_filled(_claude(kind, number, call), room, begin, source))
-        scripted.append(_filled(_scripted(kind, call), room, begin, source))
+        claude.append(_fill(_build_claude(kind, number, call), room, begin, source))
+        scripted.append(_fill(_build_scripted(kind, call), room, begin, source))
     return Lines(claude, scripted, kinds)
 
 
-def _filled(around: tuple[str, str], size: int, begin: str, source: "_Source") -> bytes:
+def _fill(around: tuple[str, str], size: int, begin: str, source: "_Source") -> bytes:
     before, after = around
     room = size - len(before) - len(begin) - len(after) - 1
     expect(room >= 0, f"a line of {size} bytes is too short")
     return f"{before}{begin}{source.take(room)}{after}\n".encode()
 
 
-def _claude(kind: Kind, number: int, call: int) -> tuple[str, str]:
+def _build_claude(kind: Kind, number: int, call: int) -> tuple[str, str]:
     ids = f'"session_id":"{_SESSION}","uuid":"{uuid.UUID(int=number)}"'
     match kind:
         case "delta":
@@ -169,12 +169,12 @@ def _claude(kind: Kind, number: int, call: int) -> tuple[str, str]:
         case "tool_end":
             before = (
                 '{"type":"user","message":{"role":"user","content":[{"type":"tool_result",'
-                f'"tool_use_id":"{_id(call)}","content":[{{"type":"text","text":"'
+                f'"tool_use_id":"{_make_id(call)}","content":[{{"type":"text","text":"'
             )
             return before, f'"}}]}}]}},{ids}}}'
         case "tool_start":
             block = (
-                f'{{"type":"tool_use","id":"{_id(call)}","name":"{_tool(call)}",'
+                f'{{"type":"tool_use","id":"{_make_id(call)}","name":"{_make_tool(call)}",'
                 '"input":{"content":"'
             )
             return f"{_ASSISTANT}{block}", f'"}}}}]}},{ids}}}'
@@ -185,24 +185,24 @@ def _claude(kind: Kind, number: int, call: int) -> tuple[str, str]:
 _ASSISTANT = '{"type":"assistant","message":{"model":"claude","content":['
 
 
-def _scripted(kind: Kind, call: int) -> tuple[str, str]:
+def _build_scripted(kind: Kind, call: int) -> tuple[str, str]:
     match kind:
         case "delta" | "text":
             return f'{{"type":"{kind}","text":"', '"}'
         case "tool_start":
-            called = f'"id":"{_id(call)}","name":"{_tool(call)}"'
+            called = f'"id":"{_make_id(call)}","name":"{_make_tool(call)}"'
             return f'{{"type":"tool_start",{called},"input":{{"content":"', '"}}'
         case "tool_end":
-            called = f'"id":"{_id(call)}","name":"{_tool(call)}"'
+            called = f'"id":"{_make_id(call)}","name":"{_make_tool(call)}"'
             before = f'{{"type":"tool_end",{called},"output":[{{"type":"text","text":"'
             return before, '"}]}'
 
 
-def _id(call: int) -> str:
+def _make_id(call: int) -> str:
     return f"toolu_{call:024d}"
 
 
-def _tool(call: int) -> str:
+def _make_tool(call: int) -> str:
     return _TOOLS[call % len(_TOOLS)]
 
 
@@ -210,11 +210,11 @@ class _Source:
     """Endless source text, escaped for JSON, in pieces of any length."""
 
     def __init__(self) -> None:
-        self._text, self._at = _escaped_sources(), 0
+        self._text, self._at = _escape_sources(), 0
 
     def take(self, length: int) -> str:
         while len(self._text) - self._at < length:
-            self._text, self._at = self._text[self._at :] + _escaped_sources(), 0
+            self._text, self._at = self._text[self._at :] + _escape_sources(), 0
         piece = self._text[self._at : self._at + length]
         if (len(piece) - len(piece.rstrip("\\"))) % 2:
             piece = piece[:-1]
@@ -223,7 +223,7 @@ class _Source:
 
 
 @functools.cache
-def _escaped_sources() -> str:
+def _escape_sources() -> str:
     folder = Path(sysconfig.get_path("stdlib"))
     sources = [path.read_bytes().decode("ascii", "ignore") for path in sorted(folder.glob("*.py"))]
     # Texts that look like a token are left out: the only secrets are the planted ones.

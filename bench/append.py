@@ -54,31 +54,31 @@ def rows() -> list[Row]:
     gc.collect()
     gc.freeze()
     try:
-        return measure_steadily(lambda: _measure(work), _rows, controls=["file", "aiosqlite"])
+        return measure_steadily(lambda: _measure(work), _build_rows, controls=["file", "aiosqlite"])
     finally:
         gc.unfreeze()
 
 
 def _measure(work: corpus.Corpus) -> Rounds:
     with use_one_core():
-        return _in_turns(work)
+        return _take_turns(work)
 
 
-def _in_turns(work: corpus.Corpus) -> Rounds:
+def _take_turns(work: corpus.Corpus) -> Rounds:
     return run_in_turns(
         {
-            "ours": lambda: anyio.run(_ours, work),
+            "ours": lambda: anyio.run(_measure_ours, work),
             # These rounds are short and easily disturbed: the best of a few counts.
-            "file": lambda: min(_file(work, _append_batches) for _ in range(_FILE_TRIES)),
-            "lines": lambda: min(_file(work, _append_lines) for _ in range(_FILE_TRIES)),
-            "aiosqlite": lambda: anyio.run(_a_row_each, work, False),
-            "indexed": lambda: anyio.run(_a_row_each, work, True),
+            "file": lambda: min(_measure_file(work, _append_batches) for _ in range(_FILE_TRIES)),
+            "lines": lambda: min(_measure_file(work, _append_lines) for _ in range(_FILE_TRIES)),
+            "aiosqlite": lambda: anyio.run(_measure_row_each, work, False),
+            "indexed": lambda: anyio.run(_measure_row_each, work, True),
         },
         rounds=_ROUNDS,
     )
 
 
-def _rows(found: Rounds) -> list[Row]:
+def _build_rows(found: Rounds) -> list[Row]:
     best = {name: min(rounds) / EVENTS for name, rounds in found.items()}
     ours = best["ours"]
 
@@ -98,13 +98,13 @@ def _rows(found: Rounds) -> list[Row]:
     ]
 
 
-async def _ours(work: corpus.Corpus) -> float:
+async def _measure_ours(work: corpus.Corpus) -> float:
     with make_scratch() as home:
         async with store_setup.open_store(home) as store:
             claim, run = await store_setup.begin_run(store)
             begin, offset = time.process_time(), 0
-            for frames in _batches(work.frames):
-                batch = _batch(frames, run, offset)
+            for frames in _make_batches(work.frames):
+                batch = _make_batch(frames, run, offset)
                 await store.append(claim, batch)
                 offset = batch.to_offset
             await store.close()
@@ -114,11 +114,11 @@ async def _ours(work: corpus.Corpus) -> float:
     return took
 
 
-def _batch(frames: Sequence[corpus.Frame], run: Any, offset: int) -> Batch:
-    return Batch(corpus.PROCESS, run, offset, frames[-1].offset, _emitted(frames))
+def _make_batch(frames: Sequence[corpus.Frame], run: Any, offset: int) -> Batch:
+    return Batch(corpus.PROCESS, run, offset, frames[-1].offset, _make_emitted(frames))
 
 
-def _emitted(frames: Sequence[corpus.Frame]) -> tuple[Emitted, ...]:
+def _make_emitted(frames: Sequence[corpus.Frame]) -> tuple[Emitted, ...]:
     return tuple([Emitted(end, 0, at, event) for end, at, event in frames])
 
 
@@ -133,7 +133,9 @@ async def _check_ours(store: SqliteStore, run: Any, written: list[Line]) -> None
     expect((await store.run(run)).events == len(written), "the run counts other events")
 
 
-def _file(work: corpus.Corpus, append: Callable[[Path, Path, Sequence[bytes]], None]) -> float:
+def _measure_file(
+    work: corpus.Corpus, append: Callable[[Path, Path, Sequence[bytes]], None]
+) -> float:
     with make_scratch() as home:
         log, index = home / "log", home / "index"
         begin = time.process_time()
@@ -148,7 +150,7 @@ def _append_batches(log: Path, index: Path, lines: Sequence[bytes]) -> None:
     """Write a whole batch to each file at once: the least possible work."""
     entry, offset = struct.Struct("<QQ").pack, 0
     with log.open("ab", buffering=0) as log_file, index.open("ab", buffering=0) as index_file:
-        for some in _batches(lines):
+        for some in _make_batches(lines):
             entries = []
             for line in some:
                 entries.append(entry(offset, len(line)))
@@ -161,7 +163,7 @@ def _append_lines(log: Path, index: Path, lines: Sequence[bytes]) -> None:
     """Write line by line, with a buffer that turns a batch into one write."""
     entry, offset = struct.Struct("<QQ").pack, 0
     with log.open("ab", _FILE_BUFFER) as log_file, index.open("ab", _FILE_BUFFER) as index_file:
-        for some in _batches(lines):
+        for some in _make_batches(lines):
             for line in some:
                 log_file.write(line)
                 index_file.write(entry(offset, len(line)))
@@ -175,7 +177,7 @@ def _check_index(entries: bytes, lines: Sequence[bytes]) -> None:
     expect(sizes == [len(line) for line in lines], "the index holds other entries")
 
 
-async def _a_row_each(work: corpus.Corpus, is_like_ours: bool) -> float:
+async def _measure_row_each(work: corpus.Corpus, is_like_ours: bool) -> float:
     """Write a row for each event; `is_like_ours` adds the two indexes and the identities."""
     encode = msgspec.json.Encoder().encode
     with make_scratch() as home:
@@ -184,14 +186,14 @@ async def _a_row_each(work: corpus.Corpus, is_like_ours: bool) -> float:
             begin, seq = time.process_time(), 0
             for n in range(0, EVENTS, BATCH):
                 here = slice(n, n + BATCH)
-                events = _lines(work.frames[here]) if is_like_ours else work.stored[here]
+                events = _make_lines(work.frames[here]) if is_like_ours else work.stored[here]
                 rows = [(_AGENT, _RUN, seq + k, encode(e)) for k, e in enumerate(events, start=1)]
                 await connection.executemany(_ADD_ROW, rows)
                 await connection.commit()
                 seq += len(rows)
             await connection.close()
             took = time.process_time() - begin
-        _check_rows(home / "rows.db", _lines(work.frames) if is_like_ours else work.stored)
+        _check_rows(home / "rows.db", _make_lines(work.frames) if is_like_ours else work.stored)
     return took
 
 
@@ -210,7 +212,7 @@ async def _prepare_rows(connection: Any, is_like_ours: bool) -> None:
     await connection.commit()
 
 
-def _lines(frames: Sequence[corpus.Frame]) -> Sequence[Line]:
+def _make_lines(frames: Sequence[corpus.Frame]) -> Sequence[Line]:
     process = corpus.PROCESS
     return [Line(EventId(f"{process}:{end}.0"), at, event) for end, at, event in frames]
 
@@ -222,5 +224,5 @@ def _check_rows(path: Path, written: Sequence[Line]) -> None:
     expect(bodies == [msgspec.json.encode(emitted) for emitted in written], "other rows came back")
 
 
-def _batches(things: Sequence[T]) -> Iterator[Sequence[T]]:
+def _make_batches(things: Sequence[T]) -> Iterator[Sequence[T]]:
     return (things[n : n + BATCH] for n in range(0, len(things), BATCH))

@@ -28,7 +28,7 @@ _NAMES: tuple[Name, ...] = ("ours", "sdk")
 
 def rows() -> list[Row]:
     _check_huge()
-    return measure_steadily(_measure, _rows, controls=["sdk"])
+    return measure_steadily(_measure, _build_rows, controls=["sdk"])
 
 
 def _check_huge() -> None:
@@ -47,15 +47,17 @@ def _measure() -> Rounds:
     with make_scratch() as folder:
         saved = agent_lines.build_texts(LINES, MEGABYTE).save(folder)
         paths = {"ours": saved.scripted, "sdk": saved.claude}
-        return run_in_turns({who: _timed(who, paths[who]) for who in _NAMES}, rounds=_ROUNDS)
+        return run_in_turns(
+            {who: _measure_contender(who, paths[who]) for who in _NAMES}, rounds=_ROUNDS
+        )
 
 
-def _timed(who: Name, lines: Path) -> Callable[[], float]:
+def _measure_contender(who: Name, lines: Path) -> Callable[[], float]:
     order = Task(str(lines), LINES, max_buffer=_MAX_BUFFER)
     return lambda: contender.drive(who, order).cpu / LINES
 
 
-def _rows(found: Rounds) -> list[Row]:
+def _build_rows(found: Rounds) -> list[Row]:
     ours, its = min(found["ours"]), min(found["sdk"])
     name = "big lines: CPU for 1 MB / SDK"
     return [Row(name, format_seconds(ours), format_seconds(its), ours / its, floor=0.4)]

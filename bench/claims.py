@@ -36,14 +36,16 @@ _TERMS = StoreSettings(Scrubber(SECRETS), GateRules(), {})
 
 
 def rows() -> list[Row]:
-    return measure_steadily(_measure, _rows, controls=["inline"])
+    return measure_steadily(_measure, _build_rows, controls=["inline"])
 
 
 def _measure() -> Rounds:
-    return run_in_turns({"ours": lambda: anyio.run(_ours), "inline": lambda: anyio.run(_inline)})
+    return run_in_turns(
+        {"ours": lambda: anyio.run(_measure_ours), "inline": lambda: anyio.run(_measure_inline)}
+    )
 
 
-def _rows(found: Rounds) -> list[Row]:
+def _build_rows(found: Rounds) -> list[Row]:
     ours, inline = (ITEMS / min(found[name]) for name in ("ours", "inline"))
     return [
         Row(
@@ -57,7 +59,7 @@ def _rows(found: Rounds) -> list[Row]:
     ]
 
 
-async def _ours() -> float:
+async def _measure_ours() -> float:
     with make_scratch() as home:
         async with store_setup.open_store(home) as store:
             holder = await _prepare(store)
@@ -76,7 +78,7 @@ async def _settle_all(store: SqliteStore, holder: HolderId) -> list[ItemId]:
             for claim in claims:
                 change = store_setup.make_created(claim)
                 await store.change(claim, change.id, change)
-                await store.settle(claim, _finished(claim))
+                await store.settle(claim, _make_finished(claim))
                 settled.append(claim.item.id)
 
     async with anyio.create_task_group() as group:
@@ -85,7 +87,7 @@ async def _settle_all(store: SqliteStore, holder: HolderId) -> list[ItemId]:
     return settled
 
 
-async def _inline() -> float:
+async def _measure_inline() -> float:
     with make_scratch() as home:
         async with store_setup.open_store(home) as store:
             holder = await _prepare(store)
@@ -109,14 +111,14 @@ def _settle_inline(connection: Connection, holder: HolderId) -> list[ItemId]:
 
 
 def _claim_inline(connection: Connection, holder: HolderId) -> list[Chosen]:
-    now = _now()
+    now = _read_now()
     return items.claim(connection, holder, 1, None, now, gates.shut(connection, now, _TERMS))
 
 
 def _run_inline(connection: Connection, claim: Claim) -> None:
-    change, end = store_setup.make_created(claim), _finished(claim)
+    change, end = store_setup.make_created(claim), _make_finished(claim)
     _transact(connection, lambda: runs.change(connection, claim, change.id, change, _TERMS))
-    _transact(connection, lambda: runs.settle(connection, claim, end, None, _now(), _TERMS))
+    _transact(connection, lambda: runs.settle(connection, claim, end, None, _read_now(), _TERMS))
 
 
 def _transact(connection: Connection, work: Callable[[], T]) -> T:
@@ -138,7 +140,9 @@ async def _check(home: Path, settled: list[ItemId]) -> None:
         items = await store.items(include_settled=True, limit=ITEMS + 1)
         done = await store.runs(limit=ITEMS + 1)
     expect(sorted(settled) == sorted(item.id for item in items), "items were lost or done twice")
-    expect(all(i.status == "completed" and i.reply == _reply(i.text) for i in items), "an item")
+    expect(
+        all(i.status == "completed" and i.reply == _make_reply(i.text) for i in items), "an item"
+    )
     expect({run.item for run in done} == set(settled), "runs and items differ")
     expect(all(run.status == "completed" for run in done), "a run did not complete")
     _check_order(settled, {item.id: (item.agent, item.seq) for item in items})
@@ -152,13 +156,13 @@ def _check_order(settled: list[ItemId], places: dict[ItemId, tuple[str, int]]) -
     expect(all(seqs == sorted(seqs) for seqs in by_agent.values()), "a lane was run out of order")
 
 
-def _finished(claim: Claim) -> Finished:
-    return Finished(_now(), "completed", text=_reply(claim.item.text))
+def _make_finished(claim: Claim) -> Finished:
+    return Finished(_read_now(), "completed", text=_make_reply(claim.item.text))
 
 
-def _reply(text: str) -> str:
+def _make_reply(text: str) -> str:
     return f"Done: {text}"
 
 
-def _now() -> datetime:
+def _read_now() -> datetime:
     return datetime.now(UTC)

@@ -62,9 +62,9 @@ async def read_stored(run: RunHandle) -> list[StoredEvent]:
 
 def check(found: Sequence[StoredEvent], printed: Path) -> None:
     """Check that everything printed is in the record: once, in order, and without secrets."""
-    lines = [decode_output(_cleaned(line)) for line in printed.read_bytes().splitlines()]
+    lines = [decode_output(_clean(line)) for line in printed.read_bytes().splitlines()]
     wanted = [
-        _event(each)
+        _make_event(each)
         for each in lines
         if isinstance(each, TextFrame | ToolStartFrame | ToolEndFrame)
     ]
@@ -73,13 +73,13 @@ def check(found: Sequence[StoredEvent], printed: Path) -> None:
     expect(events == wanted, "other events are in the record")
 
 
-def _cleaned(line: bytes) -> bytes:
+def _clean(line: bytes) -> bytes:
     for secret in SECRETS:
         line = line.replace(secret.reveal().encode(), b"[redacted]")
     return line
 
 
-def _event(printed: Any) -> ev.Event:
+def _make_event(printed: Any) -> ev.Event:
     match printed:
         case TextFrame(text):
             return ev.TextFinal(text)

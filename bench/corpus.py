@@ -68,7 +68,7 @@ class Corpus:
 
 
 def build(count: int) -> Corpus:
-    frames = list(itertools.islice(_frames(), count))
+    frames = list(itertools.islice(_make_frames(), count))
     body = encode_events([Emitted(f.offset, 0, f.at, f.event) for f in frames], Scrubber(SECRETS))
     stored = [
         Line(make_event_id(PROCESS, e.place, e.n), e.at, e.event) for e in decode_events(body)
@@ -86,17 +86,17 @@ def _check(lines: list[bytes]) -> None:
     expect(redacted == -(-len(lines) // _PLANTED_EVERY), f"{redacted} lines were scrubbed")
 
 
-def _frames() -> Iterator[Frame]:
-    offset, texts = 0, _texts()
+def _make_frames() -> Iterator[Frame]:
+    offset, texts = 0, _cut_texts()
     for n in itertools.count():
         text = next(texts)
         if n % _PLANTED_EVERY == 0:
             text += SECRETS[n // _PLANTED_EVERY % len(SECRETS)].reveal()
         offset += len(text) + 300
-        yield Frame(offset, _BEGIN + timedelta(microseconds=1001 * n), _event(n, text))
+        yield Frame(offset, _BEGIN + timedelta(microseconds=1001 * n), _make_event(n, text))
 
 
-def _event(n: int, text: str) -> Event:
+def _make_event(n: int, text: str) -> Event:
     call, tool = f"toolu_{hashlib.sha1(b'%d' % (n // 3)).hexdigest()[:24]}", _TOOLS[n // 3 % 4]
     match n % 3:
         case 0:
@@ -107,11 +107,11 @@ def _event(n: int, text: str) -> Event:
             return TextFinal(text)
 
 
-def _texts() -> Iterator[str]:
+def _cut_texts() -> Iterator[str]:
     """Endless pieces of source text in many lengths; a later pass cuts at other places."""
     sizes, scrubber = itertools.cycle(_TEXT_CHARS), Scrubber()
     for skipped in itertools.count():
-        for source in _sources():
+        for source in _read_sources():
             start = skipped * 17
             while start < len(source):
                 piece = source[start : start + next(sizes)]
@@ -121,7 +121,7 @@ def _texts() -> Iterator[str]:
                     yield piece
 
 
-def _sources() -> Iterator[str]:
+def _read_sources() -> Iterator[str]:
     folder = Path(sysconfig.get_path("stdlib"))
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("[a-r]*/**/*.py")):
         yield path.read_bytes().decode(errors="ignore")

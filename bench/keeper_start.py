@@ -23,19 +23,20 @@ _LIMIT_SECONDS = 30.0
 
 
 def rows() -> list[Row]:
-    return measure_steadily(_measure, _rows, controls=["python"])
+    return measure_steadily(_measure, _build_rows, controls=["python"])
 
 
 def _measure() -> Rounds:
     return run_in_turns(
-        {"kept": lambda: anyio.run(_kept), "alone": _alone, "python": _python}, rounds=ROUNDS
+        {"kept": lambda: anyio.run(_start_kept), "alone": _start_alone, "python": _start_python},
+        rounds=ROUNDS,
     )
 
 
-async def _kept() -> float:
+async def _start_kept() -> float:
     with make_scratch() as folder:
         # The first use of a worker thread creates it; that is not part of a keeper.
-        await anyio.to_thread.run_sync(_nothing)
+        await anyio.to_thread.run_sync(_do_nothing)
         directory = folder / "process"
         spec = KeeperSpec("prc_bench", str(directory), _ECHO, "/", {}, "null", (), KeeperLimits())
         begin = time.perf_counter()
@@ -46,7 +47,7 @@ async def _kept() -> float:
     return took
 
 
-def _alone() -> float:
+def _start_alone() -> float:
     with make_scratch() as folder, (folder / "journal").open("wb") as journal:
         begin = time.perf_counter()
         child = subprocess.Popen(_ECHO, stdin=subprocess.DEVNULL, stdout=journal, env={})
@@ -56,13 +57,13 @@ def _alone() -> float:
     return took
 
 
-def _python() -> float:
+def _start_python() -> float:
     begin = time.perf_counter()
     subprocess.run(_BARE, env={}, check=True)
     return time.perf_counter() - begin
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -74,7 +75,7 @@ def _wait_for_byte(path: Path) -> None:
         os.sched_yield()
 
 
-def _rows(found: Rounds) -> list[Row]:
+def _build_rows(found: Rounds) -> list[Row]:
     kept, alone, python = (min(found[name]) for name in ("kept", "alone", "python"))
     print(
         f"keeper start: echo through a keeper {format_seconds(kept)}, "

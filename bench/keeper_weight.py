@@ -40,19 +40,19 @@ async def _weigh() -> list[float]:
         async with steadyrun.open(write_config(home, command)) as sr:
             runs = [await sr.start("Go.", provider="scripted", cwd=folder) for _ in range(PAIRS)]
             for run in runs:
-                await _first_line(run)
-            agents = _agents(home)
-            weights = [_pair_mb(agent) for agent in agents]
+                await _wait_for_first_line(run)
+            agents = _find_agents(home)
+            weights = [_read_pair_mb(agent) for agent in agents]
             await _end(sr, runs, agents)
     return weights
 
 
-async def _first_line(run: RunHandle) -> None:
+async def _wait_for_first_line(run: RunHandle) -> None:
     async for _ in run.events():
         return
 
 
-def _agents(home: Path) -> list[int]:
+def _find_agents(home: Path) -> list[int]:
     """The process that the keeper of each run has started."""
     found = [keeper.find_marked(each.name) for each in (home / PROCESSES).iterdir()]
     expect(len(found) == PAIRS, f"{len(found)} of {PAIRS} processes are there")
@@ -60,22 +60,22 @@ def _agents(home: Path) -> list[int]:
     return [pid for pids in found for pid in pids]
 
 
-def _pair_mb(agent: int) -> float:
-    its_keeper = _parent(agent)
-    return (_dirty_kb(its_keeper) + _dirty_kb(_parent(its_keeper))) / 1024
+def _read_pair_mb(agent: int) -> float:
+    its_keeper = _read_parent(agent)
+    return (_read_dirty_kb(its_keeper) + _read_dirty_kb(_read_parent(its_keeper))) / 1024
 
 
-def _parent(pid: int) -> int:
-    return int(_value(Path(f"/proc/{pid}/status"), "PPid"))
+def _read_parent(pid: int) -> int:
+    return int(_read_value(Path(f"/proc/{pid}/status"), "PPid"))
 
 
-def _dirty_kb(pid: int) -> int:
+def _read_dirty_kb(pid: int) -> int:
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
     expect(keeper.__file__.encode() in command, f"{pid} is no keeper: {command!r}")
-    return int(_value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Dirty").split()[0])
+    return int(_read_value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Dirty").split()[0])
 
 
-def _value(path: Path, name: str) -> str:
+def _read_value(path: Path, name: str) -> str:
     lines = path.read_text().splitlines()
     return next(line.partition(":")[2] for line in lines if line.startswith(f"{name}:"))
 

@@ -85,20 +85,22 @@ def rows() -> list[Row]:
         anyio.run(_check, small)
         anyio.run(_check, large)
         found = measure_steadily(
-            lambda: anyio.run(_measure, small, large), _rows, controls=["runs 1k", "events 1k"]
+            lambda: anyio.run(_measure, small, large),
+            _build_rows,
+            controls=["runs 1k", "events 1k"],
         )
     print(f"large: done after {time.perf_counter() - begin:.0f} s")
     return found
 
 
-def _rows(found: Rounds) -> list[Row]:
+def _build_rows(found: Rounds) -> list[Row]:
     return [
-        _row(f"large: newest {_PAGE} runs, p50 100k / 1k runs", found, "runs"),
-        _row(f"large: last {_LAST} events, p50 100k / 1k runs", found, "events"),
+        _build_row(f"large: newest {_PAGE} runs, p50 100k / 1k runs", found, "runs"),
+        _build_row(f"large: last {_LAST} events, p50 100k / 1k runs", found, "events"),
     ]
 
 
-def _row(name: str, found: Rounds, what: str) -> Row:
+def _build_row(name: str, found: Rounds, what: str) -> Row:
     large, small = min(found[f"{what} 100k"]), min(found[f"{what} 1k"])
     return Row(name, format_seconds(large), format_seconds(small), large / small, floor=1.5)
 
@@ -107,7 +109,7 @@ def _row(name: str, found: Rounds, what: str) -> Row:
 
 
 async def _measure(small: _Filled, large: _Filled) -> Rounds:
-    calls: dict[str, Call] = {"runs": _newest_runs, "events": _last_events}
+    calls: dict[str, Call] = {"runs": _read_newest_runs, "events": _read_last_events}
     found: Rounds = {f"{what} {size}": [] for what in calls for size in ("1k", "100k")}
     chance = random.Random(7)
     async with (
@@ -128,12 +130,12 @@ async def _measure(small: _Filled, large: _Filled) -> Rounds:
     return found
 
 
-async def _newest_runs(store: SqliteStore, filled: _Filled, chance: random.Random) -> None:
+async def _read_newest_runs(store: SqliteStore, filled: _Filled, chance: random.Random) -> None:
     page = await store.runs(limit=_PAGE)
     expect(len(page) == _PAGE and page[0].id == filled.runs[-1], "other runs came back")
 
 
-async def _last_events(store: SqliteStore, filled: _Filled, chance: random.Random) -> None:
+async def _read_last_events(store: SqliteStore, filled: _Filled, chance: random.Random) -> None:
     run = chance.choice(filled.runs)
     events = await store.last_events(run=run, limit=_LAST)
     expect(len(events) == _LAST and events[-1].run == run, "other events came back")
@@ -155,7 +157,7 @@ def _check_events(events: list[StoredEvent], begin: tuple[ProcessId, int]) -> No
     process, offset = begin
     expect(isinstance(events[0].event, RunStarted), "a run does not begin with its start")
     expect(isinstance(events[-1].event, RunCompleted), "a run does not end with its end")
-    written = _events(process, offset, sum(_BATCHES))
+    written = _make_events(process, offset, sum(_BATCHES))
     names = [make_event_id(process, e.place, e.n) for e in written]
     expect([e.id for e in events[1:-1]] == names, "events have other names")
     expect([e.event for e in events[1:-1]] == [e.event for e in written], "events differ")
@@ -171,15 +173,15 @@ async def _fill(filled: _Filled, count: int) -> None:
         holder = await store.join("bench")
         for claim in await store.claim(holder.id, AGENTS):
             process = store_setup.ids.new_process()
-            await store.open_process(claim, _process(process, claim.agent))
+            await store.open_process(claim, _make_process(process, claim.agent))
             await store.release(claim)
             filled.processes[claim.agent], filled.offsets[claim.agent] = process, 0
     connection = schema.connect(filled.home / DATABASE)
     connection.execute("PRAGMA synchronous = OFF")
-    for some in _commits(count):
+    for some in _commit(count):
         connection.execute("BEGIN IMMEDIATE")
         for _ in range(some):
-            now = _now()
+            now = _read_now()
             shut = gates.shut(connection, now, _TERMS)
             [chosen] = items.claim(connection, holder.id, 1, None, now, shut)
             _fill_run(connection, chosen.claim, filled)
@@ -187,7 +189,7 @@ async def _fill(filled: _Filled, count: int) -> None:
     connection.close()
 
 
-def _commits(count: int) -> Iterator[int]:
+def _commit(count: int) -> Iterator[int]:
     for done in range(0, count, _RUNS_PER_COMMIT):
         yield min(_RUNS_PER_COMMIT, count - done)
 
@@ -199,38 +201,42 @@ def _fill_run(connection: Connection, claim: Claim, filled: _Filled) -> None:
     filled.runs.append(created.id)
     filled.begins.append((filled.processes[claim.agent], filled.offsets[claim.agent]))
     for number, count in enumerate(_BATCHES):
-        batch = _batch(filled, claim.agent, created.id, count, is_first=number == 0)
+        batch = _make_batch(filled, claim.agent, created.id, count, is_first=number == 0)
         runs.append(connection, claim, runs.Written.of(batch, _TERMS.scrubber), _TERMS)
-    items.accept(connection, store_setup.ids.new_item(), Message(claim.agent, "Task."), _now())
-    end = Finished(_now(), "completed", text="Done.")
-    runs.settle(connection, claim, end, None, _now(), _TERMS)
+    items.accept(connection, store_setup.ids.new_item(), Message(claim.agent, "Task."), _read_now())
+    end = Finished(_read_now(), "completed", text="Done.")
+    runs.settle(connection, claim, end, None, _read_now(), _TERMS)
 
 
-def _batch(filled: _Filled, agent: AgentId, run: RunId, count: int, *, is_first: bool) -> Batch:
+def _make_batch(
+    filled: _Filled, agent: AgentId, run: RunId, count: int, *, is_first: bool
+) -> Batch:
     process, offset = filled.processes[agent], filled.offsets[agent]
-    events = _events(process, offset, count)
+    events = _make_events(process, offset, count)
     filled.offsets[agent] = offset + count
-    launched = Launched(_now(), process) if is_first else None
+    launched = Launched(_read_now(), process) if is_first else None
     return Batch(process, run, offset, offset + count, tuple(events), change=launched)
 
 
-def _events(process: ProcessId, offset: int, count: int) -> list[Emitted]:
+def _make_events(process: ProcessId, offset: int, count: int) -> list[Emitted]:
     """The events after an offset: each frame moves the offset by one."""
-    return [Emitted(n, 0, _AT, TextFinal(_text(n))) for n in range(offset + 1, offset + count + 1)]
+    return [
+        Emitted(n, 0, _AT, TextFinal(_make_text(n))) for n in range(offset + 1, offset + count + 1)
+    ]
 
 
 _AT = datetime(2026, 1, 5, 9, 30, 1, 250_001, tzinfo=UTC)
 
 
-def _text(n: int) -> str:
+def _make_text(n: int) -> str:
     """A text that makes an event of about a hundred bytes."""
     words = _WORDS[n % 11], _WORDS[n % 7], _WORDS[n % 5]
     return f"Step {n}: {' '.join(words)}, then went on to step {n + 1}."
 
 
-def _process(process: ProcessId, agent: AgentId) -> Process:
-    return Process(process, agent, store_setup.PROVIDER, "here", "keeper", _now())
+def _make_process(process: ProcessId, agent: AgentId) -> Process:
+    return Process(process, agent, store_setup.PROVIDER, "here", "keeper", _read_now())
 
 
-def _now() -> datetime:
+def _read_now() -> datetime:
     return datetime.now(UTC)

@@ -22,26 +22,26 @@ _NAMES: tuple[Name, ...] = ("ours", "sdk", "raw")
 
 
 def rows() -> list[Row]:
-    durable = _compared("every line durable", agent_lines.build_usual(LINES), floor=3, goal=5)
-    mixed = _compared(f"{DELTAS:.0%} deltas", agent_lines.build_usual(LINES, deltas=DELTAS))
+    durable = _compare("every line durable", agent_lines.build_usual(LINES), floor=3, goal=5)
+    mixed = _compare(f"{DELTAS:.0%} deltas", agent_lines.build_usual(LINES, deltas=DELTAS))
     return [*durable, *mixed]
 
 
-def _compared(
+def _compare(
     name: str, lines: Lines, *, floor: float | None = None, goal: float | None = None
 ) -> list[Row]:
     with make_scratch() as folder:
         saved = lines.save(folder)
         return measure_steadily(
             lambda: _measure(name, saved),
-            lambda found: _rows(name, found, floor, goal),
+            lambda found: _build_rows(name, found, floor, goal),
             controls=["sdk wall", "raw cpu"],
         )
 
 
 def _measure(name: str, saved: Saved) -> Rounds:
     seen: dict[Name, list[Measured]] = {who: [] for who in _NAMES}
-    run_in_turns({who: _timed(who, saved, seen[who]) for who in _NAMES}, rounds=_ROUNDS)
+    run_in_turns({who: _make_contender(who, saved, seen[who]) for who in _NAMES}, rounds=_ROUNDS)
     missing = LINES - min(each.events for each in seen["ours"])
     if missing > 0:
         print(f"pipeline: {name}: a burst is more than we show: up to {missing} deltas left out")
@@ -52,7 +52,7 @@ def _measure(name: str, saved: Saved) -> Rounds:
     }
 
 
-def _timed(who: Name, saved: Saved, seen: list[Measured]) -> Callable[[], float]:
+def _make_contender(who: Name, saved: Saved, seen: list[Measured]) -> Callable[[], float]:
     lines: Path = saved.of("claude" if who == "sdk" else "scripted")
 
     def timed() -> float:
@@ -62,9 +62,9 @@ def _timed(who: Name, saved: Saved, seen: list[Measured]) -> Callable[[], float]
     return timed
 
 
-def _rows(name: str, found: Rounds, floor: float | None, goal: float | None) -> list[Row]:
+def _build_rows(name: str, found: Rounds, floor: float | None, goal: float | None) -> list[Row]:
     best = {each: min(rounds) for each, rounds in found.items()}
-    row = partial(_row, name, best)
+    row = partial(_build_row, name, best)
     rate = {who: 1 / best[f"{who} wall"] for who in ("ours", "sdk")}
     return [
         Row(
@@ -81,7 +81,9 @@ def _rows(name: str, found: Rounds, floor: float | None, goal: float | None) -> 
     ]
 
 
-def _row(name: str, best: dict[str, float], who: str, shown: str, goal: float | None = None) -> Row:
+def _build_row(
+    name: str, best: dict[str, float], who: str, shown: str, goal: float | None = None
+) -> Row:
     ours, its = best["ours cpu"], best[f"{who} cpu"]
     shown = f"pipeline: {name}, CPU an event / {shown}"
     return Row(shown, format_seconds(ours), format_seconds(its), ours / its, goal=goal)

@@ -66,24 +66,24 @@ def read_cpu_seconds(pid: int) -> float:
 
 def read_private_kb(pid: int) -> int:
     """The memory that a process does not share and has written to."""
-    return _kb(pid, "Private_Dirty")
+    return _read_kb(pid, "Private_Dirty")
 
 
 def read_proportional_kb(pids: Iterable[int]) -> int:
     """The memory that the processes have written to; a page shared by two counts half for each."""
-    return sum(_kb(pid, "Pss_Dirty") for pid in pids)
+    return sum(_read_kb(pid, "Pss_Dirty") for pid in pids)
 
 
 def find_agents(home: Path) -> list[int]:
     """The agents that keepers have started for this home."""
     mark = f"STEADYRUN_HOME={home}".encode()
-    return [pid for pid in _all() if mark in _read(pid, "environ").split(b"\0")]
+    return [pid for pid in _list_processes() if mark in _read(pid, "environ").split(b"\0")]
 
 
 def find_keepers(agents: Iterable[int]) -> list[int]:
     """The keepers of these agents, and the outer processes of the keepers."""
-    keepers = [_parent(pid) for pid in agents]
-    return keepers + [_parent(pid) for pid in keepers]
+    keepers = [_read_parent(pid) for pid in agents]
+    return keepers + [_read_parent(pid) for pid in keepers]
 
 
 @contextmanager
@@ -104,19 +104,19 @@ def check_ended(home: Path) -> Iterator[None]:
             time.sleep(_PAUSE_SECONDS)  # noqa: TID251 (they are not children of this process)
 
 
-def _all() -> list[int]:
+def _list_processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 (quicker)
 
 
-def _parent(pid: int) -> int:
-    return int(_value(pid, "status", "PPid"))
+def _read_parent(pid: int) -> int:
+    return int(_read_value(pid, "status", "PPid"))
 
 
-def _kb(pid: int, name: str) -> int:
-    return int(_value(pid, "smaps_rollup", name).split()[0])
+def _read_kb(pid: int, name: str) -> int:
+    return int(_read_value(pid, "smaps_rollup", name).split()[0])
 
 
-def _value(pid: int, file: str, name: str) -> str:
+def _read_value(pid: int, file: str, name: str) -> str:
     lines = _read(pid, file).decode(errors="replace").splitlines()
     found = [line.partition(":")[2] for line in lines if line.startswith(f"{name}:")]
     if not found:

@@ -56,15 +56,15 @@ def _recover() -> float:
     with make_scratch() as folder:
         saved, home = agent_lines.build_stamped(LINES).save(folder), folder / "home"
         write_config(home, agent_lines.build_command("scripted", saved.scripted, 1 / PER_SECOND))
-        run = _driven_and_killed(home)
-        killed_at = _now()
-        took = _followed(home, run, killed_at)
+        run = _drive_and_kill(home)
+        killed_at = _read_now()
+        took = _follow_to_end(home, run, killed_at)
         anyio.run(_check, home, run)
     return took
 
 
-def _driven_and_killed(home: Path) -> str:
-    with _other("drive", str(home)) as driver:
+def _drive_and_kill(home: Path) -> str:
+    with _start_process("drive", str(home)) as driver:
         assert driver.stdout
         run = driver.stdout.readline().strip()
         expect(driver.stdout.readline() == "enough\n", "the first driver failed")
@@ -73,9 +73,9 @@ def _driven_and_killed(home: Path) -> str:
     return run
 
 
-def _followed(home: Path, run: str, killed_at: datetime) -> float:
+def _follow_to_end(home: Path, run: str, killed_at: datetime) -> float:
     begin = time.monotonic_ns()
-    with _other("follow", str(home), run, killed_at.isoformat()) as follower:
+    with _start_process("follow", str(home), run, killed_at.isoformat()) as follower:
         assert follower.stdout
         first = follower.stdout.readline()
         expect(bool(first), "no event followed")
@@ -83,14 +83,14 @@ def _followed(home: Path, run: str, killed_at: datetime) -> float:
     return (int(first) - begin) / 1e9
 
 
-def _other(*words: str) -> "subprocess.Popen[str]":
+def _start_process(*words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "bench.recovery", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 async def _check(home: Path, run: str) -> None:
     [process] = (home / PROCESSES).iterdir()
-    async with steadyrun.open(_config(home)) as sr:
+    async with steadyrun.open(_load_config(home)) as sr:
         events = await read_stored(await sr.run(run))
     texts = sum(type(each.event) is TextFinal for each in events)
     expect(texts == LINES, f"{texts} of {LINES} lines are in the record")
@@ -102,7 +102,7 @@ async def _check(home: Path, run: str) -> None:
 
 async def _drive(home: str) -> None:
     seen = 0
-    async with steadyrun.open(_config(Path(home))) as sr:
+    async with steadyrun.open(_load_config(Path(home))) as sr:
         run = await sr.start("Go.", provider="scripted", cwd=home)
         print(run.id, flush=True)
         async for event in run.events():
@@ -112,14 +112,14 @@ async def _drive(home: str) -> None:
 
 
 async def _follow(home: str, run: str, killed_at: str) -> None:
-    async with steadyrun.open(_config(Path(home))) as sr:
+    async with steadyrun.open(_load_config(Path(home))) as sr:
         handle = await sr.run(run)
-        print(await _first_new(handle, datetime.fromisoformat(killed_at)), flush=True)
+        print(await _find_first_new(handle, datetime.fromisoformat(killed_at)), flush=True)
         result = await handle.result()
         expect(result.status == "completed", f"the run is {result.status}: {result.error}")
 
 
-async def _first_new(run: RunHandle, killed_at: datetime) -> int:
+async def _find_first_new(run: RunHandle, killed_at: datetime) -> int:
     """The time of an event is when a driver read it: an event after the kill is new."""
     async for event in run.events():
         if isinstance(event, StoredEvent) and event.at > killed_at:
@@ -127,11 +127,11 @@ async def _first_new(run: RunHandle, killed_at: datetime) -> int:
     return 0
 
 
-def _config(home: Path) -> Config:
+def _load_config(home: Path) -> Config:
     return load(home, cwd=home)
 
 
-def _now() -> datetime:
+def _read_now() -> datetime:
     return datetime.now(UTC)
 
 

@@ -59,7 +59,7 @@ def rows() -> list[Row]:
     _check_room()
     weights: list[Weight] = []
     return measure_steadily(
-        lambda: _measure(weights), lambda found: _rows(found, weights[-1]), controls=["epoll"]
+        lambda: _measure(weights), lambda found: _build_rows(found, weights[-1]), controls=["epoll"]
     )
 
 
@@ -84,7 +84,7 @@ def _check_room() -> None:
 
 def _measure(weights: list[Weight]) -> Rounds:
     with make_scratch() as folder:
-        sdk = _sdk_kb(folder)
+        sdk = _measure_sdk_kb(folder)
         home, lines = folder / "home", agent_lines.build_stamped(LINES * ROUNDS).save(folder)
         ours, theirs = Gate(folder / "ours"), Gate(folder / "theirs")
         pace, count = 1 / PER_SECOND, str(SESSIONS)
@@ -98,7 +98,7 @@ def _measure(weights: list[Weight]) -> Rounds:
             processes.start_process("the reader", reader) as bare,
         ):
             empty, keepers = _begin(team, bare, home)
-            found = _rounds(team, bare, ours, theirs, keepers)
+            found = _run_rounds(team, bare, ours, theirs, keepers)
             kept = processes.read_proportional_kb(keepers)
             full = processes.read_private_kb(team.pid)
             weights.append(Weight((full - empty) / SESSIONS, sdk, kept / SESSIONS))
@@ -124,7 +124,7 @@ def _begin(team: SecondProcess, bare: SecondProcess, home: Path) -> tuple[int, l
     return empty, keepers
 
 
-def _rounds(
+def _run_rounds(
     team: SecondProcess, bare: SecondProcess, ours: Gate, theirs: Gate, keepers: Sequence[int]
 ) -> Rounds:
     """Let the agents print in turns: one round for the daemon, one for the bare reader."""
@@ -154,7 +154,7 @@ def _sleep_until(at: float) -> None:
     time.sleep(max(0.0, at - time.monotonic()))  # noqa: TID251 (other processes work)
 
 
-def _sdk_kb(folder: Path) -> float:
+def _measure_sdk_kb(folder: Path) -> float:
     """The memory of a client of the SDK while its agent prints."""
     lines, gate = agent_lines.build_stamped(LINES).save(folder), Gate(folder / "sdk")
     program = folder / "agent"
@@ -199,7 +199,7 @@ async def _check(home: Path) -> None:
     print(f"sessions: {len(delays)} lines, read after {late[0]} (p50), {late[1]} (p99)")
 
 
-def _rows(found: Rounds, weight: Weight) -> list[Row]:
+def _build_rows(found: Rounds, weight: Weight) -> list[Row]:
     lines = SESSIONS * LINES
     ours, epoll, keepers = (min(found[name]) / lines for name in ("ours", "epoll", "keepers"))
     print(

@@ -32,17 +32,17 @@ _COMMANDS = {
 
 def rows() -> list[Row]:
     _check()
-    return measure_steadily(_measure, _rows, controls=["bare"])
+    return measure_steadily(_measure, _build_rows, controls=["bare"])
 
 
 def _check() -> None:
     if not _COMMAND.exists():
         raise Failed(f"there is no {_COMMAND.name} beside {_PYTHON.name}")
-    expect(__version__ in _said("--version"), "--version does not say the version")
-    expect("steadyrun" in _said("--help"), "--help does not help")
+    expect(__version__ in _read_output("--version"), "--version does not say the version")
+    expect("steadyrun" in _read_output("--help"), "--help does not help")
 
 
-def _said(name: str) -> str:
+def _read_output(name: str) -> str:
     done = subprocess.run(
         _COMMANDS[name], env=_ENVIRONMENT, capture_output=True, text=True, check=False
     )
@@ -51,10 +51,10 @@ def _said(name: str) -> str:
 
 
 def _measure() -> Rounds:
-    return run_in_turns({name: _timed(name) for name in _COMMANDS}, rounds=ROUNDS)
+    return run_in_turns({name: _make_contender(name) for name in _COMMANDS}, rounds=ROUNDS)
 
 
-def _timed(name: str) -> Callable[[], float]:
+def _make_contender(name: str) -> Callable[[], float]:
     def timed() -> float:
         begin = time.perf_counter()
         done = subprocess.run(
@@ -67,17 +67,17 @@ def _timed(name: str) -> Callable[[], float]:
     return timed
 
 
-def _rows(found: Rounds) -> list[Row]:
+def _build_rows(found: Rounds) -> list[Row]:
     for name, rounds in found.items():
         print(f"start: {name} best {format_seconds(min(rounds))}, median "
               f"{format_seconds(statistics.median(rounds))}")  # fmt: skip
     return [
-        _row("--version", found, floor=1.5, goal=1.1),
-        _row("--help", found, floor=3.5, goal=2.3),
+        _build_row("--version", found, floor=1.5, goal=1.1),
+        _build_row("--help", found, floor=3.5, goal=2.3),
     ]
 
 
-def _row(name: str, found: Rounds, *, floor: float, goal: float) -> Row:
+def _build_row(name: str, found: Rounds, *, floor: float, goal: float) -> Row:
     ours, bare = min(found[name]), min(found["bare"])
     shown = f"start: {name} / python -I -c pass"
     return Row(shown, format_seconds(ours), format_seconds(bare), ours / bare, floor, goal)

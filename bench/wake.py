@@ -33,14 +33,14 @@ Send = Callable[[AgentId], Awaitable[int]]
 def rows() -> list[Row]:
     found = anyio.run(_measure)
     return [
-        _row(f"{name} / {beside}", found[ours], found[control], part)
+        _build_row(f"{name} / {beside}", found[ours], found[control], part)
         for ours, name in (("here", "one process"), ("there", "two processes"))
         for part in (0.5, 0.9)
         for control, beside in (("pipe", "pipe"), ("sync", "2 syncs"))
     ]
 
 
-def _row(name: str, ours: list[float], control: list[float], part: float) -> Row:
+def _build_row(name: str, ours: list[float], control: list[float], part: float) -> Row:
     mine, its = compute_percentile(ours, part), compute_percentile(control, part)
     return Row(
         f"wake: {name}, p{part * 100:.0f}", format_seconds(mine), format_seconds(its), mine / its
@@ -53,12 +53,12 @@ async def _measure() -> Rounds:
         async with store_setup.open_store(home) as store:
             agents = await store_setup.add_agents(store, 2 * SAMPLES)
             holder = await store.join("bench")
-            with _accepter(home) as other, (home / "synced").open("wb", buffering=0) as file:
+            with _start_sender(home) as other, (home / "synced").open("wb", buffering=0) as file:
                 for here, there in zip(agents[::2], agents[1::2], strict=True):
                     found["pipe"].append(_ping(other))
                     found["sync"].append(_sync_twice(file.fileno()))
-                    found["here"].append(await _wake(store, holder.id, here, _sender(store)))
-                    found["there"].append(await _wake(store, holder.id, there, _asker(other)))
+                    found["here"].append(await _wake(store, holder.id, here, _make_sender(store)))
+                    found["there"].append(await _wake(store, holder.id, there, _make_asker(other)))
     return found
 
 
@@ -68,7 +68,7 @@ async def _wake(store: SqliteStore, holder: HolderId, agent: Agent, send: Send) 
     await anyio.sleep(_REST_SECONDS)
     with anyio.fail_after(_LIMIT_SECONDS):
         async with anyio.create_task_group() as group:
-            await group.start(_claimer, store, holder, claimed)
+            await group.start(_run_claimer, store, holder, claimed)
             await anyio.sleep(_REST_SECONDS)
             begin = await send(agent.id)
     [(claim, end)] = claimed
@@ -76,7 +76,7 @@ async def _wake(store: SqliteStore, holder: HolderId, agent: Agent, send: Send) 
     return (end - begin) / 1e9
 
 
-async def _claimer(
+async def _run_claimer(
     store: SqliteStore,
     holder: HolderId,
     claimed: list[tuple[Claim, int]],
@@ -92,7 +92,7 @@ async def _claimer(
             claimed += [(claim, time.monotonic_ns()) for claim in await store.claim(holder)]
 
 
-def _sender(store: SqliteStore) -> Send:
+def _make_sender(store: SqliteStore) -> Send:
     async def send(agent: AgentId) -> int:
         begin = time.monotonic_ns()
         await store.accept(Message(agent, "Wake up."))
@@ -101,20 +101,20 @@ def _sender(store: SqliteStore) -> Send:
     return send
 
 
-def _asker(other: "subprocess.Popen[str]") -> Send:
+def _make_asker(other: "subprocess.Popen[str]") -> Send:
     async def ask(agent: AgentId) -> int:
-        return await anyio.to_thread.run_sync(_told, other, agent)
+        return await anyio.to_thread.run_sync(_read_answer, other, agent)
 
     return ask
 
 
 def _ping(other: "subprocess.Popen[str]") -> float:
     begin = time.monotonic_ns()
-    _told(other, "ping")
+    _read_answer(other, "ping")
     return (time.monotonic_ns() - begin) / 1e9
 
 
-def _told(other: "subprocess.Popen[str]", word: str) -> int:
+def _read_answer(other: "subprocess.Popen[str]", word: str) -> int:
     assert other.stdin
     assert other.stdout
     other.stdin.write(f"{word}\n")
@@ -131,7 +131,7 @@ def _sync_twice(descriptor: int) -> float:
 
 
 @contextmanager
-def _accepter(home: Path) -> Iterator["subprocess.Popen[str]"]:
+def _start_sender(home: Path) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "bench.sender_process", str(home)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:

@@ -34,13 +34,13 @@ _WAIT_SECONDS = 60.0
 
 
 def rows() -> list[Row]:
-    return measure_steadily(_measure, _rows, controls=["sdk"])
+    return measure_steadily(_measure, _build_rows, controls=["sdk"])
 
 
 def _measure() -> Rounds:
     found: Rounds = {way: [] for way in WAYS}
     with ExitStack() as stack:
-        others = {way: stack.enter_context(_other(way)) for way in WAYS}
+        others = {way: stack.enter_context(_start_process(way)) for way in WAYS}
         for number in range(ROUNDS):
             taken: Rounds = {way: [] for way in WAYS}
             for turn in range(TURNS + (0 if number else _WARM_UP)):
@@ -53,10 +53,10 @@ def _measure() -> Rounds:
 def _turn(others: "Mapping[str, subprocess.Popen[str]]", taken: Rounds, number: int) -> None:
     for way in WAYS if number % 2 == 0 else reversed(WAYS):
         time.sleep(_REST_SECONDS)  # noqa: TID251 (see there)
-        taken[way].append(int(_answer(others[way], way)) / 1e9)
+        taken[way].append(int(_read_answer(others[way], way)) / 1e9)
 
 
-def _answer(other: "subprocess.Popen[str]", way: str) -> str:
+def _read_answer(other: "subprocess.Popen[str]", way: str) -> str:
     assert other.stdin
     assert other.stdout
     other.stdin.write("\n")
@@ -67,7 +67,7 @@ def _answer(other: "subprocess.Popen[str]", way: str) -> str:
 
 
 @contextmanager
-def _other(way: str) -> Iterator["subprocess.Popen[str]"]:
+def _start_process(way: str) -> Iterator["subprocess.Popen[str]"]:
     command, pipe = [sys.executable, "-m", "bench.warm_turns", way], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         try:
@@ -82,7 +82,7 @@ def _other(way: str) -> Iterator["subprocess.Popen[str]"]:
         expect(other.wait(_WAIT_SECONDS) == 0, f"{way}: it has failed")
 
 
-def _rows(found: Rounds) -> list[Row]:
+def _build_rows(found: Rounds) -> list[Row]:
     best = {way: min(rounds) for way, rounds in found.items()}
     sdk = best["sdk"]
     for way, shown in _PARTS.items():
@@ -91,9 +91,9 @@ def _rows(found: Rounds) -> list[Row]:
     return [
         Row("warm: accept to input, durable / SDK, p50", format_seconds(ours), format_seconds(sdk),
             ours / sdk, floor=1, goal=0.5),
-        _beside("sdk, commit", "SDK and one commit", best),
-        _beside("sdk, synced", "SDK and one synced commit", best),
-        _beside("raw", "pipe", best),
+        _build_peer_row("sdk, commit", "SDK and one commit", best),
+        _build_peer_row("sdk, synced", "SDK and one synced commit", best),
+        _build_peer_row("raw", "pipe", best),
     ]  # fmt: skip
 
 
@@ -105,6 +105,6 @@ _PARTS = {
 }
 
 
-def _beside(way: str, shown: str, best: Mapping[str, float]) -> Row:
+def _build_peer_row(way: str, shown: str, best: Mapping[str, float]) -> Row:
     ours, its = best["ours"], best[way]
     return Row(f"warm: the same / {shown}", format_seconds(ours), format_seconds(its), ours / its)

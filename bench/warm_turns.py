@@ -27,7 +27,7 @@ _LIMIT_SECONDS = 600.0
 _ASK = b'{"type":"turn","key":"%d","text":"Go."}\n'
 
 
-def _agent(speech: agent_lines.Speech, folder: Path) -> tuple[str, ...]:
+def _build_agent(speech: agent_lines.Speech, folder: Path) -> tuple[str, ...]:
     """An agent that prints only its end, and when it had read its input."""
     nothing = folder / "no.lines"
     nothing.touch()
@@ -46,7 +46,7 @@ async def _ours(folder: Path) -> AsyncIterator[Turn]:
     from steadyrun.runtime.process_pool import Capacity  # noqa: PLC0415
 
     home, turns = folder / "home", 0
-    config = contender_ours.write_config(home, _agent("scripted", folder))
+    config = contender_ours.write_config(home, _build_agent("scripted", folder))
     async with daemon_process.run_daemon(config, Capacity()) as daemon:
         store = daemon.direct_runs.deps.store
         [agent] = await daemon_process.add_agents(daemon, home / "agents", 1)
@@ -86,7 +86,7 @@ async def _frame(folder: Path) -> AsyncIterator[Turn]:
 
     directory, turns, holder = folder / "process", 0, HolderId("hld_bench")
     spec = keeper_client.KeeperSpec(
-        "prc_bench", str(directory), _agent("scripted", folder), "/", {}, "pipe", (),
+        "prc_bench", str(directory), _build_agent("scripted", folder), "/", {}, "pipe", (),
         keeper_client.KeeperLimits(),
     )  # fmt: skip
     await keeper_client.start(spec)
@@ -116,7 +116,7 @@ async def _frame(folder: Path) -> AsyncIterator[Turn]:
 async def _sdk(folder: Path, commit: Callable[[], None] | None = None) -> AsyncIterator[Turn]:
     sdk: Any = importlib.import_module("claude_agent_sdk")
     program = folder / "agent"
-    program.write_text(f"#!/bin/sh\nexec {' '.join(_agent('claude', folder))}\n")
+    program.write_text(f"#!/bin/sh\nexec {' '.join(_build_agent('claude', folder))}\n")
     program.chmod(0o700)
     async with sdk.ClaudeSDKClient(sdk.ClaudeAgentOptions(cli_path=program)) as client:
 
@@ -162,7 +162,7 @@ async def _sdk_and(folder: Path, synchronous: str) -> AsyncIterator[Turn]:
 async def _raw(folder: Path) -> AsyncIterator[Turn]:
     """A pipe to the agent, and nothing else."""
     pipe, turns = subprocess.PIPE, 0
-    command = _agent("scripted", folder)
+    command = _build_agent("scripted", folder)
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as agent:  # noqa: ASYNC220 (idle)
         assert agent.stdin
         assert agent.stdout
