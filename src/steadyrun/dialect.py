@@ -1,9 +1,13 @@
-"""The contract of a Dialect: how one CLI speaks.
+"""Defines the contract of a Dialect: the translation between one CLI and steadyrun.
 
-Everything a provider does happens in a child process. A Dialect knows how that child speaks and
-nothing else: no I/O, no clock, one instance for each live process. `drivers/process_driver.py`
-runs any of them. What a Dialect remembers is a function of `sent` and `receive` alone; so a run is
-rebuilt after a crash by playing both again, in their recorded order.
+Every provider works in a child process. A Dialect translates between the lines of that process and
+the events of steadyrun. It does no I/O and reads no clock, and each live process has an instance of
+its own. `drivers/process_driver.py` runs any Dialect.
+
+The state of a Dialect depends only on the calls of `on_sent`, `receive` and `on_exit`. After a
+crash, the driver rebuilds the state by repeating these calls in their recorded order.
+
+To add a provider, copy `providers/template.py`.
 """
 
 from collections.abc import Mapping
@@ -17,43 +21,44 @@ from steadyrun.model.policy import DENIED, Mode, Rights
 from steadyrun.model.run import EndStatus, StopReason
 from steadyrun.model.usage import Cost, Usage
 
-# What a caller may ask of a provider beyond one prompt. What is not listed is refused by name.
+# What a caller may request beyond one prompt. A request for a missing ability is refused, and the
+# error names the ability.
 Ability = Literal[
     "resume", "steer", "recall", "interrupt", "multi_turn", "approvals", "change_input", "model",
     "modes", "tools", "system", "images", "schema", "max_turns", "usage",
 ]  # fmt: skip
 
-# The words for each, also those of the table in docs/providers.md.
+# The description of each ability. The table in docs/providers.md is made of it.
 ABILITIES: Mapping[Ability, str] = {
-    "resume": "go on with an earlier conversation",
-    "steer": "take a message into a turn that is running",
-    "recall": "give back a message that was not taken yet",
-    "interrupt": "end the turn, keep the process",
-    "multi_turn": "one process serves many turns; without it, one process is one turn",
-    "approvals": "ask us before it uses a tool",
-    "change_input": "use a tool with another input than it asked for",
-    "model": "use the model it is told",
-    "modes": "keep to a mode: what it may do unasked",
-    "tools": "have the named tools and no others",
-    "system": "take another system prompt",
-    "images": "take pictures with a prompt",
-    "schema": "answer with JSON that fits a schema",
-    "max_turns": "stop after so many steps",
-    "usage": "tell what it uses while it works, so that a budget can stop it",
+    "resume": "continue an earlier conversation",
+    "steer": "accept a message during a turn",
+    "recall": "withdraw a message that the turn has not read yet",
+    "interrupt": "end a turn without ending the process",
+    "multi_turn": "run many turns in one process; without it, each turn starts a process",
+    "approvals": "request approval before a tool runs",
+    "change_input": "run a tool with a changed input when it is approved",
+    "model": "select the model",
+    "modes": "select a mode: what the agent may do without approval",
+    "tools": "limit the agent to the listed tools",
+    "system": "set the system prompt",
+    "images": "attach images to a prompt",
+    "schema": "answer with JSON that matches a schema",
+    "max_turns": "limit the number of steps",
+    "usage": "report usage during a turn, so that a budget can stop it",
 }
 
 
 class Image(Struct, frozen=True):
-    """A picture that goes with a prompt."""
+    """An image that is attached to a prompt."""
 
     media_type: str
     data: bytes
 
 
 class Turn(Struct, frozen=True):
-    """All a provider is told for one turn. `key` names it and makes telling it twice harmless.
+    """The input of one turn. `key` identifies the turn, so that sending it twice is harmless.
 
-    `model` and `mode` hold from this turn on, where the process has others; None leaves them.
+    `model` and `mode` apply from this turn on. None keeps the present value.
     """
 
     key: str
@@ -65,12 +70,12 @@ class Turn(Struct, frozen=True):
 
 
 class LaunchRequest(Struct, frozen=True):
-    """What a process is started with. `turn` is the first one.
+    """The parameters a process is started with. `turn` is its first turn.
 
-    `directory`, where its files are, and `command`, if another than the usual one is configured,
-    are filled in when it is launched. With `adds_system` the provider's own system prompt stays,
-    and `system` comes after it; without, it takes its place where the provider can do that.
-    `one_shot`: it serves this turn alone, where the provider's program can be started so.
+    The launcher fills in `directory`, the directory of the process's files, and `command`, the
+    configured command if there is one. With `adds_system`, `system` is appended to the provider's
+    own system prompt. Without it, `system` replaces that prompt where the provider supports it.
+    With `one_shot`, the process runs this turn only, where the provider's program supports it.
     """
 
     turn: Turn
@@ -94,9 +99,10 @@ class LaunchRequest(Struct, frozen=True):
 
 
 class Rung(Struct, frozen=True):
-    """One step of asking a process to end; after the last one everything is killed.
+    """One step of stopping a process. After the last step, all its processes are killed.
 
-    `will` writes the interrupting frame, `eof` closes stdin, `signal` sends one.
+    `will` writes the frame that interrupts the turn, `eof` closes stdin, `signal` sends the signal
+    `number`. The next step follows if the process still runs after `wait_seconds`.
     """
 
     do: Literal["will", "eof", "signal"]
@@ -105,8 +111,11 @@ class Rung(Struct, frozen=True):
 
 
 class Launch(Struct, frozen=True):
-    """How to start it. `env` is added to the few variables every child gets; `files` are written
-    into the process's directory first."""
+    """How a process is started.
+
+    `env` is added to the few variables that every child gets. `files` are written into the
+    directory of the process before it starts. `rungs` are the steps that stop it.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = {}
@@ -116,35 +125,35 @@ class Launch(Struct, frozen=True):
 
 
 class Send(Struct, frozen=True):
-    """Write this line. The same `key` again is the same line, and is written once."""
+    """A line to write to the process. A line with a `key` that was written before is skipped."""
 
     key: str
     raw: bytes
 
 
 class SendSignal(Struct, frozen=True):
-    """Send the child this signal."""
+    """A signal to send to the process."""
 
     number: int
 
 
 class Offer(Struct, frozen=True):
-    """A message for the turn that is running."""
+    """A follow-up: a message for the running turn."""
 
     id: str
     text: str
 
 
 class Refused(Struct, frozen=True):
-    """Not possible, and why."""
+    """The request is not possible, for this reason."""
 
     reason: str
 
 
 class EnforcedRights(Struct, frozen=True):
-    """Rights can be kept: in this `mode`, which may be a stricter one than was asked for.
+    """The CLI can keep to the rights, in this `mode`. It may be stricter than the requested mode.
 
-    `notes` say what is kept otherwise than by its word.
+    `notes` describe where the CLI enforces a right in another way than the policy states it.
     """
 
     mode: Mode
@@ -152,17 +161,18 @@ class EnforcedRights(Struct, frozen=True):
 
 
 def enforce_mode_only(rights: Rights) -> EnforcedRights | Refused:
-    """`Dialect.enforce` of a CLI whose tools cannot be taken away."""
+    """Implement `Dialect.enforce` for a CLI that cannot remove any of its tools."""
     if rights.tools is not None or set(rights.deny) - set(DENIED):
-        return Refused("none of its tools can be taken away")
+        return Refused("none of its tools can be removed")
     return EnforcedRights(rights.mode)
 
 
 class Verdict(Struct, frozen=True):
-    """The answer to an approval. `message` tells the agent why not.
+    """The answer to an approval. `message` gives the agent the reason of a denial.
 
-    `input` is what the tool is to be called with instead; a denial that `ends_turn` interrupts it.
-    What is allowed `always` is not asked again in this conversation, where that was offered.
+    `input` replaces the input of the tool. A denial with `ends_turn` also interrupts the turn.
+    With `always`, the same tool needs no approval for the rest of the conversation, if the request
+    offered that.
     """
 
     is_allowed: bool
@@ -173,19 +183,22 @@ class Verdict(Struct, frozen=True):
 
 
 class TurnBegan(Struct, frozen=True):
-    """A turn began. `input` is the turn or offer it provably took; None: nobody asked for it."""
+    """A turn began. `input` is the turn or offer that it provably took.
+
+    `input` is None for a turn that the CLI began without a request.
+    """
 
     input: str | None
 
 
 # The error of a tool that is still open when its turn ends.
 STILL_RUNNING = "still_running"
-# The code of the error of a turn whose conversation, asked for by `resume`, is not there.
+# The error code of a turn whose conversation, requested by `resume`, does not exist.
 RESUME_NOT_FOUND = "resume_not_found"
 
 
 class TurnEnded(Struct, frozen=True):
-    """The turn that was open ended, and how."""
+    """The open turn ended with this status and result."""
 
     status: EndStatus
     text: str | None = None
@@ -198,7 +211,10 @@ class TurnEnded(Struct, frozen=True):
 
 
 class ProcessExit(Struct, frozen=True):
-    """How the process ended: its own code or signal, why it was stopped, its last words."""
+    """How the process ended: its exit code or signal, and the end of its stderr.
+
+    `reason` is why steadyrun stopped the process. It is None if the process ended by itself.
+    """
 
     code: int | None = None
     signal: int | None = None
@@ -207,12 +223,12 @@ class ProcessExit(Struct, frozen=True):
 
 
 class Program(Struct, frozen=True):
-    """The CLI behind a provider, for whoever asks what is installed here.
+    """The CLI of a provider, as `steadyrun providers` and `steadyrun doctor` describe it.
 
-    `name` is looked for on PATH where no command is configured. `tested` are the oldest and the
-    newest version that were tried. Somebody is logged in if one of the variables `login_env` is
-    set, or `login_file` exists, which is never opened; it is in the folder that a variable names,
-    or in the usual one below HOME. `login` says how to log in.
+    `name` is searched on PATH if no command is configured. `tested` is the oldest and the newest
+    tested version. The user counts as logged in if one of the variables `login_env` is set or
+    `login_file` exists; the file is never opened. `login_folder` is the variable that names the
+    folder of that file, and its default below HOME. `login` explains how to log in.
     """
 
     name: str
@@ -226,7 +242,7 @@ class Program(Struct, frozen=True):
 
 
 class ProducedImage(Struct, frozen=True):
-    """The CLI has produced an image: it is kept in a file, and told by an `image.produced`."""
+    """An image that the CLI produced. The driver saves it and reports an `image.produced`."""
 
     name: str
     media_type: str
@@ -237,72 +253,89 @@ DialectOutput = Event | TurnBegan | TurnEnded | Send | ProducedImage
 
 
 class Dialect(Protocol):
-    """How one CLI speaks.
+    """Translates between one CLI and steadyrun.
 
-    Raise `msgspec.DecodeError` from `receive` for a line that cannot be read: it is kept as an
-    `unknown` event. A frame that can be read but is not known is an `Unknown` event, no error.
+    The driver calls `launch`, then `open`, then `begin` for each turn. `steer`, `recall`,
+    `interrupt` and `decide` may come during a turn. These methods return what to write and do not
+    change the state. The driver reports what happened by `on_sent`, `receive` and `on_exit`; only
+    these change the state, and they return the events that follow from it.
+
+    `receive` raises `msgspec.DecodeError` for a line that it cannot decode; the driver then keeps
+    the line as an `unknown` event. For a line that it can decode but does not know, `receive`
+    returns an `Unknown` event.
     """
 
-    # Also the key of stored resume tokens.
+    # The name in the configuration, and the key of stored resume tokens.
     name: ClassVar[str]
-    # The CLI it needs; None for one that comes with us.
+    # The CLI that must be installed; None if it is part of steadyrun.
     program: ClassVar[Program | None]
     # The provider's own options in the configuration: a struct that forbids unknown fields.
     options_type: ClassVar[type[Struct]]
-    # May depend on the options: a CLI may be started for one turn or for many.
+    # They may depend on the options, for example on `one_shot`.
     abilities: frozenset[Ability]
-    # How long a turn may take where nobody says otherwise; None is without limit.
+    # The default time limit of a turn; None is no limit.
     wall_seconds: float | None
-    # Everything it remembers. It is saved at each turn's end and put back on adoption.
+    # Everything the Dialect remembers, as a Struct. It is saved at the end of each turn and
+    # restored when another process takes over the CLI.
     state: Any
 
     @property
     def is_ready(self) -> bool:
-        """Whether a turn may begin."""
+        """Whether the process can begin a turn."""
 
     @property
     def has_background(self) -> bool:
-        """Whether something that a turn has started goes on without one, so that another turn may
-        follow by itself."""
+        """Whether work of an earlier turn still runs, so that the CLI may begin a turn itself."""
 
     def enforce(self, rights: Rights) -> EnforcedRights | Refused:
-        """Whether its CLI, started with these rights, will keep to them. It looks at nothing but
-        them and the options; names that are no tool's do not come here."""
+        """Report whether the CLI can keep to these rights, or why not.
 
-    def launch(self, request: LaunchRequest) -> Launch: ...
+        The result depends only on the rights and the options. Unknown tool names were refused
+        before this call.
+        """
 
-    # These look at the state and answer; they do not change it.
+    def launch(self, request: LaunchRequest) -> Launch:
+        """Return how to start the process, or raise a named error that explains why not."""
+
+    # The next methods read the state and do not change it.
 
     def open(self, request: LaunchRequest) -> list[Send]:
-        """The handshake, sent as soon as the process runs; `request` is what it was started with,
-        also for whoever has taken it over."""
+        """Return the handshake, which is written as soon as the process runs.
+
+        `request` is what the process was started with, also after a takeover.
+        """
 
     def begin(self, turn: Turn) -> list[Send]:
-        """Tell the turn. Called once `is_ready`; without `multi_turn`, `launch` has told it.
+        """Return the lines that begin a turn. The process `is_ready` when this is called.
 
-        The key of the line that tells it is `begin:` and the turn's. Where something must be asked
-        first, only that is sent, and this is called again once it `is_ready` again. Nothing to send
-        means that the turn cannot be told, and that its end has been said.
+        The key of the line that begins it is `begin:` and the key of the turn. If the CLI needs
+        another request first, return only that request; the driver calls `begin` again when the
+        process `is_ready` again. An empty list means that the turn cannot begin and that its end
+        was already reported. Without `multi_turn`, `launch` has passed the turn to the process.
         """
 
     def steer(self, offer: Offer) -> Send | Refused | None:
-        """Say it to the turn that is open; None if it has not quite begun: ask again then."""
+        """Return the line that offers a message to the open turn.
+
+        None means that the turn is about to begin; the driver then asks again later.
+        """
 
     def recall(self, offer: str) -> Send | None:
-        """Take back what has not been consumed; None where that cannot be done."""
+        """Return the line that withdraws an offer; None if that is not possible."""
 
     def interrupt(self) -> Send | SendSignal | None:
-        """End the turn that is open; None when there is no way but to end the process."""
+        """Return what ends the open turn; None if only ending the process does."""
 
-    def decide(self, approval: str, verdict: Verdict) -> list[Send]: ...
+    def decide(self, approval: str, verdict: Verdict) -> list[Send]:
+        """Return the answer to an approval; nothing if the approval is not open."""
 
-    # The state changes only here.
+    # Only the next methods change the state.
 
     def on_sent(self, frame: Frame) -> list[DialectOutput]:
-        """This was written to the CLI."""
+        """Handle a line that was written to the CLI."""
 
     def receive(self, frame: Frame) -> list[DialectOutput]:
-        """The CLI printed this."""
+        """Handle a line that the CLI printed."""
 
     def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
-        """The process is gone. A turn that is open after this has failed."""
+        """Handle the end of the process. A turn that is open afterwards has failed."""

@@ -1,1 +1,1 @@
-"""The CLIs we can speak with, and what drives them."""
+"""Contains one Dialect for each supported CLI."""

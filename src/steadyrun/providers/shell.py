@@ -1,7 +1,7 @@
-"""How is one command a turn? The shell provider: its prompt is the command, its output the answer.
+"""Runs one command as a turn: the prompt is the command, its output is the answer.
 
-A command has no protocol. So a line of our own comes before its output and says what was asked:
-the journal tells the whole story, and `tool.started` comes before the command says a word.
+A command has no protocol. So the process first prints a line of JSON with the command, and then
+executes it. With that line the journal is complete, and `tool.started` does not wait for output.
 """
 
 import shlex
@@ -43,10 +43,10 @@ from steadyrun.model.event import (
 from steadyrun.model.policy import TOOLS, Rights
 
 _SIGTERM = 15
-# The longest argument that Linux gives to a program has as many bytes; splitting more takes hours.
+# The longest argument on Linux has this many bytes, and splitting a longer text takes hours.
 _LONGEST_COMMAND = 128 * 1024
 _CALL, _TOOL = "1", "bash"
-# Says its first argument, then becomes the rest of them.
+# Prints its first argument, then executes the others.
 _ANNOUNCE = ("/bin/sh", "-c", 'printf "%s\\n" "$1"; shift; exec "$@"', "sh")
 _SHELL = ("/bin/sh", "-c")
 _ONLY_A_SHELL_KNOWS = frozenset({"|", "||", "&", "&&", ";", ">", ">>", "<", "<<", "2>", "2>&1"})
@@ -57,9 +57,9 @@ _Whole = Annotated[int, Meta(ge=0)]
 
 
 class ShellOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """`allowed` and `denied` hold base names of commands; None is no list. Denied wins.
+    """`allowed` and `denied` are base names of commands; None is no list. `denied` wins.
 
-    A `timeout_seconds` of 0 is none; the runtime keeps the time.
+    A `timeout_seconds` of 0 is no limit. The runtime enforces the limit.
     """
 
     timeout_seconds: Annotated[float, Meta(ge=0)] = 30.0
@@ -71,19 +71,19 @@ class ShellOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Announcement(Struct, frozen=True):
-    """The line of ours: the command as it was asked for."""
+    """The first line of the journal: the command as requested."""
 
     command: str = msgspec.field(name="steadyrun.command")
 
 
 class ShellState(Struct, frozen=True):
-    """What was printed. `output` grows in place: a copy for each line would be slow."""
+    """The output so far. `output` grows in place, because a copy for each line would be slow."""
 
     is_started: bool = False
     command: str | None = None
     output: bytearray = msgspec.field(default_factory=bytearray)
     is_cut: bool = False
-    # How far the journal was read: frames have no empty lines, but leave a gap where they were.
+    # The offset in the journal. Frames skip empty lines, so a gap in the offsets is empty lines.
     end: int = 0
 
     @property
@@ -96,14 +96,18 @@ class ShellState(Struct, frozen=True):
 
 
 class Shell:
-    """The Dialect of one command."""
+    """The Dialect of one command.
+
+    The driver owns one instance for each process. The only turn is open from the start and ends
+    with the exit of the command.
+    """
 
     name: ClassVar[str] = "shell"
     program: ClassVar[Program | None] = None
     abilities: frozenset[Ability] = frozenset({"modes"})
     has_background = False
     options_type: ClassVar[type[Struct]] = ShellOptions
-    # Its only turn was told at the launch.
+    # The launch passes the only turn to the process.
     is_ready = True
 
     def __init__(self, options: ShellOptions | None = None) -> None:
@@ -113,13 +117,13 @@ class Shell:
 
     def enforce(self, rights: Rights) -> EnforcedRights | Refused:
         if "Bash" not in rights.allowed:
-            return Refused("all it does is to run a command: allow Bash")
+            return Refused("it only runs commands: allow Bash")
         if set(TOOLS) & set(rights.deny):
             return Refused("a command may do anything, so nothing but Bash can be denied")
         return EnforcedRights(rights.mode)
 
     def launch(self, request: LaunchRequest) -> Launch:
-        """The command that will run, or why it may not."""
+        """Return how to run the command, or raise a named error that explains why not."""
         text = request.turn.text.strip()
         if not text or "\0" in text:
             raise InvalidUsage(f"expected a command to run, found {text!r}")
@@ -164,7 +168,7 @@ class Shell:
         return started
 
     def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
-        """The exit is the answer. Who stopped it, if somebody did, knows how the turn ended."""
+        """End the turn by the exit code. The driver decides the end of a stopped command."""
         started = [] if self.state.is_started else self._start(None)
         if last.reason is not None:
             return [*started, self._build_tool_failure(f"stopped: {last.reason}")]
@@ -194,9 +198,9 @@ class Shell:
         if denied is not None and name in map(_to_base_name, denied):
             raise CommandRefused(name, rule="it is in the list of denied commands")
         if allowed is not None and name not in map(_to_base_name, allowed):
-            known = ", ".join(allowed) or "none"
+            names = ", ".join(allowed) or "none"
             rule = "it is not in the list of allowed commands"
-            raise CommandRefused(name, rule=rule, hint=f"Allowed: {known}")
+            raise CommandRefused(name, rule=rule, hint=f"Allowed: {names}")
 
     def _start(self, command: str | None) -> list[DialectOutput]:
         self.state = replace(self.state, is_started=True, command=command)

@@ -1,14 +1,14 @@
-"""How do I add a CLI that prints lines of JSON? Copy this file; `parrot` is an imaginary one.
+"""Shows how to add a CLI that prints lines of JSON: copy this file. `parrot` is imaginary.
 
     parrot --jsonl [--resume TOKEN]
-    we say     {"id":"1","prompt":"hello"}
+    it reads   {"id":"1","prompt":"hello"}
     it prints  {"type":"hello","session":"s1"}
                {"type":"tool","id":"t1","name":"look","input":{}}
                {"type":"tool","id":"t1","name":"look","output":"a cat","done":true}
                {"type":"said","text":"hello"}
                {"type":"done","ok":true,"tokens_in":3,"tokens_out":5}
 
-Record what the real CLI prints before you write a line, and play it in a test: docs/providers.md.
+Record the output of the real CLI before you write code, and replay it in a test: docs/providers.md.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from steadyrun.model import event as ev
 from steadyrun.model.usage import Usage
 
 
-# 1. A struct for each frame. Name only the fields you use: the others are skipped, so that a newer
-#    CLI goes on working.
+# 1. A struct for each frame. Define only the fields you use: others are skipped, so that a newer
+#    version of the CLI still works.
 class ParrotHello(Struct, frozen=True, tag="hello"):
     session: str
 
@@ -50,7 +50,7 @@ ParrotLine = ParrotHello | ParrotText | ParrotTool | ParrotDone
 _decode: Callable[[bytes], ParrotLine] = json.Decoder(ParrotLine).decode
 
 
-# 2. What a user may set under `options`, and what must be remembered from frame to frame.
+# 2. The settings under `options` in the configuration, and the state between frames.
 class ParrotOptions(Struct, frozen=True, forbid_unknown_fields=True): ...
 
 
@@ -63,9 +63,9 @@ class Parrot:
     """The Dialect of an imaginary CLI."""
 
     name: ClassVar[str] = "parrot"
-    # The CLI behind it: what it is called, which versions were tried. None: it comes with us.
+    # The name and the tested versions of the CLI; None if it is part of steadyrun.
     program: ClassVar[p.Program | None] = None
-    # 3. What it can do. What is missing here is refused by name before it is started.
+    # 3. The abilities. A request for another ability is refused before the process starts.
     abilities: frozenset[p.Ability] = frozenset({"resume", "multi_turn", "interrupt"})
     options_type: ClassVar[type[Struct]] = ParrotOptions
     has_background = False
@@ -78,7 +78,7 @@ class Parrot:
     def is_ready(self) -> bool:
         return self.state.is_idle
 
-    # Who cannot take a tool away must say so: an agent that may only read is then never started.
+    # A CLI that cannot remove tools must refuse: a read-only agent is then never started.
     enforce = staticmethod(p.enforce_mode_only)
 
     def launch(self, request: p.LaunchRequest) -> p.Launch:
@@ -86,7 +86,7 @@ class Parrot:
         argv = (*(request.command or ("parrot",)), "--jsonl", *resume)
         return p.Launch(argv, rungs=(p.Rung("eof", 2.0),))
 
-    # 4. What we may say. A key names a line: said again after a crash, it is written only once.
+    # 4. The lines to write. A line with the same key is written only once, also after a crash.
     def open(self, request: p.LaunchRequest) -> list[p.Send]:
         return []
 
@@ -105,17 +105,17 @@ class Parrot:
     def decide(self, approval: str, verdict: p.Verdict) -> list[p.Send]:
         return []
 
-    # 5. What was said. Only here the state changes, and only by what is in the line.
+    # 5. The lines that were written and printed. Only here the state changes.
     def on_sent(self, frame: Frame) -> list[p.DialectOutput]:
         self.state = ParrotState()
         return [p.TurnBegan(json.decode(frame.raw)["id"])]
 
     def receive(self, frame: Frame) -> list[p.DialectOutput]:
         try:
-            said = _decode(frame.raw)
+            line = _decode(frame.raw)
         except ValidationError:
             return [ev.Unknown(frame.raw.decode())]
-        match said:
+        match line:
             case ParrotHello(session):
                 self.state = ParrotState(is_idle=True)
                 return [ev.TokenBound(session)]
@@ -123,12 +123,12 @@ class Parrot:
                 self.state = ParrotState(text=text)
                 return [ev.TextFinal(text)]
             case ParrotTool():
-                kind = ev.ToolCompleted if said.done else ev.ToolStarted
-                return [kind(said.id, said.name, said.input, said.output)]
+                kind = ev.ToolCompleted if line.done else ev.ToolStarted
+                return [kind(line.id, line.name, line.input, line.output)]
             case ParrotDone():
-                last, usage = self.state.text, Usage(said.tokens_in, said.tokens_out)
+                last, usage = self.state.text, Usage(line.tokens_in, line.tokens_out)
                 self.state = ParrotState(is_idle=True)
-                return [p.TurnEnded("completed" if said.ok else "failed", last, usage)]
+                return [p.TurnEnded("completed" if line.ok else "failed", last, usage)]
 
     def on_exit(self, last: p.ProcessExit) -> list[p.DialectOutput]:
         return []

@@ -32,13 +32,13 @@ def _print(stream: Any, line: str) -> None:
     stream.flush()
 
 
-def _record_ids(line: str, like: Any, known: dict[Any, Any]) -> None:
+def _record_ids(line: str, like: Any, ids: dict[Any, Any]) -> None:
     """Remember which ids stand for those of the recording."""
     if not line:
         raise SystemExit(0)
     if isinstance(like, dict):
         try:
-            known.update(_match_ids(like, json.loads(line)))
+            ids.update(_match_ids(like, json.loads(line)))
         except ValueError:
             raise SystemExit(f"not JSON: {line[:200]}") from None
 
@@ -57,12 +57,12 @@ def _match_ids(recorded: Any, found: Any) -> "dict[Any, Any]":
     return pairs
 
 
-def _replace_ids(value: Any, known: "Mapping[Any, Any]", key: str = "") -> Any:
+def _replace_ids(value: Any, ids: "Mapping[Any, Any]", key: str = "") -> Any:
     if isinstance(value, dict):
-        return {name: _replace_ids(inner, known, name) for name, inner in value.items()}
+        return {name: _replace_ids(inner, ids, name) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_replace_ids(inner, known, key) for inner in value]
-    return known.get(value, value) if _is_id(key, value) else value
+        return [_replace_ids(inner, ids, key) for inner in value]
+    return ids.get(value, value) if _is_id(key, value) else value
 
 
 def _is_id(key: str, value: Any) -> bool:

@@ -1,1 +1,1 @@
-"""The Claude Code provider."""
+"""Runs Claude Code, the CLI of Anthropic."""

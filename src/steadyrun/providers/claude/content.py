@@ -1,7 +1,7 @@
-"""What do the parts of a message say? Words, tools and their results, pictures.
+"""Translates the parts of messages: text, thinking, tool calls, tool results and images.
 
-A sub-agent's lines name the tool it runs in. Its tools are told like any; its words are between it
-and the agent that has sent it, also those in a form.
+Lines of a sub-agent name the tool call it runs in. Its tools are reported like any other tool. Its
+text is not reported, because it is addressed to the main agent.
 """
 
 from typing import Any
@@ -25,14 +25,14 @@ from steadyrun.providers.claude.state import ClaudeState, ClaudeTool
 from steadyrun.providers.shared import images
 
 _TOOL_USES = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
-# By this tool of Claude Code itself a model answers in a form; tools of others have other names.
+# The model calls this built-in tool to answer with JSON that matches the schema.
 _ANSWER = "StructuredOutput"
-# The model is not asked for these: Claude Code answers by itself.
+# Claude Code writes these messages itself, without the model.
 _SYNTHETIC, _NO_WORDS = "<synthetic>", "(no content)"
 
 
 def on_stream_event(state: ClaudeState, line: StreamLine) -> list[DialectOutput]:
-    """A piece of an answer, as it comes."""
+    """Handle a piece of an answer while it is written."""
     if line.parent_tool_use_id is not None:
         return []
     event = line.event
@@ -57,7 +57,7 @@ def _track_model_call(state: ClaudeState, event: StreamEvent) -> list[DialectOut
 
 
 def on_assistant_message(state: ClaudeState, line: AssistantLine) -> list[DialectOutput]:
-    """A part of an answer, whole."""
+    """Handle a complete part of an answer."""
     if line.parent_tool_use_id is not None:
         return _start_sub_agent_tools(state, line.message)
     turn = state.turn
@@ -71,23 +71,23 @@ def on_assistant_message(state: ClaudeState, line: AssistantLine) -> list[Dialec
         turn.retry = None
     if state.offers:
         offers.mark_taken(state)
-    said: list[DialectOutput] = []
+    output: list[DialectOutput] = []
     for block in line.message.content:
-        said += _decode_block(state, line.message, block)
-    return said
+        output += _decode_block(state, line.message, block)
+    return output
 
 
 def on_tool_results(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
-    """Results of tools; the other words are for the model."""
+    """Handle the results of tools. Other text in the line is for the model only."""
     content = line.message.content
     if isinstance(content, str):
         return []
     is_own = line.parent_tool_use_id is None
-    said: list[DialectOutput] = []
+    output: list[DialectOutput] = []
     for block in content:
         if block.type == "tool_result":
-            said += _end_tool(state, block, is_own=is_own)
-    return said
+            output += _end_tool(state, block, is_own=is_own)
+    return output
 
 
 def _decode_block(
@@ -119,14 +119,17 @@ def _record_text(state: ClaudeState, text: str) -> Event:
 
 
 def _start_sub_agent_tools(state: ClaudeState, message: AssistantMessage) -> list[DialectOutput]:
-    """One that outlives its turn is not told of: nobody would end what it begins."""
+    """Report the tools of a sub-agent.
+
+    Without an open turn they are not reported, because no turn would close them.
+    """
     if state.turn is None:
         return []
-    said: list[DialectOutput] = []
+    output: list[DialectOutput] = []
     for block in message.content:
         if block.type in _TOOL_USES and not _is_answer(block):
-            said += _start_tool(state, block)
-    return said
+            output += _start_tool(state, block)
+    return output
 
 
 def _is_answer(block: ContentBlock) -> bool:
@@ -151,14 +154,17 @@ def _end_tool(state: ClaudeState, block: ContentBlock, *, is_own: bool) -> list[
     if tool and tool.is_answer:
         return _end_answer(state, block)
     name, given = (tool.name, decode_value(tool.input)) if tool else ("unknown", None)
-    output, seen = images.extract_images(state.turn, block.content)
+    output, produced = images.extract_images(state.turn, block.content)
     if block.is_error:
-        return [*seen, ev.ToolFailed(call, name, given, output, _extract_text(output))]
-    return [*seen, ev.ToolCompleted(call, name, given, output)]
+        return [*produced, ev.ToolFailed(call, name, given, output, _extract_text(output))]
+    return [*produced, ev.ToolCompleted(call, name, given, output)]
 
 
 def _end_answer(state: ClaudeState, block: ContentBlock) -> list[DialectOutput]:
-    """One that does not fit is turned down, and the model answers again; not if it was stopped."""
+    """Report an answer that does not match the schema.
+
+    The model then answers again, unless the turn was interrupted.
+    """
     if not block.is_error or (state.turn and state.turn.is_interrupted):
         return []
     return [ev.Note(f"the answer was turned down: {_extract_text(block.content)}")]

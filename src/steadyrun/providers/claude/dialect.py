@@ -1,7 +1,10 @@
-"""How does Claude Code speak? The Dialect of its stream of JSON, for many turns or for one.
+"""Translates between steadyrun and Claude Code's stream of JSON lines.
 
-`claude_launch` starts it, `claude_lines` is what is said to it and `claude_frames` what it prints;
-what that means is in `claude_turn`, `claude_followups`, `claude_blocks` and `claude_system`.
+Claude Code reads user messages and control requests on stdin, one JSON object a line, and prints
+its messages and results on stdout. One process runs many turns, or one turn with `one_shot`.
+
+`launch` builds the command line, `requests` the lines that are written, and `frames` defines all
+lines. The meaning of printed lines is in `turns`, `offers`, `content` and `notices`.
 """
 
 from collections.abc import Callable
@@ -61,8 +64,9 @@ from steadyrun.providers.claude.state import (
     ClaudeState,
     ClaudeTurn,
 )
+from steadyrun.providers.shared.epoch import to_datetime
 
-# What one turn can be asked for; a process for many turns can do all of it.
+# A process for many turns has all abilities of a process for one turn.
 _ONE_SHOT_ABILITIES: frozenset[Ability] = frozenset(
     {"resume", "model", "modes", "tools", "system", "images", "schema", "max_turns"}
 )
@@ -72,7 +76,12 @@ _ABILITIES: frozenset[Ability] = _ONE_SHOT_ABILITIES | {
 
 
 class Claude:
-    """The Dialect of Claude Code."""
+    """The Dialect of Claude Code.
+
+    The driver owns one instance for each process. At most one turn is open. A turn opens when its
+    line was written or when Claude Code prints an `init`, and closes with its `result` or with the
+    process. Methods named `_on_…` handle one kind of printed line.
+    """
 
     name: ClassVar[str] = "claude"
     program: ClassVar[Program | None] = PROGRAM
@@ -92,7 +101,7 @@ class Claude:
 
     @property
     def is_ready(self) -> bool:
-        """What is queued becomes the next turn, before any other."""
+        """Not while follow-ups are queued: they become the next turn, before any other."""
         state = self.state
         is_busy = state.turn is not None or bool(state.offers) or state.is_running
         is_changing = any(asked.mode for asked in state.asked.values())
@@ -100,7 +109,7 @@ class Claude:
 
     @property
     def has_background(self) -> bool:
-        """A tool that takes long is a task, too, and nothing of its own while it is open."""
+        """Claude Code also lists a slow tool as a task; that is not background work."""
         state = self.state
         return any(tool not in state.tools for tool in state.tasks.values())
 
@@ -110,13 +119,16 @@ class Claude:
     def launch(self, request: LaunchRequest) -> Launch:
         return launch.launch(request, self._options)
 
-    # -- what is to be said
+    # -- lines to write
 
     def open(self, request: LaunchRequest) -> list[Send]:
         return [] if self._options.one_shot else [requests.build_open()]
 
     def begin(self, turn: Turn) -> list[Send]:
-        """It may turn another mode down: the turn is told in the mode it is meant for, or never."""
+        """Change the mode first, because Claude Code may refuse it.
+
+        A turn whose mode was refused is never sent.
+        """
         state = self.state
         if state.refused_turn == turn.key:
             return []
@@ -126,7 +138,7 @@ class Claude:
         return [*self._change_model(turn), requests.build_turn(turn)]
 
     def _change_model(self, turn: Turn) -> list[Send]:
-        """It would take any nonsense for a model."""
+        """Skip a model name that is not printable: Claude Code accepts any text as a model."""
         state, model = self.state, turn.model
         if not model or not model.isprintable() or model == (state.wanted_model or state.model):
             return []
@@ -156,44 +168,48 @@ class Claude:
         ask = self.state.asks.get(approval)
         return [requests.build_decision(approval, ask, verdict)] if ask else []
 
-    # -- what was said
+    # -- lines that were written
 
     def on_sent(self, frame: Frame) -> list[DialectOutput]:
         try:
-            told = decode_input(frame.raw)
+            line = decode_input(frame.raw)
         except (ValueError, RecursionError):
-            return []  # a recording may have what we would not say
-        match told:
+            return []  # a recording may contain lines that steadyrun never writes
+        match line:
             case UserLine():
-                return self._on_user_line(told, frame)
+                return self._on_user_line(line, frame)
             case RequestLine():
-                return self._record_request(told)
+                return self._record_request(line)
             case AnswerLine():
-                return self._record_decision(told)
+                return self._record_decision(line)
             case other:
                 assert_never(other)
 
-    def _on_user_line(self, told: UserLine, frame: Frame) -> list[DialectOutput]:
-        """A recording has no keys: what is written while something is open is a follow-up."""
+    def _on_user_line(self, line: UserLine, frame: Frame) -> list[DialectOutput]:
+        """Begin a turn or record an offer.
+
+        The lines of a recording have no keys. There, a line that was written during a turn is a
+        follow-up.
+        """
         kind, _, name = frame.key.partition(":")
         if kind == requests.BEGIN:
-            return self._begin_turn(name, told)
+            return self._begin_turn(name, line)
         if kind == requests.OFFER:
-            return offers.record_offer(self.state, name, told)
-        name = told.uuid or f"line{frame.number}"
-        # A turn that seems to be over is, if somebody goes on.
+            return offers.record_offer(self.state, name, line)
+        name = line.uuid or f"line{frame.number}"
+        # A turn with a doubtful end has ended if another message follows.
         before = turns.on_idle(self.state)
         if self.state.turn is not None or self.state.offers:
-            return [*before, *offers.record_offer(self.state, name, told)]
-        return [*before, *self._begin_turn(name, told)]
+            return [*before, *offers.record_offer(self.state, name, line)]
+        return [*before, *self._begin_turn(name, line)]
 
-    def _begin_turn(self, name: str, told: UserLine) -> list[DialectOutput]:
-        is_command = not told.should_query or offers.read_text(told).startswith("/")
-        self.state.begin_turn(ClaudeTurn(name, told.uuid, is_told=True, is_command=is_command))
+    def _begin_turn(self, name: str, line: UserLine) -> list[DialectOutput]:
+        is_command = not line.should_query or offers.read_text(line).startswith("/")
+        self.state.begin_turn(ClaudeTurn(name, line.uuid, is_told=True, is_command=is_command))
         return [TurnBegan(name)]
 
-    def _record_request(self, told: RequestLine) -> list[DialectOutput]:
-        state, request = self.state, told.request
+    def _record_request(self, line: RequestLine) -> list[DialectOutput]:
+        state, request = self.state, line.request
         asked = ClaudePendingRequest(request.subtype)
         match request.subtype:
             case "interrupt" if state.turn:
@@ -207,31 +223,31 @@ class Claude:
                 asked.mode = request.mode
             case _:
                 pass
-        state.asked[told.request_id] = asked
+        state.asked[line.request_id] = asked
         return []
 
-    def _record_decision(self, told: AnswerLine) -> list[DialectOutput]:
-        request, decision = told.response.request_id, told.response.response
+    def _record_decision(self, line: AnswerLine) -> list[DialectOutput]:
+        request, decision = line.response.request_id, line.response.response
         verdict = decision.behavior if decision else "deny"
         if decision and isinstance(decision.updated_input, msgspec.Raw):
             self._change_input(request, bytes(decision.updated_input))
         return turns.resolve_approval(self.state, request, verdict, "user")
 
     def _change_input(self, request: str, given: bytes) -> None:
-        """Its end tells what the tool was called with, not what it was to be called with."""
+        """Store the changed input, so that the tool's end reports the input it really had."""
         for ask in self.state.asks.values():
             if ask.request == request and ask.tool in self.state.tools:
                 self.state.tools[ask.tool].input = given
 
-    # -- what was printed
+    # -- lines that Claude Code printed
 
     def receive(self, frame: Frame) -> list[DialectOutput]:
         try:
-            said = decode_output(frame.raw)
+            line = decode_output(frame.raw)
             self.state.has_spoken = True
-            if type(said) is StreamLine:
-                return content.on_stream_event(self.state, said)
-            return self._HANDLERS[type(said)](self, said, frame)
+            if type(line) is StreamLine:
+                return content.on_stream_event(self.state, line)
+            return self._HANDLERS[type(line)](self, line, frame)
         except msgspec.ValidationError:
             return self._on_invalid_line(frame)
         except (ValueError, RecursionError) as problem:
@@ -241,7 +257,11 @@ class Claude:
             return self.receive(replace(frame, raw=raw))
 
     def _on_invalid_line(self, frame: Frame) -> list[DialectOutput]:
-        """It is JSON and not as we know it: kept, and nobody is left waiting for it."""
+        """Keep a line of JSON that does not match its frame.
+
+        A result still ends its turn, and a request is declined, because Claude Code waits for an
+        answer.
+        """
         try:
             kind = decode_kind(frame.raw)
         except (ValueError, RecursionError) as problem:
@@ -257,33 +277,30 @@ class Claude:
             case _:
                 return [unknown]
 
-    def _on_assistant(self, said: AssistantLine, _: Frame) -> list[DialectOutput]:
-        return content.on_assistant_message(self.state, said)
+    def _on_assistant(self, line: AssistantLine, _: Frame) -> list[DialectOutput]:
+        return content.on_assistant_message(self.state, line)
 
-    def _on_echo(self, said: EchoLine, _: Frame) -> list[DialectOutput]:
-        if said.is_replay:
-            return offers.on_echo(self.state, said)
-        return [] if said.is_synthetic else content.on_tool_results(self.state, said)
+    def _on_echo(self, line: EchoLine, _: Frame) -> list[DialectOutput]:
+        if line.is_replay:
+            return offers.on_echo(self.state, line)
+        return [] if line.is_synthetic else content.on_tool_results(self.state, line)
 
-    def _on_system(self, said: SystemLine, frame: Frame) -> list[DialectOutput]:
-        heard = notices.on_system_line(self.state, said.subtype, frame)
-        return [ev.Unknown.from_line(frame.raw)] if heard is None else heard
+    def _on_system(self, line: SystemLine, frame: Frame) -> list[DialectOutput]:
+        output = notices.on_system_line(self.state, line.subtype, frame)
+        return [ev.Unknown.of(frame.raw)] if output is None else output
 
-    def _on_result(self, said: ResultLine, _: Frame) -> list[DialectOutput]:
-        return turns.on_result(self.state, said)
+    def _on_result(self, line: ResultLine, _: Frame) -> list[DialectOutput]:
+        return turns.on_result(self.state, line)
 
     def _on_permission_request(
-        self, said: PermissionRequestLine, frame: Frame
+        self, line: PermissionRequestLine, frame: Frame
     ) -> list[DialectOutput]:
-        request = said.request
+        request = line.request
         if request.subtype != "can_use_tool":
-            return [
-                requests.build_decline(frame.end, said.request_id),
-                ev.Unknown.from_line(frame.raw),
-            ]
+            return [requests.build_decline(frame.end, line.request_id), ev.Unknown.of(frame.raw)]
         approval, given = str(frame.end), bytes(request.input)
         self.state.asks[approval] = ClaudeApproval(
-            said.request_id,
+            line.request_id,
             given,
             tool=request.tool_use_id,
             is_sub_agent=request.agent_id is not None,
@@ -294,11 +311,11 @@ class Claude:
         )
         return [asked]
 
-    def _on_permission_cancelled(self, said: PermissionCancelLine, _: Frame) -> list[DialectOutput]:
-        return turns.resolve_approval(self.state, said.request_id, "cancelled", "provider")
+    def _on_permission_cancelled(self, line: PermissionCancelLine, _: Frame) -> list[DialectOutput]:
+        return turns.resolve_approval(self.state, line.request_id, "cancelled", "provider")
 
-    def _on_reply(self, said: ReplyLine, _: Frame) -> list[DialectOutput]:
-        reply = said.response
+    def _on_reply(self, line: ReplyLine, _: Frame) -> list[DialectOutput]:
+        reply = line.response
         asked = self.state.asked.pop(reply.request_id, None)
         if asked is None:
             return []
@@ -314,7 +331,7 @@ class Claude:
         return offers.settle_recall(self.state, asked.offer, is_cancelled=is_cancelled)
 
     def _on_refusal(self, asked: ClaudePendingRequest, reply: ControlReply) -> list[DialectOutput]:
-        """Which model or mode it has now is not known then, and it will be told again."""
+        """Forget the model or mode after a refusal, so that the next turn sets it again."""
         state, why = self.state, f"{asked.subtype} was turned down: {reply.error}"
         if asked.subtype == "set_model":
             state.wanted_model = state.model = None
@@ -325,8 +342,8 @@ class Claude:
                 return [TurnEnded("failed", error=errors.build_mode_error(why))]
         return [ev.Note(why)]
 
-    def _on_rate_limit(self, said: RateLimitLine, _: Frame) -> list[DialectOutput]:
-        info = said.info
+    def _on_rate_limit(self, line: RateLimitLine, _: Frame) -> list[DialectOutput]:
+        info = line.info
         self.state.resets_at = info.resets_at if info.status == "rejected" else None
         if info.status in {"rejected", "allowed"}:
             return []
@@ -347,7 +364,7 @@ class Claude:
     }
 
     def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
-        """What was not taken in was lost with the process; most of the rest is the driver's."""
+        """Return the offers that were not read. The driver closes open tools and the turn."""
         state = self.state
         end = turns.end_from_exit(state, last)
         lost = offers.return_all(state)
@@ -358,5 +375,5 @@ class Claude:
 
 
 def _format_reset(epoch: float | None) -> str:
-    at = errors.to_datetime(epoch)
+    at = to_datetime(epoch)
     return "" if at is None else f", until {at:%Y-%m-%d %H:%M} UTC"

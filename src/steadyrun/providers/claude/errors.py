@@ -1,10 +1,9 @@
-"""How did a turn of Claude Code end, and why? By the structure of what it printed.
+"""Decides how a turn of Claude Code ended, and builds its error.
 
-What it says in words is passed on to people and decides nothing: a model can write anything. Only
-where a process ends without any frame, its last words on stderr are all there is.
+The decision uses only structured fields: statuses, subtypes and reasons. Free text is passed on to
+the user and decides nothing, because a model can write any text. The exception is a process that
+ends without a frame: then its stderr is the only evidence.
 """
-
-from datetime import UTC, datetime
 
 from msgspec import Struct
 
@@ -12,6 +11,7 @@ from steadyrun.dialect import RESUME_NOT_FOUND, ProcessExit, TurnEnded
 from steadyrun.model.event import Diagnostic, ErrorFact
 from steadyrun.model.run import EndStatus, StopReason
 from steadyrun.providers.claude.frames import ResultLine
+from steadyrun.providers.shared.epoch import to_datetime
 
 _RATE_LIMITED = "rate_limited"
 _PROTOCOL = "protocol"
@@ -42,7 +42,7 @@ _BY_SUBTYPE = {
     "error_max_structured_output_retries": "schema_unmet",
 }
 _BY_REASON = {"budget_exhausted": "max_cost", "blocking_limit": "prompt_too_long"}
-# They say that it is over, not why.
+# These reasons do not explain a failure.
 _PLAIN_REASONS = frozenset({"completed", "api_error"})
 _RETRYABLE = frozenset({_RATE_LIMITED, "overloaded", "server_error", "unknown"})
 _STOPPED: dict[str, StopReason] = {"max_cost": "budget"}
@@ -57,21 +57,21 @@ _HINTS = {
     RESUME_NOT_FOUND: "A conversation is known only in the directory it was begun in: start it"
     " there, or allow a new one with --or-fresh.",
 }
-# What a result says that nobody but a developer of the CLI understands.
+# The prefix of messages that are meant for developers of the CLI.
 _INTERNAL = "[ede_diagnostic]"
 
 
 class ResultContext(Struct, frozen=True):
-    """What was seen before the result: an error in place of an answer, and when a limit ends.
+    """What was printed before the result: an error in place of an answer, and the end of a limit.
 
-    Without `has_init` the process has never got as far as beginning a turn.
+    Without `has_init`, the process never began a turn.
     """
 
     error: str | None = None
     has_init: bool = True
-    # Why the model was asked for the last time: of many in a row, the result says no status.
+    # The reason of the last retry. After several retries, the result has no status.
     retry: str | None = None
-    # A hook of the user's has ended the turn, which looks like a success.
+    # A hook of the user ended the turn. Claude Code reports that as a success.
     is_stopped: bool = False
     resets_at: float | None = None
 
@@ -82,38 +82,41 @@ class TurnOutcome(Struct, frozen=True):
     stop_reason: StopReason | None = None
 
 
-def classify_result(result: ResultLine, found: ResultContext) -> TurnOutcome:
-    """How the turn ended that this result belongs to."""
+def classify_result(result: ResultLine, context: ResultContext) -> TurnOutcome:
+    """Decide how the turn of this result ended."""
     if is_aborted(result):
         return TurnOutcome("cancelled")
-    is_stopped = found.is_stopped and not result.num_turns
+    is_stopped = context.is_stopped and not result.num_turns
     if not result.is_error and not is_stopped:
         return TurnOutcome("completed")
-    code = _HOOK_STOPPED if is_stopped else _find_code(result, found)
+    code = _HOOK_STOPPED if is_stopped else _find_code(result, context)
     error = ErrorFact(
         code,
         _find_message(result) or f"Claude Code failed with {code}",
         _HINTS.get(code, ""),
         _is_retryable(code, result),
-        to_datetime(found.resets_at) if code == _RATE_LIMITED else None,
+        to_datetime(context.resets_at) if code == _RATE_LIMITED else None,
     )
     status: EndStatus = "rate_limited" if code == _RATE_LIMITED else "failed"
     return TurnOutcome(status, error, _STOPPED.get(code))
 
 
 def is_aborted(result: ResultLine) -> bool:
-    """Whether the turn was cut short on purpose; the other fields say anything then."""
+    """Whether the turn was interrupted. Its other fields are not reliable then."""
     return (result.terminal_reason or "").startswith("aborted")
 
 
 def build_unreadable_error() -> ErrorFact:
-    """Why a turn failed whose result does not fit: that it ended is all that is known."""
-    hint = "`steadyrun doctor` tells which versions of Claude Code were tried."
+    """Build the error of a turn whose result could not be decoded."""
+    hint = "`steadyrun doctor` shows which versions of Claude Code were tested."
     return ErrorFact(_PROTOCOL, "the result of Claude Code could not be read", hint)
 
 
 def build_duplicate_error() -> ErrorFact:
-    """Why a prompt was not begun with: a uuid that is in its log is echoed and dropped."""
+    """Build the error of a dropped prompt.
+
+    Claude Code echoes and drops a message whose uuid is already in the conversation.
+    """
     why = "Claude Code has had this prompt before, in this conversation, and takes none twice"
     return ErrorFact("already_told", why)
 
@@ -124,9 +127,9 @@ def build_mode_error(why: str) -> ErrorFact:
 
 
 def end_from_exit(last: ProcessExit, *, has_init: bool, has_answered: bool) -> TurnEnded | None:
-    """The end of a turn whose process went without a result; None if nothing explains it.
+    """Return the end of a turn whose process exited without a result; None if nothing explains it.
 
-    One that has not even answered our first line is no Claude Code, or none that we know.
+    A program that did not answer the first line is not Claude Code, or not a supported version.
     """
     if last.reason is not None or (has_init and last.code != 1):
         return None
@@ -137,7 +140,7 @@ def end_from_exit(last: ProcessExit, *, has_init: bool, has_answered: bool) -> T
         return None
     last_line = last.stderr.strip().splitlines()[-1:]
     why = f"the program ended with code {last.code} before it had answered"
-    hint = "Is it Claude Code, in a version that was tried? `steadyrun doctor` tells."
+    hint = "Check with `steadyrun doctor` that it is Claude Code, in a tested version."
     return _build_exit_end(last, ErrorFact("cli_incompatible", ": ".join([why, *last_line]), hint))
 
 
@@ -154,35 +157,36 @@ _LAST_WORDS = (
     ),
     ("is already in use", "session_in_use", "Another process has the same conversation."),
     ("No conversation found", RESUME_NOT_FOUND, _HINTS[RESUME_NOT_FOUND]),
-    ("unknown option", "cli_incompatible", "Install a version of Claude Code that was tried."),
+    ("unknown option", "cli_incompatible", "Install a tested version of Claude Code."),
     ("requires --verbose", _PROTOCOL, ""),
     ("Error parsing streaming input line", _PROTOCOL, ""),
 )
 
 
-def _find_code(result: ResultLine, found: ResultContext) -> str:
-    """A status says more than an error: an overloaded server is just a server_error."""
+def _find_code(result: ResultLine, context: ResultContext) -> str:
+    """Find the error code. The HTTP status comes first, because it is more precise: the error of
+    an overloaded server is only `server_error`."""
     return (
         _BY_STATUS.get(result.api_error_status or 0)
-        or _BY_ERROR.get(found.error or "")
-        or _find_subtype_code(result, found)
+        or _BY_ERROR.get(context.error or "")
+        or _find_subtype_code(result, context)
         or _find_reason_code(result)
         or ("invalid_request" if result.api_error_status == 400 else None)
-        or _find_retry_code(result, found)
-        or found.error
+        or _find_retry_code(result, context)
+        or context.error
         or ("server_error" if _is_server_error(result) else "provider_error")
     )
 
 
 def to_error_code(error: str) -> str:
-    """Our word for what the CLI calls an error of its model's, where we have one."""
+    """Translate an API error of the CLI to an error code of steadyrun, where there is one."""
     return _BY_ERROR.get(error, error)
 
 
-def _find_subtype_code(result: ResultLine, found: ResultContext) -> str | None:
+def _find_subtype_code(result: ResultLine, context: ResultContext) -> str | None:
     if "rate_limit" in result.subtype.replace("-", "_"):
         return _RATE_LIMITED
-    if result.subtype == "error_during_execution" and not (found.has_init or result.num_turns):
+    if result.subtype == "error_during_execution" and not (context.has_init or result.num_turns):
         return RESUME_NOT_FOUND
     return _BY_SUBTYPE.get(result.subtype)
 
@@ -192,13 +196,13 @@ def _find_reason_code(result: ResultLine) -> str | None:
     return None if reason in _PLAIN_REASONS or not reason else _BY_REASON.get(reason, reason)
 
 
-def _find_retry_code(result: ResultLine, found: ResultContext) -> str | None:
-    is_vague = result.api_error_status is None and found.error in {"server_error", "unknown"}
-    return "overloaded" if is_vague and found.retry == "overloaded" else None
+def _find_retry_code(result: ResultLine, context: ResultContext) -> str | None:
+    is_vague = result.api_error_status is None and context.error in {"server_error", "unknown"}
+    return "overloaded" if is_vague and context.retry == "overloaded" else None
 
 
 def _is_retryable(code: str, result: ResultLine) -> bool:
-    """The same again may help, unless it was the request that was wrong."""
+    """Whether a retry may help. It does not if the request itself was wrong."""
     if code == "unknown" and 400 <= (result.api_error_status or 0) < 500:
         return False
     return code in _RETRYABLE or _is_server_error(result)
@@ -209,18 +213,10 @@ def _is_server_error(result: ResultLine) -> bool:
 
 
 def _find_message(result: ResultLine) -> str:
-    said = [result.result, *(result.errors or ())]
-    words = [each for each in said if isinstance(each, str) and each.strip()]
+    messages = [result.result, *(result.errors or ())]
+    words = [each for each in messages if isinstance(each, str) and each.strip()]
     return next((each for each in words if not each.startswith(_INTERNAL)), "")
 
 
 def _find_line(stderr: str, words: str) -> str:
     return next(line.strip() for line in stderr.splitlines() if words in line)
-
-
-def to_datetime(epoch: float | None) -> datetime | None:
-    """A time that no calendar has is none."""
-    try:
-        return None if epoch is None else datetime.fromtimestamp(epoch, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None

@@ -1,7 +1,7 @@
-"""Which lines pass between us and Claude Code? One struct for each, with what is read of it.
+"""Defines the lines that Claude Code reads and prints, with the fields that the Dialect uses.
 
-All that is printed has a `type`; lines of type `system` have a `subtype`, too. Most fields may be
-missing: they come and go with its version, and a line must not be lost for a field nobody needs.
+Each line has a `type`; lines of type `system` also have a `subtype`. Most fields are optional. They
+differ between versions, and a missing field must not make a line unreadable.
 """
 
 import json
@@ -12,15 +12,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-# Larger ones could not be saved, and are no number of tokens.
+# A larger number could not be saved, and is no number of tokens.
 ClaudeCount = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class _Line(Struct, frozen=True, tag_field="type"):
-    """One line, either way."""
+    """One line in either direction."""
 
 
-# -- what is told
+# -- lines that are written
 
 
 class UserMessage(Struct, frozen=True):
@@ -29,12 +29,12 @@ class UserMessage(Struct, frozen=True):
 
 
 class UserLine(_Line, frozen=True, tag="user", omit_defaults=True):
-    """A prompt or a follow-up. Without `message` it would kill the process."""
+    """A prompt or a follow-up. A line without `message` would end the process."""
 
     message: UserMessage
     uuid: str | None = None
-    # Never said by us: `later` keeps a message out of the turn that is running, and without a
-    # query it is just remembered.
+    # Only recordings use these: `later` keeps a message out of the running turn, and a message
+    # without a query is added to the conversation without an answer.
     priority: str | None = None
     should_query: bool = field(default=True, name="shouldQuery")
 
@@ -52,7 +52,7 @@ class RequestLine(_Line, frozen=True, tag="control_request"):
 
 
 class Decision(Struct, frozen=True, omit_defaults=True):
-    """What is to become of a tool that was asked for."""
+    """The answer to a permission request."""
 
     behavior: str
     updated_input: Raw | UnsetType = field(default=UNSET, name="updatedInput")
@@ -74,7 +74,7 @@ class AnswerLine(_Line, frozen=True, tag="control_response"):
 
 ClaudeInput = UserLine | RequestLine | AnswerLine
 
-# -- what is printed
+# -- lines that are printed
 
 
 class StreamDelta(Struct, frozen=True, gc=False):
@@ -84,7 +84,7 @@ class StreamDelta(Struct, frozen=True, gc=False):
 
 
 class CallUsage(Struct, frozen=True, gc=False):
-    """The tokens of one call of the model, or of a turn."""
+    """The tokens of one model call, or of a turn."""
 
     input_tokens: ClaudeCount | None = None
     output_tokens: ClaudeCount | None = None
@@ -99,7 +99,7 @@ class StreamMessage(Struct, frozen=True, gc=False):
 
 
 class StreamEvent(Struct, frozen=True, gc=False):
-    """An event of the Messages API: which of the fields are there depends on its type."""
+    """An event of the Messages API. Its type decides which fields are present."""
 
     type: str
     delta: StreamDelta | None = None
@@ -113,7 +113,7 @@ class StreamLine(_Line, frozen=True, tag="stream_event", gc=False):
 
 
 class ContentBlock(Struct, frozen=True):
-    """A part of a message: which of the fields are there depends on its type."""
+    """A part of a message. Its type decides which fields are present."""
 
     type: str
     text: str = ""
@@ -143,11 +143,11 @@ class EchoMessage(Struct, frozen=True):
 
 
 class EchoLine(_Line, frozen=True, tag="user"):
-    """Results of tools, the echo of what was told, and words of its own to the model."""
+    """Results of tools, the echo of written messages, or text from Claude Code to the model."""
 
     message: EchoMessage
     uuid: str | None = None
-    # None for what is echoed before it is begun with, or will never be.
+    # None for a message that is echoed before its turn begins, or whose turn never begins.
     timestamp: Any = None
     parent_tool_use_id: str | None = None
     is_replay: bool = field(default=False, name="isReplay")
@@ -159,7 +159,7 @@ class SystemLine(_Line, frozen=True, tag="system"):
 
 
 class ModelUsage(Struct, frozen=True, rename="camel"):
-    """What one model was used for since the process began."""
+    """The tokens of one model since the process started."""
 
     input_tokens: ClaudeCount = 0
     output_tokens: ClaudeCount = 0
@@ -173,9 +173,9 @@ class Origin(Struct, frozen=True):
 
 
 class ResultLine(_Line, frozen=True, tag="result"):
-    """The end of a turn. Costs and `model_usage` are those of the whole process so far."""
+    """The end of a turn. Costs and `model_usage` are totals of the whole process."""
 
-    # An end of which nothing is known is no success.
+    # Required: an end without it does not count as a success.
     is_error: bool
     subtype: str = ""
     session_id: str | None = None
@@ -196,10 +196,10 @@ class PermissionRequest(Struct, frozen=True):
     subtype: str
     tool_name: str = ""
     tool_use_id: str | None = None
-    # Who asks, if it is not the main agent.
+    # The sub-agent that asks; None for the main agent.
     agent_id: str | None = None
     input: Raw = Raw(b"{}")
-    # What could be allowed for good, in place of this once.
+    # The rules that would always allow the tool.
     permission_suggestions: Any = None
 
 
@@ -239,7 +239,7 @@ ClaudeOutput = (
     | PermissionRequestLine | PermissionCancelLine | ReplyLine | RateLimitLine
 )  # fmt: skip
 
-# -- what is printed with type `system`
+# -- lines that are printed with type `system`
 
 
 class Init(Struct, frozen=True):
@@ -312,12 +312,12 @@ class TasksChanged(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """Words for people; under which name depends on the kind."""
+    """A text for people. The name of its field depends on the subtype."""
 
     content: str | None = None
     message: str | None = None
     text: str | None = None
-    # A hook of the user's has ended the turn.
+    # A hook of the user ended the turn.
     prevent_continuation: bool = False
 
 
@@ -341,7 +341,7 @@ _SYSTEM: dict[str, type[SystemPart]] = {
     "informational": Notice,
     "permission_denied": Notice,
 }
-# Known, and nothing to tell: progress, and news for a person in front of a terminal.
+# Known lines that cause no event: progress, and messages for the user of a terminal.
 SILENT_SUBTYPES = frozenset(
     {
         "thinking_tokens", "task_progress", "hook_started", "hook_progress", "hook_response",
@@ -357,7 +357,7 @@ SILENT_TYPES = frozenset(
 
 
 class LineKind(Struct, frozen=True):
-    """The little that is read of a line that does not fit."""
+    """The fields that are read of a line that matches no frame."""
 
     type: Any = None
     request_id: Any = None
@@ -372,20 +372,20 @@ SYSTEM_DECODERS: dict[str, Callable[[bytes], SystemPart]] = {
 
 
 def recover_result(raw: bytes) -> ResultLine | None:
-    """A result that does not fit, with those fields that do; None if it says not even how it ended.
+    """Decode an invalid result with its valid fields only; None if `is_error` is not among them.
 
-    That a turn has ended is worth more than what it has cost.
+    The end of a turn must not be lost for an invalid cost.
     """
-    found = msgspec.json.decode(raw, type=dict[str, Any])
+    raw_fields = msgspec.json.decode(raw, type=dict[str, Any])
     fitting: dict[str, Any] = {}
     for each in msgspec.structs.fields(ResultLine):
         with suppress(KeyError, msgspec.ValidationError):
-            fitting[each.name] = msgspec.convert(found[each.encode_name], each.type)
+            fitting[each.name] = msgspec.convert(raw_fields[each.encode_name], each.type)
     return ResultLine(**fitting) if "is_error" in fitting else None
 
 
 def decode_value(raw: bytes) -> Any:
-    """A value as it stands in a line; as text if it cannot be read."""
+    """Decode a JSON value; return it as text if it cannot be decoded."""
     try:
         return msgspec.json.decode(raw)
     except (ValueError, RecursionError):
@@ -393,16 +393,16 @@ def decode_value(raw: bytes) -> Any:
 
 
 def compact_json(raw: bytes) -> str:
-    """The same without the spaces between its parts."""
+    """Remove the spaces between the parts of a JSON value."""
     with suppress(ValueError, RecursionError):
         raw = msgspec.json.format(raw, indent=-1)
     return raw.decode(errors="replace")
 
 
 def repair_text(raw: bytes) -> bytes | None:
-    """The line with what is no text in it replaced; None if that is not what is wrong with it.
+    """Replace invalid characters in a line; None if that is not the problem of the line.
 
-    JavaScript cuts texts anywhere and prints the half of a character that is left as an escape.
+    JavaScript may cut a text within a character, and prints the first half as an escape.
     """
     try:
         value = json.loads(raw.decode(errors="replace"))

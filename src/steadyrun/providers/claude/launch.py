@@ -1,7 +1,7 @@
-"""How is Claude Code started, and what does a message to it hold? See docs/providers.md.
+"""Builds the command line, the files and the environment of Claude Code. See docs/providers.md.
 
-Its options that take several values would eat whatever stands behind them: each is followed by
-another option, and nothing here is given by position. What may be long or secret goes into files.
+Some options of Claude Code take all values up to the next option. So each is followed by another
+option, and no argument is positional. Values that may be long or secret are passed as files.
 """
 
 import base64
@@ -22,6 +22,7 @@ from steadyrun.providers.shared.arguments import (
     LONGEST_ARGUMENT_BYTES,
     check_argument,
     check_images,
+    check_option_names,
     is_argument,
     refuse_option,
 )
@@ -36,7 +37,7 @@ PROGRAM = Program(
     login_folder=("CLAUDE_CONFIG_DIR", ".claude"),
 )
 _BYPASS = "bypassPermissions"
-# Ours, and what Claude Code calls them.
+# The modes of steadyrun, and their names in Claude Code.
 MODES: Mapping[Mode, str] = {
     "default": "default",
     "accept_edits": "acceptEdits",
@@ -44,7 +45,8 @@ MODES: Mapping[Mode, str] = {
     "full_auto": _BYPASS,
     "dangerously_skip_permissions": _BYPASS,
 }
-# Where nothing is asked for, entering would go unasked, too, and only leaving would be asked for.
+# In a mode without approvals, the agent would enter plan mode without approval, but would need one
+# to leave it.
 PLANNING = ("EnterPlanMode", "ExitPlanMode")
 LONGEST_APPENDED = 4000
 SMALLEST_WINDOW = 100_000
@@ -53,9 +55,10 @@ MOST_RETRIES = 15
 _SYSTEM, _MCP, _SETTINGS, _PROMPT = "system.md", "mcp.json", "settings.json", "prompt"
 _PRINTS_JSON = ("--output-format", "stream-json", "--verbose")
 _READS_JSON = ("--input-format", "stream-json")
-# Become their arguments, with the file that comes first as standard input.
+# Executes the arguments, with the file $0 as standard input.
 _FROM_FILE = ("/bin/sh", "-c", 'exec "$@" <"$0"')
-# Claude Code 2.1.197 ends without a word if its lines of JSON come from a short file itself.
+# The same through a pipe: Claude Code 2.1.197 exits without output if its JSON input is a short
+# file.
 _FROM_PIPE = (
     "/bin/sh",
     "-c",
@@ -70,9 +73,9 @@ SettingSource = Literal["user", "project", "local"]
 
 
 class ClaudeOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of `providers.claude`; docs/providers.md says what each one means.
+    """The options of `providers.claude`; docs/providers.md describes each one.
 
-    What is wrong is a ValueError: msgspec makes it a part of its own error.
+    An invalid value raises ValueError, which msgspec adds to its own error.
     """
 
     one_shot: bool = False
@@ -94,7 +97,7 @@ class ClaudeOptions(Struct, frozen=True, forbid_unknown_fields=True):
         self._check_names()
         self._check_appended()
         if self.auto_compact_window < SMALLEST_WINDOW:
-            # Claude Code takes less than that as if it were that.
+            # Claude Code silently raises a smaller value to this minimum.
             expected = f"at least {SMALLEST_WINDOW} tokens"
             refuse_option("auto_compact_window", expected, self.auto_compact_window)
         if not 0 <= self.max_retries <= MOST_RETRIES:
@@ -103,10 +106,7 @@ class ClaudeOptions(Struct, frozen=True, forbid_unknown_fields=True):
     def _check_names(self) -> None:
         words = [("fallback_model", self.fallback_model)]
         words += [("disallowed_tools", each) for each in self.disallowed_tools]
-        for name, given in words:
-            if given is not None and not is_argument(given):
-                expected = "a name that is not empty and does not begin with -"
-                refuse_option(name, expected, repr(given[:80]))
+        check_option_names(words)
         paths = [(name, getattr(self, name)) for name in ("mcp_config", "settings", "debug_file")]
         paths += [("add_dirs", each) for each in self.add_dirs]
         for name, path in paths:
@@ -125,7 +125,7 @@ class ClaudeOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def enforce(rights: Rights, options: ClaudeOptions) -> EnforcedRights:
-    """Its tools are taken away by name, those of MCP servers only one by one."""
+    """Tools are removed by name, tools of MCP servers only one by one."""
     notes = []
     if rights.tools is not None and options.mcp_config is not None:
         notes.append("the list of tools does not hold for those of mcp_config: deny them by name")
@@ -137,7 +137,7 @@ def enforce(rights: Rights, options: ClaudeOptions) -> EnforcedRights:
 
 
 def launch(request: LaunchRequest, options: ClaudeOptions) -> Launch:
-    """How to start it for this request, or a named error that says why not."""
+    """Return how to start Claude Code, or raise a named error that explains why not."""
     check_images(request.turn.images)
     command = (*(request.command or (PROGRAM.name,)), *_build_arguments(request, options))
     return Launch(
@@ -145,29 +145,29 @@ def launch(request: LaunchRequest, options: ClaudeOptions) -> Launch:
         env=_build_env(options),
         files=dict(_build_files(request, options)),
         stdin="null" if options.one_shot else "pipe",
-        # Not the end of input: it would go on with what is queued.
+        # Closing stdin is no step: Claude Code would continue with queued messages.
         rungs=_STOP_STEPS[1:] if options.one_shot else _STOP_STEPS,
     )
 
 
 def build_content(text: str, images: Sequence[Image] = ()) -> PromptContent:
-    """What a message says: the text, and after it the pictures.
+    """Build the content of a message: the text, followed by the images.
 
-    A text that begins with a slash would be taken for a command of Claude Code, and not be told.
+    A space is put before a leading slash, because Claude Code would run the text as a command.
     """
-    said = f" {text}" if text.startswith("/") else text
+    escaped = f" {text}" if text.startswith("/") else text
     if not images:
-        return said
-    return [{"type": "text", "text": said}, *map(_build_image_block, images)]
+        return escaped
+    return [{"type": "text", "text": escaped}, *map(_build_image_block, images)]
 
 
 def to_uuid(name: str) -> str:
-    """A name as a uuid: Claude Code takes nothing else for an id."""
+    """Derive a uuid from a name. Claude Code accepts only uuids as ids."""
     return str(UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=4))
 
 
 def _build_prompt_prefix(request: LaunchRequest) -> tuple[str, ...]:
-    """What gives a prompt of any length to the one turn of a process."""
+    """Build the shell command that passes a prompt of any length on stdin."""
     start = _FROM_PIPE if request.turn.images else _FROM_FILE
     return (*start, str(Path(request.directory) / _PROMPT))
 
@@ -190,8 +190,8 @@ def _build_arguments(request: LaunchRequest, options: ClaudeOptions) -> Iterator
 def _build_rights(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
     mode = MODES[request.turn.mode or request.mode]
     yield from ("--permission-mode", mode)
-    # Also where nothing is asked for now: the mode may change. Who is started for one turn cannot
-    # be answered, and refuses by itself.
+    # Set in every mode, because the mode may change. A process for one turn cannot receive
+    # answers, and refuses by itself.
     if not options.one_shot:
         yield from ("--permission-prompt-tool", "stdio")
     planning = PLANNING if mode == _BYPASS else ()
@@ -204,7 +204,7 @@ def _build_rights(request: LaunchRequest, options: ClaudeOptions) -> Iterator[st
 
 def _build_conversation(request: LaunchRequest, options: ClaudeOptions) -> Iterator[str]:
     if request.resume is None:
-        # Another process has another directory: none finds its id in use.
+        # Each process has a directory of its own, so its id is unique.
         yield from ("--session-id", to_uuid(Path(request.directory).name))
     else:
         yield from ("--resume", check_argument("resume", request.resume))
@@ -260,19 +260,19 @@ def _build_files(request: LaunchRequest, options: ClaudeOptions) -> Iterator[tup
         yield _PROMPT, _build_prompt(request.turn)
 
 
-def _build_system(told: str, request: LaunchRequest, options: ClaudeOptions) -> str:
-    """Claude Code takes one text that is added, not two."""
+def _build_system(system: str, request: LaunchRequest, options: ClaudeOptions) -> str:
+    """Join the appended texts, because Claude Code accepts only one."""
     if request.adds_system and options.append_system_prompt:
-        return f"{told}\n\n{options.append_system_prompt}"
-    return told
+        return f"{system}\n\n{options.append_system_prompt}"
+    return system
 
 
 def _build_prompt(turn: Turn) -> bytes:
-    """The text itself, or one line of JSON where pictures go with it."""
-    said = build_content(turn.text, turn.images)
-    if isinstance(said, str):
-        return said.encode()
-    message = {"role": "user", "content": said}
+    """Encode the prompt as plain text, or as one line of JSON if it has images."""
+    content = build_content(turn.text, turn.images)
+    if isinstance(content, str):
+        return content.encode()
+    message = {"role": "user", "content": content}
     return msgspec.json.encode({"type": "user", "message": message}) + b"\n"
 
 

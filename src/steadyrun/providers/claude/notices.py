@@ -1,4 +1,4 @@
-"""What do the lines of type `system` say? How it is, not what it answers."""
+"""Translates lines of type `system`: states, compactions, retries, tasks and notices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,88 +26,88 @@ from steadyrun.providers.claude.frames import (
 )
 from steadyrun.providers.claude.state import ClaudeState
 
-# A task in any other state has come to its end.
+# A task with any other status has ended.
 _ALIVE = frozenset({None, "pending", "running", "paused"})
 
 
 def on_system_line(state: ClaudeState, subtype: str, frame: Frame) -> list[DialectOutput] | None:
-    """What the line comes to; None if it is not known."""
+    """Handle a line of type `system`; None if its subtype is unknown."""
     if subtype in SILENT_SUBTYPES:
         return []
     read = SYSTEM_DECODERS.get(subtype)
     if read is None:
         return None
-    said = read(frame.raw)
-    if type(said) is Init:
-        return turns.on_init(state, said, frame.end)
-    return _HANDLERS[type(said)](state, said)
+    notice = read(frame.raw)
+    if type(notice) is Init:
+        return turns.on_init(state, notice, frame.end)
+    return _HANDLERS[type(notice)](state, notice)
 
 
-def _on_state_changed(state: ClaudeState, said: StateChanged) -> list[DialectOutput]:
-    state.is_running = said.state != "idle"
+def _on_state_changed(state: ClaudeState, notice: StateChanged) -> list[DialectOutput]:
+    state.is_running = notice.state != "idle"
     return [] if state.is_running else turns.on_idle(state)
 
 
-def _on_status(state: ClaudeState, said: Status) -> list[DialectOutput]:
-    state.mode = said.mode or state.mode
+def _on_status(state: ClaudeState, notice: Status) -> list[DialectOutput]:
+    state.mode = notice.mode or state.mode
     turn = state.turn
-    if said.status == "compacting":
+    if notice.status == "compacting":
         return [ev.CompactionStarted("manual" if turn and turn.is_command else "auto")]
-    if said.compact_result != "failed":
+    if notice.compact_result != "failed":
         return []
     if turn:
         turn.has_failed_compaction = True
-    return [ev.CompactionFailed(said.compact_error)]
+    return [ev.CompactionFailed(notice.compact_error)]
 
 
-def _on_compacted(_: ClaudeState, said: CompactBoundary) -> list[DialectOutput]:
-    found = said.metadata
-    return [ev.CompactionCompleted(found.trigger, found.pre_tokens, found.post_tokens)]
+def _on_compacted(_: ClaudeState, notice: CompactBoundary) -> list[DialectOutput]:
+    metadata = notice.metadata
+    return [ev.CompactionCompleted(metadata.trigger, metadata.pre_tokens, metadata.post_tokens)]
 
 
-def _on_retry(state: ClaudeState, said: ApiRetry) -> list[DialectOutput]:
+def _on_retry(state: ClaudeState, notice: ApiRetry) -> list[DialectOutput]:
     if state.turn:
-        state.turn.retry = said.error
-    delay = None if said.retry_delay_ms is None else round(said.retry_delay_ms)
-    return [ev.ProviderRetrying(said.attempt, delay, to_error_code(said.error))]
+        state.turn.retry = notice.error
+    delay = None if notice.retry_delay_ms is None else round(notice.retry_delay_ms)
+    return [ev.ProviderRetrying(notice.attempt, delay, to_error_code(notice.error))]
 
 
-def _on_fallback(state: ClaudeState, said: ModelFallback) -> list[DialectOutput]:
-    """For this turn only: the next `init` names the model again."""
-    state.model = said.fallback_model
-    why = said.content or f"going on with {said.fallback_model}"
-    return [ev.Note(why), ev.StatsUpdated(model=said.fallback_model)]
+def _on_fallback(state: ClaudeState, notice: ModelFallback) -> list[DialectOutput]:
+    """Record the model of this turn. The next `init` names the model again."""
+    state.model = notice.fallback_model
+    why = notice.content or f"going on with {notice.fallback_model}"
+    return [ev.Note(why), ev.StatsUpdated(model=notice.fallback_model)]
 
 
-def _on_task_started(state: ClaudeState, said: TaskStarted) -> list[DialectOutput]:
-    state.tasks[said.task_id] = said.tool_use_id
+def _on_task_started(state: ClaudeState, notice: TaskStarted) -> list[DialectOutput]:
+    state.tasks[notice.task_id] = notice.tool_use_id
     return []
 
 
-def _on_task_updated(state: ClaudeState, said: TaskUpdated) -> list[DialectOutput]:
-    if said.patch.status not in _ALIVE:
-        state.tasks.pop(said.task_id, None)
+def _on_task_updated(state: ClaudeState, notice: TaskUpdated) -> list[DialectOutput]:
+    if notice.patch.status not in _ALIVE:
+        state.tasks.pop(notice.task_id, None)
     return []
 
 
-def _on_task_ended(state: ClaudeState, said: TaskNotification) -> list[DialectOutput]:
-    """A tool that takes long is a task, too: its end is no news while the tool is open."""
-    state.tasks.pop(said.task_id, None)
-    state.is_woken = state.is_woken or said.tool_use_id not in state.tools
+def _on_task_ended(state: ClaudeState, notice: TaskNotification) -> list[DialectOutput]:
+    """Remove a task. The end of a slow tool that is still open is not background work."""
+    state.tasks.pop(notice.task_id, None)
+    state.is_woken = state.is_woken or notice.tool_use_id not in state.tools
     return []
 
 
-def _on_tasks_changed(state: ClaudeState, said: TasksChanged) -> list[DialectOutput]:
-    """These are all."""
-    names = {task.task_id or task.id: task.tool_use_id for task in said.tasks}
+def _on_tasks_changed(state: ClaudeState, notice: TasksChanged) -> list[DialectOutput]:
+    """Replace the list of tasks by the complete list in the notice."""
+    names = {task.task_id or task.id: task.tool_use_id for task in notice.tasks}
     state.tasks = {name: tool or state.tasks.get(name) for name, tool in names.items()}
     return []
 
 
-def _on_notice(state: ClaudeState, said: Notice) -> list[DialectOutput]:
-    if state.turn and said.prevent_continuation:
+def _on_notice(state: ClaudeState, notice: Notice) -> list[DialectOutput]:
+    if state.turn and notice.prevent_continuation:
         state.turn.is_stopped = True
-    words = said.content or said.message or said.text
+    words = notice.content or notice.message or notice.text
     return [ev.Note(words)] if words else []
 
 

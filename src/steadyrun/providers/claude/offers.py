@@ -1,6 +1,7 @@
-"""What became of a follow-up? Claude Code says it by an echo, by a new turn, or when it is asked.
+"""Tracks follow-ups: whether Claude Code absorbed them, gave them a turn, or dropped them.
 
-An echo proves that a message was taken; that there is none proves nothing.
+Claude Code shows the fate of a message by an echo, by a new turn, or in the reply to a recall. An
+echo proves that the message was taken. A missing echo proves nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,15 +13,15 @@ from steadyrun.providers.claude.frames import ContentBlock, EchoLine, UserLine
 from steadyrun.providers.claude.state import ClaudeOffer, ClaudeState, ClaudeTurn
 
 
-def record_offer(state: ClaudeState, offer: str, told: UserLine) -> list[DialectOutput]:
-    """A message was written while a turn was open."""
-    text = read_text(told)
-    state.offers[offer] = ClaudeOffer(text, told.uuid, is_later=told.priority == "later")
+def record_offer(state: ClaudeState, offer: str, line: UserLine) -> list[DialectOutput]:
+    """Record a message that was written while a turn was open."""
+    text = read_text(line)
+    state.offers[offer] = ClaudeOffer(text, line.uuid, is_later=line.priority == "later")
     return [ev.FollowupOffered(offer, _strip_escape(text))]
 
 
 def on_echo(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
-    """It has taken what it echoes: a prompt, a follow-up, or all that was queued in one."""
+    """Handle an echo: Claude Code took the prompt, a follow-up, or several queued ones at once."""
     texts = _collect_texts(line.message.content)
     turn = state.turn
     if turn and line.uuid is not None and line.uuid == turn.uuid:
@@ -36,10 +37,10 @@ def on_echo(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
 
 
 def begin_unprompted_turn(state: ClaudeState, place: int) -> list[DialectOutput]:
-    """A turn has begun that we did not begin: of what is queued, or of its own."""
+    """Open a turn that Claude Code began: for a queued follow-up, or by itself."""
     if state.offers and not state.is_woken:
         own = _begin_own_turn(state, next(iter(state.offers)))
-        # The others that were queued are part of the same turn, as a rule; their echo tells.
+        # The other queued messages usually become part of the same turn; their echo proves it.
         mark_boundary(state)
         return own
     state.begin_turn(ClaudeTurn(f"self{place}"))
@@ -47,20 +48,21 @@ def begin_unprompted_turn(state: ClaudeState, place: int) -> list[DialectOutput]
 
 
 def settle_recall(state: ClaudeState, name: str, *, is_cancelled: bool) -> list[DialectOutput]:
-    """It has answered whether a message could still be taken back."""
+    """Handle the reply to a recall."""
     offer = state.offers.get(name)
     if offer is None:
         return []
     if is_cancelled:
         del state.offers[name]
         return [ev.FollowupReturned(name, _strip_escape(offer.text), "it was taken back")]
-    # It reads its input in order: what is in no queue was taken, or will be in this turn.
+    # Claude Code reads its input in order. A message in no queue was taken, or will be taken by
+    # this turn.
     offer.is_gone = True
     return settle_offers(state) if state.turn is None and not state.is_running else []
 
 
 def mark_boundary(state: ClaudeState) -> None:
-    """Messages are taken where a turn begins or a tool has ended, before the model is asked."""
+    """Mark the offers that may be taken now: a turn began or a tool ended."""
     for offer in state.offers.values():
         offer.is_ripe = offer.is_ripe or not offer.is_later
 
@@ -71,9 +73,10 @@ def mark_taken(state: ClaudeState) -> None:
 
 
 def settle_offers(state: ClaudeState) -> list[DialectOutput]:
-    """A turn has ended, or nothing is left to do: what must have been taken by now.
+    """Report the offers that were certainly taken when a turn ends or the queue is empty.
 
-    Only a process that was not told to echo is believed without one; we never start such.
+    Offers without an echo count only for a process without echoes. Steadyrun always starts
+    Claude Code with echoes, so this concerns recordings only.
     """
     taken = [
         name
@@ -84,7 +87,7 @@ def settle_offers(state: ClaudeState) -> list[DialectOutput]:
 
 
 def return_all(state: ClaudeState) -> list[DialectOutput]:
-    """The process is gone, and what it had not taken with it."""
+    """Return the offers that the process had not taken when it ended."""
     offers, state.offers = state.offers, {}
     return [
         ev.FollowupReturned(name, _strip_escape(offer.text), "the process ended")
@@ -92,8 +95,8 @@ def return_all(state: ClaudeState) -> list[DialectOutput]:
     ]
 
 
-def read_text(told: UserLine) -> str:
-    content = told.message.content
+def read_text(line: UserLine) -> str:
+    content = line.message.content
     if isinstance(content, str):
         return content
     texts = [each.get("text") for each in content if isinstance(each, dict)]
@@ -101,11 +104,14 @@ def read_text(told: UserLine) -> str:
 
 
 def _match_echo(offers: Mapping[str, ClaudeOffer], uuid: str | None, texts: list[str]) -> list[str]:
-    """Only the last of many that are taken at once gives its uuid to the echo of them all."""
+    """Find the offers that an echo confirms.
+
+    If several are taken at once, their echo has the uuid of the last one.
+    """
     names = list(offers)
     last = next((at for at, name in enumerate(names) if uuid and offers[name].uuid == uuid), None)
     if last is None:
-        # A recording may have been made without any.
+        # The messages of a recording may have no uuid.
         return _match_texts(offers, [name for name in names if offers[name].uuid is None], texts)
     return [*_match_texts(offers, names[:last], texts), names[last]]
 
@@ -113,13 +119,13 @@ def _match_echo(offers: Mapping[str, ClaudeOffer], uuid: str | None, texts: list
 def _match_texts(
     offers: Mapping[str, ClaudeOffer], names: list[str], texts: list[str]
 ) -> list[str]:
-    """Those whose text is there, each for itself."""
-    left, found = list(texts), list[str]()
+    """Find the offers whose text is in the echo. Each text matches one offer."""
+    remaining, matched = list(texts), list[str]()
     for name in names:
-        if offers[name].text in left:
-            left.remove(offers[name].text)
-            found.append(name)
-    return found
+        if offers[name].text in remaining:
+            remaining.remove(offers[name].text)
+            matched.append(name)
+    return matched
 
 
 def _begin_own_turn(state: ClaudeState, name: str) -> list[DialectOutput]:
@@ -134,7 +140,7 @@ def _absorb(state: ClaudeState, names: Iterable[str]) -> list[DialectOutput]:
 
 
 def _strip_escape(text: str) -> str:
-    """Without the space that keeps it from being taken for a command."""
+    """Remove the space that prevents a text from being read as a command."""
     return text[1:] if text.startswith(" /") else text
 
 

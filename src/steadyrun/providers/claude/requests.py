@@ -1,4 +1,7 @@
-"""What is said to Claude Code? Lines that it can read: any other would end its process."""
+"""Builds the lines that are written to Claude Code.
+
+Claude Code exits when it reads a line that it cannot decode.
+"""
 
 from typing import Any
 
@@ -19,7 +22,7 @@ from steadyrun.providers.claude.frames import (
 from steadyrun.providers.claude.launch import build_content, to_uuid
 from steadyrun.providers.claude.state import ClaudeApproval
 
-# How the keys begin of lines that tell something; what follows is the turn's or the offer's name.
+# The prefixes of keys; the turn's key or the offer's id follows.
 BEGIN, OFFER = "begin", "offer"
 _MODE = "mode:"
 
@@ -37,7 +40,7 @@ def build_set_mode(turn: str, mode: str) -> Send:
 
 
 def parse_mode_turn(request: str) -> str | None:
-    """The turn that a request for a mode was made for; None if we did not make it."""
+    """Return the turn that a mode was requested for; None if the request is not ours."""
     return request.removeprefix(_MODE) if request.startswith(_MODE) else None
 
 
@@ -47,9 +50,10 @@ def build_turn(turn: Turn) -> Send:
 
 
 def build_offer(offer: Offer, process: str) -> Send:
-    """A message that was offered to another process of the same conversation is another one.
+    """Build the line of a follow-up, with a uuid that is unique to the process.
 
-    Claude Code drops what has a uuid that is in its log, although nobody may have answered it.
+    Claude Code drops a message whose uuid is already in the conversation, even if it was never
+    answered. So a follow-up that is offered again to another process gets another uuid.
     """
     message = UserMessage("user", build_content(offer.text))
     return _encode(f"{OFFER}:{offer.id}", UserLine(message, to_uuid(f"{process}/{offer.id}")))
@@ -66,7 +70,7 @@ def build_interrupt(turn: str) -> Send:
 
 
 def build_decision(approval: str, ask: ClaudeApproval, verdict: Verdict) -> Send:
-    """Allowed without a word about its input, a tool would be called with none."""
+    """Build the answer to an approval. It repeats the input, which would be empty otherwise."""
     if verdict.is_allowed:
         given = ask.input if verdict.input is None else msgspec.json.encode(verdict.input)
         is_lasting = verdict.always and ask.rules is not None
@@ -80,12 +84,14 @@ def build_decision(approval: str, ask: ClaudeApproval, verdict: Verdict) -> Send
 
 
 def build_session_rules(suggested: Any) -> bytes | None:
-    """What allows a tool for good: for this conversation only, whatever was suggested. A mode or a
-    directory would allow more than what was asked for."""
-    found = suggested if isinstance(suggested, list) else []
+    """Build the rules that always allow a tool, limited to this conversation.
+
+    Suggested modes and directories are left out, because they allow more than the request.
+    """
+    listed = suggested if isinstance(suggested, list) else []
     rules = [
         {**each, "destination": "session"}
-        for each in found
+        for each in listed
         if isinstance(each, dict)
         and (each.get("type"), each.get("behavior")) == ("addRules", "allow")
     ]
@@ -93,7 +99,7 @@ def build_session_rules(suggested: Any) -> bytes | None:
 
 
 def build_decline(place: int, request: str) -> Send:
-    """Without an answer it would wait for ever."""
+    """Build the refusal of a request. Without an answer, Claude Code would wait forever."""
     answer = ControlAnswer("error", request, error="this is not supported")
     return _encode(f"decline:{place}", AnswerLine(answer))
 
@@ -102,5 +108,5 @@ def _build_request(key: str, request: ControlRequest) -> Send:
     return _encode(key, RequestLine(key, request))
 
 
-def _encode(key: str, told: ClaudeInput) -> Send:
-    return Send(key, msgspec.json.encode(told))
+def _encode(key: str, line: ClaudeInput) -> Send:
+    return Send(key, msgspec.json.encode(line))

@@ -1,4 +1,8 @@
-"""What is remembered of a Claude Code process? A function of the lines told and printed alone."""
+"""Defines the state of a Claude Code process.
+
+The state depends only on the lines that were written and printed. It is saved at the end of each
+turn by its field names, so a field must not be renamed.
+"""
 
 from msgspec import Struct, field
 
@@ -7,43 +11,43 @@ from steadyrun.providers.claude.frames import CallUsage
 
 
 class ClaudeTool(Struct):
-    """A tool that is used. `input` is JSON: a number in it may be too large to be saved."""
+    """A running tool. `input` stays JSON, because a number in it may be too large to be saved."""
 
     name: str
     input: bytes
-    # It was told as the answer that it is: so there is no tool to end.
+    # The call carries the answer of the turn. It was reported as text, so no tool has to end.
     is_answer: bool = False
 
 
 class ClaudeOffer(Struct):
-    """A follow-up of which it is not known yet what became of it."""
+    """A follow-up whose fate is not known yet."""
 
     text: str
     uuid: str | None
-    # It may not be taken into the turn that is running.
+    # It must not become part of the running turn.
     is_later: bool = False
-    # A tool has ended or a turn begun since, and then the model was heard: without echoes this is
-    # all there is.
+    # Ripe: a tool ended or a turn began since the offer. Taken: after that, the model answered.
+    # Without echoes this is the only evidence.
     is_ripe: bool = False
     is_taken: bool = False
-    # It was to be taken back and is in no queue any more.
+    # A recall was requested, and the message is in no queue any more.
     is_gone: bool = False
 
 
 class ClaudeApproval(Struct):
-    """A question that waits for our answer; a sub-agent's may outlive the turn."""
+    """An open approval. The approval of a sub-agent may outlive the turn."""
 
     request: str
     input: bytes
-    # The tool that is to be used.
+    # The id of the tool call.
     tool: str | None = None
     is_sub_agent: bool = False
-    # The rules that would allow it for good, as JSON.
+    # The rules that would always allow it, as JSON.
     rules: bytes | None = None
 
 
 class ClaudePendingRequest(Struct):
-    """What we have asked; `offer` is the one that is to be taken back, `mode` the one wanted."""
+    """A request of ours without a reply; `offer` is to be recalled, `mode` is the wanted mode."""
 
     subtype: str
     offer: str | None = None
@@ -51,7 +55,7 @@ class ClaudePendingRequest(Struct):
 
 
 class ClaudeTotals(Struct):
-    """Tokens that were used, by one model or in one turn."""
+    """The tokens used by one model or in one turn."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -60,78 +64,78 @@ class ClaudeTotals(Struct):
 
 
 class ClaudeTurn(Struct):
-    """The turn that is open. `name` is our key, the offer's id or made of the place it began."""
+    """The open turn. `name` is the turn's key, the offer's id, or made of the journal's offset."""
 
     name: str
     uuid: str | None = None
-    # Somebody asked for it; others are begun by Claude Code itself.
+    # It was requested; Claude Code begins the others itself.
     is_told: bool = False
-    # The model is not asked: a command of Claude Code, which no text of ours ever is.
+    # A command of Claude Code, which asks no model. A text from steadyrun is never a command.
     is_command: bool = False
     has_init: bool = False
     has_spoken: bool = False
     is_echoed: bool = False
     is_interrupted: bool = False
-    # A hook of the user's does not let it go on.
+    # A hook of the user stopped it.
     is_stopped: bool = False
     has_failed_compaction: bool = False
     text: str | None = None
-    # The first error that came in the place of an answer.
+    # The first error that was printed in place of an answer.
     error: str | None = None
-    # Why the model was asked again, if it has not answered since.
+    # The reason of the last retry, if the model has not answered since.
     retry: str | None = None
-    # How it has ended, if nothing more comes of it.
+    # The end of the turn, if no further line of it follows.
     doubtful_end: TurnEnded | None = None
-    # The names of the images so far by what tells them apart.
+    # The names of the images so far, by their keys.
     images: dict[str, str] = {}
     has_left_out_images: bool = False
-    # What the calls of the model have used; the call that is open only tells its input.
+    # The tokens of the finished model calls; `opening` has the input of the open call.
     used: ClaudeTotals = field(default_factory=ClaudeTotals)
     opening: CallUsage = CallUsage()
-    # The model of that call, and what all calls would cost; None: of one of them nobody knows.
+    # The model of the open call, and the list price of all calls; None if one has no price.
     called_model: str | None = None
     estimated_usd: float | None = 0.0
 
 
 class ClaudeState(Struct):
-    """What was told and printed so far, as far as it matters for what comes."""
+    """Everything that the Dialect remembers of one process."""
 
-    # It has printed something that we know.
+    # It has printed a line that the Dialect knows.
     has_spoken: bool = False
     is_ready: bool = False
-    # It said that it is busy; one that never says so is as ready after a result.
+    # It reported that it is busy. A version that never does is ready after each result.
     is_running: bool = False
-    # The name of the first turn, which no other process has.
+    # The name of the first turn. It is unique to this process.
     first_turn: str | None = None
     has_init: bool = False
     has_echoes: bool = False
     turn: ClaudeTurn | None = None
-    # An end that came before any turn: why it cannot start.
+    # A failed result before any turn. It explains why the process cannot start.
     held: TurnEnded | None = None
     token: str | None = None
     model: str | None = None
-    # The model it was told to use last.
+    # The model that was requested last.
     wanted_model: str | None = None
     mode: str | None = None
-    # The turn that was never told: it would have needed a mode that was turned down.
+    # The turn that was never sent, because Claude Code refused its mode.
     refused_turn: str | None = None
     offers: dict[str, ClaudeOffer] = {}
-    # By the approval that was made of each.
+    # By the id of the approval.
     asks: dict[str, ClaudeApproval] = {}
     asked: dict[str, ClaudePendingRequest] = {}
     tools: dict[str, ClaudeTool] = {}
-    # What runs in the background, with the tool that has started it.
+    # The background tasks, with the tool call that started each.
     tasks: dict[str, str | None] = {}
-    # Something has ended in the background since the last turn: the next one may be about that.
+    # A background task ended since the last turn, so the next turn may be about that.
     is_woken: bool = False
-    # The message that is streamed: its words are told as they come.
+    # The message that is being streamed.
     streaming: str | None = None
     cost_usd: float = 0.0
     totals: dict[str, ClaudeTotals] = {}
-    # When a limit that was hit ends, in seconds since 1970.
+    # The end of a reached limit, in seconds since 1970.
     resets_at: float | None = None
 
     def begin_turn(self, turn: ClaudeTurn) -> None:
-        """Nothing of the turn before is left."""
+        """Open a turn in place of the one before."""
         self.turn = turn
         self.first_turn = self.first_turn or turn.name

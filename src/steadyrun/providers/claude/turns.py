@@ -1,7 +1,8 @@
-"""When does a turn begin and end, and is it ours? Claude Code prints an `init` and a `result`.
+"""Opens and closes turns, and decides which turn an `init` or a `result` belongs to.
 
-Neither names what was asked, and both come for turns that nobody has asked for: when something ends
-in the background, or for what an earlier process has left behind.
+Claude Code prints an `init` when a turn begins and a `result` when it ends. Neither names the input
+of the turn. Both are also printed for turns without a request: when a background task ends, and
+for input that an earlier process of the same conversation did not finish.
 """
 
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from steadyrun.providers.claude.usage import TurnUsage
 
 
 def on_init(state: ClaudeState, init: Init, place: int) -> list[DialectOutput]:
-    """An `init` was printed. A turn that was told is open already."""
+    """Handle an `init`. A turn that steadyrun began is already open."""
     state.has_init, state.held = True, None
     state.mode = init.mode or state.mode
     began = [] if state.turn else offers.begin_unprompted_turn(state, place)
@@ -46,9 +47,10 @@ def _update_model(state: ClaudeState, init: Init) -> list[DialectOutput]:
 
 
 def _repeat_interrupt(state: ClaudeState) -> list[DialectOutput]:
-    """Some versions answer an interrupt that they read before the turn has begun, and go on.
+    """Send an interrupt again that came before the turn began.
 
-    Others are about to end the turn: said again, it would hit what is queued.
+    Some versions acknowledge such an interrupt and continue. Other versions are about to end the
+    turn. With queued offers the interrupt is not repeated, because it could hit the next turn.
     """
     turn = state.turn
     assert turn
@@ -58,14 +60,14 @@ def _repeat_interrupt(state: ClaudeState) -> list[DialectOutput]:
 
 
 def on_result(state: ClaudeState, result: ResultLine) -> list[DialectOutput]:
-    """A `result` was printed."""
+    """Handle a `result`."""
     turn = state.turn
     if turn is None:
         return _on_result_without_turn(state, result)
     if _is_foreign(turn, result):
         return _set_aside_result(turn, f"a turn of its own ended: {result.subtype}")
     if _is_empty(turn, result):
-        # Whatever it has cost is counted with the next result.
+        # Its cost is counted with the next result.
         end = _build_end(state, result, TurnUsage(None, Cost()))
         return _set_aside_result(turn, "a result came for what it was not asked for", end)
     settled = offers.settle_offers(state)
@@ -76,7 +78,7 @@ def on_result(state: ClaudeState, result: ResultLine) -> list[DialectOutput]:
 
 
 def on_invalid_result(state: ClaudeState, result: ResultLine | None) -> list[DialectOutput]:
-    """A `result` was printed that does not fit; None if it does not even say how it ended."""
+    """Handle a `result` that does not match its frame; None if no status could be read."""
     if result is not None:
         return on_result(state, result)
     turn = state.turn
@@ -85,7 +87,7 @@ def on_invalid_result(state: ClaudeState, result: ResultLine | None) -> list[Dia
 
 
 def close_turn(state: ClaudeState, end: TurnEnded) -> list[DialectOutput]:
-    """The open turn is over; what still runs without it is in the background."""
+    """Close the open turn. Tasks that still run are background work from now on."""
     asking = [ask.request for ask in state.asks.values() if not ask.is_sub_agent]
     moot = [
         each for ask in asking for each in resolve_approval(state, ask, "cancelled", "provider")
@@ -101,7 +103,7 @@ def close_turn(state: ClaudeState, end: TurnEnded) -> list[DialectOutput]:
 def resolve_approval(
     state: ClaudeState, request: str, verdict: str, by: str
 ) -> list[DialectOutput]:
-    """A question was answered, or is not asked any more."""
+    """Resolve the approval of a request that was answered or cancelled."""
     approvals = [name for name, ask in state.asks.items() if ask.request == request]
     for name in approvals:
         del state.asks[name]
@@ -109,7 +111,7 @@ def resolve_approval(
 
 
 def on_idle(state: ClaudeState) -> list[DialectOutput]:
-    """Nothing is queued any more. A turn ends by its result, not by this."""
+    """Handle an empty queue. It ends a turn only if its result was doubtful."""
     if state.turn is None:
         return offers.settle_offers(state)
     doubtful = state.turn.doubtful_end
@@ -117,19 +119,23 @@ def on_idle(state: ClaudeState) -> list[DialectOutput]:
 
 
 def end_from_exit(state: ClaudeState, last: ProcessExit) -> TurnEnded | None:
-    """How the turn ended that is open or never began; None where others have to say it."""
+    """Return the end of a turn whose process exited; None if the driver decides the end."""
     is_due = state.turn is not None or state.first_turn is None
     if not is_due or last.reason is not None:
         return None
     if state.held:
         return replace(state.held, exit_code=last.code)
-    # It was started for a turn: whoever ends without a word was no Claude Code.
+    # A program that exits without output is not Claude Code.
     has_answered = state.has_spoken or last.code is None
     return errors.end_from_exit(last, has_init=state.has_init, has_answered=has_answered)
 
 
 def _on_result_without_turn(state: ClaudeState, result: ResultLine) -> list[DialectOutput]:
-    """A process that cannot start says so before it was told anything; its exit ends the turn."""
+    """Handle a result while no turn is open.
+
+    A process that cannot start prints an error before it reads anything. The turn then ends with
+    the exit of the process.
+    """
     if result.is_error and not state.has_init:
         state.held = _build_end(state, result, usage.measure_turn(state, result))
         return []
@@ -140,7 +146,10 @@ def _on_result_without_turn(state: ClaudeState, result: ResultLine) -> list[Dial
 
 
 def _bind_late_token(state: ClaudeState, result: ResultLine) -> list[DialectOutput]:
-    """Some print nothing but a result; one that the model had a part in has a conversation."""
+    """Bind the session id of a process that printed no `init`.
+
+    Only a result that involved the model has a conversation.
+    """
     is_real = not result.is_error or bool(result.total_cost_usd)
     if state.token is not None or result.session_id is None or not is_real:
         return []
@@ -148,14 +157,14 @@ def _bind_late_token(state: ClaudeState, result: ResultLine) -> list[DialectOutp
 
 
 def _is_foreign(turn: ClaudeTurn, result: ResultLine) -> bool:
-    """It was busy with a turn of its own when ours was told, and ours is still to come."""
+    """Whether the result ends a turn that Claude Code began itself, before the open turn."""
     if _is_named(turn, result) or turn.is_echoed or not turn.is_told:
         return False
     return result.origin is not None and result.origin.kind != "human"
 
 
 def _is_empty(turn: ClaudeTurn, result: ResultLine) -> bool:
-    """No model was asked and nothing was said, though what we told was for the model."""
+    """Whether the result has no answer, although the input was meant for the model."""
     if _is_named(turn, result) or not turn.is_told or turn.is_command:
         return False
     is_answered = turn.has_spoken or turn.is_stopped
@@ -170,7 +179,7 @@ def _is_named(turn: ClaudeTurn, result: ResultLine) -> bool:
 def _set_aside_result(
     turn: ClaudeTurn, why: str, end: TurnEnded | None = None
 ) -> list[DialectOutput]:
-    """A result that is not for the open turn: nothing that was heard so far is of it."""
+    """Set aside a result of another turn, with all output that came before it."""
     turn.doubtful_end = end if turn.has_init else None
     turn.text = turn.error = None
     turn.has_init = turn.has_spoken = False
@@ -179,10 +188,12 @@ def _set_aside_result(
 
 def _build_end(state: ClaudeState, result: ResultLine, spent: TurnUsage) -> TurnEnded:
     turn = state.turn or ClaudeTurn("")
-    found = ResultContext(turn.error, state.has_init, turn.retry, turn.is_stopped, state.resets_at)
-    out = errors.classify_result(result, found)
+    context = ResultContext(
+        turn.error, state.has_init, turn.retry, turn.is_stopped, state.resets_at
+    )
+    out = errors.classify_result(result, context)
     if out.status == "completed" and turn.is_interrupted and turn.has_failed_compaction:
-        # Nothing but a compaction was interrupted, and that looks like a success.
+        # Only a compaction was interrupted. Claude Code reports that as a success.
         out = TurnOutcome("cancelled")
     return TurnEnded(
         out.status,
@@ -195,7 +206,7 @@ def _build_end(state: ClaudeState, result: ResultLine, spent: TurnUsage) -> Turn
 
 
 def _choose_text(result: ResultLine, turn: ClaudeTurn, out: TurnOutcome) -> str | None:
-    """What was said; an error's words are no answer."""
+    """Return the answer. The message of an error is not an answer."""
     if out.error is not None or (out.status == "cancelled" and not result.result):
         return turn.text
     return turn.text if result.result is None else result.result

@@ -1,6 +1,8 @@
-"""What did a turn use and cost? Claude Code counts for the whole process; this is the difference.
+"""Measures the tokens and the cost of a turn.
 
-Its `usage` is not enough: it lacks compactions, sub-agents and the call that crosses a budget.
+Claude Code reports totals of the whole process, so the usage of a turn is a difference. The field
+`usage` of a result is not enough: it lacks compactions, sub-agents and the call that crosses a
+budget.
 """
 
 from collections.abc import Mapping
@@ -15,37 +17,39 @@ from steadyrun.providers.claude.frames import CallUsage, ModelUsage, ResultLine,
 from steadyrun.providers.claude.state import ClaudeState, ClaudeTotals, ClaudeTurn
 from steadyrun.providers.shared import prices
 
-# More is no sum of money, and a difference of such numbers none either.
+# A larger number is not a plausible cost.
 _MOST_USD = 1e9
-# Sums of fractions are not exact; nobody is billed for less.
+# Sums of floats are rounded to this many digits.
 _DIGITS = 9
 
 
 class TurnUsage(Struct, frozen=True):
-    """`usage` is None where it is not known."""
+    """The tokens and the cost of a turn. `usage` is None if it is unknown."""
 
     usage: Usage | None
     cost: Cost
 
 
 def measure_turn(state: ClaudeState, result: ResultLine) -> TurnUsage:
-    """What was used since the last result; from now on, it counts from this one."""
+    """Measure the usage since the last result, and store the new totals."""
     usage = _measure_usage(state, result)
     usd = _measure_cost(state, result.total_cost_usd)
     if is_aborted(result) and not any(astuple(usage)) and not usd:
-        # A request was made and cut off: it is paid for, and nobody says how much.
+        # An interrupted request is billed, but its cost is not reported.
         return TurnUsage(None, Cost())
     return TurnUsage(usage, Cost() if usd is None else Cost(usd, "known"))
 
 
 def begin_call(turn: ClaudeTurn, message: StreamMessage, model: str | None) -> None:
-    """The model was called: only what it was given is known so far."""
+    """Record the start of a model call. Only its input is known so far."""
     turn.opening, turn.called_model = message.usage, message.model or model
 
 
 def end_call(turn: ClaudeTurn, usage: CallUsage) -> TurnUsage:
-    """What the turn has used with this call. Claude Code names no price before the turn ends: until
-    then it is the list price."""
+    """Add a finished model call, and return the usage of the turn so far.
+
+    Claude Code reports the cost only at the end of the turn. Until then it is the list price.
+    """
     opening = turn.opening
     call = ClaudeTotals(
         usage.input_tokens or opening.input_tokens or 0,
@@ -55,8 +59,8 @@ def end_call(turn: ClaudeTurn, usage: CallUsage) -> TurnUsage:
     )
     turn.used = ClaudeTotals(*map(sum, zip(astuple(turn.used), astuple(call), strict=True)))
     more = prices.estimate_cost(turn.called_model, Usage(*astuple(call)), is_one_call=True).usd
-    known = turn.estimated_usd
-    turn.estimated_usd = None if known is None or more is None else round(known + more, _DIGITS)
+    before = turn.estimated_usd
+    turn.estimated_usd = None if before is None or more is None else round(before + more, _DIGITS)
     return TurnUsage(Usage(*astuple(turn.used)), _build_estimate(turn.estimated_usd))
 
 
@@ -86,7 +90,7 @@ def _read_totals(used: Mapping[str, ModelUsage]) -> dict[str, ClaudeTotals]:
 
 
 def _subtract(before: ClaudeTotals | None, now: ClaudeTotals) -> tuple[int, ...]:
-    """A total that has fallen was begun anew."""
+    """Subtract the totals before. A total that fell was reset, and counts as a whole."""
     if before is None:
         return tuple(astuple(now))
     more = tuple(map(sub, astuple(now), astuple(before)))

@@ -1,1 +1,1 @@
-"""The Codex provider."""
+"""Runs Codex, the CLI of OpenAI."""

@@ -1,4 +1,4 @@
-"""What does Codex ask us? Whether it may do something; all else is declined at once."""
+"""Handles requests from Codex: approvals are recorded, all other requests are declined."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from steadyrun.providers.codex.frames import ApprovalParams
 from steadyrun.providers.codex.state import CodexApproval, CodexState
 
 
-def on_server_request(state: CodexState, ask: RpcRequest, frame: Frame) -> list[DialectOutput]:
-    """A question is an approval, or has its answer already."""
+def on_server_request(state: CodexState, ask: Request, frame: Frame) -> list[DialectOutput]:
+    """Handle a request from Codex."""
     decline = requests.build_decline(frame.end, ask.id, ask.method)
     try:
         params = ask.decode_params(ApprovalParams)
@@ -40,15 +40,15 @@ def _record_approval(
 
 
 def _format_questions(questions: Any) -> str:
-    """That the agent wanted to know something, and was told that nobody answers."""
+    """Describe the questions of the agent, which were declined."""
     listed = questions if isinstance(questions, list) else []
     words = [each.get("question") for each in listed if isinstance(each, dict)]
-    known = " ".join(word for word in words if isinstance(word, str))
-    return f"Codex wanted to ask a person, and nobody was asked: {known or 'it did not say what'}"
+    text = " ".join(word for word in words if isinstance(word, str))
+    return f"a question from Codex to the user was declined: {text or 'it has no text'}"
 
 
 def _find_mcp_server(method: str, params: ApprovalParams) -> str | None:
-    """The MCP server of which a tool is to be called; None if that is not the question."""
+    """Find the MCP server whose tool needs approval; None for any other request."""
     match params.meta:
         case {"codex_approval_kind": "mcp_tool_call"} if method == requests.ELICITATION:
             return f"mcp__{params.server_name}"
@@ -59,8 +59,10 @@ def _find_mcp_server(method: str, params: ApprovalParams) -> str | None:
 def _build_mcp_approval(
     state: CodexState, approval: str, server: str, params: ApprovalParams
 ) -> ev.ApprovalRequested:
-    """Which of the server's tools is meant is told by its step, if there is one with the same
-    input."""
+    """Build the approval of an MCP tool.
+
+    The request names only the server. The open tool of that server with the same input is meant.
+    """
     given = params.meta.get("tool_params")
     for call, tool in state.tools.items():
         is_its = tool.name.startswith(f"{server}__") and not tool.is_asked_for
@@ -71,7 +73,7 @@ def _build_mcp_approval(
 
 
 def _read_input(state: CodexState, params: ApprovalParams) -> Any:
-    """What a question is about; of a change of files it is told by its step alone."""
+    """Read what needs approval. The changes of files are only in the item of the tool."""
     tool = state.tools.get(params.item_id or "")
     named = {
         "command": params.command,

@@ -1,4 +1,4 @@
-"""How does a setting become TOML, and which one cannot? Codex reads its settings as that."""
+"""Checks, merges and encodes the settings of Codex, which reads them as TOML."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ LARGEST_INTEGER = 2**63 - 1
 
 
 def merge_tables(under: JsonObject, over: JsonObject) -> JsonObject:
-    """Both; where both say something, what is over it holds, except that tables become one."""
+    """Merge two tables. A value of `over` replaces one of `under`; nested tables are merged."""
     both = dict(under)
     for key, value in over.items():
         below = both.get(key)
@@ -24,18 +24,18 @@ def merge_tables(under: JsonObject, over: JsonObject) -> JsonObject:
 
 
 def to_toml(value: Any) -> str:
-    """A value as TOML in one line, so that it cannot be read as anything else."""
+    """Encode a value as TOML in one line."""
     if isinstance(value, dict):
         inner = ", ".join(f"{to_toml(key)} = {to_toml(each)}" for key, each in value.items())
         return f"{{{inner}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(to_toml, value))}]"
-    # JSON is TOML here, but for one character.
+    # For these values JSON is valid TOML, except for one character.
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
 def check_toml(name: str, value: Any) -> None:
-    """Refuse what JSON and TOML do not both have."""
+    """Refuse a value that JSON and TOML cannot both express."""
     if isinstance(value, dict):
         for key, each in value.items():
             check_toml(f"{name}.{key}", each)

@@ -1,8 +1,12 @@
-"""How does Codex speak? The Dialect of its app server for many turns, and of `exec` for one.
+"""Translates between steadyrun and Codex: its app server for many turns, and `exec` for one.
 
-`codex_launch` starts it, `codex_lines` is what is said to it and `codex_frames` what it prints;
-what that means is in `codex_turn`, `codex_items`, `codex_asks`, `codex_followups`, `codex_usage`
-and `codex_exec`.
+`codex app-server` speaks JSON-RPC without the version field on stdin and stdout. It sends
+notifications about turns and their items, and requests for approvals. `codex exec --json` reads a
+prompt, prints lines of JSON and exits.
+
+`launch` builds the command line, `requests` the lines that are written, and `frames` defines what
+is printed. The meaning of printed lines is in `turns`, `items`, `approvals`, `offers`, `usage` and
+`exec`.
 """
 
 from collections.abc import Callable
@@ -67,7 +71,7 @@ from steadyrun.providers.codex.frames import (
 from steadyrun.providers.codex.launch import PROGRAM, CodexOptions
 from steadyrun.providers.codex.state import CodexPendingRequest, CodexState, CodexTurn
 
-# What one turn can be asked for; a process for many turns can do all of it.
+# A process for many turns has all abilities of a process for one turn.
 _ONE_SHOT_ABILITIES: frozenset[Ability] = frozenset(
     {"resume", "model", "modes", "system", "images", "schema"}
 )
@@ -79,20 +83,25 @@ _ABILITIES: frozenset[Ability] = _ONE_SHOT_ABILITIES | {
     "usage",
 }
 _THREADS = frozenset({"thread/start", "thread/resume"})
-# A message that begins a turn later; nothing that we say.
+# A message that begins a turn later. Steadyrun never sends it; a recording may contain it.
 _QUEUE = "thread/queue/add"
 _MESSAGES = frozenset({"turn/start", "turn/steer", _QUEUE})
 _SILENT_PREFIXES = ("thread/realtime/", "windows")
 
 
 class Codex:
-    """The Dialect of Codex."""
+    """The Dialect of Codex.
+
+    The driver owns one instance for each process. At most one turn is open. A turn opens when its
+    request was written or when Codex reports one, and closes with `turn/completed`, with a refusal
+    or with the process. Methods named `_on_…` handle one kind of printed message.
+    """
 
     name: ClassVar[str] = "codex"
     program: ClassVar[Program | None] = PROGRAM
     options_type: ClassVar[type[Struct]] = CodexOptions
     wall_seconds: float | None = None
-    # What it leaves running begins no turns.
+    # Commands that still run after a turn never begin another turn.
     has_background = False
 
     def __init__(self, options: CodexOptions | None = None) -> None:
@@ -105,7 +114,7 @@ class Codex:
 
     @property
     def is_ready(self) -> bool:
-        """Without a conversation, too: then the turn is turned down, and that ends it."""
+        """Also if there is no conversation: Codex then refuses the turn, which ends it."""
         state = self.state
         is_there = state.thread is not None or state.refused is not None
         return is_there and state.turn is None and not state.offers
@@ -116,7 +125,7 @@ class Codex:
     def launch(self, request: LaunchRequest) -> Launch:
         return launch.launch(request, self._options)
 
-    # -- what is to be said
+    # -- lines to write
 
     def open(self, request: LaunchRequest) -> list[Send]:
         return [] if self._options.one_shot else requests.build_open(request, self._options)
@@ -152,60 +161,64 @@ class Codex:
             return []
         answer = requests.build_decision(approval, ask, verdict)
         ends_turn = not verdict.is_allowed and verdict.ends_turn
-        # These questions have no answer that ends the turn.
+        # The answer to these requests cannot end the turn.
         has_none = ask.method in {requests.PERMISSIONS, requests.ELICITATION}
         end = self.interrupt() if ends_turn and has_none else None
         return [answer, end] if end else [answer]
 
     @property
     def _is_busy(self) -> bool:
-        """Whether what is told now is no turn of its own."""
+        """Whether a message that is written now does not begin a turn."""
         waiting = [offer for offer in self.state.offers.values() if not offer.is_taken]
         return self.state.turn is not None or bool(waiting)
 
     @property
     def _thread(self) -> str:
-        """The conversation; the one that was asked for, if it is not there."""
+        """The conversation, or the requested one if it does not exist."""
         return self.state.thread or self.state.resumed or ""
 
-    # -- what was said
+    # -- lines that were written
 
     def on_sent(self, frame: Frame) -> list[DialectOutput]:
         try:
-            told = jsonrpc.decode(frame.raw)
-            match told:
-                case RpcRequest():
-                    return self._record_request(told, frame)
-                case RpcResponse():
-                    answer = told.decode_result(Any)
-                    return turns.on_decision(self.state, told.id, answer)
-                case RpcFailure():
-                    return turns.on_decision(self.state, told.id, None)
-                case RpcNotification():
+            message = jsonrpc.decode(frame.raw)
+            match message:
+                case Request():
+                    return self._record_request(message, frame)
+                case Response():
+                    answer = message.result_as(Any)
+                    return turns.on_decision(self.state, message.id, answer)
+                case Failure():
+                    return turns.on_decision(self.state, message.id, None)
+                case Notification():
                     return []
         except msgspec.DecodeError:
-            return []  # a recording may have what we would not say
+            return []  # a recording may contain lines that steadyrun never writes
 
-    def _record_request(self, told: RpcRequest, frame: Frame) -> list[DialectOutput]:
-        state, params = self.state, told.decode_params(SentParams)
+    def _record_request(self, request: Request, frame: Frame) -> list[DialectOutput]:
+        state, params = self.state, request.params_as(SentParams)
         name = frame.key.partition(":")[2] or f"line{frame.number}"
-        asked = CodexPendingRequest(told.method, name)
-        state.asked[_encode_id(told.id)] = asked
+        asked = CodexPendingRequest(request.method, name)
+        state.asked[_encode_id(request.id)] = asked
         if frame.key.startswith(requests.EMPTY_TURN):
             state.begin_turn(CodexTurn(name))
             return offers.begin_own_turn(state, name)
-        if told.method in _MESSAGES:
+        if request.method in _MESSAGES:
             return self._record_message(asked, params)
-        if told.method in _THREADS:
+        if request.method in _THREADS:
             return self._record_thread_request(name, params.thread_id)
-        if told.method == "thread/compact/start":
+        if request.method == "thread/compact/start":
             state.wants_compaction = True
         return []
 
     def _record_message(
         self, asked: CodexPendingRequest, params: SentParams
     ) -> list[DialectOutput]:
-        """A recording has no keys: what is told while something is open is a follow-up."""
+        """Begin a turn or record an offer.
+
+        The lines of a recording have no keys. There, a message that was written during a turn is a
+        follow-up.
+        """
         state, is_elsewhere = self.state, self.state.is_other(params.thread_id)
         if is_elsewhere and state.turn:
             return turns.record_parallel_turn(state, params.thread_id or "")
@@ -220,44 +233,44 @@ class Codex:
         state.untold_mode = None
         state.model = params.model or state.model
         if thread is not None and state.is_other(thread):
-            # Another conversation of the same process.
+            # The process continues with another conversation.
             state.thread, state.context_tokens = thread, None
             state.beside.discard(thread)
         return [*offers.absorb_taken(state), TurnBegan(name)]
 
     def _record_thread_request(self, mode: str, thread: str | None) -> list[DialectOutput]:
-        """A conversation is to be begun, or gone on with, in some mode."""
+        """Record the request that starts or resumes a conversation in a mode."""
         if thread is not None:
             self.state.resumed, self.state.is_resumed = thread, True
         self.state.untold_mode = next((each for each in launch.MODES if each == mode), None)
         note = launch.find_mode_note(mode)
         return [ev.Note(note)] if note else []
 
-    # -- what was printed
+    # -- messages that Codex printed
 
     def receive(self, frame: Frame) -> list[DialectOutput]:
         try:
-            heard = jsonrpc.decode(frame.raw)
+            message = jsonrpc.decode(frame.raw)
         except msgspec.DecodeError:
             return self._on_other_line(frame)
-        said = self._on_message(heard, frame)
-        # What nobody knows may be somebody else's.
-        self.state.has_spoken |= not any(isinstance(each, ev.Unknown) for each in said)
-        return said
+        output = self._on_message(message, frame)
+        # An unknown line does not prove that the program is Codex.
+        self.state.has_spoken |= not any(isinstance(each, ev.Unknown) for each in output)
+        return output
 
-    def _on_message(self, heard: jsonrpc.RpcMessage, frame: Frame) -> list[DialectOutput]:
-        match heard:
-            case RpcNotification():
-                return self._on_notification(heard, frame)
-            case RpcResponse():
-                return self._on_reply(heard, frame)
-            case RpcFailure():
-                return self._on_refusal(heard, frame)
-            case RpcRequest():
-                return approvals.on_server_request(self.state, heard, frame)
+    def _on_message(self, message: jsonrpc.Message, frame: Frame) -> list[DialectOutput]:
+        match message:
+            case Notification():
+                return self._on_notification(message, frame)
+            case Response():
+                return self._on_reply(message, frame)
+            case Failure():
+                return self._on_refusal(message, frame)
+            case Request():
+                return approvals.on_server_request(self.state, message, frame)
 
     def _on_other_line(self, frame: Frame) -> list[DialectOutput]:
-        """It is no JSON-RPC: a line of `exec`, or an answer that is as good as none."""
+        """Handle a line that is not JSON-RPC: a line of `exec`, or a malformed failure."""
         odd = decode_loose_failure(frame.raw)
         if odd is not None:
             error = RpcError(jsonrpc.INTERNAL_ERROR, str(odd.error))
@@ -266,73 +279,79 @@ class Codex:
                 *self._on_refusal(RpcFailure(odd.id, error), frame),
             ]
         line = decode_exec_line(frame.raw)
-        said = codex_exec.on_line(self.state, line, frame.end)
-        if said is None:
-            return [ev.Unknown.from_line(frame.raw)]
+        output = codex_exec.on_line(self.state, line, frame.end)
+        if output is None:
+            return [ev.Unknown.of(frame.raw)]
         self.state.has_spoken |= line.type != launch.RESUMED
-        return [ev.Unknown.from_line(frame.raw), *said] if codex_exec.is_unreadable(line) else said
+        return [ev.Unknown.of(frame.raw), *output] if codex_exec.is_unreadable(line) else output
 
-    def _on_notification(self, news: RpcNotification, frame: Frame) -> list[DialectOutput]:
-        method = news.method
+    def _on_notification(self, message: Notification, frame: Frame) -> list[DialectOutput]:
+        method = message.method
         if method in SILENT_METHODS:
             return []
         kind = NOTIFICATIONS.get(method)
         if kind is None:
-            return [] if method.startswith(_SILENT_PREFIXES) else [ev.Unknown.from_line(frame.raw)]
-        said: Any = news.decode_params(kind)
-        if self.state.is_other(getattr(said, "thread_id", None)):
-            kept = turns.on_parallel_notification(self.state, said, frame)
-            return [*kept, *usage.on_sub_agent_usage(self.state, said)]
-        return _keep_unknown(self._HANDLERS[kind](self, said, method, frame), frame)
+            return [] if method.startswith(_SILENT_PREFIXES) else [ev.Unknown.of(frame.raw)]
+        notification: Any = message.params_as(kind)
+        if self.state.is_other(getattr(notification, "thread_id", None)):
+            kept = turns.on_parallel_notification(self.state, notification, frame)
+            return [*kept, *usage.on_sub_agent_usage(self.state, notification)]
+        return _keep_unknown(self._HANDLERS[kind](self, notification, method, frame), frame)
 
-    def _on_turn(self, said: TurnNotification, method: str, frame: Frame) -> list[DialectOutput]:
+    def _on_turn(
+        self, notification: TurnNotification, method: str, frame: Frame
+    ) -> list[DialectOutput]:
         if method == "turn/started":
-            return turns.on_turn_started(self.state, said.turn, frame.end)
-        kept = [] if said.turn.status in turns.STATUSES else [ev.Unknown.from_line(frame.raw)]
-        return [*kept, *turns.on_turn_completed(self.state, said.turn)]
+            return turns.on_turn_started(self.state, notification.turn, frame.end)
+        kept = [] if notification.turn.status in turns.STATUSES else [ev.Unknown.of(frame.raw)]
+        return [*kept, *turns.on_turn_completed(self.state, notification.turn)]
 
-    def _on_item(self, said: ItemNotification, method: str, _: Frame) -> list[DialectOutput] | None:
-        """What a turn that is over says late is told of its tools alone."""
-        state, item = self.state, said.item
+    def _on_item(
+        self, notification: ItemNotification, method: str, _: Frame
+    ) -> list[DialectOutput] | None:
+        """Handle an item. Of a turn that has ended, only the ends of its tools are reported."""
+        state, item = self.state, notification.item
         is_tool = item.id in state.tools
-        if not is_tool and (state.turn is None or state.is_other(None, said.turn_id)):
+        if not is_tool and (state.turn is None or state.is_other(None, notification.turn_id)):
             return []
         step = items.on_item_started if method == "item/started" else items.on_item_completed
         return step(state, item)
 
-    def _on_delta(self, said: DeltaNotification, method: str, _: Frame) -> list[DialectOutput]:
+    def _on_delta(
+        self, notification: DeltaNotification, method: str, _: Frame
+    ) -> list[DialectOutput]:
         state = self.state
-        if state.turn is None or state.is_other(None, said.turn_id):
+        if state.turn is None or state.is_other(None, notification.turn_id):
             return []
         if method == "item/agentMessage/delta":
-            return [ev.TextDelta(said.delta)]
-        return items.on_thinking_delta(state, said)
+            return [ev.TextDelta(notification.delta)]
+        return items.on_thinking_delta(state, notification)
 
     def _on_summary_part(
-        self, said: SummaryPartNotification, _: str, __: Frame
+        self, notification: SummaryPartNotification, _: str, __: Frame
     ) -> list[DialectOutput]:
-        return [ev.ThinkingDelta("\n\n")] if said.summary_index and self.state.turn else []
+        return [ev.ThinkingDelta("\n\n")] if notification.summary_index and self.state.turn else []
 
-    def _on_usage(self, said: UsageNotification, _: str, __: Frame) -> list[DialectOutput]:
-        return usage.on_usage(self.state, said)
+    def _on_usage(self, notification: UsageNotification, _: str, __: Frame) -> list[DialectOutput]:
+        return usage.on_usage(self.state, notification)
 
     def _on_rate_limits(
-        self, said: RateLimitNotification, _: str, __: Frame
+        self, notification: RateLimitNotification, _: str, __: Frame
     ) -> list[DialectOutput]:
-        """What is not told is as it was."""
-        limits = said.rate_limits
+        """Update the windows that are present. The others keep their values."""
+        limits = notification.rate_limits
         for name, window in (("primary", limits.primary), ("secondary", limits.secondary)):
             if window is not None:
                 prefix = "" if limits.limit_id in {None, "codex"} else f"{limits.limit_id} "
                 self.state.windows[f"{prefix}{name}"] = window
         return []
 
-    def _on_error(self, said: ErrorNotification, _: str, __: Frame) -> list[DialectOutput]:
+    def _on_error(self, notification: ErrorNotification, _: str, __: Frame) -> list[DialectOutput]:
         turn = self.state.turn
-        fact = errors.build_error(said.error, self.state.windows.values())
-        if turn is None or self.state.is_other(None, said.turn_id):
+        fact = errors.build_error(notification.error, self.state.windows.values())
+        if turn is None or self.state.is_other(None, notification.turn_id):
             return [ev.Note(fact.message)]
-        if not said.will_retry:
+        if not notification.will_retry:
             turn.error = fact
             return []
         turn.retry = fact
@@ -340,30 +359,36 @@ class Codex:
         heeded = offers.absorb_taken(self.state)
         return [*heeded, ev.ProviderRetrying(turn.retries, None, fact.code)]
 
-    def _on_warning(self, said: WarningNotification, _: str, __: Frame) -> list[DialectOutput]:
-        words = said.message or said.summary
+    def _on_warning(
+        self, notification: WarningNotification, _: str, __: Frame
+    ) -> list[DialectOutput]:
+        words = notification.message or notification.summary
         if not words or words in self.state.warnings:
             return []
         self.state.warnings.add(words)
         return [ev.Note(words)]
 
-    def _on_reroute(self, said: RerouteNotification, _: str, __: Frame) -> list[DialectOutput]:
-        self.state.model = said.to_model
-        note = ev.Note(f"{said.to_model} answers in place of {said.from_model}")
-        return [note, ev.StatsUpdated(model=said.to_model)]
+    def _on_reroute(
+        self, notification: RerouteNotification, _: str, __: Frame
+    ) -> list[DialectOutput]:
+        self.state.model = notification.to_model
+        note = ev.Note(f"{notification.to_model} answers in place of {notification.from_model}")
+        return [note, ev.StatsUpdated(model=notification.to_model)]
 
-    def _on_mcp_status(self, said: McpStatusNotification, _: str, __: Frame) -> list[DialectOutput]:
-        if said.status != "failed":
+    def _on_mcp_status(
+        self, notification: McpStatusNotification, _: str, __: Frame
+    ) -> list[DialectOutput]:
+        if notification.status != "failed":
             return []
-        return [ev.Note(f"the MCP server {said.name} did not start: {said.error}")]
+        return [ev.Note(f"the MCP server {notification.name} did not start: {notification.error}")]
 
-    def _on_hook(self, said: HookNotification, _: str, __: Frame) -> list[DialectOutput]:
-        return turns.on_hook(self.state, said)
+    def _on_hook(self, notification: HookNotification, _: str, __: Frame) -> list[DialectOutput]:
+        return turns.on_hook(self.state, notification)
 
     def _on_approval_withdrawn(
-        self, said: ResolvedNotification, _: str, __: Frame
+        self, notification: ResolvedNotification, _: str, __: Frame
     ) -> list[DialectOutput]:
-        return turns.withdraw_approval(self.state, said.request_id)
+        return turns.withdraw_approval(self.state, notification.request_id)
 
     _HANDLERS: ClassVar[dict[type[Struct], Callable[..., list[DialectOutput] | None]]] = {
         TurnNotification: _on_turn,
@@ -380,7 +405,7 @@ class Codex:
         ResolvedNotification: _on_approval_withdrawn,
     }
 
-    # -- its answers
+    # -- replies of Codex
 
     def _on_reply(self, reply: RpcResponse, frame: Frame) -> list[DialectOutput]:
         asked = self.state.asked.pop(_encode_id(reply.id), None)
@@ -432,7 +457,7 @@ class Codex:
         return [ev.Note(f"{asked.method} was turned down: {why}")]
 
     def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
-        """What was not taken in was lost with the process; most of the rest is the driver's."""
+        """Return the offers that were not read. The driver closes open tools and the turn."""
         state = self.state
         end = turns.end_from_exit(state, last)
         lost = offers.return_all(state)
@@ -441,11 +466,11 @@ class Codex:
         return [*lost, end] if end else lost
 
 
-def _keep_unknown(said: list[DialectOutput] | None, frame: Frame) -> list[DialectOutput]:
-    """What a line comes to; a line that is not known is kept."""
-    return [ev.Unknown.from_line(frame.raw)] if said is None else said
+def _keep_unknown(output: list[DialectOutput] | None, frame: Frame) -> list[DialectOutput]:
+    """Return the events of a line, or keep the line if it is unknown."""
+    return [ev.Unknown.of(frame.raw)] if output is None else output
 
 
-def _encode_id(id_: jsonrpc.RpcId) -> str:
-    """An id as it is printed: 1 and "1" are different."""
+def _encode_id(id_: jsonrpc.Id) -> str:
+    """Encode an id as JSON, because 1 and "1" are different ids."""
     return msgspec.json.encode(id_).decode()

@@ -1,12 +1,12 @@
-"""How did a turn of Codex fail, and why? By the structure of what it printed.
+"""Decides why a turn of Codex failed, and builds its error.
 
-What it says in words is passed on to people and decides nothing. Only where a process ends without
-having printed anything, its last words on stderr are all there is.
+The decision uses only structured fields: statuses and error codes. Free text is passed on to the
+user and decides nothing. The exception is a process that ends without output: then its stderr is
+the only evidence.
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from steadyrun.lib.jsonrpc import INVALID_REQUEST, RpcError
 from steadyrun.model.event import Diagnostic, ErrorFact, LimitWindow
 from steadyrun.model.run import EndStatus, StopReason
 from steadyrun.providers.codex.frames import RateLimitWindow
+from steadyrun.providers.shared.epoch import to_datetime
 
 RATE_LIMITED = "rate_limited"
 _OTHER, _SERVER = "provider_error", "server_error"
@@ -59,7 +60,7 @@ _BY_API = {
     "rate_limit_exceeded": RATE_LIMITED,
     "usage_limit_reached": RATE_LIMITED,
 }
-# How `exec` begins what it says of an answer's status, which is a number.
+# How a message of `exec` begins that contains an HTTP status.
 _STATED = re.compile(r"(?:exceeded retry limit, last status:|unexpected status) (\d{3})\b")
 _RETRYABLE = frozenset({RATE_LIMITED, "overloaded", _SERVER})
 _STOPPED: dict[str, StopReason] = {"max_cost": "budget"}
@@ -72,9 +73,9 @@ _HINTS = {
     "sandbox_error": "Its sandbox does not work here: see docs/providers.md, or take another mode.",
     RESUME_NOT_FOUND: _ANEW,
     _BLOCKED: "Say it otherwise, or look at the hooks in the settings of Codex.",
-    _OTHER: "Is somebody logged in, and are the settings of Codex right? `steadyrun doctor` tells.",
+    _OTHER: "Check the login and the settings of Codex with `steadyrun doctor`.",
 }
-# What it says on stderr when it does not even start.
+# The messages on stderr of a process that cannot start.
 _LAST_WORDS = {
     "no rollout found": RESUME_NOT_FOUND,
     "invalid session id": RESUME_NOT_FOUND,
@@ -83,16 +84,15 @@ _LAST_WORDS = {
 }
 _INCOMPATIBLE = "cli_incompatible"
 _TOO_LONG = "input_too_large"
-# When many start at once where it was never used before.
+# Several processes were started at once, and Codex was never used before with this user.
 _UNPREPARED = "failed to initialize sqlite state runtime"
-# An answer that refuses a conversation has one number for all reasons.
+# A refused conversation has the same error code for all reasons, so the message decides.
 _BUSY = "already has an active writer"
 _NOT_MISSING = ("Invalid request", "failed to load configuration")
 
 
 def find_code(error: Any) -> str:
-    """What kind of error it is: by the status of the API's answer, else by Codex's own word, else
-    by the API's own."""
+    """Find the error code: by the HTTP status, else by Codex's own word, else by the API's word."""
     word, status = _read_kind(error)
     if status is not None:
         if found := _BY_STATUS.get(status):
@@ -105,7 +105,7 @@ def find_code(error: Any) -> str:
 
 
 def build_error(error: Any, windows: Iterable[RateLimitWindow] = ()) -> ErrorFact:
-    """The error of a turn. A limit ends when all that are used up begin anew."""
+    """Build the error of a turn. A rate limit ends when the last full window resets."""
     code, body = find_code(error), _read_api_error(error)
     message = body.get("message") or _read_message(error)
     full = [each.resets_at for each in windows if each.used_percent >= _FULL_PERCENT]
@@ -120,7 +120,7 @@ def build_error(error: Any, windows: Iterable[RateLimitWindow] = ()) -> ErrorFac
 
 
 def explain_error(fact: ErrorFact, retry: ErrorFact | None) -> ErrorFact:
-    """The end of a stream that broke too often says less than what was said each time it broke."""
+    """Use the error of the last retry if it is more precise than the final error."""
     if retry is None or fact.code != _OTHER:
         return fact
     return msgspec.structs.replace(retry, message=fact.message)
@@ -132,7 +132,7 @@ def find_status(fact: ErrorFact) -> tuple[EndStatus, StopReason | None]:
 
 
 def build_open_error(number: int, message: str, *, is_resumed: bool) -> ErrorFact:
-    """Why there is no conversation; what Codex calls a fault of its own is another matter."""
+    """Build the error of a conversation that could not be opened."""
     if _BUSY in message:
         hint = "Another process goes on with this conversation: wait for its end, or stop it."
         return ErrorFact("conversation_busy", message, hint, retryable=True)
@@ -148,7 +148,7 @@ def build_missing_error(message: str) -> ErrorFact:
 
 
 def build_refusal_error(error: RpcError) -> ErrorFact:
-    """Why a turn did not begin."""
+    """Build the error of a turn that Codex refused."""
     match error.data:
         case {"input_error_code": str(word)} if word == _TOO_LONG:
             return ErrorFact("prompt_too_long", error.message, _HINTS["prompt_too_long"])
@@ -157,19 +157,22 @@ def build_refusal_error(error: RpcError) -> ErrorFact:
 
 
 def build_hook_error(words: str) -> ErrorFact:
-    """Why the model was never asked."""
+    """Build the error of a turn that a hook blocked before the model was asked."""
     return ErrorFact(_BLOCKED, f"a hook of Codex was against it: {words}", _HINTS[_BLOCKED])
 
 
 def build_no_answer_error() -> ErrorFact:
-    """Why there is no answer, where nothing tells why."""
+    """Build the error of a turn that ended without an answer and without a reason."""
     why = "Codex ended the turn without asking the model"
     return ErrorFact("no_answer", why, "A hook in the settings of Codex may be against it.")
 
 
 def parse_exec_error(message: str | None) -> ErrorFact:
-    """The error of `exec`, which has a message alone: there may be the number of a status in it, or
-    it is the API's own error. Words decide nothing."""
+    """Build the error of `exec`, which prints only a message.
+
+    The message may contain an HTTP status, or it is the JSON error of the API. Other text decides
+    nothing.
+    """
     stated = _STATED.match(message or "")
     info = {"": {"httpStatusCode": int(stated[1])}} if stated else None
     fact = build_error({"message": message, "codexErrorInfo": info})
@@ -177,7 +180,7 @@ def parse_exec_error(message: str | None) -> ErrorFact:
 
 
 def end_from_exit(last: ProcessExit) -> TurnEnded | None:
-    """The end of a process that has printed nothing; None if nothing explains it."""
+    """Return the end of a process that printed nothing; None if nothing explains it."""
     if last.reason is not None:
         return None
     for words, code in _LAST_WORDS.items():
@@ -192,14 +195,14 @@ def end_from_exit(last: ProcessExit) -> TurnEnded | None:
     words = "".join(f": {line}" for line in last.stderr.strip().splitlines()[-1:])
     why = f"the program ended with code {last.code} before it answered{words}"
     hint = (
-        "Is it Codex, in a version that was tried? `steadyrun doctor` tells."
-        " If it is, look at the options of providers.codex, and at the settings of Codex."
+        "Check with `steadyrun doctor` that it is Codex, in a tested version."
+        " If it is, check the options of providers.codex and the settings of Codex."
     )
     return _build_exit_end(last, ErrorFact(_INCOMPATIBLE, why, hint))
 
 
 def end_mid_turn(last: ProcessExit, error: ErrorFact | None) -> TurnEnded | None:
-    """The end of one that goes in mid-turn and says why, or has said it; None if it does not."""
+    """Return the end of a process that exited during a turn; None if nothing explains it."""
     if last.reason is not None:
         return None
     if _TOO_LONG in last.stderr:
@@ -207,7 +210,7 @@ def end_mid_turn(last: ProcessExit, error: ErrorFact | None) -> TurnEnded | None
         return _build_exit_end(
             last, ErrorFact(code, _find_line(_TOO_LONG, last.stderr), _HINTS[code])
         )
-    # One that was killed did not end because of what was wrong before.
+    # A killed process did not end because of an earlier error.
     return _build_exit_end(last, error) if error and last.code else None
 
 
@@ -218,15 +221,8 @@ def build_limit_windows(windows: Mapping[str, RateLimitWindow]) -> tuple[LimitWi
     )
 
 
-def to_datetime(epoch: float | None) -> datetime | None:
-    try:
-        return None if epoch is None else datetime.fromtimestamp(epoch, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
 def _read_kind(error: Any) -> tuple[str, int | None]:
-    """Codex's word for it, and the status of the API's answer, if there was one."""
+    """Read the error word of Codex, and the HTTP status of the API if there was one."""
     info = error.get("codexErrorInfo") if isinstance(error, dict) else None
     if isinstance(info, dict) and info:
         word, more = next(iter(info.items()))
@@ -240,7 +236,7 @@ def _read_message(error: Any) -> Any:
 
 
 def _read_api_error(error: Any) -> Mapping[str, Any]:
-    """The error of the API's answer, which Codex gives whole where it does not know it."""
+    """Read the error of the API, which Codex passes on as JSON if it does not know it."""
     try:
         body = msgspec.json.decode(_read_message(error))
     except (ValueError, TypeError, RecursionError):
@@ -250,7 +246,7 @@ def _read_api_error(error: Any) -> Mapping[str, Any]:
 
 
 def _find_api_code(body: Mapping[str, Any]) -> str:
-    """By the word of the API's own error, which has two places for it."""
+    """Find the error code by the error of the API, which has it in one of two fields."""
     found = (_BY_API.get(str(body.get(place))) for place in ("code", "type"))
     return next((code for code in found if code), _OTHER)
 

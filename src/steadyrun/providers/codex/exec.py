@@ -1,7 +1,7 @@
-"""What do the lines of `codex exec --json` say? The same steps in another shape, for one turn.
+"""Translates the lines of `codex exec --json`, which runs one turn.
 
-It says nothing about the windows of limits, and what a turn has used is the sum of its whole
-conversation.
+The items are those of the app server, with other names. `exec` does not report the windows of
+limits, and its usage is the total of the whole conversation.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from steadyrun.providers.codex.state import CodexState, CodexTurn
 
 
 def on_line(state: CodexState, line: ExecLine, place: int) -> list[DialectOutput] | None:
-    """What a line comes to; None if it is not known."""
+    """Handle a line; None if its type is unknown."""
     if line.type not in _HANDLERS:
         return None
     first: list[DialectOutput] = []
@@ -26,26 +26,26 @@ def on_line(state: CodexState, line: ExecLine, place: int) -> list[DialectOutput
         state.begin_turn(CodexTurn(f"self{place}"))
         first = [TurnBegan(None)]
     if state.has_begun and state.turn is None:
-        # Its turn is over: it was another conversation than the one that was wanted.
+        # The turn has already ended, because this is not the requested conversation.
         return []
-    said = _HANDLERS[line.type](state, line)
-    return None if said is None else [*first, *said]
+    output = _HANDLERS[line.type](state, line)
+    return None if output is None else [*first, *output]
 
 
 def is_unreadable(line: ExecLine) -> bool:
-    """Whether it is known, and not to be understood."""
+    """Whether the type of a line is known but its content cannot be read."""
     return line.type == "turn.failed" and line.failure_message is None
 
 
 def _on_resumed(state: CodexState, line: ExecLine) -> list[DialectOutput]:
-    """A line of ours, before any of Codex: this conversation is to be gone on with."""
+    """Handle the line that steadyrun prints before Codex starts: the conversation to resume."""
     state.is_resumed, state.resumed = True, line.thread_id
     return []
 
 
 def _on_thread_started(state: CodexState, line: ExecLine) -> list[DialectOutput]:
     if state.resumed not in {None, line.thread_id}:
-        # What is no id at all is taken for nothing, and a new conversation begun.
+        # Codex began a new conversation, because it did not find the requested one.
         why = errors.build_missing_error(f"there is no conversation {state.resumed}")
         return turns.refuse_turn(state, why)
     state.thread = line.thread_id
@@ -57,7 +57,7 @@ def _on_item(state: CodexState, line: ExecLine) -> list[DialectOutput] | None:
         return None
     item = to_item(line.item)
     if state.turn and item.type != "error":
-        # It has got over what was wrong.
+        # The turn continues, so the earlier error did not end it.
         state.turn.error = None
         state.turn.has_steps = True
     step = items.on_item_started if line.type == "item.started" else items.on_item_completed
@@ -65,12 +65,12 @@ def _on_item(state: CodexState, line: ExecLine) -> list[DialectOutput] | None:
 
 
 def _on_item_updated(_: CodexState, line: ExecLine) -> list[DialectOutput] | None:
-    """It will be told whole."""
+    """Skip an update of a known item, because its end is reported whole."""
     return [] if line.item and items.is_known(to_item(line.item)) else None
 
 
 def _on_error(state: CodexState, line: ExecLine) -> list[DialectOutput]:
-    """It may try again, which is said in words only, or end without another line."""
+    """Record an error. Codex may retry, which only the text says, or exit without another line."""
     if state.turn and line.message:
         state.turn.error = errors.parse_exec_error(line.message)
     return [ev.Note(line.message)] if line.message else []
@@ -88,8 +88,11 @@ def _on_turn_completed(state: CodexState, line: ExecLine) -> list[DialectOutput]
 
 
 def _find_missing_answer(state: CodexState, used: CodexTokens | None) -> ErrorFact | None:
-    """What used nothing and did nothing was never asked; of hooks `exec` does not tell. Of a turn
-    that was resumed only the sum of all is told."""
+    """Return the error of a turn without usage and without items.
+
+    A hook may have blocked it, which `exec` does not report. A resumed turn reports the total of
+    its conversation, so it is never empty.
+    """
     is_empty = state.turn and used == CodexTokens() and not state.turn.has_steps
     return errors.build_no_answer_error() if is_empty else None
 

@@ -1,7 +1,7 @@
-"""What does Codex print? Notifications of its app server, and the lines of `codex exec --json`.
+"""Defines the notifications of Codex's app server, and the lines of `codex exec --json`.
 
-Only what is used is named here, and what is not needed to go on may be anything: a later version
-says more, and says it otherwise.
+Only fields that are used are defined. Fields that are not essential accept any value, because
+later versions of Codex may change them.
 """
 
 import re
@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 
 class TurnBody(Struct, frozen=True, rename="camel"):
     id: str
-    # The turn that this one is a part of: a sub-agent has turns of its own.
+    # The turn that this one is part of: a sub-agent has turns of its own.
     root_turn_id: Any = None
     status: Any = None
     error: Any = None
@@ -22,32 +22,32 @@ class TurnBody(Struct, frozen=True, rename="camel"):
 
     @property
     def root_id(self) -> str:
-        """What its steps and its end call it: a review begins under another name."""
+        """The id in its items and its end. A review begins with another id."""
         return self.root_turn_id if isinstance(self.root_turn_id, str) else self.id
 
 
 class TurnNotification(Struct, frozen=True, rename="camel"):
-    """A turn has begun or ended."""
+    """A turn began or ended."""
 
     turn: TurnBody
     thread_id: str | None = None
 
 
 class CodexItem(Struct, frozen=True, rename="camel"):
-    """A step of a turn, of any type."""
+    """An item of a turn, of any type."""
 
     type: str
     id: str = ""
     status: str | None = None
-    # What was said: by the agent, or in the words of a plan or a warning.
+    # The text of the agent, of a plan or of a warning.
     text: str | None = None
     message: str | None = None
     phase: str | None = None
-    # What was said to it, and the name we gave to that; or thoughts.
+    # The content of a user message and our id of it; or reasoning.
     content: Any = None
     client_id: str | None = None
     summary: Any = None
-    # What was done.
+    # The fields of tools.
     command: Any = None
     cwd: Any = None
     process_id: str | None = None
@@ -69,7 +69,7 @@ class CodexItem(Struct, frozen=True, rename="camel"):
     error: Any = None
     success: bool | None = None
     content_items: Any = None
-    # Of a picture: what was drawn in the end, where it is, and why it is not.
+    # The fields of a generated image: its final prompt, its place, or why it failed.
     revised_prompt: Any = None
     saved_path: Any = None
     file_id: Any = None
@@ -77,7 +77,7 @@ class CodexItem(Struct, frozen=True, rename="camel"):
 
 
 class ItemNotification(Struct, frozen=True, rename="camel"):
-    """A step has begun or ended."""
+    """An item began or ended."""
 
     item: CodexItem
     thread_id: str | None = None
@@ -85,7 +85,7 @@ class ItemNotification(Struct, frozen=True, rename="camel"):
 
 
 class DeltaNotification(Struct, frozen=True, rename="camel"):
-    """A piece of an item, as it is written."""
+    """A piece of an item while it is written."""
 
     delta: str
     item_id: str = ""
@@ -94,18 +94,18 @@ class DeltaNotification(Struct, frozen=True, rename="camel"):
 
 
 class SummaryPartNotification(Struct, frozen=True, rename="camel"):
-    """Another paragraph of thoughts begins."""
+    """Another paragraph of reasoning begins."""
 
     summary_index: int = 0
     thread_id: str | None = None
 
 
-# What is counted; a larger number could not be saved.
+# A larger number could not be saved.
 CodexCount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class CodexTokens(Struct, frozen=True, rename="camel"):
-    """Input counts what was read from a cache and written to it, too."""
+    """Token counts. The input includes tokens read from and written to a cache."""
 
     input_tokens: CodexCount = 0
     cached_input_tokens: CodexCount = 0
@@ -143,7 +143,7 @@ class RateLimitNotification(Struct, frozen=True, rename="camel"):
 
 
 class ErrorNotification(Struct, frozen=True, rename="camel"):
-    """What went wrong; it may try again."""
+    """An error. Codex may retry."""
 
     error: Any = None
     will_retry: bool = False
@@ -152,7 +152,7 @@ class ErrorNotification(Struct, frozen=True, rename="camel"):
 
 
 class WarningNotification(Struct, frozen=True, rename="camel"):
-    """Something that a person may want to know."""
+    """A warning for the user."""
 
     message: str | None = None
     summary: str | None = None
@@ -160,7 +160,7 @@ class WarningNotification(Struct, frozen=True, rename="camel"):
 
 
 class RerouteNotification(Struct, frozen=True, rename="camel"):
-    """Another model answers."""
+    """Another model answers from now on."""
 
     to_model: str
     from_model: str | None = None
@@ -168,7 +168,7 @@ class RerouteNotification(Struct, frozen=True, rename="camel"):
 
 
 class McpStatusNotification(Struct, frozen=True):
-    """How an MCP server is."""
+    """The status of an MCP server."""
 
     name: str = ""
     status: Any = None
@@ -182,7 +182,7 @@ class HookRun(Struct, frozen=True, rename="camel"):
 
 
 class HookNotification(Struct, frozen=True, rename="camel"):
-    """A hook of Codex's own settings has ended."""
+    """A hook from the settings of Codex ended."""
 
     run: HookRun
     thread_id: str | None = None
@@ -190,7 +190,7 @@ class HookNotification(Struct, frozen=True, rename="camel"):
 
 
 class ResolvedNotification(Struct, frozen=True, rename="camel"):
-    """What it has asked is not asked any more."""
+    """A request of Codex is no longer open."""
 
     request_id: int | str
 
@@ -200,20 +200,20 @@ class ThreadBody(Struct, frozen=True):
 
 
 class ThreadReply(Struct, frozen=True):
-    """The answer to the start of a conversation."""
+    """The reply to the start of a conversation."""
 
     thread: ThreadBody
     model: Any = None
 
 
 class TurnReply(Struct, frozen=True):
-    """The answer to the start of a turn."""
+    """The reply to the start of a turn."""
 
     turn: ThreadBody
 
 
 class ApprovalParams(Struct, frozen=True, rename="camel"):
-    """The parameters of a question."""
+    """The parameters of a request from Codex."""
 
     thread_id: str | None = None
     item_id: str | None = None
@@ -222,13 +222,13 @@ class ApprovalParams(Struct, frozen=True, rename="camel"):
     cwd: Any = None
     permissions: Any = None
     questions: Any = None
-    # Of an MCP server: what it is called, and what is asked for.
+    # The name of an MCP server, and the details of its request.
     server_name: str | None = None
     meta: Any = field(default=None, name="_meta")
 
 
 class SentParams(Struct, frozen=True, rename="camel"):
-    """The parameters of what we say."""
+    """The parameters of a request that was written."""
 
     thread_id: str | None = None
     client_user_message_id: str | None = None
@@ -257,7 +257,7 @@ NOTIFICATIONS: dict[str, type[Struct]] = {
     "hook/completed": HookNotification,
     "serverRequest/resolved": ResolvedNotification,
 }
-# They say nothing that is not said elsewhere, or nothing that matters here.
+# These notifications repeat other ones, or have no meaning for a run.
 _SILENT = """
     account/gatewayOAuth/changed account/login/completed account/updated app/list/updated
     autoApprovalReview/strictReviewRequired command/exec/outputDelta
@@ -283,7 +283,7 @@ SILENT_METHODS = frozenset(_SILENT.split())
 
 
 class ExecUsage(Struct, frozen=True):
-    """Of the whole conversation, not of this turn."""
+    """The tokens of the whole conversation, not of this turn."""
 
     input_tokens: CodexCount
     output_tokens: CodexCount
@@ -301,7 +301,7 @@ class ExecUsage(Struct, frozen=True):
 
 
 class ExecLine(Struct, frozen=True):
-    """Any of its lines."""
+    """A line of `codex exec --json`, of any type."""
 
     type: str
     thread_id: str | None = None
@@ -312,13 +312,13 @@ class ExecLine(Struct, frozen=True):
 
     @property
     def failure_message(self) -> str | None:
-        """Why it failed; None if that cannot be read."""
+        """The message of the error; None if it cannot be read."""
         message = self.error.get("message") if isinstance(self.error, dict) else None
         return message if isinstance(message, str) else None
 
     @property
     def tokens(self) -> CodexTokens | None:
-        """What was used; None if it cannot be read."""
+        """The tokens that were used; None if they cannot be read."""
         try:
             return msgspec.convert(self.usage, ExecUsage).tokens
         except msgspec.ValidationError:
@@ -326,7 +326,7 @@ class ExecLine(Struct, frozen=True):
 
 
 class LooseFailure(Struct, frozen=True):
-    """An answer that says no, and that in a way of its own."""
+    """A failure whose error is not a JSON-RPC error."""
 
     id: int | str
     error: Any
@@ -351,7 +351,7 @@ _UNDERSCORE = re.compile(r"_(.)")
 
 
 def to_item(given: Mapping[str, Any]) -> CodexItem:
-    """A step as the app server would name it and its parts."""
+    """Convert an item of `exec` to the names that the app server uses."""
     named = {_to_camel(key): value for key, value in given.items()}
     if isinstance(named.get("type"), str):
         kind = _to_camel(named["type"])
@@ -364,7 +364,7 @@ def _to_camel(name: str) -> str:
 
 
 def collect_texts(content: Any) -> list[str]:
-    """The texts of a message, or of thoughts."""
+    """Collect the texts of a message, or of reasoning."""
     parts = content if isinstance(content, list) else []
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     return [text for text in texts if isinstance(text, str)]

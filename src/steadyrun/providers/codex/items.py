@@ -1,4 +1,4 @@
-"""What do the steps of a turn say? Words, thoughts, tools and their results, compactions."""
+"""Translates the items of a turn: text, reasoning, tools and their results, compactions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from steadyrun.providers.shared.images import EncodedImage
 
 _ANSWER, _ASIDE = "final_answer", "commentary"
 _FAILED_IMAGE_STATUSES = frozenset({"failed", "incomplete", "cancelled"})
-# They are told elsewhere, or are nobody's business but Codex's.
+# These items are reported in another way, or matter only inside Codex.
 _SILENT = frozenset(
     {
         "enteredReviewMode",
@@ -29,7 +29,7 @@ _SILENT = frozenset(
 
 
 def on_item_started(state: CodexState, item: CodexItem) -> list[DialectOutput] | None:
-    """A step has begun; None if it is not known."""
+    """Handle the start of an item; None if its type is unknown."""
     if item.type in _STARTED:
         return _STARTED[item.type](state, item)
     if item.type in _TOOLS:
@@ -40,7 +40,7 @@ def on_item_started(state: CodexState, item: CodexItem) -> list[DialectOutput] |
 
 
 def on_item_completed(state: CodexState, item: CodexItem) -> list[DialectOutput] | None:
-    """A step has ended; None if it is not known."""
+    """Handle the end of an item; None if its type is unknown."""
     if item.type in _TOOLS:
         return _end_tool(state, item)
     if item.type in _COMPLETED:
@@ -49,7 +49,7 @@ def on_item_completed(state: CodexState, item: CodexItem) -> list[DialectOutput]
 
 
 def is_known(item: CodexItem) -> bool:
-    """Whether a step is told of, or silent on purpose."""
+    """Whether the type of an item is known."""
     return any(item.type in kinds for kinds in (_TOOLS, _STARTED, _COMPLETED, _SILENT))
 
 
@@ -58,7 +58,7 @@ def on_thinking_delta(state: CodexState, piece: DeltaNotification) -> list[Diale
     return [ev.ThinkingDelta(piece.delta)]
 
 
-# -- words
+# -- text
 
 
 def _on_agent_message(state: CodexState, item: CodexItem) -> list[DialectOutput]:
@@ -75,7 +75,7 @@ def _on_agent_message(state: CodexState, item: CodexItem) -> list[DialectOutput]
 
 
 def _on_reasoning(state: CodexState, item: CodexItem) -> list[DialectOutput]:
-    """Thoughts that came in pieces were told."""
+    """Report reasoning, unless it was streamed before."""
     if item.id in state.thoughts:
         state.thoughts.discard(item.id)
         return []
@@ -91,7 +91,7 @@ def _on_plan(state: CodexState, item: CodexItem) -> list[DialectOutput]:
 
 
 def _on_notice(_: CodexState, item: CodexItem) -> list[DialectOutput]:
-    """A plan, or what `exec` calls an error and is a warning."""
+    """Report a plan, or a warning, which `exec` calls an error."""
     words = item.message or item.text
     return [ev.Note(words)] if words else []
 
@@ -124,7 +124,7 @@ def _find_trigger(turn: CodexTurn) -> str:
 
 
 def _start_tool(state: CodexState, item: CodexItem) -> list[DialectOutput]:
-    """One that begins without a turn is not told of: nobody would end it."""
+    """Report a tool. Without an open turn it is skipped, because no turn would close it."""
     if state.turn is None:
         return []
     name, given = _find_tool_name(item), _read_input(item)
@@ -139,16 +139,16 @@ def _end_tool(state: CodexState, item: CodexItem) -> list[DialectOutput]:
     name, given = _find_tool_name(item), _read_input(item)
     if open_tool and open_tool.is_cut_off:
         return [ev.Note(f"{name} {item.id} ended after its turn: {item.status}")]
-    # Some are told of only when they have ended.
+    # Codex reports some tools only when they end.
     first: list[DialectOutput] = [] if open_tool else [ev.ToolStarted(item.id, name, given)]
-    output, seen = _read_output(state.turn, item)
+    output, produced = _read_output(state.turn, item)
     if (why := _find_failure(item)) is not None:
-        return [*first, *seen, ev.ToolFailed(item.id, name, given, output, why)]
-    return [*first, *seen, ev.ToolCompleted(item.id, name, given, output)]
+        return [*first, *produced, ev.ToolFailed(item.id, name, given, output, why)]
+    return [*first, *produced, ev.ToolCompleted(item.id, name, given, output)]
 
 
 def _find_failure(item: CodexItem) -> str | None:
-    """Why it failed; None if it did not."""
+    """Return why a tool failed; None if it did not fail."""
     if item.type == "imageGeneration":
         return _find_image_failure(item)
     if (
@@ -165,8 +165,10 @@ def _find_failure(item: CodexItem) -> str | None:
 
 
 def _find_image_failure(item: CodexItem) -> str | None:
-    """Why there is no picture. Its status may be any word: only those that are known say no, and
-    where there is a picture none does."""
+    """Return why there is no image; None if there is one.
+
+    The status may be any word. Only known words mean a failure, and only without an image.
+    """
     if item.failure:
         word = item.failure.get("type") if isinstance(item.failure, dict) else None
         return word if isinstance(word, str) and word else "failed"
@@ -175,7 +177,7 @@ def _find_image_failure(item: CodexItem) -> str | None:
 
 
 def _read_output(turn: CodexTurn | None, item: CodexItem) -> tuple[Any, list[DialectOutput]]:
-    """What came of it, with the names of pictures in their place, and the new ones."""
+    """Read the output of a tool, with names in place of images, and the new images."""
     match item.type:
         case "commandExecution":
             return item.aggregated_output, []
@@ -186,19 +188,19 @@ def _read_output(turn: CodexTurn | None, item: CodexItem) -> tuple[Any, list[Dia
         case "imageGeneration":
             return _read_image(turn, item)
         case _:
-            # Of a web search; the others have none.
+            # Only a web search has results.
             return item.results, []
 
 
 def _read_mcp_result(
     turn: CodexTurn | None, result: dict[str, Any]
 ) -> tuple[Any, list[DialectOutput]]:
-    """What an MCP server has answered: for people, and for programs if that is something else."""
-    output, said = _join_texts(*images.extract_images(turn, result.get("content")))
+    """Read the result of an MCP tool: its text, and its structured content if that differs."""
+    content, output = _join_texts(*images.extract_images(turn, result.get("content")))
     data = result.get("structuredContent", result.get("structured_content"))
-    if data is None or _is_same(output, data):
-        return output, said
-    return ({"content": output, "structured_content": data} if output else data), said
+    if data is None or _is_same(content, data):
+        return content, output
+    return ({"content": content, "structured_content": data} if content else data), output
 
 
 def _is_same(text: Any, data: Any) -> bool:
@@ -209,19 +211,19 @@ def _is_same(text: Any, data: Any) -> bool:
 
 
 def _read_image(turn: CodexTurn | None, item: CodexItem) -> tuple[Any, list[DialectOutput]]:
-    """The name of a picture, or else where Codex has put it."""
-    said: list[DialectOutput] = []
+    """Return the name of a generated image, or else where Codex saved it."""
+    output: list[DialectOutput] = []
     name = None
     if turn and isinstance(item.result, str):
-        name = images.register_image(turn, EncodedImage("image/png", item.result), said)
-    return name or _select_fields("saved_path", "file_id")(item) or None, said
+        name = images.register_image(turn, EncodedImage("image/png", item.result), output)
+    return name or _select_fields("saved_path", "file_id")(item) or None, output
 
 
-def _join_texts(content: Any, said: list[DialectOutput]) -> tuple[Any, list[DialectOutput]]:
-    """Texts alone are one text."""
+def _join_texts(content: Any, output: list[DialectOutput]) -> tuple[Any, list[DialectOutput]]:
+    """Join content that consists of texts only into one text."""
     texts = collect_texts(content)
     is_text = isinstance(content, list) and len(texts) == len(content)
-    return "\n".join(texts) if is_text and texts else content, said
+    return "\n".join(texts) if is_text and texts else content, output
 
 
 def _find_tool_name(item: CodexItem) -> str:
@@ -237,7 +239,7 @@ def _read_input(item: CodexItem) -> Any:
 
 
 def _select_fields(*names: str) -> Callable[[CodexItem], Any]:
-    """The fields of an item, as far as they are there."""
+    """Build a function that selects the fields of an item that are present."""
 
     def select(item: CodexItem) -> Any:
         found = {name: getattr(item, name) for name in names}
@@ -246,7 +248,7 @@ def _select_fields(*names: str) -> Callable[[CodexItem], Any]:
     return select
 
 
-# What the tools are called, and what they are called with.
+# The name and the input of each tool.
 _TOOLS: dict[str, tuple[str, Callable[[CodexItem], Any]]] = {
     "commandExecution": ("commandExecution", _select_fields("command", "cwd")),
     "fileChange": ("fileChange", _select_fields("changes")),

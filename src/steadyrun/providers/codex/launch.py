@@ -1,9 +1,9 @@
-"""How is Codex started, and what do a thread and a turn of it hold? See docs/providers.md.
+"""Builds the command line, the files and the settings of Codex. See docs/providers.md.
 
-The app-server is told everything over its pipe; its arguments say only what holds for the process.
-`codex exec` has nothing but arguments and files. Either way there is one object of settings, laid
-over Codex's own config: what was asked for is stronger than an option with a name of its own, and
-that is stronger than the option `config`.
+The app server receives most settings as parameters of threads and turns; its arguments hold only
+the settings of the process. `codex exec` receives all settings as arguments and files. In both
+cases the settings override Codex's own config. The request overrides named options, and named
+options override the option `config`.
 """
 
 import base64
@@ -33,7 +33,7 @@ from steadyrun.providers.shared.arguments import (
     LONGEST_ARGUMENT_BYTES,
     check_argument,
     check_images,
-    is_argument,
+    check_option_names,
     refuse_option,
 )
 
@@ -45,9 +45,9 @@ PROGRAM = Program(
     login_file="auth.json",
     login_folder=("CODEX_HOME", ".codex"),
 )
-# A model that sets itself a goal has turns without end that nobody has asked for.
+# With this feature a model may begin turn after turn without a request.
 DISABLED = ("goals",)
-# Ours, and what Codex calls them: who is asked, and what a command may touch.
+# The modes of steadyrun, with the approval policy and the sandbox of Codex.
 MODES: Mapping[Mode, tuple[str, str]] = {
     "default": ("on-request", "workspace-write"),
     "accept_edits": ("on-request", "workspace-write"),
@@ -55,8 +55,8 @@ MODES: Mapping[Mode, tuple[str, str]] = {
     "full_auto": ("never", "workspace-write"),
     "dangerously_skip_permissions": ("never", "danger-full-access"),
 }
-# The type of the first line of the journal of a one-shot that goes on with a conversation: what it
-# says it has used is then what the whole conversation has, and another one is not what was wanted.
+# The type of the line that is printed before a one-shot process resumes a conversation. It marks
+# the usage as a total of the conversation, and names the conversation that must be resumed.
 RESUMED = "steadyrun.resumed"
 
 _POLICIES = {
@@ -65,13 +65,14 @@ _POLICIES = {
     "danger-full-access": "dangerFullAccess",
 }
 _QUIET: JsonObject = {"analytics": {"enabled": False}, "check_for_update_on_startup": False}
-# Settings of the process: a thread that has another provider than its process is refused a turn.
+# The settings of the process. Codex refuses turns of a thread whose model provider differs from
+# that of its process.
 _PROCESS_SETTINGS = (*_QUIET, "model_provider", "model_providers")
 _ENV = {"RUST_LOG": "error"}
 _READING, _WRITING = frozenset({"Read", "Glob", "Grep"}), frozenset({"Write", "Edit"})
 _WORKSPACE = "sandbox_workspace_write"
 _BASE, _SCHEMA, _PROMPT, _FIRST_LINE = "base.md", "schema.json", "prompt", "prompt.first"
-# Become their arguments, with the file that comes first as standard input.
+# Executes the arguments, with the file $0 as standard input.
 _FROM_FILE = 'exec "$@" <"$0"'
 _STOP_STEPS = (Rung("will", 2.0), Rung("eof", 2.0))
 _SIGINT = 2
@@ -80,9 +81,9 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class CodexOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of `providers.codex`; docs/providers.md says what each one means.
+    """The options of `providers.codex`; docs/providers.md describes each one.
 
-    What is wrong is a ValueError: msgspec makes it a part of its own error.
+    An invalid value raises ValueError, which msgspec adds to its own error.
     """
 
     one_shot: bool = False
@@ -110,10 +111,7 @@ class CodexOptions(Struct, frozen=True, forbid_unknown_fields=True):
         words = [("effort", self.effort)]
         for name in ("enabled_features", "disabled_features"):
             words += [(name, each) for each in getattr(self, name)]
-        for name, given in words:
-            if given is not None and not is_argument(given):
-                expected = "a name that is not empty and does not begin with -"
-                refuse_option(name, expected, repr(given[:80]))
+        check_option_names(words)
         if self.base_instructions is not None and not self.base_instructions.strip():
             refuse_option("base_instructions", "a text", repr(self.base_instructions[:80]))
 
@@ -138,8 +136,7 @@ class CodexOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def enforce(rights: Rights, options: CodexOptions) -> EnforcedRights | Refused:
-    """It runs commands, and its sandbox says what they may touch: there is no other switch, but for
-    the search of the web."""
+    """Codex works by commands, and its sandbox limits them. Only web search can be removed."""
     problem = next((why for is_so, why in _find_unenforceable(rights) if is_so), None)
     if problem:
         return Refused(problem)
@@ -155,21 +152,21 @@ def enforce(rights: Rights, options: CodexOptions) -> EnforcedRights | Refused:
 
 
 def _find_unenforceable(rights: Rights) -> Iterator[tuple[bool, str]]:
-    """What it cannot keep to, and whether that is asked for."""
+    """Yield each right that Codex cannot enforce, and whether it was requested."""
     allowed, denied = rights.allowed, set(rights.deny)
     yield "Bash" in denied, "it does everything by commands, so Bash cannot be denied"
     problem = "its commands read, so Read, Glob and Grep cannot be denied"
     yield bool(_READING & denied), problem
     problem = "it has one tool to write and to edit: allow both, or none"
     yield len(allowed & _WRITING) == 1, problem
-    problem = "who may write has commands, too: allow Bash, or neither Write nor Edit"
+    problem = "an agent that may write has commands, too: allow Bash, or neither Write nor Edit"
     yield bool(allowed & _WRITING) and "Bash" not in allowed, problem
     problem = "it always has commands, which read: allow one of Read, Glob, Grep, Bash"
     yield not allowed & (_READING | {"Bash"}), problem
 
 
 def launch(request: LaunchRequest, options: CodexOptions) -> Launch:
-    """How to start it for this request, or a named error that says why not."""
+    """Return how to start Codex, or raise a named error that explains why not."""
     _check_request(request)
     command = request.command or (PROGRAM.name,)
     if not options.one_shot:
@@ -195,16 +192,16 @@ def launch(request: LaunchRequest, options: CodexOptions) -> Launch:
 
 
 def build_thread_params(request: LaunchRequest, options: CodexOptions) -> JsonObject:
-    """What a thread is started or resumed with.
+    """Build the parameters that start or resume a thread.
 
-    Allowed to write, a thread would make Codex trust the directory by itself, and obey what the
-    project says there, commands included. So it begins without, and each turn is given its own.
+    A thread that may write would make Codex trust the directory and obey the settings of the
+    project, commands included. So each thread starts read-only, and each turn sets its sandbox.
     """
     asks, _ = MODES[request.turn.mode or request.mode]
     params: JsonObject = {
         "cwd": request.cwd,
         "approvalPolicy": asks,
-        # Not the reviewing agent that the user's own config may name.
+        # This overrides the reviewing agent that the user's own config may name.
         "approvalsReviewer": "user",
         "sandbox": "read-only",
     }
@@ -215,14 +212,16 @@ def build_thread_params(request: LaunchRequest, options: CodexOptions) -> JsonOb
     if options.base_instructions is not None:
         params["baseInstructions"] = options.base_instructions
     settings = _build_settings(request, options)
-    told = {key: value for key, value in settings.items() if key not in _PROCESS_SETTINGS}
-    if told:
-        params["config"] = told
+    thread_settings = {
+        key: value for key, value in settings.items() if key not in _PROCESS_SETTINGS
+    }
+    if thread_settings:
+        params["config"] = thread_settings
     return params
 
 
 def build_turn_params(turn: Turn, options: CodexOptions) -> JsonObject:
-    """What a turn is started with beside its thread and its input. All but the schema hold on."""
+    """Build the parameters of a turn. All but the schema also apply to later turns."""
     params: JsonObject = {}
     if turn.model is not None:
         params["model"] = turn.model
@@ -238,12 +237,12 @@ def build_turn_params(turn: Turn, options: CodexOptions) -> JsonObject:
 
 
 def build_input(text: str, images: Sequence[Image] = ()) -> list[JsonObject]:
-    """What a message says: the text, and after it the pictures."""
+    """Build the input of a message: the text, followed by the images."""
     return [{"type": "text", "text": text}, *map(_build_image_part, images)]
 
 
 def find_mode_note(mode: str) -> str | None:
-    """What whoever asked for this mode has to know; None if it does what its name says."""
+    """Return a note about a mode that Codex implements differently; None for the others."""
     if mode == "accept_edits":
         return "Codex has no mode accept_edits: default edits in its working directory unasked."
     return None
@@ -261,7 +260,7 @@ def _choose_model(request: LaunchRequest) -> str | None:
 
 
 def _build_settings(request: LaunchRequest, options: CodexOptions) -> JsonObject:
-    """What is laid over Codex's own config for a thread."""
+    """Build the settings that override Codex's own config for a thread."""
     named: JsonObject = {}
     if options.effort is not None:
         named["model_reasoning_effort"] = options.effort
@@ -283,7 +282,7 @@ def _list_writable_roots(options: CodexOptions) -> list[str]:
 
 
 def _build_sandbox_policy(sandbox: str, options: CodexOptions) -> JsonObject:
-    """The same as the thread's settings say, in the words of a turn."""
+    """Build the sandbox policy of a turn from the settings of the thread."""
     policy: JsonObject = {"type": _POLICIES[sandbox]}
     if sandbox != "workspace-write":
         return policy
@@ -296,7 +295,7 @@ def _build_sandbox_policy(sandbox: str, options: CodexOptions) -> JsonObject:
 
 
 def _build_process_settings(options: CodexOptions) -> JsonObject:
-    """What holds for the whole process. It does nothing for others than the user unless told to."""
+    """Build the settings of the process. Analytics and update checks are off by default."""
     given = {key: value for key, value in options.config.items() if key in _PROCESS_SETTINGS}
     return merge_tables(_QUIET, given)
 
@@ -311,7 +310,7 @@ def _build_feature_arguments(options: CodexOptions) -> Iterator[str]:
 
 
 def _build_prompt_prefix(request: LaunchRequest) -> tuple[str, ...]:
-    """What gives a prompt of any length to the one turn of a process."""
+    """Build the shell command that passes a prompt of any length on stdin."""
     first = "" if request.resume is None else 'cat "$0.first" && '
     return ("/bin/sh", "-c", first + _FROM_FILE, str(Path(request.directory) / _PROMPT))
 
@@ -320,7 +319,7 @@ def _build_arguments(request: LaunchRequest, options: CodexOptions) -> Iterator[
     directory = Path(request.directory)
     if request.resume is not None:
         yield "resume"
-    # It takes as many as come: another option must stand behind.
+    # This option takes all values up to the next option.
     for name, _ in _build_image_files(request.turn):
         yield from ("--image", str(directory / name))
     yield from ("--json", "--skip-git-repo-check")
@@ -336,7 +335,10 @@ def _build_arguments(request: LaunchRequest, options: CodexOptions) -> Iterator[
 
 
 def _to_thread_id(token: str) -> str:
-    """What is no id would be taken for a name, and for want of it a new conversation begun."""
+    """Make sure that the token is a uuid.
+
+    Codex looks up any other text as a name, and begins a new conversation if there is none.
+    """
     try:
         return str(UUID(token))
     except ValueError:
@@ -344,7 +346,7 @@ def _to_thread_id(token: str) -> str:
 
 
 def _build_exec_settings(request: LaunchRequest, options: CodexOptions) -> JsonObject:
-    """All that a thread of the app-server is told, as settings; nobody can be asked."""
+    """Build the settings of a thread for `exec`, which cannot request approvals."""
     _, sandbox = MODES[request.turn.mode or request.mode]
     asked: JsonObject = {"approval_policy": "never", "sandbox_mode": sandbox}
     if "projects" not in options.config:

@@ -1,8 +1,8 @@
-"""What became of a follow-up? Codex shows a message of ours when it takes it, and only that counts.
+"""Tracks follow-ups: whether Codex absorbed them, gave them a turn, or dropped them.
 
-That it has accepted one says nothing: interrupted before it was taken, it is forgotten. One that is
-taken at the very end of a turn may go unanswered: it is part of the conversation then, and a turn
-in which nothing new is said gets it its answer.
+Codex reports a user message when it takes it, and only that is evidence. An accepted message may
+still be dropped if the turn is interrupted. A message that is taken at the very end of a turn may
+get no answer, although it is part of the conversation. An empty turn then produces the answer.
 """
 
 from steadyrun.dialect import DialectOutput, TurnBegan
@@ -16,7 +16,7 @@ _UNTAKEN = "the turn ended before it was taken"
 def record_offer(
     state: CodexState, name: str, params: SentParams, *, is_queued: bool = False
 ) -> list[DialectOutput]:
-    """A message was written that is not to begin a turn of ours."""
+    """Record a message that does not begin a turn."""
     text = " ".join(collect_texts(params.input))
     client = params.client_user_message_id
     state.offers[name] = CodexOffer(text, client, is_queued=is_queued)
@@ -24,7 +24,7 @@ def record_offer(
 
 
 def accept_offer(state: CodexState, name: str) -> list[DialectOutput]:
-    """Too late, it is nobody's: the turn that it was for is over."""
+    """Record that Codex accepted an offer. After the end of its turn, the offer is returned."""
     offer = state.offers.get(name)
     if offer is None:
         return []
@@ -39,7 +39,7 @@ def return_offer(state: CodexState, name: str, why: str) -> list[DialectOutput]:
 
 
 def on_user_message(state: CodexState, item: CodexItem) -> list[DialectOutput]:
-    """A message is shown that the agent has from now on."""
+    """Handle a user message: it is part of the conversation from now on."""
     text = " ".join(collect_texts(item.content))
     for offer in state.offers.values():
         is_it = offer.client == item.client_id if offer.client else offer.text == text
@@ -50,28 +50,31 @@ def on_user_message(state: CodexState, item: CodexItem) -> list[DialectOutput]:
 
 
 def absorb_taken(state: CodexState) -> list[DialectOutput]:
-    """The model was asked since: what was taken before is part of this turn."""
+    """Report the taken offers as part of this turn, because the model was asked since."""
     names = [name for name, offer in state.offers.items() if offer.is_taken]
     return [ev.FollowupAbsorbed(name, state.offers.pop(name).text) for name in names]
 
 
 def settle_offers(state: CodexState) -> list[DialectOutput]:
-    """The turn is over. What is not accepted yet will be refused, or is taken no more."""
+    """Return the accepted offers that the turn did not take.
+
+    An offer that was not accepted yet stays open, because its reply still follows.
+    """
     names = [
         name
         for name, offer in state.offers.items()
         if offer.is_accepted and not offer.is_queued and not offer.is_taken
     ]
-    return [said for name in names for said in return_offer(state, name, _UNTAKEN)]
+    return [output for name in names for output in return_offer(state, name, _UNTAKEN)]
 
 
 def find_unanswered(state: CodexState) -> str | None:
-    """What was taken and has no answer."""
+    """Find an offer that was taken but not answered."""
     return next((name for name, offer in state.offers.items() if offer.is_taken), None)
 
 
 def begin_own_turn(state: CodexState, name: str) -> list[DialectOutput]:
-    """A turn begins that is there for nothing else."""
+    """Report that an offer became a turn of its own."""
     offer = state.offers.pop(name, None)
     fate: list[DialectOutput] = [ev.FollowupOwnTurn(name, offer.text)] if offer else []
     return [*fate, TurnBegan(name)]
@@ -82,7 +85,7 @@ def find_queued(state: CodexState) -> str | None:
 
 
 def return_all(state: CodexState) -> list[DialectOutput]:
-    """The process is gone, and what it had not taken with it."""
+    """Return the offers that the process had not taken when it ended."""
     taken = absorb_taken(state)
     names = list(state.offers)
     return [*taken, *(s for name in names for s in return_offer(state, name, "the process ended"))]

@@ -1,5 +1,7 @@
-"""What is said to Codex? Lines of JSON-RPC. The id of a request is the key it is sent under: an
-answer tells what it is an answer to, also to somebody who has not asked."""
+"""Builds the JSON-RPC lines that are written to Codex.
+
+The id of a request is its key. So a reply can be matched to its request after a takeover.
+"""
 
 from typing import Any
 
@@ -17,7 +19,7 @@ from steadyrun.providers.codex.launch import (
 )
 from steadyrun.providers.codex.state import CodexApproval, CodexTurn
 
-# How the keys begin of lines that tell something; what follows is the turn's or the offer's name.
+# The prefixes of keys; the turn's key, the offer's id or the mode follows.
 BEGIN, EMPTY_TURN, OFFER, THREAD = "begin", "again", "offer", "thread"
 _NAME = "steadyrun"
 COMMAND, CHANGES, PERMISSIONS = (
@@ -27,11 +29,11 @@ COMMAND, CHANGES, PERMISSIONS = (
 )
 ELICITATION = "mcpServer/elicitation/request"
 USER_INPUT = "item/tool/requestUserInput"
-# The tool that each of these questions is about.
+# The tool that each of these requests is about.
 TOOLS = {COMMAND: "commandExecution", CHANGES: "fileChange", PERMISSIONS: "permissions"}
-# Of these it need not ask again in the same conversation.
+# These can be allowed for the rest of the conversation.
 LASTING = frozenset({COMMAND, CHANGES})
-# The others are answered by ourselves: with no, in the words that each has for it.
+# The refusals of the other requests. Each method has its own form.
 _REFUSALS: dict[str, JsonObject] = {
     ELICITATION: {"action": "decline", "content": None},
     USER_INPUT: {"answers": {}},
@@ -45,7 +47,7 @@ _REFUSALS: dict[str, JsonObject] = {
 
 
 def build_open(request: LaunchRequest, options: CodexOptions) -> list[Send]:
-    """All of the handshake at once: it is answered in order."""
+    """Build the whole handshake at once, because Codex replies in order."""
     client = {"name": _NAME, "title": _NAME, "version": "1"}
     hello = {"clientInfo": client, "capabilities": {"experimentalApi": True}}
     params = build_thread_params(request, options)
@@ -63,15 +65,15 @@ def build_open(request: LaunchRequest, options: CodexOptions) -> list[Send]:
 
 
 def build_turn(turn: Turn, thread: str, options: CodexOptions) -> Send:
-    said = build_input(turn.text, turn.images)
-    params = {"threadId": thread, "input": said, "clientUserMessageId": turn.key}
+    content = build_input(turn.text, turn.images)
+    params = {"threadId": thread, "input": content, "clientUserMessageId": turn.key}
     return _build_request(
         f"{BEGIN}:{turn.key}", "turn/start", {**params, **build_turn_params(turn, options)}
     )
 
 
 def build_empty_turn(offer: str, thread: str) -> Send:
-    """Let it answer what it was told already."""
+    """Build a turn without input. Codex then answers the messages that it already has."""
     return _build_request(f"{EMPTY_TURN}:{offer}", "turn/start", {"threadId": thread, "input": []})
 
 
@@ -86,19 +88,23 @@ def build_offer(offer: Offer, thread: str, turn: str) -> Send:
 
 
 def build_interrupt(turn: CodexTurn, thread: str) -> Send:
-    """As long as its id is not known, whatever has begun is meant."""
+    """Build the interrupt. An empty id means the turn that is running."""
     key = f"interrupt:{turn.name}" if turn.id else f"interrupt:{turn.name}:early"
     return _build_request(key, "turn/interrupt", {"threadId": thread, "turnId": turn.id or ""})
 
 
 def build_terminate(item: str, process: str, thread: str) -> Send:
-    """End a command that an interrupted turn has left behind."""
+    """Build the request that terminates a command of an interrupted turn."""
     params = {"threadId": thread, "processId": process}
     return _build_request(f"terminate:{item}", "thread/backgroundTerminals/terminate", params)
 
 
 def build_decision(approval: str, ask: CodexApproval, verdict: Verdict) -> Send:
-    """It cannot be told to do something else instead: that would be done which nobody allowed."""
+    """Build the answer to an approval.
+
+    Codex cannot change the input of a tool. An answer with another input is a denial, because
+    Codex would run the original input.
+    """
     is_allowed = verdict.is_allowed and verdict.input is None
     if ask.method == PERMISSIONS:
         asked = msgspec.json.decode(ask.permissions or b"{}")
@@ -112,8 +118,8 @@ def build_decision(approval: str, ask: CodexApproval, verdict: Verdict) -> Send:
     return Send(f"decide:{approval}", _encode_answer(ask.request, answer))
 
 
-def build_decline(place: int, request: RpcId, method: str) -> Send:
-    """Without an answer it would wait for ever."""
+def build_decline(place: int, request: Id, method: str) -> Send:
+    """Build the refusal of a request. Without an answer, Codex would wait forever."""
     key = f"decline:{place}"
     if method in _REFUSALS:
         return Send(key, _encode_answer(request, _REFUSALS[method]))
@@ -122,7 +128,7 @@ def build_decline(place: int, request: RpcId, method: str) -> Send:
 
 
 def is_allowing(answer: Any) -> bool:
-    """Whether an answer to a question allows what was asked for."""
+    """Whether an answer to an approval allows the request."""
     match answer:
         case {"decision": str(word)}:
             return word.startswith("accept")

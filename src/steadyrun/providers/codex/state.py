@@ -1,4 +1,8 @@
-"""What is remembered of a Codex process? A function of the lines told and printed alone."""
+"""Defines the state of a Codex process.
+
+The state depends only on the lines that were written and printed. It is saved at the end of each
+turn by its field names, so a field must not be renamed.
+"""
 
 from msgspec import Struct
 
@@ -10,79 +14,79 @@ from steadyrun.providers.codex.frames import CodexTokens, RateLimitWindow
 
 
 class CodexTool(Struct):
-    """A tool that is used. `input` is JSON: a number in it may be too large to be saved."""
+    """A running tool. `input` stays JSON, because a number in it may be too large to be saved."""
 
     name: str
     input: bytes
-    # A command's, by which it can be ended.
+    # The process id of a command, by which it can be terminated.
     process: str | None = None
-    # It was asked whether it may be used.
+    # An approval was requested for it.
     is_asked_for: bool = False
-    # Its turn is over; it may have been told that it has ended with it.
+    # Late: its turn has ended. Cut off: its failure was reported with the end of the turn.
     is_late: bool = False
     is_cut_off: bool = False
 
 
 class CodexOffer(Struct):
-    """A follow-up that was not taken yet."""
+    """A follow-up whose fate is not known yet."""
 
     text: str
-    # The name we gave to it; a recording may have none.
+    # Our id of the message; a recording may have none.
     client: str | None
-    # It was accepted, which does not mean that it will be taken.
+    # Codex accepted it. That does not prove that it will be taken.
     is_accepted: bool = False
-    # It is part of the conversation; the model may not have been asked since.
+    # It is part of the conversation. The model may not have answered since.
     is_taken: bool = False
-    # It will be a turn of its own: what is never said by us.
+    # It will be a turn of its own. Only recordings have such messages.
     is_queued: bool = False
 
 
 class CodexApproval(Struct):
-    """A question that waits for our answer."""
+    """An open approval."""
 
     request: RpcId
     method: str
-    # What is asked for, where the answer has to say it again.
+    # The requested permissions, if the answer has to repeat them.
     permissions: bytes | None = None
 
 
 class CodexPendingRequest(Struct):
-    """What we have asked, and for whom."""
+    """A request of ours without a reply; `name` is the turn, offer or mode it was sent for."""
 
     method: str
     name: str
 
 
 class CodexTurn(Struct):
-    """The turn that is open. `name` is our key or made of the place it began, `id` is Codex's, and
-    `other_id` what its beginning calls it."""
+    """The open turn. `name` is the turn's key or made of the journal's offset, `id` is the id of
+    Codex, and `other_id` the id in its `turn/started`."""
 
     name: str
     id: str | None = None
     other_id: str | None = None
-    # What was said last, what was said to be the answer, and what is none.
+    # The last text, the text marked as the answer, and the last commentary.
     text: str | None = None
     answer: str | None = None
     aside: str | None = None
-    # What is to be done: the answer of a turn that says nothing else.
+    # The plan. It is the answer of a turn without any other text.
     plan: str | None = None
     used: CodexTokens | None = None
     cost: Cost = Cost()
     error: ErrorFact | None = None
-    # A hook was against it before the model was asked.
+    # A hook blocked it before the model was asked.
     blocked: ErrorFact | None = None
-    # Why the model was asked again, if it has not answered since.
+    # The reason of the last retry, if the model has not answered since.
     retry: ErrorFact | None = None
     retries: int = 0
-    # Nothing but a compaction, which somebody has asked for.
+    # It only compacts the conversation, by request.
     is_compaction: bool = False
-    # The size of the conversation before the compaction that is going on.
+    # The size of the conversation before the running compaction.
     compacted_tokens: int | None = None
     is_compacting: bool = False
-    # The names of the images so far by what tells them apart.
+    # The names of the images so far, by their keys.
     images: dict[str, str] = {}
     has_left_out_images: bool = False
-    # Of `exec`: anything was done in it.
+    # With `exec`: the turn had an item.
     has_steps: bool = False
 
     def is_called(self, turn: str | None) -> bool:
@@ -90,59 +94,58 @@ class CodexTurn(Struct):
 
     @property
     def has_answer(self) -> bool:
-        """Whether the model was asked, and has said anything."""
+        """Whether the model used tokens or answered."""
         return self.used is not None or bool(self.text or self.answer or self.aside or self.plan)
 
 
 class CodexState(Struct):
-    """What was told and printed so far, as far as it matters for what comes."""
+    """Everything that the Dialect remembers of one process."""
 
-    # It has printed something.
+    # It has printed a line that the Dialect knows.
     has_spoken: bool = False
-    # The conversation, and the one that was to be gone on with.
+    # The conversation; the one whose token was reported; the one to resume.
     thread: str | None = None
-    # The one that was told of.
     bound_thread: str | None = None
     resumed: str | None = None
     is_resumed: bool = False
     # Why there is no conversation.
     refused: ErrorFact | None = None
     model: str | None = None
-    # The mode that the process was started in, until a turn was told of it.
+    # The mode of the launch, until it was sent with a turn.
     untold_mode: Mode | None = None
     context_window: int | None = None
     # The size of the conversation.
     context_tokens: int | None = None
-    # What each conversation has used so far; the one that was told of last is the last.
+    # The tokens of each conversation so far. The one reported last is at the end.
     totals: dict[str, CodexTokens] = {}
-    # The conversations of sub-agents, and those that somebody goes on with beside the open turn.
+    # The conversations of sub-agents, and those that have a turn beside the open one.
     subagents: set[str] = set()
     beside: set[str] = set()
     turn: CodexTurn | None = None
     has_begun: bool = False
-    # The id of the turn before.
+    # The id of the previous turn.
     last_turn: str | None = None
     offers: dict[str, CodexOffer] = {}
-    # By the approval that was made of each.
+    # By the id of the approval.
     asks: dict[str, CodexApproval] = {}
     # By the id of the request, as JSON.
     asked: dict[str, CodexPendingRequest] = {}
     tools: dict[str, CodexTool] = {}
-    # Thoughts that were told as they came.
+    # The reasoning items that were streamed.
     thoughts: set[str] = set()
-    # What may be used in some time, by its name.
+    # The windows of the account's limits, by name.
     windows: dict[str, RateLimitWindow] = {}
-    # What was warned of: some warnings come with each turn.
+    # The warnings that were reported. Codex repeats some with each turn.
     warnings: set[str] = set()
     wants_compaction: bool = False
 
     def begin_turn(self, turn: CodexTurn) -> None:
-        """Nothing of the turn before is left."""
+        """Open a turn in place of the one before."""
         self.turn, self.has_begun = turn, True
         self.thoughts = set()
 
     def is_other(self, thread: str | None, turn: str | None = None) -> bool:
-        """Whether something belongs to another conversation, or to another turn than the open."""
+        """Whether a line belongs to another conversation, or to another turn than the open one."""
         if thread is not None and self.thread is not None and thread != self.thread:
             return True
         if turn is None or self.turn is None:

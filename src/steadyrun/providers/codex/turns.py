@@ -1,4 +1,8 @@
-"""When does a turn begin and end, and is it ours? Codex gives each an id, and says so."""
+"""Opens and closes turns.
+
+Codex gives each turn an id and reports its start and its end. It also runs turns of sub-agents, of
+other conversations, and turns that it begins itself.
+"""
 
 from typing import Any
 
@@ -25,15 +29,15 @@ from steadyrun.providers.codex.state import CodexState, CodexTurn
 
 _INTERRUPTED, _COMPLETED = "interrupted", "completed"
 STATUSES = (_COMPLETED, _INTERRUPTED, "failed")
-# How a hook ends that somebody should know of, and the two that keep something from being done.
+# The ends of hooks that are reported, and the two that block an action.
 _HOOK_STATUSES = frozenset({"failed", "blocked", "stopped"})
 _BLOCKING_STATUSES = frozenset({"blocked", "stopped"})
-# The hooks that come before the model is asked.
+# The hooks that run before the model is asked.
 _FIRST_HOOKS = frozenset({"sessionStart", "userPromptSubmit", "preModelRequest"})
 
 
 def on_turn_started(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
-    """A turn has begun. One that was told is open already."""
+    """Handle the start of a turn. A turn that steadyrun began is already open."""
     mine = state.turn
     if mine is None:
         return _begin_own_turn(state, turn, place)
@@ -45,7 +49,10 @@ def on_turn_started(state: CodexState, turn: TurnBody, place: int) -> list[Diale
 
 
 def bind_thread(state: CodexState) -> list[DialectOutput]:
-    """Without a turn there is nothing to go on with: a conversation is told of with its first."""
+    """Report the token of the conversation.
+
+    This waits for the first turn, because a conversation without a turn cannot be resumed.
+    """
     before, state.bound_thread = state.bound_thread, state.thread
     if state.thread is None or before == state.thread:
         return []
@@ -55,7 +62,7 @@ def bind_thread(state: CodexState) -> list[DialectOutput]:
 
 
 def _begin_own_turn(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
-    """Nobody has begun it, or it was queued."""
+    """Open a turn that Codex began: for a queued message, or by itself."""
     queued = offers.find_queued(state)
     if queued is not None:
         state.begin_turn(CodexTurn(queued, turn.root_id, turn.id))
@@ -67,24 +74,30 @@ def _begin_own_turn(state: CodexState, turn: TurnBody, place: int) -> list[Diale
 
 
 def record_parallel_turn(state: CodexState, thread: str) -> list[DialectOutput]:
-    """Somebody begins a turn of another conversation before this one has ended. A process has one
-    run at a time: there is none for it, and it is no follow-up."""
+    """Record a turn of another conversation that begins during the open turn.
+
+    A process has one run at a time, so that turn belongs to no run and is not a follow-up.
+    """
     state.beside.add(thread)
     return [ev.Note(f"a turn of {thread} was begun beside this one: it is kept as it is printed")]
 
 
-def on_parallel_notification(state: CodexState, news: Struct, frame: Frame) -> list[DialectOutput]:
-    """A line of another conversation. Pieces are not kept: they come whole."""
-    thread = getattr(news, "thread_id", None)
-    if thread not in state.beside or isinstance(news, DeltaNotification | SummaryPartNotification):
+def on_parallel_notification(
+    state: CodexState, notification: Struct, frame: Frame
+) -> list[DialectOutput]:
+    """Keep a line of another conversation. Deltas are skipped, as the whole text follows."""
+    thread = getattr(notification, "thread_id", None)
+    if thread not in state.beside or isinstance(
+        notification, DeltaNotification | SummaryPartNotification
+    ):
         return []
-    if isinstance(news, TurnNotification) and news.turn.status in STATUSES:
+    if isinstance(notification, TurnNotification) and notification.turn.status in STATUSES:
         state.beside.discard(thread)
     return [ev.Unknown.from_line(frame.raw)]
 
 
 def on_turn_completed(state: CodexState, ended: TurnBody) -> list[DialectOutput]:
-    """A turn has ended."""
+    """Handle the end of a turn."""
     turn = state.turn
     if turn is None or state.is_other(None, ended.id):
         return [ev.Note(f"a turn ended that was not open: {ended.id}")]
@@ -96,18 +109,21 @@ def on_turn_completed(state: CodexState, ended: TurnBody) -> list[DialectOutput]
     elif ended.status != _COMPLETED:
         end = _end_failed(state, end, ended.error)
     elif turn.blocked and not turn.has_answer:
-        # Codex calls it completed; nobody has answered.
+        # Codex reports it as completed, but the model did not answer.
         end = replace(end, status="failed", error=turn.blocked)
     asked = _withdraw_approvals(state)
-    left = _stop_open_tools(state) if ended.status == _INTERRUPTED else []
+    stopped = _stop_open_tools(state) if ended.status == _INTERRUPTED else []
     reason = ended.status if isinstance(ended.status, str) else None
     stats = _build_stats(state, end, reason)
-    before = [*_fail_compaction(turn, end), *asked, *left, stats]
+    before = [*_fail_compaction(turn, end), *asked, *stopped, stats]
     return [*before, *close_turn(state, end), *_answer_late_offer(state, end)]
 
 
 def _answer_late_offer(state: CodexState, end: TurnEnded) -> list[DialectOutput]:
-    """What was taken too late for an answer gets one; of a turn that failed it is a part."""
+    """Begin a turn for a follow-up that was taken too late for an answer.
+
+    In a turn that failed, the follow-up counts as part of that turn.
+    """
     unheeded = offers.find_unanswered(state)
     if end.status != "completed" or unheeded is None:
         return []
@@ -115,7 +131,7 @@ def _answer_late_offer(state: CodexState, end: TurnEnded) -> list[DialectOutput]
 
 
 def _end_interrupted(state: CodexState, end: TurnEnded, error: Any) -> TurnEnded:
-    """By us, or by Codex, which then says why."""
+    """Return the end of an interrupted turn. If Codex interrupted it, there is an error."""
     if not error:
         return replace(end, status="cancelled")
     fact = errors.build_error(error, state.windows.values())
@@ -132,25 +148,25 @@ def _end_failed(state: CodexState, end: TurnEnded, error: Any) -> TurnEnded:
     return replace(end, status=status, error=fact, stop_reason=reason)
 
 
-def on_hook(state: CodexState, news: HookNotification) -> list[DialectOutput]:
-    """A hook of Codex's own settings has ended."""
-    run, turn = news.run, state.turn
+def on_hook(state: CodexState, notification: HookNotification) -> list[DialectOutput]:
+    """Handle the end of a hook from the settings of Codex."""
+    run, turn = notification.run, state.turn
     if run.status not in _HOOK_STATUSES:
         return []
     words = "; ".join(collect_texts(run.entries)) or "it did not say why"
-    is_mine = turn is not None and not state.is_other(None, news.turn_id)
+    is_mine = turn is not None and not state.is_other(None, notification.turn_id)
     if turn and is_mine and run.status in _BLOCKING_STATUSES and run.event_name in _FIRST_HOOKS:
         turn.blocked = errors.build_hook_error(words)
     return [ev.Note(f"a hook of Codex ({run.event_name}) {run.status}: {words}")]
 
 
 def refuse_turn(state: CodexState, why: ErrorFact) -> list[DialectOutput]:
-    """The open turn was turned down."""
+    """Close the open turn, because Codex refused it."""
     return close_turn(state, TurnEnded("failed", error=why)) if state.turn else []
 
 
 def close_turn(state: CodexState, end: TurnEnded) -> list[DialectOutput]:
-    """The open turn is over; what still runs may end later."""
+    """Close the open turn. Tools that still run may end later."""
     asked = _withdraw_approvals(state)
     back = offers.settle_offers(state)
     if end.status != "completed":
@@ -163,7 +179,7 @@ def close_turn(state: CodexState, end: TurnEnded) -> list[DialectOutput]:
 
 
 def choose_text(turn: CodexTurn) -> str | None:
-    """What a turn has answered: what was said aside, or a plan, only where nothing else was."""
+    """Return the answer of a turn. Commentary or a plan counts only without any other text."""
     return turn.answer or turn.text or turn.aside or turn.plan
 
 
@@ -173,20 +189,18 @@ def _withdraw_approvals(state: CodexState) -> list[DialectOutput]:
     ]
 
 
-def withdraw_approval(state: CodexState, request: RpcId) -> list[DialectOutput]:
-    """A question is not asked any more."""
+def withdraw_approval(state: CodexState, request: Id) -> list[DialectOutput]:
+    """Resolve an approval that Codex withdrew."""
     return _resolve_approval(state, request, "cancelled", "provider")
 
 
-def on_decision(state: CodexState, request: RpcId, answer: Any) -> list[DialectOutput]:
-    """A question was answered."""
+def on_decision(state: CodexState, request: Id, answer: Any) -> list[DialectOutput]:
+    """Resolve an approval that was answered."""
     return _resolve_approval(state, request, "allow" if is_allowing(answer) else "deny", "user")
 
 
-def _resolve_approval(
-    state: CodexState, request: RpcId, verdict: str, by: str
-) -> list[DialectOutput]:
-    # 1 and "1" are different, and 0 is one of them.
+def _resolve_approval(state: CodexState, request: Id, verdict: str, by: str) -> list[DialectOutput]:
+    # The ids 1 and "1" are different, and 0 is an id.
     is_it = (type(request), request)
     names = [n for n, ask in state.asks.items() if (type(ask.request), ask.request) == is_it]
     for name in names:
@@ -195,14 +209,14 @@ def _resolve_approval(
 
 
 def end_from_exit(state: CodexState, last: ProcessExit) -> TurnEnded | None:
-    """How the turn ended that is open or never began; None where others have to say it."""
+    """Return the end of a turn whose process exited; None if the driver decides the end."""
     if not state.has_spoken:
         return errors.end_from_exit(last)
     return errors.end_mid_turn(last, state.turn.error) if state.turn else None
 
 
 def _find_stated_answer(items: Any) -> str | None:
-    """The answer as the end of the turn states it."""
+    """Find the answer among the items in the end of the turn."""
     parts = items if isinstance(items, list) else []
     for part in reversed(parts):
         match part:
@@ -212,24 +226,24 @@ def _find_stated_answer(items: Any) -> str | None:
 
 
 def _fail_compaction(turn: CodexTurn, end: TurnEnded) -> list[DialectOutput]:
-    """A compaction that was going on has failed."""
+    """Report the failure of a compaction that was running."""
     if not turn.is_compacting:
         return []
     return [ev.CompactionFailed(end.error.code if end.error else end.status)]
 
 
 def _stop_open_tools(state: CodexState) -> list[DialectOutput]:
-    """Interrupted, Codex leaves its commands running, and a question about them unanswered."""
-    said: list[DialectOutput] = []
+    """Terminate the commands that Codex leaves running after an interrupt."""
+    output: list[DialectOutput] = []
     for item, tool in state.tools.items():
         if tool.is_late:
             continue
         given = msgspec.json.decode(tool.input)
-        said.append(ev.ToolFailed(item, tool.name, given, error=STILL_RUNNING))
+        output.append(ev.ToolFailed(item, tool.name, given, error=STILL_RUNNING))
         if tool.process is not None:
-            said.append(build_terminate(item, tool.process, state.thread or ""))
+            output.append(build_terminate(item, tool.process, state.thread or ""))
         tool.is_cut_off = True
-    return said
+    return output
 
 
 def _build_stats(state: CodexState, end: TurnEnded, reason: str | None) -> ev.StatsUpdated:

@@ -1,7 +1,7 @@
-"""What has a turn used? Codex counts for the whole conversation, and says it more than once.
+"""Measures the tokens and the cost of a turn.
 
-What the last call has used is said again after a compaction, a failure and a resumption; only the
-growth of the sum is new.
+Codex reports totals of the whole conversation. It reports the last call again after a compaction,
+a failure and a resume. So only the growth of the total counts.
 """
 
 from typing import Any
@@ -21,21 +21,21 @@ from steadyrun.providers.codex.frames import (
 from steadyrun.providers.codex.state import CodexState, CodexTurn
 from steadyrun.providers.shared import prices
 
-# A process may serve conversation after conversation.
+# The number of conversations whose totals are kept. A process may run many of them.
 MOST_THREADS = 100
 
 
-def on_usage(state: CodexState, news: UsageNotification) -> list[DialectOutput]:
-    """The sum has been told."""
-    found, turn = news.token_usage, state.turn
-    before = _replace_total(state, news.thread_id or state.thread or "", found.total)
-    state.context_window = found.model_context_window or state.context_window
-    state.context_tokens = found.last.total_tokens
-    if turn is None or not turn.is_called(news.turn_id):
+def on_usage(state: CodexState, notification: UsageNotification) -> list[DialectOutput]:
+    """Handle a new total of the conversation."""
+    token_usage, turn = notification.token_usage, state.turn
+    before = _replace_total(state, notification.thread_id or state.thread or "", token_usage.total)
+    state.context_window = token_usage.model_context_window or state.context_window
+    state.context_tokens = token_usage.last.total_tokens
+    if turn is None or not turn.is_called(notification.turn_id):
         return []
-    # Of so many, this one may have been forgotten.
+    # With so many conversations, the total of this one may have been dropped.
     is_full = len(state.totals) >= MOST_THREADS
-    new = _measure_growth(before, found, is_resumed=state.is_resumed or is_full)
+    new = _measure_growth(before, token_usage, is_resumed=state.is_resumed or is_full)
     if new == CodexTokens():
         return []
     add_usage(state, turn, new, is_one_call=True)
@@ -44,24 +44,24 @@ def on_usage(state: CodexState, news: UsageNotification) -> list[DialectOutput]:
     return [*offers.absorb_taken(state), ev.UsageUpdated(usage, turn.cost)]
 
 
-def on_sub_agent_usage(state: CodexState, news: Any) -> list[DialectOutput]:
-    """Something of another conversation: what a sub-agent of this turn uses is used by the turn."""
-    turn, thread = state.turn, getattr(news, "thread_id", None)
+def on_sub_agent_usage(state: CodexState, notification: Any) -> list[DialectOutput]:
+    """Handle a notification of another conversation. A sub-agent's usage counts for its turn."""
+    turn, thread = state.turn, getattr(notification, "thread_id", None)
     if thread is None:
         return []
     if (
         turn
         and turn.id
-        and isinstance(news, TurnNotification)
-        and news.turn.root_turn_id == turn.id
+        and isinstance(notification, TurnNotification)
+        and notification.turn.root_turn_id == turn.id
     ):
         state.subagents.add(thread)
-    if not isinstance(news, UsageNotification):
+    if not isinstance(notification, UsageNotification):
         return []
-    found = news.token_usage
-    before = _replace_total(state, thread, found.total)
-    # It may begin with a conversation that was paid for before.
-    new = _measure_growth(before, found, is_resumed=True)
+    token_usage = notification.token_usage
+    before = _replace_total(state, thread, token_usage.total)
+    # It may continue a conversation whose earlier usage was already counted.
+    new = _measure_growth(before, token_usage, is_resumed=True)
     if turn is None or thread not in state.subagents or new == CodexTokens():
         return []
     add_usage(state, turn, new, is_one_call=True)
@@ -69,14 +69,17 @@ def on_sub_agent_usage(state: CodexState, news: Any) -> list[DialectOutput]:
 
 
 def add_usage(state: CodexState, turn: CodexTurn, used: CodexTokens, *, is_one_call: bool) -> None:
-    """Count what was used. Codex names no price, and a long call is dearer than two short ones."""
+    """Add tokens and their list price to a turn.
+
+    Codex reports no price. `is_one_call` matters, because a long call may have a higher rate.
+    """
     more = prices.estimate_cost(state.model, to_usage(used), is_one_call=is_one_call)
     turn.cost = more if turn.used is None else _add_costs(turn.cost, more)
     turn.used = _add_tokens(turn.used or CodexTokens(), used)
 
 
 def to_usage(used: CodexTokens | None) -> Usage | None:
-    """Without what was read from a cache or written to it; None if nothing was told."""
+    """Convert to `Usage`, whose input excludes cached tokens; None if there is no report."""
     if used is None:
         return None
     cached, written = used.cached_input_tokens, used.cache_write_input_tokens
@@ -84,7 +87,7 @@ def to_usage(used: CodexTokens | None) -> Usage | None:
 
 
 def _replace_total(state: CodexState, thread: str, total: CodexTokens) -> CodexTokens | None:
-    """What a conversation had used when its sum was told before; from now on it is this."""
+    """Store the new total of a conversation, and return the one before."""
     before = state.totals.pop(thread, None)
     state.totals[thread] = total
     if len(state.totals) > MOST_THREADS:
@@ -95,14 +98,14 @@ def _replace_total(state: CodexState, thread: str, total: CodexTokens) -> CodexT
 
 
 def _measure_growth(
-    before: CodexTokens | None, found: TokenUsage, *, is_resumed: bool
+    before: CodexTokens | None, token_usage: TokenUsage, *, is_resumed: bool
 ) -> CodexTokens:
-    now = found.total
+    now = token_usage.total
     if before is None:
-        # What a conversation has used before it was gone on with is told first, as a rule.
-        return _drop_total(found.last if is_resumed else now)
+        # The first total of a resumed conversation includes its earlier turns.
+        return _drop_total(token_usage.last if is_resumed else now)
     new = _add_tokens(now, before, sign=-1)
-    return _drop_total(found.last) if min(msgspec.structs.astuple(new)) < 0 else new
+    return _drop_total(token_usage.last) if min(msgspec.structs.astuple(new)) < 0 else new
 
 
 def _add_tokens(one: CodexTokens, other: CodexTokens, *, sign: int = 1) -> CodexTokens:
@@ -115,7 +118,7 @@ def _add_tokens(one: CodexTokens, other: CodexTokens, *, sign: int = 1) -> Codex
 
 
 def _add_costs(one: Cost, other: Cost) -> Cost:
-    """What is not known of a part is not known of the sum."""
+    """Add two costs. The sum is unknown if one of them is unknown."""
     if one.usd is None or other.usd is None:
         return Cost()
     return Cost(one.usd + other.usd, "estimated")

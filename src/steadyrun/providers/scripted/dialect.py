@@ -1,11 +1,10 @@
-"""How does the scripted CLI speak? See docs/providers.md for its frames.
+"""Translates between steadyrun and the scripted CLI. See docs/providers.md for its frames.
 
-It needs nothing installed and asks no model: for demos, for documentation and for tests of
-everything that stands above a Dialect.
+The scripted CLI is part of steadyrun and asks no model. It serves demos, documentation, and tests
+of the code above a Dialect.
 """
 
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, assert_never
 
@@ -71,6 +70,7 @@ from steadyrun.providers.scripted.frames import (
     decode_input,
     decode_output,
 )
+from steadyrun.providers.shared.epoch import to_datetime
 
 SETTINGS = "scripted.json"
 MEMORY = "scripted"
@@ -79,29 +79,33 @@ _ENTRY = str(Path(child.__file__).with_name("__main__.py"))
 
 
 class ScriptedOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """`script` is a file of steps, JSON or TOML, for every prompt that is not a script itself."""
+    """`script` is a JSON or TOML file of steps, for every prompt that is not a script itself."""
 
     script: str | None = None
 
 
 class ScriptedState(Struct):
-    """What was told and printed so far, as far as it matters for what comes."""
+    """Everything that the Dialect remembers of one process."""
 
     is_ready: bool = False
-    # The turn that is open: our key, the offer's id, or the child's name for its own.
+    # The open turn: its key, the offer's id, or the id of a turn that the child began.
     turn: str | None = None
-    # A turn of its own that it began before it saw the one we had told it.
+    # A turn that the child began before it read the one that was sent.
     prelude: str | None = None
     text: str | None = None
     offers: dict[str, str] = {}
-    # The child's questions by the approval that was made of each.
+    # The ids of the child's questions, by approval.
     asks: dict[str, str] = {}
-    # How many turns of its own are to come.
+    # How many turns the child will still begin.
     background: int = 0
 
 
 class Scripted:
-    """The Dialect of the scripted CLI."""
+    """The Dialect of the scripted CLI.
+
+    The driver owns one instance for each process. At most one turn is open: it opens when its frame
+    was written or a `began` was printed, and closes with its `ended`.
+    """
 
     name: ClassVar[str] = "scripted"
     program: ClassVar[Program | None] = None
@@ -120,7 +124,7 @@ class Scripted:
 
     @property
     def is_ready(self) -> bool:
-        """An offer that is still open at a turn's end becomes the next turn, before any other."""
+        """Not while an offer is open: it becomes the next turn, before any other."""
         return self.state.is_ready and self.state.turn is None and not self.state.offers
 
     @property
@@ -157,8 +161,8 @@ class Scripted:
         return [_encode("open", HelloFrame())]
 
     def begin(self, turn: Turn) -> list[Send]:
-        told = TurnFrame(turn.key, turn.text, turn.images, turn.schema)
-        return [_encode(f"begin:{turn.key}", told)]
+        request = TurnFrame(turn.key, turn.text, turn.images, turn.schema)
+        return [_encode(f"begin:{turn.key}", request)]
 
     def steer(self, offer: Offer) -> Send | Refused:
         if self.state.turn is None:
@@ -185,17 +189,17 @@ class Scripted:
 
     def on_sent(self, frame: Frame) -> list[DialectOutput]:
         try:
-            told = decode_input(frame.raw)
+            request = decode_input(frame.raw)
         except (ValueError, RecursionError):
-            return []  # a recording may have what we would not say
-        match told:
+            return []  # a recording may contain lines that steadyrun never writes
+        match request:
             case TurnFrame():
-                return self._begin_turn(told.key, told.key)
+                return self._begin_turn(request.key, request.key)
             case SteerFrame():
-                self._update_state(offers={**self.state.offers, told.id: told.text})
-                return [ev.FollowupOffered(told.id, told.text)]
+                self._update_state(offers={**self.state.offers, request.id: request.text})
+                return [ev.FollowupOffered(request.id, request.text)]
             case DecideFrame():
-                return self._record_decision(told)
+                return self._record_decision(request)
             case HelloFrame() | RecallFrame() | InterruptFrame():
                 return []
             case other:
@@ -203,15 +207,15 @@ class Scripted:
 
     def receive(self, frame: Frame) -> list[DialectOutput]:
         try:
-            said = decode_output(frame.raw)
+            output = decode_output(frame.raw)
         except (ValueError, RecursionError) as error:
             return [_keep_unknown(frame.raw, error)]
-        match said:
+        match output:
             case TextFrame():
-                self.state.text = said.text
-                return [ev.TextFinal(said.text)]
+                self.state.text = output.text
+                return [ev.TextFinal(output.text)]
             case ToolStartFrame() | ToolEndFrame() | AskFrame():
-                return [self._on_tool_frame(said, frame)]
+                return [self._on_tool_frame(output, frame)]
             case (
                 ReadyFrame()
                 | BeganFrame()
@@ -220,12 +224,12 @@ class Scripted:
                 | ReturnedFrame()
                 | BackgroundFrame()
             ):
-                return self._on_turn_frame(said)
+                return self._on_turn_frame(output)
             case _:
-                return [_to_event(said)]
+                return [_to_event(output)]
 
     def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
-        """What was offered and not taken in was lost with the process; the rest is the driver's."""
+        """Return the offers that were not read. The driver closes open tools and the turn."""
         offers = self.state.offers
         self._update_state(is_ready=False, offers={}, asks={}, background=0)
         return [
@@ -240,25 +244,25 @@ class Scripted:
         self._update_state(turn=turn, text=None)
         return [TurnBegan(taken)]
 
-    def _record_decision(self, told: DecideFrame) -> list[DialectOutput]:
-        approvals = [name for name, ask in self.state.asks.items() if ask == told.ask]
-        asks = {name: ask for name, ask in self.state.asks.items() if ask != told.ask}
+    def _record_decision(self, request: DecideFrame) -> list[DialectOutput]:
+        approvals = [name for name, ask in self.state.asks.items() if ask == request.ask]
+        asks = {name: ask for name, ask in self.state.asks.items() if ask != request.ask}
         self._update_state(asks=asks)
-        verdict = "allow" if told.allow else "deny"
+        verdict = "allow" if request.allow else "deny"
         return [ev.ApprovalResolved(name, verdict, by="user") for name in approvals]
 
-    def _on_turn_frame(self, said: TurnOutput) -> list[DialectOutput]:
-        match said:
+    def _on_turn_frame(self, output: TurnOutput) -> list[DialectOutput]:
+        match output:
             case ReadyFrame(token):
                 self._update_state(is_ready=True)
                 return [ev.TokenBound(token)] if token else []
             case BeganFrame():
-                return self._on_began(said)
+                return self._on_began(output)
             case EndedFrame():
-                return self._on_ended(said)
+                return self._on_ended(output)
             case AbsorbedFrame() | ReturnedFrame():
-                self._remove_offer(said.offer)
-                return [_build_offer_event(said)]
+                self._remove_offer(output.offer)
+                return [_build_offer_event(output)]
             case BackgroundFrame(count):
                 self._update_state(background=count)
                 return []
@@ -269,61 +273,63 @@ class Scripted:
         offers = self.state.offers
         self._update_state(offers={each: offers[each] for each in offers if each != offer})
 
-    def _on_began(self, said: BeganFrame) -> list[DialectOutput]:
-        """Ours began when we told it; what it prints of that is news only in a recording."""
-        if said.by == "offer":
-            self._remove_offer(said.turn)
-            own = ev.FollowupOwnTurn(said.turn, said.text or "")
-            return [own, *self._begin_turn(said.turn, said.turn)]
-        if said.by == "turn":
+    def _on_began(self, output: BeganFrame) -> list[DialectOutput]:
+        """Handle the start of a turn. A turn that steadyrun began is already open."""
+        if output.by == "offer":
+            self._remove_offer(output.turn)
+            own = ev.FollowupOwnTurn(output.turn, output.text or "")
+            return [own, *self._begin_turn(output.turn, output.turn)]
+        if output.by == "turn":
             self._update_state(text=None)
-            return [] if said.turn == self.state.turn else self._begin_turn(said.turn, said.turn)
+            return (
+                [] if output.turn == self.state.turn else self._begin_turn(output.turn, output.turn)
+            )
         if self.state.turn is None:
-            return self._begin_turn(said.turn, None)
-        self._update_state(prelude=said.turn)
-        return [ev.Note(f"it had begun a turn of its own, {said.turn}, before it saw this one")]
+            return self._begin_turn(output.turn, None)
+        self._update_state(prelude=output.turn)
+        return [ev.Note(f"it had begun a turn of its own, {output.turn}, before it saw this one")]
 
-    def _on_ended(self, said: EndedFrame) -> list[DialectOutput]:
-        if said.turn == self.state.prelude:
+    def _on_ended(self, output: EndedFrame) -> list[DialectOutput]:
+        if output.turn == self.state.prelude:
             self._update_state(prelude=None)
-            return [ev.Note(f"its own turn {said.turn} ended: {said.status}")]
-        text = self.state.text if said.result is None else said.result
+            return [ev.Note(f"its own turn {output.turn} ended: {output.status}")]
+        text = self.state.text if output.result is None else output.result
         self._update_state(turn=None, text=None, asks={})
-        error = None if said.error is None else _to_error(said.error)
-        return [TurnEnded(said.status, text, said.usage, _to_cost(said.cost_usd), error)]
+        error = None if output.error is None else _to_error(output.error)
+        return [TurnEnded(output.status, text, output.usage, _to_cost(output.cost_usd), error)]
 
-    def _on_tool_frame(self, said: ToolOutput, frame: Frame) -> ev.Event:
-        match said:
+    def _on_tool_frame(self, output: ToolOutput, frame: Frame) -> ev.Event:
+        match output:
             case ToolStartFrame():
-                return ev.ToolStarted(said.id, said.name, said.input)
+                return ev.ToolStarted(output.id, output.name, output.input)
             case ToolEndFrame():
-                return _build_tool_end(said)
+                return _build_tool_end(output)
             case AskFrame():
                 approval = str(frame.end)
-                self._update_state(asks={**self.state.asks, approval: said.id})
-                return ev.ApprovalRequested(approval, said.call, said.name, said.input, True)
+                self._update_state(asks={**self.state.asks, approval: output.id})
+                return ev.ApprovalRequested(approval, output.call, output.name, output.input, True)
             case other:
                 assert_never(other)
 
 
-def _build_offer_event(said: AbsorbedFrame | ReturnedFrame) -> ev.Event:
-    if isinstance(said, AbsorbedFrame):
-        return ev.FollowupAbsorbed(said.offer, said.text)
-    return ev.FollowupReturned(said.offer, said.text, said.reason)
+def _build_offer_event(output: AbsorbedFrame | ReturnedFrame) -> ev.Event:
+    if isinstance(output, AbsorbedFrame):
+        return ev.FollowupAbsorbed(output.offer, output.text)
+    return ev.FollowupReturned(output.offer, output.text, output.reason)
 
 
-def _build_tool_end(said: ToolEndFrame) -> ev.Event:
-    if said.error is None:
-        return ev.ToolCompleted(said.id, said.name, said.input, said.output)
-    return ev.ToolFailed(said.id, said.name, said.input, said.output, said.error)
+def _build_tool_end(output: ToolEndFrame) -> ev.Event:
+    if output.error is None:
+        return ev.ToolCompleted(output.id, output.name, output.input, output.output)
+    return ev.ToolFailed(output.id, output.name, output.input, output.output, output.error)
 
 
-def _encode(key: str, told: InputFrame) -> Send:
-    return Send(key, msgspec.json.encode(told))
+def _encode(key: str, request: InputFrame) -> Send:
+    return Send(key, msgspec.json.encode(request))
 
 
 def _keep_unknown(raw: bytes, problem: Exception) -> ev.Unknown:
-    """What is JSON, but not of ours, is kept; what is not even JSON is for the driver to keep."""
+    """Keep an unknown frame. Raise for a line that is not JSON, which the driver keeps."""
     if not isinstance(problem, msgspec.ValidationError):
         raise msgspec.DecodeError(str(problem)) from problem
     try:
@@ -333,22 +339,22 @@ def _keep_unknown(raw: bytes, problem: Exception) -> ev.Unknown:
     return ev.Unknown(raw.decode())
 
 
-def _to_event(said: FactOutput) -> ev.Event:
-    match said:
+def _to_event(output: FactOutput) -> ev.Event:
+    match output:
         case UsageFrame():
-            return ev.UsageUpdated(said.usage, _to_cost(said.cost_usd))
+            return ev.UsageUpdated(output.usage, _to_cost(output.cost_usd))
         case StatsFrame():
-            return ev.StatsUpdated(**msgspec.structs.asdict(said))
+            return ev.StatsUpdated(**msgspec.structs.asdict(output))
         case ImageFrame():
-            return ev.ImageProduced(said.name, said.media_type, said.size_bytes)
+            return ev.ImageProduced(output.name, output.media_type, output.size_bytes)
         case RetryingFrame():
-            return ev.ProviderRetrying(said.attempt, said.delay_ms, said.reason)
+            return ev.ProviderRetrying(output.attempt, output.delay_ms, output.reason)
         case _:
-            return _to_text_event(said)
+            return _to_text_event(output)
 
 
-def _to_text_event(said: TextOutput | CompactionOutput) -> ev.Event:
-    match said:
+def _to_text_event(output: TextOutput | CompactionOutput) -> ev.Event:
+    match output:
         case DeltaFrame(text):
             return ev.TextDelta(text)
         case ThinkingFrame(text):
@@ -358,29 +364,21 @@ def _to_text_event(said: TextOutput | CompactionOutput) -> ev.Event:
         case CompactingFrame(trigger):
             return ev.CompactionStarted(trigger)
         case CompactedFrame():
-            return _to_compaction_event(said)
+            return _to_compaction_event(output)
         case other:
             assert_never(other)
 
 
-def _to_compaction_event(said: CompactedFrame) -> ev.Event:
-    if said.error is not None:
-        return ev.CompactionFailed(said.error)
-    return ev.CompactionCompleted(said.trigger, said.tokens_before, said.tokens_after)
+def _to_compaction_event(output: CompactedFrame) -> ev.Event:
+    if output.error is not None:
+        return ev.CompactionFailed(output.error)
+    return ev.CompactionCompleted(output.trigger, output.tokens_before, output.tokens_after)
 
 
 def _to_cost(usd: float | None) -> Cost:
     return Cost() if usd is None else Cost(usd, "known")
 
 
-def _to_error(said: ScriptedFailure) -> ErrorFact:
-    at = _to_datetime(said.resets_at)
-    return ErrorFact(said.code, said.message, said.hint, said.retryable, at)
-
-
-def _to_datetime(epoch: float | None) -> datetime | None:
-    """A script may name a time that no calendar has: then there is none."""
-    try:
-        return None if epoch is None else datetime.fromtimestamp(epoch, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
+def _to_error(output: ScriptedFailure) -> ErrorFact:
+    at = to_datetime(output.resets_at)
+    return ErrorFact(output.code, output.message, output.hint, output.retryable, at)

@@ -1,4 +1,4 @@
-"""Which frames pass between us and the scripted CLI? One struct for each, tagged by `type`."""
+"""Defines the frames that the scripted CLI reads and prints, tagged by `type`."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from steadyrun.model.usage import Usage
 
 
 class _InputFrame(Struct, frozen=True, tag_field="type"):
-    """What is said to it."""
+    """A frame that the scripted CLI reads."""
 
 
 class HelloFrame(_InputFrame, frozen=True, tag="hello"): ...
@@ -47,7 +47,7 @@ class DecideFrame(_InputFrame, frozen=True, tag="decide"):
 
 
 class _OutputFrame(Struct, frozen=True, tag_field="type"):
-    """What it prints."""
+    """A frame that the scripted CLI prints."""
 
 
 class ReadyFrame(_OutputFrame, frozen=True, tag="ready"):
@@ -163,7 +163,7 @@ class NoteFrame(_OutputFrame, frozen=True, tag="note"):
 
 
 class BackgroundFrame(_OutputFrame, frozen=True, tag="background"):
-    # How many turns of its own it will begin.
+    # How many turns it will still begin by itself.
     open: int
 
 

@@ -1,1 +1,1 @@
-"""Code that several providers use."""
+"""Contains code that several providers use."""

@@ -1,6 +1,6 @@
-"""Can what was given be passed on to a CLI at all? The same answer for every CLI."""
+"""Checks values that are passed to a CLI: images, arguments and options."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from steadyrun.dialect import Image
@@ -13,12 +13,12 @@ from steadyrun.model.media import (
     detect_image_type,
 )
 
-# Linux gives a program no longer argument.
+# The longest argument that Linux passes to a program.
 LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1
 
 
 def check_images(images: Sequence[Image]) -> None:
-    """Refuse pictures that are too many, too large or of another kind."""
+    """Refuse images that are too many, too large or of an unsupported type."""
     total = sum(len(image.data) for image in images)
     if len(images) > MOST_IMAGES:
         raise InvalidUsage(f"expected at most {MOST_IMAGES} images, found {len(images)}")
@@ -32,7 +32,7 @@ def check_images(images: Sequence[Image]) -> None:
 
 
 def check_argument(what: str, value: str) -> str:
-    """The value, if it can be an argument."""
+    """Return the value if it can be an argument, else raise `InvalidUsage`."""
     if not is_argument(value):
         found = f"expected a name that does not begin with -, found {value[:80]!r}"
         raise InvalidUsage(f"{what}: {found}")
@@ -40,13 +40,21 @@ def check_argument(what: str, value: str) -> str:
 
 
 def is_argument(value: str) -> bool:
-    """Whether it can be an argument; what begins with - would be taken for an option."""
+    """Whether a value can be an argument. A CLI would read a leading - as an option."""
     return bool(value.strip()) and not value.startswith("-") and "\0" not in value
 
 
 def refuse_option(option: str, expected: str, found: object) -> NoReturn:
-    """An option that cannot work: msgspec makes it a part of its own error."""
+    """Refuse the value of an option. Msgspec adds this error to its own."""
     raise ValueError(f"{option}: expected {expected}, found {found}")
+
+
+def check_option_names(options: Iterable[tuple[str, str | None]]) -> None:
+    """Refuse an option whose value cannot be an argument; each has its name and its value."""
+    for option, value in options:
+        if value is not None and not is_argument(value):
+            expected = "a name that is not empty and does not begin with -"
+            refuse_option(option, expected, repr(value[:80]))
 
 
 def _check_image(number: int, image: Image) -> None:
@@ -55,7 +63,7 @@ def _check_image(number: int, image: Image) -> None:
         raise InvalidUsage(found, hint="Convert it first.")
     if detect_image_type(image.data) != image.media_type:
         expected = f"image {number}: expected {image.media_type}"
-        raise InvalidUsage(f"{expected}, found something else", hint="Is it the right file?")
+        raise InvalidUsage(f"{expected}, found something else", hint="Check the file.")
     if len(image.data) > LARGEST_IMAGE_BYTES:
         expected = f"image {number}: expected at most {_format_mb(LARGEST_IMAGE_BYTES)}"
         raise InvalidUsage(

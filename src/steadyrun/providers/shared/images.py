@@ -1,4 +1,7 @@
-"""Which pictures has a tool produced? Each is told once, and named in the place where it stood."""
+"""Extracts images from the output of tools.
+
+Each image is reported once. In the output, its name takes its place.
+"""
 
 import base64
 import re
@@ -16,14 +19,14 @@ _ENDINGS = {"image/jpeg": "jpg", "image/svg+xml": "svg"}
 
 
 class ImageTurn(Protocol):
-    """A turn that pictures are produced in: their names by what tells them apart."""
+    """A turn that may produce images: the names of its images, by their keys."""
 
     images: dict[str, str]
     has_left_out_images: bool
 
 
 class EncodedImage(Struct, frozen=True):
-    """A picture as it is printed, in base64."""
+    """An image as it is printed, in base64."""
 
     media_type: str
     data: str
@@ -34,7 +37,7 @@ class EncodedImage(Struct, frozen=True):
 
     @property
     def content(self) -> bytes:
-        """The image itself; nothing, if it is none."""
+        """The decoded image; empty if it is not base64."""
         try:
             return base64.b64decode(f"{self.data}==")
         except ValueError:
@@ -42,45 +45,46 @@ class EncodedImage(Struct, frozen=True):
 
 
 def extract_images(turn: ImageTurn | None, content: Any) -> tuple[Any, list[DialectOutput]]:
-    """A tool's output with the names of pictures in their place, and the new ones among them."""
+    """Replace the images in a tool's output by their names; also return the new images."""
     if not isinstance(content, list):
         return content, []
-    said: list[DialectOutput] = []
-    return [_name_image(turn, part, said) for part in content], said
+    output: list[DialectOutput] = []
+    return [_name_image(turn, part, output) for part in content], output
 
 
-def register_image(turn: ImageTurn, drawn: EncodedImage, said: list[DialectOutput]) -> str | None:
-    """The name of a picture; a new one is told. None if there are too many, it is too large, or it
-    is none."""
-    if name := turn.images.get(drawn.key):
+def register_image(turn: ImageTurn, image: EncodedImage, output: list[DialectOutput]) -> str | None:
+    """Return the name of an image, and add a new image to `output`.
+
+    The name is None if there are too many images, or if the image is too large or invalid.
+    """
+    if name := turn.images.get(image.key):
         return name
-    if len(turn.images) >= MOST_IMAGES or len(drawn.data) > LARGEST_IMAGE_CHARS:
+    if len(turn.images) >= MOST_IMAGES or len(image.data) > LARGEST_IMAGE_CHARS:
         if not turn.has_left_out_images:
             turn.has_left_out_images = True
-            said.append(ev.Note("there are more images, or larger ones, than are told of"))
+            output.append(ev.Note("there are more images, or larger ones, than are told of"))
         return None
-    content = drawn.content
+    content = image.content
     if not content:
         return None
-    kind = drawn.media_type
+    kind = image.media_type
     ending = _ENDINGS.get(kind, kind.removeprefix("image/"))
     name = f"image-{len(turn.images) + 1}.{ending}"
-    turn.images[drawn.key] = name
-    said.append(ProducedImage(name, kind, content))
+    turn.images[image.key] = name
+    output.append(ProducedImage(name, kind, content))
     return name
 
 
-def _name_image(turn: ImageTurn | None, part: Any, said: list[DialectOutput]) -> Any:
-    drawn = _parse_image(part)
-    if drawn is None:
+def _name_image(turn: ImageTurn | None, part: Any, output: list[DialectOutput]) -> Any:
+    image = _parse_image(part)
+    if image is None:
         return part
-    name = register_image(turn, drawn, said) if turn else None
-    return {"type": "image", "media_type": drawn.media_type, "name": name}
+    name = register_image(turn, image, output) if turn else None
+    return {"type": "image", "media_type": image.media_type, "name": name}
 
 
 def _parse_image(part: Any) -> EncodedImage | None:
-    """A picture is known by the shape of its block, whichever tool it comes from: the first is
-    Anthropic's, the second is that of MCP, the third is OpenAI's."""
+    """Recognize an image by the shape of its block: of Anthropic, of MCP, or of OpenAI."""
     match part:
         case {
             "type": "image",

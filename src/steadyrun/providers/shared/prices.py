@@ -1,11 +1,11 @@
-"""What would this have cost? An estimate, for CLIs that count tokens and name no price.
+"""Estimates the cost of tokens, for CLIs that report tokens but no price.
 
-The prices are in `prices.json`, which `scripts/prices.py` makes of the package genai-prices: those
-that were in force on the day it was published. The file is a constant of this package, read when
-the first price is asked for; nothing is ever fetched.
+The prices are in `prices.json`, which `scripts/prices.py` makes from the package genai-prices. They
+were in force on the day of its publication. The file is part of this package and is read when the
+first price is needed. Nothing is fetched.
 
-What is estimated is the maker's list price of the API. Who has a subscription, a discount, another
-service tier or another host for the same model pays something else.
+The estimate is the list price of the maker's API. A subscription, a discount, another service tier
+or another host for the same model has another price.
 """
 
 import re
@@ -23,7 +23,7 @@ FILE = Path(__file__).with_name("prices.json")
 
 
 class Clause(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which names are meant: one of these tests, or several of them. All of it is lower case."""
+    """A condition on model names: one test, or a combination. All texts are lower case."""
 
     equals: str | None = None
     starts_with: str | None = None
@@ -45,7 +45,7 @@ class Rates(Struct, frozen=True, array_like=True):
 
 
 class PricedModel(Struct, frozen=True):
-    """A model, and its rates: those of short calls first; empty if it is not sold by tokens."""
+    """A model and its rates, short calls first; empty if it is not priced by tokens."""
 
     name: str
     match: Clause
@@ -53,7 +53,7 @@ class PricedModel(Struct, frozen=True):
 
 
 class Maker(Struct, frozen=True):
-    """Who makes models; `match` are the names that can only be theirs."""
+    """A maker of models; `match` selects the names that belong to this maker only."""
 
     name: str
     match: Clause
@@ -61,7 +61,7 @@ class Maker(Struct, frozen=True):
 
 
 class PriceList(Struct, frozen=True):
-    """All we know of prices. `published` is the day of `source`, and `license` the terms of it."""
+    """All prices. `published` is the day of `source`, and `license` is its license."""
 
     source: str
     published: date
@@ -70,24 +70,23 @@ class PriceList(Struct, frozen=True):
 
 
 def estimate_cost(model: str | None, usage: Usage | None, *, is_one_call: bool = False) -> Cost:
-    """The list price of these tokens; unknown where the model or the tokens are.
+    """Return the list price of these tokens; unknown if the model or the tokens are unknown.
 
-    A name is looked up by the rules of the list itself. They match many names to the letter and
-    some by how they begin (`claude-opus-4-8[1m]` is a `claude-opus-4-8`); nothing is guessed beyond
-    them, so a model that is newer than the list is unknown.
+    The rules of the list match a model name exactly or by its beginning (`claude-opus-4-8[1m]` is a
+    `claude-opus-4-8`). Nothing else is guessed, so a model that is newer than the list is unknown.
 
-    Makers ask for more where a single call has a long input. The sum of several calls does not say
-    whether one of them had, and is priced as short ones; `is_one_call` says that it is no sum.
+    Some makers have higher rates for a single call with a long input. `is_one_call` states that
+    the tokens are those of one call. A sum of several calls is priced as short calls.
 
-    Input that was read from or written to a cache has rates of its own. Tokens of a cache that the
-    CLI does not tell (None) are among its `input_tokens`, or there are none.
+    Input that was read from or written to a cache has its own rates. If the CLI does not report
+    cache tokens (None), they are part of its `input_tokens`, or there are none.
     """
     if model is None or usage is None or usage.input_tokens is None or usage.output_tokens is None:
         return Cost()
     read, written = usage.cache_read_tokens or 0, usage.cache_write_tokens or 0
-    told = (usage.input_tokens, read, written)
-    rates = _find_rates(load_prices(), model.lower(), whole_input=sum(told) if is_one_call else 0)
-    if rates is None or min(*told, usage.output_tokens) < 0:
+    counts = (usage.input_tokens, read, written)
+    rates = _find_rates(load_prices(), model.lower(), whole_input=sum(counts) if is_one_call else 0)
+    if rates is None or min(*counts, usage.output_tokens) < 0:
         return Cost()
     of_input = rates.input * usage.input_tokens
     of_caches = rates.cache_read * read + rates.cache_write * written
@@ -95,15 +94,15 @@ def estimate_cost(model: str | None, usage: Usage | None, *, is_one_call: bool =
     return Cost(float((of_input + of_caches + of_output) / 1_000_000), "estimated")
 
 
-# No state: the file is part of the code, and never another one.
+# The cache holds no state: the file is part of the code and never changes.
 @cache
 def load_prices() -> PriceList:
-    """The list there is, with the day it is of."""
+    """Load the price list."""
     return msgspec.json.decode(FILE.read_bytes(), type=PriceList)
 
 
 def _find_rates(prices: PriceList, name: str, *, whole_input: int) -> Rates | None:
-    """The first maker that claims the name decides, and the first of its models that does."""
+    """Find the rates of a model: the first matching maker decides, then its first match."""
     maker = next((each for each in prices.makers if _is_match(each.match, name)), None)
     models = maker.models if maker else ()
     model = next((each for each in models if _is_match(each.match, name)), None)

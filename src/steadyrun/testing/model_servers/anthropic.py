@@ -106,14 +106,14 @@ class MessagesApi:
         body = read_body(request)
         messages: Sequence[Fields] = body.get("messages") or ()
         latest = take_new_items(messages, lambda message: message["role"] == "assistant")
-        news = tuple(block for message in latest for block in _list_blocks(message))
-        results = tuple(block for block in news if block.get("type") == "tool_result")
+        new_items = tuple(block for message in latest for block in _list_blocks(message))
+        results = tuple(block for block in new_items if block.get("type") == "tool_result")
         return ModelRequest(
             request,
             is_main=is_post_to(request, MESSAGES) and _is_conversation(body),
             tools=tuple(str(tool.get("name", "")) for tool in body.get("tools") or ()),
             messages=messages,
-            new_items=news,
+            new_items=new_items,
             results=results,
             outputs=tuple("\n".join(collect_texts(result.get("content"))) for result in results),
             user_text="\n".join(collect_user_texts(latest, REMINDERS)),

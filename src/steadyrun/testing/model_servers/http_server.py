@@ -223,8 +223,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.owner.settle(request, fate)
 
     def _read_headers(self) -> dict[str, str]:
-        told = {name.lower(): value for name, value in self.headers.items()}
-        return {name: value for name, value in told.items() if name not in SECRET_HEADERS}
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        return {name: value for name, value in headers.items() if name not in SECRET_HEADERS}
 
     def _read_body(self) -> Any:
         content = self.rfile.read(int(self.headers.get("content-length") or 0))

@@ -34,17 +34,17 @@ class ChatApi:
             return None
         body = read_body(request)
         messages: Sequence[Fields] = body.get("messages") or ()
-        news = tuple(take_new_items(messages, lambda message: message["role"] == "assistant"))
-        results = tuple(message for message in news if message["role"] == "tool")
+        new_items = tuple(take_new_items(messages, lambda message: message["role"] == "assistant"))
+        results = tuple(message for message in new_items if message["role"] == "tool")
         return ModelRequest(
             request,
             is_main=True,
             tools=tuple(_list_tools(body.get("tools") or ())),
             messages=messages,
-            new_items=news,
+            new_items=new_items,
             results=results,
             outputs=tuple("\n".join(collect_texts(result.get("content"))) for result in results),
-            user_text="\n".join(collect_user_texts(news)),
+            user_text="\n".join(collect_user_texts(new_items)),
         )
 
     def answer_lookup(self, request: HttpRequest) -> HttpReply | None:

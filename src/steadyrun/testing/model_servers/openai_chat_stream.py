@@ -84,23 +84,23 @@ def _stream_deltas(part: AnswerBlock) -> Iterator[Fields | Pause]:
             yield part.fields
         case TextBlock() | ThinkingBlock():
             name = "content" if isinstance(part, TextBlock) else "reasoning_content"
-            for said in part.pieces:
-                yield {name: said} if isinstance(said, str) else said
+            for piece in part.pieces:
+                yield {name: piece} if isinstance(piece, str) else piece
         case CallBlock():
             raise AssertionError("calls are numbered by who asks")
 
 
 def _stream_call(part: CallBlock, number: int, place: str) -> Iterator[Fields]:
-    kind, said = _find_call_keys(part)
+    kind, key = _find_call_keys(part)
     opened = _build_call(part, place)
-    yield {"tool_calls": [{"index": number, **opened, kind: {**opened[kind], said: ""}}]}
+    yield {"tool_calls": [{"index": number, **opened, kind: {**opened[kind], key: ""}}]}
     for piece in split_in_two(encode_input(part)):
-        yield {"tool_calls": [{"index": number, kind: {said: piece}}]}
+        yield {"tool_calls": [{"index": number, kind: {key: piece}}]}
 
 
 def _build_call(part: CallBlock, place: str) -> dict[str, Any]:
-    kind, said = _find_call_keys(part)
-    called = {"name": part.name, said: encode_input(part)}
+    kind, key = _find_call_keys(part)
+    called = {"name": part.name, key: encode_input(part)}
     return {"id": part.id or f"call_sim_{place}", "type": kind, kind: called}
 
 

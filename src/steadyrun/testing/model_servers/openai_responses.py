@@ -48,8 +48,8 @@ class ResponsesApi:
             return None
         body = read_body(request)
         messages = _list_items(body.get("input"))
-        news = tuple(take_new_items(messages, _is_model_item))
-        results = tuple(item for item in news if str(item.get("type")).endswith("_output"))
+        new_items = tuple(take_new_items(messages, _is_model_item))
+        results = tuple(item for item in new_items if str(item.get("type")).endswith("_output"))
         return ModelRequest(
             request,
             is_main=_is_conversation(request),
@@ -57,10 +57,10 @@ class ResponsesApi:
                 _list_tools([*(body.get("tools") or ()), *_list_additional_tools(messages)])
             ),
             messages=messages,
-            new_items=news,
+            new_items=new_items,
             results=results,
             outputs=tuple("\n".join(collect_texts(result.get("output"))) for result in results),
-            user_text="\n".join(collect_user_texts(news, REMINDERS)),
+            user_text="\n".join(collect_user_texts(new_items, REMINDERS)),
         )
 
     def answer_lookup(self, request: HttpRequest) -> HttpReply | None:
@@ -118,7 +118,7 @@ def _list_tools(tools: Sequence[Fields]) -> Iterator[str]:
 def _is_conversation(request: HttpRequest) -> bool:
     """Codex tells what it asks for; all but turns and compactions is its own business."""
     try:
-        told = json.loads(request.headers.get("x-codex-turn-metadata", "{}"))
+        metadata = json.loads(request.headers.get("x-codex-turn-metadata", "{}"))
     except ValueError:
         return True
-    return told.get("request_kind", "turn") in ("turn", "compaction")
+    return metadata.get("request_kind", "turn") in ("turn", "compaction")

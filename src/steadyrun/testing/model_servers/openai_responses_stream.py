@@ -38,10 +38,10 @@ def stream_response(step: ModelAnswer, name: str, model: str) -> Iterator[bytes 
 
 def build_failed_event(error: Break, name: str, model: str) -> bytes:
     """The event that ends a stream with an error."""
-    known = ERRORS[error.fault]
-    told = {"code": known.code or known.type, "message": error.message or known.message}
+    fault = ERRORS[error.fault]
+    details = {"code": fault.code or fault.type, "message": error.message or fault.message}
     return _encode(
-        "response.failed", response={**_build_head(name, model, "failed"), "error": told}
+        "response.failed", response={**_build_head(name, model, "failed"), "error": details}
     )
 
 
@@ -97,8 +97,8 @@ def _stream_summary(part: ThinkingBlock, at: Fields) -> Iterator[bytes | Pause]:
 def _stream_deltas(
     kind: str, part: TextBlock | ThinkingBlock, at: Fields
 ) -> Iterator[bytes | Pause]:
-    for said in part.pieces:
-        yield _encode(kind, **at, delta=said) if isinstance(said, str) else said
+    for piece in part.pieces:
+        yield _encode(kind, **at, delta=piece) if isinstance(piece, str) else piece
 
 
 def _stream_call(part: CallBlock, at: Fields) -> Iterator[bytes]:
@@ -121,9 +121,9 @@ def _build_item(part: AnswerBlock, place: str) -> dict[str, Any]:
             return {"type": "reasoning", "id": f"rs_sim_{place}", "summary": summary}
         case TextBlock():
             phase = {"phase": part.phase} if part.phase else {}
-            said = {"role": "assistant", "content": [_build_text(join_text(part))], **phase}
+            content = {"role": "assistant", "content": [_build_text(join_text(part))], **phase}
             ident = f"msg_sim_{place}"
-            return {"type": "message", "id": ident, "status": "completed", **said}
+            return {"type": "message", "id": ident, "status": "completed", **content}
 
 
 def _build_call(part: CallBlock, place: str) -> dict[str, Any]:
@@ -149,8 +149,8 @@ def _build_open_item(part: AnswerBlock, done: dict[str, Any]) -> dict[str, Any]:
         case ThinkingBlock():
             return {**done, "summary": []}
         case CallBlock():
-            said = "input" if isinstance(part.input, str) else "arguments"
-            return {**done, "status": "in_progress", said: ""}
+            key = "input" if isinstance(part.input, str) else "arguments"
+            return {**done, "status": "in_progress", key: ""}
 
 
 def _build_text(words: str) -> Fields:

@@ -31,12 +31,12 @@ class Script(Generic[RequestT, StepT]):
         """The step for this request; where none is left, a refusal that says so."""
         with self._lock:
             place, self._place = self._place, self._place + 1
-        found = self._steps[place] if place < len(self._steps) else self._fallback
-        while callable(found):
-            found = found(ask)
-        if found is None:
+        step = self._steps[place] if place < len(self._steps) else self._fallback
+        while callable(step):
+            step = step(ask)
+        if step is None:
             return Refusal("invalid", message=f"the script has no step number {place + 1}")
-        return found
+        return step
 
     @property
     def unused(self) -> int:

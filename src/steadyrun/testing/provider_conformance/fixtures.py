@@ -45,11 +45,11 @@ class PlayedRun:
 
     @property
     def live(self) -> list[LiveEvent]:
-        return [seen for seen in self.published if isinstance(seen, LiveEvent)]
+        return [entry for entry in self.published if isinstance(entry, LiveEvent)]
 
     def select(self, *kinds: type[EventT]) -> list[EventT]:
         """Stored events of the run's agent that are of these kinds."""
-        return [seen.event for seen in self.stored if isinstance(seen.event, kinds)]
+        return [entry.event for entry in self.stored if isinstance(entry.event, kinds)]
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def play(harness: ProviderHarness, situation: Situation, **options: Any) -
     """Start a run, listen to its end and read its record."""
     async with open_program(harness) as library:
         run = await library.start(get_prompt(harness, situation), **options)
-        published = [seen async for seen in run.events()]
+        published = [entry async for entry in run.events()]
         ended = await run.result()
     return await read_record(harness, ended, published)
 
@@ -98,17 +98,17 @@ def get_expected(harness: ProviderHarness, situation: Situation) -> str | bytes:
 async def wait_for_event(run: RunLike, *kinds: type[EventT]) -> EventT:
     """The first event of these kinds."""
     async with aclosing(run.events()) as events:
-        async for seen in events:
-            if isinstance(seen.event, kinds):
-                return seen.event
+        async for entry in events:
+            if isinstance(entry.event, kinds):
+                return entry.event
     raise AssertionError(f"{run.id} ended without any of {kinds}")
 
 
 async def wait_until_busy(run: RunLike) -> None:
     """Wait for the first thing that it says."""
     async with aclosing(run.events()) as events:
-        async for seen in events:
-            if not isinstance(seen.event, RunStarted | StatsUpdated):
+        async for entry in events:
+            if not isinstance(entry.event, RunStarted | StatsUpdated):
                 return
 
 
@@ -160,10 +160,10 @@ def _is_inside(pid: int, processes: Path) -> bool:
 
 def check_order(played: PlayedRun) -> None:
     """The run begins once and first, ends once and last, and no number is missing."""
-    own = [seen for seen in played.stored if seen.run == played.run.id]
+    own = [entry for entry in played.stored if entry.run == played.run.id]
     begun = own[:1] if played.run.started_at else []
     assert [each for each in own if isinstance(each.event, RunStarted)] == begun
     assert [each for each in own if isinstance(each.event, ENDS)] == own[-1:]
-    assert [seen.seq for seen in played.stored] == list(range(1, len(played.stored) + 1))
-    assert len({seen.id for seen in played.stored}) == len(played.stored)
+    assert [entry.seq for entry in played.stored] == list(range(1, len(played.stored) + 1))
+    assert len({entry.id for entry in played.stored}) == len(played.stored)
     assert all(item.is_settled for item in played.items), played.items

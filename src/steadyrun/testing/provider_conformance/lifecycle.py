@@ -48,8 +48,8 @@ async def check_a_run_begins_once_and_ends_once(harness: ProviderHarness) -> Non
     assert played.run.status == "completed"
     assert played.run.error is None
     assert str(get_expected(harness, "answers")) in (played.run.text or "")
-    stored = [seen for seen in played.published if isinstance(seen, StoredEvent)]
-    assert stored == [seen for seen in played.stored if seen.run == played.run.id]
+    stored = [entry for entry in played.published if isinstance(entry, StoredEvent)]
+    assert stored == [entry for entry in played.stored if entry.run == played.run.id]
 
 
 @promise("answers")
@@ -58,10 +58,10 @@ async def check_a_later_reader_gets_the_same_events(harness: ProviderHarness) ->
 
     async with open_program(harness) as library:
         run = await library.run(played.run.id)
-        heard = [seen async for seen in run.events()]
+        events = [entry async for entry in run.events()]
         ended = await run.result()
 
-    assert heard == [seen for seen in played.stored if seen.run == played.run.id]
+    assert events == [entry for entry in played.stored if entry.run == played.run.id]
     assert ended == played.run
 
 

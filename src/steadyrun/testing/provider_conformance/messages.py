@@ -44,8 +44,8 @@ def _check_fate(played: PlayedRun, item: str) -> str:
     ]
     assert len(offered) == 1
     assert len(ends) == 1
-    [found] = [each for each in played.items if each.id == item]
-    assert found.delivery == ends[0]
+    [record] = [each for each in played.items if each.id == item]
+    assert record.delivery == ends[0]
     return ends[0]
 
 

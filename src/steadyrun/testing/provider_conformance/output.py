@@ -56,8 +56,8 @@ async def check_stderr_does_not_block_and_is_not_stored(harness: ProviderHarness
 
     check_order(played)
     assert played.run.status == "completed"
-    assert not any(type(seen.event) in LIVE_ONLY for seen in played.stored)
-    assert any(isinstance(seen.event, OutputRaw) for seen in played.live)
+    assert not any(type(entry.event) in LIVE_ONLY for entry in played.stored)
+    assert any(isinstance(entry.event, OutputRaw) for entry in played.live)
 
 
 @promise("leaves_tool")
@@ -95,11 +95,11 @@ def _check_secrecy(harness: ProviderHarness, played: PlayedRun) -> None:
     secret = harness.secret.reveal()
     check_order(played)
     assert played.run.status == "completed"
-    told = [msgspec.json.encode(to_data(seen.event)).decode() for seen in played.published]
-    told += [msgspec.json.encode(to_data(seen.event)).decode() for seen in played.stored]
-    told += [msgspec.json.encode(played.run).decode(), *_join_streams(played)]
-    assert not [each for each in told if secret in each]
-    assert [each for each in told if REDACTED in each], "the secret never came"
+    texts = [msgspec.json.encode(data_of(entry.event)).decode() for entry in played.published]
+    texts += [msgspec.json.encode(data_of(entry.event)).decode() for entry in played.stored]
+    texts += [msgspec.json.encode(played.run).decode(), *_join_streams(played)]
+    assert not [each for each in texts if secret in each]
+    assert [each for each in texts if REDACTED in each], "the secret never came"
 
 
 def _check_files(harness: ProviderHarness) -> None:
@@ -112,7 +112,7 @@ def _check_files(harness: ProviderHarness) -> None:
 def _join_streams(played: PlayedRun) -> list[str]:
     """What a listener has when it puts the pieces of one kind together."""
     streams: dict[str, str] = defaultdict(str)
-    for seen in played.live:
-        fields = to_data(seen.event)
-        streams[f"{type(seen.event)} {fields.get('stream')}"] += fields.get("text", "")
+    for entry in played.live:
+        fields = data_of(entry.event)
+        streams[f"{type(entry.event)} {fields.get('stream')}"] += fields.get("text", "")
     return list(streams.values())

@@ -134,9 +134,9 @@ async def check_runs_continue_after_their_program_ends(harness: ProviderHarness)
         await wait_until_busy(run)
 
     async with open_program(harness) as library:
-        again = await library.run(run.id)
-        await again.cancel("now")
-        ended = await again.result()
+        reopened = await library.run(run.id)
+        await reopened.cancel("now")
+        ended = await reopened.result()
 
     check_order(await read_record(harness, ended))
     _check_cancelled(ended, "now")

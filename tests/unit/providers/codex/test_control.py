@@ -352,9 +352,9 @@ def test_what_is_not_for_us_to_answer_is_declined(method: str, answer: Any) -> N
     ("questions", "words"),
     [
         ([{"id": "q", "question": "Which?"}, {"question": "Why?"}], "Which? Why?"),
-        ([{"question": 7}, 7], "it did not say what"),
-        (7, "it did not say what"),
-        (None, "it did not say what"),
+        ([{"question": 7}, 7], "it has no text"),
+        (7, "it has no text"),
+        (None, "it has no text"),
     ],
 )
 def test_what_a_person_should_have_answered_is_noted(questions: Any, words: str) -> None:
@@ -364,7 +364,7 @@ def test_what_a_person_should_have_answered_is_noted(questions: Any, words: str)
 
     [send] = sends(said)
     assert told(send)["result"] == {"answers": {}}
-    assert said[1] == ev.Note(f"Codex wanted to ask a person, and nobody was asked: {words}")
+    assert said[1] == ev.Note(f"a question from Codex to the user was declined: {words}")
 
 
 def test_a_tool_of_ours_there_is_none() -> None:

@@ -1,11 +1,11 @@
-"""How is the scripted CLI started? As a file, by an interpreter that knows nothing of us."""
+"""Starts the scripted CLI as a file, in an interpreter without site packages."""
 
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # -I and -S leave our package out of the path. It comes last: the standard library wins. Only
-    # what the packages on the way import at once is imported here, and that must be nothing.
+    # With -I and -S the package is not on the path. It is added at the end, so that the standard
+    # library comes first. The packages above this module must import nothing, to start fast.
     sys.path.append(str(Path(__file__).parents[4]))
     from steadyrun.providers.scripted.child.cli import main
 

@@ -1,4 +1,4 @@
-"""What does the scripted CLI do from its start to its end?"""
+"""Runs the scripted CLI from its start to its end."""
 
 import contextlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from steadyrun.providers.scripted.child.wire import InputReader, decode_json, wr
 
 
 def main(argv: list[str]) -> int:
-    """Serve until stdin ends or SIGINT comes."""
+    """Run turns until stdin ends or SIGINT arrives."""
     if len(argv) != 2:
         write(2, b"usage: scripted_child MEMORY SETTINGS\n")
         return 2

@@ -1,4 +1,4 @@
-"""What was said to the scripted CLI, and which turn comes next? Input is filed when it comes."""
+"""Queues the input of the scripted CLI, and decides which turn comes next."""
 
 import time
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from steadyrun.providers.scripted.child.memory import Memory
 from steadyrun.providers.scripted.child.script import ScriptedTurn, ScriptStep
 from steadyrun.providers.scripted.child.wire import Args, InputReader, decode_json, print_frame
 
-# Waiting is cut into pieces that select() can take; input ends each of them early.
+# The longest wait that is passed to select(). Input ends a wait early.
 LONGEST_WAIT_SECONDS = 3600.0
 
 
 class PlayerSettings(NamedTuple):
-    """What the process was launched with."""
+    """The settings that the process was launched with."""
 
     resume: str | None = None
     script: str | None = None
@@ -27,13 +27,13 @@ class PlayerSettings(NamedTuple):
 
 
 class InputQueue:
-    """Everything that was said to us and is not answered yet."""
+    """The input that was read and not answered yet."""
 
     def __init__(self, wire: InputReader, settings: PlayerSettings, memory: Memory) -> None:
         self.reader, self.settings, self.memory = wire, settings, memory
         self.offers: dict[str, str] = {}
         self.answers: dict[str, Args] = {}
-        # The tools that need not be asked for any more.
+        # The tools that need no approval any more.
         self.always: set[str] = set()
         self.self_turns: list[tuple[float, list[ScriptStep]]] = []
         self._interrupted: set[str] = set()
@@ -42,7 +42,7 @@ class InputQueue:
         self._numbers: dict[str, int] = {}
 
     def iter_turns(self) -> Iterator[ScriptedTurn]:
-        """What to play, until nothing more can come."""
+        """Yield the turns to play, until no more input can arrive."""
         while not self.reader.is_aborted:
             idle_since = time.monotonic()
             while not (turn := self._pop_turn(idle_since)) and not self.reader.is_aborted:
@@ -53,7 +53,7 @@ class InputQueue:
                 yield turn
 
     def read_input(self, seconds: float | None) -> None:
-        """Wait this long for input and file what came."""
+        """Wait this long for input, and queue it."""
         for line in self.reader.read_lines(seconds):
             try:
                 self._accept(decode_json(line))
@@ -61,13 +61,16 @@ class InputQueue:
                 print_frame("note", text=f"the scripted CLI cannot read its input: {error!r}")
 
     def must_end(self, turn: ScriptedTurn) -> bool:
-        """Also our own turn, when the one that waits behind it was interrupted."""
+        """Whether a turn was interrupted.
+
+        A turn that the CLI began also ends if the turn that waits behind it was interrupted.
+        """
         waiting = self._queue if turn.by == "self" else []
         interrupted = any(each.id in self._interrupted for each in (turn, *waiting))
         return self.reader.is_aborted or interrupted
 
     def make_id(self, kind: str) -> str:
-        """A new id."""
+        """Make a new id."""
         self._numbers[kind] = self._numbers.get(kind, 0) + 1
         return f"{kind}-{self._numbers[kind]}"
 
@@ -75,32 +78,34 @@ class InputQueue:
         print_frame("returned", offer=offer, text=self.offers.pop(offer), reason=reason)
 
     def report_background(self) -> None:
-        """Say how many turns of our own are to come."""
+        """Print how many turns the CLI will still begin."""
         print_frame("background", open=len(self.self_turns))
 
-    def _accept(self, told: Args) -> None:
-        match told["type"]:
+    def _accept(self, message: Args) -> None:
+        match message["type"]:
             case "hello":
                 print_frame("ready", token=self.memory.token)
             case "turn":
-                self._accept_turn(told)
-            case "steer" if self._is_new(told["id"]):
-                self.offers[told["id"]] = told["text"]
-            case "recall" if told["id"] in self.offers:
-                self.return_offer(told["id"], "recalled")
+                self._accept_turn(message)
+            case "steer" if self._is_new(message["id"]):
+                self.offers[message["id"]] = message["text"]
+            case "recall" if message["id"] in self.offers:
+                self.return_offer(message["id"], "recalled")
             case "interrupt":
-                self._interrupted.add(told["turn"])
+                self._interrupted.add(message["turn"])
             case "decide":
-                self.answers[told["ask"]] = told
+                self.answers[message["ask"]] = message
             case "steer" | "recall":
-                pass  # told twice, or too late
+                pass  # a duplicate, or too late
             case other:
                 raise ValueError(f"no such frame: {other}")
 
-    def _accept_turn(self, told: Args) -> None:
-        if self._is_new(told["key"]):
-            images = tuple(told.get("images", ()))
-            turn = ScriptedTurn(told["key"], "turn", told["text"], images, told.get("schema"))
+    def _accept_turn(self, message: Args) -> None:
+        if self._is_new(message["key"]):
+            images = tuple(message.get("images", ()))
+            turn = ScriptedTurn(
+                message["key"], "turn", message["text"], images, message.get("schema")
+            )
             self._queue.append(turn)
 
     def _is_new(self, name: str) -> bool:
@@ -109,7 +114,7 @@ class InputQueue:
         return is_new
 
     def _pop_turn(self, idle_since: float) -> ScriptedTurn | None:
-        if self._queue:  # what is offered while a turn waits is meant for that turn
+        if self._queue:  # an offer that arrives while a turn waits is meant for that turn
             return self._queue.pop(0)
         if self.offers:
             offer = next(iter(self.offers))
@@ -121,8 +126,8 @@ class InputQueue:
         return None
 
     def _compute_wait(self, idle_since: float) -> float | None:
-        """How long to wait for input before we begin a turn; None: for ever."""
+        """Compute the seconds until the CLI begins a turn; None to wait for input only."""
         if not self.self_turns:
             return None
-        left = idle_since + self.self_turns[0][0] - time.monotonic()
-        return min(max(left, 0.0), LONGEST_WAIT_SECONDS)
+        remaining = idle_since + self.self_turns[0][0] - time.monotonic()
+        return min(max(remaining, 0.0), LONGEST_WAIT_SECONDS)

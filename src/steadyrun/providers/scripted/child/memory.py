@@ -1,4 +1,4 @@
-"""What was said in this conversation before? One file for each, named by its token."""
+"""Stores the texts of conversations, one file for each, named by its token."""
 
 import json
 import os
@@ -13,7 +13,7 @@ VERSION = 1
 
 
 class Memory:
-    """The texts of all turns. With a `problem` nothing is remembered, and every turn fails."""
+    """The texts of all turns. With a `problem`, nothing is stored and every turn fails."""
 
     def __init__(self, directory: Path, resume: str | None) -> None:
         self.token: str | None = resume or f"scr_{secrets.token_hex(8)}"
@@ -26,7 +26,7 @@ class Memory:
             self.token, self.problem = None, problem
 
     def add(self, texts: list[str]) -> None:
-        """Remember one turn."""
+        """Store the texts of one turn."""
         if self.problem is None:
             self.turns.append(texts)
             self._write()

@@ -1,4 +1,4 @@
-"""What does each step of a script do? One turn, played from its beginning to its end."""
+"""Plays one turn of a script, from its beginning to its end."""
 
 import contextlib
 import json
@@ -20,11 +20,15 @@ FILE_POLL_SECONDS = 0.01
 
 
 class TurnInterrupted(Exception):
-    """The turn ends here because somebody said so."""
+    """The turn was interrupted."""
 
 
 class Player:
-    """One turn. Every `do_` is a step."""
+    """Plays one turn. `cli.main` makes a player for each turn and calls `run`.
+
+    The turn begins, plays its steps in order, and ends as completed, failed, rate limited or
+    cancelled. Each method `do_…` plays the step of that name.
+    """
 
     def __init__(self, queue: InputQueue, turn: ScriptedTurn) -> None:
         self.queue, self.turn = queue, turn
@@ -35,7 +39,7 @@ class Player:
         self.tools = 0
 
     def run(self) -> None:
-        """Say that it began, play it, remember it, say how it ended."""
+        """Print `began`, play the steps, store the texts, and print `ended`."""
         offered = self.turn.text if self.turn.by == "offer" else None
         print_frame("began", turn=self.turn.id, by=self.turn.by, text=offered)
         status, error = self._run_guarded(self._play)
@@ -73,7 +77,7 @@ class Player:
             self.queue.memory.add(self.texts)
 
     def _poll_input(self, *, is_between: bool = True) -> None:
-        """Read what came meanwhile; between steps, take in what was offered."""
+        """Read new input. Between steps, absorb the offers."""
         self.queue.read_input(0)
         self._check_interrupt()
         for offer in list(self.queue.offers) if is_between else ():
@@ -87,11 +91,11 @@ class Player:
 
     def _wait(self, seconds: float, until: Callable[[], bool] | None = None) -> None:
         end = time.monotonic() + seconds
-        while not (until and until()) and (left := end - time.monotonic()) > 0:
-            self.queue.read_input(min(left, LONGEST_WAIT_SECONDS))
+        while not (until and until()) and (remaining := end - time.monotonic()) > 0:
+            self.queue.read_input(min(remaining, LONGEST_WAIT_SECONDS))
             self._check_interrupt()
 
-    # -- what is said
+    # -- text
 
     def do_text(self, args: Args) -> None:
         print_frame("text", text=args["text"])
@@ -122,13 +126,13 @@ class Player:
 
     def do_recall(self, _: Args) -> None:
         settings = self.queue.settings
-        known: Args = {"earlier": [text for turn in self.queue.memory.turns for text in turn]}
-        known |= {"system": settings.system, "model": settings.model, "mode": settings.mode}
-        known["images"] = [
+        facts: Args = {"earlier": [text for turn in self.queue.memory.turns for text in turn]}
+        facts |= {"system": settings.system, "model": settings.model, "mode": settings.mode}
+        facts["images"] = [
             {"media_type": image["media_type"], "bytes": len(image["data"].rstrip("=")) * 3 // 4}
             for image in self.turn.images
         ]
-        print_frame("text", text=json.dumps(known, ensure_ascii=False))
+        print_frame("text", text=json.dumps(facts, ensure_ascii=False))
 
     # -- tools
 
@@ -174,13 +178,13 @@ class Player:
         return None if is_allowed else f"the tool {name} is not allowed"
 
     def _ask(self, call: str, args: Args) -> Args:
-        """The answer. Who can no longer answer has not allowed it."""
+        """Ask for approval. If stdin is closed, the answer is a denial."""
         ask, answers, wire = self.queue.make_id("ask"), self.queue.answers, self.queue.reader
         print_frame("ask", id=ask, call=call, name=args["name"], input=args["input"])
         self._wait(math.inf, lambda: ask in answers or not wire.is_open)
         return answers.get(ask, {"allow": False, "message": "nobody is there to ask"})
 
-    # -- what is told about the turn
+    # -- facts about the turn
 
     def do_usage(self, args: Args) -> None:
         cost_usd = args["cost_usd"]
@@ -250,7 +254,7 @@ class Player:
         write(1, encode_frame("text", {"text": args["text"]}).rstrip(b"\n"))
         os._exit(args["code"])
 
-    # -- what goes wrong around it
+    # -- unusual output and processes
 
     def do_flood(self, args: Args) -> None:
         filler = "x" * args["bytes"]
@@ -292,7 +296,7 @@ class Player:
 
 
 def _become_sleeper(seconds: float) -> None:
-    """Become a process in a session of its own that outlives us."""
+    """Replace this process by one that sleeps in a session of its own."""
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Which value fits this JSON Schema? The smallest, as far as a small reader can tell."""
+"""Builds a small value that matches a JSON Schema."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ _DEEPEST = 30
 
 
 def build_sample(schema: Any, root: Any, depth: int = 0) -> Any:
-    """Objects have what is required and nothing else. Not read: patterns, formats, conditions."""
+    """Build a value with the required properties only.
+
+    Patterns, formats and conditions are not supported.
+    """
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return None
     if "const" in schema or "enum" in schema:
@@ -21,7 +24,7 @@ def build_sample(schema: Any, root: Any, depth: int = 0) -> Any:
 
 
 def _find_inner(schema: Args, root: Any) -> Any:
-    """The schema this one stands for, if it does."""
+    """Find the schema that this one refers to; None if it is complete itself."""
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
             return schema[key][0]
@@ -36,9 +39,9 @@ def _resolve_reference(reference: str, root: Any) -> Any:
 
 def _build_by_type(kind: str, schema: Args, root: Any, depth: int) -> Any:
     if kind == "object":
-        known = schema.get("properties", {})
+        properties = schema.get("properties", {})
         return {
-            name: build_sample(known.get(name, {"type": "string"}), root, depth + 1)
+            name: build_sample(properties.get(name, {"type": "string"}), root, depth + 1)
             for name in schema.get("required", ())
         }
     if kind == "array":

@@ -1,4 +1,4 @@
-"""What may a script say? The steps, their fields, and reading them before the first is played."""
+"""Defines the steps of a script, and reads a whole script before its first step is played."""
 
 import json
 import math
@@ -15,23 +15,23 @@ _SEE = "docs/providers.md lists the steps and what they take."
 
 
 class FieldKind(NamedTuple):
-    """What a field of a step may hold."""
+    """The type of a field of a step."""
 
     description: str
     is_valid: Callable[[Any], bool]
 
 
-def _is_whole(found: Any) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and found >= 0
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_amount(found: Any) -> bool:
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return is_number and 0 <= found < math.inf
+def _is_amount(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value < math.inf
 
 
-def _are_texts(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(each, str) for each in found)
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 TEXT = FieldKind("text", lambda found: isinstance(found, str))
@@ -113,7 +113,7 @@ STEPS: dict[str, dict[str, tuple[FieldKind, Any]]] = {
 
 
 class TurnFailed(Exception):
-    """The turn ends here, and not well."""
+    """The turn failed."""
 
     def __init__(
         self, code: str, message: str, *, hint: str = "", status: str = "failed", **more: Any
@@ -124,14 +124,14 @@ class TurnFailed(Exception):
 
 
 class ScriptInvalid(TurnFailed):
-    """The script cannot be played."""
+    """The script is invalid."""
 
     def __init__(self, problem: str) -> None:
         super().__init__("script_invalid", problem, hint=_SEE)
 
 
 class ScriptedTurn(NamedTuple):
-    """What is to be played. `by` is who began it: turn, offer or self."""
+    """A turn to play. `by` is what began it: turn, offer or self."""
 
     id: str
     by: str
@@ -142,30 +142,30 @@ class ScriptedTurn(NamedTuple):
 
 
 def find_steps(turn: ScriptedTurn, script: str | None, number: int) -> list[ScriptStep]:
-    """What to play in this turn: its own steps, else the prompt's, the file's or the demo's."""
+    """Find the steps of a turn: its own, else those of the prompt, of the file or of the demo."""
     if turn.steps is not None:
         return turn.steps
-    # What is told before the request itself stands in paragraphs of its own.
+    # Text that steadyrun puts before the request is in paragraphs of its own.
     _, is_script, steps = f"\n\n{turn.text.lstrip()}".rpartition(f"\n\n{PREFIX}")
     if is_script:
         return read_steps(_parse_json(steps, "the prompt"))
     return read_steps(_read_file(Path(script), number) if script else _build_demo(turn))
 
 
-def read_steps(found: Any, where: str = "") -> list[ScriptStep]:
-    """Check every step, also those of turns in turns."""
-    if not isinstance(found, list):
+def read_steps(value: Any, where: str = "") -> list[ScriptStep]:
+    """Check all steps, also those of nested turns."""
+    if not isinstance(value, list):
         raise ScriptInvalid(
-            f"{where or 'the script'}: expected a list of steps, found {_format_value(found)}"
+            f"{where or 'the script'}: expected a list of steps, found {_format_value(value)}"
         )
-    return [_read_step(step, f"{where}step {n}") for n, step in enumerate(found, 1)]
+    return [_read_step(step, f"{where}step {n}") for n, step in enumerate(value, 1)]
 
 
-def _read_step(found: Any, where: str) -> ScriptStep:
-    named = {found: {}} if isinstance(found, str) else found
+def _read_step(value: Any, where: str) -> ScriptStep:
+    named = {value: {}} if isinstance(value, str) else value
     if not isinstance(named, dict) or len(named) != 1:
         raise ScriptInvalid(
-            f"{where}: expected an object with one key, found {_format_value(found)}"
+            f"{where}: expected an object with one key, found {_format_value(value)}"
         )
     [(name, given)] = named.items()
     if name not in STEPS:
@@ -189,24 +189,24 @@ def _read_args(fields: dict[str, tuple[FieldKind, Any]], given: Any, where: str)
 
 def _read_field(key: str, given: Args, field: tuple[FieldKind, Any], where: str) -> Any:
     kind, default = field
-    found = given.get(key, default)
-    if found is NEEDED:
+    value = given.get(key, default)
+    if value is NEEDED:
         raise ScriptInvalid(f"{where}: expected {key}, {kind.description}, found none")
-    if found is not default and not kind.is_valid(found):
+    if value is not default and not kind.is_valid(value):
         raise ScriptInvalid(
-            f"{where}: expected {key} to be {kind.description}, found {_format_value(found)}"
+            f"{where}: expected {key} to be {kind.description}, found {_format_value(value)}"
         )
-    return read_steps(found, f"{where}: ") if kind is LIST else found
+    return read_steps(value, f"{where}: ") if kind is LIST else value
 
 
 def _read_file(path: Path, number: int) -> Any:
-    """A list of steps, or an object with `steps`, or with `turns`: a list of steps for each."""
+    """Read a file: a list of steps, an object with `steps`, or one with `turns`."""
     try:
         data = path.expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ScriptInvalid(f"cannot read the script {path}: {error}") from error
-    found = _parse_toml(data, path) if path.suffix == ".toml" else _parse_json(data, str(path))
-    match found:
+    value = _parse_toml(data, path) if path.suffix == ".toml" else _parse_json(data, str(path))
+    match value:
         case {"steps": steps, **more} if not more:
             return steps
         case {"turns": [_, *_] as turns, **more} if not more:
@@ -214,7 +214,7 @@ def _read_file(path: Path, number: int) -> Any:
         case dict():
             raise ScriptInvalid(f"{path}: expected steps, or turns with a list of steps for each")
         case _:
-            return found
+            return value
 
 
 def _parse_json(text: str, source: str) -> Any:
@@ -230,14 +230,14 @@ def _parse_toml(text: str, path: Path) -> Any:
     import tomllib  # noqa: PLC0415 (most scripts are JSON, and starting must be quick)
 
     try:
-        # Dates become text and nan is refused: a script can say no more than JSON can.
+        # A script has the values of JSON only: dates become text, and NaN is refused.
         return decode_json(json.dumps(tomllib.loads(text), default=str))
     except (ValueError, RecursionError) as error:
         raise ScriptInvalid(f"{path}: expected steps in TOML, found: {error}") from error
 
 
-def _format_value(found: Any) -> str:
-    text = json.dumps(found, ensure_ascii=False)
+def _format_value(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 

@@ -1,4 +1,4 @@
-"""How does the scripted CLI read and write? Lines of JSON, and nothing blocks for long."""
+"""Reads and writes lines of JSON for the scripted CLI."""
 
 import json
 import math
@@ -21,28 +21,28 @@ def encode_frame(kind: str, fields: Args) -> bytes:
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Write all of it."""
+    """Write all bytes."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def decode_json(text: bytes | str) -> Any:
-    """Read JSON, and nothing but JSON: Python's own reader takes NaN and 1e999, too."""
+    """Decode strict JSON. Python's own decoder also accepts NaN and 1e999."""
     return json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_float)
 
 
-def _refuse_constant(found: str) -> float:
-    raise ValueError(f"{found} is not a number in JSON")
+def _refuse_constant(value: str) -> float:
+    raise ValueError(f"{value} is not a number in JSON")
 
 
-def _parse_float(found: str) -> float:
-    number = float(found)
-    return number if math.isfinite(number) else _refuse_constant(found)
+def _parse_float(value: str) -> float:
+    number = float(value)
+    return number if math.isfinite(number) else _refuse_constant(value)
 
 
 class InputReader:
-    """What comes in: lines on stdin, and SIGINT."""
+    """Reads lines from stdin, and notices SIGINT."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -54,7 +54,7 @@ class InputReader:
         signal.signal(signal.SIGINT, self._abort)
 
     def read_lines(self, seconds: float | None) -> list[bytes]:
-        """What came within this time; at once when something is there."""
+        """Return the lines that arrive within this time, as soon as there are any."""
         watched = [self._wake, 0] if self.is_open else [self._wake]
         readable = select.select(watched, [], [], seconds)[0]
         if self._wake in readable:
@@ -64,7 +64,7 @@ class InputReader:
     def _read(self) -> list[bytes]:
         data = os.read(0, 1 << 20)
         self.is_open = bool(data)
-        # At the end of stdin a line without its line break is a line, too.
+        # At the end of stdin, a line without a line break counts as a line.
         first, *more = (data or b"\n").split(b"\n")
         self._partial.append(first)
         if not more:
