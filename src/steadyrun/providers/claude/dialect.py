@@ -287,7 +287,7 @@ class Claude:
 
     def _on_system(self, line: SystemLine, frame: Frame) -> list[DialectOutput]:
         output = notices.on_system_line(self.state, line.subtype, frame)
-        return [ev.Unknown.of(frame.raw)] if output is None else output
+        return [ev.Unknown.from_line(frame.raw)] if output is None else output
 
     def _on_result(self, line: ResultLine, _: Frame) -> list[DialectOutput]:
         return turns.on_result(self.state, line)
@@ -297,7 +297,10 @@ class Claude:
     ) -> list[DialectOutput]:
         request = line.request
         if request.subtype != "can_use_tool":
-            return [requests.build_decline(frame.end, line.request_id), ev.Unknown.of(frame.raw)]
+            return [
+                requests.build_decline(frame.end, line.request_id),
+                ev.Unknown.from_line(frame.raw),
+            ]
         approval, given = str(frame.end), bytes(request.input)
         self.state.asks[approval] = ClaudeApproval(
             line.request_id,

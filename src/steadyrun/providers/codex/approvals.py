@@ -13,7 +13,7 @@ from steadyrun.providers.codex.frames import ApprovalParams
 from steadyrun.providers.codex.state import CodexApproval, CodexState
 
 
-def on_server_request(state: CodexState, ask: Request, frame: Frame) -> list[DialectOutput]:
+def on_server_request(state: CodexState, ask: RpcRequest, frame: Frame) -> list[DialectOutput]:
     """Handle a request from Codex."""
     decline = requests.build_decline(frame.end, ask.id, ask.method)
     try:

@@ -183,20 +183,20 @@ class Codex:
         try:
             message = jsonrpc.decode(frame.raw)
             match message:
-                case Request():
+                case RpcRequest():
                     return self._record_request(message, frame)
-                case Response():
-                    answer = message.result_as(Any)
+                case RpcResponse():
+                    answer = message.decode_result(Any)
                     return turns.on_decision(self.state, message.id, answer)
-                case Failure():
+                case RpcFailure():
                     return turns.on_decision(self.state, message.id, None)
-                case Notification():
+                case RpcNotification():
                     return []
         except msgspec.DecodeError:
             return []  # a recording may contain lines that steadyrun never writes
 
-    def _record_request(self, request: Request, frame: Frame) -> list[DialectOutput]:
-        state, params = self.state, request.params_as(SentParams)
+    def _record_request(self, request: RpcRequest, frame: Frame) -> list[DialectOutput]:
+        state, params = self.state, request.decode_params(SentParams)
         name = frame.key.partition(":")[2] or f"line{frame.number}"
         asked = CodexPendingRequest(request.method, name)
         state.asked[_encode_id(request.id)] = asked
@@ -258,15 +258,15 @@ class Codex:
         self.state.has_spoken |= not any(isinstance(each, ev.Unknown) for each in output)
         return output
 
-    def _on_message(self, message: jsonrpc.Message, frame: Frame) -> list[DialectOutput]:
+    def _on_message(self, message: jsonrpc.RpcMessage, frame: Frame) -> list[DialectOutput]:
         match message:
-            case Notification():
+            case RpcNotification():
                 return self._on_notification(message, frame)
-            case Response():
+            case RpcResponse():
                 return self._on_reply(message, frame)
-            case Failure():
+            case RpcFailure():
                 return self._on_refusal(message, frame)
-            case Request():
+            case RpcRequest():
                 return approvals.on_server_request(self.state, message, frame)
 
     def _on_other_line(self, frame: Frame) -> list[DialectOutput]:
@@ -281,18 +281,20 @@ class Codex:
         line = decode_exec_line(frame.raw)
         output = codex_exec.on_line(self.state, line, frame.end)
         if output is None:
-            return [ev.Unknown.of(frame.raw)]
+            return [ev.Unknown.from_line(frame.raw)]
         self.state.has_spoken |= line.type != launch.RESUMED
-        return [ev.Unknown.of(frame.raw), *output] if codex_exec.is_unreadable(line) else output
+        return (
+            [ev.Unknown.from_line(frame.raw), *output] if codex_exec.is_unreadable(line) else output
+        )
 
-    def _on_notification(self, message: Notification, frame: Frame) -> list[DialectOutput]:
+    def _on_notification(self, message: RpcNotification, frame: Frame) -> list[DialectOutput]:
         method = message.method
         if method in SILENT_METHODS:
             return []
         kind = NOTIFICATIONS.get(method)
         if kind is None:
-            return [] if method.startswith(_SILENT_PREFIXES) else [ev.Unknown.of(frame.raw)]
-        notification: Any = message.params_as(kind)
+            return [] if method.startswith(_SILENT_PREFIXES) else [ev.Unknown.from_line(frame.raw)]
+        notification: Any = message.decode_params(kind)
         if self.state.is_other(getattr(notification, "thread_id", None)):
             kept = turns.on_parallel_notification(self.state, notification, frame)
             return [*kept, *usage.on_sub_agent_usage(self.state, notification)]
@@ -303,7 +305,9 @@ class Codex:
     ) -> list[DialectOutput]:
         if method == "turn/started":
             return turns.on_turn_started(self.state, notification.turn, frame.end)
-        kept = [] if notification.turn.status in turns.STATUSES else [ev.Unknown.of(frame.raw)]
+        kept = (
+            [] if notification.turn.status in turns.STATUSES else [ev.Unknown.from_line(frame.raw)]
+        )
         return [*kept, *turns.on_turn_completed(self.state, notification.turn)]
 
     def _on_item(
@@ -468,9 +472,9 @@ class Codex:
 
 def _keep_unknown(output: list[DialectOutput] | None, frame: Frame) -> list[DialectOutput]:
     """Return the events of a line, or keep the line if it is unknown."""
-    return [ev.Unknown.of(frame.raw)] if output is None else output
+    return [ev.Unknown.from_line(frame.raw)] if output is None else output
 
 
-def _encode_id(id_: jsonrpc.Id) -> str:
+def _encode_id(id_: jsonrpc.RpcId) -> str:
     """Encode an id as JSON, because 1 and "1" are different ids."""
     return msgspec.json.encode(id_).decode()

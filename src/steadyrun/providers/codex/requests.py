@@ -118,7 +118,7 @@ def build_decision(approval: str, ask: CodexApproval, verdict: Verdict) -> Send:
     return Send(f"decide:{approval}", _encode_answer(ask.request, answer))
 
 
-def build_decline(place: int, request: Id, method: str) -> Send:
+def build_decline(place: int, request: RpcId, method: str) -> Send:
     """Build the refusal of a request. Without an answer, Codex would wait forever."""
     key = f"decline:{place}"
     if method in _REFUSALS:

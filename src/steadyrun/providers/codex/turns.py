@@ -189,17 +189,19 @@ def _withdraw_approvals(state: CodexState) -> list[DialectOutput]:
     ]
 
 
-def withdraw_approval(state: CodexState, request: Id) -> list[DialectOutput]:
+def withdraw_approval(state: CodexState, request: RpcId) -> list[DialectOutput]:
     """Resolve an approval that Codex withdrew."""
     return _resolve_approval(state, request, "cancelled", "provider")
 
 
-def on_decision(state: CodexState, request: Id, answer: Any) -> list[DialectOutput]:
+def on_decision(state: CodexState, request: RpcId, answer: Any) -> list[DialectOutput]:
     """Resolve an approval that was answered."""
     return _resolve_approval(state, request, "allow" if is_allowing(answer) else "deny", "user")
 
 
-def _resolve_approval(state: CodexState, request: Id, verdict: str, by: str) -> list[DialectOutput]:
+def _resolve_approval(
+    state: CodexState, request: RpcId, verdict: str, by: str
+) -> list[DialectOutput]:
     # The ids 1 and "1" are different, and 0 is an id.
     is_it = (type(request), request)
     names = [n for n, ask in state.asks.items() if (type(ask.request), ask.request) == is_it]

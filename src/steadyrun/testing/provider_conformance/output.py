@@ -95,8 +95,8 @@ def _check_secrecy(harness: ProviderHarness, played: PlayedRun) -> None:
     secret = harness.secret.reveal()
     check_order(played)
     assert played.run.status == "completed"
-    texts = [msgspec.json.encode(data_of(entry.event)).decode() for entry in played.published]
-    texts += [msgspec.json.encode(data_of(entry.event)).decode() for entry in played.stored]
+    texts = [msgspec.json.encode(to_data(entry.event)).decode() for entry in played.published]
+    texts += [msgspec.json.encode(to_data(entry.event)).decode() for entry in played.stored]
     texts += [msgspec.json.encode(played.run).decode(), *_join_streams(played)]
     assert not [each for each in texts if secret in each]
     assert [each for each in texts if REDACTED in each], "the secret never came"
@@ -113,6 +113,6 @@ def _join_streams(played: PlayedRun) -> list[str]:
     """What a listener has when it puts the pieces of one kind together."""
     streams: dict[str, str] = defaultdict(str)
     for entry in played.live:
-        fields = data_of(entry.event)
+        fields = to_data(entry.event)
         streams[f"{type(entry.event)} {fields.get('stream')}"] += fields.get("text", "")
     return list(streams.values())
