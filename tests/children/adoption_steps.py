@@ -25,8 +25,16 @@ WRITES = (
     "offer_followups", "absorb", "return_offer", "continue_with", "settle", "rest",
     "start_unprompted", "release_lane", "retry", "retire_token", "cancel", "update_gate", "put",
 )  # fmt: skip
-# The verbs of a link; a frame is named by the kind of its key.
-WORDS = ("claim", "frame", "will", "signal", "eof", "stop")
+# The messages to a keeper and the methods that send them; a frame is named by the kind of its key.
+METHODS = {
+    "claim": "claim",
+    "frame": "send_frame",
+    "will": "deposit_will",
+    "signal": "send_signal",
+    "eof": "close_input",
+    "stop": "stop",
+}
+WORDS = tuple(METHODS)
 
 
 class Steps:
@@ -78,8 +86,8 @@ def watch_processes(steps: Steps) -> None:
     """Make steps of launching and of every word to a keeper, in this whole process."""
     _watch(steps, KeeperLauncher, "launch", "launch")
     _watch(steps, keeper_client, "start", "start keeper")
-    for word in WORDS:
-        _watch(steps, keeper_client.KeeperConnection, word, f"link {word}")
+    for word, method in METHODS.items():
+        _watch(steps, keeper_client.KeeperConnection, method, f"link {word}")
 
 
 def _watch(steps: Steps, owner: Any, verb: str, name: str) -> None:

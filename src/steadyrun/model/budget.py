@@ -1,8 +1,8 @@
-"""How far may it go? Limits in money and in tokens: of a run, an agent, a day and a month.
+"""Computes budgets: limits in money and in tokens of a run, an agent, a day and a month.
 
-Pure. What is not known is never taken for nothing: `BudgetRules.unknown` says how it counts. A run
-belongs to the day and the month in which it was created, and a day is a day of the calendar in
-`BudgetRules.zone`: 23 to 25 hours long where clocks are changed.
+Everything here is pure. An unknown cost is never counted as zero: `BudgetRules.unknown` defines how
+it counts. A run belongs to the day and the month of its creation. A day is a calendar day in
+`BudgetRules.zone`; it has 23 to 25 hours where clocks are changed.
 """
 
 import math
@@ -17,7 +17,7 @@ from steadyrun.model.usage import Cost, Usage, UsageSum, count_tokens
 
 Limit = Literal["run", "agent", "day", "month"]
 BudgetUnit = Literal["usd", "tokens"]
-# Money that is not known counts by its tokens, ends the run, or does not count.
+# An unknown cost counts by its tokens, ends the run, or does not count.
 UnknownCostRule = Literal["tokens", "refuse", "allow"]
 
 LIMITS: tuple[Limit, ...] = get_args(Limit)
@@ -26,7 +26,7 @@ WARNED, SPENT = 80, 100
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Limits in US dollars and in tokens; None is no limit. `agent` is for all of its life."""
+    """Limits in US dollars and in tokens; None is no limit. `agent` has no period."""
 
     run: float | None = None
     agent: float | None = None
@@ -43,7 +43,7 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        """Those that are set, in either unit."""
+        """The limits that are set, in either unit."""
         return tuple(
             limit
             for limit in LIMITS
@@ -52,7 +52,7 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 class BudgetRules(Struct, frozen=True):
-    """When a day begins, and what is made of money that is not known."""
+    """The time zone of a day, and how an unknown cost counts."""
 
     zone: tzinfo = UTC
     unknown: UnknownCostRule = "tokens"
@@ -60,7 +60,7 @@ class BudgetRules(Struct, frozen=True):
 
 
 class Spending(Struct, frozen=True):
-    """What was spent: `usd` as far as it is known or estimated, the rest in tokens and in runs."""
+    """What was spent: `usd` is the known or estimated cost; unknown cost is in tokens and runs."""
 
     usd: float = 0.0
     tokens: int = 0
@@ -71,15 +71,15 @@ class Spending(Struct, frozen=True):
         return Spending(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, other: "Spending") -> "Spending":
-        """Never below nothing: sums of fractions are not exact."""
+        """Never below zero: sums of fractions are not exact."""
         return Spending(
             *(max(0, a - b) for a, b in zip(astuple(self), astuple(other), strict=True))
         )
 
 
 class Window(Struct, frozen=True):
-    """A limit's time: since when (None: from the beginning), what others have spent in it, and how
-    much may be spent where somebody has allowed more than the limit."""
+    """The period of a limit: its start (None: no start), what other runs have spent in it, and the
+    extended amounts, if a user has allowed more than the limit."""
 
     since: datetime | None = None
     before: Spending = Spending()
@@ -103,7 +103,7 @@ class Mark(Struct, frozen=True):
 
 
 class BudgetExtension(Struct, frozen=True):
-    """So much may be spent now."""
+    """A user has extended a limit to `allowed`."""
 
     limit: Limit
     unit: BudgetUnit
@@ -111,7 +111,7 @@ class BudgetExtension(Struct, frozen=True):
 
 
 def explain_spent(limit: Limit, unit: BudgetUnit, *, spent: float, allowed: float) -> str:
-    """For whoever asks why nothing goes on."""
+    """Explain why an agent with this budget does not continue."""
     if spent < allowed:
         return f"what it costs is not known, and the budget of its {limit} must not be"
     money = unit == "usd"
@@ -141,7 +141,7 @@ def compute_total_spending(total: UsageSum) -> Spending:
 
 
 def measure_spending(spent: Spending, unit: BudgetUnit, rules: BudgetRules) -> float:
-    """How much of a limit that is."""
+    """Convert spending to an amount of one unit, as the rules say."""
     if unit == "tokens":
         return float(spent.tokens)
     by_tokens = spent.unknown_tokens * rules.usd_per_million / 1_000_000
@@ -149,7 +149,7 @@ def measure_spending(spent: Spending, unit: BudgetUnit, rules: BudgetRules) -> f
 
 
 def find_window_start(limit: Limit, at: datetime, zone: tzinfo) -> datetime | None:
-    """When the day or the month of this moment has begun; None: there is no such time."""
+    """The start of the day or the month of a time; None for other limits."""
     here = at.astimezone(zone)
     match limit:
         case "day":
@@ -164,7 +164,7 @@ def find_window_start(limit: Limit, at: datetime, zone: tzinfo) -> datetime | No
 def find_marks(
     budget: Budget, windows: Mapping[Limit, Window], own: Spending, rules: BudgetRules
 ) -> list[Mark]:
-    """The limits that are spent to 80 % or more, with what a run has spent itself."""
+    """The limits that are spent to 80 % or more, including the spending of this run."""
     found = []
     for limit in budget.limits:
         window = windows.get(limit, Window())
@@ -196,9 +196,9 @@ def _build_mark(
 
 
 def compute_extension(mark: Mark, budget: Budget) -> float | None:
-    """How much may be spent when a limit that was spent is allowed once more. Said again it is the
-    same. None: there is nothing to extend: the next run has all of its own limit, and what is not
-    known is not known then, either."""
+    """The new amount when a user allows a spent limit once more; the same each time it is computed.
+    None if there is nothing to extend: the next run starts with its full limit, or the cost is
+    unknown, which an extension would not change."""
     most = budget.get_limit(mark.limit, mark.unit)
     if mark.limit == "run" or most is None or mark.spent < mark.allowed:
         return None
@@ -206,7 +206,7 @@ def compute_extension(mark: Mark, budget: Budget) -> float | None:
 
 
 def parse_budget(words: tuple[str, ...]) -> Budget:
-    """A budget as it is typed: `day=5`, `run_tokens=200000`. `ValueError` says what is wrong."""
+    """Parse a budget as it is typed: `day=5`, `run_tokens=200000`. Raise `ValueError`."""
     found: dict[str, float] = {}
     for word in words:
         name, _, amount = word.partition("=")
@@ -233,7 +233,7 @@ def _parse_amount(name: str, text: str) -> float:
 
 
 def format_budget(budget: Budget) -> tuple[str, ...]:
-    """As it is typed."""
+    """The words that `parse_budget` accepts."""
     amounts = asdict(budget).items()
     return tuple(
         f"{name}={str(amount).removesuffix('.0')}" for name, amount in amounts if amount is not None

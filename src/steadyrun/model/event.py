@@ -1,7 +1,7 @@
-"""What was seen? A closed union of events, tagged by `type`, and their one encoding.
+"""Defines all events: a closed union, tagged by `type`.
 
-An event as a Dialect makes it has no time and no name; the driver emits it with both (`Emitted`);
-the store gives it its place (`StoredEvent`). Events of a later version survive as `Foreign`.
+A dialect makes an event without time and id. The driver adds both (`Emitted`), the store adds its
+position (`StoredEvent`). Events of a later version are kept as `Foreign`.
 """
 
 from collections import Counter
@@ -18,20 +18,20 @@ from steadyrun.model.usage import Cost, Usage
 VERSION = 1
 EventId = NewType("EventId", str)
 
-# What was being done when the store could not be written.
+# The step during which the store could not be written.
 RecordPhase = Literal["start", "append", "settle"]
-# What a person may be asked about: a tool that an agent wants to use, or the budget it has spent.
+# What an approval is about: a tool that the agent wants to use, or the budget it has spent.
 ApprovalTopic = Literal["tool", "budget"]
-# Who made an event that no journal line caused: a frame we sent, the exit, the runtime itself.
+# The source of an event without a journal line: a sent frame, the exit, the runtime.
 EventSource = Literal["s", "x", "r"]
 JsonObject = dict[str, Any]
 Kinds = Counter[type]
 
 
 class _Tagged(Struct, frozen=True, tag_field="type", gc=False):
-    """What all events share: the tag is the name on every surface.
+    """The base of all events. The tag is the public name of the type.
 
-    None of them can be part of a cycle, and there are many: the garbage collector need not look.
+    Events are many and never part of a reference cycle, so the garbage collector skips them.
     """
 
 
@@ -49,14 +49,14 @@ class ErrorFact(Struct, frozen=True):
 
 
 class Diagnostic(Struct, frozen=True):
-    """The last words of a process that failed without saying why."""
+    """The last output of a process that failed without an error message."""
 
     exit_code: int | None
     stderr_excerpt: str
 
 
 class RunStarted(_Tagged, frozen=True, tag="run.started"):
-    """The provider has taken the turn."""
+    """The provider has accepted the turn."""
 
     provider: str
     model: str | None = None
@@ -64,7 +64,7 @@ class RunStarted(_Tagged, frozen=True, tag="run.started"):
 
 
 class _RunEnd(_Tagged, frozen=True):
-    """The last event of its run, of whichever kind, with all that is known of it."""
+    """The fields of every event that ends a run."""
 
     status: str
     stop_reason: str | None = None
@@ -79,27 +79,27 @@ class _RunEnd(_Tagged, frozen=True):
 
 
 class RunCompleted(_RunEnd, frozen=True, tag="run.completed"):
-    """The turn ended as it should; `text` is its answer."""
+    """The turn ended normally; `text` is its answer."""
 
 
 class RunFailed(_RunEnd, frozen=True, tag="run.failed"):
-    """It did not complete; `error` says why, `diagnostic` the last words of a process that died."""
+    """The run failed; `error` is the reason, `diagnostic` the last output of a crashed process."""
 
 
 class RunCancelled(_RunEnd, frozen=True, tag="run.cancelled"):
-    """Somebody stopped it, or we did to shut down; `stop_reason` says who."""
+    """The run was cancelled by a user or by a shutdown; see `stop_reason`."""
 
 
 class RunTimedOut(_RunEnd, frozen=True, tag="run.timed_out"):
-    """A clock stopped it: `wall_timeout` or `idle_timeout`."""
+    """The run reached a timeout: `wall_timeout` or `idle_timeout`."""
 
 
 class RunRateLimited(_RunEnd, frozen=True, tag="run.rate_limited"):
-    """The provider takes no more for now; `error.retry_at` is when it will, if it has said so."""
+    """The provider refused by a rate limit; `error.retry_at` is when it ends, if stated."""
 
 
 class TextDelta(_Tagged, frozen=True, tag="text.delta"):
-    """A piece of an answer, as it comes."""
+    """A piece of an answer, published as it arrives."""
 
     text: str
 
@@ -111,7 +111,7 @@ class TextFinal(_Tagged, frozen=True, tag="text.final"):
 
 
 class ThinkingDelta(_Tagged, frozen=True, tag="thinking.delta"):
-    """A piece of what the model thinks, where the provider shows it."""
+    """A piece of the reasoning of the model, if the provider shows it."""
 
     text: str
 
@@ -124,28 +124,28 @@ class _Tool(_Tagged, frozen=True):
 
 
 class ToolStarted(_Tool, frozen=True, tag="tool.started"):
-    """The agent uses a tool."""
+    """The agent has started a tool call."""
 
 
 class ToolCompleted(_Tool, frozen=True, tag="tool.completed"):
-    """A tool has done its work."""
+    """A tool call succeeded."""
 
 
 class ToolFailed(_Tool, frozen=True, tag="tool.failed"):
-    """A tool did not; of one that was open when its turn ended, `error` is `still_running`."""
+    """A tool call failed; `error` is `still_running` if it was open when its turn ended."""
 
     error: str | None = None
 
 
 class UsageUpdated(_Tagged, frozen=True, tag="usage.updated"):
-    """What the run has used and cost so far."""
+    """The tokens and the cost of the run so far."""
 
     usage: Usage
     cost: Cost = Cost()
 
 
 class LimitWindow(Struct, frozen=True, gc=False):
-    """How much of what an account may use in some time is used, and when that begins anew."""
+    """A usage limit of the account: how much is used, and when it resets."""
 
     name: str
     used_percent: float
@@ -154,7 +154,7 @@ class LimitWindow(Struct, frozen=True, gc=False):
 
 
 class StatsUpdated(_Tagged, frozen=True, tag="stats.updated"):
-    """What the provider tells of itself: its model, its context, the limits of the account."""
+    """Facts from the provider: its model, its context window, the limits of the account."""
 
     model: str | None = None
     context_window: int | None = None
@@ -162,31 +162,31 @@ class StatsUpdated(_Tagged, frozen=True, tag="stats.updated"):
     cache_write_tokens: int | None = None
     output_tokens: int | None = None
     terminal_reason: str | None = None
-    # As far as the provider tells.
+    # As far as the provider reports them.
     limits: tuple[LimitWindow, ...] = ()
 
 
 class TokenBound(_Tagged, frozen=True, tag="token.bound"):
-    """The conversation has a name, by which it can be resumed."""
+    """The conversation has a token with which it can be resumed."""
 
     token: str
 
 
 class TokenRotated(_Tagged, frozen=True, tag="token.rotated"):
-    """The conversation goes on under another name."""
+    """The conversation continues with another token."""
 
     token: str
     reason: str | None = None
 
 
 class CompactionStarted(_Tagged, frozen=True, tag="compaction.started"):
-    """The conversation has become too long and is being shortened."""
+    """The conversation is too long, and the provider has started to shorten it."""
 
     trigger: str | None = None
 
 
 class CompactionCompleted(_Tagged, frozen=True, tag="compaction.completed"):
-    """It was shortened."""
+    """The conversation was shortened."""
 
     trigger: str | None = None
     tokens_before: int | None = None
@@ -194,23 +194,23 @@ class CompactionCompleted(_Tagged, frozen=True, tag="compaction.completed"):
 
 
 class CompactionFailed(_Tagged, frozen=True, tag="compaction.failed"):
-    """It could not be shortened."""
+    """The conversation could not be shortened."""
 
     reason: str | None = None
 
 
 class ImageProduced(_Tagged, frozen=True, tag="image.produced"):
-    """The agent has made an image; `file` is where it is kept, from our home on."""
+    """The agent has produced an image; `file` is its path relative to the home directory."""
 
     name: str
     media_type: str
     size_bytes: int
-    # Where it is kept, from the home directory on.
+    # Relative to the home directory.
     file: str | None = None
 
 
 class OutputRaw(_Tagged, frozen=True, tag="output.raw"):
-    """What a process printed, as it comes."""
+    """Raw output of a process, published as it arrives."""
 
     stream: Literal["stdout", "stderr"]
     text: str
@@ -222,38 +222,38 @@ class _Followup(_Tagged, frozen=True):
 
 
 class FollowupOffered(_Followup, frozen=True, tag="followup.offered"):
-    """A message was said to the turn that is running; another event will tell what became of it."""
+    """A message was offered to the running turn; a later event reports the result."""
 
 
 class FollowupAbsorbed(_Followup, frozen=True, tag="followup.absorbed"):
-    """The running turn has taken it, and it is settled with the run."""
+    """The running turn has taken the message; it is settled with the run."""
 
 
 class FollowupOwnTurn(_Followup, frozen=True, tag="followup.own_turn"):
-    """The provider takes it as a turn of its own, after this one: a run of its own."""
+    """The provider will handle the message in the next turn, which is a separate run."""
 
 
 class FollowupReturned(_Followup, frozen=True, tag="followup.returned"):
-    """It was not taken."""
+    """The message was not taken."""
 
     reason: str | None = None
 
 
 class ApprovalRequested(_Tagged, frozen=True, tag="approval.requested"):
-    """The agent asks whether it may use a tool, and waits. Or it has spent its `budget`, is paused,
-    and its owner is asked how to go on."""
+    """The agent waits for permission to use a tool. Or it has spent its `budget`: it is paused, and
+    its owner decides how it continues."""
 
     approval: str
     tool_call_id: str | None
     tool_name: str
     tool_input: Any = None
-    # It can be told not to ask again for the same in this conversation.
+    # Whether it can be allowed for the whole conversation.
     offers_always: bool = False
     about: ApprovalTopic = "tool"
 
 
 class ApprovalResolved(_Tagged, frozen=True, tag="approval.resolved"):
-    """The question was answered or withdrawn."""
+    """The approval was answered or withdrawn."""
 
     approval: str
     verdict: str
@@ -261,17 +261,16 @@ class ApprovalResolved(_Tagged, frozen=True, tag="approval.resolved"):
 
 
 class PolicyViolated(_Tagged, frozen=True, tag="policy.violated"):
-    """The agent has used a tool that it may not use, and its provider let it: `rule` is what
-    forbids it, `deny` or `tools`. It comes right after the `tool.completed`."""
+    """The agent has used a tool that its policy forbids, and the provider did not prevent it. `rule`
+    is `deny` or `tools`. The event follows directly after the `tool.completed`."""
 
     rule: str
     tool_name: str | None = None
 
 
 class BudgetReached(_Tagged, frozen=True, tag="budget.reached"):
-    """Of a limit of the agent's budget 80 % are spent, or all: then it is stopped and paused.
-
-    Of `unknown_runs` it is not known what they have cost.
+    """A limit of the agent's budget is spent to 80 % or to 100 %. At 100 % the run is stopped and
+    the agent is paused. The cost of `unknown_runs` is unknown.
     """
 
     limit: Literal["run", "agent", "day", "month"]
@@ -283,7 +282,7 @@ class BudgetReached(_Tagged, frozen=True, tag="budget.reached"):
 
 
 class GateSuspect(_Tagged, frozen=True, tag="gate.suspect"):
-    """A provider has been asked to wait, and is left alone for moments. Of no agent."""
+    """A provider has announced a retry and gets no new runs for some seconds. No agent."""
 
     provider: str
     until: datetime | None
@@ -292,7 +291,7 @@ class GateSuspect(_Tagged, frozen=True, tag="gate.suspect"):
 
 
 class GateClosed(_Tagged, frozen=True, tag="gate.closed"):
-    """A provider is left alone until a time. Of no agent."""
+    """A provider gets no new runs until a time. The event has no agent."""
 
     provider: str
     until: datetime | None
@@ -302,20 +301,20 @@ class GateClosed(_Tagged, frozen=True, tag="gate.closed"):
 
 
 class GateOpened(_Tagged, frozen=True, tag="gate.opened"):
-    """A provider is used again. Of no agent; that a time has passed is not told."""
+    """A provider gets runs again. The event has no agent. There is none when a time passes."""
 
     provider: str
     account: str = ""
 
 
 class StallWarned(_Tagged, frozen=True, tag="stall.warned"):
-    """The provider has been silent for so long."""
+    """The provider has sent nothing for `silent_ms`."""
 
     silent_ms: int
 
 
 class ProviderRetrying(_Tagged, frozen=True, tag="provider.retrying"):
-    """The provider asks its model once more."""
+    """The provider retries a request to its model."""
 
     attempt: int
     delay_ms: int | None
@@ -323,27 +322,27 @@ class ProviderRetrying(_Tagged, frozen=True, tag="provider.retrying"):
 
 
 class RecordFailed(_Tagged, frozen=True, tag="record.failed"):
-    """The store could not be written in that `phase` of a run; it is tried again."""
+    """The store could not be written in this `phase` of a run; the write is retried."""
 
     phase: RecordPhase
     message: str
 
 
 class Note(_Tagged, frozen=True, tag="note"):
-    """Something worth telling that is nothing else."""
+    """A message for people that fits no other type."""
 
     text: str
 
 
 class Unknown(_Tagged, frozen=True, tag="unknown"):
-    """A frame we do not know, kept whole: as text where it is text, else as bytes."""
+    """A frame of an unknown type, kept whole: as text if it is text, else as bytes."""
 
     text: str | None = None
     raw: bytes | None = None
 
     @classmethod
     def from_line(cls, raw: bytes) -> "Unknown":
-        """A line as it was printed."""
+        """Build it from a line as it was printed."""
         try:
             return cls(text=raw.decode())
         except UnicodeDecodeError:
@@ -351,7 +350,7 @@ class Unknown(_Tagged, frozen=True, tag="unknown"):
 
 
 class MessageSent(_Tagged, frozen=True, tag="message.sent"):
-    """The agent has sent a message with a tool of its own. This version does not tell it."""
+    """The agent has sent a message with its own tool. This version does not create it."""
 
     ref: str
     text: str
@@ -373,9 +372,10 @@ Event = (
 RunEnded = RunCompleted | RunFailed | RunCancelled | RunTimedOut | RunRateLimited
 
 EVENT_TYPES: tuple[type[Event], ...] = get_args(Event)
-# Published as they come; the journal has them, the store never does.
+# Published as they arrive. They are in the journal, never in the store.
 LIVE_ONLY: frozenset[type] = frozenset({TextDelta, ThinkingDelta, OutputRaw})
-# What tells which follow-ups and questions of a run are open, and which limits are reached.
+# The events that determine which follow-ups and approvals of a run are open, and which limits it
+# has reached.
 SNAPSHOT_KINDS = frozenset({
     FollowupOffered, FollowupAbsorbed, FollowupReturned, ApprovalRequested, ApprovalResolved,
     BudgetReached,
@@ -383,7 +383,7 @@ SNAPSHOT_KINDS = frozenset({
 
 
 class Foreign(Struct, frozen=True):
-    """An event of a type or version this code does not know, kept byte for byte."""
+    """An event of a type or version that this code does not support, kept byte for byte."""
 
     type: str
     version: int
@@ -393,8 +393,8 @@ class Foreign(Struct, frozen=True):
 class Emitted(Struct, frozen=True, gc=False, array_like=True):
     """An event with its place in the record of its process, and its time.
 
-    `place` is where its frame ends in the journal, `n` counts the events of one frame; what no
-    frame caused is placed by `our_place`. Emitting the same place twice is one event.
+    `place` is the end of its frame in the journal, `n` counts the events of one frame. An event
+    without a frame gets its place from `make_place`. Two events with the same place are one.
     """
 
     place: int | str
@@ -405,9 +405,9 @@ class Emitted(Struct, frozen=True, gc=False, array_like=True):
 
 
 class StoredEvent(Struct, frozen=True, gc=False):
-    """An event in its place. `cursor` orders all events, `seq` those of one agent, without gaps.
+    """An event in the store. `cursor` orders all events, `seq` those of one agent, without gaps.
 
-    What happens to a gate belongs to no agent and has no `seq`.
+    Events of a gate belong to no agent and have no `seq`.
     """
 
     cursor: int
@@ -421,7 +421,7 @@ class StoredEvent(Struct, frozen=True, gc=False):
 
 
 class LiveEvent(Struct, frozen=True, gc=False):
-    """An event that is published as it comes and never stored: it has no place in the record."""
+    """An event that is published as it arrives and never stored."""
 
     id: EventId
     at: datetime
@@ -431,13 +431,16 @@ class LiveEvent(Struct, frozen=True, gc=False):
     event: Event
 
 
+AnyEvent = StoredEvent | LiveEvent
+
+
 def make_place(source: EventSource, number: int) -> str:
-    """Place an event from `source`; the number grows by one for each."""
+    """The place of an event without a frame; `number` counts the events of its source."""
     return f"{source}{number}"
 
 
 def parse_place(place: str) -> tuple[EventSource, int] | None:
-    """Read back what `our_place` made; None for an event of the run itself."""
+    """Read back a result of `make_place`; None for an event of the run itself."""
     match place[:1]:
         case "s" | "x" | "r" as source if place[1:].isdecimal():
             return source, int(place[1:])
@@ -446,7 +449,7 @@ def parse_place(place: str) -> tuple[EventSource, int] | None:
 
 
 def make_event_id(process: ProcessId | None, place: int | str, n: int) -> EventId:
-    """The name of an event for the world; one of the run itself brings its whole name."""
+    """The public id of an event; an event of the run itself has it as its place."""
     if isinstance(place, int):
         return EventId(f"{process}:{place}.{n}")
     name = place if ":" in place else f"{process}:{place}"
@@ -454,14 +457,14 @@ def make_event_id(process: ProcessId | None, place: int | str, n: int) -> EventI
 
 
 def get_type(event: Event | Foreign) -> str:
-    """The name of the event on every surface."""
+    """The public name of the type of an event."""
     if isinstance(event, Foreign):
         return event.type
     return str(event.__struct_config__.tag)
 
 
 def count_kinds(events: Iterable[Emitted]) -> Kinds:
-    """How many events there are of each kind."""
+    """Count the events of each class."""
     return Counter(map(type, map(_EVENT_OF, events)))
 
 

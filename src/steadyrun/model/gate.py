@@ -1,11 +1,11 @@
-"""May this provider be dispatched to now? A state machine without a clock of its own.
+"""Decides whether runs may be dispatched to a provider: a state machine without a clock.
 
-A gate is open, or closed until a time, or closed until a person opens it. When its time is over it
-is ready: one run is let through, the probe, and nobody else until that has shown how things are. A
-provider that announces a retry makes its gate suspect for moments, whatever it is besides.
+A gate is open, closed until a time, or closed until a user opens it. When its time has passed it is
+ready: one run, the probe, may start, and no other until the probe shows whether the provider works.
+A provider that announces a retry makes its gate suspect for some seconds, in addition to its state.
 
-What a run says of its provider counts by when the run began: one that began before the gate was
-closed is a straggler, and proves nothing about what was let through since.
+A result of a run counts by the start of the run: a run that started before the gate was closed is a
+straggler, and its result says nothing about the runs that were started since.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,26 +21,26 @@ from steadyrun.model.ids import RunId
 from steadyrun.model.run import Created, Run, RunChange
 from steadyrun.model.usage import Usage
 
-# The present account of each provider; one that is not named has that of the machine's own login.
+# The present account of each provider; one that is missing uses the login of the machine.
 Accounts = Mapping[str, str]
 OWN_LOGIN = ""
 
-# What a gate is at a time. Suspect is told only of one that would be open.
+# The state of a gate at a time. Only a gate that would be open is reported as suspect.
 GateState = Literal["open", "suspect", "closed", "held", "ready", "probing"]
 
-# The longest windows of accounts are a week: what is further off is a mistake.
+# The longest limits of accounts last a week: a later time is an error.
 LONGEST = timedelta(days=7)
-# How long a retry makes a gate suspect if it does not say, and at most.
+# How long a retry makes a gate suspect without a stated delay, and at most.
 UNANNOUNCED = timedelta(seconds=5)
 MOST_SUSPECT = timedelta(seconds=60)
-# Where it may take long until somebody is let through, and others go elsewhere meanwhile.
+# States that may last long: runs use the next provider of their chain.
 _PASSED = frozenset({"closed", "held", "probing"})
 
 
 class GateRules(Struct, frozen=True):
-    """How long is a gate closed where nobody says for how long? `first`, then `factor` times as
-    long after each probe that was refused, at most `most`; after so many `attempts` a person is
-    asked."""
+    """How long a gate is closed if the provider states no time: `first`, then `factor` times as
+    long after each refused probe, at most `most`. After `attempts` refused probes a user has to
+    open the gate."""
 
     first: timedelta = timedelta(minutes=15)
     most: timedelta = timedelta(hours=1)
@@ -48,7 +48,7 @@ class GateRules(Struct, frozen=True):
     attempts: int = 10
 
     def compute_window(self, level: int) -> timedelta:
-        """For how long, after `level` probes that were refused."""
+        """How long a gate is closed after `level` refused probes."""
         window = self.first
         for _ in range(level):
             if window >= self.most:
@@ -58,39 +58,39 @@ class GateRules(Struct, frozen=True):
 
 
 class Gate(Struct, frozen=True, omit_defaults=True):
-    """One provider and account: what is said to whoever has one key holds for no other."""
+    """The gate of one provider and account. Limits of one account do not apply to another."""
 
     provider: str
     account: str = OWN_LOGIN
     is_closed: bool = False
-    # Until when; None: until a person opens it.
+    # Until when it is closed; None: until a user opens it.
     until: datetime | None = None
-    # Whether somebody has said so, or it is our guess.
+    # Whether the provider or a user has stated `until`; else it is computed.
     is_stated: bool = False
     suspect_until: datetime | None = None
-    # Since when it is closed: runs that began before are stragglers.
+    # Since when it is closed: runs that started before are stragglers.
     since: datetime | None = None
     # How many probes were refused.
     level: int = 0
     probe: RunId | None = None
     reason: str | None = None
-    # The last refusal, and whose it was: kept also when the gate is open again.
+    # The last refusal and its run; kept when the gate is open again.
     hit_at: datetime | None = None
     run: RunId | None = None
 
 
-# -- what is told to a gate
+# -- reports to a gate
 
 
 class Suspected(Struct, frozen=True):
-    """The provider tries again by itself, in `delay` if it says so."""
+    """The provider retries by itself, in `delay` if it states one."""
 
     delay: timedelta | None
     reason: str
 
 
 class Limited(Struct, frozen=True):
-    """A run ended because the provider takes no more, until the time that it states."""
+    """A run ended by a rate limit; `stated` is when it ends, if the provider has stated it."""
 
     run: RunId
     created_at: datetime
@@ -99,37 +99,37 @@ class Limited(Struct, frozen=True):
 
 
 class ProviderAnswered(Struct, frozen=True):
-    """A run was answered: whoever lets it work takes more."""
+    """A run got an answer: the provider accepts work."""
 
     run: RunId
     created_at: datetime
 
 
 class RunInconclusive(Struct, frozen=True):
-    """A run ended, and nothing is known by it."""
+    """A run ended, and its end says nothing about the provider."""
 
     run: RunId
 
 
 class Dispatched(Struct, frozen=True):
-    """A run was let through."""
+    """A run was dispatched to the provider."""
 
     run: RunId
 
 
 class Opened(Struct, frozen=True):
-    """A person opens the gate."""
+    """A user opens the gate."""
 
 
 class Closed(Struct, frozen=True):
-    """A person closes the gate, until a time or for good."""
+    """A user closes the gate, until a time or until a user opens it."""
 
     until: datetime | None
     reason: str
 
 
 class Booted(Struct, frozen=True):
-    """A daemon begins. Clocks may have been wrong, and the probe may be over."""
+    """A daemon starts. The clock may have been wrong, and the probe may have ended."""
 
     is_probe_over: bool
 
@@ -150,7 +150,7 @@ def compute_gate_state(gate: Gate, now: datetime) -> GateState:
 
 
 def can_dispatch(gate: Gate, now: datetime) -> bool:
-    """Whether one run may be let through. The one question that everybody asks."""
+    """Whether a run may be dispatched to the provider now."""
     return compute_gate_state(gate, now) in {"open", "ready"} and not _is_suspect(gate, now)
 
 
@@ -159,26 +159,26 @@ def find_account(provider: str, accounts: Accounts) -> str:
 
 
 def is_present_account(provider: str, account: str, accounts: Accounts) -> bool:
-    """Whether who is sent to the provider now comes to the gate of this account."""
+    """Whether a run that is dispatched to the provider now uses this account."""
     return account == find_account(provider, accounts)
 
 
 def set_account(change: RunChange, accounts: Accounts) -> RunChange:
-    """What begins a run says on which account: on the present one, unless it is said already."""
+    """Set the account in the change that creates a run, unless it has one."""
     if not isinstance(change, Created) or change.account is not None:
         return change
     return replace(change, account=find_account(change.provider, accounts))
 
 
 def find_closed_gate(gates: Iterable[Gate], provider: str, now: datetime) -> Gate | None:
-    """The one that lets nobody through to the provider, if there is one."""
+    """The gate that prevents runs of this provider, if there is one."""
     of_it = (gate for gate in gates if gate.provider == provider)
     return next((gate for gate in of_it if not can_dispatch(gate, now)), None)
 
 
 class UnavailableProviders(NamedTuple):
-    """The providers that nobody may be sent to: those that a chain goes past, and those that are
-    waited for. A suspicion lasts for moments: nobody changes the provider for that."""
+    """The providers that get no runs: `closed` ones, for which a chain uses its next provider, and
+    `suspect` ones, for which a run waits. A suspicion lasts only seconds."""
 
     closed: frozenset[str]
     suspect: frozenset[str]
@@ -191,8 +191,8 @@ def find_unavailable_providers(gates: Iterable[Gate], now: datetime) -> Unavaila
 
 
 def find_awaited_gate(gates: Sequence[Gate], chain: Sequence[str], now: datetime) -> Gate | None:
-    """The gate that a chain waits for, if no provider of it does the work now: the one that is
-    known to open first."""
+    """The gate that a chain waits for if none of its providers is available: the gate that is known
+    to open first."""
     closed, suspect = find_unavailable_providers(gates, now)
     chosen = choose_provider(chain, closed)
     if chosen is not None and chosen not in suspect:
@@ -205,7 +205,7 @@ def find_awaited_gate(gates: Sequence[Gate], chain: Sequence[str], now: datetime
 
 
 def find_opening_time(gate: Gate, now: datetime) -> datetime | None:
-    """When it lets somebody through by time alone; None: now, or that is not known."""
+    """When the gate opens by time alone; None: it is open, or the time is unknown."""
     known = [gate.until if gate.is_closed else None, gate.suspect_until]
     ahead = [time for time in known if time is not None and time > now]
     return (
@@ -214,18 +214,18 @@ def find_opening_time(gate: Gate, now: datetime) -> datetime | None:
 
 
 def find_next_change(gates: Iterable[Gate], now: datetime) -> datetime | None:
-    """When the first of them may let somebody through by time alone."""
+    """When the first of these gates opens by time alone."""
     times = (find_opening_time(gate, now) for gate in gates)
     return min((time for time in times if time is not None), default=None)
 
 
 def step_gate(gate: Gate, news: GateReport, now: datetime, rules: GateRules) -> Gate:
-    """What a gate becomes by news. Total: nothing is refused."""
+    """Apply a report to a gate. Every report is accepted in every state."""
     return _STEPS[type(news)](gate, news, now, rules)
 
 
 def report_run_end(run: Run) -> GateReport:
-    """What the end of a run tells of its provider."""
+    """What the end of a run means for the gate of its provider."""
     if run.status == "rate_limited":
         stated = run.error.retry_at if run.error else None
         return Limited(run.id, run.created_at, stated, f"{run.id} was rate limited")
@@ -235,7 +235,7 @@ def report_run_end(run: Run) -> GateReport:
 
 
 def build_gate_event(before: Gate, after: Gate, now: datetime) -> Event | None:
-    """The event that a change of a gate makes; none when it lets through whom it did."""
+    """The event of a change of a gate; None if the change has no effect on runs."""
     if after.is_closed:
         if (before.is_closed, before.until) == (after.is_closed, after.until):
             return None
@@ -253,7 +253,7 @@ def build_gate_event(before: Gate, after: Gate, now: datetime) -> Event | None:
 
 
 def _suspect(gate: Gate, news: Suspected, now: datetime, _: GateRules) -> Gate:
-    """For moments; it neither closes a gate nor makes an earlier suspicion shorter."""
+    """Suspect the provider for some seconds. This does not close a gate or shorten a suspicion."""
     announced = UNANNOUNCED if news.delay is None else max(news.delay, timedelta())
     until = now + min(announced, MOST_SUSPECT)
     if gate.suspect_until is not None and gate.suspect_until >= until:
@@ -280,7 +280,7 @@ def _answer(gate: Gate, news: ProviderAnswered, now: datetime, _: GateRules) -> 
 
 
 def _end(gate: Gate, news: RunInconclusive, _: datetime, __: GateRules) -> Gate:
-    """A probe that has shown nothing: the next one will."""
+    """A probe without a result is removed: another run may become the probe."""
     return replace(gate, probe=None) if gate.probe == news.run else gate
 
 
@@ -298,7 +298,8 @@ def _close_by_hand(gate: Gate, news: Closed, now: datetime, _: GateRules) -> Gat
 
 
 def _boot(gate: Gate, news: Booted, now: datetime, rules: GateRules) -> Gate:
-    """A clock that was ahead must close nothing for years, nor make stragglers of all runs."""
+    """Correct times of a clock that was ahead: they would close the gate for years, or make all
+    runs stragglers."""
     if news.is_probe_over:
         gate = replace(gate, probe=None)
     if gate.until is not None and gate.until > now + LONGEST:
@@ -332,7 +333,7 @@ def _refuse(
 def _refuse_probe(
     gate: Gate, stated: datetime | None, hit: Limited, now: datetime, rules: GateRules
 ) -> Gate:
-    """Whoever was let through was refused as well."""
+    """The probe was refused, too: close the gate for longer."""
     probe = None if gate.probe == hit.run else gate.probe
     gate = replace(gate, level=gate.level + 1, probe=probe)
     if gate.level < rules.attempts:
@@ -342,8 +343,8 @@ def _refuse_probe(
 
 
 def _coalesce(gate: Gate, stated: datetime | None, reason: str) -> Gate:
-    """One more that began before: it is the same refusal, and may know better how long it lasts.
-    What a person has closed for good stays so."""
+    """Another run that started before got the same refusal. It may state a better time. A gate
+    that a user has closed without a time stays closed."""
     if stated is None or gate.until is None:
         return gate
     until = max(gate.until, stated) if gate.is_stated else stated
@@ -365,7 +366,7 @@ def _open(gate: Gate) -> Gate:
 
 
 def _is_past(hit: Limited, now: datetime) -> bool:
-    """The stated time came while nobody was there to hear of it."""
+    """The stated time passed before the refusal was read."""
     return hit.stated is not None and hit.created_at < hit.stated <= now
 
 
@@ -374,7 +375,7 @@ def _is_suspect(gate: Gate, now: datetime) -> bool:
 
 
 def _was_let_through(gate: Gate, created_at: datetime, now: datetime) -> bool:
-    """Whether a run that began then was let through after the time of the gate was over."""
+    """Whether a run that started then was dispatched after the gate became ready."""
     if compute_gate_state(gate, now) not in {"ready", "probing"}:
         return False
     return gate.since is None or created_at >= gate.since

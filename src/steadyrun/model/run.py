@@ -1,9 +1,9 @@
-"""What is a run, and which changes may it see? `step` is the only place that makes one.
+"""Defines runs and their changes. `step` is the only function that makes a run.
 
     (none) --created--> starting --launched|adopted--> running --finished|cancelled|orphaned--> …
 
-The last five statuses are terminal: whatever comes later returns the run untouched. Pure: no
-clock, no store; every time is carried by the change.
+The last five statuses are terminal: a later change returns the run unchanged. Everything here is
+pure: no clock, no store; the change carries every time.
 """
 
 from datetime import datetime
@@ -40,7 +40,7 @@ _ENDINGS: dict[EndStatus, type[ev.RunEnded]] = {
     "rate_limited": ev.RunRateLimited,
 }
 TERMINAL: frozenset[RunStatus] = frozenset(_ENDINGS)
-# How a run ends that was stopped, whoever stopped it.
+# The status of a run that was stopped, by the reason.
 STOPPED: dict[StopReason, EndStatus] = {
     "user_stop": "cancelled",
     "shutdown": "cancelled",
@@ -84,7 +84,7 @@ class Run(Struct, frozen=True):
     ended_at: datetime | None = None
     events: int = 0
     tools: int = 0
-    # Whose limits hold for it; see `Gate`.
+    # The account whose limits apply; see `Gate`.
     account: str = ""
 
     @property
@@ -110,12 +110,12 @@ class Created(Struct, frozen=True, tag="created"):
     model: str | None = None
     allowed_tools: tuple[str, ...] | None = None
     metadata: Metadata = {}
-    # None: the one that its provider has now.
+    # None: the present account of the provider.
     account: str | None = None
 
 
 class Launched(Struct, frozen=True, tag="launched"):
-    """The provider's process took the turn. Again on a running run: a refresh."""
+    """The process of the provider has accepted the turn. On a running run it is a refresh."""
 
     at: datetime
     process: ProcessId | None = None
@@ -124,7 +124,7 @@ class Launched(Struct, frozen=True, tag="launched"):
 
 
 class Adopted(Struct, frozen=True, tag="adopted"):
-    """Another holder drives the process from here on."""
+    """Another holder has taken the process over."""
 
     at: datetime
     process: ProcessId | None = None
@@ -132,7 +132,7 @@ class Adopted(Struct, frozen=True, tag="adopted"):
 
 
 class Touched(Struct, frozen=True, tag="touched"):
-    """A sign of life, with what has been used so far."""
+    """The run is active; `usage` and `cost` are those so far."""
 
     active_at: datetime
     usage: Usage | None = None
@@ -141,7 +141,7 @@ class Touched(Struct, frozen=True, tag="touched"):
 
 
 class Finished(Struct, frozen=True, tag="finished"):
-    """The turn ended by itself, by a clock or by a limit."""
+    """The turn ended by itself, by a timeout or by a limit."""
 
     at: datetime
     status: EndStatus
@@ -157,14 +157,14 @@ class Finished(Struct, frozen=True, tag="finished"):
 
 
 class Cancelled(Struct, frozen=True, tag="cancelled"):
-    """Somebody stopped it; `reason` is their word."""
+    """A user stopped the run, with this reason."""
 
     at: datetime
     reason: str | None = None
 
 
 class Orphaned(Struct, frozen=True, tag="orphaned"):
-    """Nobody can say any more how it went on."""
+    """The process is lost, and the result of the run is unknown."""
 
     at: datetime
     stop_reason: LostReason = "orphaned"
@@ -174,14 +174,14 @@ RunChange = Created | Launched | Adopted | Touched | Finished | Cancelled | Orph
 
 
 def step(run: Run | None, change: RunChange) -> Run:
-    """Apply one change. A terminal run comes back as the very same object."""
+    """Apply one change. A terminal run is returned as the same object."""
     if run is None:
         return _create(change)
     return run if run.is_terminal else _apply(run, change)
 
 
 def build_status_events(before: Run | None, after: Run) -> list[Emitted]:
-    """The event that a change of status makes; none when the status stayed as it was."""
+    """The event of a change of status; none if the status is the same."""
     if before is not None and before.status == after.status:
         return []
     if after.status == "running" and after.started_at:
@@ -192,12 +192,12 @@ def build_status_events(before: Run | None, after: Run) -> list[Emitted]:
 
 
 def add_counts(run: Run, events: int, tools: int) -> Run:
-    """Add to the counters of the row: they are kept here so that nobody counts events."""
+    """Add to the counters of the run. They are stored so that events need not be counted."""
     return _replace(run, events=run.events + events, tools=run.tools + tools)
 
 
 def scrub_run(run: Run, scrubber: Scrubber) -> Run:
-    """Take secrets out of what the provider or a caller wrote; names and states stay."""
+    """Remove secrets from what the provider or a caller wrote; names and states stay."""
     return _replace(
         run,
         text=scrubber.clean(run.text),

@@ -1,4 +1,4 @@
-"""What did it use and cost? Unknown stays unknown: it is never a zero."""
+"""Defines tokens and cost of runs. Unknown values stay unknown; they are never zero."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ CostKind = Literal["known", "estimated", "unknown"]
 
 
 class Usage(Struct, frozen=True, omit_defaults=False):
-    """Tokens of one run; None where the provider did not say."""
+    """Tokens of one run; None where the provider did not report them."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -18,7 +18,7 @@ class Usage(Struct, frozen=True, omit_defaults=False):
 
 
 def add_usage(first: Usage, second: Usage) -> Usage:
-    """What was used in both; unknown where neither said."""
+    """The sum; unknown where both are unknown."""
     return Usage(*(_add(a, b) for a, b in zip(_to_counts(first), _to_counts(second), strict=True)))
 
 
@@ -31,12 +31,12 @@ def _add(a: int | None, b: int | None) -> int | None:
 
 
 def count_tokens(usage: Usage) -> int:
-    """All that the provider counts: given, answered, read from a cache and written to it."""
+    """All tokens: input, output, read from the cache and written to it."""
     return sum(count or 0 for count in _to_counts(usage))
 
 
 class Cost(Struct, frozen=True):
-    """Money of one run. `known` is the provider's own figure, `estimated` is from a price list."""
+    """The cost of one run. `known` comes from the provider, `estimated` from a price list."""
 
     usd: float | None = None
     kind: CostKind = "unknown"
@@ -47,8 +47,8 @@ class Cost(Struct, frozen=True):
 
 
 def add_costs(first: Cost, second: Cost) -> Cost:
-    """What is known of the money of both: as good as the worse figure, and what is known of one
-    only is no more than an estimate."""
+    """The sum; it is as reliable as the less reliable cost. If one is unknown, the sum is an
+    estimate."""
     if first.usd is None or second.usd is None:
         usd = first.usd if second.usd is None else second.usd
         return Cost() if usd is None else Cost(usd, "estimated")
@@ -57,7 +57,7 @@ def add_costs(first: Cost, second: Cost) -> Cost:
 
 
 class UsageSum(Struct, frozen=True):
-    """Totals over many runs, with the money that is known, estimated and unknown apart."""
+    """Totals of many runs, with known, estimated and unknown cost apart."""
 
     runs: int = 0
     input_tokens: int = 0
@@ -67,5 +67,5 @@ class UsageSum(Struct, frozen=True):
     known_usd: float = 0.0
     estimated_usd: float = 0.0
     unknown_cost_runs: int = 0
-    # Of the runs whose cost is unknown.
+    # The tokens of the runs whose cost is unknown.
     unknown_tokens: int = 0
