@@ -66,7 +66,7 @@ def test_row_shows_the_type_of_each_field() -> None:
 
 
 def test_meaning_of_an_unknown_event_is_its_docstring() -> None:
-    assert meaning(Unknown).startswith("A frame we do not know, kept whole")
+    assert meaning(Unknown).startswith("A frame of an unknown type, kept whole")
 
 
 def test_page_names_every_field_of_the_envelope() -> None:

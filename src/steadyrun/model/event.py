@@ -261,8 +261,8 @@ class ApprovalResolved(_Tagged, frozen=True, tag="approval.resolved"):
 
 
 class PolicyViolated(_Tagged, frozen=True, tag="policy.violated"):
-    """The agent has used a tool that its policy forbids, and the provider did not prevent it. `rule`
-    is `deny` or `tools`. The event follows directly after the `tool.completed`."""
+    """The agent has used a tool that its policy forbids, and the provider did not prevent it.
+    `rule` is `deny` or `tools`. The event follows directly after the `tool.completed`."""
 
     rule: str
     tool_name: str | None = None
