@@ -5,7 +5,6 @@ told to anybody.
 """
 
 import json
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,27 +15,21 @@ import msgspec
 import pytest
 
 from steadyrun.dialect import Image
-from steadyrun.errors import ConfigInvalid, InvalidUsage, SteadyrunError
+from steadyrun.errors import ConfigInvalid, SteadyrunError
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
-from steadyrun.model.event_json import to_public
 from steadyrun.model.run import Run
-from steadyrun.testing.model_servers.anthropic import ServerSteps, answer, call, text
+from steadyrun.testing.model_servers.anthropic import answer, text
 from steadyrun.testing.model_servers.faults import (
     Refusal,
     StreamGate,
-    refuse_not_found,
     refuse_unauthorized,
 )
-from tests.children.keeper_driver import eventually
-from tests.support.codex_harness import check_event_order, codex_harness
+from tests.support.codex_harness import codex_harness
 from tests.support.commands import steadyrun as command
-from tests.support.fast_clock import AdjustableClock, library_with_clock
 from tests.support.real_cli_harness import (
     CODEX,
     Cli,
-    CliHarness,
-    RunRecord,
     cli_harness,
     wait_for_event,
     wait_for_gate,
@@ -79,65 +72,6 @@ def test_somebody_must_be_logged_in(tmp_path: Path) -> None:
         assert record.run.status == "failed"
         assert (error_of(record.run).code, error_of(record.run).retryable) == ("auth", False)
         assert "codex login" in error_of(record.run).hint
-
-
-@pytest.mark.parametrize("mode", [None, 0o644])
-def test_a_program_that_cannot_be_started_says_what_to_do(tmp_path: Path, mode: int | None) -> None:
-    program = tmp_path / "codex"
-    if mode is not None:
-        program.touch(mode)
-    with cli_harness(tmp_path, [], cli=replace(CODEX, program=lambda: program)) as harness:
-        record = harness.run("go")
-
-    assert record.run.status == "failed"
-    assert error_of(record.run).code == "launch_failed"
-    assert str(program) in error_of(record.run).message
-    wanted = "npm install -g @openai/codex" if mode is None else "executable"
-    assert wanted in error_of(record.run).hint
-    assert list(harness.home.glob("processes/*/journal")) == []
-
-
-@pytest.mark.parametrize(
-    ("does", "code"),
-    [
-        ("exec /bin/true", "cli_incompatible"),
-        ("exit 1", "cli_incompatible"),
-        ("echo \"error: unrecognized subcommand 'app-server'\" >&2; exit 2", "cli_incompatible"),
-        (r"printf 'hello\n\377\376\n{\"type\":\n[1]\n{}\n'; read line", "cli_incompatible"),
-        ("kill -9 $$", "exited"),
-    ],
-    ids=["does nothing", "fails", "older version", "garbage", "killed"],
-)
-def test_a_program_that_is_no_codex_is_named(tmp_path: Path, does: str, code: str) -> None:
-    with cli_harness(tmp_path, [], cli=another(tmp_path, does)) as harness:
-        record = harness.run("go")
-
-    error = error_of(record.run)
-    assert (record.run.status, error.code) == ("failed", code)
-    assert error.retryable == (code == "exited")
-    assert bool(error.hint) == (code == "cli_incompatible")
-    assert record.run.diagnostic is not None
-    check_event_order(record)
-
-
-def test_a_program_that_never_says_anything_is_given_up(tmp_path: Path) -> None:
-    clock = AdjustableClock()
-    with cli_harness(tmp_path, [], cli=another(tmp_path, "exec sleep 600")) as harness:
-
-        def is_told() -> bool:
-            return any(b"initialize" in sent.read_bytes() for sent in harness.home.rglob("sent"))
-
-        async def main() -> RunRecord:
-            async with library_with_clock(harness.config, clock) as library:
-                run = await harness.start(library, "go")
-                await anyio.to_thread.run_sync(eventually, is_told, "the handshake")
-                clock.seconds = 61
-                return await harness.read_record(await run.result())
-
-        record = anyio.run(main)
-
-    assert (record.run.status, record.run.stop_reason) == ("failed", "hang")
-    check_event_order(record)
 
 
 # -- what `providers` and `doctor` say of it
@@ -253,15 +187,6 @@ def test_an_effort_or_a_schema_that_nobody_knows_is_for_the_api_to_refuse(tmp_pa
         assert ask.request.body["text"]["format"]["schema"] == {"type": "bogus"}
 
 
-def test_a_model_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    with codex_harness(tmp_path, [refuse_not_found()]) as harness:
-        record = harness.run("go", model="gpt-none")
-
-        assert (record.run.status, error_of(record.run).code) == ("failed", "model_not_found")
-        assert "another model" in error_of(record.run).hint
-        assert [ask.model for ask in harness.server.main_requests] == ["gpt-none"]
-
-
 @pytest.mark.parametrize("wish", [{"model": "--help"}, {"resume": "--last"}], ids=str)
 def test_what_would_be_an_option_is_refused(tmp_path: Path, wish: dict[str, Any]) -> None:
     with codex_harness(tmp_path, []) as harness:
@@ -316,38 +241,6 @@ def test_a_prompt_that_is_too_long_is_named(tmp_path: Path) -> None:
 # -- a conversation that is not there
 
 
-def test_a_conversation_is_known_only_where_it_was_begun(tmp_path: Path) -> None:
-    with codex_harness(tmp_path, [answer("Hello."), answer("New here."), answer("On.")]) as harness:
-        token = harness.run("greet").run.resume_token
-        there, harness.cwd = harness.cwd, tmp_path / "elsewhere"
-        harness.cwd.mkdir()
-        with pytest.raises(InvalidUsage, match="belongs to"):
-            harness.run("go on", resume=token)
-        fresh = harness.run("go on", resume=token, or_fresh=True)
-        # Codex itself finds it wherever it is.
-        harness.home, harness.cwd = tmp_path / "another", there
-        found = harness.run("go on", resume=token)
-
-        assert (fresh.run.status, fresh.run.text) == ("completed", "New here.")
-        assert (found.run.status, found.run.text) == ("completed", "On.")
-        assert found.run.resume_token == token
-
-
-@pytest.mark.parametrize("token", [NOWHERE, "no token at all", "../../../etc/passwd", NOWHERE * 9])
-def test_a_conversation_that_never_was_is_not_found(tmp_path: Path, token: str) -> None:
-    with codex_harness(tmp_path, [answer("New here.")]) as harness:
-        record = harness.run("go on", resume=token)
-        asked = harness.server.main_requests
-        fresh = harness.run("go on", resume=token, or_fresh=True)
-
-        assert (record.run.status, error_of(record.run).code) == ("failed", "resume_not_found")
-        assert error_of(record.run).hint
-        assert record.run.resume_token is None
-        assert asked == ()
-        assert (fresh.run.status, fresh.run.text) == ("completed", "New here.")
-        assert fresh.run.resume_token not in {None, token}
-
-
 @pytest.mark.parametrize("wish", [{}, {"or_fresh": True}], ids=["as it is", "or fresh"])
 def test_a_conversation_that_is_in_use_is_named(tmp_path: Path, wish: dict[str, Any]) -> None:
     gate = StreamGate()
@@ -369,75 +262,6 @@ def test_a_conversation_that_is_in_use_is_named(tmp_path: Path, wish: dict[str, 
         assert (second.status, error_of(second).code) == ("failed", "conversation_busy")
         assert error_of(second).retryable
         assert len(harness.server.main_requests) == 1
-
-
-# -- secrets
-
-
-def test_the_key_is_in_no_event_and_in_nothing_that_is_shown(tmp_path: Path) -> None:
-    printing = f"printenv {KEY}"
-    script: ServerSteps = [
-        answer(
-            text("It is ", SECRET[:5], SECRET[5:]), call("exec_command", cmd=f"{printing}; false")
-        ),
-        answer(call("exec_command", cmd=f"{printing} | tee {tmp_path}/printed")),
-        answer(text("So: ", SECRET)),
-    ]
-    with codex_harness(tmp_path, script) as harness:
-        shown = anyio.run(everything_told, harness)
-        [run] = {seen["run"] for seen in shown if seen["run"]}
-        configure(harness)
-        pages = [
-            command(harness.home, *words) for words in (("show", run), ("tail", run), ("runs",))
-        ]
-        parcel = tmp_path / "run.tar.gz"
-        assert command(harness.home, "export", run, "-o", str(parcel)).returncode == 0
-
-    assert (tmp_path / "printed").read_text().strip() == SECRET
-    assert b"[redacted]" in msgspec.json.encode(shown)
-    assert SECRET.encode() not in msgspec.json.encode(shown)
-    assert all(page.returncode == 0 and SECRET not in page.stdout + page.stderr for page in pages)
-    assert found_in(parcel) == []
-    # Only the process itself has written it down, in its own directory.
-    assert {each.parent.parent.name for each in files_with(harness.home)} == {"processes"}
-
-
-def test_the_key_is_not_in_the_last_words_of_a_program(tmp_path: Path) -> None:
-    does = f'echo "${KEY}"; echo "unexpected argument ${KEY}" >&2; exit 2'
-    with cli_harness(tmp_path, [], cli=another(tmp_path, does)) as harness:
-        record = harness.run("what is it?")
-
-    assert error_of(record.run).message.endswith("unexpected argument [redacted]")
-    assert record.events_of(ev.Unknown) == [ev.Unknown("[redacted]")]
-    for told in (record.run, [seen.event for seen in record.stored]):
-        assert SECRET.encode() not in msgspec.json.encode(told)
-
-
-async def everything_told(harness: CliHarness) -> list[dict[str, Any]]:
-    async with harness.library() as library:
-        run = await harness.start(library, "what is it?")
-        told = [to_public(seen) async for seen in run.events()]
-        await run.result()
-    return told
-
-
-def configure(harness: CliHarness) -> None:
-    """Let commands know the secret, as they do where it is configured."""
-    given = f'[providers.codex]\nenv = {{ {KEY} = "{SECRET}" }}\n'
-    (harness.home / "config.toml").write_text(given)
-    (harness.home / "config.toml").chmod(0o600)
-
-
-def found_in(parcel: Path) -> list[str]:
-    with tarfile.open(parcel) as archive:
-        files = [(member.name, archive.extractfile(member)) for member in archive]
-        assert len(files) > 3
-        return [name for name, file in files if file and SECRET.encode() in file.read()]
-
-
-def files_with(folder: Path) -> list[Path]:
-    files = [each for each in folder.rglob("*") if each.is_file() and each.name != "config.toml"]
-    return [each for each in files if SECRET.encode() in each.read_bytes()]
 
 
 # -- what all of them use
