@@ -71,7 +71,7 @@ def test_what_ended_long_ago_leaves_no_files_and_the_record_stays(home: CliHome)
 
     replayed = home.run("replay", run.id)
     assert home.folders() == [waiting.id]
-    assert (replayed.returncode, "kept for a time only" in replayed.stderr) == (3, True)
+    assert (replayed.returncode, "kept for a limited time" in replayed.stderr) == (3, True)
     assert "old" in home.texts()
 
 
