@@ -34,18 +34,18 @@ def tables() -> str:
         [f"`{tier}`", *("yes" if tool in has else "" for tool in TOOLS)]
         for tier, has in TIERS.items()
     ]
-    head = ["", "", *(f"`{mode}`" for mode in get_args(Mode)), "because"]
-    return f"{_table(names, tools)}\n{_table(head, list(_kept()))}"
+    head = ["", "", *(f"`{mode}`" for mode in get_args(Mode)), "reason"]
+    return f"{_table(names, tools)}\n{_table(head, list(_build_rows()))}"
 
 
 def policies() -> dict[str, Policy]:
     """The policies in the table: every tier, and every tool denied by itself."""
     tiers = {f"tier `{tier}`": Policy(tier=tier) for tier in TIERS}
     denied = {f"deny `{tool}`": Policy(deny=(tool,)) for tool in TOOLS}
-    return {"nothing said": Policy(), **tiers, **denied}
+    return {"no policy": Policy(), **tiers, **denied}
 
 
-def _kept() -> Iterator[list[str]]:
+def _build_rows() -> Iterator[list[str]]:
     for provider in sorted(BUILT_IN):
         for words, policy in policies().items():
             found = [_outcome(provider, Rights(mode, *_rest(policy))) for mode in get_args(Mode)]
@@ -62,7 +62,7 @@ def _outcome(provider: str, wanted: Rights) -> tuple[str, str]:
     found = make_dialect(provider, {}).enforce(wanted)
     if not isinstance(found, EnforcedRights):
         return "**refused**", found.reason
-    return "kept" if found.mode == wanted.mode else f"kept, as `{found.mode}`", "; ".join(
+    return "enforced" if found.mode == wanted.mode else f"enforced, as `{found.mode}`", "; ".join(
         found.notes
     )
 
