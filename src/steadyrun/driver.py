@@ -27,11 +27,11 @@ DriverOutput = Emitted | TurnBegan | TurnEnded
 
 
 class JournalBatch(Struct, frozen=True):
-    """What was heard up to `offset` of a process's journal.
+    """The output up to `offset` of the journal of a process.
 
-    `memory` is what to save at a turn's end, `sent` the number of the last frame sent by then. A
-    turn's beginning or end comes with nothing but what its own frame says. `has_more` is true when
-    the next stretch is in the journal already: there is no hurry then to pass this one on.
+    `memory` is the state to save at the end of a turn, `sent` the number of the last frame sent by
+    then. The start or the end of a turn is in a batch with nothing but the output of its own frame.
+    With `has_more`, the journal already has the next batch, and this one may wait for it.
     """
 
     output: list[DriverOutput]
@@ -45,11 +45,11 @@ Sink = Callable[[JournalBatch], Awaitable[None]]
 
 
 class Driver(Protocol):
-    """Drives one process. The verbs may be called while `follow` runs."""
+    """Drives one process. The methods may be called while `follow` runs."""
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What this process can do: one that was started for a single turn can do less."""
+        """The abilities of this process: one that was started for a single turn has fewer."""
 
     @property
     def is_open(self) -> bool:
@@ -68,46 +68,46 @@ class Driver(Protocol):
 
     @property
     def output_at(self) -> float:
-        """When, by the monotonic clock, the process last said anything."""
+        """When the process last wrote something, by the monotonic clock."""
 
     @property
     def input_at(self) -> float:
-        """When anything was last said to it."""
+        """When something was last written to the process, by the monotonic clock."""
 
     async def follow(self) -> None:
-        """Pass on what the process says until it is gone and everything has been read."""
+        """Pass the output to the sink until the process has ended and everything was read."""
 
     def has_sent(self, turn: Turn) -> bool:
-        """Whether this turn was told to the process, by this driver or an earlier one."""
+        """Whether this turn was sent to the process, by this driver or an earlier one."""
 
     async def begin(self, turn: Turn, *, is_wanted: Callable[[], bool] = ...) -> bool:
-        """Shake hands, wait until it is ready, tell the turn if it is still wanted. Twice told is
-        once: False if it had been told before."""
+        """Open the conversation, wait until the CLI is ready, and send the turn if it is still
+        wanted. A turn is sent once: return False if it was sent before."""
 
     async def steer(self, offer: Offer) -> Refused | None:
-        """Offer a message to the open turn; events tell what becomes of it."""
+        """Offer a message to the open turn; events report the result."""
 
     async def recall(self, offer: str) -> bool:
-        """Take an offer back; False if the CLI cannot. An event tells whether it did."""
+        """Recall an offer; False if the CLI cannot. An event reports the result."""
 
     async def interrupt(self) -> bool:
-        """Ask for the end of the open turn; False when only stopping the process will do."""
+        """Interrupt the open turn; False if only a stop of the process can end it."""
 
     async def decide(self, approval: str, verdict: Verdict) -> None: ...
 
     async def close(self) -> None:
-        """Say that nothing more will be said: the process ends by itself."""
+        """Close the input: the process ends by itself."""
 
     async def stop(self, reason: str) -> None:
-        """End the process and all it started; `follow` returns when they are gone."""
+        """End the process and its descendants; `follow` returns when they have ended."""
 
 
 class Launcher(Protocol):
-    """Starts processes, and takes over those that live or have left something to read."""
+    """Starts processes, and takes over those that live or have unread output."""
 
     def find_abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
-        """What a provider can do, if need be started for a single turn; `NotFound` if there is none
-        of that name."""
+        """The abilities of a provider, or of one that is started for a single turn; `NotFound` if
+        the provider does not exist."""
 
     def enforce(
         self, provider: str, rights: Rights, *, one_shot: bool = False
@@ -117,34 +117,34 @@ class Launcher(Protocol):
     def find_wall_seconds(self, provider: str) -> float | None: ...
 
     def encode_setup(self, provider: str) -> bytes:
-        """All that its configuration says of how it is launched, in a form that can be compared. It
-        has secrets in it."""
+        """All settings that affect how the provider is launched, in a form that can be compared. It
+        contains secrets."""
 
     def find_model(self, provider: str) -> str | None:
-        """The model to use where nobody says otherwise."""
+        """The model of the configuration."""
 
     def name_directory(self, process: ProcessId) -> str:
-        """Where a process will have its keeper: `Process.keeper`."""
+        """The directory of the keeper of a process: `Process.keeper`."""
 
     async def launch(
         self, process: Process, request: LaunchRequest, *, env: Mapping[str, str]
     ) -> None:
-        """Start a process, or raise `LaunchFailed`; it then lives until it is stopped. `env` is
-        added to its environment."""
+        """Start a process, or raise `LaunchFailed`. It lives until it is stopped. `env` is added to
+        its environment."""
 
     def drive(
         self, process: Process, *, holder: HolderId, fence: int, sink: Sink
     ) -> AbstractAsyncContextManager[Driver]:
-        """Claim the process and drive it; leaving the block lets go of it, not end it."""
+        """Claim the process and drive it. The end of the block releases it and does not end it."""
 
     async def read_requests(self, processes: Sequence[Process]) -> dict[ProcessId, LaunchRequest]:
-        """What each of them was launched with; one that never was is left out."""
+        """The requests the processes were launched with; without those that never were."""
 
     async def end(self, process: Process, *, holder: HolderId, fence: int) -> None:
-        """End a process that nobody can drive, and all it has started: what it says is lost."""
+        """End a process that cannot be driven, and its descendants. Its output is discarded."""
 
     async def list_remains(self) -> dict[ProcessId, datetime]:
-        """The processes that have left files here, and when those were last written to."""
+        """The processes whose files still exist, and when those were last written."""
 
     async def delete_remains(self, process: ProcessId) -> bool:
-        """Delete what a process has left, and whether that was done: one that lives keeps it."""
+        """Delete the files of a process that has ended; return False if it lives."""

@@ -1,50 +1,50 @@
-"""What can go wrong, split by what the caller does next.
+"""Defines all errors, grouped by what the caller does next.
 
 SteadyrunError
     InvalidUsage             correct what was typed or written, then call again       exit 2
         ConfigInvalid            a setting is unknown, of the wrong type or impossible
         ConfigUntrusted          a project's file sets what only a trusted one may
         VariableUnset            a ${VAR} that is needed now is not in the environment
-        AbilityMissing           this provider cannot do that
-        RecordingInvalid         a file that shall be replayed is no recording
+        AbilityMissing           the provider does not have the ability
+        RecordingInvalid         a file to replay is not a recording
         LaunchFailed             the provider's program could not be started
-            KeeperFailed             what was to start it ended before; try again
-        MessageTooLong           a message has more bytes than one may have
-        FileUnusable             a file that is needed cannot be used as it is
-    NotFound                 look the name up; nothing was changed                     exit 3
-        RoleMissing              there is no such role
-        AgentHomeMissing         an agent's home directory is gone
-    NotAllowed               a rule is in the way; have it changed, or do without      exit 4
-        CommandRefused           a command is not on the list, or on the wrong one
-        ReadOnly                 it is written in the configuration; change it there
-        PathRefused              a path leads out of the directories that are open to it
-        AddressRefused           an address is none that everybody can reach
-    Conflict                 look again at the present state, then decide              exit 5
+            KeeperFailed             the keeper ended before the start; try again
+        MessageTooLong           a message has too many bytes
+        FileUnusable             a required file cannot be used as it is
+    NotFound                 check the name; nothing was changed                       exit 3
+        RoleMissing              the role does not exist
+        AgentHomeMissing         the home directory of an agent does not exist
+    NotAllowed               a rule forbids it; change the rule, or do without it      exit 4
+        CommandRefused           the command is not allowed, or is denied
+        ReadOnly                 the configuration defines it; change it there
+        PathRefused              the path leads out of the allowed directories
+        AddressRefused           the address is not in the public network
+    Conflict                 read the present state, then decide                       exit 5
         NameTaken                an agent of that name exists
-        ChangeRefused            this step is not possible from the present state
-        OffsetMismatch           read on from the stored offset
-        DaemonRunning            this home has its daemon already
-    ProviderClosed           a provider has refused for now; wait until it is open     exit 6
+        ChangeRefused            the step is not possible from the present state
+        OffsetMismatch           continue to read from the stored offset
+        DaemonRunning            the home has a running daemon
+    ProviderClosed           the gate of the provider is closed; wait until it opens   exit 6
     LeaseLost                stop; write nothing more                                  exit 5
-        HolderGone               this process is no holder any more; end it
-    KeeperGone               adopt the process again, or take it as ended              exit 1
-    RpcFailed                a call to another process came to nothing                 exit 1
-        RpcRefused               it answered with an error; see its number
-        RpcTimeout               no answer in time; it may still do what was asked     exit 7
-        RpcClosed                the connection is gone; connect again, then look
-    StartFailed              the daemon ended before it could answer; see its log       exit 1
-    DaemonUnreachable        nothing was asked of it; start it, then call again        exit 69
-    VersionMismatch          the daemon is of another version; start it anew           exit 1
-    StoreFailed              the record could not be read or written                   exit 1
-        StoreBusy                another process held the store too long; try again
-        StoreFull                make room, then try again
-        StoreUnusable            the place or its permissions are wrong
-        StoreForeign             the file is not ours
+        HolderGone               this process is not a holder any more; end it
+    KeeperGone               adopt the process again, or treat it as ended             exit 1
+    RpcFailed                a call to another process failed                          exit 1
+        RpcRefused               the answer is an error; see its number
+        RpcTimeout               no answer in time; the call may still be executed     exit 7
+        RpcClosed                the connection has ended; connect again, then check
+    StartFailed              the daemon ended before it could answer; see its log      exit 1
+    DaemonUnreachable        the call was not sent; start the daemon, then call again  exit 69
+    VersionMismatch          the daemon has another version; restart it                exit 1
+    StoreFailed              the store could not be read or written                    exit 1
+        StoreBusy                another process locked the store too long; try again
+        StoreFull                free space, then try again
+        StoreUnusable            the directory or its permissions are wrong
+        StoreForeign             the file does not belong to steadyrun
         StoreFromFuture          upgrade steadyrun
-        StoreCorrupt             restore from a copy
+        StoreCorrupt             restore a backup
 
-Every error says what was expected, what was found and what to try; its facts are attributes.
-`retryable` says whether the same call may succeed later with nothing else changed.
+Every error states what was expected, what was found and what to try; its facts are attributes.
+`retryable`: the same call may succeed later without any other change.
 """
 
 TYPE_CHECKING = False
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class SteadyrunError(Exception):
-    """Something a caller or a person can act on; `message` and `hint` are for people."""
+    """The base of all errors; `message` and `hint` are for people."""
 
     exit_code: "ClassVar[int]" = 1
     code: "ClassVar[str]" = "failed"
@@ -93,7 +93,7 @@ class ConfigInvalid(InvalidUsage):
 
 
 class ConfigUntrusted(ConfigInvalid):
-    """A project's file sets what could run commands or redirect data."""
+    """The file of a project sets what could run commands or redirect data."""
 
     code = "config_untrusted"
 
@@ -125,7 +125,7 @@ class RecordingInvalid(InvalidUsage):
 
 
 class AbilityMissing(InvalidUsage):
-    """A provider was asked for something it cannot do."""
+    """A request needs an ability that the provider does not have."""
 
     code = "ability_missing"
 
@@ -158,7 +158,7 @@ class LaunchFailed(InvalidUsage):
 
 
 class KeeperFailed(LaunchFailed):
-    """Whoever was to start the program has ended before: it was not the program that failed."""
+    """The keeper ended before it started the program; the program did not fail."""
 
     code = "keeper_failed"
     retryable = True
@@ -168,7 +168,7 @@ class KeeperFailed(LaunchFailed):
 
 
 class MessageTooLong(InvalidUsage):
-    """A message is longer than what can be stored and told."""
+    """A message is longer than what can be stored and sent."""
 
     code = "message_too_long"
 
@@ -189,7 +189,7 @@ class FileUnusable(InvalidUsage):
 
 
 class NotFound(SteadyrunError):
-    """There is no such thing, or the shortened id fits several."""
+    """The object does not exist."""
 
     exit_code = 3
     code = "not_found"
@@ -200,7 +200,7 @@ class NotFound(SteadyrunError):
 
 
 class RoleMissing(NotFound):
-    """A role is a file in our home, and it is not there."""
+    """The file of a role does not exist in the home."""
 
     code = "role_missing"
 
@@ -210,7 +210,7 @@ class RoleMissing(NotFound):
 
 
 class AgentHomeMissing(NotFound):
-    """The directory that an agent works in is not there, or is none."""
+    """The directory of an agent does not exist, or is not a directory."""
 
     code = "agent_home_missing"
 
@@ -220,7 +220,7 @@ class AgentHomeMissing(NotFound):
 
 
 class NotAllowed(SteadyrunError):
-    """A rule of the configuration forbids it; nothing was done."""
+    """A rule of the configuration forbids the request; nothing was done."""
 
     exit_code = 4
     code = "not_allowed"
@@ -237,7 +237,7 @@ class CommandRefused(NotAllowed):
 
 
 class ReadOnly(NotAllowed):
-    """An agent of the configuration is changed there only."""
+    """An agent of the configuration can only be changed there."""
 
     code = "read_only"
 
@@ -248,7 +248,7 @@ class ReadOnly(NotAllowed):
 
 
 class PathRefused(NotAllowed):
-    """A path is none, or leads out of the directories that are open to whoever named it."""
+    """A path is invalid, or leads out of the allowed directories."""
 
     code = "path_refused"
 
@@ -259,7 +259,7 @@ class PathRefused(NotAllowed):
 
 
 class AddressRefused(NotAllowed):
-    """A URL may not be asked. Only its host is told: the rest may hold what nobody should read."""
+    """A URL may not be requested. The message names only its host: the rest may be secret."""
 
     code = "address_refused"
 
@@ -270,14 +270,14 @@ class AddressRefused(NotAllowed):
 
 
 class Conflict(SteadyrunError):
-    """The present state does not allow it."""
+    """The present state does not allow the request."""
 
     exit_code = 5
     code = "conflict"
 
 
 class NameTaken(Conflict):
-    """Agents are told apart by name."""
+    """The name of an agent is unique."""
 
     code = "name_taken"
 
@@ -287,7 +287,7 @@ class NameTaken(Conflict):
 
 
 class ChangeRefused(Conflict):
-    """A step that is not possible from the present state."""
+    """A step is not possible from the present state."""
 
     code = "change_refused"
 
@@ -297,7 +297,7 @@ class ChangeRefused(Conflict):
 
 
 class OffsetMismatch(Conflict):
-    """An append that does not begin where the record ends."""
+    """An append does not begin where the record ends."""
 
     code = "offset_mismatch"
 
@@ -310,7 +310,7 @@ class OffsetMismatch(Conflict):
 
 
 class DaemonRunning(Conflict):
-    """One home has one daemon."""
+    """The home has a daemon already."""
 
     code = "daemon_running"
 
@@ -321,7 +321,7 @@ class DaemonRunning(Conflict):
 
 
 class ProviderClosed(SteadyrunError):
-    """The provider has said that it will do nothing more for now. Nothing was written."""
+    """The gate of the provider is closed. Nothing was written."""
 
     exit_code = 6
     code = "rate_limited"
@@ -348,14 +348,14 @@ class LeaseLost(SteadyrunError):
 
 
 class HolderGone(LeaseLost):
-    """This process counts as gone, and others have taken over what it held: it has to end."""
+    """This process is not alive for others, which have taken over its lanes: it has to end."""
 
     code = "holder_gone"
 
     def __init__(self, holder: str) -> None:
         SteadyrunError.__init__(
             self,
-            f"{holder} is no holder any more: its lock was let go, and others have what it held",
+            f"{holder} is no holder any more: its lock was released, and its lanes were taken over",
             hint="Start it again.",
         )
         self.agent, self.fence, self.holder = "", 0, holder
@@ -372,13 +372,13 @@ class KeeperGone(SteadyrunError):
 
 
 class RpcFailed(SteadyrunError):
-    """A call to another process came to nothing."""
+    """A call to another process failed."""
 
     code = "rpc_failed"
 
 
 class RpcRefused(RpcFailed):
-    """The other side answered with an error. Raised by whoever answers, it becomes that error."""
+    """The other side answered with an error. A handler that raises it sends that error."""
 
     code = "rpc_refused"
 
@@ -388,7 +388,7 @@ class RpcRefused(RpcFailed):
 
 
 class RpcTimeout(RpcFailed):
-    """No answer came in time. What was asked may have been done, or may yet be."""
+    """No answer came in time. The call may have been executed, or may still be."""
 
     exit_code = 7
     code = "rpc_timeout"

@@ -1,4 +1,4 @@
-"""How does a driver start a keeper, reach it and read what it left? See docs/keeper.md."""
+"""Starts keepers, connects to them and reads their files. See docs/keeper.md."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,8 @@ VERSION = 1
 START_SECONDS = 30.0
 ANSWER_SECONDS = 10.0
 STDERR_EXCERPT_BYTES = 4096
-# Python compiles a script each time it runs one; a loader takes the bytecode that our own import
-# of it has left, if it is of this source, and whatever is wrong with that, the source.
+# Python compiles a script at each run. A loader uses the bytecode of our own import of the file, if
+# it belongs to this source; after any error it uses the source.
 _RUN_CACHED = """
 import sys, importlib.machinery
 loader = importlib.machinery.SourceFileLoader("__main__", sys.argv[1])
@@ -51,7 +51,7 @@ class KeeperLimits(Struct, frozen=True):
 
 
 class KeeperSpec(Struct, frozen=True):
-    """All a keeper is told at its start."""
+    """The document that a keeper reads at its start."""
 
     process: str
     directory: str
@@ -65,7 +65,7 @@ class KeeperSpec(Struct, frozen=True):
 
 
 async def start(spec: KeeperSpec) -> None:
-    """Start a keeper and its process, or raise `LaunchFailed`. It belongs to nobody but itself."""
+    """Start a keeper and its process, or raise `LaunchFailed`. Both outlive this process."""
     answer = await anyio.to_thread.run_sync(_start, spec)
     error = answer.get("error")
     if error:
@@ -73,7 +73,7 @@ async def start(spec: KeeperSpec) -> None:
 
 
 def build_command(source: str = keeper.__file__) -> list[str]:
-    """What runs a keeper. It writes no bytecode: a disk that is full would leave half of it."""
+    """The command of a keeper. It writes no bytecode: a full disk would leave a part of it."""
     return [sys.executable, "-I", "-S", "-B", "-c", _RUN_CACHED, source]
 
 
@@ -96,17 +96,17 @@ def _start(spec: KeeperSpec) -> dict[str, Any]:
 
 
 class KeeperConnection(asyncio.Protocol):
-    """A connection to a keeper. Once it is `over`, `has_exited` and `is_replaced` say why; neither
-    means that the keeper was killed."""
+    """A connection to a keeper. When it has ended, `has_exited` or `is_replaced` is the reason;
+    with neither, the keeper was killed."""
 
     def __init__(self, agent: str, fence: int) -> None:
         self.fence = fence
         self._over = Signal()
-        # Whom to tell that, besides.
+        # Called when the connection ends.
         self.on_over: Callable[[], None] | None = None
         self.has_exited = False
         self.is_replaced = False
-        # Its input was closed: it lives, but hears nothing any more.
+        # The process lives, but its stdin is closed.
         self.is_input_closed = False
         self._agent = agent
         self._transport: asyncio.Transport | None = None
@@ -131,7 +131,7 @@ class KeeperConnection(asyncio.Protocol):
         return int(answer["n"])
 
     async def deposit_will(self, raw: bytes) -> None:
-        """Deposit the line that interrupts the open turn, for a keeper that is left alone."""
+        """Deposit the line that interrupts the open turn, for a keeper without a driver."""
         line = raw + b"\n"
         await self._call({"type": "will", "size": len(line)}, line)
 
@@ -142,7 +142,7 @@ class KeeperConnection(asyncio.Protocol):
         await self._call({"type": "eof"})
 
     async def stop(self, reason: str) -> None:
-        """Begin the rungs; the process is gone when the link is over."""
+        """Start the stop ladder; the process has ended when the connection ends."""
         await self._call({"type": "stop", "reason": reason})
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class KeeperConnection(asyncio.Protocol):
 
 
 async def connect(directory: Path, holder: HolderId, agent: str, fence: int) -> KeeperConnection:
-    """Claim the process in `directory`; the link is to be closed."""
+    """Claim the process in `directory`; the caller closes the connection."""
     link = await _connect(directory, KeeperConnection(agent, fence))
     try:
         await link.claim(holder)
@@ -231,24 +231,24 @@ async def _connect(directory: Path, link: KeeperConnection) -> KeeperConnection:
 
 
 def is_alive(directory: Path) -> bool:
-    """Whether outer or keeper live: they hold the lock as long as one of them does."""
+    """Whether the outer process or the keeper lives: each holds the lock."""
     return is_locked(directory / "lock")
 
 
 def was_started(directory: Path) -> bool | None:
-    """Whether a keeper has come. If not, none will: a straggler finds its place taken. None: it has
-    taken its place, and is about to start its process."""
+    """Whether a keeper has started. If not, none will: a later one finds the directory in use.
+    None: the keeper is about to start its process."""
     journal = directory / "journal"
     if journal.exists():
         return True
     with contextlib.suppress(FileExistsError):
         (directory / "sent").touch(mode=0o600, exist_ok=False)
-    # It may have come to its journal and its end since we have looked.
+    # It may have created its journal and ended since the check above.
     return None if is_alive(directory) else journal.exists()
 
 
 async def wait_until_gone(directory: Path) -> None:
-    """Wait for the end of both."""
+    """Wait for the end of the outer process and the keeper."""
     await anyio.to_thread.run_sync(wait_until_unlocked, directory / "lock", abandon_on_cancel=True)
 
 
@@ -259,7 +259,7 @@ class _ExitFile(Struct, frozen=True):
 
 
 def read_exit(directory: Path) -> ProcessExit:
-    """How the process ended; `keeper_lost` when nobody was left to write it down."""
+    """How the process ended; `keeper_lost` if there is no exit file."""
     try:
         found = msgspec.json.decode((directory / "exit").read_bytes(), type=_ExitFile)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -268,7 +268,7 @@ def read_exit(directory: Path) -> ProcessExit:
 
 
 def read_stderr(directory: Path) -> str:
-    """The last words on stderr."""
+    """The last part of stderr."""
     try:
         with (directory / "stderr").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -279,7 +279,7 @@ def read_stderr(directory: Path) -> str:
 
 
 def read_sent(directory: Path, after: int) -> list[Frame]:
-    """The frames that were sent since number `after`, in the order they were thought of."""
+    """The frames with numbers above `after`, in the order in which they were made."""
     try:
         data = (directory / "sent").read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How is a process started or taken over, for any provider? Each has a directory of its own."""
+"""Starts and takes over processes of any provider. Each process has its own directory."""
 
 import contextlib
 import shutil
@@ -44,7 +44,10 @@ class ProviderSetup:
 
 
 class KeeperLauncher:
-    """Starts processes under keepers, and drives those that are there."""
+    """Starts processes under keepers, and drives existing ones. Used by the runtime.
+
+    It has no state of its own: everything about a process is in its directory.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class KeeperLauncher:
         self._clock = clock
         self._watches = watches
         self._limits = limits or KeeperLimits()
-        # More at a time take as long, and all of them memory that nobody needs afterwards.
+        # More starts at a time take as long in all, and more memory.
         self._launching = anyio.CapacityLimiter(_LAUNCHED_AT_ONCE)
 
     def find_abilities(self, provider: str, *, one_shot: bool = False) -> frozenset[Ability]:
@@ -97,7 +100,7 @@ class KeeperLauncher:
         request = msgspec.structs.replace(request, directory=str(directory), command=setup.command)
         dialect = _build_dialect(setup, one_shot=request.one_shot)
         launch = dialect.launch(request)
-        # What a user has configured is stronger than what the Dialect thinks good.
+        # The configuration of the user overrides the dialect.
         given = {**launch.env, **setup.env(), **env}
         if dialect.program is not None:
             command, cwd = request.command, request.cwd
@@ -151,7 +154,7 @@ class KeeperLauncher:
     def _find_requests(
         self, processes: Sequence[Process], found: dict[ProcessId, LaunchRequest]
     ) -> list[Process]:
-        """Find what they were launched with; those that are just being launched come back."""
+        """Read the requests of processes; return those that are being launched now."""
         starting = []
         for process in processes:
             with contextlib.suppress(NotFound):
@@ -202,7 +205,7 @@ class KeeperLauncher:
             try:
                 return await keeper_client.connect(directory, holder, process.agent, fence)
             except KeeperGone:
-                # It is about to listen, or was killed and its outer process clears up.
+                # The keeper does not listen yet, or was killed and the outer process cleans up.
                 if self._clock.monotonic() > limit:
                     raise
             await anyio.sleep(_PAUSE_SECONDS)
@@ -230,7 +233,7 @@ def _build_dialect(setup: ProviderSetup, *, one_shot: bool) -> Dialect:
 
 
 def _prepare(directory: Path, request: LaunchRequest, launch: Launch) -> None:
-    """Make the directory and its files: whoever takes over must know what was to be told."""
+    """Create the directory and its files. The next driver needs the request."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, content in {_REQUEST: msgspec.msgpack.encode(request), **launch.files}.items():
         path = directory / name
@@ -241,7 +244,7 @@ def _prepare(directory: Path, request: LaunchRequest, launch: Launch) -> None:
 def _list_remains(folder: Path) -> dict[ProcessId, datetime]:
     found = {}
     for directory in filter(Path.is_dir, folder.iterdir()) if folder.is_dir() else ():
-        # One whose files come and go is at work: nobody needs to know more of it.
+        # A process whose files are created and deleted now is alive.
         with contextlib.suppress(FileNotFoundError):
             times = [file.stat().st_mtime for file in (directory, *directory.iterdir())]
             found[ProcessId(directory.name)] = datetime.fromtimestamp(max(times), UTC)

@@ -1,7 +1,7 @@
-"""Is a provider's program here, which version is it, and is somebody logged in?
+"""Finds the program of a provider, its version and its login.
 
-A program that is asked for its version is a stranger: it gets nothing of the user's environment,
-an empty home, little time, and is ended with all that it started. Credentials are never opened.
+A program that is run for its version is not trusted: it gets nothing of the environment of the
+user, an empty home and little time, and is ended with its descendants. Credentials are never read.
 """
 
 import os
@@ -33,22 +33,22 @@ _PROBLEMS = {
 
 
 class ProgramLocation(Struct, frozen=True):
-    """Where a program was looked for and what was there."""
+    """The result of the search for a program."""
 
     code: Literal["found", "not_found", "not_executable"]
     path: str | None = None
 
 
 class Version(Struct, frozen=True):
-    """What a program said of itself; if no number, then what it did instead."""
+    """The version that a program has printed; without a number, the problem."""
 
     number: str | None = None
     problem: str = ""
 
 
 class ProgramReport(Struct, frozen=True):
-    """What is known of a program here. `is_tested` is None where its version is not known, or
-    nobody has said which were tried; `login` is what says that somebody is logged in."""
+    """What is known of a program on this machine. `is_tested` is None if its version or the tested
+    versions are unknown; `login` names what shows that a user is logged in."""
 
     is_there: bool
     path: str | None = None
@@ -61,7 +61,7 @@ class ProgramReport(Struct, frozen=True):
 async def inspect_program(
     program: Program, command: Sequence[str], env: Mapping[str, str], cwd: str
 ) -> ProgramReport:
-    """Find it as a launch with this environment would, and ask it what it is."""
+    """Find the program as a launch with this environment would, and run it for its version."""
     path = env.get("PATH")
     place = find_program(command[0] if command else program.name, path=path, cwd=cwd)
     if place.code != "found" or place.path is None:
@@ -96,7 +96,7 @@ def find_program(name: str, *, path: str | None, cwd: str) -> ProgramLocation:
 def require_program(
     program: Program, command: Sequence[str], env: Mapping[str, str], cwd: str
 ) -> None:
-    """Raise `LaunchFailed` where the program is not here; say how it gets here."""
+    """Raise `LaunchFailed` with a hint how to install it if the program is missing."""
     name = command[0] if command else program.name
     place = find_program(name, path=env.get("PATH"), cwd=cwd)
     if place.code != "found":
@@ -109,7 +109,7 @@ def require_program(
 
 
 async def ask_version(command: Sequence[str], *, path: str | None) -> Version:
-    """Run what asks it for its version; the first number that looks like one is it."""
+    """Run the version command; the first number like a version in its output counts."""
     with tempfile.TemporaryDirectory(prefix="steadyrun-", ignore_cleanup_errors=True) as home:
         env = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PATH": path or os.defpath}
         try:
@@ -119,7 +119,7 @@ async def ask_version(command: Sequence[str], *, path: str | None) -> Version:
 
 
 def find_login(program: Program, env: Mapping[str, str]) -> str | None:
-    """What says that somebody is logged in: the name of a variable or of a file."""
+    """The variable or the file that shows that a user is logged in."""
     for variable in program.login_env:
         if env.get(variable):
             return variable
@@ -161,14 +161,14 @@ async def _run_version_command(
         try:
             code = await _collect_output(process, said)
         finally:
-            # What it has left running may hold its output open: end it before we wait for that.
+            # Descendants may hold the output open: end them before waiting for its end.
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(keeper.sweep, [mark])
     return _parse_version(code, said.decode(errors="replace"))
 
 
 async def _collect_output(process: Process, said: bytearray) -> int | None:
-    """Keep what it says until it ends; None if it does not."""
+    """Collect output until the program ends; None if it does not end in time."""
     heard = anyio.Event()
     async with task_group() as tasks:
         tasks.start_soon(_read_output, process, said, heard)
@@ -184,7 +184,7 @@ async def _collect_output(process: Process, said: bytearray) -> int | None:
 
 
 async def _read_output(process: Process, said: bytearray, heard: anyio.Event) -> None:
-    """Read all it prints, and keep the beginning."""
+    """Read all output, and keep the beginning."""
     assert process.stdout is not None
     async for piece in process.stdout:
         said += piece[: LONGEST_ANSWER_BYTES - len(said)]

@@ -1,7 +1,7 @@
-"""What would recorded traffic have become? Played through the same Dialect, without any process.
+"""Replays recorded traffic through a dialect, without a process.
 
 A recording is a file of lines `{"t","dir","msg"}`: `in` was sent to the CLI, `out` was printed,
-`err` went to stderr; `msg` is an object or the line itself. Nothing is written anywhere.
+`err` was written to stderr; `msg` is an object or the line itself. A replay writes nothing.
 """
 
 from collections import deque
@@ -62,7 +62,7 @@ class RecordedLine(Struct, frozen=True):
 
 
 def read_recording(path: Path) -> Iterator[RecordedLine]:
-    """The lines of a recording; one that is none is named."""
+    """The lines of a recording; an invalid line raises `RecordingInvalid`."""
     decode = msgspec.json.Decoder(RecordedLine).decode
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
@@ -76,7 +76,7 @@ def read_recording(path: Path) -> Iterator[RecordedLine]:
 def replay(
     dialect: Dialect, lines: Iterable[RecordedLine], last: ProcessExit | None = None
 ) -> Iterator[Seen]:
-    """The events that the lines come to, with their runs; at the end the process is gone."""
+    """The events of the lines, with their runs. After the last line the process ends."""
     player = _Player(dialect)
     for line in lines:
         yield from player.play(line)
@@ -92,7 +92,7 @@ class _Player:
         self._seq, self._runs = 0, 0
         self._run: Run | None = None
         self._token: str | None = None
-        # The last words, of a recording that does not say how its process ended.
+        # The last lines of stderr, for a recording without an exit.
         self._complaints: deque[str] = deque(maxlen=_LAST_LINES)
 
     def play(self, line: RecordedLine) -> Iterator[Seen]:
@@ -117,7 +117,7 @@ class _Player:
                 yield self._build_event(Emitted(0, self._errors, self._now, event))
 
     def end(self, last: ProcessExit) -> Iterator[Seen]:
-        """The recording is over: what is open ends."""
+        """End what is open at the end of the recording."""
         yield from self._begin_open()
         if not last.stderr:
             last = replace(last, stderr="\n".join(self._complaints))
@@ -127,7 +127,7 @@ class _Player:
         for each in heard:
             match each:
                 case Emitted(event=ImageProduced() as image):
-                    # Nothing is written, and so there is no file.
+                    # A replay writes no file.
                     yield self._build_event(replace(each, event=replace(image, file=None)))
                 case Emitted():
                     self._note_token(each.event)
@@ -138,7 +138,7 @@ class _Player:
                     yield from self._change(_build_finished(each, self._now, self._token))
                     self._run = None
                 case Send():
-                    # What a Dialect would send now stands in the recording, or was never sent.
+                    # What the dialect sends is in the recording already, or was never sent.
                     continue
 
     def _note_token(self, event: Event | Foreign) -> None:
@@ -146,7 +146,7 @@ class _Player:
             self._token = event.token
 
     def _begin_open(self) -> Iterator[Seen]:
-        """A process for one turn has it open from the start."""
+        """A one-shot process has its turn open from the start."""
         if self._turns.is_open and self._run is None:
             yield from self._begin()
 

@@ -1,8 +1,8 @@
-"""Which events and turns do frames make? Pure: the same for live, adopted and recorded traffic.
+"""Turns frames into events and turns; the same for live, adopted and recorded traffic.
 
-It stands between a Dialect and everybody else and keeps what no Dialect may break: turns do not
-overlap, every turn that begins ends, a tool that is open at the end of its turn is closed, and an
-offer or a question that is open when the process ends is returned or withdrawn.
+The tracker guarantees what no dialect may break: turns do not overlap, every turn that begins ends,
+a tool that is open at the end of its turn is closed, and an offer or an approval that is open when
+the process ends is returned or withdrawn.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.run import STOPPED, StopReason
 
-# The name of a file is ours: what a CLI calls a type of image may be anything.
+# File endings are chosen here: a CLI may send any text as the type of an image.
 _ENDINGS = {
     "image/png": "png",
     "image/jpeg": "jpg",
@@ -59,7 +59,7 @@ TrackedOutput = Emitted | TurnBegan | TurnEnded | Send
 
 
 class _TrackerState(Struct, frozen=True):
-    """What is saved: the Dialect's state, the open turn's tools and those we have closed."""
+    """The saved state: that of the dialect, and what is open."""
 
     dialect: msgspec.Raw
     is_open: bool
@@ -71,7 +71,12 @@ class _TrackerState(Struct, frozen=True):
 
 
 class TurnTracker:
-    """The turns of one process. A one-shot process has its only turn open from the beginning."""
+    """The turns of one process. The only turn of a one-shot process is open from the start.
+
+    Used by `FrameExchange` and by the replay. Invariants: at most one turn is open; `_tools`,
+    `_offers` and `_asks` hold what is open; `_given_up` holds tools that were closed with their
+    turn, whose later end is only a note.
+    """
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
@@ -80,10 +85,10 @@ class TurnTracker:
         self.input: str | None = None
         self._tools: dict[str, ToolStarted] = {}
         self._offers: dict[str, FollowupOffered] = {}
-        # The approvals that are waited for, in order.
+        # The open approvals, in order.
         self._asks: dict[str, None] = {}
         self._given_up: set[str] = set()
-        # Images that nobody has kept yet, by the name of the file they belong into.
+        # Images that are not stored yet, by the names of their files.
         self.pictures: dict[str, bytes] = {}
 
     @property
@@ -91,25 +96,25 @@ class TurnTracker:
         return bool(self._tools)
 
     def on_sent(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
-        """This was written to the CLI."""
+        """Handle a frame that was written to the CLI."""
         return self._track(self.dialect.on_sent(frame), make_place("s", frame.number), now)
 
     def on_received(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
-        """The CLI printed this. What its Dialect cannot read is kept whole."""
+        """Handle a line of the CLI. A line that the dialect cannot read is kept whole."""
         try:
             said: Sequence[DialectOutput] = self.dialect.receive(frame)
         except (msgspec.DecodeError, UnicodeDecodeError):
             said = [Unknown.from_line(frame.raw)]
         if len(said) == 1 and type(said[0]) not in self._HANDLERS:
-            # Nearly every line is one plain event.
+            # Nearly every line is one plain event: the fast path.
             return [Emitted(frame.end, 0, now, said[0])]  # type: ignore[arg-type]
         return self._track(said, frame.end, now)
 
     def on_exited(
         self, last: ProcessExit, now: datetime, *, is_awaited: bool = False
     ) -> list[TrackedOutput]:
-        """The process is gone; a turn that is still open has failed, and so has one that is
-        awaited and never began."""
+        """Handle the end of the process. An open turn has failed, and so has an awaited turn that
+        never began."""
         said = self.dialect.on_exit(last)
         is_over = any(isinstance(each, TurnEnded) for each in said)
         if (self.is_open or is_awaited) and not is_over:
@@ -120,7 +125,7 @@ class TurnTracker:
             FollowupReturned(o.item, o.text, "the process ended") for o in self._offers.values()
         ]
         back += [ApprovalResolved(name, "cancelled", by="provider") for name in self._asks]
-        # An open turn's last event is its end: what is given back comes before.
+        # The last event of an open turn is its end: what is returned comes before.
         return [*_place_events(back, place, len(told), now), *told]
 
     def save(self) -> bytes:
@@ -163,7 +168,7 @@ class TurnTracker:
         return [*before, began]
 
     def _end(self, ended: TurnEnded) -> list[DialectOutput]:
-        """Close what is open. An end without a beginning is a turn of its own."""
+        """Close what is open. An end without a beginning is a separate turn."""
         before: list[DialectOutput] = [] if self.is_open else [TurnBegan(None)]
         before += [_fail_tool(tool) for tool in self._tools.values()]
         self._given_up |= self._tools.keys()
@@ -202,14 +207,14 @@ class TurnTracker:
         return [resolved]
 
     def _add_image(self, picture: ProducedImage) -> list[DialectOutput]:
-        """Its file is named by what is in it: heard again, it is the same one."""
+        """Name the file by its content: a replay gives the same name."""
         kind = _ENDINGS.get(picture.media_type, "bin")
         file = f"{hashlib.sha256(picture.data).hexdigest()[:32]}.{kind}"
         self.pictures[file] = picture.data
         size = len(picture.data)
         return [ImageProduced(picture.name, picture.media_type, size, file)]
 
-    # What is not just passed on, and what follows from it.
+    # The handlers of output that is not just passed on.
     _HANDLERS: ClassVar[dict[type, Callable[["TurnTracker", Any], list[DialectOutput]]]] = {
         TurnBegan: _begin,
         TurnEnded: _end,
@@ -247,7 +252,7 @@ def _fail_tool(tool: ToolStarted) -> ToolFailed:
 
 
 def end_from_exit(last: ProcessExit, *, has_begun: bool = True) -> TurnEnded:
-    """The end of a turn whose process ended before it, or before it had begun."""
+    """The end of a turn whose process ended before the turn did, or before it began."""
     reason = _REASONS.get(last.reason or "")
     if reason is not None:
         error = ErrorFact(reason, _WHY.get(reason, "the process was stopped"), retryable=True)
@@ -265,7 +270,7 @@ def _describe_exit(last: ProcessExit) -> str:
     return "" if last.code is None else f" with code {last.code}"
 
 
-# Nobody was there and it had nothing to say.
+# An unclaimed process was silent for too long.
 _REASONS: dict[str, StopReason] = {**{name: name for name in STOPPED}, "unclaimed": "idle_timeout"}
 _WHY: dict[StopReason, str] = {
     "disk_full": "the disk is nearly full, and output would have been lost",
