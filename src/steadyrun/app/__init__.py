@@ -1,1 +1,1 @@
-"""How do the parts come together? From a configuration to what works."""
+"""Builds the parts of the application from the configuration and connects them."""

@@ -1,7 +1,7 @@
-"""Where does an agent find the `steadyrun` command? In a directory of ours that has nothing else.
+"""Links the `steadyrun` command into a directory of the home that contains nothing else.
 
-The directory it was installed into may be that of a whole Python environment: first in PATH, its
-`python` and `pip` would take the place of those of the agent's project.
+The directory of the installation may be that of a whole Python environment: first in PATH, its
+`python` and `pip` would hide those of the agent's project.
 """
 
 import sysconfig
@@ -14,7 +14,7 @@ _NAME = "steadyrun"
 
 
 def link_command(home: Path) -> Path | None:
-    """The directory to put first in PATH; None if the command is not installed here."""
+    """Return the directory to put first in PATH; None if the command is not installed."""
     command = _find_command()
     if command is None:
         return None
@@ -23,7 +23,7 @@ def link_command(home: Path) -> Path | None:
         if not link.is_symlink() or link.readlink() != command:
             _replace_link(link, command)
     except OSError:
-        # A disk that is full, or a file in its place: then the one it was installed into.
+        # The disk is full, or a file is in the way: use the directory of the installation.
         return command.parent
     return link.parent
 

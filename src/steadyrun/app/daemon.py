@@ -1,7 +1,7 @@
-"""What does a daemon need? The lock of its home, everything that runs need, and a socket.
+"""Starts the daemon: the lock of its home, everything that runs need, and a socket.
 
-In this order: configuration, lock, store, agents of the configuration, letters, what an earlier one
-has left, and only then callers. Whatever is wrong with the first ones is said before anything runs.
+The order is: configuration, lock, store, agents of the configuration, spooled calls, processes of
+an earlier daemon, and only then callers. An error in one step is reported before the next one.
 """
 
 import contextlib
@@ -43,25 +43,25 @@ from steadyrun.store import Accepted
 from steadyrun.version import __version__
 
 LOCK = "lock"
-# Whoever only looks whether it is taken has it for a moment.
+# A process that only tests the lock holds it for a moment.
 _LOCK_SECONDS = 1.0
 _LOOK_SECONDS = 0.02
-# The answer to whoever has asked for our end goes out first.
+# The caller that requested the end gets its answer first.
 _LAST_WORDS_SECONDS = 0.1
 
 
 class DaemonHandle:
-    """A daemon that runs: what others may ask of it. It ends when somebody stops it."""
+    """A running daemon, as operations see it. It ends after `stop`."""
 
     def __init__(
-        self, daemon: Daemon, around: Deps, settings: DaemonSettings, tasks: TaskGroup
+        self, daemon: Daemon, deps: Deps, settings: DaemonSettings, tasks: TaskGroup
     ) -> None:
         self.recovered: Recovered
         self._tasks = tasks
-        # How many runs were ended, or left to their keepers.
+        # How many runs were ended, or left to their keepers, by `stop`.
         self._remaining = 0
-        self._daemon, self._deps, self._settings = daemon, around, settings
-        self._started_at = around.clock.now()
+        self._daemon, self._deps, self._settings = daemon, deps, settings
+        self._started_at = deps.clock.now()
         self._stopped = anyio.Event()
 
     def describe(self) -> DaemonDocument:
@@ -89,23 +89,23 @@ class DaemonHandle:
         await self._daemon.release(agent)
 
     async def stop(self, drain_seconds: float | None, *, keep: bool) -> StoppedDocument:
-        """See `DaemonView`. Said again with less time, it takes less time; whoever has said it may
-        leave."""
+        """See `DaemonView`. A second call with less time shortens the wait. The stop continues if
+        its caller disconnects."""
         usual = self._settings.drain_seconds
         seconds = usual if drain_seconds is None else drain_seconds
         self._tasks.start_soon(self._stop, seconds, keep)
         await self._stopped.wait()
         store = self._deps.store
-        looks = await store.agent_overviews(self._deps.clock.now())
-        queued = sum(look.lane.queued for look in looks)
+        overviews = await store.agent_overviews(self._deps.clock.now())
+        queued = sum(each.lane.queued for each in overviews)
         return StoppedDocument(
             0 if keep else self._remaining, self._remaining if keep else 0, queued
         )
 
     async def _stop(self, seconds: float, keep: bool) -> None:
-        left = await self._daemon.shut_down(drain_seconds=seconds, keep=keep)
+        remaining = await self._daemon.shut_down(drain_seconds=seconds, keep=keep)
         if not self._stopped.is_set():
-            self._remaining = left
+            self._remaining = remaining
             self._stopped.set()
 
     async def follow(
@@ -125,49 +125,50 @@ class DaemonHandle:
 
 @asynccontextmanager
 async def open_daemon(config: Config) -> AsyncIterator[DaemonHandle]:
-    """Be the daemon of the home that the configuration names, until the block ends."""
+    """Run the daemon of the home of the configuration until the block ends."""
     home = config.locations.home
     exporting = _prepare_export(config)
     async with lock_home(home):
         key = await anyio.to_thread.run_sync(load_home_key, home)
         async with (
-            open_runtime(config, kind="daemon", machine=platform.node()) as around,
-            exporting(around),
+            open_runtime(config, kind="daemon", machine=platform.node()) as deps,
+            exporting(deps),
             task_group() as tasks,
         ):
-            await _sync_agents(config, around)
-            await _check_providers(config, around)
-            daemon = Daemon(around, tasks, capacity=_build_capacity(config), key=key)
-            running = DaemonHandle(daemon, around, config.settings.daemon, tasks)
-            desk = OperationContext(
-                around.store,
-                around.clock,
-                around.ids,
+            await _sync_agents(config, deps)
+            await _check_providers(config, deps)
+            daemon = Daemon(deps, tasks, capacity=_build_capacity(config), key=key)
+            running = DaemonHandle(daemon, deps, config.settings.daemon, tasks)
+            context = OperationContext(
+                deps.store,
+                deps.clock,
+                deps.ids,
                 home,
                 make_abilities_lookup(config),
                 make_enforcer(config),
                 running,
-                around.budgets,
+                deps.budgets,
                 load_price_source,
             )
-            # They are begun like everything else, once it is known what was left.
-            alone = replace(desk, daemon=None)
-            running.recovered = await daemon.recover(partial(_drain_spool, alone))
+            # Spooled calls do not start runs: runs start once the recovery is done.
+            without_daemon = replace(context, daemon=None)
+            running.recovered = await daemon.recover(partial(_drain_spool, without_daemon))
             tasks.start_soon(daemon.serve)
             log_event("daemon.started", pid=os.getpid(), version=__version__)
-            async with serve(desk, lambda method, error: log_bug(error, method=method)):
+            async with serve(context, lambda method, error: log_bug(error, method=method)):
                 yield running
             tasks.cancel_scope.cancel()
     log_event("daemon.stopped", pid=os.getpid())
 
 
 def _prepare_export(config: Config) -> Callable[[Deps], AbstractAsyncContextManager[None]]:
-    """What exports traces, if that is wanted; whatever it lacks is said before anything runs."""
+    """Prepare the export of traces, if it is configured. A missing package is reported before the
+    daemon starts."""
     telemetry = config.settings.telemetry
     if not telemetry.endpoint:
         return lambda _: contextlib.nullcontext()
     try:
-        # An extra: who does not want it neither has the packages nor waits for them.
+        # The packages are an extra: without an endpoint they are neither needed nor imported.
         from steadyrun.telemetry.otlp import export_spans  # noqa: PLC0415
     except ModuleNotFoundError as error:
         problem = f"telemetry.endpoint is set, but the package {error.name} is not installed"
@@ -175,13 +176,13 @@ def _prepare_export(config: Config) -> Callable[[Deps], AbstractAsyncContextMana
         raise ConfigInvalid(problem, file=None, hint=hint) from error
     headers, content = config.expand_headers(), telemetry.content
     kinds = {name: config.find_kind(name) for name in config.settings.providers}
-    return lambda around: export_spans(
-        telemetry.endpoint, headers, around, content=content, kinds=kinds
+    return lambda deps: export_spans(
+        telemetry.endpoint, headers, deps, content=content, kinds=kinds
     )
 
 
-async def _sync_agents(config: Config, around: Deps) -> None:
-    synced = await sync_agents(config, around.store, around.ids)
+async def _sync_agents(config: Config, deps: Deps) -> None:
+    synced = await sync_agents(config, deps.store, deps.ids)
     for what in ("added", "changed", "resumed", "paused"):
         for name in getattr(synced, what):
             log_event("agent.synced", agent=name, what=what)
@@ -202,8 +203,8 @@ async def _check_providers(config: Config, deps: Deps) -> None:
         make_dialect(config, provider)
 
 
-async def _drain_spool(desk: OperationContext) -> None:
-    drained = await drain_spool(desk)
+async def _drain_spool(context: OperationContext) -> None:
+    drained = await drain_spool(context)
     if drained != type(drained)():
         log_event(
             "letters.drained",
@@ -225,7 +226,7 @@ def _build_capacity(config: Config) -> Capacity:
 
 @asynccontextmanager
 async def lock_home(home: Path) -> AsyncIterator[None]:
-    """Hold the lock of the daemon of this home, or `DaemonRunning`."""
+    """Hold the daemon lock of this home; `DaemonRunning` if another process has it."""
     folder = locate_folder(home)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

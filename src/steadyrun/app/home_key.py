@@ -1,7 +1,7 @@
-"""What are the fingerprints of a home made with? A key of its own: made once, and never told.
+"""Creates and reads the secret key of a home, with which its fingerprints are computed.
 
-What a process was launched with and on whose account it works is compared by fingerprints. They are
-in the record, and without the key nobody finds out what they were made of.
+The launch settings and the account of a process are compared by fingerprints. These are in the
+record, and without the key they do not reveal what they were computed from.
 """
 
 import os
@@ -15,7 +15,7 @@ _BYTES = 32
 
 
 def load_home_key(home: Path) -> bytes:
-    """The key of this home. Whoever needs it first makes it, and all others get that one."""
+    """Return the key of this home. The first caller creates it."""
     file = home / _FILE
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def load_home_key(home: Path) -> bytes:
 
 
 def _create_key(descriptor: int) -> bytes:
-    """Somebody else may be about to make it as well: the second one finds it made."""
+    """Create the key under a lock: another process may be doing the same."""
     lock(descriptor)
     found = _read_key(descriptor)
     if found:
@@ -41,6 +41,6 @@ def _create_key(descriptor: int) -> bytes:
 
 
 def _read_key(descriptor: int) -> bytes | None:
-    """What is there, unless whoever wrote it was cut off."""
+    """Read the key; None if it is missing or was not written completely."""
     found = os.pread(descriptor, _BYTES + 1, 0)
     return found if len(found) == _BYTES else None

@@ -1,4 +1,4 @@
-"""What does an operation get in a process that is no daemon? The store, and what is configured."""
+"""Builds the context of operations in a process that is not the daemon."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,31 +31,31 @@ async def open_operations(config: Config) -> AsyncIterator[OperationContext]:
         )
 
 
-def build_context(around: Deps) -> OperationContext:
-    """In a program that drives runs itself."""
+def build_context(deps: Deps) -> OperationContext:
+    """Build the context of operations in a program that drives runs itself."""
 
     def abilities(name: str) -> frozenset[Ability] | None:
         try:
-            return around.drivers.find_abilities(name)
+            return deps.drivers.find_abilities(name)
         except NotFound:
             return None
 
     return OperationContext(
-        around.store,
-        around.clock,
-        around.ids,
-        around.home,
+        deps.store,
+        deps.clock,
+        deps.ids,
+        deps.home,
         abilities,
-        around.drivers.enforce,
-        budgets=around.budgets,
+        deps.drivers.enforce,
+        budgets=deps.budgets,
     )
 
 
 def make_abilities_lookup(config: Config) -> Callable[[str], frozenset[Ability] | None]:
-    """What each provider can do as it is configured; None where there is no such provider."""
+    """Make a lookup of the abilities of a configured provider; None if there is none."""
 
     def abilities(name: str) -> frozenset[Ability] | None:
-        # Few commands ask, and all of the providers take longer to import than most commands run.
+        # Few commands need it, and to import all providers takes longer than most commands run.
         from steadyrun.app.providers import has_provider, make_dialect  # noqa: PLC0415
 
         return make_dialect(config, name).abilities if has_provider(config, name) else None
@@ -64,7 +64,7 @@ def make_abilities_lookup(config: Config) -> Callable[[str], frozenset[Ability] 
 
 
 def make_enforcer(config: Config) -> Callable[[str, Rights], EnforcedRights | Refused]:
-    """How each provider keeps to rights as it is configured."""
+    """Make a lookup of how a configured provider enforces rights."""
 
     def enforce(name: str, rights: Rights) -> EnforcedRights | Refused:
         from steadyrun.app.providers import make_dialect  # noqa: PLC0415
@@ -75,8 +75,8 @@ def make_enforcer(config: Config) -> Callable[[str, Rights], EnforcedRights | Re
 
 
 def load_price_source() -> PriceSource:
-    """The list of prices that estimates are made with."""
-    # Only who asks for costs wants to know.
+    """Load the source of the price list that is used for estimates."""
+    # Only costs need it.
     from steadyrun.providers.shared.prices import load_prices  # noqa: PLC0415
 
     prices = load_prices()

@@ -23,7 +23,7 @@ from steadyrun.runtime.run.timeouts import Timeouts
 
 @asynccontextmanager
 async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncIterator[Deps]:
-    """Everything that runs need, with this process as a holder of lanes."""
+    """Open everything that runs need, and register this process as a holder of lanes."""
     is_daemon = kind == "daemon"
     if is_daemon:
         share_heap()
@@ -56,7 +56,7 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
 
 
 def _load_dialects(config: Config) -> None:
-    """Import them before anything runs: the package may be replaced while the daemon lives."""
+    """Import all Dialects at the start: the package may be replaced while the daemon runs."""
     configured = map(config.find_kind, config.settings.providers)
     for kind in {*registry.BUILT_IN, *configured}:
         registry.load_dialect(kind)
@@ -76,6 +76,6 @@ def _build_timeouts(clocks: ClockSettings) -> Timeouts:
 
 
 def _find_appended(config: Config) -> frozenset[str]:
-    """The providers whose options have a text for their system prompt."""
+    """Find the providers whose options have a text for the system prompt."""
     providers = config.settings.providers.items()
     return frozenset(name for name, each in providers if each.options.get("append_system_prompt"))

@@ -1,4 +1,5 @@
-"""Which store is it? Apart from the rest: a quick command needs nothing else."""
+"""Opens the store of the configuration. It is a module of its own because a quick command needs
+nothing else."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,14 +28,14 @@ def build_gate_rules(settings: GateSettings) -> GateRules:
 
 def build_budget_rules(settings: BudgetSettings) -> BudgetRules:
     zone = find_zone(settings.timezone)
-    assert zone, "the configuration has been checked"
+    assert zone, "the configuration was checked"
     return BudgetRules(zone, settings.unknown, settings.unknown_usd_per_million)
 
 
 @asynccontextmanager
 async def open_store(config: Config, scrubber: Scrubber | None = None) -> AsyncIterator[Store]:
-    """The store the configuration names, scrubbing the secrets the configuration knows; its gates
-    are those of the accounts that are configured."""
+    """Open the store of the configuration. It scrubs the secrets of the configuration; its gates
+    are those of the configured accounts."""
     scrubber = scrubber or Scrubber(config.list_secrets())
     rules = build_gate_rules(config.settings.gate)
     accounts = await anyio.to_thread.run_sync(compute_accounts, config)

@@ -1,7 +1,7 @@
-"""Which agents does the configuration name, and are they in the store as they are written?
+"""Updates the agents of the store from the configuration.
 
-A name that is gone from the configuration is paused, not removed: its record and what is queued for
-it stay, and it goes on when it is back.
+An agent that is no longer in the configuration is paused, not removed: its record and its queue
+stay, and it is resumed when it is back.
 """
 
 import os
@@ -27,12 +27,12 @@ from steadyrun.store import Store
 _NOT_YET = AgentId("")
 
 
-# It was paused when it was taken out of the configuration.
+# Stored for an agent that was already paused when it was removed from the configuration.
 _WAS_PAUSED = b"was paused"
 
 
 class SyncReport(Struct, frozen=True):
-    """What was done, by name; `paused` says why."""
+    """The names of the agents that were changed; `paused` has the reasons."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -41,10 +41,10 @@ class SyncReport(Struct, frozen=True):
 
 
 async def sync_agents(config: Config, store: Store, ids: Ids) -> SyncReport:
-    """Make the agents of the store those of the configuration; what was added by hand stays.
+    """Add, change, resume and pause agents; those that were added by hand are not touched.
 
-    Nothing is changed if any of them cannot work: its provider, its home or its role is not there,
-    or its name is taken. Said again it changes nothing.
+    If any agent cannot work, because its home or role is missing, its name is taken or its provider
+    lacks an ability, no agent is changed. A second call changes nothing.
     """
     wanted = await anyio.to_thread.run_sync(_build_agents, config)
     known = {agent.name: agent for agent in await store.agents()}
@@ -102,7 +102,7 @@ def _build_agent(config: Config, name: str, settings: AgentSettings) -> Agent:
 
 
 def _check_provider(config: Config, provider: str, name: str, settings: AgentSettings) -> None:
-    """Check that it can do what the agent is to do."""
+    """Check that the provider has the abilities that the agent needs."""
     abilities = make_dialect(config, provider).abilities
     needs: dict[Ability, tuple[str, bool]] = {
         "modes": ("mode", settings.mode != "default"),
@@ -115,7 +115,7 @@ def _check_provider(config: Config, provider: str, name: str, settings: AgentSet
 
 
 def _check_rights(config: Config, provider: str, agent: Agent) -> None:
-    """It can keep to what the agent may do."""
+    """Check that the provider can enforce the rights of the agent."""
     found = make_enforcer(config)(provider, compute_rights(agent.policy))
     asked = f"tier, tools and deny of agents.{agent.name}"
     require_kept(provider, found, asked=asked)
@@ -130,19 +130,19 @@ async def _update_agent(store: Store, agent: Agent, known: Agent) -> bool:
 
 
 async def _retire_agent(store: Store, agent: Agent) -> str:
-    """Pause it; who was paused before is not resumed by us."""
+    """Pause an agent, and store whether it was paused before: then it is not resumed later."""
     if not await store.get(RETIRED + agent.id):
         was_paused = (await store.lane(agent.id)).is_paused
         await store.put(RETIRED + agent.id, _WAS_PAUSED if was_paused else b"yes")
     await store.pause(agent.id)
     return (
-        f"agents.{agent.name} is not in the configuration any more: write it there again, "
+        f"agents.{agent.name} is no longer in the configuration: add it again, "
         f"or: steadyrun agent rm {agent.name}"
     )
 
 
 async def _resume_agent(store: Store, agent: AgentId) -> bool:
-    """Resume it, if it was we who paused it."""
+    """Resume an agent that was paused because it was not in the configuration."""
     retired = await store.get(RETIRED + agent)
     if not retired:
         return False

@@ -1,4 +1,4 @@
-"""What is this process told to do? Settings from files and the environment, checked and typed."""
+"""Loads the settings from files and the environment, checked and typed."""
 
 from steadyrun.config.describe import describe, to_document
 from steadyrun.config.load import Config, load

@@ -1,8 +1,8 @@
-"""Which settings say on whose account a provider works? Credentials, where it is reached, and the
+"""Finds the settings that identify the account of a provider: credentials, addresses, and the
 directories in which its CLI keeps its login.
 
-They are known by their names: a provider's `env` may hold anything. What is taken for one and is
-none only makes another account of the same one when it changes.
+They are recognized by their names, because a provider's `env` may contain any variable. If another
+setting is taken for one of them, its change only looks like a change of the account.
 """
 
 import re
@@ -19,22 +19,22 @@ _IDENTIFYING = re.compile(
     r"|^(?:HOME|XDG_CONFIG_HOME|CODEX_HOME)$"
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
-# What an agent's tools log in with says nothing about its provider.
+# The credentials of an agent's tools do not identify the account of its provider.
 _OF_TOOLS = "mcp"
 
 
 def identifies_account(name: str) -> bool:
-    """Whether a setting of this name says on whose account a provider works."""
+    """Whether a setting of this name identifies the account of a provider."""
     return _IDENTIFYING.search(_CAMEL.sub("_", name).upper()) is not None
 
 
 def find_account_values(
     env: Mapping[str, str], options: Mapping[str, object], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, str | None]]:
-    """Give each such setting that is not empty, None where a variable is not set: whoever launches
-    the provider hears of that, and nobody before."""
+    """Give each such setting that is not empty; None if its variable is not set, which is an error
+    only when the provider is launched."""
     found = list(_find_in_options("options", options, is_part=False))
-    # Codex is told in which variable its key is, whatever the name of that is.
+    # An option of Codex names the variable of its key, which may have any name.
     named = {value for _, value in found}
     yield from found
     for name, template in env.items():
@@ -51,8 +51,8 @@ def _find_in_options(path: str, value: object, *, is_part: bool) -> Iterator[tup
         case dict():
             for name, inner in value.items():
                 if not name.startswith(_OF_TOOLS):
-                    told = is_part or identifies_account(name)
-                    yield from _find_in_options(f"{path}.{name}", inner, is_part=told)
+                    part = is_part or identifies_account(name)
+                    yield from _find_in_options(f"{path}.{name}", inner, is_part=part)
         case list():
             for n, inner in enumerate(value):
                 yield from _find_in_options(f"{path}.{n}", inner, is_part=is_part)

@@ -1,4 +1,4 @@
-"""What may a person be shown of the settings? Everything but the secrets in them."""
+"""Describes the settings for the user, without the secrets in them."""
 
 import re
 from typing import Any
@@ -16,12 +16,12 @@ _USER_INFO = re.compile(rb'(://[^/@:\s"]*:)(?!\$\{)[^/@\s"]+@')
 
 
 def describe(config: Config) -> list[tuple[str, str, str]]:
-    """List key, value as it would be written, and origin."""
+    """List each key with its value as written in a file, and its origin."""
     return [(key, value.decode(), origin) for key, value, origin in _list_rows(config)]
 
 
 def to_document(config: Config) -> dict[str, Any]:
-    """Give the same as one JSON document."""
+    """Return the same as one JSON document."""
     rows = [
         {"key": key, "value": msgspec.json.decode(value), "origin": origin}
         for key, value, origin in _list_rows(config)
@@ -49,7 +49,7 @@ def _mask_value(path: KeyPath, value: object) -> object:
 
 
 def _mask_secrets(name: str, value: object) -> object:
-    """Hide text under a name that promises a secret, however deep in a provider's options."""
+    """Hide text under the name of a secret, at any depth of a provider's options."""
     match value:
         case str() if is_secret_name(name) and not find_variables(value):
             return _HIDDEN

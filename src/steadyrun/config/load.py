@@ -1,6 +1,7 @@
-"""What are the settings now, and where does each come from?
+"""Loads the settings and the origin of each.
 
-Layers, later ones win key by key: defaults, the user's file, the project's file, the environment.
+There are four layers; a later one overrides an earlier one key by key: defaults, the user's file,
+the project's file, the environment.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,7 @@ from steadyrun.model.secret import Secret
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The settings of this process. Its repr names files only: settings may hold secrets."""
+    """The settings of this process. The repr has no settings: they may contain secrets."""
 
     settings: Settings = field(repr=False)
     locations: Locations
@@ -50,14 +51,14 @@ class Config:
     environ: Mapping[str, str] = field(repr=False)
 
     def find_provider(self, name: str) -> ProviderSettings:
-        """The settings of a provider; the defaults, where it has no table."""
+        """Return the settings of a provider; the defaults if it has no table."""
         return self.settings.providers.get(name, ProviderSettings())
 
     def find_kind(self, name: str) -> str:
         return self.find_provider(name).kind or name
 
     def expand_env(self, name: str) -> dict[str, Secret]:
-        """Fill in what a provider's `env` says, for a launch now."""
+        """Expand the variables of a provider's `env`, for a launch."""
         provider = self.find_provider(name)
         return {
             key: Secret(
@@ -67,13 +68,13 @@ class Config:
         }
 
     def find_account(self, name: str) -> dict[str, Secret | None]:
-        """What says on whose account a provider works; None: what is not set now."""
+        """Find the settings that identify a provider's account; None for an unset variable."""
         provider = self.find_provider(name)
         found = find_account_values(provider.env, provider.options, self.environ)
         return {where: None if value is None else Secret(value) for where, value in found}
 
     def expand_headers(self) -> dict[str, Secret]:
-        """Fill in what `telemetry.headers` says, for an export that begins now."""
+        """Expand the variables of `telemetry.headers`, for an export."""
         found = {}
         for name, template in self.settings.telemetry.headers.items():
             setting = format_path(("telemetry", "headers", name))
@@ -84,7 +85,7 @@ class Config:
         return found
 
     def resolve_agent_home(self, name: str) -> Path:
-        """Where an agent works: what is not from / or ~/ is from the file that says it."""
+        """Resolve the home of an agent: a relative path starts at the directory of its file."""
         given = self.settings.agents[name].home
         if given.startswith("~/"):
             return find_user_home(self.environ) / given[2:]
@@ -94,7 +95,7 @@ class Config:
         return (project.parent if project and is_project else self.locations.home) / given
 
     def list_secrets(self) -> list[Secret]:
-        """List what must never be recorded, as far as it is known now."""
+        """List the secrets that must never be recorded, as far as their variables are set."""
         found = [
             value for each in self.settings.providers.values() for value in self._find_secrets(each)
         ]
@@ -112,7 +113,7 @@ class Config:
 def load(
     home: Path | None = None, cwd: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Config:
-    """Read every layer; nothing is remembered between calls."""
+    """Read every layer. Nothing is cached between calls."""
     environ = get_environ() if environ is None else environ
     places = locate(home, cwd, environ)
     project = read_project(places)

@@ -1,4 +1,4 @@
-"""Which files count here? The user's, and the nearest project's."""
+"""Finds the files of the configuration: the user's and the nearest project's."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ PROJECT_FILE = "steadyrun.toml"
 
 @dataclass(frozen=True, slots=True)
 class Locations:
-    """Where things are; only `project_file` is known to exist, and it is None if there is none."""
+    """The paths of the configuration. `project_file` exists or is None; others may be missing."""
 
     home: Path
     project_file: Path | None
@@ -40,12 +40,12 @@ def locate(
 
 
 def get_environ() -> Mapping[str, str]:
-    """The one place that looks at this process's environment."""
+    """Return the environment of this process. No other function reads it."""
     return os.environ  # noqa: TID251
 
 
 def is_started_by_agent() -> bool:
-    """Whether this process was started by what an agent runs in, at whatever remove."""
+    """Whether this process is a descendant of an agent's process."""
     return bool(get_environ().get(MARK))
 
 
@@ -55,7 +55,7 @@ def _find_home(environ: Mapping[str, str]) -> Path:
 
 
 def find_user_home(environ: Mapping[str, str]) -> Path:
-    """What `~` stands for."""
+    """Return the directory that `~` stands for."""
     user = environ.get("HOME")
     return Path(user) if user else _expand(Path("~"))
 
@@ -78,7 +78,7 @@ def _resolve(path: Path) -> Path:
 
 def _find_project(cwd: Path, home: Path) -> Path | None:
     for directory in _walk_project_directories(cwd):
-        # Our own directory is nobody's project, even if an agent works inside it.
+        # STEADYRUN_HOME is not a project, even if an agent works inside it.
         if directory != home and os.path.lexists(directory / PROJECT_FILE):
             return directory / PROJECT_FILE
     return None

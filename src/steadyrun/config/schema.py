@@ -1,7 +1,7 @@
-"""Which settings are there, and which values may they have?
+"""Defines the settings and checks their values.
 
-The structs are the schema: names, types and defaults come from them alone. What a type cannot
-say stands in `checks`, by pattern; `*` is a name that the user chose.
+The structs are the schema: names, types and defaults come only from them. Checks beyond types are
+in `validators`, by pattern; `*` stands for a name that the user chose.
 """
 
 import functools
@@ -26,16 +26,16 @@ from steadyrun.model.item import Followup, OnLost
 from steadyrun.model.policy import Mode, Tier, check_tools
 from steadyrun.model.text import Problem, suggest
 
-# What a project's file may set before anybody has trusted it: nothing that could start a command
-# or send data elsewhere.
+# The settings of a project's file that need no trust: none of them can start a command or send
+# data to another place.
 UNTRUSTED_SETTINGS = frozenset({"providers.*.model", "agents.*.model"})
 
 
 class DaemonSettings(Struct, frozen=True):
-    """Where the daemon answers, and how much it does at once.
+    """The address of the daemon, and its limits.
 
-    `processes` and `idle_seconds` are for those that wait for their agent's next message. What a
-    process has printed is kept for `keep_days` after its end.
+    `processes` and `idle_seconds` are limits of idle processes. The files of a process are kept for
+    `keep_days` after its end.
     """
 
     listen: str = "127.0.0.1:7717"
@@ -47,7 +47,7 @@ class DaemonSettings(Struct, frozen=True):
 
 
 class ClockSettings(Struct, frozen=True):
-    """How long may what take? In seconds; 0 is without limit."""
+    """Timeouts in seconds; 0 means no limit."""
 
     idle_seconds: float = 1800.0
     stall_seconds: float = 120.0
@@ -60,8 +60,8 @@ class ClockSettings(Struct, frozen=True):
 
 
 class GateSettings(Struct, frozen=True):
-    """How long is a provider left alone that takes no more and does not say for how long? `factor`
-    times as long after each try that was refused; after so many `attempts` a person is asked."""
+    """How long a gate is closed if the provider does not report a time: `factor` times longer after
+    each refusal. After `attempts` refusals it must be opened by hand."""
 
     initial_seconds: int = 900
     max_seconds: int = 3600
@@ -70,8 +70,8 @@ class GateSettings(Struct, frozen=True):
 
 
 class BudgetSettings(Struct, frozen=True):
-    """When does a day begin, and what does money count that is not known? By its tokens, at
-    `unknown_usd_per_million`; or it ends the run (`refuse`), or counts nothing (`allow`)."""
+    """The time zone of days, and how an unknown cost counts: by its tokens, at
+    `unknown_usd_per_million`; or it stops the run (`refuse`), or does not count (`allow`)."""
 
     timezone: str = "UTC"
     unknown: UnknownCostRule = "tokens"
@@ -93,7 +93,7 @@ class ProviderSettings(Struct, frozen=True):
 
 
 class AgentSettings(Struct, frozen=True):
-    """An agent that lives in the configuration."""
+    """An agent of the configuration."""
 
     provider: str
     home: str
@@ -114,9 +114,9 @@ class AgentSettings(Struct, frozen=True):
 
 
 class TelemetrySettings(Struct, frozen=True):
-    """Where the daemon exports traces to: nowhere without an `endpoint`.
+    """The export of traces, which is off without an `endpoint`.
 
-    `headers` are templates as `env` is, and secret. `content` adds what was said and done.
+    `headers` are templates like `env`, and secret. `content` adds texts and tool calls.
     """
 
     endpoint: str = ""
@@ -125,7 +125,7 @@ class TelemetrySettings(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """Everything that can be set."""
+    """All settings."""
 
     store: str = "sqlite"
     daemon: DaemonSettings = DaemonSettings()
@@ -140,7 +140,7 @@ class Settings(Struct, frozen=True):
 def iterate_values(
     source: ConfigSource, *, kind: Any = Settings, table: Table | None = None, path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """Give every value that `source` sets, checked; an empty table counts as a value."""
+    """Give every value of `source`, checked; an empty table counts as a value."""
     table = source.data if table is None else table
     if path and not table:
         yield path, {}
@@ -148,7 +148,7 @@ def iterate_values(
         here = (*path, key)
         inner = _find_type(source, kind, here)
         if value is None:
-            continue  # TOML has no null: this is a default that says "there is none"
+            continue  # TOML has no null: this is a default of None
         if not _is_table(inner):
             yield here, _check_value(source, inner, here, value)
         elif isinstance(value, dict):
@@ -160,7 +160,7 @@ def iterate_values(
 
 
 def to_pattern(path: KeyPath) -> str:
-    """Replace the names a user chose by `*`."""
+    """Replace the names that the user chose by `*`."""
     kind: Any = Settings
     parts = []
     for key in path:
@@ -170,7 +170,7 @@ def to_pattern(path: KeyPath) -> str:
 
 
 def list_patterns(kind: Any = Settings, prefix: str = "") -> Iterator[str]:
-    """List every setting there is, as patterns."""
+    """List all settings as patterns."""
     for name, inner in _list_members(kind).items():
         if _is_table(inner):
             yield from list_patterns(inner, f"{prefix}{name}.")
@@ -187,7 +187,7 @@ def list_values(settings: Settings) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def build(values: dict[KeyPath, Any], sources: dict[KeyPath, ConfigSource]) -> Settings:
-    """Make the typed settings of merged values, and check what only the whole can show."""
+    """Build the typed settings from merged values, and check those that depend on each other."""
     data = _nest(values)
     for name, provider in data.get("providers", {}).items():
         _check_kind(("providers", name), provider, sources)
@@ -257,7 +257,7 @@ def _name_type(value: object) -> str:
 
 
 def _check_kind(path: KeyPath, provider: Table, sources: dict[KeyPath, ConfigSource]) -> None:
-    """It may be in another file than the rest of its table."""
+    """Check the kind of a provider, which may be in another file than the rest of its table."""
     if flaw := check_kind(path[-1], provider.get("kind")):
         here = (*path, "kind") if "kind" in provider else path
         source = next(source for found, source in sources.items() if found[: len(here)] == here)
@@ -307,7 +307,7 @@ def _nest(values: dict[KeyPath, Any]) -> Table:
         table = data
         for part in path[:-1]:
             table = table.setdefault(part, {})
-        # An empty table of one layer must not hide what another layer put into it.
+        # An empty table of one layer must not hide the content of it in another layer.
         if value != {} or path[-1] not in table:
             table[path[-1]] = value
     return data

@@ -1,6 +1,6 @@
-"""What does one file say, and on which line?
+"""Reads one TOML file and finds the lines of its keys.
 
-Whatever the file holds, the answer is its table or a `ConfigInvalid` that says where to look.
+Whatever the file contains, the result is its table or a `ConfigInvalid` with the file and the line.
 """
 
 import errno
@@ -23,10 +23,10 @@ Table = dict[str, Any]
 
 LARGEST_BYTES = 1024 * 1024
 DEEPEST = 64
-# Looking for a line parses the file piece by piece; beyond this the error goes without its line.
+# The search for a line parses the file in pieces; beyond this size an error has no line.
 _SEARCH_CHARS = 2 * LARGEST_BYTES
 _LONGEST_SHOWN = 120
-# tomllib needs the square of a dotted key's parts: a hostile project must not keep us for an hour.
+# tomllib needs time quadratic in the parts of a dotted key: a hostile file could block for an hour.
 _LONG_KEY = re.compile(
     r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)""" f"{{{DEEPEST}}}"
 )
@@ -52,7 +52,7 @@ class ConfigSource:
 
 
 def read_source(file: Path, *, follow_links: bool) -> ConfigSource | None:
-    """Read and parse `file`; None if there is none."""
+    """Read and parse `file`; None if it does not exist."""
     content = read_bytes(file, follow_links=follow_links)
     if content is None:
         return None
@@ -62,8 +62,8 @@ def read_source(file: Path, *, follow_links: bool) -> ConfigSource | None:
 
 
 def read_bytes(file: Path, *, follow_links: bool) -> bytes | None:
-    """Read a regular file of a sane size; None if there is none."""
-    # Without O_NONBLOCK a named pipe of that name would hold us for ever.
+    """Read a regular file of limited size; None if it does not exist."""
+    # Without O_NONBLOCK, opening a named pipe would block for ever.
     extra = os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
     try:
         with open(file, "rb", opener=lambda name, flags: os.open(name, flags | extra)) as stream:
@@ -80,18 +80,18 @@ def read_bytes(file: Path, *, follow_links: bool) -> bytes | None:
 
 
 def format_path(path: KeyPath) -> str:
-    """Write a key path as TOML would; control characters cannot reach a terminal this way."""
+    """Format a key path as TOML does, so that no control character reaches a terminal."""
     return ".".join(_format_key(part) for part in path)
 
 
 def to_printable(path: Path) -> str:
-    """Name a path so that any output can carry it: not valid UTF-8, or made to fool a terminal."""
+    """Make a path printable, also one that is not valid UTF-8 or contains control characters."""
     text = os.fsencode(path).decode(errors="backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def find_line(text: str, path: KeyPath) -> int | None:
-    """Find the line of the statement that first gives `path`, or None if that takes too long."""
+    """Find the line of the statement that first sets `path`; None if the search takes too long."""
     header, spent = "", 0
     for line, statement in _split_statements(text):
         is_header = statement.lstrip().startswith("[")
@@ -165,7 +165,7 @@ def _list_children(value: object) -> list[object]:
 
 
 def _split_statements(text: str) -> Iterator[tuple[int, str]]:
-    """Cut TOML into statements: one ends at the first line after which it parses by itself."""
+    """Split TOML into statements: one ends at the first line after which it parses alone."""
     statement, begin, spent = "", 1, 0
     for number, line in enumerate(text.split("\n"), start=1):
         is_first = not statement

@@ -1,4 +1,4 @@
-"""Which projects' files may set everything? Those whose very content somebody has trusted."""
+"""Stores which project files the user trusts, by path and exact content."""
 
 import hashlib
 import json
@@ -15,19 +15,19 @@ from steadyrun.lib.atomic import write_file
 def trust(
     home: Path | None = None, cwd: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Path:
-    """Trust the project's file as it is now; any later change needs this again."""
+    """Trust the project's file with its present content. A changed file must be trusted again."""
     places = locate(home, cwd, environ)
     source = read_project(places)
     if source is None or source.file is None:
         hint = "Go to the project's directory."
         raise NotFound("project file", PROJECT_FILE, hint=hint)
-    list(iterate_values(source))  # what is invalid cannot be trusted
+    list(iterate_values(source))  # an invalid file cannot be trusted
     _write_digests(places, {**_read_digests(places), str(source.file): source.digest})
     return source.file
 
 
 def is_trusted(places: Locations) -> bool:
-    """Say whether the project's file, if there is one, is trusted as it is now."""
+    """Whether there is a project's file and it is trusted with its present content."""
     if places.project_file is None:
         return False
     content = read_bytes(places.project_file, follow_links=False)
@@ -40,7 +40,7 @@ def read_project(places: Locations) -> ConfigSource | None:
 
 
 def is_source_trusted(places: Locations, source: ConfigSource) -> bool:
-    """Decide by the content that was read, so that nothing can change in between."""
+    """Decide by the content that was read, so that a later change of the file has no effect."""
     return _is_listed(places, source.digest)
 
 

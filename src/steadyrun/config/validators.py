@@ -1,6 +1,6 @@
-"""Which values may a setting have, beyond what its type says? A `Problem` is the answer no.
+"""Checks the values of settings beyond their types. A check returns a `Problem` or None.
 
-Patterns name settings; `*` is a name that the user chose.
+Settings are named by patterns; `*` stands for a name that the user chose.
 """
 
 import math
@@ -18,19 +18,18 @@ from steadyrun.model.text import Problem, suggest
 from steadyrun.model.validation import check_count, check_dollars, check_timeout, check_variable
 from steadyrun.providers import registry
 
-# How many runs or processes there may be at once.
+# The largest number of concurrent runs or processes.
 MOST = 100
-# The longest windows of accounts are a week.
+# The longest rate limit window of an account is a week.
 MOST_GATE_SECONDS = 7 * 24 * 3600
 MOST_DAYS = 36500
 
-# Those that tell a process of its agent are ours.
-# What a header may be called, and what it may not hold (RFC 9110, 5.1 and 5.5).
+# The permitted names of headers, and the characters that a value must not have (RFC 9110).
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _NO_HEADER_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)"
 _LISTEN = re.compile(_HOST + r":([0-9]{1,5})")
-# No user, which would be a secret in an address, and no query.
+# Neither a user, which would be a secret in an address, nor a query.
 _ENDPOINT = re.compile(rf"https?://{_HOST}(?::([0-9]{{1,5}}))?(?:/[!-\"$->@-~]*)?")
 
 
@@ -123,7 +122,7 @@ def _check_endpoint(value: str) -> Problem | None:
     found = _ENDPOINT.fullmatch(value)
     if found and 1 <= int(found[1] or 80) <= 65535:
         return None
-    hint = "Write it like http://127.0.0.1:4318; what is secret goes into telemetry.headers."
+    hint = "Write it like http://127.0.0.1:4318; put secrets into telemetry.headers."
     return Problem(
         "expected http://HOST or https://HOST, with a port and a path at most", hint=hint
     )
@@ -136,7 +135,7 @@ def _check_header(name: str) -> Problem | None:
 
 
 def check_header_value(value: str) -> Problem | None:
-    """Also for what a template has become."""
+    """Check the value of a header, also after its variables are expanded."""
     if _NO_HEADER_VALUE.search(value):
         return Problem("has a character that no header may have")
     return None if value.strip() else Problem("must not be empty")
@@ -186,10 +185,10 @@ def _check_zone(value: str) -> Problem | None:
 
 
 def find_zone(name: str) -> tzinfo | None:
-    """A time zone by its name; None: there is no such zone here."""
+    """Find a time zone by its name; None if the system does not have it."""
     if name == "UTC":
         return UTC
-    # Few have set one, and it is a part of the start-up budget.
+    # Imported on demand: it costs start-up time, and few users set a time zone.
     from zoneinfo import ZoneInfo  # noqa: PLC0415
 
     try:

@@ -1,6 +1,6 @@
-"""What does `${VAR}` in a value stand for, and which values are secret?
+"""Expands `${VAR}` in values, and finds secret values.
 
-Nothing is filled in before it is needed.
+A variable is read only when its value is needed.
 """
 
 import re
@@ -10,7 +10,7 @@ from steadyrun.errors import VariableUnset
 
 _TOKEN = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "AUTHORIZATION")
-# Of a setting that names a variable, as those of Codex do.
+# The endings of settings that name a variable, as those of Codex do.
 _NAMING = ("env_key", "env_var", "env_vars")
 _URL_PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 
@@ -28,7 +28,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def expand(template: str, environ: Mapping[str, str], *, setting: str) -> str:
-    """Fill in every `${VAR}` and make `$$` a dollar; `setting` is named if one is unset."""
+    """Replace every `${VAR}` by its value and `$$` by a dollar sign; an error names `setting`."""
 
     def value(token: re.Match[str]) -> str:
         if token[1] is None:
@@ -41,9 +41,9 @@ def expand(template: str, environ: Mapping[str, str], *, setting: str) -> str:
 
 
 def find_secret_values(name: str, template: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Give what must not be recorded of `name = template`, as far as the variables are set.
+    """Find the secret values of `name = template`, as far as the variables are set.
 
-    A variable counts by itself too: of "Bearer ${TOKEN}" an agent may print only the token.
+    The value of each variable is secret too: of "Bearer ${TOKEN}" an agent may print the token.
     """
     names = find_variables(template)
     yield from (environ[variable] for variable in names if variable in environ)
@@ -53,7 +53,7 @@ def find_secret_values(name: str, template: str, environ: Mapping[str, str]) -> 
 
 
 def find_header_secrets(name: str, template: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """The same for a header, which is secret whatever its name is; of "Bearer xyz" the end, too."""
+    """Find the secrets of a header: it is secret under any name; of "Bearer xyz" also the end."""
     yield from find_secret_values(name, template, environ)
     if all(variable in environ for variable in find_variables(template)):
         value = expand(template, environ, setting=name)
@@ -62,10 +62,10 @@ def find_header_secrets(name: str, template: str, environ: Mapping[str, str]) ->
 
 
 def find_secret_options(name: str, value: object) -> Iterator[str]:
-    """Give the texts under a name that promises a secret, however deep in a provider's options."""
+    """Find the texts under the name of a secret, at any depth of a provider's options."""
     match value:
         case str() if name.endswith(_NAMING):
-            # It says where a secret is.
+            # The setting names the variable of a secret.
             return
         case str() if is_secret_name(name):
             yield value

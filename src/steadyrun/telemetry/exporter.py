@@ -1,7 +1,7 @@
-"""How do runs reach a collector? Read from the record, sent in batches, each span once.
+"""Exports runs to a collector: it reads the record and sends each span once, in batches.
 
-Nothing waits for it: what runs never learns of a collector that is slow, gone or refuses. What was
-not sent yet is in the record, and the place up to which it was is kept there, too.
+No run waits for the export, so a collector that is slow, unreachable or refuses spans has no effect
+on runs. The position up to which the record is exported is stored, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,26 +22,27 @@ from steadyrun.store import Store
 from steadyrun.telemetry.spans import INPUT, ITEM, SpanBuilder, SpanData, encode_message
 
 CURSOR = "telemetry/cursor"
-# Spans that are sent at once.
+# The largest number of spans in a batch.
 MOST_SENT = 100
-# The waits between tries, in seconds; after the last one a batch is left out.
+# The seconds between tries; after the last one a batch is dropped.
 WAITS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0, 60.0)
-# Who waits for changes of state is not told of tools that end: they are looked for by the clock.
+# The end of a tool call notifies no watcher of states: it is found by polling.
 _LOOK_SECONDS = 2.0
-# What follows shortly is sent together.
+# Spans that end within this time are sent together.
 _GATHER_SECONDS = 0.5
 _PAGE = 500
 
 
 class Collector(Protocol):
-    """Where spans go."""
+    """The receiver of spans."""
 
     def send(self, spans: Sequence[SpanData]) -> bool:
-        """Whether it has taken them. Called in a thread, never twice at once; may take seconds."""
+        """Send spans and return whether they were accepted. It is called in a thread, never twice
+        at once, and may take seconds."""
 
 
 class Exporter:
-    """Follows the record of all agents. The first time it begins with what happens from now on."""
+    """Follows the record of all agents. The first export of a home begins at the present end."""
 
     def __init__(
         self,
@@ -57,12 +58,12 @@ class Exporter:
         self._content, self._waits = content, waits
         self._spans = SpanBuilder(content=content, kinds=kinds)
         self._ready: list[SpanData] = []
-        # The last event that was heard.
+        # The cursor of the last event that was read.
         self._cursor = 0
         self._changed, self._ending = Signal(), anyio.Event()
 
     async def begin(self) -> None:
-        """Find the place to go on from."""
+        """Find the position to continue from."""
         if found := await self._store.get(CURSOR):
             self._cursor = msgspec.json.decode(found, type=int)
             return
@@ -71,16 +72,16 @@ class Exporter:
         await self._save_cursor()
 
     async def run(self) -> None:
-        """Export until `end`. Whatever goes wrong here is told, and is nobody else's trouble."""
+        """Export until `end`. An unexpected error is logged and affects no run."""
         with self._store.hints.watch(None, Hint.STATE) as watch:
             watch.on_notify = self._changed.notify
             try:
                 await self._run()
-            except Exception as error:  # noqa: BLE001 (no run may suffer for it)
+            except Exception as error:  # noqa: BLE001 (it must affect no run)
                 log_bug(error)
 
     def end(self) -> None:
-        """Let `run` return once all that is stored was offered to the collector."""
+        """Let `run` return once all stored events were offered to the collector."""
         self._ending.set()
         self._changed.notify()
 
@@ -97,7 +98,7 @@ class Exporter:
                 await _wait(self._ending, _GATHER_SECONDS)
 
     async def _step(self) -> bool:
-        """Send what one page of the record has; False if there was none, or it failed."""
+        """Send the spans of one page of the record; False if there was none, or if it failed."""
         try:
             page = await self._store.events(self._cursor, limit=_PAGE)
             for seen in page:
@@ -114,7 +115,7 @@ class Exporter:
         await self._store.put(CURSOR, msgspec.json.encode(self._cursor))
 
     async def _read_event(self, seen: StoredEvent) -> list[SpanData]:
-        """Of a run that had begun before, what was heard then is heard again first."""
+        """Read an event. The earlier events of its run are read first, if they are missing."""
         run = seen.run
         if run is None:
             return []
@@ -133,7 +134,7 @@ class Exporter:
         return found
 
     async def _finish_span(self, span: SpanData) -> SpanData:
-        """With what was asked, if that is wanted, and without secrets."""
+        """Add the text of the message, if content is exported, and remove secrets."""
         attributes = dict(span.attributes)
         item = attributes.get(ITEM)
         if self._content and span.parent is None and isinstance(item, str):
@@ -147,7 +148,7 @@ class Exporter:
         return msgspec.structs.replace(span, name=name, attributes=attributes)
 
     async def _deliver(self) -> bool:
-        """Whether nothing is left to be sent: all was taken, or left out after many tries."""
+        """Send all spans that are ready; False if the export ends before they are accepted."""
         while self._ready:
             batch = self._ready[:MOST_SENT]
             if not await self._send(batch):
@@ -159,7 +160,7 @@ class Exporter:
 
     async def _send(self, batch: list[SpanData]) -> bool:
         for tries, wait in enumerate((*self._waits, 0.0)):
-            # Left alone when this ends meanwhile: the collector has its own limit of time.
+            # The thread is abandoned if the export ends: the collector has its own timeout.
             send = anyio.to_thread.run_sync
             if await send(self._collector.send, batch, abandon_on_cancel=True):
                 return True

@@ -1,6 +1,6 @@
-"""How are spans brought to an OpenTelemetry collector? By OTLP over HTTP.
+"""Sends spans to an OpenTelemetry collector by OTLP over HTTP.
 
-The only module that knows the packages of the extra `otel`: imported only where an endpoint is set.
+Only this module imports the packages of the extra `otel`, and only if an endpoint is set.
 """
 
 import logging
@@ -33,11 +33,11 @@ from steadyrun.telemetry.spans import SpanData
 from steadyrun.version import __version__
 
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
-# Of an attribute, in characters; more is cut off.
+# The longest value of an attribute, in characters; more is cut off.
 LONGEST_TEXT = 32_768
 _PATH = "/v1/traces"
 _SEND_SECONDS = 5.0
-# What the end of a daemon waits for the collector, at most.
+# How long the end of the daemon waits for the collector.
 _LAST_SECONDS = 2.0
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _KINDS = {"client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
@@ -52,7 +52,7 @@ async def export_spans(
     content: bool,
     kinds: Mapping[str, str],
 ) -> AsyncIterator[None]:
-    """Export what happens until the block ends, and what is left then, if it can be done soon."""
+    """Export spans until the block ends, and then the remaining ones within a short time."""
     collector = OtlpCollector(endpoint, headers)
     exporter = Exporter(deps.store, collector, deps.scrubber, content=content, kinds=kinds)
     await exporter.begin()
@@ -67,10 +67,10 @@ async def export_spans(
 
 
 class OtlpCollector:
-    """A `Collector`. Its provider of tracers is its own: whoever uses this process has another."""
+    """A `Collector` with a tracer provider of its own, apart from that of the program."""
 
     def __init__(self, endpoint: str, headers: Mapping[str, Secret]) -> None:
-        # What the packages log has no place among our facts; `send` says whether it failed.
+        # Log records of the packages are dropped; `send` returns whether it failed.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         self._ids, self._ended = _GivenIds(), _EndedSpans()
         provider = TracerProvider(
@@ -111,7 +111,7 @@ class OtlpCollector:
 
 
 class _GivenIds(IdGenerator):
-    """Ids are not drawn: a span that is told again has the id it had."""
+    """Uses given ids instead of random ones: a span that is sent twice has the same id."""
 
     trace = span = 0
 
@@ -123,7 +123,7 @@ class _GivenIds(IdGenerator):
 
 
 class _EndedSpans(SpanProcessor):
-    """Keeps spans that have ended until they are taken."""
+    """Collects ended spans until they are sent."""
 
     def __init__(self) -> None:
         self._spans: list[ReadableSpan] = []
@@ -137,7 +137,7 @@ class _EndedSpans(SpanProcessor):
 
 
 def build_address(endpoint: str) -> str:
-    """Where traces go, at an endpoint that takes more than those."""
+    """Build the address of traces at an endpoint."""
     base = endpoint.rstrip("/")
     return base if base.endswith(_PATH) else base + _PATH
 

@@ -1,7 +1,7 @@
-"""Which spans does the record become? One for each run, and one for each tool it used.
+"""Builds spans from the record: one for each run, and one for each tool call.
 
-Names and attributes are those of OpenTelemetry's conventions for generative AI, version 1.41. An
-event decides its span wholly, the ids too: whoever hears it again makes the same span again.
+Names and attributes are those of OpenTelemetry's conventions for generative AI, version 1.41. A
+span and its ids depend on events alone: the same events always give the same span.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ Attributes = dict[str, Attribute]
 ITEM = "steadyrun.item"
 INPUT = "gen_ai.input.messages"
 _STILL_RUNNING = "still_running"
-# The conventions have names of their own for those who make the models.
+# The names that the conventions have for the makers of models.
 _MAKERS = {"claude": "anthropic", "codex": "openai"}
 
 
 class SpanData(Struct, frozen=True):
-    """A span that has ended. The one of a run has no parent; those of its tools have it as theirs.
+    """A span that has ended. The span of a run has no parent; it is the parent of its tool spans.
 
-    A run is another process at work (`client`); what its tools are is not for us to know.
+    The kind of a run is `client`, as another process does the work; tools are `internal`.
     """
 
     name: str
@@ -47,22 +47,22 @@ class SpanData(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _OpenRun:
-    """What is known of a run that has not ended."""
+    """The state of a run that has not ended."""
 
     start: datetime
     agent: str
     provider: str
     item: str | None = None
-    # The one that was asked for, and the one that answers.
+    # The requested model, and the one that answers.
     requested: str | None = None
     model: str | None = None
     tools: dict[str, StoredEvent] = field(default_factory=dict)
 
 
 class SpanBuilder:
-    """Hears events in their order and gives each span when it ends.
+    """Reads events in their order and returns each span when it ends.
 
-    Without `content` nothing that was said, asked or done is in a span: names, numbers and codes.
+    Without `content`, a span has only names, numbers and codes, and no texts.
     `kinds` has the kind of each provider that is not named like it.
     """
 
@@ -71,7 +71,7 @@ class SpanBuilder:
         self._runs: dict[RunId, _OpenRun] = {}
 
     def has_open(self, run: RunId) -> bool:
-        """Whether anything of this run was heard, and not its end."""
+        """Whether events of this run were read, and its end was not."""
         return run in self._runs
 
     def read(self, seen: StoredEvent) -> list[SpanData]:
@@ -133,7 +133,7 @@ class SpanBuilder:
         )
 
     def _build_tool_span(self, run: _OpenRun, started: StoredEvent, ended: StoredEvent) -> SpanData:
-        """The end may be that of the whole run: then nobody has said what became of the tool."""
+        """Build a span of a tool call. `ended` may be the end of the run, if the call has none."""
         tool = started.event
         assert isinstance(tool, ev.ToolStarted | ev.ToolCompleted | ev.ToolFailed)
         error = _find_tool_error(ended.event)
@@ -170,20 +170,20 @@ class SpanBuilder:
 
 
 def encode_message(role: str, text: str, **more: str) -> str:
-    """What was said by one side, as the conventions write it down."""
+    """Encode a message of one side in the form of the conventions."""
     said = {"role": role, "parts": [{"type": "text", "content": text}], **more}
     return msgspec.json.encode([said]).decode()
 
 
 def _open_run(seen: StoredEvent) -> _OpenRun:
-    """A run that ends with its first event has begun before it, and says how long ago."""
+    """Open a run with its first event. If that is its end, the duration gives the start."""
     duration = getattr(seen.event, "duration_ms", None) or 0
     start = seen.at - timedelta(milliseconds=duration)
     return _OpenRun(start, seen.agent or "", seen.provider or "")
 
 
 def _to_usage_attributes(usage: Usage) -> dict[str, int | None]:
-    """Ours counts what came from a cache, or went into it, apart from the rest of the input."""
+    """Convert the usage, which counts cached tokens apart from the rest of the input."""
     parts = (usage.input_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
     told = [part for part in parts if part is not None]
     return {
@@ -203,7 +203,7 @@ def _find_run_error(ended: RunEnded) -> str:
 
 
 def _find_tool_error(ended: object) -> str | None:
-    """A code: what the tool itself says of its failure is content."""
+    """Find the error code of a tool call. The error message of the tool is content."""
     match ended:
         case ev.ToolCompleted():
             return None

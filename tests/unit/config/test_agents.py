@@ -143,7 +143,7 @@ def test_one_that_is_gone_is_paused_and_goes_on_when_it_is_back(desk: Desk) -> N
         for _ in range(2):
             gone = await desk.sync(store, BOB)
             assert list(gone.paused) == ["ada"]
-            assert "agents.ada is not in the configuration any more" in gone.paused["ada"]
+            assert "agents.ada is no longer in the configuration" in gone.paused["ada"]
             assert (await store.lane(ada.id)).is_paused
 
         assert await desk.sync(store, ADA + BOB) == SyncReport(resumed=("ada",))
