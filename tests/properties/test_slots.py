@@ -28,13 +28,13 @@ class Counting(RuleBasedStateMachine):
 
     @rule(run=runs)
     def suspend(self, run: AgentId) -> None:
-        self.slots.suspend(run)
+        self.slots.set_waiting(run, True)
         if run in self.lines:
             self.lines[run] = (self.lines[run][0], False)
 
     @rule(run=runs)
     def resume(self, run: AgentId) -> None:
-        self.slots.resume(run)
+        self.slots.set_waiting(run, False)
         if run in self.lines:
             self.lines[run] = (self.lines[run][0], True)
 
@@ -61,12 +61,12 @@ def test_who_waits_for_a_person_makes_room_and_comes_back_over_the_number() -> N
     assert slots.free == 0
     assert slots.full_providers == {"claude"}
 
-    slots.suspend(first)
+    slots.set_waiting(first, True)
     assert slots.free == 1
     assert not slots.full_providers
 
     slots.take(second, "claude")
-    slots.resume(first)
+    slots.set_waiting(first, False)
     slots.leave(second)
     assert slots.free == 0
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -37,7 +38,7 @@ from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.log import log_bug, log_event
 from steadyrun.runtime.process_pool import ProcessPool
 from steadyrun.runtime.prompt.builder import TurnBuilder
-from steadyrun.runtime.recovery import AbandonedProcess
+from steadyrun.runtime.recovery import AbandonedProcess, find_process
 from steadyrun.runtime.run.retry import carry_over
 from steadyrun.runtime.slots import Slots
 from steadyrun.store import AbandonedLane, Accepted, Start, Started
@@ -97,11 +98,7 @@ class Dispatcher:
         # One claim at a time: the number of free slots is right again when its runs have theirs.
         self._claiming = asyncio.Lock()
         # Notes for the records of agents that have no process at present.
-        self._notes: dict[AgentId, list[Event]] = {}
-
-    @property
-    def is_draining(self) -> bool:
-        return self._pool.is_draining
+        self._notes: dict[AgentId, list[Event]] = defaultdict(list)
 
     # -- claiming
 
@@ -123,7 +120,7 @@ class Dispatcher:
         self._workers.left.notify()
 
     async def _claim_ready(self) -> None:
-        while not self.is_draining and self.slots.free:
+        while not self._pool.is_draining and self.slots.free:
             async with self._claiming:
                 limit = 1 if self._pool.capacity.runs_of else self.slots.free
                 start = self._make_start(limit)
@@ -137,7 +134,7 @@ class Dispatcher:
 
     async def accept(self, message: Message) -> Accepted:
         """Accept a message, and start it in the same commit if there is a free slot."""
-        if not self.is_draining and self.slots.free:
+        if not self._pool.is_draining and self.slots.free:
             with suppress(HolderGone):
                 return await self._accept_and_begin(message)
         return await self._store.accept(message)
@@ -181,7 +178,7 @@ class Dispatcher:
         is among `processes`. `credit` is time that does not count for the run."""
         agent, lease = lane.agent, lane.hold
         log_event("lane.reaped", agent=agent.name, fence=lease.fence)
-        process = await self._find_process(lane, processes)
+        process = await find_process(self._store, lane, processes)
         if isinstance(lease, Claim):
             run = lane.run or await self._create_missing_run(lease, agent)
             worker = self._make_worker(agent.with_provider(run.provider))
@@ -193,19 +190,6 @@ class Dispatcher:
             self._make_worker(agent.with_provider(provider)).adopt(lease, None, process)
         else:
             await self._store.release_lane(lease)
-
-    async def _find_process(
-        self, lane: AbandonedLane, processes: Mapping[ProcessId, AbandonedProcess]
-    ) -> AbandonedProcess | None:
-        """The process of the lane, if it was ever started."""
-        found = None
-        for process in lane.processes:
-            if process.id in processes:
-                log_event("process.adopted", agent=lane.agent.name, process=process.id)
-                found = processes[process.id]
-            else:
-                await self._store.close_process(lane.hold, process.id)
-        return found
 
     async def _create_missing_run(self, claim: Claim, agent: Agent) -> Run:
         """The holder was killed before it had created the run. A retry stays with its provider."""
@@ -269,7 +253,8 @@ class Dispatcher:
         agent = worker.agent
         match change:
             case WaitChanged(for_person):
-                self._set_waiting(agent.id, for_person)
+                self.slots.set_waiting(agent.id, for_person)
+                self.wake()
             case RunAttached():
                 self._workers.recheck_requests(agent.id)
             case TurnStarted(was_held):
@@ -280,51 +265,29 @@ class Dispatcher:
                 log_event("item.settled", agent=agent.name, item=item.id, status=item.status)
             case LaneLeft():
                 self._workers.remove(worker)
-                self._keep_notes(worker)
+                self._notes[agent.id] += worker.lane.outage.take_notes()
                 self.wake()
             case LaneFailed(error):
                 self._tasks.start_soon(self._give_up, worker, error)
             case _:
                 assert_never(change)
 
-    def _set_waiting(self, agent: AgentId, for_person: bool) -> None:
-        if for_person:
-            self.slots.suspend(agent)
-        else:
-            self.slots.resume(agent)
-        self.wake()
-
     def _handle_unprompted(self, worker: AgentWorker, was_held: bool) -> None:
         if not was_held:
             self._start_task(worker)
         self._tasks.start_soon(self._stop_forbidden, worker)
 
-    def _keep_notes(self, worker: AgentWorker) -> None:
-        outage = worker.lane.outage
-        if outage.notes:
-            self._notes[worker.agent.id], outage.notes = outage.notes, []
-
     async def _stop_forbidden(self, worker: AgentWorker) -> None:
         """Stop an unprompted turn of an agent that is not allowed to work now."""
         run = worker.run
         try:
-            why = await self._explain_forbidden(worker.agent, run.id) if run else None
+            why = await _explain_forbidden(self._deps, worker.agent, run.id) if run else None
             if run and why:
                 await worker.control.stop(run, "policy", why)
         except LeaseLost:
             return
         except Exception as error:  # noqa: BLE001 (one agent's failure must not stop the others)
             log_bug(error, agent=worker.agent.name)
-
-    async def _explain_forbidden(self, agent: Agent, run: RunId) -> str | None:
-        if (await self._store.lane(agent.id)).is_paused:
-            return "the agent is paused"
-        account = (await self._store.run(run)).account
-        gates = await self._store.gates(include_others=True)
-        gates = [gate for gate in gates if gate.account == account]
-        gate = find_closed_gate(gates, agent.provider, self._deps.clock.now())
-        is_closed = gate is not None and gate.is_closed and gate.probe != run
-        return "its provider is closed" if is_closed else None
 
     # -- stopping
 
@@ -347,3 +310,14 @@ class Dispatcher:
     async def _wait_for_runs(self) -> None:
         while any(worker.is_held for worker in self._workers):
             await self._workers.left.wait()
+
+
+async def _explain_forbidden(deps: Deps, agent: Agent, run: RunId) -> str | None:
+    if (await deps.store.lane(agent.id)).is_paused:
+        return "the agent is paused"
+    account = (await deps.store.run(run)).account
+    gates = await deps.store.gates(include_others=True)
+    gates = [gate for gate in gates if gate.account == account]
+    gate = find_closed_gate(gates, agent.provider, deps.clock.now())
+    is_closed = gate is not None and gate.is_closed and gate.probe != run
+    return "its provider is closed" if is_closed else None

@@ -38,6 +38,20 @@ async def find_abandoned(
     }
 
 
+async def find_process(
+    store: Store, lane: AbandonedLane, processes: Mapping[ProcessId, AbandonedProcess]
+) -> AbandonedProcess | None:
+    """The process of a lane, if it was ever started; one that was not is closed."""
+    found = None
+    for process in lane.processes:
+        if process.id in processes:
+            log_event("process.adopted", agent=lane.agent.name, process=process.id)
+            found = processes[process.id]
+        else:
+            await store.close_process(lane.hold, process.id)
+    return found
+
+
 async def _load_snapshots(
     store: Store, lanes: Sequence[AbandonedLane]
 ) -> Mapping[AgentId, LaneSnapshot]:

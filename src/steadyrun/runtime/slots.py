@@ -38,14 +38,13 @@ class Slots:
         """A run of this agent starts, or is found running: an agent has one at a time."""
         self._provider_of.setdefault(agent, provider)
 
-    def suspend(self, agent: AgentId) -> None:
-        """The run waits for a person: another one may run in its slot."""
-        if agent in self._provider_of:
+    def set_waiting(self, agent: AgentId, for_person: bool) -> None:
+        """A run that waits for a person does not count: another one may run in its slot. It goes on
+        also without a free slot, as its provider does not ask for one."""
+        if not for_person:
+            self._suspended.discard(agent)
+        elif agent in self._provider_of:
             self._suspended.add(agent)
-
-    def resume(self, agent: AgentId) -> None:
-        """The run goes on, also without a free slot: its provider does not ask for one."""
-        self._suspended.discard(agent)
 
     def leave(self, agent: AgentId) -> None:
         """The run is over."""

@@ -73,6 +73,11 @@ class StoreOutage:
         name = EventId(f"{self.run or self._agent}:record_failed.{self._count}")
         self._feed.publish(LiveEvent(name, self._clock.now(), self._agent, self.run, None, failed))
 
+    def take_notes(self) -> list[Event]:
+        """Remove all notes: they are for the next worker of the agent."""
+        notes, self.notes = self.notes, []
+        return notes
+
     async def write_notes(self, recorder: Recorder) -> None:
         """Write all notes; those that cannot be written are kept."""
         while self.notes:

@@ -60,7 +60,7 @@ class Recorder:
         self.run: RunId | None = None
         self.token = _TokenReader(process, agent)
         self.offset = process.offset
-        self._deps, self._lease, self._process = deps, lease, process
+        self._deps, self._lease = deps, lease
         self._publisher = _Publisher(feed, agent, process)
         self._own_events = process.marks.r
         # What waits to be written while an earlier part is, and where that ends.
@@ -103,7 +103,7 @@ class Recorder:
         async with self._lock:
             await self._flush()
             self.run = run
-            launched = Launched(self._deps.clock.now(), self._process.id)
+            launched = Launched(self._deps.clock.now(), self._publisher.process.id)
             await self._append(events, offset, launched, None)
 
     async def end(
@@ -158,7 +158,8 @@ class Recorder:
             publisher.publish(self.run, events, [], 0)
             return
         token = self.token.read(kept)
-        batch = Batch(self._process.id, self.run, self.offset, offset, kept, change, token, saved)
+        process = publisher.process.id
+        batch = Batch(process, self.run, self.offset, offset, kept, change, token, saved)
         before = list(takewhile(_is_live, events)) if has_live else []
         publisher.publish(self.run, before, [], 0)
         appended = await self._deps.store.append(self._lease.current, batch)
@@ -178,7 +179,8 @@ class _Publisher:
     """Publishes the events of one process: live ones in their place among the stored ones."""
 
     def __init__(self, feed: EventPublisher, agent: Agent, process: Process) -> None:
-        self._feed, self._agent, self._process = feed, agent, process
+        self.process = process
+        self._feed, self._agent = feed, agent
 
     @property
     def has_listeners(self) -> bool:
@@ -204,13 +206,13 @@ class _Publisher:
         return [event for row in appended.rows for event in decode_row(self._to_row(row))]
 
     def _to_row(self, row: StoredRow) -> EventRow:
-        provider = self._process.provider if row.run else None
-        agent, process = self._agent.name, self._process.id
+        provider = self.process.provider if row.run else None
+        agent, process = self._agent.name, self.process.id
         return EventRow(row.cursor, row.seq, agent, row.run, process, provider, row.body)
 
     def _to_live(self, run: RunId | None, emitted: Emitted) -> LiveEvent:
-        name = make_event_id(self._process.id, emitted.place, emitted.n)
-        agent, provider = self._agent.name, self._process.provider
+        name = make_event_id(self.process.id, emitted.place, emitted.n)
+        agent, provider = self._agent.name, self.process.provider
         event: Any = emitted.event
         return LiveEvent(name, emitted.at, agent, run, provider, event)
 

@@ -13,11 +13,9 @@ from typing import NamedTuple, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from steadyrun.dialect import TurnEnded
 from steadyrun.driver import JournalBatch
-from steadyrun.errors import ChangeRefused, LeaseLost, SteadyrunError, StoreFailed
+from steadyrun.errors import ChangeRefused, LeaseLost
 from steadyrun.model.agent import Agent
-from steadyrun.model.event import ErrorFact, Note
 from steadyrun.model.item import Claim, Lease
 from steadyrun.model.run import Finished, Orphaned, Run, StopReason
 from steadyrun.runtime.agent.effects import EffectHandler
@@ -32,16 +30,15 @@ from steadyrun.runtime.agent.process import Connected, Exited, LiveProcess, Proc
 from steadyrun.runtime.agent.process_slot import LaneProcess, ProcessSlot
 from steadyrun.runtime.agent.retries import RetryPolicy
 from steadyrun.runtime.agent.run_control import RunControl
+from steadyrun.runtime.agent.starter import NEW_CONVERSATION, RunStarter, write_cut
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.process_pool import ProcessPool
-from steadyrun.runtime.prompt.builder import TurnPlan, TurnRequest, Turns
+from steadyrun.runtime.prompt.builder import Turns
 from steadyrun.runtime.recovery import AbandonedProcess
 from steadyrun.runtime.run.active_run import ActiveRun, StopRequest
 from steadyrun.runtime.run.retry import RetryDecision, begins_anew, metadata_of
 from steadyrun.runtime.run.timeouts import Timeouts
 from steadyrun.store import Started
-
-_NEW_CONVERSATION = RetryDecision(False, 0.0, is_fresh=True, one_shot=False, why="conversation")
 
 
 class WorkerSetup(NamedTuple):
@@ -84,7 +81,8 @@ class AgentWorker:
         self.slot = ProcessSlot(self.lane, tasks, self.handle_update)
         self.control = RunControl(self.lane, tasks)
         self._effects = EffectHandler(self.lane, self.control, setup.turns)
-        self._turns, self._retries, self._pool = setup.turns, setup.retries, setup.pool
+        self._starter = RunStarter(self.lane, self.slot, self.control, setup.turns, setup.pool)
+        self._retries, self._pool = setup.retries, setup.pool
         self._store, self._clock = deps.store, deps.clock
 
     @property
@@ -124,7 +122,7 @@ class AgentWorker:
         if isinstance(lease, Claim) and run:
             active = lane.make_run(lease, run.id, is_adopted=True)
             active.load(run, self._clock, credit=credit)
-            lane.retry = _NEW_CONVERSATION if begins_anew(run) else None
+            lane.retry = NEW_CONVERSATION if begins_anew(run) else None
             active.load_cancel_request(self._clock.now())
             active.is_begun = lease.item.kind == "self" or lease.item.delivery == "own_turn"
             lane.attach(active)
@@ -140,7 +138,7 @@ class AgentWorker:
         """Run the item to its end, and what the process goes on with by itself."""
         run = self._current_run()
         if not run.is_begun:
-            await self._send()
+            await self._starter.send(self._current_run())
         else:
             await self.control.resume_stop(run)
         await self._finish()
@@ -148,79 +146,6 @@ class AgentWorker:
     def _current_run(self) -> ActiveRun:
         assert self.lane.run
         return self.lane.run
-
-    # -- starting
-
-    async def _send(self) -> None:
-        """Send the item's turn to a process, and to another one if that is lost before."""
-        run, lane = self._current_run(), self.lane
-        while not run.is_over:
-            present = self.slot.process
-            if run.stop and not (present and present.adopted_turn):
-                # No process has seen the turn.
-                run.end_by(run.conclude(TurnEnded("cancelled"), None, self._clock.now()))
-                return
-            try:
-                plan = await self._plan(run)
-                process = await self._process_for(plan)
-            except (LeaseLost, StoreFailed):
-                raise
-            except SteadyrunError as error:
-                fact = ErrorFact(error.code, error.message, error.hint, error.retryable)
-                run.end_by(Finished(self._clock.now(), "failed", error=fact))
-                return
-            lane.conversation.may_restart = plan.or_fresh
-            await self.control.send_turn(run, process, plan.turn)
-            if lane.conversation.is_missing:
-                await self._restart_conversation(run, process)
-            elif not run.is_over:
-                await self._handle_lost_process(run, process)
-            process.is_new = False
-
-    async def _plan(self, run: ActiveRun) -> TurnPlan:
-        """What is sent, and to which process. The process that the plan is made for may exit while
-        it is made: then another plan is needed."""
-        while True:
-            present = self.slot.present()
-            request = TurnRequest(self.agent, run.claim, run.id, present, self.lane.retry)
-            plan = await self.lane.outage.write(partial(self._turns.build, request), "start")
-            if self.slot.present() == present:
-                return plan
-
-    async def _process_for(self, plan: TurnPlan) -> LaneProcess:
-        process, present = self.slot.process, self.slot.present()
-        if process and (present.adopted_turn or (plan.seal and plan.seal == present.seal)):
-            process.adopted_turn = None
-            return process
-        await self.slot.end()
-        if self._pool:
-            await self._pool.make_room(self.slot)
-        process = await self.slot.launch(plan)
-        self.lane.outage.notes += map(Note, plan.notes)
-        return process
-
-    async def _restart_conversation(self, run: ActiveRun, process: LaneProcess) -> None:
-        """The conversation does not exist any more, and a new one may take its place."""
-        self.lane.retry = _NEW_CONVERSATION
-        note = Note("the conversation to resume does not exist: a new one begins")
-        await process.live.note(note)
-        await process.live.end(self.lane.deps.limits.close)
-        await process.offers.give_up("the conversation does not exist")
-        await self.slot.end()
-        self.lane.conversation.is_missing = run.is_over = False
-        self.lane.report(RunAttached())
-
-    async def _handle_lost_process(self, run: ActiveRun, process: LaneProcess) -> None:
-        """The process is gone, and the run has not ended."""
-        now = self._clock.now()
-        if run.stop:
-            run.end_by(run.conclude(TurnEnded("cancelled"), None, now))
-        elif process.is_new or run.was_sent:
-            error = ErrorFact("exited", "the process ended before the turn began", retryable=True)
-            run.end_by(run.conclude(TurnEnded("failed", error=error), None, now))
-        # First: a process that is closed without a change of its run has done nothing.
-        await self._write_cut(run)
-        await self.slot.end()
 
     # -- settling
 
@@ -234,7 +159,7 @@ class AgentWorker:
                 run.end_by(Orphaned(self._clock.now()))
             retry = await self._decide_retry(run)
             if retry is not None and await self._retry(run, retry):
-                await self._send()
+                await self._starter.send(self._current_run())
             elif await (self._rest(run) if self._can_rest() else self._close(run)):
                 return
 
@@ -246,15 +171,10 @@ class AgentWorker:
         return self._pool is not None and self._pool.keeps(self.slot)
 
     async def _decide_retry(self, run: ActiveRun) -> RetryDecision | None:
-        await self._write_cut(run)
+        await write_cut(self.lane, run)
         found = await self.lane.outage.write(partial(self._store.run, run.id), "settle")
         was_sent = found.started_at is not None if run.was_sent is None else run.was_sent
         return await self._retries.decide(self.lane, found, was_sent=was_sent or run.is_begun)
-
-    async def _write_cut(self, run: ActiveRun) -> None:
-        if run.cut is not None:
-            change = partial(self._store.change, run.claim, run.id, run.cut)
-            await self.lane.outage.write(change, "settle")
 
     async def _retry(self, run: ActiveRun, retry: RetryDecision) -> bool:
         """Make a new run of the item; False if the item was cancelled."""

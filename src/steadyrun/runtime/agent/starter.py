@@ -1,0 +1,111 @@
+"""Sends the turn of a run to a process that fits, and launches one if there is none."""
+
+from functools import partial
+
+from steadyrun.dialect import TurnEnded
+from steadyrun.errors import LeaseLost, SteadyrunError, StoreFailed
+from steadyrun.model.event import ErrorFact, Note
+from steadyrun.model.run import Finished
+from steadyrun.runtime.agent.lane import Lane, RunAttached
+from steadyrun.runtime.agent.process_slot import LaneProcess, ProcessSlot
+from steadyrun.runtime.agent.run_control import RunControl
+from steadyrun.runtime.process_pool import ProcessPool
+from steadyrun.runtime.prompt.builder import TurnPlan, TurnRequest, Turns
+from steadyrun.runtime.run.active_run import ActiveRun
+from steadyrun.runtime.run.retry import RetryDecision
+
+NEW_CONVERSATION = RetryDecision(False, 0.0, is_fresh=True, one_shot=False, why="conversation")
+
+
+async def write_cut(lane: Lane, run: ActiveRun) -> None:
+    """Record the end of a run that its process has not reported."""
+    if run.cut is not None:
+        change = partial(lane.deps.store.change, run.claim, run.id, run.cut)
+        await lane.outage.write(change, "settle")
+
+
+class RunStarter:
+    """Starts the runs of one lane. AgentWorker owns it."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        slot: ProcessSlot,
+        control: RunControl,
+        turns: Turns,
+        pool: ProcessPool | None,
+    ) -> None:
+        self._lane, self._slot, self._control = lane, slot, control
+        self._turns, self._pool = turns, pool
+        self._clock = lane.deps.clock
+
+    async def send(self, run: ActiveRun) -> None:
+        """Send the turn to a process, and to another one if that is lost before."""
+        lane = self._lane
+        while not run.is_over:
+            present = self._slot.process
+            if run.stop and not (present and present.adopted_turn):
+                # No process has seen the turn.
+                run.end_by(run.conclude(TurnEnded("cancelled"), None, self._clock.now()))
+                return
+            try:
+                plan = await self._plan(run)
+                process = await self._process_for(plan)
+            except (LeaseLost, StoreFailed):
+                raise
+            except SteadyrunError as error:
+                fact = ErrorFact(error.code, error.message, error.hint, error.retryable)
+                run.end_by(Finished(self._clock.now(), "failed", error=fact))
+                return
+            lane.conversation.may_restart = plan.or_fresh
+            await self._control.send_turn(run, process, plan.turn)
+            if lane.conversation.is_missing:
+                await self._restart_conversation(run, process)
+            elif not run.is_over:
+                await self._handle_lost_process(run, process)
+            process.is_new = False
+
+    async def _plan(self, run: ActiveRun) -> TurnPlan:
+        """What is sent, and to which process. The process that the plan is made for may exit while
+        it is made: then another plan is needed."""
+        while True:
+            present = self._slot.present()
+            request = TurnRequest(self._lane.agent, run.claim, run.id, present, self._lane.retry)
+            plan = await self._lane.outage.write(partial(self._turns.build, request), "start")
+            if self._slot.present() == present:
+                return plan
+
+    async def _process_for(self, plan: TurnPlan) -> LaneProcess:
+        process, present = self._slot.process, self._slot.present()
+        if process and (present.adopted_turn or (plan.seal and plan.seal == present.seal)):
+            process.adopted_turn = None
+            return process
+        await self._slot.end()
+        if self._pool:
+            await self._pool.make_room(self._slot)
+        process = await self._slot.launch(plan)
+        self._lane.outage.notes += map(Note, plan.notes)
+        return process
+
+    async def _restart_conversation(self, run: ActiveRun, process: LaneProcess) -> None:
+        """The conversation does not exist any more, and a new one may take its place."""
+        self._lane.retry = NEW_CONVERSATION
+        note = Note("the conversation to resume does not exist: a new one begins")
+        await process.live.note(note)
+        await process.live.end(self._lane.deps.limits.close)
+        await process.offers.give_up("the conversation does not exist")
+        await self._slot.end()
+        self._lane.conversation.is_missing = run.is_over = False
+        self._lane.report(RunAttached())
+
+    async def _handle_lost_process(self, run: ActiveRun, process: LaneProcess) -> None:
+        """The process is gone, and the run has not ended."""
+        now = self._clock.now()
+        if run.stop:
+            run.end_by(run.conclude(TurnEnded("cancelled"), None, now))
+        elif process.is_new or run.was_sent:
+            error = ErrorFact("exited", "the process ended before the turn began", retryable=True)
+            run.end_by(run.conclude(TurnEnded("failed", error=error), None, now))
+        # First: a process that is closed without a change of its run has done nothing.
+        await write_cut(self._lane, run)
+        await self._slot.end()
