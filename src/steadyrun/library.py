@@ -182,7 +182,7 @@ class RunHandle:
         answer, or one to an unknown approval, has no effect."""
         run = await self._store.run(self.id)
         if verdict.input is not None:
-            abilities = self._runs.deps.drivers.find_abilities(run.provider)
+            abilities = self._runs.deps.launcher.find_abilities(run.provider)
             if "change_input" not in abilities:
                 raise AbilityMissing(run.provider, "change_input", asked="input")
         if run.process is None:

@@ -50,7 +50,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"or_fresh": True}, "or_fresh is for a conversation to resume"),
     ({"metadata": ["a"]}, "metadata: expected an object, found ['a']"),
     ({"metadata": {"wall_seconds": 1}}, "the metadata must not have the key 'wall_seconds'"),
-    ({"max_cost": 5}, "unknown wish 'max_cost'"),
+    ({"max_cost": 5}, "unknown option 'max_cost'"),
     ({"env": "LANG=C"}, "env: expected texts by name"),
     ({"env": {"LANG": 7}}, "env: expected texts by name"),
     ({"env": {"A=B": "x"}}, "env: 'A=B' cannot be the name of a variable"),

@@ -11,7 +11,7 @@ from steadyrun.model.event import ErrorFact
 from steadyrun.model.ids import AgentId, ItemId, RunId
 from steadyrun.model.item import Item, ItemKind, OnLost
 from steadyrun.model.run import STOPPED, EndStatus, Run, StopReason
-from steadyrun.runtime.run.retry import RetryDecision, decide_retry, metadata_of
+from steadyrun.runtime.run.retry import RetryDecision, build_metadata, decide_retry
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 CODES = [
@@ -39,7 +39,7 @@ End = tuple[tuple[EndStatus, StopReason | None], str | None, bool]
 
 def run_of(end: End, again: RetryDecision | None, attempt: int) -> Run:
     (status, reason), code, _ = end
-    metadata = metadata_of(again, attempt) if again else {}
+    metadata = build_metadata(again, attempt) if again else {}
     error = ErrorFact(code, "why") if code else None
     return Run(
         RunId(f"run_{attempt}"), AgentId("agt_1"), ItemId("itm_1"), "claude", AT, status,
@@ -89,7 +89,7 @@ def test_every_end_in_a_life_is_answered_as_the_table_says(item: Item, life: lis
 
     for end in life:
         run = run_of(end, again, item.attempt)
-        again = decide_retry(run, item, was_told=end[2])
+        again = decide_retry(run, item, was_sent=end[2])
         row = table.told(end)
         assert (again is not None) == (row is not None)
         if again is None:
@@ -107,7 +107,7 @@ def test_no_item_is_run_again_for_ever(item: Item, life: list[End]) -> None:
     again: RetryDecision | None = None
 
     for end in life:
-        again = decide_retry(run_of(end, again, item.attempt), item, was_told=end[2])
+        again = decide_retry(run_of(end, again, item.attempt), item, was_sent=end[2])
         if again is None:
             return
         item = replace(item, attempt=item.attempt + 1, tries=item.tries + again.spends)
@@ -119,4 +119,4 @@ def test_no_item_is_run_again_for_ever(item: Item, life: list[End]) -> None:
 def test_who_asked_it_to_stop_is_heard(item: Item, end: End) -> None:
     asked = replace(item, cancel_requested=True)
 
-    assert decide_retry(run_of(end, None, 1), asked, was_told=end[2]) is None
+    assert decide_retry(run_of(end, None, 1), asked, was_sent=end[2]) is None

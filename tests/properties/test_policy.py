@@ -39,7 +39,7 @@ from steadyrun.providers.scripted.dialect import Scripted
 from steadyrun.providers.shell import Shell
 from steadyrun.runtime.prompt.builder import build_launch_request
 from steadyrun.runtime.prompt.system import SystemPrompt
-from steadyrun.runtime.run.permissions import permitted
+from steadyrun.runtime.run.permissions import apply_permissions
 
 COMBINATIONS = 10_000
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -117,7 +117,7 @@ def check_kept(
     agent = Agent(AgentId("agt_1"), "ada", (provider,), "/work", policy=policy)
     may = {name for name in NAMES if is_allowed(policy, file, name)}
     try:
-        kept, notes = permitted(drivers, agent, file)
+        kept, notes = apply_permissions(drivers, agent, file)
     except AbilityMissing:
         # Who has all tools is refused by nobody, and these two can do with any.
         assert provider not in {"claude", "scripted"}

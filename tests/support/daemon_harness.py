@@ -331,7 +331,7 @@ async def running_daemon(
             open_runtime(settings, kind="daemon", machine="here") as usual,
             task_group() as tasks,
         ):
-            around = replace(usual, limits=msgspec.structs.replace(usual.limits, **limits))
+            around = replace(usual, timeouts=msgspec.structs.replace(usual.timeouts, **limits))
             store = wrap_store(around.store)
             around = replace(around, clock=clock or around.clock, store=store)
             daemon = Daemon(around, tasks, capacity=capacity, key=KEY)

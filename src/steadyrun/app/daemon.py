@@ -113,7 +113,7 @@ class DaemonHandle:
     ) -> AsyncGenerator[StoredEvent | LiveEvent, None]:
         store = self._deps.store
         whose = await store.agent(agent) if agent else None
-        events = stream_events(store, self._deps.hub, after, agent=whose, run=run)
+        events = stream_events(store, self._deps.bus, after, agent=whose, run=run)
         async with contextlib.aclosing(events):
             async for event in events:
                 yield event

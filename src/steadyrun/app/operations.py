@@ -36,7 +36,7 @@ def build_context(deps: Deps) -> OperationContext:
 
     def abilities(name: str) -> frozenset[Ability] | None:
         try:
-            return deps.drivers.find_abilities(name)
+            return deps.launcher.find_abilities(name)
         except NotFound:
             return None
 
@@ -46,7 +46,7 @@ def build_context(deps: Deps) -> OperationContext:
         deps.ids,
         deps.home,
         abilities,
-        deps.drivers.enforce,
+        deps.launcher.enforce,
         budgets=deps.budgets,
     )
 

@@ -40,12 +40,12 @@ async def open_runtime(config: Config, *, kind: str, machine: str) -> AsyncItera
             try:
                 yield Deps(
                     store=store,
-                    drivers=drivers,
+                    launcher=drivers,
                     clock=clock,
                     ids=Ids(clock.now),
                     holder=holder.id,
                     machine=machine,
-                    limits=_build_timeouts(config.settings.clocks),
+                    timeouts=_build_timeouts(config.settings.clocks),
                     scrubber=scrubber,
                     home=home,
                     appended=_find_appended(config),

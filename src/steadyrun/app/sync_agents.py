@@ -21,7 +21,7 @@ from steadyrun.model.budget import Budget
 from steadyrun.model.ids import AgentId, Ids
 from steadyrun.model.policy import Policy, compute_rights
 from steadyrun.runtime.prompt.system import require_home, require_role
-from steadyrun.runtime.run.permissions import require_kept
+from steadyrun.runtime.run.permissions import require_enforced
 from steadyrun.store import Store
 
 _NOT_YET = AgentId("")
@@ -118,7 +118,7 @@ def _check_rights(config: Config, provider: str, agent: Agent) -> None:
     """Check that the provider can enforce the rights of the agent."""
     found = make_enforcer(config)(provider, compute_rights(agent.policy))
     asked = f"tier, tools and deny of agents.{agent.name}"
-    require_kept(provider, found, asked=asked)
+    require_enforced(provider, found, asked=asked)
 
 
 async def _update_agent(store: Store, agent: Agent, known: Agent) -> bool:

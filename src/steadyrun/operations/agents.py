@@ -44,7 +44,7 @@ from steadyrun.operations.lookup import (
 )
 from steadyrun.operations.views import build_agent_document, build_agent_documents
 from steadyrun.runtime.prompt.system import require_home, require_role
-from steadyrun.runtime.run.permissions import require_kept
+from steadyrun.runtime.run.permissions import require_enforced
 
 # A name with one of these prefixes would look like an id.
 _ID_PREFIXES = ("agt_", "run_", "itm_", "prc_", "hld_")
@@ -438,7 +438,7 @@ def _check_rights(context: OperationContext, agent: Agent) -> None:
         raise InvalidUsage(flaw.problem, hint=flaw.hint)
     for provider in agent.providers:
         found = context.enforce(provider, compute_rights(policy))
-        require_kept(provider, found, asked="--tier, --tools and --deny")
+        require_enforced(provider, found, asked="--tier, --tools and --deny")
 
 
 def _require_abilities(context: OperationContext, provider: str) -> frozenset[Ability]:

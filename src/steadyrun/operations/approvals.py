@@ -15,7 +15,7 @@ from steadyrun.operations.documents import ApprovalDocument, ApprovalsDocument
 from steadyrun.operations.fields import arg, hidden
 from steadyrun.operations.lookup import find_agent, find_approval
 from steadyrun.operations.views import build_approval_documents
-from steadyrun.runtime.run.budget import extend
+from steadyrun.runtime.run.budget import extend_budget
 from steadyrun.store import Store
 
 _LIST = "`steadyrun approvals` lists them."
@@ -109,7 +109,7 @@ async def _answer_about_budget(
     if answer.is_allowed and approval.status == "open":
         if answer.provider is not None:
             agent = await switch_provider(context, agent, answer.provider)
-        extended = await extend(store, agent, context.budgets, context.clock.now())
+        extended = await extend_budget(store, agent, context.budgets, context.clock.now())
         answer = replace(answer, extended=extended)
     answered = await _store_answer(store, approval, answer)
     item = (await store.run(approval.run)).item

@@ -110,7 +110,7 @@ class Daemon:
 
     async def _clear_up(self) -> None:
         """Delete the files of processes that ended long ago, once an hour."""
-        clock, drivers = self._deps.clock, self._deps.drivers
+        clock, drivers = self._deps.clock, self._deps.launcher
         keep_seconds = self.pool.capacity.keep_seconds
         if not keep_seconds or clock.monotonic() < self._clear_at:
             return

@@ -24,12 +24,12 @@ class Deps:
     """The dependencies of every worker in this process."""
 
     store: Store
-    drivers: Launcher
+    launcher: Launcher
     clock: Clock
     ids: Ids
     holder: HolderId
     machine: str
-    limits: Timeouts
+    timeouts: Timeouts
     scrubber: Scrubber
     # STEADYRUN_HOME.
     home: Path
@@ -37,9 +37,9 @@ class Deps:
     appended: Set[str] = frozenset()
     budgets: BudgetRules = field(default_factory=BudgetRules)
     # Publishes the events of all agents that run here.
-    hub: EventBus = field(default_factory=EventBus)
+    bus: EventBus = field(default_factory=EventBus)
 
-    async def standing(self, agent: Agent) -> SystemPrompt:
+    async def load_system_prompt(self, agent: Agent) -> SystemPrompt:
         """The system prompt of the agent, from its files as they are now."""
         is_appended = agent.provider in self.appended
         read = partial(read_system_prompt, agent, home=self.home, appended=is_appended)

@@ -59,7 +59,7 @@ class DirectRuns:
         """Accept a message for a new agent, claim its lane and run it: one step, or none."""
         deps = self.deps
         await self._require_open(agent.provider)
-        wall = request.wall_seconds or deps.drivers.find_wall_seconds(agent.provider)
+        wall = request.wall_seconds or deps.launcher.find_wall_seconds(agent.provider)
         metadata = {**request.metadata, **({WALL: wall} if wall else {})}
 
         def create(agent: Agent, item: Item) -> Created:

@@ -29,7 +29,7 @@ async def find_abandoned(
     processes = [process for each in lanes for process in each.processes]
     if not processes:
         return {}
-    launched = await deps.drivers.read_requests(processes)
+    launched = await deps.launcher.read_requests(processes)
     snapshots = await _load_snapshots(deps.store, lanes)
     return {
         each.id: AbandonedProcess(each, launched[each.id], snapshots.get(each.agent))

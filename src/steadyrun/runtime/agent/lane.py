@@ -83,7 +83,7 @@ class Lane:
         self.deps, self.agent = deps, agent
         self.report = on_change
         self.lease = LaneLease()
-        self.feed = EventPublisher(deps.scrubber, deps.hub)
+        self.feed = EventPublisher(deps.scrubber, deps.bus)
         self.outage = StoreOutage(agent.name, self.feed, deps.clock, is_patient=is_patient)
         self.run: ActiveRun | None = None
         # The whole lane shall end: every later run starts with this request.
@@ -97,7 +97,7 @@ class Lane:
 
     def make_run(self, claim: Claim, run: RunId, *, is_adopted: bool = False) -> ActiveRun:
         deps, agent = self.deps, self.agent
-        timer = RunTimer(deps.limits, deps.clock, is_adopted=is_adopted)
+        timer = RunTimer(deps.timeouts, deps.clock, is_adopted=is_adopted)
         budget = RunBudget(deps.store, agent, run, deps.budgets)
         made = ActiveRun(run, claim, agent, timer, budget)
         made.stop = self.stop

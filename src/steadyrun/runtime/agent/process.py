@@ -47,7 +47,7 @@ class LiveProcess:
         self.row = process
         # The process was asked to end: no turn may be sent any more.
         self.is_closing = False
-        abilities = lane.deps.drivers.find_abilities(process.provider)
+        abilities = lane.deps.launcher.find_abilities(process.provider)
         self.connection = ProcessConnection(lane.outage, abilities)
         self._lane = lane
         self._recorder: Recorder | None = None
@@ -113,7 +113,7 @@ class LiveProcess:
             deps, lane.lease, self.row, agent=lane.agent, feed=lane.feed, tasks=tasks
         )
         fence = lane.lease.current.fence
-        async with deps.drivers.drive(
+        async with deps.launcher.drive(
             self.row, holder=deps.holder, fence=fence, sink=on_update
         ) as driver:
             self.connection.abilities = driver.abilities

@@ -80,7 +80,7 @@ class ProcessSlot:
         """Start a process for this turn."""
         deps, agent, outage = self.lane.deps, self.lane.agent, self.lane.outage
         name, now = deps.ids.new_process(), deps.clock.now()
-        place = deps.drivers.name_directory(name)
+        place = deps.launcher.name_directory(name)
         account = find_account(agent.provider, deps.store.accounts)
         row = Process(
             name, agent.id, agent.provider, deps.machine, place, now,
@@ -89,7 +89,7 @@ class ProcessSlot:
         lease = self.lane.lease.current
         await outage.write(partial(deps.store.open_process, lease, row), "start")
         try:
-            await deps.drivers.launch(row, plan.request, env=plan.env)
+            await deps.launcher.launch(row, plan.request, env=plan.env)
         except SteadyrunError:
             await outage.write(partial(deps.store.close_process, lease, row.id), "start")
             raise
@@ -114,7 +114,7 @@ class ProcessSlot:
         """End the process, if there is one, and record that."""
         async with self._ending:
             if self.live:
-                await self.live.end(self.lane.deps.limits.close)
+                await self.live.end(self.lane.deps.timeouts.close)
                 await self._close(self.live)
 
     async def abandon(self) -> None:
@@ -122,7 +122,7 @@ class ProcessSlot:
         async with self._ending:
             live, lease = self.live, self.lane.lease.current
             if live:
-                drivers = self.lane.deps.drivers
+                drivers = self.lane.deps.launcher
                 await drivers.end(live.row, holder=lease.holder, fence=lease.fence)
                 await self._close(live)
 
@@ -146,7 +146,7 @@ class ProcessSlot:
             if live is None or lease.is_held:
                 return not lease.is_held
             await live.close()
-            with anyio.move_on_after(self.lane.deps.limits.close or None):
+            with anyio.move_on_after(self.lane.deps.timeouts.close or None):
                 while not live.is_gone and not lease.is_held:
                     await live.connection.wait_changed()
             if lease.is_held:

@@ -36,7 +36,7 @@ class LastingRetries:
             await self._handle_limit(lane, run)
         assert lane.run
         item = await lane.deps.store.item(lane.run.claim.item.id)
-        found = decide_retry(await self._with_predecessor(lane, run), item, was_told=was_sent)
+        found = decide_retry(await self._with_predecessor(lane, run), item, was_sent=was_sent)
         if found:
             log_event("run.retried", agent=lane.agent.name, run=run.id, why=found.why)
         return found

@@ -121,7 +121,7 @@ class RunControl:
         await process.offers.withdraw_all()
         connection = process.live.connection
         if await connection.interrupt():
-            with anyio.move_on_after(self._lane.deps.limits.interrupt or None):
+            with anyio.move_on_after(self._lane.deps.timeouts.interrupt or None):
                 while not run.is_over and not connection.is_gone:
                     await connection.wait_changed()
         if not run.is_over:

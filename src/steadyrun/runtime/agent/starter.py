@@ -92,7 +92,7 @@ class RunStarter:
         self._lane.retry = NEW_CONVERSATION
         note = Note("the conversation to resume does not exist: a new one begins")
         await process.live.note(note)
-        await process.live.end(self._lane.deps.limits.close)
+        await process.live.end(self._lane.deps.timeouts.close)
         await process.offers.give_up("the conversation does not exist")
         await self._slot.end()
         self._lane.conversation.is_missing = run.is_over = False

@@ -36,7 +36,7 @@ from steadyrun.runtime.process_pool import ProcessPool
 from steadyrun.runtime.prompt.builder import Turns
 from steadyrun.runtime.recovery import AbandonedProcess
 from steadyrun.runtime.run.active_run import ActiveRun, StopRequest
-from steadyrun.runtime.run.retry import RetryDecision, begins_anew, metadata_of
+from steadyrun.runtime.run.retry import RetryDecision, build_metadata, starts_conversation
 from steadyrun.runtime.run.timeouts import Timeouts
 from steadyrun.store import Started
 
@@ -122,7 +122,7 @@ class AgentWorker:
         if isinstance(lease, Claim) and run:
             active = lane.make_run(lease, run.id, is_adopted=True)
             active.load(run, self._clock, credit=credit)
-            lane.retry = NEW_CONVERSATION if begins_anew(run) else None
+            lane.retry = NEW_CONVERSATION if starts_conversation(run) else None
             active.load_cancel_request(self._clock.now())
             active.is_begun = lease.item.kind == "self" or lease.item.delivery == "own_turn"
             lane.attach(active)
@@ -153,7 +153,7 @@ class AgentWorker:
         """Wait for the end of what runs and of what follows by itself; then settle."""
         while True:
             if self.slot.process:
-                await wait_until_idle(self.lane, self.slot.process, self.lane.deps.limits)
+                await wait_until_idle(self.lane, self.slot.process, self.lane.deps.timeouts)
             run = self._current_run()
             if not run.is_over:
                 run.end_by(Orphaned(self._clock.now()))
@@ -187,7 +187,7 @@ class AgentWorker:
         except ChangeRefused:
             return False
         self.lane.retry = retry
-        found = await self._effects.create_run(claim, metadata_of(retry, claim.item.attempt))
+        found = await self._effects.create_run(claim, build_metadata(retry, claim.item.attempt))
         active = self.lane.make_run(claim, found.id)
         active.load(found, self._clock)
         self.lane.attach(active)
@@ -226,7 +226,7 @@ class AgentWorker:
 
     async def _continues(self, live: LiveProcess) -> bool:
         """Whether the process begins a turn by itself, in place of ending."""
-        timeouts, run = self.lane.deps.limits, self.lane.run
+        timeouts, run = self.lane.deps.timeouts, self.lane.run
         is_awaited = live.has_background and not self.lane.stop
         with anyio.move_on_after((timeouts.idle if is_awaited else timeouts.close) or None):
             while self.lane.run is run and not live.is_gone:

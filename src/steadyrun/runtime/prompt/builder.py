@@ -33,7 +33,7 @@ from steadyrun.runtime.prompt.system import (
 )
 from steadyrun.runtime.run.active_run import WALL
 from steadyrun.runtime.run.options import RunRequest
-from steadyrun.runtime.run.permissions import permitted
+from steadyrun.runtime.run.permissions import apply_permissions
 from steadyrun.runtime.run.retry import RetryDecision
 
 # The largest number of settled items in the context of a new conversation.
@@ -87,16 +87,16 @@ class TurnBuilder:
 
     def __init__(self, deps: Deps, key: bytes) -> None:
         """`key` seals what processes were launched with."""
-        self._around, self._store = deps, deps.store
+        self._deps, self._store = deps, deps.store
         self._home = deps.home
         self._key = key
 
     async def create_run(self, run: RunId, agent: Agent, item: Item) -> Created:
-        return self.make_run(run, agent, item, self._around.clock.now())
+        return self.make_run(run, agent, item, self._deps.clock.now())
 
     def make_run(self, run: RunId, agent: Agent, item: Item, now: datetime) -> Created:
         """A run of a lasting agent, with its time limit."""
-        wall = agent.wall_seconds or self._around.drivers.find_wall_seconds(agent.provider)
+        wall = agent.wall_seconds or self._deps.launcher.find_wall_seconds(agent.provider)
         metadata = {**item.payload.metadata, **({WALL: wall} if wall else {})}
         tools = compute_rights(agent.policy).tools
         return Created(run, agent.id, item.id, agent.provider, now, agent.model, tools, metadata)
@@ -114,10 +114,10 @@ class TurnBuilder:
             return TurnPlan(
                 turn, build_launch_request(agent, turn, None, SystemPrompt(None)), or_fresh=True
             )
-        is_appended = agent.provider in self._around.appended
+        is_appended = agent.provider in self._deps.appended
         standing = read_system_prompt(agent, home=self._home, appended=is_appended)
-        drivers, file = self._around.drivers, standing.permissions
-        agent, notes = permitted(drivers, agent, file, one_shot=one_shot)
+        drivers, file = self._deps.launcher, standing.permissions
+        agent, notes = apply_permissions(drivers, agent, file, one_shot=one_shot)
         env = build_agent_environment(agent, self._home)
         turn = await self._build_turn(agent, item, run, one_shot=one_shot)
         launch = replace(build_launch_request(agent, turn, None, standing), one_shot=one_shot)
@@ -139,7 +139,7 @@ class TurnBuilder:
 
     def _with_model(self, agent: Agent) -> Agent:
         """Return the agent with the configured model of its provider, unless it has its own."""
-        model = agent.model or self._around.drivers.find_model(agent.provider)
+        model = agent.model or self._deps.launcher.find_model(agent.provider)
         return replace(agent, model=model)
 
     async def _prepare_launch(self, agent: Agent, item: Item, order: TurnPlan) -> TurnPlan:
@@ -147,7 +147,7 @@ class TurnBuilder:
         token = None
         if self._has_conversation(agent):
             token = self._find_token(agent, await self._store.session(agent.id, agent.provider))
-        run, now, resumes = RunId(order.turn.key), self._around.clock.now(), token is not None
+        run, now, resumes = RunId(order.turn.key), self._deps.clock.now(), token is not None
         change = await load_handover(self._store, agent, item, run, now, resumes=resumes)
         order = replace(order, notes=(*change.notes, *order.notes))
         if not self._has_conversation(agent):
@@ -164,14 +164,14 @@ class TurnBuilder:
     def _find_token(self, agent: Agent, session: Session | None) -> str | None:
         """Find the token to resume. A conversation belongs to one machine and one directory."""
         current = session.current if session else None
-        if current is None or (current.machine, current.cwd) != (self._around.machine, agent.home):
+        if current is None or (current.machine, current.cwd) != (self._deps.machine, agent.home):
             return None
         return current.token
 
     def _has_conversation(self, agent: Agent) -> bool:
         """Whether the provider has conversations. The text for one without, such as a command, must
         not be extended."""
-        return "resume" in self._around.drivers.find_abilities(agent.provider)
+        return "resume" in self._deps.launcher.find_abilities(agent.provider)
 
     async def _build_turn(
         self, agent: Agent, item: Item, run: RunId, *, one_shot: bool = False
@@ -184,7 +184,7 @@ class TurnBuilder:
         sent = item.payload.files
         files = await anyio.to_thread.run_sync(find_files, sent, self._home) if sent else []
         images: tuple[Image, ...] = ()
-        abilities = self._around.drivers.find_abilities(agent.provider, one_shot=one_shot)
+        abilities = self._deps.launcher.find_abilities(agent.provider, one_shot=one_shot)
         if files and "images" in abilities:
             images = await anyio.to_thread.run_sync(_load_images, files)
         elif files:
@@ -197,7 +197,7 @@ class TurnBuilder:
     def _seal(self, provider: str, request: LaunchRequest, env: Mapping[str, str]) -> str:
         """Compute the seal of what a process is launched with, except its turn and conversation."""
         about = replace(request, turn=Turn("", ""), model=None, mode="default", resume=None)
-        configured = self._around.drivers.encode_setup(provider)
+        configured = self._deps.launcher.encode_setup(provider)
         whole = msgspec.msgpack.encode((provider, about, sorted(env.items()), configured))
         return hmac.new(self._key, whole, hashlib.sha256).hexdigest()
 
@@ -236,8 +236,8 @@ class DirectTurns:
         ask = replace(asked, resume=None) if retry and retry.is_fresh else asked
         deps = self._deps
         turn = Turn(request.run, request.claim.item.text, ask.images, ask.schema)
-        prompt = await deps.standing(agent)
-        agent, notes = permitted(deps.drivers, agent, prompt.permissions)
+        prompt = await deps.load_system_prompt(agent)
+        agent, notes = apply_permissions(deps.launcher, agent, prompt.permissions)
         launch = build_launch_request(agent, turn, ask.resume, prompt)
         env = {**ask.env, **build_agent_environment(agent, deps.home)}
         return TurnPlan(turn, launch, env, or_fresh=ask.or_fresh, notes=(*prompt.notes, *notes))

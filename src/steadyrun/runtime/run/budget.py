@@ -114,18 +114,18 @@ class RunBudget:
     @property
     def overspent(self) -> str | None:
         """Why the run may not go on, if a limit is spent."""
-        spent = spent_of(self.reached)
-        return why_reached(spent[0]) if spent else None
+        spent = find_spent(self.reached)
+        return explain_reached(spent[0]) if spent else None
 
     def build_question(self, change: Finished | Touched) -> tuple[ApprovalRequested, ...]:
         """The question to the owner of the agent at the end of the run. A run that completed
         beyond its own limit does not keep the next one from work."""
-        spent = spent_of(self.reached)
+        spent = find_spent(self.reached)
         if self._agent.is_direct or not isinstance(change, Finished) or not spent:
             return ()
         if change.stop_reason != "budget":
             spent = [each for each in spent if each.limit != "run"]
-        return (budget_question(self._run, spent),) if spent else ()
+        return (build_budget_question(self._run, spent),) if spent else ()
 
     async def _count(self, usage: Usage, cost: Cost) -> list[BudgetReached]:
         if self._agent.policy.budget == Budget():
@@ -150,22 +150,22 @@ def _to_event(mark: Mark) -> BudgetReached:
     )
 
 
-def spent_of(reached: Iterable[BudgetReached]) -> list[BudgetReached]:
+def find_spent(reached: Iterable[BudgetReached]) -> list[BudgetReached]:
     """The limits that are spent."""
     return [each for each in reached if each.percent == SPENT]
 
 
-def why_reached(reached: BudgetReached) -> str:
+def explain_reached(reached: BudgetReached) -> str:
     return explain_spent(reached.limit, reached.unit, spent=reached.spent, allowed=reached.allowed)
 
 
-def budget_question(run: RunId, reached: Sequence[BudgetReached]) -> ApprovalRequested:
+def build_budget_question(run: RunId, reached: Sequence[BudgetReached]) -> ApprovalRequested:
     """The question to the owner of an agent whose run has reached these limits."""
     limits = [
         {"limit": each.limit, "unit": each.unit, "spent": each.spent, "allowed": each.allowed}
         for each in reached
     ]
-    asked = {"why": "; ".join(map(why_reached, reached)), "limits": limits}
+    asked = {"why": "; ".join(map(explain_reached, reached)), "limits": limits}
     return ApprovalRequested(f"{BUDGET}-{run}", None, BUDGET, asked, about="budget")
 
 
@@ -175,27 +175,27 @@ async def load_budget_meter(
     """A meter that starts with what the agent has spent before, in the windows of the run."""
     found = await store.run(run)
     own = compute_run_spending(found.usage, found.cost)
-    windows = await _windows(store, agent, found.created_at, rules, own)
+    windows = await _load_windows(store, agent, found.created_at, rules, own)
     return BudgetMeter(agent.policy.budget, windows, rules, reported)
 
 
-async def extend(
+async def extend_budget(
     store: Store, agent: Agent, rules: BudgetRules, now: datetime
 ) -> tuple[BudgetExtension, ...]:
     """Allow every spent limit once more. Calling it twice allows no more than calling it once."""
     extended, budget = [], agent.policy.budget
     for mark in find_marks(
-        budget, await _windows(store, agent, now, rules, Spending()), Spending(), rules
+        budget, await _load_windows(store, agent, now, rules, Spending()), Spending(), rules
     ):
         allowed = compute_extension(mark, budget)
         if allowed is not None:
-            key = _key(agent.id, mark.limit, mark.unit, mark.since)
+            key = _build_key(agent.id, mark.limit, mark.unit, mark.since)
             await store.put(key, msgspec.json.encode(allowed))
             extended.append(BudgetExtension(mark.limit, mark.unit, allowed))
     return tuple(extended)
 
 
-async def _windows(
+async def _load_windows(
     store: Store, agent: Agent, at: datetime, rules: BudgetRules, except_for: Spending
 ) -> dict[Limit, Window]:
     """What the agent has spent in the windows of a moment, without `except_for`."""
@@ -205,22 +205,22 @@ async def _windows(
             since = find_window_start(limit, at, rules.zone)
             total = compute_total_spending(await store.usage(agent=agent.id, since=since))
             windows[limit] = Window(
-                since, total - except_for, await _extended(store, agent, limit, since)
+                since, total - except_for, await _load_extensions(store, agent, limit, since)
             )
     return windows
 
 
-async def _extended(
+async def _load_extensions(
     store: Store, agent: Agent, limit: Limit, since: datetime | None
 ) -> dict[BudgetUnit, float]:
     found: dict[BudgetUnit, float] = {}
     for unit in UNITS:
         if agent.policy.budget.get_limit(limit, unit) is not None:
-            kept = await store.get(_key(agent.id, limit, unit, since))
+            kept = await store.get(_build_key(agent.id, limit, unit, since))
             if kept:
                 found[unit] = msgspec.json.decode(kept, type=float)
     return found
 
 
-def _key(agent: AgentId, limit: Limit, unit: BudgetUnit, since: datetime | None) -> str:
+def _build_key(agent: AgentId, limit: Limit, unit: BudgetUnit, since: datetime | None) -> str:
     return f"budget/{agent}/{limit}.{unit}/{since.isoformat() if since else 'ever'}"

@@ -1,6 +1,6 @@
-"""What may be wished of a run beyond its prompt? Whatever is wrong is named before it is written.
+"""Validates the options of a run before it is stored.
 
-Types say most of it, but a program may say anything.
+Types exclude most errors, but a program may pass any value.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from steadyrun.runtime.inbox import check_metadata
 
 
 class RunOptions(TypedDict, total=False):
-    """What may be asked of a run beyond its prompt. What its provider cannot do is refused."""
+    """The options of a run beside its prompt. An option that its provider lacks is refused."""
 
     mode: Mode
     model: str
@@ -34,7 +34,7 @@ class RunOptions(TypedDict, total=False):
     images: Sequence[Image]
     timeout_seconds: float
     metadata: Metadata
-    # Variables that it has besides those that are configured, or in their place.
+    # Variables in addition to the configured ones, or in their place.
     env: Mapping[str, str]
 
 
@@ -59,61 +59,61 @@ NEEDS: Mapping[str, Ability] = {
 }  # fmt: skip
 
 
-def validate_options(wishes: RunOptions) -> None:
-    """`Usage` names the first that nobody could grant."""
-    for name, wish in wishes.items():
+def validate_options(options: RunOptions) -> None:
+    """Raise `InvalidUsage` for the first option that is wrong."""
+    for name, value in options.items():
         if name not in _CHECKS:
-            raise InvalidUsage(f"unknown wish {name[:80]!r}", hint=suggest(name, _CHECKS))
-        flaw = _CHECKS[name](wish)
+            raise InvalidUsage(f"unknown option {name[:80]!r}", hint=suggest(name, _CHECKS))
+        flaw = _CHECKS[name](value)
         if flaw:
             raise InvalidUsage(f"{name}: {flaw.problem}", hint=flaw.hint)
-    if wishes.get("or_fresh") and "resume" not in wishes:
+    if options.get("or_fresh") and "resume" not in options:
         raise InvalidUsage(
             "or_fresh is for a conversation to resume", hint="Name one, or leave it."
         )
-    check_metadata(wishes.get("metadata", {}))
+    check_metadata(options.get("metadata", {}))
 
 
-def _check_mode(wish: object) -> Problem | None:
+def _check_mode(value: object) -> Problem | None:
     known = get_args(Mode)
-    if wish in known:
+    if value in known:
         return None
-    return Problem(f"unknown mode {repr(wish)[:80]}", suggest(str(wish), known))
+    return Problem(f"unknown mode {repr(value)[:80]}", suggest(str(value), known))
 
 
-def _check_text(wish: object) -> Problem | None:
-    if not isinstance(wish, str) or not wish:
-        return _expected("a text", wish)
-    encode_utf8(wish)
-    return Problem("must not contain a NUL character") if "\0" in wish else None
+def _check_text(value: object) -> Problem | None:
+    if not isinstance(value, str) or not value:
+        return _expected("a text", value)
+    encode_utf8(value)
+    return Problem("must not contain a NUL character") if "\0" in value else None
 
 
-def _check_tools(wish: object) -> Problem | None:
-    if not _is_list_of(wish, str):
-        return _expected("a list of names", wish, hint='Like this: tools=["Read"]')
-    return check_tools(None, tuple(wish))  # type: ignore[arg-type]
+def _check_tools(value: object) -> Problem | None:
+    if not _is_list_of(value, str):
+        return _expected("a list of names", value, hint='Like this: tools=["Read"]')
+    return check_tools(None, tuple(value))  # type: ignore[arg-type]
 
 
-def _check_images(wish: object) -> Problem | None:
+def _check_images(value: object) -> Problem | None:
     hint = 'Like this: images=[Image("image/png", data)]'
-    return None if _is_list_of(wish, Image) else _expected("a list of Image", wish, hint=hint)
+    return None if _is_list_of(value, Image) else _expected("a list of Image", value, hint=hint)
 
 
-def _check_object(wish: object) -> Problem | None:
-    if not isinstance(wish, dict):
-        return _expected("an object", wish, hint="Give a dict.")
+def _check_object(value: object) -> Problem | None:
+    if not isinstance(value, dict):
+        return _expected("an object", value, hint="Give a dict.")
     try:
-        msgspec.json.encode(wish)
+        msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         return Problem(f"cannot be written as JSON: {error}")
     return None
 
 
-def _check_env(wish: object) -> Problem | None:
+def _check_env(env: object) -> Problem | None:
     # A value is never repeated: it may be a secret.
-    if not isinstance(wish, Mapping) or not all(isinstance(each, str) for each in wish.values()):
+    if not isinstance(env, Mapping) or not all(isinstance(each, str) for each in env.values()):
         return Problem("expected texts by name", 'Like this: env={"LANG": "C"}')
-    for name, value in wish.items():
+    for name, value in env.items():
         flaw = check_variable(name) if isinstance(name, str) else Problem("is no text")
         if flaw is None and "\0" in value:
             flaw = Problem("must not contain a NUL character")
@@ -122,18 +122,18 @@ def _check_env(wish: object) -> Problem | None:
     return None
 
 
-def _check_switch(wish: object) -> Problem | None:
-    return None if isinstance(wish, bool) else _expected("True or False", wish)
+def _check_switch(value: object) -> Problem | None:
+    return None if isinstance(value, bool) else _expected("True or False", value)
 
 
-def _check_turns(wish: object) -> Problem | None:
-    return check_count(wish, "turns")
+def _check_turns(value: object) -> Problem | None:
+    return check_count(value, "turns")
 
 
-def _is_list_of(wish: object, kind: type) -> bool:
-    """A text is a sequence as well, and never meant to be one."""
-    is_list = isinstance(wish, Sequence) and not isinstance(wish, str | bytes)
-    return is_list and all(isinstance(each, kind) for each in wish)  # type: ignore[attr-defined]
+def _is_list_of(value: object, kind: type) -> bool:
+    """A text is a sequence, too, but never meant as a list."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return is_list and all(isinstance(each, kind) for each in value)  # type: ignore[attr-defined]
 
 
 def _expected(what: str, found: object, *, hint: str = "Leave it out if there is none.") -> Problem:

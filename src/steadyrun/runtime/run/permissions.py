@@ -1,4 +1,4 @@
-"""What may an agent do with the provider it has, and with what is in its home now?"""
+"""Computes the rights of an agent with its provider, and finds violations of them."""
 
 from collections.abc import Sequence
 
@@ -12,39 +12,41 @@ from steadyrun.model.event import Emitted, PolicyViolated, ToolCompleted
 from steadyrun.model.policy import Permissions, Rights, compute_rights, find_breach
 
 
-def permitted(
+def apply_permissions(
     drivers: Launcher, agent: Agent, file: Permissions | None = None, *, one_shot: bool = False
 ) -> tuple[Agent, tuple[str, ...]]:
-    """The agent with the policy that its provider will keep to, and what is to be told of that; or
-    `AbilityMissing`."""
+    """The agent with the policy that its provider enforces, and notes about it. Raises
+    `AbilityMissing` if the provider cannot enforce it."""
     wanted = compute_rights(agent.policy, file)
-    kept = require_kept(agent.provider, drivers.enforce(agent.provider, wanted, one_shot=one_shot))
+    kept = require_enforced(
+        agent.provider, drivers.enforce(agent.provider, wanted, one_shot=one_shot)
+    )
     policy = replace(
         agent.policy, mode=kept.mode, tier=None, allowed_tools=wanted.tools, deny=wanted.deny
     )
     return replace(agent, policy=policy), kept.notes
 
 
-def require_kept(
+def require_enforced(
     provider: str, found: EnforcedRights | Refused, *, asked: str = "the limit of its tools"
 ) -> EnforcedRights:
-    """How a provider keeps to rights; `AbilityMissing` says why it cannot."""
+    """How a provider enforces rights; raises `AbilityMissing` with the reason if it cannot."""
     if isinstance(found, Refused):
         raise AbilityMissing(provider, "tools", asked=asked, why=found.reason)
     return found
 
 
-def with_breaches(heard: Sequence[DriverOutput], held: Rights) -> list[DriverOutput]:
-    """What was heard; behind each tool that was used against these rights, that it was.
+def with_breaches(output: Sequence[DriverOutput], held: Rights) -> list[DriverOutput]:
+    """The output, with a `PolicyViolated` after each tool that was used against these rights.
 
-    A tool that failed may have been refused, and is none."""
+    A tool that failed may have been refused, and is no violation."""
     found: list[DriverOutput] = []
     place, moved = None, 0
-    for each in heard:
+    for each in output:
         if type(each) is not Emitted:
             found.append(each)
             continue
-        # Those of one frame are counted: what comes later in it moves on.
+        # The events of one frame are numbered: an added event moves the later ones.
         place, moved = each.place, moved if each.place == place else 0
         found.append(replace(each, n=each.n + moved) if moved else each)
         event = each.event

@@ -14,7 +14,7 @@ from steadyrun.model.policy import Policy, compute_rights
 from steadyrun.model.text import encode_utf8
 from steadyrun.runtime.deps import Deps
 from steadyrun.runtime.run.options import NEEDS, RunOptions, RunRequest
-from steadyrun.runtime.run.permissions import permitted, require_kept
+from steadyrun.runtime.run.permissions import apply_permissions, require_enforced
 
 # As JSON. A keeper accepts frames of 64 MB, and a frame contains more than the message.
 _LONGEST_BYTES = 60 * 1024 * 1024
@@ -34,8 +34,8 @@ async def build_direct_run(
     options = await _with_model(deps, provider, home, options)
     _check_abilities(deps, provider, options)
     agent = _build_agent(deps, run, provider, home, options)
-    enforced = deps.drivers.enforce(provider, compute_rights(agent.policy))
-    require_kept(provider, enforced, asked="tools")
+    enforced = deps.launcher.enforce(provider, compute_rights(agent.policy))
+    require_enforced(provider, enforced, asked="tools")
     if role is not None:
         agent = replace(agent, role=role)
         await _check_role(deps, agent)
@@ -46,7 +46,7 @@ async def _with_model(deps: Deps, provider: str, home: str, options: RunOptions)
     """Add the model of the conversation to resume, or else the model of the configuration, unless
     the caller names one."""
     models = [await _find_conversation_model(deps, provider, home, options)]
-    models.append(deps.drivers.find_model(provider))
+    models.append(deps.launcher.find_model(provider))
     model = next((model for model in models if model is not None), None)
     return options if model is None else {**options, "model": options.get("model", model)}
 
@@ -64,11 +64,11 @@ async def _find_conversation_model(
             f"the conversation {resume} belongs to {token.cwd}, not to {home}",
             hint="Resume it there, or allow a new one with or_fresh.",
         )
-    return token.model or None if "model" in deps.drivers.find_abilities(provider) else None
+    return token.model or None if "model" in deps.launcher.find_abilities(provider) else None
 
 
 def _check_abilities(deps: Deps, provider: str, options: RunOptions) -> None:
-    abilities = deps.drivers.find_abilities(provider)
+    abilities = deps.launcher.find_abilities(provider)
     for option in options:
         need = NEEDS.get(option)
         is_default = option == "mode" and options["mode"] == "default"
@@ -78,10 +78,10 @@ def _check_abilities(deps: Deps, provider: str, options: RunOptions) -> None:
 
 async def _check_role(deps: Deps, agent: Agent) -> None:
     """Check that the files of the role can be read, and that the provider takes a system prompt."""
-    if "system" not in deps.drivers.find_abilities(agent.provider):
+    if "system" not in deps.launcher.find_abilities(agent.provider):
         raise AbilityMissing(agent.provider, "system", asked="role")
-    prompt = await deps.standing(agent)
-    permitted(deps.drivers, agent, prompt.permissions)
+    prompt = await deps.load_system_prompt(agent)
+    apply_permissions(deps.launcher, agent, prompt.permissions)
 
 
 def _build_agent(deps: Deps, run: RunId, provider: str, home: str, options: RunOptions) -> Agent:

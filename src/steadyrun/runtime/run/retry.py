@@ -4,13 +4,13 @@ once more.
     how the run ended                               run again, at most      at its own cost
     ended by itself, a limit, a gate, a person      never                   -
     crash, stall, keeper lost, orphaned             3 times                 yes
-      ... before the turn had been told             3 times more            no
+      ... before the turn was sent                  3 times more            no
     hang, journal full                              once each               no
     its conversation is missing or damaged          once, in a new one      no
 
 An item is run again only where that can do nothing twice, or where its `on_lost` allows it: with
-"fail", a turn that had been told is never told again. Only lasting agents ask; a run that somebody
-watches is settled as it ended. Each try is a new run on a new process.
+"fail", a turn that was sent is never sent again. Only the items of lasting agents are retried; a
+direct run is settled as it ended. Each retry is a new run in a new process.
 """
 
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ Why = Literal[
     "conversation",
 ]  # fmt: skip
 
-# What the runtime calls a conversation that its provider has refused again and again.
+# The error code of a conversation that its provider has refused twice in a row.
 CONVERSATION_CORRUPT = "conversation_corrupt"
-# What providers call a request that they do not take.
+# The error code of a request that a provider refuses.
 _INVALID = "invalid_request"
 MOST_TRIES = 3
 WAIT_SECONDS = 0.5
-# Where the metadata of a run says what came before it.
+# The metadata key of what came before a run.
 METADATA_KEY = "again"
 
 _BY_REASON: Mapping[StopReason, Why] = {
@@ -61,9 +61,9 @@ _OF_THE_CLI: frozenset[Why] = frozenset({"crash", "stall"})
 class RetryDecision(Struct, frozen=True):
     """Run the item once more, `after_seconds`.
 
-    `is_fresh`: in a new conversation, the present token is retired first. `one_shot`: on a process
-    for this turn alone, if the provider has such. `free` are the tries that have cost the item
-    nothing, this one with them: `metadata_of` takes them to the next run, where they are counted.
+    `is_fresh`: in a new conversation; the present token is retired first. `one_shot`: in a process
+    for this turn alone, if the provider has such processes. `free` are the retries that have cost
+    the item nothing, including this one: `build_metadata` passes them on to the next run.
     """
 
     spends: bool
@@ -74,27 +74,28 @@ class RetryDecision(Struct, frozen=True):
     free: tuple[str, ...] = ()
 
 
-def decide_retry(run: Run, item: Item, *, was_told: bool) -> RetryDecision | None:
-    """`was_told`: the turn was, or may have been, written to the provider's process."""
+def decide_retry(run: Run, item: Item, *, was_sent: bool) -> RetryDecision | None:
+    """`was_sent`: the turn was, or may have been, sent to the process of the provider."""
     assert run.is_terminal
-    why = _why(run)
+    why = _find_cause(run)
     # A turn that the provider began by itself has no request that could be repeated.
     if why is None or item.cancel_requested or item.kind == "self":
         return None
     if why in _ONCE:
-        return _once(why, run, item, was_told=was_told)
-    return _tried(why, run, item) if was_told else _untold(why, run)
+        return _retry_once(why, run, item, was_sent=was_sent)
+    return _retry_sent(why, run, item) if was_sent else _retry_unsent(why, run)
 
 
 def is_refused(run: Run) -> bool:
-    """Whether the provider has refused to hear it, and nothing was done."""
+    """Whether the provider has refused the request, and nothing was done."""
     is_invalid = run.error is not None and run.error.code == _INVALID
     return run.status == "failed" and is_invalid and not run.tools and run.resume_token is not None
 
 
 def with_corruption(run: Run, before: Run | None) -> Run:
-    """A request may be wrong; two in a row, of two items in one conversation, are not: then it is
-    the conversation that the provider does not take any more."""
+    """The run, marked as failed by a corrupt conversation if the run before says so. One refused
+    request may be wrong; if two in a row are refused, of two items in one conversation, then the
+    conversation is corrupt."""
     if before is None or before.item == run.item or not (is_refused(run) and is_refused(before)):
         return run
     if before.resume_token != run.resume_token:
@@ -103,20 +104,19 @@ def with_corruption(run: Run, before: Run | None) -> Run:
     return replace(run, error=replace(run.error, code=CONVERSATION_CORRUPT))
 
 
-def metadata_of(again: RetryDecision, attempt: int) -> Metadata:
-    """What the next run has to be created with: `decide_retry` reads it when that run ends, in
-    whichever process."""
-    return {METADATA_KEY: {"attempt": attempt, "after": again.why, "free": list(again.free)}}
+def build_metadata(retry: RetryDecision, attempt: int) -> Metadata:
+    """The metadata of the next run: `decide_retry` reads it when that run ends."""
+    return {METADATA_KEY: {"attempt": attempt, "after": retry.why, "free": list(retry.free)}}
 
 
 def carry_over(before: Run) -> Metadata:
-    """What the next run of an item that was queued again takes over from the one `before`."""
+    """The metadata that the next run of a requeued item takes over from the run `before`."""
     known = before.metadata.get(METADATA_KEY)
     return {} if known is None else {METADATA_KEY: known}
 
 
-def begins_anew(run: Run) -> bool:
-    """Whether the run was made to begin a new conversation."""
+def starts_conversation(run: Run) -> bool:
+    """Whether the run was created to start a new conversation."""
     match run.metadata.get(METADATA_KEY):
         case {"after": "conversation"}:
             return True
@@ -124,7 +124,7 @@ def begins_anew(run: Run) -> bool:
             return False
 
 
-def _why(run: Run) -> Why | None:
+def _find_cause(run: Run) -> Why | None:
     if run.status != "failed":
         return None
     if run.stop_reason is not None:
@@ -132,38 +132,41 @@ def _why(run: Run) -> Why | None:
     return _BY_CODE.get(run.error.code) if run.error else None
 
 
-def _once(why: Why, run: Run, item: Item, *, was_told: bool) -> RetryDecision | None:
-    # Without its conversation a turn has done nothing, whatever was written.
+def _retry_once(why: Why, run: Run, item: Item, *, was_sent: bool) -> RetryDecision | None:
+    # Without its conversation a turn has done nothing, even if it was sent.
     is_new = why == "conversation"
-    is_forbidden = was_told and item.on_lost == "fail" and not is_new
-    free = _free(run)
+    is_forbidden = was_sent and item.on_lost == "fail" and not is_new
+    free = _read_free(run)
     if is_forbidden or why in free:
         return None
     return RetryDecision(False, 0.0, is_new, one_shot=False, why=why, free=(*free, why))
 
 
-def _tried(why: Why, run: Run, item: Item) -> RetryDecision | None:
+def _retry_sent(why: Why, run: Run, item: Item) -> RetryDecision | None:
     number = item.tries + 1
     if item.on_lost == "fail" or number > MOST_TRIES:
         return None
-    return _numbered(number, why, _free(run), spends=True)
+    return _build_decision(number, why, _read_free(run), spends=True)
 
 
-def _untold(why: Why, run: Run) -> RetryDecision | None:
-    free = _free(run)
+def _retry_unsent(why: Why, run: Run) -> RetryDecision | None:
+    free = _read_free(run)
     number = sum(each not in _ONCE for each in free) + 1
-    return _numbered(number, why, (*free, why), spends=False) if number <= MOST_TRIES else None
+    return (
+        _build_decision(number, why, (*free, why), spends=False) if number <= MOST_TRIES else None
+    )
 
 
-def _numbered(number: int, why: Why, free: tuple[str, ...], *, spends: bool) -> RetryDecision:
+def _build_decision(number: int, why: Why, free: tuple[str, ...], *, spends: bool) -> RetryDecision:
     one_shot = number > 1 and why in _OF_THE_CLI
     return RetryDecision(
         spends, WAIT_SECONDS * number, is_fresh=False, one_shot=one_shot, why=why, free=free
     )
 
 
-def _free(run: Run) -> tuple[str, ...]:
-    """Anybody may write into the metadata of a run: what does not fit was not ours."""
+def _read_free(run: Run) -> tuple[str, ...]:
+    """The retries without cost before this run. A caller may write anything into the metadata of a
+    run: values of another form are ignored."""
     match run.metadata.get(METADATA_KEY):
         case {"free": list(free)}:
             return tuple(each for each in free if isinstance(each, str))

@@ -61,7 +61,7 @@ class Process:
 
 def _make_lane(store: MemoryStore, clock: FakeClock, agent: Agent) -> Lane:
     deps = SimpleNamespace(
-        store=store, clock=clock, home=Path("/"), scrubber=Scrubber(()), hub=EventBus()
+        store=store, clock=clock, home=Path("/"), scrubber=Scrubber(()), bus=EventBus()
     )
     return Lane(cast("Deps", deps), agent, lambda _: None, is_patient=False)
 

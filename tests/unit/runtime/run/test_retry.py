@@ -15,8 +15,8 @@ from steadyrun.runtime.run.retry import (
     CONVERSATION_CORRUPT,
     RetryDecision,
     Why,
+    build_metadata,
     decide_retry,
-    metadata_of,
 )
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -69,7 +69,7 @@ HANG = ended(stop_reason="hang")
 )
 @pytest.mark.parametrize("was_told", [True, False])
 def test_what_ended_by_itself_or_by_a_limit_is_settled(run: Run, was_told: bool) -> None:
-    assert decide_retry(run, ITEM, was_told=was_told) is None
+    assert decide_retry(run, ITEM, was_sent=was_told) is None
 
 
 @pytest.mark.parametrize(
@@ -84,25 +84,25 @@ def test_what_ended_by_itself_or_by_a_limit_is_settled(run: Run, was_told: bool)
 def test_a_crash_is_tried_again_three_times_and_from_the_second_on_for_one_turn(
     tries: int, expected: RetryDecision | None
 ) -> None:
-    assert decide_retry(CRASH, replace(ITEM, tries=tries), was_told=True) == expected
+    assert decide_retry(CRASH, replace(ITEM, tries=tries), was_sent=True) == expected
 
 
 def test_the_end_of_a_process_as_the_providers_tell_it_is_a_crash() -> None:
     end = end_from_exit(ProcessExit(signal=9))
     run = replace(ended(end.status), error=end.error, stop_reason=end.stop_reason)
 
-    again = decide_retry(run, ITEM, was_told=True)
+    again = decide_retry(run, ITEM, was_sent=True)
 
     assert again is not None
     assert again.why == "crash"
 
 
 def test_a_keeper_that_did_not_start_is_started_again_at_no_cost() -> None:
-    again = decide_retry(ended(code="keeper_failed"), replace(ITEM, on_lost="fail"), was_told=False)
+    again = decide_retry(ended(code="keeper_failed"), replace(ITEM, on_lost="fail"), was_sent=False)
 
     assert again is not None
     assert (again.why, again.spends) == ("crash", False)
-    assert decide_retry(ended(code="launch_failed"), ITEM, was_told=False) is None
+    assert decide_retry(ended(code="launch_failed"), ITEM, was_sent=False) is None
 
 
 @pytest.mark.parametrize(
@@ -116,73 +116,73 @@ def test_a_keeper_that_did_not_start_is_started_again_at_no_cost() -> None:
 def test_what_was_lost_is_tried_again_as_the_item_wants_it(run: Run, why: Why) -> None:
     for on_lost in ("resume", "retry"):
         item = replace(ITEM, on_lost=on_lost, tries=1)
-        assert decide_retry(run, item, was_told=True) == spent(1.0, why)
-        assert decide_retry(run, replace(item, tries=3), was_told=True) is None
-    assert decide_retry(run, replace(ITEM, on_lost="fail"), was_told=True) is None
+        assert decide_retry(run, item, was_sent=True) == spent(1.0, why)
+        assert decide_retry(run, replace(item, tries=3), was_sent=True) is None
+    assert decide_retry(run, replace(ITEM, on_lost="fail"), was_sent=True) is None
 
 
 @pytest.mark.parametrize("run", [CRASH, HANG, ended(stop_reason="journal_full")])
 def test_what_may_have_been_done_is_not_done_again_where_the_item_forbids_it(run: Run) -> None:
     careful = replace(ITEM, on_lost="fail")
 
-    assert decide_retry(run, careful, was_told=True) is None
-    assert decide_retry(run, careful, was_told=False) is not None
+    assert decide_retry(run, careful, was_sent=True) is None
+    assert decide_retry(run, careful, was_sent=False) is not None
 
 
 def test_a_hang_is_tried_once_more_at_no_cost() -> None:
-    first = decide_retry(HANG, ITEM, was_told=True)
+    first = decide_retry(HANG, ITEM, was_sent=True)
 
     assert first == RetryDecision(False, 0.0, False, one_shot=False, why="hang", free=("hang",))
-    second = replace(HANG, metadata=metadata_of(first, 2))
-    assert decide_retry(second, replace(ITEM, attempt=2), was_told=True) is None
+    second = replace(HANG, metadata=build_metadata(first, 2))
+    assert decide_retry(second, replace(ITEM, attempt=2), was_sent=True) is None
 
 
 def test_a_hang_is_remembered_over_a_crash() -> None:
-    hung = decide_retry(HANG, ITEM, was_told=True)
+    hung = decide_retry(HANG, ITEM, was_sent=True)
     assert hung is not None
-    crashed = decide_retry(replace(CRASH, metadata=metadata_of(hung, 2)), ITEM, was_told=True)
+    crashed = decide_retry(replace(CRASH, metadata=build_metadata(hung, 2)), ITEM, was_sent=True)
     assert crashed is not None
 
-    third = replace(HANG, metadata=metadata_of(crashed, 3))
+    third = replace(HANG, metadata=build_metadata(crashed, 3))
 
     assert (crashed.spends, crashed.free) == (True, ("hang",))
-    assert decide_retry(third, replace(ITEM, attempt=3, tries=1), was_told=True) is None
+    assert decide_retry(third, replace(ITEM, attempt=3, tries=1), was_sent=True) is None
 
 
 @pytest.mark.parametrize("code", [RESUME_NOT_FOUND, "resume_corrupt", CONVERSATION_CORRUPT])
 def test_a_conversation_that_is_no_use_is_replaced_once(code: str) -> None:
     careful = replace(ITEM, on_lost="fail")
 
-    again = decide_retry(ended(code=code), careful, was_told=True)
+    again = decide_retry(ended(code=code), careful, was_sent=True)
 
     free = ("conversation",)
     assert again == RetryDecision(False, 0.0, True, one_shot=False, why="conversation", free=free)
-    second = ended(code=code, metadata=metadata_of(again, 2))
-    assert decide_retry(second, careful, was_told=True) is None
+    second = ended(code=code, metadata=build_metadata(again, 2))
+    assert decide_retry(second, careful, was_sent=True) is None
 
 
 def test_a_turn_that_was_never_told_is_told_three_times_more_at_no_cost() -> None:
     run, item, waits = CRASH, replace(ITEM, tries=3, on_lost="fail"), list[float]()
 
-    while again := decide_retry(run, item, was_told=False):
+    while again := decide_retry(run, item, was_sent=False):
         assert not again.spends
         waits.append(again.after_seconds)
-        run = replace(run, metadata=metadata_of(again, 2))
+        run = replace(run, metadata=build_metadata(again, 2))
 
     assert waits == [0.5, 1.0, 1.5]
 
 
 def test_nothing_is_run_again_that_was_asked_to_stop_or_that_nobody_asked_for() -> None:
     for run in (CRASH, HANG, ended(code=RESUME_NOT_FOUND)):
-        assert decide_retry(run, replace(ITEM, cancel_requested=True), was_told=False) is None
-        assert decide_retry(run, replace(ITEM, kind="self", text=""), was_told=False) is None
+        assert decide_retry(run, replace(ITEM, cancel_requested=True), was_sent=False) is None
+        assert decide_retry(run, replace(ITEM, kind="self", text=""), was_sent=False) is None
 
 
 def test_the_next_run_is_created_with_what_came_before() -> None:
     again = replace(spent(1.0, "crash"), free=("hang",))
 
     created = Created(
-        RunId("run_2"), ITEM.agent, ITEM.id, "claude", AT, metadata=metadata_of(again, 3)
+        RunId("run_2"), ITEM.agent, ITEM.id, "claude", AT, metadata=build_metadata(again, 3)
     )
 
     assert step(None, created).metadata == {
@@ -194,4 +194,4 @@ def test_the_next_run_is_created_with_what_came_before() -> None:
 def test_metadata_of_others_does_no_harm(mine: object) -> None:
     run = replace(HANG, metadata={"again": mine, "wall_seconds": 3})
 
-    assert decide_retry(run, ITEM, was_told=True) is not None
+    assert decide_retry(run, ITEM, was_sent=True) is not None
