@@ -1,1 +1,1 @@
-"""General-purpose code that knows nothing of agents: files, frames, clocks, tasks."""
+"""General-purpose code that does not depend on agents: files, frames, clocks, tasks."""

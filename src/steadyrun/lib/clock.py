@@ -1,4 +1,4 @@
-"""What time is it? Everything that judges by time asks a Clock, so that tests need not wait."""
+"""Provides the time. Code that depends on time uses a Clock, so that tests do not wait."""
 
 import time
 from datetime import UTC, datetime

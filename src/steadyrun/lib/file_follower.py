@@ -1,4 +1,4 @@
-"""What has been written to this file since? Its followers read on as soon as it grows."""
+"""Follows files that grow, and reads what is appended as soon as it is written."""
 
 import asyncio
 import os
@@ -10,27 +10,27 @@ from steadyrun.lib.inotify import OVERFLOW, open_inotify
 from steadyrun.lib.signal import Signal
 
 CHUNK_BYTES = 256 * 1024
-# What is there at a time is seldom more.
+# A single read seldom finds more.
 _USUAL_BYTES = 8 * 1024
-# Where the kernel does not tell.
+# The poll interval for files without inotify.
 POLL_SECONDS = 0.05
-# Where it does, but might not have.
+# The poll interval with inotify, in case a notification was lost.
 SAFETY_SECONDS = 1.0
 
-# So many files in so short a time are heard of together, and that much later.
+# With this many changed files in a short time, notifications are gathered and delayed.
 MANY_FILES = 16
 GATHER_SECONDS = 0.01
 
-# The kernel has told of this file, or it is time to look.
+# Called with True when the kernel reports a change, with False at a poll.
 OnChange = Callable[[bool], None]
-# In place of a watch: the kernel will not tell of this file.
+# In place of a watch: the kernel does not report changes of this file.
 _UNWATCHED = 0
 
 
 class FileWatches:
-    """Wakes all who follow files on this event loop; one descriptor and one timer serve them all.
+    """Reports changes of files to all followers on one event loop: one descriptor, one timer.
 
-    Shared, because a user has 128 inotify descriptors by default, but room for many watches.
+    It is shared because a user has only 128 inotify descriptors by default, but many watches.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class FileWatches:
         self._loop = asyncio.get_running_loop()
         self._callbacks: dict[int, list[OnChange]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        # Which files we were told of lately, and since when.
+        # The files that changed recently, and since when they are counted.
         self._recent, self._recent_since = set[int](), 0.0
         self._pause: asyncio.TimerHandle | None = None
         self._inotify = open_inotify() if use_inotify else None
@@ -52,7 +52,7 @@ class FileWatches:
             self._loop.add_reader(self._inotify, self._read_events)
 
     def add(self, path: Path, wake: OnChange) -> int:
-        """Wake whenever the file may have changed, from now on; the number is for `remove`."""
+        """Call back whenever the file may have changed; the returned number is for `remove`."""
         watch = self._watch(path)
         self._callbacks.setdefault(watch, []).append(wake)
         self._set_timer()
@@ -94,7 +94,7 @@ class FileWatches:
         for watch in told if is_sure else self._callbacks:
             self._call_back(watch, is_sure=is_sure)
         if self._is_busy(told):
-            # To be woken for each of them would cost more than what is done then.
+            # A wake-up for each file would cost more than the reading.
             self._loop.remove_reader(self._inotify)
             self._pause = self._loop.call_later(GATHER_SECONDS, self._resume)
 
@@ -105,7 +105,7 @@ class FileWatches:
         self._read_events()
 
     def _is_busy(self, told: set[int]) -> bool:
-        """Whether many files are written to: one that is, however often, is not made to wait."""
+        """Whether many files are written now. A single file is never delayed."""
         now = self._loop.time()
         if now - self._recent_since > 2 * GATHER_SECONDS:
             self._recent, self._recent_since = set(), now
@@ -122,12 +122,12 @@ class FileWatches:
         self._set_timer()
 
     def _call_back(self, watch: int, *, is_sure: bool) -> None:
-        # What was told of a file may come after it was removed.
+        # The report of a change may arrive after the file was removed here.
         for wake in self._callbacks.get(watch, ()):
             wake(is_sure)
 
     def _set_timer(self) -> None:
-        """A tick may be moved forward, never back: else files that come often would put it off."""
+        """A tick may be moved forward, never back: new files would delay it again and again."""
         if not self._callbacks:
             return
         is_polling = _UNWATCHED in self._callbacks
@@ -140,10 +140,10 @@ class FileWatches:
 
 
 class JournalFollower:
-    """Reads a file that only grows, from an offset on, while somebody else writes it.
+    """Reads a file that only grows, from an offset on, while another process writes it.
 
-    It is watched before it is first read and read to its end before each wait, so that nothing
-    written in between is slept through. One task at a time may read.
+    The file is watched before the first read and read to its end before each wait, so no write in
+    between is missed. One task at a time may read.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class JournalFollower:
         self.offset = offset
         self.is_finished = False
         self._is_lagging = self._is_interrupted = False
-        # Whether there was more to read than one chunk takes.
+        # Whether there was more to read than one chunk.
         self.is_behind = False
-        # Whether something was written since we have last seen the end.
+        # Whether something may have been written since the last read reached the end.
         self.has_grown = True
         self._changed = Signal()
         self._on_change = on_change
@@ -169,33 +169,33 @@ class JournalFollower:
         self._watch = watches.add(path, self._on_file_change)
 
     async def read(self) -> bytes:
-        """The next bytes as soon as there are any; none once all is read and the writer is gone, or
-        when the reader is called."""
+        """The next bytes as soon as there are any; none at the end of a finished file, or after
+        `interrupt`."""
         if self._is_lagging:
-            # There is always something to read: let the others have their turn.
+            # There is always something to read: let other tasks run.
             await asyncio.sleep(0)
         self._is_lagging = True
         while not (chunk := self._read_new()) and not (self.is_finished or self._is_interrupted):
             self._is_lagging = False
             await self._changed.wait()
-        # Called while there was something to read, it is called for the next time.
+        # An interrupt during a read with data counts for the next read.
         self._is_interrupted = self._is_interrupted and bool(chunk)
         return chunk
 
     def interrupt(self) -> None:
-        """Somebody wants whoever reads: it waits no longer, now or the next time."""
+        """Wake the reader without new data; `read` returns no bytes, now or the next time."""
         self._is_interrupted = self.has_grown = True
         self._changed.notify()
 
     def finish(self) -> None:
-        """The writer is gone: what is in the file now is all there will be."""
+        """The writer has ended: the file will not grow any more."""
         self.is_finished = self.has_grown = True
         self._changed.notify()
 
     def close(self) -> None:
         self._watches.remove(self._watch, self._on_file_change)
         self._file.close()
-        # Whoever is still reading learns that the file is closed.
+        # A task that still reads gets the error of a closed file.
         self.has_grown = True
         self._changed.notify()
 
@@ -206,7 +206,7 @@ class JournalFollower:
         self.close()
 
     def _on_file_change(self, is_sure: bool) -> None:
-        # Looking is cheaper than a task that is woken for nothing.
+        # A check of the size is cheaper than a task that is woken without need.
         if is_sure or self._find_size() != self.offset:
             self.has_grown = True
             self._changed.notify()
@@ -218,8 +218,8 @@ class JournalFollower:
         return self.read_now() if self.has_grown else b""
 
     def read_now(self) -> bytes:
-        """The next bytes, without waiting; none if there are none yet."""
-        # Room for a whole chunk costs more than the reading, and so does asking how much there is.
+        """The next bytes, without waiting; none if there are no new ones."""
+        # A buffer for a whole chunk costs more than the reading, and so does asking for the size.
         self.is_behind, self.has_grown = False, False
         chunk = os.pread(self._file.fileno(), _USUAL_BYTES, self.offset)
         if len(chunk) == _USUAL_BYTES:
@@ -228,22 +228,22 @@ class JournalFollower:
         return chunk
 
     def _read_more(self, offset: int) -> bytes:
-        """What there is behind `offset`, up to the size of a chunk."""
+        """What follows after `offset`, up to the size of a chunk."""
         unread, room = self._find_size() - offset, CHUNK_BYTES - _USUAL_BYTES
         self.is_behind = unread > room
-        # It was not the end that we have seen.
+        # The read did not reach the end.
         self.has_grown = True
         return os.pread(self._file.fileno(), min(unread, room), offset) if unread > 0 else b""
 
     def _find_size(self) -> int:
-        # The position is free for this: reading names its own.
+        # The position of the file is not used otherwise: pread has its own.
         return os.lseek(self._file.fileno(), 0, os.SEEK_END)
 
 
 class TailFollower(JournalFollower):
-    """Reads a file that may be cut back, and after a cut goes on from the start of what is left.
+    """Reads a file that may be cut back; after a cut it continues at the start of the file.
 
-    Some of it may have been read before; what was cut away unread is lost.
+    Some bytes may be read twice; bytes that were cut before they were read are lost.
     """
 
     def read_now(self) -> bytes:

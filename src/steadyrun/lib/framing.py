@@ -1,4 +1,4 @@
-"""Which lines are in these bytes? They come in chunks of any size; a line names where it ends."""
+"""Splits bytes that arrive in chunks of any size into lines."""
 
 from io import BytesIO
 
@@ -8,8 +8,8 @@ from msgspec import Struct
 class Frame(Struct, frozen=True, gc=False):
     """One line without its line break.
 
-    Printed by the CLI: `end` is where it ends in the journal. Sent by us: `key` names it, `number`
-    counts the frames sent to the process, and `end` is how far the journal had been read.
+    Of a line from the CLI, `end` is its end in the journal. Of a line to the CLI, `key` identifies
+    it, `number` counts the frames of the process, and `end` is how far the journal had been read.
     """
 
     raw: bytes
@@ -19,16 +19,16 @@ class Frame(Struct, frozen=True, gc=False):
 
 
 class LineSplitter:
-    """Cuts what is fed to it into lines. Each byte is looked at once, however long the line."""
+    """Splits chunks into lines. Each byte is scanned once, however long the line is."""
 
     def __init__(self, offset: int = 0) -> None:
-        # Where the last whole line ended, and what came behind it.
+        # The end of the last complete line, and what followed it.
         self._end = offset
         self._open: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """The lines that end in this chunk. Empty ones are left out, but counted in the offset."""
-        # BytesIO looks for line breaks several times as fast as bytes.split, and copies no chunk.
+        # BytesIO finds line breaks several times as fast as bytes.split, and copies no chunk.
         pieces = BytesIO(chunk).readlines()
         if self._open and pieces:
             self._open.append(pieces.pop(0))
@@ -39,11 +39,11 @@ class LineSplitter:
 
     @property
     def open_bytes(self) -> int:
-        """How long the line is so far that has not ended."""
+        """The length of the incomplete last line."""
         return sum(map(len, self._open))
 
     def read_rest(self) -> Frame | None:
-        """What came behind the last line break: at the end of a process it is a line, too."""
+        """What followed the last line break: at the end of a process it counts as a line."""
         raw = b"".join(self._open)
         return Frame(raw, self._end + len(raw)) if raw else None
 

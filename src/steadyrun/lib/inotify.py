@@ -1,4 +1,4 @@
-"""Have these files been written to? The kernel tells; where it cannot, somebody must poll."""
+"""Watches files for writes with inotify. Where it is not available, the caller polls."""
 
 import ctypes
 import os
@@ -11,12 +11,12 @@ _IN_NONBLOCK = os.O_NONBLOCK
 _IN_CLOEXEC = os.O_CLOEXEC
 # Watch, mask, cookie and the length of a name, which is 0 as long as no directory is watched.
 _EVENT = struct.Struct("iIII")
-# In place of a watch: more was written than the kernel could note down.
+# In place of a watch: the queue of the kernel overflowed, and any file may have changed.
 OVERFLOW = -1
 
 
 class Inotify:
-    """A descriptor that becomes readable when one of the files is written to. It watches inodes."""
+    """A descriptor that becomes readable when one of its files is written. It watches inodes."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -26,17 +26,17 @@ class Inotify:
         return self._fd
 
     def watch(self, path: Path) -> int:
-        """A number that `told` will use for this file; the same file gets the same one again."""
+        """The number of this file in `read_events`; the same file always has the same number."""
         return _check_result(
             self._libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY), path
         )
 
     def remove(self, watch: int) -> None:
-        # It fails when the file is gone, and the kernel has forgotten it by itself.
+        # It fails if the file was deleted: the kernel has removed the watch then.
         self._libc.inotify_rm_watch(self._fd, watch)
 
     def read_events(self) -> set[int]:
-        """The files written to since the last call, or some of them: then it stays readable."""
+        """The files written since the last call, or some of them: then it stays readable."""
         try:
             return {watch for watch, *_ in _EVENT.iter_unpack(os.read(self._fd, 65536))}
         except BlockingIOError:
@@ -47,7 +47,7 @@ class Inotify:
 
 
 class FileWatch:
-    """A descriptor that becomes readable when this one file is written to."""
+    """A descriptor that becomes readable when one file is written."""
 
     def __init__(self, path: Path) -> None:
         self._inotify = Inotify()
@@ -61,7 +61,7 @@ class FileWatch:
         return self._inotify.fileno()
 
     def drain(self) -> None:
-        """Forget what was told so far: the next write makes the descriptor readable again."""
+        """Read all events: the next write makes the descriptor readable again."""
         while self._inotify.read_events():
             pass
 
@@ -70,7 +70,7 @@ class FileWatch:
 
 
 def open_inotify() -> Inotify | None:
-    """A descriptor without files, or None where it cannot be had: then poll."""
+    """A descriptor without files, or None if there is none: then poll."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -81,7 +81,7 @@ def open_inotify() -> Inotify | None:
 
 
 def watch_file(path: Path) -> FileWatch | None:
-    """Watch a file, or None where that cannot be had: then poll."""
+    """Watch a file; None if that is not possible: then poll."""
     if not sys.platform.startswith("linux"):
         return None
     try:

@@ -1,7 +1,7 @@
-"""Which JSON-RPC message is this line, and which line is this message? Pure, for either direction.
+"""Encodes and decodes JSON-RPC messages, one a line; pure, for both directions.
 
 A line may lack the `jsonrpc` member (Codex), and an id may be any integer, any string or null.
-`params` and `result` stay as they were printed until somebody names the type they should have.
+`params` and `result` stay encoded until the caller decodes them with a type.
 """
 
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
-# 1 and "1" are different ids, and true is none.
+# 1 and "1" are different ids, and true is not an id.
 RpcId = int | str | None
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ _NULL, _NOTHING = Raw(b"null"), Raw(b"{}")
 
 
 class RpcNotification(Struct, frozen=True, gc=False):
-    """Something that wants no answer."""
+    """A message without an answer."""
 
     method: str
     params: Raw = _NOTHING
@@ -34,7 +34,7 @@ class RpcNotification(Struct, frozen=True, gc=False):
 
 
 class RpcRequest(Struct, frozen=True, gc=False):
-    """Something that wants an answer of the same id."""
+    """A message that gets an answer with the same id."""
 
     id: RpcId
     method: str
@@ -56,7 +56,7 @@ class RpcResponse(Struct, frozen=True, gc=False):
 
 
 class RpcError(Struct, frozen=True, omit_defaults=True):
-    """Why there is no result."""
+    """The error in an answer."""
 
     code: int
     message: str
@@ -64,7 +64,7 @@ class RpcError(Struct, frozen=True, omit_defaults=True):
 
 
 class RpcFailure(Struct, frozen=True):
-    """The answer to a request that was refused, or went wrong."""
+    """The answer to a request that was refused or failed."""
 
     id: RpcId
     error: RpcError
@@ -74,7 +74,7 @@ RpcMessage = RpcRequest | RpcNotification | RpcResponse | RpcFailure
 
 
 class _Envelope(Struct, frozen=True, gc=False):
-    """All a message may have; missing is not the same as null."""
+    """All members of a message; a missing one is not the same as null."""
 
     id: RpcId | UnsetType = UNSET
     method: str | UnsetType = UNSET
@@ -85,7 +85,7 @@ class _Envelope(Struct, frozen=True, gc=False):
 
 
 def decode(raw: bytes) -> RpcMessage:
-    """The message in this line; `msgspec.DecodeError` where there is none."""
+    """Decode a line; raise `msgspec.DecodeError` if it is not a message."""
     found = _open(raw)
     if found.jsonrpc != "2.0":
         raise DecodeError(f"expected JSON-RPC 2.0, found {found.jsonrpc!r}")
@@ -144,13 +144,13 @@ def _decode_as(raw: bytes | Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except (UnicodeDecodeError, RecursionError) as odd:
-        # Bytes that are no UTF-8, or brackets nested thousands deep: malformed like all the rest.
+        # Bytes that are not UTF-8, or brackets nested thousands deep.
         raise DecodeError(f"JSON is malformed: {odd}") from odd
 
 
 def _encode_line(message: dict[str, Any], with_version: bool) -> bytes:
     body = msgspec.json.encode({"jsonrpc": "2.0", **message} if with_version else message)
     if b"\n" in body:
-        # Only between the tokens of a Raw that somebody printed over several lines.
+        # Only between the tokens of a Raw that was printed over several lines.
         body = msgspec.json.format(body, indent=-1)
     return body + b"\n"

@@ -1,4 +1,4 @@
-"""How do two live processes call each other? JSON-RPC over a pair of streams, both ways."""
+"""Calls between two processes: JSON-RPC over a pair of streams, in both directions."""
 
 import asyncio
 from contextlib import suppress
@@ -25,20 +25,20 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class RpcService:
-    """What the other side may ask of us. This one knows no method and hears nothing."""
+    """Handles requests of the other side. This base class has no methods."""
 
     async def answer(self, request: RpcRequest) -> Any:
         """The result. `RpcRefused` becomes the error it names, all else an internal error."""
         raise RpcRefused(f"no method {request.method!r}", number=jsonrpc.METHOD_NOT_FOUND)
 
     def on_notification(self, notification: RpcNotification) -> None:
-        """Called in the order of the lines, so it should be quick."""
+        """Handle a notification. Called in the order of the lines, so it should be quick."""
 
     def on_stray_line(self, raw: bytes) -> None:
-        """A line that is no message, or the answer to nothing that is still asked."""
+        """Handle a line that is not a message, or an answer without a pending request."""
 
     def on_error(self, message: RpcRequest | RpcNotification, error: Exception) -> None:
-        """We could not handle it, and the other side learns no more than that."""
+        """Handle a bug in a handler. The other side gets an internal error without details."""
 
 
 class RpcPeer:
@@ -53,7 +53,7 @@ class RpcPeer:
         with_version: bool = True,
         longest_line: int | None = None,
     ) -> None:
-        """With `longest_line`, whoever sends a longer one is told so and heard no more."""
+        """With `longest_line`, a longer line is refused and the connection ends."""
         self._reader, self._writer = reader, writer
         self._longest_line = longest_line
         self._service = service or RpcService()
@@ -64,7 +64,7 @@ class RpcPeer:
         self._is_closed = False
 
     async def serve(self) -> None:
-        """Hear the other side until it ends; what is still being answered then is cancelled."""
+        """Serve the other side until it ends; requests that are still running are cancelled."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -125,7 +125,7 @@ class RpcPeer:
         match message:
             case RpcRequest():
                 tasks.start_soon(self._answer, message)
-                # It has begun before the next line is heard, which may be there to cancel it.
+                # It has started before the next line is read, which may cancel it.
                 await asyncio.sleep(0)
             case RpcNotification():
                 self._handle_notification(message)
@@ -137,7 +137,7 @@ class RpcPeer:
     def _refuse(self, raw: bytes) -> None:
         self._service.on_stray_line(raw)
         if jsonrpc.is_batch(raw):
-            # The only thing a sound peer may send that we do not take: it waits for an answer.
+            # The only valid message that is not supported: the peer waits for an answer.
             error = RpcError(jsonrpc.INVALID_REQUEST, jsonrpc.BATCH_REFUSED)
             self._writer.write(jsonrpc.encode_failure(None, error, with_version=self._with_version))
 

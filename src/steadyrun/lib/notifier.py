@@ -1,6 +1,6 @@
-"""Who is told that something has changed? Whoever waits for it; the record itself says what.
+"""Notifies waiters that something has changed; the store has the change itself.
 
-Hints may be lost, doubled or late; nothing depends on them but how soon somebody looks.
+Hints may be lost, repeated or late: only the delay until a waiter reads the store depends on them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,26 +11,26 @@ import anyio
 
 from steadyrun.lib.signal import Signal
 
-# Hints may be lost: whoever waits looks again at least this often.
+# Hints may be lost: a waiter reads the store at least this often.
 FALLBACK_POLL_SECONDS = 15.0
 
 
 class Hint(IntEnum):
-    """What a hint is about, the least first: who waits for one kind hears of those above, too."""
+    """The kinds of hints, in order: a waiter for one kind also gets the kinds above it."""
 
     EVENTS = 0
-    # What is being done has changed.
+    # The state of a lane has changed.
     STATE = 1
-    # There may be something to do: an item to run, or a wish of somebody.
+    # There may be work: an item to run, or a request of a user.
     WORK = 2
 
 
 class Waiter:
-    """Somebody waiting for news of one agent or of all."""
+    """Waits for hints about one agent or all agents."""
 
     def __init__(self, of: Hint) -> None:
         self.lowest = of
-        # Called at each hint, for whoever waits for other things as well.
+        # Called at each hint, for a task that also waits for other things.
         self.on_notify: Callable[[], None] = _do_nothing
         self._signal, self._seen = Signal(), 0
 
@@ -39,7 +39,7 @@ class Waiter:
         self.on_notify()
 
     async def wait(self, limit_seconds: float = FALLBACK_POLL_SECONDS) -> bool:
-        """Return at the next hint, True, or after the limit, False. Either way: look again."""
+        """Return True at the next hint, or False after the limit. In both cases read the store."""
         with anyio.move_on_after(limit_seconds):
             await self._signal.wait(since=self._seen)
         before, self._seen = self._seen, self._signal.count
@@ -47,17 +47,17 @@ class Waiter:
 
 
 class Notifier:
-    """Who wants to hear of what."""
+    """The waiters by agent."""
 
     def __init__(self) -> None:
         self._watches: dict[str | None, set[Waiter]] = {}
-        # An engine that must do something to hear of other processes hangs it in here.
+        # Set by an engine that must act to learn of changes by other processes.
         self.on_watch: Callable[[], None] = _do_nothing
 
     @contextmanager
     def watch(self, agent: str | None, of: Hint = Hint.EVENTS) -> Iterator[Waiter]:
-        """Register before reading, so that news between the reading and the waiting is heard. What
-        another process writes is news for everybody."""
+        """Register before reading, so that no change between the read and the wait is missed. A
+        change by another process notifies all waiters."""
         self.on_watch()
         watch = Waiter(of)
         self._watches.setdefault(agent, set()).add(watch)
@@ -67,7 +67,7 @@ class Notifier:
             self._watches[agent].discard(watch)
 
     def notify(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
-        """Tell those who watch one of `agents`, and those who watch everything: none is no news."""
+        """Notify the waiters for one of `agents` and those for all; without agents, none."""
         told = [*agents]
         for agent in (*told, None) if told else ():
             for watch in self._watches.get(agent, ()):
@@ -75,7 +75,7 @@ class Notifier:
                     watch.notify()
 
     def notify_all(self) -> None:
-        """Tell everybody: something changed and we cannot say what."""
+        """Notify all waiters: something unknown has changed."""
         for watches in self._watches.values():
             for watch in watches:
                 watch.notify()

@@ -1,4 +1,4 @@
-"""How is a file opened that somebody else has put there? A regular one only, never waiting."""
+"""Opens files from untrusted directories: only regular files, and without blocking."""
 
 import os
 import stat
@@ -10,9 +10,9 @@ from steadyrun.lib.safe_paths import PathScope, escape_path
 
 
 def open_regular(path: Path, scope: PathScope | None = None) -> BinaryIO:
-    """Open a file for reading; a pipe or a device would hold us up, or do something.
+    """Open a regular file for reading; a pipe or a device could block or have side effects.
 
-    With a scope it is a path that this has resolved, and no link is followed any more.
+    With a scope, `path` is a result of its `resolve`, and no link is followed.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -22,7 +22,7 @@ def open_regular(path: Path, scope: PathScope | None = None) -> BinaryIO:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _build_wrong_kind(path)
-        stream = open(path, "rb", opener=opener)  # noqa: SIM115 (closed by whoever asked)
+        stream = open(path, "rb", opener=opener)  # noqa: SIM115 (closed by the caller)
     except (OSError, ValueError) as error:
         raise to_unreadable(path, error) from error
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):

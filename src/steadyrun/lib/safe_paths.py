@@ -1,7 +1,7 @@
-"""Where does a path lead that somebody else has named, and may it lead there?
+"""Resolves untrusted paths and checks that they stay inside allowed directories.
 
-A path is judged by where it ends, after every link on its way, never by how it is written. Whoever
-follows it once more to use it can be fooled in between: `Scope.open` follows nothing.
+A path is checked by where it ends, after every link on its way, never by how it is written. A link
+can be created between the check and the use; therefore `PathScope.open` follows no links.
 """
 
 import errno
@@ -12,32 +12,32 @@ from pathlib import Path
 
 from steadyrun.errors import FileUnusable, PathRefused
 
-# What Linux takes in one call; of a longer one it says nothing, and realpath would guess.
+# The limit of Linux for one call; for a longer path realpath would guess.
 LONGEST_PATH_BYTES = 4095
 
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# What is said of a link where none is followed.
+# The errors of a link where links are not followed.
 _NOT_FOLLOWED = {errno.ELOOP, errno.ENOTDIR}
-# The last is a chain of links that is longer than Python can follow.
+# The last one is for a chain of links that is longer than Python can follow.
 _UNFOLLOWABLE = (OSError, ValueError, RecursionError)
 _LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
 class PathScope:
-    """The directories that are open to somebody, by their real paths; relative ones begin in the
-    first. What leads to them from above is trusted, and a hard link is the file itself.
+    """The allowed directories by their real paths; relative paths start in the first one. The
+    parents of these directories are trusted, and a hard link is the file itself.
     """
 
     roots: tuple[Path, ...]
 
     @classmethod
     def from_directories(cls, cwd: str | Path, *added: str | Path) -> "PathScope":
-        """The directories as they are now; what is none is `FileUnusable`."""
+        """The directories as they are now; `FileUnusable` if one is not a directory."""
         return cls(tuple(resolve_directory(each) for each in (cwd, *added)))
 
     def resolve(self, path: str) -> Path:
-        """Where a path leads, be there something or not; out of all roots it is `PathRefused`."""
+        """The real path, whether it exists or not; `PathRefused` if it is outside all roots."""
         try:
             real = Path(_resolve(path, self.roots[0]))
             root, parts = self._locate(real, named=path)
@@ -49,9 +49,9 @@ class PathScope:
         return real
 
     def open(self, real: Path, flags: int, mode: int = 0o666) -> int:
-        """Open what `resolve` gave, and give its descriptor.
+        """Open a result of `resolve`; return its descriptor.
 
-        A link that was put there since is `PathRefused`; all else that can fail is an OSError.
+        A link that was created since is `PathRefused`; all other failures are an OSError.
         """
         root, parts = self._locate(real, named=real)
         try:
@@ -63,7 +63,7 @@ class PathScope:
             raise PathRefused(escape_path(real), problem) from error
 
     def _locate(self, real: Path, *, named: str | Path) -> tuple[Path, tuple[str, ...]]:
-        """The root that a path is in, and the way from there."""
+        """The root that contains a path, and the parts below it."""
         for root in self.roots:
             # By its parts: /srv/adamant begins like /srv/ada, and is not in it.
             if real.is_relative_to(root) and ".." not in real.parts:
@@ -87,7 +87,7 @@ def resolve_directory(path: str | Path) -> Path:
 
 
 def escape_path(path: str | Path) -> str:
-    """The path as any output can carry it: also one that is no text, or made to fool terminals."""
+    """The path as printable text, also if it is not text or contains terminal sequences."""
     text = str(path)
     end = "" if len(text) <= LONGEST_PATH_BYTES else "…"
     kept = text[:_LONGEST_SHOWN] if end else text
@@ -95,7 +95,7 @@ def escape_path(path: str | Path) -> str:
 
 
 def _escape(character: str) -> str:
-    # How Python keeps a byte that is no UTF-8.
+    # How Python represents a byte that is not UTF-8.
     byte = ord(character) - 0xDC00
     if 0x80 <= byte <= 0xFF:
         return f"\\x{byte:02x}"
@@ -106,14 +106,13 @@ def _resolve(path: str, cwd: Path) -> str:
     size = len(os.fsencode(path))
     if not 0 < size <= LONGEST_PATH_BYTES:
         raise ValueError(f"expected 1 to {LONGEST_PATH_BYTES} bytes, found {size}")
-    # A zero byte is a ValueError there. Joined as a text: a Path would drop what has a meaning.
+    # A zero byte raises ValueError there. Joined as text: a Path would drop significant parts.
     return os.path.realpath(os.path.join(cwd, path))  # noqa: PTH118
 
 
 def _require_no_link(root: Path, parts: tuple[str, ...]) -> None:
-    """What realpath could not look at it takes for no link: here that is an error.
-
-    So is a link that is left over because it leads to itself.
+    """Raise for a part that is still a link: realpath treats parts it cannot read as no links, and
+    leaves a link that leads to itself.
     """
     here = root
     for part in parts:
@@ -127,7 +126,7 @@ def _require_no_link(root: Path, parts: tuple[str, ...]) -> None:
 
 
 def _walk(root: Path, parts: tuple[str, ...], flags: int, mode: int) -> int:
-    """Open part by part, each in the directory that was opened before it."""
+    """Open part by part, each in the directory opened before."""
     if not parts:
         return os.open(root, flags, mode)
     here = os.open(root, _STEP)

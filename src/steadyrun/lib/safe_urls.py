@@ -1,7 +1,7 @@
-"""Where would a request go whose URL somebody else has named, and may it go there?
+"""Resolves untrusted URLs and checks that they lead to the public network.
 
-Only to what everybody can reach: not to this machine, its network or its cloud. A name can lead
-somewhere else a moment later, so whoever asks connects to the addresses, and to the name no more.
+This machine, its network and its cloud are refused. A name may resolve to another address a moment
+later, so the caller connects to the checked addresses and not to the name.
 """
 
 import ipaddress
@@ -13,22 +13,22 @@ from urllib.parse import urlsplit
 from steadyrun.errors import AddressRefused
 
 LONGEST_URL = 4096
-# All addresses of a host, as texts. It keeps its own time limit; what it raises is passed on.
+# Finds all addresses of a host. It has its own time limit; its errors are passed on.
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _LONGEST_HOST = 253
 _HTTPS = 443
-# What one reader of URLs drops and another one does not, or takes for something else.
+# Characters that parsers of URLs treat differently.
 _AMBIGUOUS = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029\ud800-\udfff]")
 _PLACE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:@%]+)(?::(?P<port>[0-9]{1,5}))?")
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
-# What ends like this is a number to somebody: 127.1, 0x7f.1, 2130706433, 0177.0.0.1.
+# A host with such an end is an address to some parsers: 127.1, 0x7f.1, 2130706433, 0177.0.0.1.
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _OURS = ("localhost", "local", "internal")
 
-# https://www.iana.org/assignments/iana-ipv4-special-registry, without the few that all can reach;
-# the last is the inside of a cloud (Azure) under an address that looks like others.
+# https://www.iana.org/assignments/iana-ipv4-special-registry, without the public ones; the
+# last is an internal address of a cloud (Azure).
 _CLOSED_4 = tuple(
     ipaddress.IPv4Network(each)
     for each in (
@@ -38,18 +38,18 @@ _CLOSED_4 = tuple(
         "168.63.129.16/32",
     )
 )  # fmt: skip
-# All that was ever given out, and what of it is for protocols (Teredo too), examples and 6to4.
+# The allocated range, and its parts for protocols (also Teredo), examples and 6to4.
 _GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
 _CLOSED_6 = tuple(
     ipaddress.IPv6Network(each) for each in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
 )
-# An IPv4 address stands at their end, and that is where they lead.
+# They contain an IPv4 address at their end and lead to it.
 _WRAPPED = (ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96"))
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to connect, and under which name; every address was looked at."""
+    """Where to connect, and under which name; every address was checked."""
 
     host: str
     port: int
@@ -57,8 +57,8 @@ class Target:
 
 
 async def resolve(url: str, lookup: Lookup) -> Target:
-    """Where a URL leads, else `AddressRefused`. A redirect is a URL of its own: refuse it, or ask
-    again.
+    """Resolve a URL, or raise `AddressRefused`. A redirect is a new URL: refuse it, or resolve it,
+    too.
     """
     host, port = _parse_place(url)
     literal = _find_literal(host)
@@ -69,7 +69,7 @@ async def resolve(url: str, lookup: Lookup) -> Target:
 
 
 def is_public(address: _Address) -> bool:
-    """Whether everybody can reach it; one that wraps another leads to that one."""
+    """Whether an address is in the public network; a wrapped address is checked itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in each for each in _CLOSED_4)
     if any(address in each for each in _WRAPPED):
@@ -105,13 +105,13 @@ def _parse_port(given: str | None) -> int:
 
 
 def _parse_host(given: str) -> str:
-    """The host in the one way to write it."""
+    """The host in its canonical form."""
     if given.startswith("["):
         return given.lower()
     if len(given) > _LONGEST_HOST + 1:
         raise AddressRefused(f"expected a host of at most {_LONGEST_HOST} characters")
     try:
-        # Also makes digits and dots of other scripts what others will take them for.
+        # This also normalizes digits and dots of other scripts.
         host = given.encode("idna").decode().lower().removesuffix(".")
     except UnicodeError as error:
         raise AddressRefused("its host is no name", host=given) from error
@@ -124,7 +124,7 @@ def _parse_host(given: str) -> str:
 
 
 def _find_literal(host: str) -> str | None:
-    """The address that a host is itself, None if it is a name."""
+    """The address, if the host is an address; None if it is a name."""
     if host.startswith("["):
         return host[1:-1]
     if _NUMBER.fullmatch(host.rpartition(".")[2]):

@@ -1,4 +1,4 @@
-"""How do errors leave a task group? Alone, if there is only one: callers name what they catch."""
+"""Provides a task group that raises a single error without a group around it."""
 
 from types import TracebackType
 
@@ -33,7 +33,7 @@ class task_group:  # noqa: N801 (it is used as the function of anyio is)
 
 
 def _unwrap(error: BaseException) -> BaseException:
-    """The only one; of several that say the same, that somebody else has the lane, the first."""
+    """The only error of a group; the first one if all are `LeaseLost`."""
     while isinstance(error, BaseExceptionGroup):
         found = [_unwrap(each) for each in error.exceptions]
         if len(found) > 1 and not all(isinstance(each, LeaseLost) for each in found):
