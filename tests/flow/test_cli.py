@@ -51,7 +51,7 @@ def test_version_and_help_answer_at_once(home: Path) -> None:
     assert not home.exists()
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["config", "--help"]])
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["config", "--help"], ["run", "-h"]])
 def test_asking_for_help_imports_nothing_heavy(words: list[str]) -> None:
     probe = (
         "import sys; from steadyrun.__main__ import main\n"

@@ -77,7 +77,11 @@ def _add_tail_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add, count = parser.add_argument, arguments.parse_count
     add("text", nargs="?", metavar="TEXT", help="the prompt; - or no TEXT reads standard input")
-    add("--provider", required=True, metavar="P", help="the provider: see `steadyrun providers`")
+    # Only the help of this command needs it.
+    from steadyrun.app.kinds import format_kinds  # noqa: PLC0415
+
+    names = f"the provider: {format_kinds()}, or one of `steadyrun providers`"
+    add("--provider", required=True, metavar="P", help=names)
     add("--model", metavar="NAME", help="the model of the provider")
     add("--cwd", default=".", metavar="DIR", help="the working directory (.)")
     add("--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES[:-1])} or {MODES[-1]}")

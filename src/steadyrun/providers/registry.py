@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from steadyrun.errors import ConfigInvalid, NotFound
 
 if TYPE_CHECKING:
@@ -55,6 +53,9 @@ def make_dialect(
     kind: str, options: Mapping[str, Any], *, provider: str | None = None
 ) -> "Dialect":
     """Make a Dialect with its options, which are checked; `provider` is named in an error."""
+    # The help of a command lists the kinds, and must not take the time of this import.
+    import msgspec  # noqa: PLC0415
+
     dialect = load_dialect(kind)
     try:
         return dialect(msgspec.convert(dict(options), dialect.options_type))  # type: ignore[no-any-return]
