@@ -1,1 +1,1 @@
-"""What tests of the runtime and of new engines need: references, fakes and conformance suites."""
+"""Contains fakes and conformance suites for tests of steadyrun, of stores and of providers."""

@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to go on."""
+"""Provides a clock for tests, which moves only by `advance`."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class FakeClock:
-    """Time passes only by `advance`."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self, start: datetime = START) -> None:
         self._now = start
@@ -28,5 +28,5 @@ class FakeClock:
 
 
 def seeded_ids(clock: Clock, seed: int) -> Ids:
-    """Ids that come out the same for the same seed: two stores can then be compared whole."""
+    """Make ids that are the same for the same seed, so that two stores can be compared whole."""
     return Ids(clock.now, random.Random(seed).getrandbits)  # noqa: S311 (not a secret)

@@ -1,10 +1,10 @@
-"""How does a CLI that is not installed behave? Build a real program that plays its part.
+"""Builds a real program that behaves like a CLI which is not installed.
 
-    cli = FakeCli().say({"type": "ready"}).read().say({"type": "done"}).exit(0)
+    cli = FakeCli().print_lines({"type": "ready"}).read().print_lines({"type": "done"}).exit(0)
     program = cli.build(folder / "claude")          # an executable file
 
-`playing` makes the same of a recording: it prints what was printed, and waits where something was
-sent. Ids in what it is told replace those of the recording in what it answers.
+`replay_recording` builds one from a recording: the program prints the recorded output, and waits
+where the recording has input. Ids in its real input replace those of the recording in its output.
 """
 
 import json
@@ -23,7 +23,7 @@ class FakeCli:
         self._steps: list[FakeStep] = []
 
     def print_lines(self, *messages: Mapping[str, Any] | str) -> Self:
-        """Print lines: objects as JSON, texts as they are."""
+        """Print lines: objects as JSON, texts unchanged."""
         self._steps += [["say", message] for message in messages]
         return self
 
@@ -33,7 +33,7 @@ class FakeCli:
         return self
 
     def read(self, like: Mapping[str, Any] | str | None = None) -> Self:
-        """Wait for a line. Where it differs from `like`, later lines use the ids it has."""
+        """Wait for a line. Its ids replace those of `like` in later output."""
         self._steps.append(["read", like])
         return self
 
@@ -47,7 +47,7 @@ class FakeCli:
         return self
 
     def build(self, path: Path) -> Path:
-        """Write the program; it needs nothing but this Python."""
+        """Write the program. It needs only this Python interpreter."""
         steps = json.dumps(self._steps)
         source = Path(__file__).with_name("fake_cli_child.py").read_text(encoding="utf-8")
         path.write_text(f"#!{sys.executable} -IS\n{source}\nplay({steps!r})\n", encoding="utf-8")
@@ -56,7 +56,7 @@ class FakeCli:
 
 
 def replay_recording(recording: Iterable[Mapping[str, Any]]) -> FakeCli:
-    """A program that behaves as recorded: lines of `{"dir": "in"|"out"|"err", "msg": …}`."""
+    """Build a program from recorded lines of `{"dir": "in"|"out"|"err", "msg": …}`."""
     cli = FakeCli()
     for line in recording:
         match line["dir"]:

@@ -1,16 +1,16 @@
-"""What does a fake CLI do? It plays its steps; this file becomes a part of its program."""
+"""Plays the steps of a fake CLI. This file becomes part of its program."""
 
 import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-# What names something in the protocols of agents; a request is answered under its own.
+# The names of fields that hold ids in the protocols of CLIs.
 _ID_SUFFIXES = ("_id", "Id", "_uuid", "Uuid")
 
 
 def play(steps: str) -> None:
-    """Play steps; what was read before decides which ids are said."""
+    """Play the steps. Ids that were read replace recorded ids in the output."""
     ids: dict[Any, Any] = {}
     for deed, what in json.loads(steps):
         if deed == "say":
@@ -33,7 +33,7 @@ def _print(stream: Any, line: str) -> None:
 
 
 def _record_ids(line: str, like: Any, ids: dict[Any, Any]) -> None:
-    """Remember which ids stand for those of the recording."""
+    """Record which real ids correspond to those of the recording."""
     if not line:
         raise SystemExit(0)
     if isinstance(like, dict):

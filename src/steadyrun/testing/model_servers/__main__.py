@@ -1,6 +1,7 @@
-"""Run the simulated APIs as a process: `python -m steadyrun.testing.model_servers SCRIPT`.
+"""Runs the simulated APIs as a process: `python -m steadyrun.testing.model_servers SCRIPT`.
 
-Its first line is its URL. It ends with its stdin; `--log` keeps the requests as lines of JSON.
+The first line of output is the URL. The process ends when its stdin is closed. `--log` writes the
+requests as lines of JSON.
 """
 
 import argparse
@@ -13,8 +14,8 @@ from steadyrun.testing.model_servers.script_json import read_script
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m steadyrun.testing.model_servers")
-    parser.add_argument("script", type=Path, help="a file of steps as JSON, see written.py")
-    parser.add_argument("--log", type=Path, help="append each request here, one a line")
+    parser.add_argument("script", type=Path, help="a file of steps as JSON, see script_json.py")
+    parser.add_argument("--log", type=Path, help="append each request to this file, one per line")
     arguments = parser.parse_args()
     with AllApisServer(read_script(arguments.script), log=arguments.log) as server:
         sys.stdout.write(f"{server.url}\n")

@@ -1,9 +1,8 @@
-"""What does the Anthropic Messages API say? Its wire: answers in blocks, streamed or whole.
+"""Simulates the Anthropic Messages API, streamed or whole.
 
-Requests of a conversation (they carry tools, or are streamed with no sign of an aside) get the
-steps of the script. What a CLI asks by itself beside them gets an answer that harms nothing and
-eats no step: tokens to count, a title, a quota probe. Both are in the log: `main_asks`,
-`side_asks`.
+Requests of a conversation get the steps of the script: they have tools, or are streamed and not a
+side request. Side requests of a CLI (counting tokens, a title, a quota probe) get a harmless answer
+and use no step. Both are recorded, as `main_requests` and `side_requests`.
 """
 
 import json
@@ -60,7 +59,7 @@ MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 REMINDERS = ("<system-reminder>",)
 
-# status, type and words of each fault, as the API has them
+# The status, type and message of each fault in this API.
 ERRORS: Mapping[Fault, tuple[int, str, str]] = {
     "rate_limit": (429, "rate_limit_error", "This request would exceed your rate limit."),
     "usage_limit": (429, "rate_limit_error", "You have reached your usage limit."),
@@ -81,7 +80,7 @@ ERRORS: Mapping[Fault, tuple[int, str, str]] = {
 def build_limit_headers(
     status: str, resets_at: int, window: str = "five_hour", used: float | None = None
 ) -> dict[str, str]:
-    """The headers that tell a subscription's windows: allowed, allowed_warning or rejected."""
+    """Build the headers of a subscription's window: allowed, allowed_warning or rejected."""
     short = {"five_hour": "5h", "seven_day": "7d"}.get(window, window)
     name = "anthropic-ratelimit-unified"
     headers = {
@@ -145,7 +144,10 @@ MESSAGES_API = MessagesApi()
 
 
 def _is_conversation(body: Fields) -> bool:
-    """Titles want a schema or switch thinking off, probes want one token; no tools in both."""
+    """Whether a request belongs to a conversation.
+
+    Requests for titles have a schema or no thinking, probes want one token, and both have no tools.
+    """
     has_schema = "format" in (body.get("output_config") or {})
     is_thoughtless = (body.get("thinking") or {}).get("type") == "disabled"
     is_probe = body.get("max_tokens") == 1

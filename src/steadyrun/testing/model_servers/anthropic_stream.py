@@ -1,4 +1,4 @@
-"""How does an answer look on the Messages wire? As events of a stream, or as one body."""
+"""Encodes an answer for the Messages API, as events of a stream or as one body."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ from steadyrun.testing.model_servers.protocol import encode_event
 
 
 def stream_message(step: ModelAnswer, name: str, model: str) -> Iterator[bytes | Pause]:
-    """The events of a stream; `name` makes the ids of this answer its own."""
+    """Encode the events of a stream; `name` makes the ids of this answer unique."""
     yield encode_event({"type": "message_start", "message": _build_opening(step, name, model)})
     yield encode_event({"type": "ping"})
     for index, part in number_parts(step):
@@ -36,7 +36,7 @@ def stream_message(step: ModelAnswer, name: str, model: str) -> Iterator[bytes |
 
 
 def build_message(step: ModelAnswer, name: str, model: str) -> Mapping[str, Any]:
-    """The whole answer in one object."""
+    """Build the whole answer as one object."""
     blocks = [_build_block(part, f"{name}_{index}") for index, part in enumerate(iter_blocks(step))]
     closing = {"content": blocks, "stop_reason": _find_stop(step)}
     usage = _build_usage(step.tokens, step.tokens.output)

@@ -1,4 +1,4 @@
-"""What can a model say in one answer? Blocks, what they cost, and pauses between their pieces."""
+"""Defines the content of one answer: blocks, their tokens, and pauses between their pieces."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,14 +10,14 @@ from steadyrun.testing.model_servers.faults import Break, Cut, Pause, StreamGate
 
 @dataclass(frozen=True)
 class AnswerTokens:
-    """The usage that an answer reports. What the cache read or wrote is not part of the input."""
+    """The usage that an answer reports. Cached tokens are not part of the input."""
 
     input: int = 10
     output: int = 5
     cache_read: int = 0
     cache_write: int = 0
     reasoning: int = 0
-    """The part of the output that was thought; not every wire tells it."""
+    """The part of the output that was reasoning; not every API reports it."""
 
     @property
     def whole_input(self) -> int:
@@ -26,7 +26,7 @@ class AnswerTokens:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """A text block; each of its pieces is one delta. OpenAI's may tell its phase."""
+    """A text block; each piece is one delta. `phase` is for OpenAI's APIs only."""
 
     pieces: tuple[str | Pause, ...]
     phase: str = ""
@@ -34,16 +34,16 @@ class TextBlock:
 
 @dataclass(frozen=True)
 class ThinkingBlock:
-    """A thinking block, on OpenAI's wires a summary of one; a signature is made up."""
+    """A thinking block; a reasoning summary in OpenAI's APIs. The signature is invented."""
 
     pieces: tuple[str | Pause, ...]
 
 
 @dataclass(frozen=True)
 class CallBlock:
-    """A tool call. An empty id is filled in from the numbers of the request and the block.
+    """A tool call. An empty id is replaced by one made of the request's and the block's number.
 
-    Input that is a string is for a tool without a schema. A namespace is the Responses wire's.
+    A string as input is for a tool without a schema. Only the Responses API has a namespace.
     """
 
     name: str
@@ -54,7 +54,7 @@ class CallBlock:
 
 @dataclass(frozen=True)
 class RawBlock:
-    """A block in the wire's own words."""
+    """A block in the format of the API."""
 
     fields: Mapping[str, Any]
 
@@ -64,7 +64,7 @@ AnswerBlock = TextBlock | ThinkingBlock | CallBlock | RawBlock
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """What the model says to one request. The stop reason follows from the blocks if not given."""
+    """The answer to one request. An empty stop reason is derived from the blocks."""
 
     parts: tuple[AnswerBlock | Pause, ...]
     tokens: AnswerTokens = AnswerTokens()
@@ -80,7 +80,7 @@ def answer(
     headers: Mapping[str, str] | None = None,
     held: StreamGate | None = None,
 ) -> ModelAnswer:
-    """An answer of blocks; a plain string is a text block. `held` stands before the headers."""
+    """Build an answer of blocks; a string is a text block. `held` is a gate before the headers."""
     blocks = tuple(text(part) if isinstance(part, str) else part for part in parts)
     return ModelAnswer(blocks, tokens or AnswerTokens(), stop, headers or {}, held)
 
@@ -94,45 +94,45 @@ def thinking(*pieces: str | Pause) -> ThinkingBlock:
 
 
 def call(tool: str, written: str | None = None, /, **arguments: Any) -> CallBlock:
-    """A tool call under an id of the server's choice; `written` is for a tool without a schema."""
+    """Build a tool call without an id; `written` is the input of a tool without a schema."""
     return CallBlock(tool, arguments if written is None else written)
 
 
 def raw(**fields: Any) -> RawBlock:
-    """A block as it goes over the wire."""
+    """Build a block in the format of the API."""
     return RawBlock(fields)
 
 
 def join_text(part: TextBlock | ThinkingBlock) -> str:
-    """All that a block says."""
+    """Join the text of a block."""
     return "".join(piece for piece in part.pieces if isinstance(piece, str))
 
 
 def encode_input(part: CallBlock) -> str:
-    """A call's input as the model writes it."""
+    """Encode the input of a call as the model writes it."""
     return part.input if isinstance(part.input, str) else json.dumps(part.input)
 
 
 def split_in_two(written: str) -> tuple[str, str]:
-    """Something written, in two pieces."""
+    """Split a text into two pieces."""
     middle = len(written) // 2
     return written[:middle], written[middle:]
 
 
 def iter_pauses(step: ModelAnswer) -> Iterator[Pause]:
-    """The pauses of an answer, those inside its blocks too."""
+    """Yield the pauses of an answer, also those inside its blocks."""
     for part in step.parts:
         inside = part.pieces if isinstance(part, TextBlock | ThinkingBlock) else (part,)
         yield from (piece for piece in inside if isinstance(piece, StreamGate | Cut | Break))
 
 
 def iter_blocks(step: ModelAnswer) -> Iterator[AnswerBlock]:
-    """The blocks of an answer, without the pauses between them."""
+    """Yield the blocks of an answer, without the pauses between them."""
     yield from (part for part in step.parts if not isinstance(part, StreamGate | Cut | Break))
 
 
 def number_parts(step: ModelAnswer) -> Iterator[tuple[int, AnswerBlock | Pause]]:
-    """The parts of an answer, each with the number of the block that it is or stands before."""
+    """Yield the parts of an answer; a pause has the number of the block that follows."""
     number = 0
     for part in step.parts:
         yield number, part

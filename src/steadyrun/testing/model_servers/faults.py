@@ -1,8 +1,8 @@
-"""What can go wrong between a CLI and a model? Words for it that hold for any wire.
+"""Defines the faults of a model server, independent of its API.
 
-A step of a script is an answer of the wire, a `Refusal` or a `Hang`. Inside a streamed answer,
-between its pieces, may stand a `Gate` (wait here; one that nobody opens is a stall), a `Cut` (the
-connection is lost) or a `Break` (the server reports an error in mid-stream).
+A step of a script is an answer, a `Refusal` or a `Hang`. Between the pieces of a streamed answer
+may be a `StreamGate` (the answer waits; a gate that is never opened is a stall), a `Cut` (the
+connection is lost) or a `Break` (the server reports an error during the stream).
 """
 
 import threading
@@ -27,10 +27,10 @@ TIMEOUT_SECONDS = 30.0
 
 
 class StreamGate:
-    """A place where an answer waits until somebody opens it; once open, it stays open.
+    """A point where an answer waits until the test opens it. An open gate stays open.
 
-    A gate with a path opens when a file of that name appears, and tells that an answer waits by a
-    file of the same name with `.reached` behind it: so another process can hold it.
+    A gate with a path opens when that file appears, and creates a file with the suffix `.reached`
+    when an answer waits there. So another process can control it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -50,27 +50,27 @@ class StreamGate:
         return self._reached.is_set()
 
     def reach(self) -> None:
-        """An answer has come this far. Said by the server."""
+        """Record that an answer waits here. The server calls this."""
         if self._path is not None:
             self._path.with_name(f"{self._path.name}.reached").touch()
         self._reached.set()
 
     def wait(self, seconds: float) -> bool:
-        """Is it open, now or within this time? A file is looked for at the end only."""
+        """Wait for the gate to open, up to this time. The file is checked only at the end."""
         return self._opened.wait(0 if self.is_open else seconds) or self.is_open
 
     def wait_until_reached(self, seconds: float = TIMEOUT_SECONDS) -> None:
         if not self._reached.wait(seconds):
-            raise TimeoutError(f"no answer has come to the gate within {seconds} s")
+            raise TimeoutError(f"no answer reached the gate within {seconds} s")
 
 
 class Cut:
-    """The connection is lost here, without a good-bye."""
+    """The connection is closed here without notice."""
 
 
 @dataclass(frozen=True)
 class Break:
-    """The server reports an error in mid-stream and ends the answer."""
+    """The server reports an error during the stream and ends the answer."""
 
     fault: Fault = "overloaded"
     message: str = ""
@@ -81,9 +81,9 @@ Pause = StreamGate | Cut | Break
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error instead of an answer. The wire knows status, words and shape of each fault.
+    """An error instead of an answer. The API decides the status, message and format.
 
-    `detail` is put into the error's object, beside what the wire has there.
+    `detail` is merged into the object of the error.
     """
 
     fault: Fault
@@ -95,7 +95,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Hang:
-    """Nothing comes, not even headers. The connection is cut when the gate opens, if it does."""
+    """No byte is sent, not even headers. The connection is cut if the gate opens."""
 
     gate: StreamGate = field(default_factory=StreamGate)
 
@@ -103,7 +103,7 @@ class Hang:
 def refuse_rate_limit(
     retry_after: float | None = None, headers: Mapping[str, str] | None = None
 ) -> Refusal:
-    """429, with a retry-after header where a time is given."""
+    """Refuse with 429, and with a retry-after header if a time is given."""
     wait = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
     return Refusal("rate_limit", {**wait, **(headers or {})})
 
@@ -111,12 +111,12 @@ def refuse_rate_limit(
 def refuse_usage_limit(
     headers: Mapping[str, str] | None = None, **detail: str | float | None
 ) -> Refusal:
-    """429 because what the plan allows is used up; trying again does not help."""
+    """Refuse with 429, because the limit of the plan is reached; a retry does not help."""
     return Refusal("usage_limit", headers or {}, detail=detail)
 
 
 def refuse_no_credit() -> Refusal:
-    """The account has no money left."""
+    """Refuse, because the account has no credit."""
     return Refusal("no_credit")
 
 
@@ -133,10 +133,10 @@ def refuse_unauthorized() -> Refusal:
 
 
 def refuse_not_found() -> Refusal:
-    """There is no such model."""
+    """Refuse, because the model does not exist."""
     return Refusal("not_found")
 
 
 def refuse_too_long() -> Refusal:
-    """The prompt does not fit into the model's window."""
+    """Refuse, because the prompt is larger than the context window."""
     return Refusal("too_long")

@@ -1,7 +1,7 @@
-"""How does a simulated server speak HTTP? Threads on 127.0.0.1, a log, and answers in pieces.
+"""Serves HTTP on 127.0.0.1 with threads, and records all requests.
 
-It knows no wire: `respond` makes a `Reply` of every `Request`. A reply's pieces are bytes and
-pauses; a stream's pieces go out as they come, one chunk each.
+It is independent of the API: `respond` returns an `HttpReply` for every `HttpRequest`. The pieces
+of a reply are bytes and pauses. Each piece of a stream is sent as one chunk.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """What was asked: names of headers in small letters, keys left out, the body decoded."""
+    """A request: header names in lower case, without secret headers, with the decoded body."""
 
     number: int
     method: str
@@ -36,7 +36,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpReply:
-    """What is answered. `held` stands before the first byte; None as status: never any byte."""
+    """A reply. `held` is a gate before the first byte. With status None, no byte is sent."""
 
     status: int | None
     pieces: tuple[bytes | StreamGate | Cut, ...] = ()
@@ -46,14 +46,14 @@ class HttpReply:
 
 
 class ClientDisconnected(Exception):
-    """The client has closed the connection, or the server is being closed."""
+    """The client closed the connection, or the server is closing."""
 
 
 class HttpServer:
-    """A server that runs while it is entered; everything it was asked is in `requests`.
+    """A server that runs inside its `with` block. All requests are in `requests`.
 
-    What `respond` raises is answered with 400, which nobody tries again, and raised when the server
-    is left.
+    An exception of `respond` is answered with 400, which no CLI retries, and raised again at the
+    end of the block.
     """
 
     def __init__(
@@ -101,20 +101,20 @@ class HttpServer:
             return tuple(self._requests)
 
     def find_fate(self, number: int) -> RequestFate:
-        """What became of this request: still open, answered whole, cut by us, left by them."""
+        """Return the fate of a request: open, answered, cut by the server, left by the client."""
         with self._changed:
             return self._fates[number]
 
     def wait_until(self, is_true: Callable[[], bool], seconds: float = TIMEOUT_SECONDS) -> None:
-        """Wait until something holds that only requests and their fates can change."""
+        """Wait for a condition that only requests and their fates can change."""
         with self._changed:
             if not self._changed.wait_for(is_true, seconds):
-                raise TimeoutError(f"not within {seconds} s; asked so far: {self._summary()}")
+                raise TimeoutError(f"not within {seconds} s; requests so far: {self._summary()}")
 
     def record_request(
         self, method: str, path: str, headers: Mapping[str, str], body: Any
     ) -> HttpRequest:
-        """Write a request down. Called by its connection's thread, like the next three."""
+        """Record a request. The thread of its connection calls this and the next three methods."""
         with self._changed:
             request = HttpRequest(len(self._requests), method, path, headers, body)
             self._requests.append(request)
@@ -140,7 +140,7 @@ class HttpServer:
             self._changed.notify_all()
 
     def pass_gate(self, gate: StreamGate, connection: socket.socket) -> None:
-        """Wait at a gate for as long as somebody waits for the answer."""
+        """Wait at a gate while the client is connected."""
         gate.reach()
         while not gate.wait(POLL_SECONDS):
             if self._closing.is_set() or _is_disconnected(connection):
@@ -186,7 +186,7 @@ class _Http(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke while nothing was asked on it is nobody's concern."""
+        """Ignore a connection that broke without a request."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             return content.decode("utf-8", "replace")
 
     def _send(self, reply: HttpReply) -> bool:
-        """Send it; False where it says that the connection is cut."""
+        """Send a reply; False if the reply cuts the connection."""
         if reply.held is not None:
             self.server.owner.pass_gate(reply.held, self.connection)
         if reply.status is None:
@@ -266,4 +266,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if is_stream else piece)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base's name)
-        """The log is `requests`."""
+        """Print nothing, because `requests` has all requests."""

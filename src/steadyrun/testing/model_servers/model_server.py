@@ -1,6 +1,6 @@
-"""Which server does a CLI take for its model? One that speaks any of the wires, by one script.
+"""Answers the requests of a CLI from a script, for one or several APIs.
 
-A server of one wire is `MessagesServer`, `ResponsesServer` or `ChatServer`; `EveryServer` has all.
+`MessagesServer`, `ResponsesServer` and `ChatServer` have one API, `AllApisServer` has all.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ from steadyrun.testing.model_servers.script import Script
 
 
 class ModelServer(HttpServer):
-    """Models' APIs on 127.0.0.1; `script` answers main requests, `rest` those after it.
+    """Model APIs on 127.0.0.1. `script` answers main requests, `fallback` those after its end.
 
-    What a CLI asks by itself beside them gets an answer that harms nothing and eats no step.
+    Side requests of a CLI get the answer of `side` and use no step.
     """
 
     apis: Sequence[ModelApi]
@@ -42,7 +42,7 @@ class ModelServer(HttpServer):
 
     @property
     def model_requests(self) -> tuple[ModelRequest, ...]:
-        """All requests for answers, main and side."""
+        """All requests to the model, main and side."""
         read = [wire.read_request(request) for request in self.requests for wire in self.apis]
         return tuple(ask for ask in read if ask is not None)
 
@@ -55,7 +55,7 @@ class ModelServer(HttpServer):
         return tuple(ask for ask in self.model_requests if not ask.is_main)
 
     def wait_for_main_request(self, count: int) -> ModelRequest:
-        """Wait until so many main requests have come; return the last of them."""
+        """Wait until this many main requests arrived, and return the last of them."""
         self.wait_until(lambda: len(self.main_requests) >= count)
         return self.main_requests[count - 1]
 

@@ -1,4 +1,4 @@
-"""What does an OpenAI-compatible API say? Its wire: Chat Completions, streamed or whole."""
+"""Simulates the Chat Completions API, streamed or whole."""
 
 from collections.abc import Iterator, Sequence
 

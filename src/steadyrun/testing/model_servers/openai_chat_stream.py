@@ -1,4 +1,4 @@
-"""How does an answer look on the Chat Completions wire? As chunks of a stream, or as one body."""
+"""Encodes an answer for the Chat Completions API, as chunks of a stream or as one body."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ END = b"data: [DONE]\n\n"
 def stream_chat(
     step: ModelAnswer, name: str, model: str, *, has_usage: bool
 ) -> Iterator[bytes | Pause]:
-    """The chunks of a stream; `name` makes the ids of this answer its own."""
+    """Encode the chunks of a stream; `name` makes the ids of this answer unique."""
     head = {**_build_head(name, model), "object": "chat.completion.chunk"}
     for delta in _stream_all_deltas(step, name):
         if isinstance(delta, StreamGate | Cut | Break):
@@ -43,7 +43,7 @@ def stream_chat(
 
 
 def build_chat(step: ModelAnswer, name: str, model: str) -> Mapping[str, Any]:
-    """The whole answer in one object."""
+    """Build the whole answer as one object."""
     message: dict[str, Any] = {"role": "assistant", "content": None}
     for index, part in enumerate(iter_blocks(step)):
         match part:
@@ -61,7 +61,7 @@ def build_chat(step: ModelAnswer, name: str, model: str) -> Mapping[str, Any]:
 
 
 def encode_chunk(data: Fields) -> bytes:
-    """A server-sent event without a name."""
+    """Encode a server-sent event without a name."""
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
@@ -87,7 +87,7 @@ def _stream_deltas(part: AnswerBlock) -> Iterator[Fields | Pause]:
             for piece in part.pieces:
                 yield {name: piece} if isinstance(piece, str) else piece
         case CallBlock():
-            raise AssertionError("calls are numbered by who asks")
+            raise AssertionError("the caller numbers tool calls")
 
 
 def _stream_call(part: CallBlock, number: int, place: str) -> Iterator[Fields]:
@@ -105,7 +105,7 @@ def _build_call(part: CallBlock, place: str) -> dict[str, Any]:
 
 
 def _find_call_keys(part: CallBlock) -> tuple[str, str]:
-    """What a call of this kind is, and what its input is called."""
+    """Return the type of a call and the key of its input."""
     return ("custom", "input") if isinstance(part.input, str) else ("function", "arguments")
 
 

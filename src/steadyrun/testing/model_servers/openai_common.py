@@ -1,4 +1,4 @@
-"""What do OpenAI's wires have in common? Their errors, their models and their limits' headers."""
+"""Contains what OpenAI's APIs share: errors, the list of models, and headers of limits."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ MODELS = "/v1/models"
 
 @dataclass(frozen=True)
 class OpenAIError:
-    """Status, type, code and words of a fault, as the API has them."""
+    """The status, type, code and message of a fault in OpenAI's APIs."""
 
     status: int
     type: str
@@ -52,7 +52,7 @@ ERRORS: Mapping[Fault, OpenAIError] = {
 def build_codex_limit_headers(
     used_percent: float, resets_at: int, window_minutes: int = 300, slot: str = "primary"
 ) -> dict[str, str]:
-    """The headers that tell Codex of one of a subscription's windows."""
+    """Build the headers that report a subscription's window to Codex."""
     return {
         f"x-codex-{slot}-used-percent": f"{used_percent:g}",
         f"x-codex-{slot}-window-minutes": str(window_minutes),
@@ -61,7 +61,7 @@ def build_codex_limit_headers(
 
 
 def build_error(refusal: Refusal) -> tuple[int, Fields]:
-    """The status and the body of a refusal."""
+    """Build the status and the body of a refusal."""
     found = ERRORS[refusal.fault]
     error = {
         "message": refusal.message or found.message,
@@ -74,7 +74,7 @@ def build_error(refusal: Refusal) -> tuple[int, Fields]:
 
 
 def answer_models(request: HttpRequest) -> HttpReply | None:
-    """An empty list to who asks for the models; Codex and the API name it differently."""
+    """Answer a request for the models with an empty list, under the names of Codex and the API."""
     if request.method != "GET" or request.path.partition("?")[0] != MODELS:
         return None
     return HttpReply(200, (json.dumps({"object": "list", "data": [], "models": []}).encode(),))

@@ -1,4 +1,4 @@
-"""What does the OpenAI Responses API say? Its wire: answers in items, streamed or whole.
+"""Simulates the OpenAI Responses API, streamed or whole.
 
 script = [answer(call("exec_command", cmd="ls")), answer("It ", gate, "works.")]
 with ResponsesServer(script) as server:
@@ -36,7 +36,7 @@ CLIENT_ITEMS = (
     "custom_tool_call_output",
     "local_shell_call_output",
 )
-# what Codex puts before the user's words, in the user's name
+# The beginnings of texts that Codex adds to the user's messages.
 REMINDERS = ("<environment_context>", "<turn_aborted>", "# AGENTS.md", "<user_instructions>")
 
 
@@ -65,7 +65,7 @@ class ResponsesApi:
 
     def answer_lookup(self, request: HttpRequest) -> HttpReply | None:
         if "upgrade" in request.headers:
-            return HttpReply(426, (b"{}",))  # no web socket here: Codex then takes HTTP at once
+            return HttpReply(426, (b"{}",))  # no web socket: Codex then uses HTTP at once
         return answer_models(request)
 
     def stream_events(self, step: ModelAnswer, ask: ModelRequest) -> Iterator[bytes | Pause]:
@@ -102,21 +102,21 @@ def _is_model_item(item: Fields) -> bool:
 
 
 def _list_additional_tools(messages: Sequence[Fields]) -> Iterator[Fields]:
-    """The tools among the messages, as Codex has them for its newest models."""
+    """Yield the tools among the messages, where Codex puts them for its newest models."""
     for item in messages:
         if item.get("type") == "additional_tools":
             yield from item.get("tools") or ()
 
 
 def _list_tools(tools: Sequence[Fields]) -> Iterator[str]:
-    """Their names, those of a namespace's too; what has none is known by its type."""
+    """Yield the names of tools, also in namespaces; a tool without a name has its type."""
     for tool in tools:
         yield str(tool.get("name") or tool.get("type", ""))
         yield from _list_tools(tool.get("tools") or ())
 
 
 def _is_conversation(request: HttpRequest) -> bool:
-    """Codex tells what it asks for; all but turns and compactions is its own business."""
+    """Whether a request is a turn or a compaction. Codex names the kind in a header."""
     try:
         metadata = json.loads(request.headers.get("x-codex-turn-metadata", "{}"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""How does an answer look on the Responses wire? As events of a stream, or as one body."""
+"""Encodes an answer for the Responses API, as events of a stream or as one body."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ from steadyrun.testing.model_servers.protocol import Fields, encode_event
 
 
 def stream_response(step: ModelAnswer, name: str, model: str) -> Iterator[bytes | Pause]:
-    """The events of a stream; `name` makes the ids of this answer its own."""
+    """Encode the events of a stream; `name` makes the ids of this answer unique."""
     opened = _build_head(name, model, "in_progress")
     yield _encode("response.created", response=opened)
     yield _encode("response.in_progress", response=opened)
@@ -37,7 +37,7 @@ def stream_response(step: ModelAnswer, name: str, model: str) -> Iterator[bytes 
 
 
 def build_failed_event(error: Break, name: str, model: str) -> bytes:
-    """The event that ends a stream with an error."""
+    """Encode the event that ends a stream with an error."""
     fault = ERRORS[error.fault]
     details = {"code": fault.code or fault.type, "message": error.message or fault.message}
     return _encode(
@@ -46,7 +46,7 @@ def build_failed_event(error: Break, name: str, model: str) -> bytes:
 
 
 def build_response(step: ModelAnswer, name: str, model: str) -> dict[str, Any]:
-    """The whole answer in one object; a stop is why it is not complete."""
+    """Build the whole answer as one object; a stop reason marks it as incomplete."""
     items = [_build_item(part, f"{name}_{index}") for index, part in enumerate(iter_blocks(step))]
     return {
         **_build_head(name, model, "incomplete" if step.stop else "completed"),
@@ -110,7 +110,7 @@ def _stream_call(part: CallBlock, at: Fields) -> Iterator[bytes]:
 
 
 def _build_item(part: AnswerBlock, place: str) -> dict[str, Any]:
-    """An output item, whole."""
+    """Build a complete output item."""
     match part:
         case RawBlock():
             return dict(part.fields)
@@ -140,7 +140,7 @@ def _build_call(part: CallBlock, place: str) -> dict[str, Any]:
 
 
 def _build_open_item(part: AnswerBlock, done: dict[str, Any]) -> dict[str, Any]:
-    """The item as it is before anything has been said."""
+    """Build an output item before its first delta."""
     match part:
         case RawBlock():
             return done

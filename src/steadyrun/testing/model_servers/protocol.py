@@ -1,6 +1,6 @@
-"""What must an API's wire say of itself? How it reads a request, and how it writes a step.
+"""Defines the contract of a simulated API: how it reads a request and encodes a step.
 
-`reply_with` is the rest, which is the same for all: hang, refuse, stream in pieces or answer whole.
+`build_reply` is the same for all APIs: it hangs, refuses, streams in pieces or answers whole.
 """
 
 import json
@@ -17,21 +17,21 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A request for an answer, read. Messages, news and results are in the wire's own words."""
+    """A decoded request to the model. Messages, new items and results have the API's format."""
 
     request: HttpRequest
     is_main: bool
-    """Is this the conversation, or a sub-agent's, and no question of the CLI's own?"""
+    """Whether it belongs to a conversation, and is not a side request of the CLI."""
     tools: tuple[str, ...]
     messages: Sequence[Fields]
     new_items: tuple[Fields, ...]
-    """What has come since the model spoke last, the system's too."""
+    """The items since the last answer of the model, including system messages."""
     results: tuple[Fields, ...]
-    """The tool results among the news."""
+    """The tool results among the new items."""
     outputs: tuple[str, ...]
     """The texts of these results."""
     user_text: str
-    """The user's own texts among the news, one a line; no reminders of the CLI's."""
+    """The user's texts among the new items, one per line, without reminders of the CLI."""
 
     @property
     def body(self) -> Fields:
@@ -39,7 +39,7 @@ class ModelRequest:
 
     @property
     def name(self) -> str:
-        """What makes the ids of its answer its own."""
+        """The part that makes the ids of its answer unique."""
         return str(self.request.number)
 
     @property
@@ -59,29 +59,29 @@ ServerSteps = (
 
 
 class ModelApi(Protocol):
-    """An API: its requests, its answers, its errors."""
+    """An API: its requests, answers and errors."""
 
     def read_request(self, request: HttpRequest) -> ModelRequest | None:
-        """The request as one for an answer; None where it is none on this wire."""
+        """Decode a request to the model; None if it is not one of this API."""
 
     def answer_lookup(self, request: HttpRequest) -> HttpReply | None:
-        """What the API says without its model: models listed, tokens counted; else None."""
+        """Answer a request that needs no model, such as a list of models; else None."""
 
     def stream_events(self, step: ModelAnswer, ask: ModelRequest) -> Iterator[bytes | Pause]:
-        """An answer as a stream."""
+        """Encode an answer as a stream."""
 
     def build_body(self, step: ModelAnswer, ask: ModelRequest) -> Fields:
-        """An answer in one object."""
+        """Build an answer as one object."""
 
     def build_error(self, refusal: Refusal) -> tuple[int, Fields]:
-        """The status and the body of a refusal."""
+        """Build the status and the body of a refusal."""
 
     def build_break(self, error: Break, ask: ModelRequest) -> bytes:
-        """The event that ends a stream with an error."""
+        """Encode the event that ends a stream with an error."""
 
 
 def build_reply(wire: ModelApi, step: ServerStep, ask: ModelRequest) -> HttpReply:
-    """A step as HTTP, in the shape that was asked for."""
+    """Build the HTTP reply of a step, streamed or whole as requested."""
     if isinstance(step, Hang):
         return HttpReply(None, held=step.gate)
     if isinstance(step, Refusal):
@@ -108,7 +108,7 @@ def _stop_at_break(
 
 
 def _build_whole_reply(wire: ModelApi, step: ModelAnswer, ask: ModelRequest) -> HttpReply:
-    """The same in one body; its pauses stand before it, a break is an error's status."""
+    """Build a reply of one body. Its pauses come first, and a break becomes an error status."""
     waits: list[StreamGate | Cut] = []
     for pause in iter_pauses(step):
         if isinstance(pause, Break):
@@ -119,12 +119,12 @@ def _build_whole_reply(wire: ModelApi, step: ModelAnswer, ask: ModelRequest) -> 
 
 
 def encode_event(data: Fields) -> bytes:
-    """A server-sent event that is named by its type."""
+    """Encode a server-sent event that is named by its type."""
     return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 
 
 def read_body(request: HttpRequest) -> Fields:
-    """The body, where it is an object."""
+    """Return the body if it is an object, else an empty one."""
     return request.body if isinstance(request.body, dict) else {}
 
 
@@ -135,13 +135,13 @@ def is_post_to(request: HttpRequest, path: str) -> bool:
 def take_new_items(
     messages: Sequence[Fields], is_model: Callable[[Fields], bool]
 ) -> Sequence[Fields]:
-    """The messages after the model's last one."""
+    """Return the messages after the last one of the model."""
     last = max((n for n, message in enumerate(messages) if is_model(message)), default=-1)
     return messages[last + 1 :]
 
 
 def collect_texts(content: Any) -> tuple[str, ...]:
-    """The texts of a message's content: a string, or a list of typed parts."""
+    """Collect the texts of a content, which is a string or a list of typed parts."""
     if isinstance(content, str):
         return (content,)
     return tuple(str(part["text"]) for part in content or () if "text" in part)
@@ -150,7 +150,7 @@ def collect_texts(content: Any) -> tuple[str, ...]:
 def collect_user_texts(
     messages: Sequence[Fields], reminders: tuple[str, ...] = ()
 ) -> Iterator[str]:
-    """What the user says in these messages, without what a CLI puts between it."""
+    """Yield the user's texts in these messages, without reminders of the CLI."""
     for message in messages:
         if message.get("role") == "user":
             texts = [text.strip() for text in collect_texts(message.get("content"))]

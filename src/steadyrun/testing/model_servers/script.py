@@ -1,7 +1,7 @@
-"""Which step answers this request? The script's order, and what a CLI asks beside it.
+"""Selects the step that answers a request.
 
-A script is a list of steps, one for each main request, or a function of the request that answers
-all of them. A function in the list answers one; its step may be a function again.
+A script is a list of steps, one for each main request, or a function that answers all requests. A
+function in the list answers one request; it may return another function.
 """
 
 import threading
@@ -15,7 +15,7 @@ StepT = TypeVar("StepT")
 
 
 class Script(Generic[RequestT, StepT]):
-    """Steps that are handed out once each, in order, to threads that may ask together."""
+    """Steps that are used once each, in order. Several threads may request steps at once."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Script(Generic[RequestT, StepT]):
         self._lock = threading.Lock()
 
     def next_step(self, ask: RequestT) -> "StepT | Refusal":
-        """The step for this request; where none is left, a refusal that says so."""
+        """Return the step for a request, or a refusal if there are no more steps."""
         with self._lock:
             place, self._place = self._place, self._place + 1
         step = self._steps[place] if place < len(self._steps) else self._fallback
@@ -40,6 +40,6 @@ class Script(Generic[RequestT, StepT]):
 
     @property
     def unused(self) -> int:
-        """How many steps nobody has asked for yet."""
+        """The number of steps that were not used yet."""
         with self._lock:
             return max(0, len(self._steps) - self._place)

@@ -1,4 +1,4 @@
-"""How is a script written down? As JSON, for a server that is a process of its own.
+"""Reads a script from a JSON file, for a server that runs as a process.
 
     [
       {"answer": ["Look.", {"call": "Bash", "input": {"command": "ls"}}], "tokens": {"output": 9}},
@@ -11,8 +11,8 @@
       {"hang": null}
     ]
 
-In a list of blocks a string is a text; a raw block is in the words of the wire. Gates are paths:
-they open when the file appears; a gate that is null never opens.
+In a list of blocks a string is a text, and a raw block has the format of the API. A gate is a path:
+it opens when the file appears. A gate that is null never opens.
 """
 
 import json
@@ -34,7 +34,7 @@ from steadyrun.testing.model_servers.protocol import ServerStep
 
 
 def read_script(path: Path) -> list[ServerStep]:
-    """The steps that a file holds."""
+    """Read the steps of a file."""
     return [_parse_step(written) for written in json.loads(path.read_text(encoding="utf-8"))]
 
 

@@ -1,7 +1,7 @@
-"""Does a provider keep what its Dialect promises? One function per promise.
+"""Checks that a provider keeps the contract of a Dialect, with one function for each promise.
 
-Write a `ProviderHarness` for the provider and await every promise with a new one. A promise that
-does not apply, because the provider cannot do what it is about, says so by `why_not`.
+Write a `ProviderHarness` for the provider, and await every promise with a new harness. `why_not`
+returns the reason if a promise does not apply, because the provider lacks an ability.
 """
 
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""How is a check set up and read? One run from its start to its end, and what is left of it."""
+"""Provides the helpers of the checks: start runs, wait for events, and read their records."""
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -24,7 +24,7 @@ from steadyrun.testing.provider_conformance.harness import (
     Situation,
 )
 
-# A check that hangs must fail, not hang.
+# A check that hangs fails after this time.
 TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.01
 ALL = 1_000_000
@@ -36,7 +36,7 @@ ErrorT = TypeVar("ErrorT", bound=SteadyrunError)
 
 @dataclass(frozen=True)
 class PlayedRun:
-    """A run that is over: how it ended, what was published, what is in the record."""
+    """A run that has ended: its result, its published events, and its stored events."""
 
     run: Run
     published: list[StoredEvent | LiveEvent]
@@ -48,13 +48,13 @@ class PlayedRun:
         return [entry for entry in self.published if isinstance(entry, LiveEvent)]
 
     def select(self, *kinds: type[EventT]) -> list[EventT]:
-        """Stored events of the run's agent that are of these kinds."""
+        """Select the stored events of the run's agent that are of these kinds."""
         return [entry.event for entry in self.stored if isinstance(entry.event, kinds)]
 
 
 @asynccontextmanager
 async def open_program(harness: ProviderHarness, **how: Any) -> AsyncIterator[Library]:
-    """A program on the harness's home; nothing of its runs may be left when it ends."""
+    """Open a program on the home of the harness. No process may be left when it ends."""
     with anyio.fail_after(TIMEOUT_SECONDS):
         async with harness.library(**how) as library:
             yield library
@@ -62,7 +62,7 @@ async def open_program(harness: ProviderHarness, **how: Any) -> AsyncIterator[Li
 
 
 async def play(harness: ProviderHarness, situation: Situation, **options: Any) -> PlayedRun:
-    """Start a run, listen to its end and read its record."""
+    """Start a run, read its events to the end, and read its record."""
     async with open_program(harness) as library:
         run = await library.start(get_prompt(harness, situation), **options)
         published = [entry async for entry in run.events()]
@@ -73,7 +73,7 @@ async def play(harness: ProviderHarness, situation: Situation, **options: Any) -
 async def read_record(
     harness: ProviderHarness, run: Run, published: Sequence[StoredEvent | LiveEvent] = ()
 ) -> PlayedRun:
-    """What is in the record of a run's agent."""
+    """Read the record of a run's agent."""
     async with harness.store() as store:
         stored = await store.events(agent=run.agent, limit=ALL)
         items = await store.items(run.agent, include_settled=True)
@@ -96,7 +96,7 @@ def get_expected(harness: ProviderHarness, situation: Situation) -> str | bytes:
 
 
 async def wait_for_event(run: RunLike, *kinds: type[EventT]) -> EventT:
-    """The first event of these kinds."""
+    """Wait for the first event of these kinds."""
     async with aclosing(run.events()) as events:
         async for entry in events:
             if isinstance(entry.event, kinds):
@@ -105,7 +105,7 @@ async def wait_for_event(run: RunLike, *kinds: type[EventT]) -> EventT:
 
 
 async def wait_until_busy(run: RunLike) -> None:
-    """Wait for the first thing that it says."""
+    """Wait for the first output of a run."""
     async with aclosing(run.events()) as events:
         async for entry in events:
             if not isinstance(entry.event, RunStarted | StatsUpdated):
@@ -113,7 +113,7 @@ async def wait_until_busy(run: RunLike) -> None:
 
 
 def release_runs(harness: ProviderHarness) -> None:
-    """Let runs end that wait."""
+    """Let waiting runs end."""
     (harness.cwd / GO).touch()
 
 
@@ -124,16 +124,16 @@ async def steer(run: RunLike, text: str) -> OfferedMessage:
 
 
 async def expect_error(kind: type[ErrorT], doing: Awaitable[object]) -> ErrorT:
-    """The error of this kind that comes of it."""
+    """Await an operation that must raise this error, and return the error."""
     try:
         await doing
     except kind as error:
         return error
-    raise AssertionError(f"expected {kind.__name__}, and it was done")
+    raise AssertionError(f"expected {kind.__name__}, and the operation succeeded")
 
 
 async def wait_for_no_processes(harness: ProviderHarness) -> None:
-    """Nothing runs that was started for this home: found by its mark, or by where it stands."""
+    """Wait until no process of this home runs, found by its mark or by its directory."""
     is_left = True
     while is_left:
         is_left = bool(await anyio.to_thread.run_sync(_find_processes, harness.home / "processes"))
@@ -143,7 +143,7 @@ async def wait_for_no_processes(harness: ProviderHarness) -> None:
 def _find_processes(processes: Path) -> set[int]:
     names = {directory.name for directory in processes.glob("*")}
     marked = {pid for name in names for pid in keeper.find_marked(name)}
-    # Keepers have no mark, but their directory.
+    # A keeper has no mark. It is found by its directory.
     return marked | {pid for pid in _list_pids() if _is_inside(pid, processes)}
 
 
@@ -159,7 +159,7 @@ def _is_inside(pid: int, processes: Path) -> bool:
 
 
 def check_order(played: PlayedRun) -> None:
-    """The run begins once and first, ends once and last, and no number is missing."""
+    """Check that the run starts first, ends last, and that no sequence number is missing."""
     own = [entry for entry in played.stored if entry.run == played.run.id]
     begun = own[:1] if played.run.started_at else []
     assert [each for each in own if isinstance(each.event, RunStarted)] == begun

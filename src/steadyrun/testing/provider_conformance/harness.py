@@ -1,4 +1,4 @@
-"""What does a provider bring along so that its promises can be checked?"""
+"""Defines what a provider supplies so that its promises can be checked."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -15,38 +15,38 @@ from steadyrun.model.run import Run
 from steadyrun.model.secret import Secret
 from steadyrun.store import Store
 
-# Until this file is in the working directory, a run that `waits` does not end.
+# A run that `waits` ends when this file is in the working directory.
 GO = "go"
 LONG_BYTES = 10 << 20
 FLOOD_BYTES = 2 << 20
 
 Situation = Literal[
-    "answers",                 # ends well; `said` is the answer, or a part of it
-    "learns", "recalls",       # is told something; says it, `said`, when it goes on from there
+    "answers",                 # completes; `expected` is the answer, or a part of it
+    "learns", "recalls",       # gets a fact; prints it, `expected`, in the resumed conversation
     "is_long",                 # the prompt has `LONG_BYTES` or more
-    "waits",                   # says something, and ends well once there is the file `GO`
-    "hangs",                   # says something, and never ends; it may be asked to
-    "is_deaf",                 # the same, and asking does not help
-    "crashes",                 # says something, then its process ends in mid-turn
-    "leaves_process",          # ends well, and leaves a process behind in a session of its own
-    "leaves_tool",             # ends well, and a tool is still running
-    "asks",                    # asks whether it may use a tool, and goes on either way
-    "is_novel", "is_no_json", "is_no_text",  # prints `said`, a frame that nobody can know or read
-    "floods_stderr",           # prints `FLOOD_BYTES` or more on stderr, and ends well
-    "tells_secret",            # says the harness's secret, which is in its environment
-    "tells_secret_in_pieces",  # the same, piece by piece
+    "waits",                   # prints something, and completes when the file `GO` exists
+    "hangs",                   # prints something, and ends only when it is interrupted
+    "is_deaf",                 # the same, and it ignores interrupts
+    "crashes",                 # prints something, then its process exits during the turn
+    "leaves_process",          # completes, and leaves a process in a session of its own
+    "leaves_tool",             # completes while a tool is still running
+    "asks",                    # requests approval of a tool, and completes with any answer
+    "is_novel", "is_no_json", "is_no_text",  # prints `expected`: unknown, not JSON, or not UTF-8
+    "floods_stderr",           # prints `FLOOD_BYTES` or more on stderr, and completes
+    "tells_secret",            # prints the harness's secret, which is in its environment
+    "tells_secret_in_pieces",  # the same, in pieces
 ]  # fmt: skip
 
 
 class Prompt(Struct, frozen=True):
-    """What to ask for to get into a situation, and what is to be heard then."""
+    """The prompt that causes a situation, and the output that is expected then."""
 
     text: str
     expected: str | bytes = ""
 
 
 class OfferedMessage(Protocol):
-    """A message that was offered to a turn."""
+    """A message that was offered to a run."""
 
     @property
     def item(self) -> ItemId: ...
@@ -69,7 +69,7 @@ class RunLike(Protocol):
 
 
 class Library(Protocol):
-    """A program's view of the home, for one provider and in the harness's working directory."""
+    """A program that uses the home, with one provider and the harness's working directory."""
 
     async def start(self, prompt: str, **options: Any) -> RunLike: ...
 
@@ -77,9 +77,9 @@ class Library(Protocol):
 
 
 class ProviderHarness(Protocol):
-    """One provider, one empty home, and as many programs on it as a check opens.
+    """One provider and one empty home, on which a check may open several programs.
 
-    `secret` is in the environment of the provider's process, and the configuration says so.
+    `secret` is in the environment of the provider's process, by the configuration.
     """
 
     provider: str
@@ -91,18 +91,18 @@ class ProviderHarness(Protocol):
     has_small_disk: bool
 
     def prompt(self, situation: Situation) -> Prompt | None:
-        """How to get there; None if this provider never does."""
+        """Return the prompt of a situation; None if the provider does not support it."""
 
     def library(
         self, *, command: tuple[str, ...] | None = None
     ) -> AbstractAsyncContextManager[Library]:
-        """Open the home as a program does; `command` is another program in the CLI's place."""
+        """Open the home as a program does; `command` replaces the CLI."""
 
     def store(self) -> AbstractAsyncContextManager[Store]:
-        """Open the record of the home."""
+        """Open the store of the home."""
 
     def fill_disk(self) -> None:
-        """Take nearly all room on the home's disk. Only asked for where `has_small_disk`."""
+        """Fill the disk of the home. Called only with `has_small_disk`."""
 
 
 PromiseCheck = Callable[[ProviderHarness], Awaitable[None]]
@@ -111,7 +111,7 @@ SkipReason = Callable[[ProviderHarness], str | None]
 
 @dataclass(frozen=True)
 class ProviderPromise:
-    """One check, and what a provider must be able to do so that it means anything."""
+    """One check, with the situations and abilities that a provider needs for it."""
 
     check: PromiseCheck
     situations: tuple[Situation, ...] = ()
@@ -123,7 +123,7 @@ class ProviderPromise:
         return self.check.__name__
 
     def why_not(self, harness: ProviderHarness) -> str | None:
-        """Why it does not apply to this provider, if so."""
+        """Return why it does not apply to this provider; None if it applies."""
         lacking = [each for each in self.abilities if each not in harness.abilities]
         never = [each for each in self.situations if harness.prompt(each) is None]
         reasons = [f"it has no {each}" for each in lacking] + [
@@ -136,7 +136,7 @@ class ProviderPromise:
 def promise(
     *situations: Situation, abilities: tuple[Ability, ...] = (), unless: SkipReason | None = None
 ) -> Callable[[PromiseCheck], ProviderPromise]:
-    """Make a promise of a check, for providers that know these situations and abilities."""
+    """Make a promise from a check, for providers with these situations and abilities."""
 
     def wrap(check: PromiseCheck) -> ProviderPromise:
         return ProviderPromise(check, situations, abilities, unless)

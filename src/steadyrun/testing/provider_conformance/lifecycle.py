@@ -1,4 +1,4 @@
-"""Promises about a run that is left alone: it begins, says something and ends."""
+"""Checks runs without intervention: they begin, answer and end."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from steadyrun.testing.provider_conformance.harness import (
 )
 
 MANY = 10
-# What may be wished for beyond a prompt, and the ability that it needs.
+# The options beyond a prompt, by the ability that each needs.
 OPTIONS: dict[Ability, dict[str, object]] = {
     "modes": {"mode": "full_auto"},
     "model": {"model": "some"},
@@ -167,7 +167,7 @@ async def check_a_missing_program_is_a_named_error(harness: ProviderHarness) -> 
 
 @promise("answers")
 async def check_a_program_without_output_ends_the_run(harness: ProviderHarness) -> None:
-    """What ends before it has said a word, and is no CLI at all."""
+    """The program exits without output, and is not a CLI of the provider."""
     async with open_program(harness, command=("/bin/false",)) as library:
         ended = await (await library.start(get_prompt(harness, "answers"))).result()
 

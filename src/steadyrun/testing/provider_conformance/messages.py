@@ -1,4 +1,4 @@
-"""Promises about what is said to a run while it works: messages, and answers to its questions."""
+"""Checks messages to a running run, and answers to its approvals."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -37,7 +37,7 @@ _FATES: dict[type[FollowupAbsorbed | FollowupOwnTurn | FollowupReturned], str] =
 
 
 def _check_fate(played: PlayedRun, item: str) -> str:
-    """It was offered once, and there is evidence once of what became of it."""
+    """Check that a message was offered once and has exactly one fate, and return it."""
     offered = [event for event in played.select(FollowupOffered) if event.item == item]
     ends = [
         fate for kind, fate in _FATES.items() for event in played.select(kind) if event.item == item
@@ -174,7 +174,7 @@ def _find_change_ability(harness: ProviderHarness) -> str | None:
 
 @promise("asks", abilities=("approvals",), unless=_find_change_ability)
 async def check_a_changed_input_is_refused_by_name(harness: ProviderHarness) -> None:
-    """Never is something else done than what was allowed."""
+    """A tool must not run with another input than the approved one."""
     async with _wait_for_approval(harness) as (run, asked):
         try:
             await run.decide(asked.approval, Verdict(True, input={"other": 1}))

@@ -1,4 +1,4 @@
-"""Promises about what a CLI prints: nothing is lost, nothing is told that must not be."""
+"""Checks the output of a CLI: no line is lost, and no secret is published."""
 
 from collections import defaultdict
 
@@ -77,7 +77,7 @@ async def check_no_secret_is_published(harness: ProviderHarness) -> None:
     played = await play(harness, "tells_secret")
 
     _check_secrecy(harness, played)
-    # A prompt is kept as it was given: it is what the user said.
+    # A prompt is stored unchanged, because it is the user's own text.
     if harness.secret.reveal() not in get_prompt(harness, "tells_secret"):
         _check_files(harness)
 
@@ -91,7 +91,7 @@ async def check_no_secret_is_published_in_pieces(harness: ProviderHarness) -> No
 
 
 def _check_secrecy(harness: ProviderHarness, played: PlayedRun) -> None:
-    """Neither in an event nor in the pieces of several."""
+    """Check that the secret is neither in one event nor in the joined pieces of several."""
     secret = harness.secret.reveal()
     check_order(played)
     assert played.run.status == "completed"
@@ -110,7 +110,7 @@ def _check_files(harness: ProviderHarness) -> None:
 
 
 def _join_streams(played: PlayedRun) -> list[str]:
-    """What a listener has when it puts the pieces of one kind together."""
+    """Join the pieces of each kind, as a subscriber would."""
     streams: dict[str, str] = defaultdict(str)
     for entry in played.live:
         fields = to_data(entry.event)

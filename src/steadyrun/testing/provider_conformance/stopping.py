@@ -1,4 +1,4 @@
-"""Promises about ends: whatever ends a run, it is named, and nothing is left running."""
+"""Checks the ends of runs: each end has a named reason, and no process is left."""
 
 import anyio
 import anyio.to_thread
