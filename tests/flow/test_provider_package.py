@@ -28,7 +28,7 @@ import json, sys
 def main() -> None:
     print(json.dumps({"type": "hello", "session": "s1"}), flush=True)
     for line in sys.stdin:
-        said = {"type": "said", "text": json.loads(line)["prompt"].upper()}
+        said = {"type": "text", "text": json.loads(line)["prompt"].upper()}
         done = {"type": "done", "ok": True, "tokens_in": 1, "tokens_out": 2}
         print(json.dumps(said), json.dumps(done), sep="\\n", flush=True)
 """

@@ -428,7 +428,7 @@ def test_at_the_end_of_stdin_what_was_asked_is_finished(cli: Cli) -> None:
 
     assert [each.text for each in said if isinstance(each, TurnEnded)] == ["a", "b"]
     assert [each.error for each in said if isinstance(each, ev.ToolFailed)] == [
-        "denied: nobody is there to ask"
+        "denied: no answer is possible, because stdin is closed"
     ]
     assert cli.process.returncode == 0
 

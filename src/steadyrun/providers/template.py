@@ -5,7 +5,7 @@
     it prints  {"type":"hello","session":"s1"}
                {"type":"tool","id":"t1","name":"look","input":{}}
                {"type":"tool","id":"t1","name":"look","output":"a cat","done":true}
-               {"type":"said","text":"hello"}
+               {"type":"text","text":"hello"}
                {"type":"done","ok":true,"tokens_in":3,"tokens_out":5}
 
 Record the output of the real CLI before you write code, and replay it in a test: docs/providers.md.
@@ -28,7 +28,7 @@ class ParrotHello(Struct, frozen=True, tag="hello"):
     session: str
 
 
-class ParrotText(Struct, frozen=True, tag="said"):
+class ParrotText(Struct, frozen=True, tag="text"):
     text: str
 
 

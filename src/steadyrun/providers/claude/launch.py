@@ -104,9 +104,9 @@ class ClaudeOptions(Struct, frozen=True, forbid_unknown_fields=True):
             refuse_option("max_retries", f"0 to {MOST_RETRIES}", self.max_retries)
 
     def _check_names(self) -> None:
-        words = [("fallback_model", self.fallback_model)]
-        words += [("disallowed_tools", each) for each in self.disallowed_tools]
-        check_option_names(words)
+        names = [("fallback_model", self.fallback_model)]
+        names += [("disallowed_tools", each) for each in self.disallowed_tools]
+        check_option_names(names)
         paths = [(name, getattr(self, name)) for name in ("mcp_config", "settings", "debug_file")]
         paths += [("add_dirs", each) for each in self.add_dirs]
         for name, path in paths:

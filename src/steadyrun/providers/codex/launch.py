@@ -108,10 +108,10 @@ class CodexOptions(Struct, frozen=True, forbid_unknown_fields=True):
         self._check_tables()
 
     def _check_names(self) -> None:
-        words = [("effort", self.effort)]
+        names = [("effort", self.effort)]
         for name in ("enabled_features", "disabled_features"):
-            words += [(name, each) for each in getattr(self, name)]
-        check_option_names(words)
+            names += [(name, each) for each in getattr(self, name)]
+        check_option_names(names)
         if self.base_instructions is not None and not self.base_instructions.strip():
             refuse_option("base_instructions", "a text", repr(self.base_instructions[:80]))
 

@@ -62,7 +62,9 @@ def register_image(turn: ImageTurn, image: EncodedImage, output: list[DialectOut
     if len(turn.images) >= MOST_IMAGES or len(image.data) > LARGEST_IMAGE_CHARS:
         if not turn.has_left_out_images:
             turn.has_left_out_images = True
-            output.append(ev.Note("there are more images, or larger ones, than are told of"))
+            output.append(
+                ev.Note("some images were left out: there are too many, or they are too large")
+            )
         return None
     content = image.content
     if not content:

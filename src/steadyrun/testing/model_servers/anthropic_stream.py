@@ -115,7 +115,7 @@ def _stream_deltas(part: AnswerBlock) -> Iterator[dict[str, Any] | Pause]:
             yield {"type": "input_json_delta", "partial_json": piece}
         return
     name = "thinking" if isinstance(part, ThinkingBlock) else "text"
-    for said in part.pieces:
-        yield {"type": f"{name}_delta", name: said} if isinstance(said, str) else said
+    for delta in part.pieces:
+        yield {"type": f"{name}_delta", name: delta} if isinstance(delta, str) else delta
     if isinstance(part, ThinkingBlock):
         yield {"type": "signature_delta", "signature": "c2ln"}

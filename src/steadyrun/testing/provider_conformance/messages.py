@@ -169,7 +169,7 @@ async def check_a_denied_tool_does_not_run(harness: ProviderHarness) -> None:
 
 
 def _find_change_ability(harness: ProviderHarness) -> str | None:
-    return "it can be told another input" if "change_input" in harness.abilities else None
+    return "it can change the input" if "change_input" in harness.abilities else None
 
 
 @promise("asks", abilities=("approvals",), unless=_find_change_ability)
@@ -207,7 +207,7 @@ async def check_a_denial_may_end_the_turn(harness: ProviderHarness) -> None:
 @promise("asks", abilities=("approvals",))
 async def check_the_first_answer_counts(harness: ProviderHarness) -> None:
     async with _wait_for_approval(harness) as (run, asked):
-        await run.decide("of nobody", Verdict(False))
+        await run.decide("unknown", Verdict(False))
         await run.decide(asked.approval, Verdict(True))
         await run.decide(asked.approval, Verdict(False))
         ended = await run.result()

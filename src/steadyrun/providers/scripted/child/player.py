@@ -182,7 +182,9 @@ class Player:
         ask, answers, wire = self.queue.make_id("ask"), self.queue.answers, self.queue.reader
         print_frame("ask", id=ask, call=call, name=args["name"], input=args["input"])
         self._wait(math.inf, lambda: ask in answers or not wire.is_open)
-        return answers.get(ask, {"allow": False, "message": "nobody is there to ask"})
+        return answers.get(
+            ask, {"allow": False, "message": "no answer is possible, because stdin is closed"}
+        )
 
     # -- facts about the turn
 
