@@ -151,7 +151,7 @@ async def play_all(place: Path, faults: list[Fault], seed: int, tally: Tally) ->
             tasks.start_soon(work)
 
 
-def test_everything_may_be_killed_at_every_point(
+def test_agents_recover_from_kills_at_every_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tally, dice = Tally(), random.Random(SEED)

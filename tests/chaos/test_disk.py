@@ -22,7 +22,7 @@ SIZE_MEGABYTES = 160
 MESSAGES = 12
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+def test_full_disk_loses_no_accepted_message(tmp_path: Path) -> None:
     """The same file once more, in a namespace with a small disk of its own."""
     require("unshare", _can_mount(tmp_path), "no tmpfs can be mounted in a namespace of one's own")
     mount = f'mount -t tmpfs -o size={SIZE_MEGABYTES}m none "$0" && exec "$@"'

@@ -47,7 +47,7 @@ def test_a_process_that_was_never_started_is_not_waited_for(tmp_path: Path) -> N
     anyio.run(main)
 
 
-def test_a_command_is_told_alone(tmp_path: Path) -> None:
+def test_shell_command_is_sent_without_reminders(tmp_path: Path) -> None:
     """What a conversation is reminded of would be a part of the command."""
 
     async def main() -> None:
@@ -62,7 +62,7 @@ def test_a_command_is_told_alone(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_a_turn_that_began_by_itself_ends_when_somebody_else_takes_over(tmp_path: Path) -> None:
+def test_unprompted_turn_ends_when_another_daemon_takes_over(tmp_path: Path) -> None:
     async def main() -> None:
         async with scenario(tmp_path) as scene:
             daemon = await scene.up(point="before send interrupt")

@@ -157,7 +157,7 @@ def _config(cli: Cli, place: Path, url: str) -> str:
 
 
 @pytest.mark.parametrize("cli", [CLAUDE, CODEX], ids=["claude", "codex"])
-def test_an_agent_with_a_real_cli_is_adopted_again_and_again(
+def test_agent_with_a_real_cli_is_adopted_after_every_kill(
     tmp_path: Path, cli: Cli, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli.program()

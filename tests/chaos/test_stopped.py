@@ -53,7 +53,9 @@ async def stop_for_a_while(*pids: int) -> None:
 
 
 @pytest.mark.parametrize("whom", ["daemon", "keeper", "daemon and keeper"])
-def test_who_was_stopped_goes_on_and_nobody_is_blamed(tmp_path: Path, whom: str) -> None:
+def test_run_completes_without_a_stall_after_processes_were_stopped(
+    tmp_path: Path, whom: str
+) -> None:
     async def main() -> None:
         async with scenario(tmp_path, STRICT) as scene:
             daemon = await scene.up()
@@ -110,9 +112,7 @@ def _chosen() -> list[str]:
 
 
 @pytest.mark.parametrize("point", _chosen())
-def test_a_daemon_that_was_taken_over_writes_nothing_more_and_ends(
-    tmp_path: Path, point: str
-) -> None:
+def test_replaced_daemon_writes_nothing_and_ends(tmp_path: Path, point: str) -> None:
     """It is stopped, counts as gone, another one takes over and works; then it wakes up."""
 
     async def main() -> None:

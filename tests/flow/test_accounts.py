@@ -152,7 +152,7 @@ def test_a_variable_that_is_not_set_keeps_no_daemon_from_its_work(tmp_path: Path
     assert [(each["state"], each["is_present"]) for each in listed] == [("open", True)]
 
 
-def test_every_process_of_a_home_knows_the_account_by_the_same_name(tmp_path: Path) -> None:
+def test_every_process_of_a_home_uses_the_same_account_name(tmp_path: Path) -> None:
     """Also before there was any daemon."""
     home = tmp_path / "home"
     home.mkdir()

@@ -369,7 +369,7 @@ def test_a_run_needs_no_outer_process(tmp_path: Path) -> None:
     _check_soundness(anyio.run(_read, tmp_path, "busy"))
 
 
-def test_what_driver_and_keepers_leave_behind_is_ended_by_the_next_driver(
+def test_next_driver_ends_the_processes_of_a_killed_driver_and_its_keepers(
     drivers: Drivers, tmp_path: Path
 ) -> None:
     _leave_alone(drivers, tmp_path, "busy")
@@ -384,7 +384,7 @@ def test_what_driver_and_keepers_leave_behind_is_ended_by_the_next_driver(
 
 
 @pytest.mark.parametrize(("story", "last"), [("busy", b'"ended"'), ("busy shell", b"\ntwo\n")])
-def test_what_ends_while_nobody_is_there_is_taken_in_by_the_next_driver(
+def test_next_driver_records_a_turn_that_ended_without_a_driver(
     drivers: Drivers, tmp_path: Path, story: str, last: bytes
 ) -> None:
     _leave_alone(drivers, tmp_path, story)

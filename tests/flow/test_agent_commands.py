@@ -152,7 +152,9 @@ def test_an_agent_comes_changes_and_goes(home: Path) -> None:
         (["pause"], 2, "usage"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(home: Path, words: list[str], code: int, error: str) -> None:
+def test_invalid_arguments_are_reported_by_name(
+    home: Path, words: list[str], code: int, error: str
+) -> None:
     done = steadyrun(home, "agent", *words, "--json")
 
     assert done.returncode == code
@@ -190,7 +192,7 @@ def test_documents_have_every_key(home: Path) -> None:
     assert (item["waiting"], item["status"]) == ("daemon", "queued")
 
 
-def test_without_a_daemon_a_message_waits_and_the_command_says_so(home: Path) -> None:
+def test_message_sent_without_a_daemon_is_queued_with_a_notice(home: Path) -> None:
     add(home)
 
     sent = said(home, "send", "ada", "hello\nworld", "--queue")
@@ -229,7 +231,7 @@ def test_without_a_daemon_a_message_waits_and_the_command_says_so(home: Path) ->
         (["send", "ada", "hello", "--wait"], 69, "daemon_unreachable"),
     ],
 )
-def test_what_cannot_be_done_is_named_and_accepts_nothing(
+def test_impossible_request_is_refused_and_accepts_no_item(
     home: Path, words: list[str], code: int, error: str
 ) -> None:
     add(home)
@@ -304,7 +306,7 @@ def test_an_item_that_a_key_names_again_is_shown_as_it_ended(home: Path) -> None
     assert item["result"]["text"] == "You said: hello"
 
 
-def test_what_waits_is_left_after_its_time_and_cancelled_from_elsewhere(home: Path) -> None:
+def test_wait_ends_after_its_timeout_and_another_process_cancels_the_item(home: Path) -> None:
     add(home)
 
     with daemon(home):
@@ -360,7 +362,7 @@ def test_ctrl_c_once_leaves_and_twice_cancels(home: Path) -> None:
     assert after == {"items": []}
 
 
-def test_pausing_is_told_with_what_goes_on(home: Path) -> None:
+def test_pause_reports_the_run_that_continues(home: Path) -> None:
     add(home)
     add(home, "bob")
 
@@ -378,7 +380,7 @@ def test_pausing_is_told_with_what_goes_on(home: Path) -> None:
     assert resumed == (0, "resumed ada\n", "")
 
 
-def test_tail_follows_everything_with_what_is_live_and_over_a_lost_daemon(home: Path) -> None:
+def test_tail_follows_stored_and_live_events_across_a_killed_daemon(home: Path) -> None:
     add(home)
     with subprocess.Popen(
         [COMMAND, "tail", "--all", "-f", "--jsonl"],
@@ -464,7 +466,7 @@ def test_down_ends_the_daemon_and_waits_until_it_is_gone(home: Path, keep: list[
     assert not (home / "daemon" / "socket").exists()
 
 
-def test_down_says_what_it_waits_for_and_what_became_of_it(home: Path) -> None:
+def test_down_reports_the_runs_it_waits_for_and_their_outcome(home: Path) -> None:
     add(home)
 
     with daemon(home):
@@ -476,7 +478,7 @@ def test_down_says_what_it_waits_for_and_what_became_of_it(home: Path) -> None:
     assert json.loads(done.stdout) == {"stopped": 1, "kept": 0, "queued": 0}
 
 
-def test_down_keeps_what_it_is_told_to_and_waits_for_nothing(home: Path) -> None:
+def test_down_with_keep_leaves_the_processes_and_does_not_wait(home: Path) -> None:
     add(home)
 
     with daemon(home):
@@ -514,7 +516,7 @@ def dying(home: Path) -> Iterator[None]:
             thread.join()
 
 
-def test_what_a_dying_daemon_may_have_done_is_done_again_only_if_that_is_harmless(
+def test_call_lost_with_its_daemon_is_repeated_only_if_it_is_idempotent(
     home: Path,
 ) -> None:
     add(home)

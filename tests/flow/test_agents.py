@@ -138,7 +138,7 @@ def test_a_paused_agent_is_given_nothing_until_it_is_resumed(tmp_path: Path) -> 
     anyio.run(main)
 
 
-def test_what_is_queued_can_be_cancelled(tmp_path: Path) -> None:
+def test_queued_item_can_be_cancelled(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada")
@@ -157,7 +157,7 @@ def test_what_is_queued_can_be_cancelled(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_what_runs_can_be_cancelled_from_another_process(tmp_path: Path) -> None:
+def test_running_item_can_be_cancelled_from_another_process(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada")
@@ -177,7 +177,7 @@ def test_what_runs_can_be_cancelled_from_another_process(tmp_path: Path) -> None
     anyio.run(main)
 
 
-def test_what_the_daemon_takes_in_begins_in_the_same_commit(tmp_path: Path) -> None:
+def test_message_accepted_by_the_daemon_starts_in_the_same_commit(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path, capacity=Capacity(runs=1)) as harness:
             ada, bo = await harness.add_agent("ada"), await harness.add_agent("bo")

@@ -77,7 +77,7 @@ def test_a_turn_of_its_own_may_take_longer_than_offers_stay_open(tmp_path: Path)
     anyio.run(main)
 
 
-def test_what_is_offered_names_the_files_that_came_with_it(tmp_path: Path) -> None:
+def test_offered_message_names_its_files(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada")
@@ -102,7 +102,7 @@ def test_what_is_offered_names_the_files_that_came_with_it(tmp_path: Path) -> No
     anyio.run(main)
 
 
-def test_what_cannot_be_offered_with_its_files_fails_by_its_own(tmp_path: Path) -> None:
+def test_message_whose_files_cannot_be_offered_fails_alone(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada")
@@ -121,7 +121,7 @@ def test_what_cannot_be_offered_with_its_files_fails_by_its_own(tmp_path: Path) 
     anyio.run(main)
 
 
-def test_a_message_that_shall_wait_is_never_told_to_a_busy_agent(tmp_path: Path) -> None:
+def test_queued_message_is_never_offered_to_a_busy_agent(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada")
@@ -141,7 +141,7 @@ def test_a_message_that_shall_wait_is_never_told_to_a_busy_agent(tmp_path: Path)
     anyio.run(main)
 
 
-def test_what_is_given_back_has_a_run_of_its_own(tmp_path: Path) -> None:
+def test_returned_message_gets_its_own_run(tmp_path: Path) -> None:
     """The turn is interrupted before it could take the message in."""
 
     async def main() -> None:
@@ -163,7 +163,7 @@ def test_what_is_given_back_has_a_run_of_its_own(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_what_the_turn_left_over_is_the_next_one_under_the_same_fence(tmp_path: Path) -> None:
+def test_unabsorbed_message_starts_the_next_turn_under_the_same_fence(tmp_path: Path) -> None:
     """A turn whose last step waits takes nothing in any more: what was offered comes after it."""
 
     async def main() -> None:
@@ -280,7 +280,7 @@ def test_a_message_that_comes_before_the_turn_has_begun_is_offered_to_it(tmp_pat
     anyio.run(main)
 
 
-def test_what_was_offered_can_be_taken_back(tmp_path: Path) -> None:
+def test_offered_message_can_be_cancelled(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada")
@@ -306,7 +306,7 @@ def _later(*steps: object, after: float = 0.05) -> dict[str, object]:
     return {"self_turn": {"after": after, "steps": [*steps]}}
 
 
-def test_a_turn_that_nobody_asked_for_is_an_item_of_its_own(tmp_path: Path) -> None:
+def test_unprompted_turn_is_recorded_as_its_own_item(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada")

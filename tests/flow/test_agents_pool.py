@@ -54,7 +54,7 @@ async def _system(harness: DaemonHarness, name: str) -> None:
     await harness.set_agent((await harness.store.agent(name)).id, system="Be brief.")
 
 
-def test_whoever_is_launched_is_said_to_be_gone_when_it_is(tmp_path: Path) -> None:
+def test_launched_process_is_logged_as_closed_when_it_ends(tmp_path: Path) -> None:
     async def main() -> DaemonHarness:
         async with running_daemon(tmp_path, Capacity(processes=1)) as harness:
             ada, bo = await harness.add_agent("ada"), await harness.add_agent("bo", "shell")
@@ -230,7 +230,7 @@ def test_a_process_that_has_printed_too_much_is_not_kept(tmp_path: Path) -> None
     anyio.run(main)
 
 
-def test_what_was_found_wrong_at_a_launch_is_noted(tmp_path: Path) -> None:
+def test_problem_found_at_launch_is_recorded_as_a_note(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada")

@@ -119,7 +119,7 @@ def test_a_process_that_waits_and_does_not_fit_any_more_is_replaced(tmp_path: Pa
     anyio.run(second, anyio.run(first))
 
 
-def test_a_process_that_died_meanwhile_is_let_go(tmp_path: Path) -> None:
+def test_process_that_died_without_a_daemon_is_closed(tmp_path: Path) -> None:
     async def first() -> AgentId:
         async with killable_daemon(tmp_path) as (home, daemon):
             ada = await home.add_agent("ada")
@@ -272,7 +272,7 @@ def test_killed_amid_a_turn_of_its_own_it_is_one_run(tmp_path: Path, step: str) 
     anyio.run(second, anyio.run(first))
 
 
-def test_what_was_cancelled_while_nobody_was_there_is_stopped(tmp_path: Path) -> None:
+def test_run_cancelled_without_a_daemon_is_stopped_by_the_next(tmp_path: Path) -> None:
     async def first() -> tuple[AgentId, ItemId]:
         async with killable_daemon(tmp_path) as (home, daemon):
             ada = await home.add_agent("ada")
@@ -296,7 +296,7 @@ def test_what_was_cancelled_while_nobody_was_there_is_stopped(tmp_path: Path) ->
     anyio.run(second, *anyio.run(first))
 
 
-def test_what_a_clock_has_begun_to_end_ends_for_that_reason(tmp_path: Path) -> None:
+def test_run_that_a_timeout_had_begun_to_end_keeps_that_stop_reason(tmp_path: Path) -> None:
     async def main() -> None:
         async with killable_daemon(tmp_path, "after send interrupt") as (home, daemon):
             ada = await home.add_agent("ada", wall_seconds=0.5)
@@ -313,7 +313,7 @@ def test_what_a_clock_has_begun_to_end_ends_for_that_reason(tmp_path: Path) -> N
     anyio.run(main)
 
 
-def test_what_was_sent_while_nobody_was_there_is_told_to_the_turn_that_runs(tmp_path: Path) -> None:
+def test_message_sent_without_a_daemon_is_offered_to_the_running_turn(tmp_path: Path) -> None:
     async def first() -> tuple[AgentId, ItemId]:
         async with killable_daemon(tmp_path) as (home, daemon):
             ada = await home.add_agent("ada")
@@ -388,7 +388,7 @@ class HourLater(SystemClock):
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["was away", "was not"])
-def test_the_time_in_which_nobody_was_there_does_not_count(tmp_path: Path, is_known: bool) -> None:
+def test_time_without_a_daemon_does_not_count_as_idle(tmp_path: Path, is_known: bool) -> None:
     async def first() -> tuple[AgentId, ItemId]:
         async with killable_daemon(tmp_path) as (home, daemon):
             ada = await home.add_agent("ada", wall_seconds=600.0)

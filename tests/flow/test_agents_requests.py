@@ -107,7 +107,7 @@ async def _is_stopped(home: HomeHarness, agent: AgentId, item: ItemId) -> None:
     assert [run.stop_reason for run in await home.runs(agent)] == ["user_stop"]
 
 
-def test_a_cancel_is_heard_that_came_before_anybody_sat_down(tmp_path: Path) -> None:
+def test_cancel_before_a_worker_adopts_the_lane_stops_the_run(tmp_path: Path) -> None:
     def watched(store: Store) -> Store:
         return CancelsWhatIsTaken(store, has_others=False)  # type: ignore[return-value]
 
@@ -123,7 +123,7 @@ def test_a_cancel_is_heard_that_came_before_anybody_sat_down(tmp_path: Path) -> 
     anyio.run(second, *anyio.run(first))
 
 
-def test_a_cancel_is_heard_that_came_before_one_more_sat_down(tmp_path: Path) -> None:
+def test_cancel_before_one_more_worker_adopts_a_lane_stops_the_run(tmp_path: Path) -> None:
     def watched(store: Store) -> Store:
         return CancelsWhatIsTaken(store, has_others=True)  # type: ignore[return-value]
 
@@ -144,7 +144,7 @@ def test_a_cancel_is_heard_that_came_before_one_more_sat_down(tmp_path: Path) ->
     anyio.run(main)
 
 
-def test_a_cancel_is_heard_that_came_before_anything_was_begun(tmp_path: Path) -> None:
+def test_cancel_before_the_turn_begins_stops_the_run(tmp_path: Path) -> None:
     """A process that waits has a seat, and nobody in it."""
     watched: list[CancelsWhatIsTaken] = []
 
@@ -164,7 +164,7 @@ def test_a_cancel_is_heard_that_came_before_anything_was_begun(tmp_path: Path) -
     anyio.run(main)
 
 
-def test_an_offer_that_was_cancelled_while_nobody_was_there_is_taken_back(tmp_path: Path) -> None:
+def test_offer_cancelled_without_a_daemon_is_recalled_by_the_next(tmp_path: Path) -> None:
     async def first() -> tuple[AgentId, ItemId, ItemId]:
         async with killable_daemon(tmp_path) as (home, daemon):
             ada = await home.add_agent("ada")
@@ -190,7 +190,7 @@ def test_an_offer_that_was_cancelled_while_nobody_was_there_is_taken_back(tmp_pa
     anyio.run(second, *anyio.run(first))
 
 
-def test_what_there_was_no_room_for_is_offered_as_soon_as_there_is(tmp_path: Path) -> None:
+def test_message_over_the_offer_limit_is_offered_when_there_is_room(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path, wrap_store=NoPoll) as harness:  # type: ignore[arg-type]
             ada = await harness.add_agent("ada")

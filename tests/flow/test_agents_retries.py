@@ -64,7 +64,7 @@ def test_a_crash_is_tried_three_times_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("on_lost", "is_noticed"), [("resume", True), ("retry", False)])
-def test_only_who_goes_on_is_told_that_something_was_begun(
+def test_only_a_resumed_item_mentions_the_earlier_attempt(
     tmp_path: Path, on_lost: str, is_noticed: bool
 ) -> None:
     async def main() -> None:
@@ -114,7 +114,7 @@ def test_every_run_of_an_agent_has_its_time_and_its_tools(tmp_path: Path, how: s
     anyio.run(main)
 
 
-def test_an_item_that_must_not_be_done_twice_is_told_once(tmp_path: Path) -> None:
+def test_item_that_must_not_repeat_is_sent_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada")
@@ -204,7 +204,7 @@ VICTIMS = ("cli", "keeper", "outer")
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_what_is_killed_in_mid_turn_is_tried_again(tmp_path: Path, victim: str) -> None:
+def test_item_of_a_cli_killed_in_mid_turn_is_retried(tmp_path: Path, victim: str) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada")
@@ -303,7 +303,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("hire", "code"), BROKEN.values(), ids=BROKEN)
-def test_an_item_that_cannot_be_told_fails_by_name_and_the_next_one_is_tried(
+def test_item_that_cannot_be_sent_fails_and_the_next_one_starts(
     tmp_path: Path, hire: Any, code: str
 ) -> None:
     async def main() -> None:
@@ -325,7 +325,7 @@ def test_an_item_that_cannot_be_told_fails_by_name_and_the_next_one_is_tried(
 
 
 @pytest.mark.parametrize(("name", "kind"), [("a.png", "image/png"), ("a.txt", None)])
-def test_an_item_whose_file_is_gone_fails_by_name(
+def test_item_whose_file_is_missing_fails_with_its_name(
     tmp_path: Path, name: str, kind: str | None
 ) -> None:
     async def main() -> None:
@@ -343,7 +343,7 @@ def test_an_item_whose_file_is_gone_fails_by_name(
     anyio.run(main)
 
 
-def test_what_was_tried_is_remembered_when_an_item_is_queued_again(tmp_path: Path) -> None:
+def test_retry_count_survives_when_an_item_is_queued_again(tmp_path: Path) -> None:
     """A daemon that is stopped in the middle of a second try leaves it to the next one."""
 
     async def first() -> AgentId:

@@ -157,7 +157,7 @@ def test_a_question_ends_with_its_run(tmp_path: Path) -> None:
         assert "it needs no answer any more" in done.stderr
 
 
-def test_an_answer_to_a_killed_daemon_s_agent_is_told_by_the_next_one(tmp_path: Path) -> None:
+def test_next_daemon_delivers_an_answer_for_the_agent_of_a_killed_daemon(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         home.add_agent("ada")
         daemon = home.up()
@@ -212,7 +212,7 @@ async def answer(
     await harness.store.answer(question.id, ApprovalAnswer(is_allowed, by, question.asked_at))
 
 
-def test_nobody_answers_in_time(tmp_path: Path) -> None:
+def test_approval_without_an_answer_times_out(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path, approval=0.1) as harness:
             ada = await harness.add_agent("ada")
@@ -318,7 +318,7 @@ def test_a_question_that_stays_open_is_no_silence(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_an_answer_given_at_each_moment_of_a_takeover_is_told_once(tmp_path: Path) -> None:
+def test_answer_at_any_moment_of_a_takeover_is_delivered_once(tmp_path: Path) -> None:
     """Before the daemon is killed, while there is none, and when the next one is there."""
 
     async def main(place: Path, moment: str) -> None:
@@ -373,7 +373,7 @@ def test_a_second_question_of_the_same_run_is_another(tmp_path: Path) -> None:
 # -- who may answer
 
 
-def test_only_those_who_are_named_may_answer(tmp_path: Path) -> None:
+def test_only_named_approvers_may_answer(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         home.add_agent("ada", approvers="cli:nobody-here,library")
         home.up()
@@ -420,7 +420,7 @@ def test_who_may_answer_is_set_and_cleared(tmp_path: Path) -> None:
 # -- the library
 
 
-def test_a_program_answers_what_another_one_s_run_asks(tmp_path: Path) -> None:
+def test_program_answers_the_approval_of_a_run_of_another_program(tmp_path: Path) -> None:
     async def main() -> None:
         environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
         config = load(home=tmp_path / "home", cwd=tmp_path, environ=environ)

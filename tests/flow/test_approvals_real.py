@@ -88,7 +88,7 @@ def decisions(home: CliHome) -> int:
     return sum(frame.key.startswith("decide:") for frame in frames)
 
 
-def test_what_is_asked_is_allowed_or_denied_by_a_command(tmp_path: Path, cli: Cli) -> None:
+def test_approval_is_allowed_or_denied_by_a_command(tmp_path: Path, cli: Cli) -> None:
     script = [touches(cli, "one"), touches(cli, "two"), answer("So be it.")]
     with asking(tmp_path, cli, script) as (home, harness):
         home.up()
@@ -129,7 +129,7 @@ def test_an_answer_outlives_the_daemon(tmp_path: Path, cli: Cli, is_up_again: bo
         assert len({run.process for run in home.runs()}) == 1
 
 
-def test_what_the_cli_takes_back_is_withdrawn(tmp_path: Path, cli: Cli) -> None:
+def test_approval_that_the_cli_cancels_is_withdrawn(tmp_path: Path, cli: Cli) -> None:
     with asking(tmp_path, cli, [touches(cli, "one"), answer("Never said.")]) as (home, harness):
         home.up()
         item = send(home)
@@ -143,7 +143,7 @@ def test_what_the_cli_takes_back_is_withdrawn(tmp_path: Path, cli: Cli) -> None:
         assert list(harness.cwd.iterdir()) == []
 
 
-def test_what_is_always_allowed_is_not_asked_again(tmp_path: Path, cli: Cli) -> None:
+def test_tool_that_is_always_allowed_requests_no_second_approval(tmp_path: Path, cli: Cli) -> None:
     script = [touches(cli, "one"), touches(cli, "one"), answer("Done.")]
     with asking(tmp_path, cli, script) as (home, harness):
         home.up()

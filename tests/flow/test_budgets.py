@@ -111,7 +111,7 @@ def test_an_answer_allows_as_much_once_more(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_what_was_done_with_the_last_of_it_is_done_and_the_next_one_waits(tmp_path: Path) -> None:
+def test_run_that_spends_the_rest_of_a_budget_completes_and_the_next_waits(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada", **limited(month_tokens=1000))
@@ -159,7 +159,7 @@ def test_each_run_has_a_limit_of_its_own(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_what_is_not_known_counts_as_it_was_decided(tmp_path: Path) -> None:
+def test_unknown_cost_counts_as_configured(tmp_path: Path) -> None:
     async def stopped(policy: str, place: Path) -> list[ev.BudgetReached]:
         config = f'[budgets]\nunknown = "{policy}"\nunknown_usd_per_million = 10.0'
         async with running_daemon(place, config=config) as harness:
@@ -218,7 +218,7 @@ def test_the_next_daemon_tells_nothing_again_and_stops_at_the_same_limit(tmp_pat
     anyio.run(main)
 
 
-def test_the_next_daemon_ends_what_was_to_be_ended_and_asks_once(tmp_path: Path) -> None:
+def test_next_daemon_ends_a_run_over_budget_and_requests_one_approval(tmp_path: Path) -> None:
     async def main() -> None:
         async with killable_daemon(tmp_path) as (home, daemon):
             ada = await home.add_agent("ada", **limited(day=1.0))
@@ -240,7 +240,7 @@ def test_the_next_daemon_ends_what_was_to_be_ended_and_asks_once(tmp_path: Path)
     anyio.run(main)
 
 
-def test_an_answer_that_is_given_while_nobody_works_is_good_for_the_next_daemon(
+def test_answer_given_without_a_daemon_is_used_by_the_next(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -261,7 +261,7 @@ def test_an_answer_that_is_given_while_nobody_works_is_good_for_the_next_daemon(
     anyio.run(main)
 
 
-def test_a_no_cancels_what_was_asked_and_the_agent_stays_paused(tmp_path: Path) -> None:
+def test_denied_budget_cancels_the_item_and_the_agent_stays_paused(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         home.add_agent("ada", budget="run=1")
         home.up()
@@ -304,7 +304,7 @@ def test_who_was_paused_by_hand_stays_paused_when_more_is_allowed(tmp_path: Path
         assert home.item(done).is_settled
 
 
-def test_what_an_agent_has_started_answers_nothing_and_changes_no_agent(tmp_path: Path) -> None:
+def test_process_started_by_an_agent_cannot_answer_or_change_agents(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         home.add_agent("ada", budget="day=1")
         for words in (
@@ -322,7 +322,7 @@ def test_what_an_agent_has_started_answers_nothing_and_changes_no_agent(tmp_path
         assert ada["budget"]["day"] == 1.0
 
 
-def test_another_provider_goes_on_if_its_owner_says_so(tmp_path: Path) -> None:
+def test_approver_can_move_an_agent_over_budget_to_another_provider(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         home.add_agent("ada", budget="day=1")
         home.up()
@@ -383,7 +383,7 @@ def test_a_person_sees_why_and_lets_it_go_on(tmp_path: Path) -> None:
         assert home.item(item).status == "completed"
 
 
-def test_a_run_of_nobodys_is_stopped_and_has_failed(tmp_path: Path) -> None:
+def test_direct_run_over_budget_is_stopped_and_fails(tmp_path: Path) -> None:
     home = tmp_path / "home"
     loop = "script:" + json.dumps([costs(0.4), costs(0.6), {"until": str(tmp_path / "never")}])
     stopped = steadyrun(home, "run", "--provider", "scripted", "--max-cost", "1", "--json", loop)
@@ -396,7 +396,7 @@ def test_a_run_of_nobodys_is_stopped_and_has_failed(tmp_path: Path) -> None:
     assert json.loads(shell.stdout)["error"]["code"] == "ability_missing"
 
 
-def test_what_cannot_be_a_budget_is_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_budget_is_refused_by_name(tmp_path: Path) -> None:
     home = tmp_path / "home"
     (tmp_path / "ada").mkdir()
     add = ("agent", "add", "ada", "--home", str(tmp_path / "ada"), "--provider")

@@ -94,9 +94,7 @@ def _calls(place: Path) -> int:
     return len((place / "calls").read_text().splitlines())
 
 
-def test_a_run_of_nobodys_ends_at_its_cost_whatever_its_cli_can_do(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_direct_run_ends_at_its_cost_limit_with_every_cli(tmp_path: Path, cli: Cli) -> None:
     with cli_harness(tmp_path, looping(cli), cli=cli) as harness:
         played = harness.run("work for ever", max_cost_usd=0.01)
 

@@ -239,7 +239,7 @@ def test_images_go_in_and_come_out(tmp_path: Path) -> None:
         assert [part["type"] for part in second.results[0]["content"]] == ["image"]
 
 
-def test_thinking_and_words_are_told_as_they_come(tmp_path: Path) -> None:
+def test_thinking_and_text_are_streamed_in_order(tmp_path: Path) -> None:
     in_thought, in_words = StreamGate(), StreamGate()
     said = answer(thinking("Hm, ", in_thought, "well."), text("It ", in_words, "is."))
 
@@ -379,7 +379,7 @@ def test_a_compaction_that_fails_does_not_end_the_turn(tmp_path: Path) -> None:
         assert Growing.rounds(harness.server.main_requests[-1]) == 6
 
 
-def test_a_compaction_is_interrupted_and_what_is_queued_is_taken_back(tmp_path: Path) -> None:
+def test_cancel_in_a_compaction_returns_the_queued_message(tmp_path: Path) -> None:
     gate = StreamGate()
 
     async def main(harness: CliHarness) -> RunRecord:

@@ -102,7 +102,7 @@ def test_one_process_serves_turns_and_changes_model_and_mode_between_them(tmp_pa
         assert [turn.text in str(asks[3].messages) for turn in turns] == [True] * 4
 
 
-def test_a_turn_in_a_mode_that_it_turns_down_is_never_told(tmp_path: Path) -> None:
+def test_turn_in_a_refused_mode_is_never_sent(tmp_path: Path) -> None:
     turns = [Turn("one", "first"), Turn("two", "second", mode="full_auto"), Turn("three", "third")]
 
     async def main(harness: CliHarness) -> list[TurnEnded]:
@@ -197,7 +197,7 @@ def test_a_follow_up_while_it_streams_is_a_turn_of_its_own(tmp_path: Path) -> No
         assert [ask.user_text for ask in harness.server.main_requests] == ["say hello", "and now?"]
 
 
-def test_several_follow_ups_while_it_streams_are_all_told_next(tmp_path: Path) -> None:
+def test_messages_sent_in_a_stream_are_all_delivered_next(tmp_path: Path) -> None:
     gate, words = StreamGate(), ("follow-1", "follow-2", "follow-3")
 
     async def main(harness: CliHarness) -> RunRecord:
@@ -308,7 +308,7 @@ async def all_races(
         return words, runs, [item for lane in items for item in lane]
 
 
-def test_a_follow_up_at_the_end_of_a_turn_is_told_once_or_refused(tmp_path: Path) -> None:
+def test_message_at_the_end_of_a_turn_is_delivered_once_or_refused(tmp_path: Path) -> None:
     model = GatedModel()
     with cli_harness(tmp_path, model) as harness:
         words, runs, items = anyio.run(all_races, harness, model)
@@ -373,7 +373,7 @@ def test_a_tool_is_interrupted_with_its_own_children(tmp_path: Path) -> None:
         assert not Path(f"/proc/{int(child.read_text())}").exists()
 
 
-def test_it_is_stopped_before_it_has_said_anything(tmp_path: Path) -> None:
+def test_run_is_cancelled_before_its_first_output(tmp_path: Path) -> None:
     async def main(harness: CliHarness) -> list[RunRecord]:
         async with harness.library() as library:
             asked = await harness.start(library, "asked and not answered")
@@ -395,7 +395,7 @@ def test_it_is_stopped_before_it_has_said_anything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_in_tool", [False, True], ids=["streaming", "in a tool"])
-def test_what_is_queued_when_it_is_stopped_is_taken_back(tmp_path: Path, is_in_tool: bool) -> None:
+def test_cancel_returns_the_queued_messages(tmp_path: Path, is_in_tool: bool) -> None:
     gate, words = StreamGate(), ("follow-1", "follow-2")
     first = answer(waiting(tmp_path)) if is_in_tool else answer(text("Hel", gate, "lo."))
 
@@ -421,7 +421,7 @@ def test_what_is_queued_when_it_is_stopped_is_taken_back(tmp_path: Path, is_in_t
 # -- what is told
 
 
-def test_any_prompt_is_told_as_it_is(tmp_path: Path) -> None:
+def test_any_prompt_is_sent_unchanged(tmp_path: Path) -> None:
     prompts = ("/compact now", "/etc/passwd?", "--help", "-p @nothing #it !ls", "ünï\u2028 \\ \"'")
 
     async def main(harness: CliHarness) -> dict[str, str | None]:
@@ -505,7 +505,7 @@ def test_a_turn_that_a_background_task_begins_is_a_run_of_its_own(tmp_path: Path
         assert len(harness.server.main_requests) == 3
 
 
-def test_a_follow_up_and_the_end_of_a_background_task_are_told_apart(tmp_path: Path) -> None:
+def test_message_and_end_of_a_background_task_are_separate_items(tmp_path: Path) -> None:
     gate = StreamGate()
 
     async def main(harness: CliHarness) -> RunRecord:

@@ -134,7 +134,7 @@ def test_an_empty_home_has_no_runs(home: Path) -> None:
     assert json.loads(steadyrun(home, "runs", "--json").stdout) == {"runs": []}
 
 
-def test_the_made_up_run_is_listed_shown_and_told(home: Path) -> None:
+def test_stored_run_is_listed_shown_and_tailed(home: Path) -> None:
     run = first_run(home)
 
     [listed] = json.loads(steadyrun(home, "runs", "--json").stdout)["runs"]
@@ -174,7 +174,7 @@ def test_tail_prints_the_last_events_as_lines_of_json(home: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["show", "run_nope"], ["tail", "run_nope"], ["tail", "nobody"]])
-def test_what_is_not_there_is_not_found(home: Path, words: list[str]) -> None:
+def test_unknown_id_is_not_found(home: Path, words: list[str]) -> None:
     done = steadyrun(home, *words)
 
     assert done.returncode == 3
@@ -200,7 +200,7 @@ def test_a_beginning_that_fits_several_runs_is_refused(home: Path) -> None:
     assert "matches several runs" in done.stderr
 
 
-def test_what_an_agent_prints_cannot_touch_the_terminal(home: Path) -> None:
+def test_control_characters_of_an_agent_do_not_reach_the_terminal(home: Path) -> None:
     hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\x08\u202esafe\u2028\r\nnext\x00"
     run = anyio.run(record, home, hostile)
 

@@ -101,7 +101,7 @@ def test_a_command_is_allowed_or_denied(tmp_path: Path) -> None:
         assert "rejected" in harness.server.main_requests[2].outputs[0]
 
 
-def test_nothing_else_is_done_than_what_was_asked_for(tmp_path: Path) -> None:
+def test_codex_cannot_run_a_changed_command(tmp_path: Path) -> None:
     async def main(harness: CliHarness) -> RunRecord:
         async with harness.library() as library:
             run = await harness.start(library, "work", mode="default")
@@ -285,7 +285,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
-def test_what_was_wished_for_reaches_the_model(tmp_path: Path, is_one_shot: bool) -> None:
+def test_options_of_a_run_reach_the_model(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot, "effort": "high", "base_instructions": "You are all new."}
     script = [answer('{"answer": 42}')]
     with cli_harness(tmp_path, script, cli=CODEX, options=options) as harness:
@@ -328,7 +328,7 @@ def developer_texts(ask: ModelRequest) -> list[str]:
     return [part["text"] for item in told for part in item["content"]]
 
 
-def test_used_tokens_the_window_and_limits_are_told(tmp_path: Path) -> None:
+def test_tokens_context_window_and_limits_are_recorded(tmp_path: Path) -> None:
     limits = {
         **build_codex_limit_headers(88, RESETS_AT),
         **build_codex_limit_headers(12, RESETS_AT, window_minutes=10080, slot="secondary"),

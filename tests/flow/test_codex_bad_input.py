@@ -59,7 +59,7 @@ def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
         assert harness.server.main_requests == ()
 
 
-def test_somebody_must_be_logged_in(tmp_path: Path) -> None:
+def test_codex_without_a_login_fails_as_auth(tmp_path: Path) -> None:
     """Its own provider asks without a key, and is told no."""
     with codex_harness(tmp_path, [refuse_unauthorized()] * 9) as harness:
         own = {"model_provider": "openai", "openai_base_url": f"{harness.server.url}/v1"}
@@ -175,7 +175,7 @@ def test_settings_that_codex_refuses_are_named(
         assert harness.server.main_requests == ()
 
 
-def test_an_effort_or_a_schema_that_nobody_knows_is_for_the_api_to_refuse(tmp_path: Path) -> None:
+def test_unknown_effort_or_schema_is_refused_by_the_api(tmp_path: Path) -> None:
     refusal = Refusal("invalid", message="Invalid value: 'bogus'.")
     with codex_harness(tmp_path, [refusal], options={"effort": "bogus"}) as harness:
         record = harness.run("go", schema={"type": "bogus"})
@@ -188,7 +188,7 @@ def test_an_effort_or_a_schema_that_nobody_knows_is_for_the_api_to_refuse(tmp_pa
 
 
 @pytest.mark.parametrize("wish", [{"model": "--help"}, {"resume": "--last"}], ids=str)
-def test_what_would_be_an_option_is_refused(tmp_path: Path, wish: dict[str, Any]) -> None:
+def test_value_that_looks_like_an_option_is_refused(tmp_path: Path, wish: dict[str, Any]) -> None:
     with codex_harness(tmp_path, []) as harness:
         record = harness.run("go", **wish)
 

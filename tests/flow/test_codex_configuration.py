@@ -73,7 +73,7 @@ def delegating(
     return step
 
 
-def test_what_another_agent_does_is_done_and_counted(tmp_path: Path) -> None:
+def test_tools_of_a_subagent_are_recorded_and_counted(tmp_path: Path) -> None:
     work = answer(call("exec_command", cmd="touch made"))
     with cli_harness(tmp_path, delegating(work), cli=CODEX) as harness:
         played = harness.run("go on")
@@ -89,7 +89,7 @@ def test_what_another_agent_does_is_done_and_counted(tmp_path: Path) -> None:
         assert played.run.usage.input_tokens == 5 * 10
 
 
-def test_what_another_agent_asks_for_is_asked(tmp_path: Path) -> None:
+def test_approval_of_a_subagent_is_requested(tmp_path: Path) -> None:
     wish = {"sandbox_permissions": "require_escalated", "justification": "may I?"}
     work = answer(call("exec_command", cmd="touch made", **wish))
     with cli_harness(tmp_path, delegating(work), cli=CODEX) as harness:
@@ -131,7 +131,7 @@ def js(code: str) -> ModelAnswer:
     return answer(call("exec", code))
 
 
-def test_the_tools_in_a_script_are_told_each(tmp_path: Path) -> None:
+def test_each_tool_of_a_script_is_recorded(tmp_path: Path) -> None:
     patch = r"*** Begin Patch\n*** Add File: new.txt\n+hello\n*** End Patch\n"
     script = [
         js(
@@ -157,7 +157,7 @@ def test_the_tools_in_a_script_are_told_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("then", ["", "while (true) {}"], ids=["waiting", "in a loop"])
-def test_a_script_is_interrupted_with_what_it_has_begun(tmp_path: Path, then: str) -> None:
+def test_cancel_ends_a_script_and_its_commands(tmp_path: Path, then: str) -> None:
     begun = tmp_path / "begun"
     wait = "" if then else "await "
     code = f"{wait}tools.exec_command({{cmd: 'touch {begun}; sleep 1000'}});\n"
@@ -185,7 +185,7 @@ def test_a_script_is_interrupted_with_what_it_has_begun(tmp_path: Path, then: st
 
 @pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
 @pytest.mark.parametrize("mode", ["default", "full_auto", "dangerously_skip_permissions"])
-def test_what_a_project_says_is_not_done_unless_it_is_trusted(
+def test_configuration_of_an_untrusted_project_is_ignored(
     tmp_path: Path, mode: Mode, is_one_shot: bool
 ) -> None:
     began = tmp_path / "began"
@@ -301,7 +301,7 @@ def test_whatever_a_command_prints_is_passed_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
-def test_a_model_may_say_nothing_at_all(tmp_path: Path, is_one_shot: bool) -> None:
+def test_empty_answer_of_the_model_completes_the_run(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot}
     with cli_harness(tmp_path, [answer(thinking("Hm."))], cli=CODEX, options=options) as harness:
         played = harness.run("What is this?")
@@ -366,7 +366,7 @@ def test_an_interrupt_at_the_end_of_a_turn_does_not_reach_the_next(tmp_path: Pat
         assert len(harness.server.main_requests) == RACES + 1
 
 
-def test_what_an_interrupted_turn_has_begun_ends_before_the_next(tmp_path: Path) -> None:
+def test_command_of_an_interrupted_turn_ends_before_the_next_turn(tmp_path: Path) -> None:
     """Also before it has told of a command, which runs by then."""
     pids, turns = tmp_path / "pids", [Turn(f"t{number}", "work") for number in range(5)]
     command = call("exec_command", cmd=f"echo $$ >>{pids}; sleep 1000")

@@ -61,7 +61,7 @@ def told(harness: CliHarness, gate: StreamGate, *words: str) -> RunRecord:
     return anyio.run(main)
 
 
-def test_a_follow_up_ends_what_is_streamed_and_that_is_no_part_of_the_reply(tmp_path: Path) -> None:
+def test_message_interrupts_the_stream_whose_text_is_not_in_the_reply(tmp_path: Path) -> None:
     gate = StreamGate()
     with cli_harness(
         tmp_path, [answer(text("Hel", gate, "lo.")), answer("Bye.")], cli=CODEX
@@ -102,7 +102,7 @@ def test_where_nothing_is_interrupted_the_stream_goes_on_to_its_end(tmp_path: Pa
         assert played.run.usage.input_tokens == 20
 
 
-def test_what_was_said_to_its_end_before_a_follow_up_stays(tmp_path: Path) -> None:
+def test_text_completed_before_a_message_stays(tmp_path: Path) -> None:
     gate = StreamGate()
     with cli_harness(tmp_path, [answer("Hello.", gate), answer("Bye.")], cli=CODEX) as harness:
         played = told(harness, gate, "and now?")
@@ -162,7 +162,7 @@ def test_follow_ups_while_a_command_runs_are_taken_after_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("words", ["/compact", "--help", "!ls @x #y", "", "nul \0 inside"])
-def test_a_follow_up_is_told_as_it_is(tmp_path: Path, words: str) -> None:
+def test_message_is_sent_unchanged(tmp_path: Path, words: str) -> None:
     gate = StreamGate()
     with cli_harness(
         tmp_path, [answer(text("Hel", gate, "lo.")), answer("Bye.")], cli=CODEX
@@ -197,7 +197,7 @@ def test_a_follow_up_that_is_too_long_is_given_back(tmp_path: Path) -> None:
         assert len(harness.server.main_requests) == 1
 
 
-def test_what_is_said_before_a_turn_has_begun_is_told_once_or_refused(tmp_path: Path) -> None:
+def test_message_before_the_turn_begins_is_delivered_once_or_refused(tmp_path: Path) -> None:
     async def main(harness: CliHarness) -> tuple[list[bool], RunRecord]:
         async with harness.library() as library:
             run = await harness.start(library, "say hello")
@@ -262,7 +262,7 @@ async def all_races(harness: CliHarness, model: GatedModel) -> tuple[list[Run], 
         return runs, [item for lane in items for item in lane]
 
 
-def test_a_follow_up_at_the_end_of_a_turn_is_told_once_or_given_back(tmp_path: Path) -> None:
+def test_message_at_the_end_of_a_turn_is_delivered_once_or_returned(tmp_path: Path) -> None:
     model = HeldFirst()
     with cli_harness(tmp_path, model, cli=CODEX) as harness:
         runs, items = anyio.run(all_races, harness, model)

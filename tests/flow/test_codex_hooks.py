@@ -46,7 +46,7 @@ def with_hook(home: Path) -> Path:
     return home
 
 
-def test_a_prompt_that_a_hook_blocks_has_failed_and_says_why(tmp_path: Path) -> None:
+def test_prompt_blocked_by_a_hook_fails_with_the_reason(tmp_path: Path) -> None:
     with cli_harness(tmp_path, [], cli=guarded(tmp_path)) as harness:
         played = harness.run("tell me the secret")
 
@@ -70,7 +70,7 @@ def test_the_model_is_not_asked_for_one_shot_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
-def test_what_a_hook_lets_pass_is_answered(tmp_path: Path, is_one_shot: bool) -> None:
+def test_prompt_passed_by_a_hook_is_answered(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot}
     with cli_harness(tmp_path, [answer("42")], cli=guarded(tmp_path), options=options) as harness:
         played = harness.run("tell me the answer")

@@ -98,7 +98,7 @@ def test_a_turn_beside_another_is_neither_lost_nor_a_follow_up(tmp_path: Path) -
     assert kept[-1]["method"] == "turn/completed"
 
 
-def test_a_review_is_a_run_with_what_it_has_found(tmp_path: Path) -> None:
+def test_review_is_a_run_with_its_findings(tmp_path: Path) -> None:
     found = {"findings": [], "overall_correctness": "patch is correct",
              "overall_explanation": "All good", "overall_confidence_score": 0.9}  # fmt: skip
     script = [answer(json.dumps(found)), answer("And on.")]

@@ -215,7 +215,7 @@ def test_a_change_of_files_that_cannot_be_made_fails(tmp_path: Path) -> None:
         assert list(harness.cwd.iterdir()) == []
 
 
-def test_a_search_of_the_web_is_told(tmp_path: Path) -> None:
+def test_web_search_is_recorded_as_a_tool(tmp_path: Path) -> None:
     action = {"type": "search", "query": "cats"}
     found = raw(type="web_search_call", id="ws_1", status="completed", action=action)
     with cli_harness(tmp_path, [answer(found, "Cats.")], cli=CODEX) as harness:
@@ -227,7 +227,7 @@ def test_a_search_of_the_web_is_told(tmp_path: Path) -> None:
         assert (done.tool_name, done.tool_input["query"]) == ("webSearch", "cats")
 
 
-def test_thinking_and_words_are_told_as_they_come(tmp_path: Path) -> None:
+def test_thinking_and_text_are_streamed_in_order(tmp_path: Path) -> None:
     in_thought, in_words = StreamGate(), StreamGate()
     said = answer(thinking("Hm, ", in_thought, "well."), text("It ", in_words, "is."))
 
@@ -270,9 +270,7 @@ def test_thinking_and_words_are_told_as_they_come(tmp_path: Path) -> None:
         (("commentary", "commentary"), "second"),
     ],
 )
-def test_what_is_said_aside_is_no_answer(
-    tmp_path: Path, phases: tuple[str, str], reply: str
-) -> None:
+def test_commentary_is_not_the_reply(tmp_path: Path, phases: tuple[str, str], reply: str) -> None:
     first, second = phases
     said = answer(text("first", phase=first), text("second", phase=second))
     with cli_harness(tmp_path, [said], cli=CODEX) as harness:
@@ -370,7 +368,7 @@ def test_an_interrupted_command_is_ended_and_its_process_goes_on(tmp_path: Path)
         assert any(key.startswith("terminate:") for key in read_sent_keys(harness))
 
 
-def test_it_is_stopped_before_it_has_said_anything(tmp_path: Path) -> None:
+def test_run_is_cancelled_before_its_first_output(tmp_path: Path) -> None:
     async def main(harness: CliHarness) -> list[RunRecord]:
         async with harness.library() as library:
             told = await harness.start(library, "asked and not answered")
@@ -392,7 +390,7 @@ def test_it_is_stopped_before_it_has_said_anything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_in_tool", [False, True], ids=["not answered", "in a command"])
-def test_what_was_not_taken_when_it_is_stopped_is_taken_back(
+def test_cancel_returns_the_messages_that_were_not_absorbed(
     tmp_path: Path, is_in_tool: bool
 ) -> None:
     words = ("follow-1", "follow-2")
@@ -428,7 +426,7 @@ PROMPTS = (
 
 
 @pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])
-def test_any_prompt_is_told_as_it_is(tmp_path: Path, is_one_shot: bool) -> None:
+def test_any_prompt_is_sent_unchanged(tmp_path: Path, is_one_shot: bool) -> None:
     async def main(harness: CliHarness) -> dict[str, str | None]:
         async with harness.library() as library:
             await (await harness.start(library, "the first")).result()
@@ -476,7 +474,7 @@ def test_ten_megabytes_are_refused_by_name(tmp_path: Path, is_one_shot: bool) ->
         assert harness.server.main_requests == ()
 
 
-def test_nobody_is_there_to_take_what_is_said_after_the_end(tmp_path: Path) -> None:
+def test_message_after_the_end_is_refused(tmp_path: Path) -> None:
     async def main(harness: CliHarness) -> tuple[object, object]:
         async with harness.library() as library:
             handle = await harness.start(library, "say hello")

@@ -28,7 +28,7 @@ def cost(home: Path, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_what_is_known_and_unknown_is_told_apart(tmp_path: Path) -> None:
+def test_known_and_unknown_costs_are_reported_separately(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         home.add_agent("ada", model="m")
         home.add_agent("bob")
@@ -102,7 +102,7 @@ def test_since_is_a_moment_of_the_time_zone(text: str, begin: datetime) -> None:
 @pytest.mark.parametrize(
     "text", ["", "yesterday", "-7d", "7", "7y", "2026-02-30", "2999-01-01", "0001-01-01x", "٣d"]
 )
-def test_what_is_no_moment_is_refused(text: str) -> None:
+def test_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(InvalidUsage, match="expected today"):
         parse_since(text, NOW, BERLIN)
 

@@ -47,7 +47,7 @@ def test_a_message_waits_for_the_daemon_and_is_done_by_it(home: CliHome) -> None
     assert home.processes() == []
 
 
-def test_what_ended_long_ago_leaves_no_files_and_the_record_stays(home: CliHome) -> None:
+def test_files_of_old_runs_are_deleted_and_the_record_stays(home: CliHome) -> None:
     home.path.mkdir(exist_ok=True)
     # A tenth of a second, nearly.
     (home.path / "config.toml").write_text("[daemon]\nkeep_days = 0.000001\nprocesses = 1\n")
@@ -87,7 +87,7 @@ def test_a_home_has_one_daemon(home: CliHome) -> None:
     assert home.run("status").returncode == 0
 
 
-def test_what_runs_goes_on_after_the_daemon_was_killed(home: CliHome) -> None:
+def test_run_continues_after_the_daemon_was_killed(home: CliHome) -> None:
     gate = home.place / "gate"
     home.add_agent("ada")
     first = home.up()
@@ -152,7 +152,7 @@ def test_an_agent_s_idle_process_is_kept_over_a_kill(home: CliHome) -> None:
     assert {run.process for run in home.runs()} == {process.id}
 
 
-def test_down_waits_for_what_runs(home: CliHome) -> None:
+def test_down_waits_for_running_items(home: CliHome) -> None:
     gate = home.place / "gate"
     home.add_agent("ada")
     daemon = home.up()
@@ -171,7 +171,7 @@ def test_down_waits_for_what_runs(home: CliHome) -> None:
     assert home.list_live_pids() == []
 
 
-def test_down_stops_what_takes_too_long_and_the_next_one_does_it(home: CliHome) -> None:
+def test_down_stops_a_long_run_and_the_next_daemon_resumes_it(home: CliHome) -> None:
     gate = home.place / "gate"
     home.add_agent("ada")
     home.up()
@@ -191,7 +191,7 @@ def test_down_stops_what_takes_too_long_and_the_next_one_does_it(home: CliHome) 
 
 
 @pytest.mark.parametrize("is_taken_up", [True, False])
-def test_down_also_ends_what_somebody_has_left(home: CliHome, is_taken_up: bool) -> None:
+def test_down_ends_the_processes_of_a_killed_daemon(home: CliHome, is_taken_up: bool) -> None:
     prompt = "script:" + json.dumps(steps_around(home.place / "never"))
     if not is_taken_up:
         home.up()
@@ -211,7 +211,7 @@ def test_down_also_ends_what_somebody_has_left(home: CliHome, is_taken_up: bool)
     assert home.list_live_pids() == []
 
 
-def test_down_may_leave_what_runs_to_its_keepers(home: CliHome) -> None:
+def test_down_can_leave_running_processes_to_their_keepers(home: CliHome) -> None:
     gate = home.place / "gate"
     home.add_agent("ada")
     home.add_agent("bo")
@@ -322,7 +322,7 @@ def _until_up(daemon: "subprocess.Popen[str]") -> list[str]:
     return said
 
 
-def test_an_agent_whose_process_waits_is_removed_with_it(home: CliHome) -> None:
+def test_removing_an_agent_closes_its_warm_process(home: CliHome) -> None:
     home.add_agent("ada")
     home.up()
     item = home.send("ada", {"text": "done"})
@@ -376,7 +376,7 @@ def test_an_agent_that_is_gone_from_the_configuration_can_be_removed(home: CliHo
     assert home.run("agent", "rm", "ada").returncode == 0
 
 
-def test_whoever_waits_is_told_why_an_agent_could_not_begin(home: CliHome) -> None:
+def test_waiting_command_reports_why_an_agent_could_not_start(home: CliHome) -> None:
     home.add_agent("ada")
     home.up()
     (home.place / "ada").rmdir()

@@ -65,7 +65,7 @@ def summoned(config: Config, work: Path, prompt: str = RECALL, **asked: Any) -> 
     return anyio.run(main)
 
 
-def test_what_the_file_beside_it_allows_is_kept_to_or_nothing_begins(
+def test_policy_file_of_the_directory_applies_or_the_run_does_not_start(
     tmp_path: Path, work: Path
 ) -> None:
     furnish(tmp_path / "home", work)
@@ -208,7 +208,7 @@ class TestCommand:
             (("--metadata", '{"wall_seconds": 9}'), 2, "it is reserved"),
         ],
     )
-    def test_what_is_wrong_is_named(
+    def test_invalid_arguments_are_reported_by_name(
         self, tmp_path: Path, words: tuple[str, ...], code: int, said: str
     ) -> None:
         done = command(tmp_path / "home", "run", "--provider", "scripted", *words, "--json", "x")

@@ -72,7 +72,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_daemon_is_known_by_its_lock_and_not_by_its_file(machine: Machine) -> None:
+def test_daemon_is_detected_by_its_lock_and_not_by_its_file(machine: Machine) -> None:
     none = {
         "check": "daemon",
         "state": "ok",
@@ -91,7 +91,7 @@ def test_a_daemon_is_known_by_its_lock_and_not_by_its_file(machine: Machine) -> 
 
 
 @pytest.mark.parametrize("said", ["", "\0\0", "not a number", "\x1b[2J"])
-def test_a_lock_that_names_nobody_is_a_daemon_all_the_same(machine: Machine, said: str) -> None:
+def test_lock_without_a_pid_counts_as_a_daemon(machine: Machine, said: str) -> None:
     with machine.daemon(said):
         _, [finding] = machine.found("daemon")
 
@@ -107,7 +107,7 @@ def test_a_lock_that_cannot_be_looked_at_is_a_warning(machine: Machine) -> None:
     assert finding["detail"].endswith("daemon/lock: Is a directory")
 
 
-def test_without_a_unit_nothing_is_said(machine: Machine) -> None:
+def test_doctor_reports_nothing_without_a_unit(machine: Machine) -> None:
     write(machine.units / "other.service", BAD)
     write(machine.units / "steadyrun.timer", BAD)
 

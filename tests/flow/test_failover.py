@@ -78,7 +78,7 @@ def test_a_limit_moves_the_item_and_the_next_one_comes_back(tmp_path: Path) -> N
     anyio.run(main)
 
 
-def test_what_came_in_between_and_what_was_not_allowed_is_told(tmp_path: Path) -> None:
+def test_briefing_has_later_messages_and_denied_tools(tmp_path: Path) -> None:
     """However much the run did afterwards."""
     question = {"approval": {"name": "Bash", "input": {"command": "rm -r data"}, "output": "ok"}}
     much = [{"text": f"step {number} of many, many more"} for number in range(210)]
@@ -108,7 +108,7 @@ def test_what_came_in_between_and_what_was_not_allowed_is_told(tmp_path: Path) -
     anyio.run(main)
 
 
-def test_an_agent_that_would_stop_goes_on_as_long_as_anybody_can(tmp_path: Path) -> None:
+def test_agent_continues_while_any_provider_is_open(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path, config=CONFIG) as harness:
             ada = await harness.add_agent("ada", providers=CHAIN, on_limited="pause")
@@ -149,7 +149,7 @@ def test_one_tries_the_first_provider_and_the_others_stay_until_it_is_answered(
     anyio.run(main)
 
 
-def test_what_is_begun_elsewhere_is_gone_on_with_there(tmp_path: Path) -> None:
+def test_item_started_on_another_provider_continues_there(tmp_path: Path) -> None:
     """Another daemon takes up the process of the fallback, and what waits in it."""
 
     async def main() -> None:
@@ -175,7 +175,7 @@ def test_what_is_begun_elsewhere_is_gone_on_with_there(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_a_process_that_was_left_is_told_nothing_for_another_provider(tmp_path: Path) -> None:
+def test_process_of_one_provider_gets_no_turn_for_another(tmp_path: Path) -> None:
     """Whoever had begun the item elsewhere was killed before it could end the old process."""
 
     async def main() -> None:

@@ -53,7 +53,7 @@ def test_status_tells_how_long_and_an_item_waits(tmp_path: Path) -> None:
         assert shown.stdout.count(f"queued (gate until {until})") == 3
 
 
-def test_whoever_waits_is_told_once_why_nothing_happens(tmp_path: Path) -> None:
+def test_waiting_command_reports_a_closed_gate_once(tmp_path: Path) -> None:
     """Also if that comes later, by a limit of the item's own run."""
     with cli_home(tmp_path) as home:
         home.add_agent("ada")
@@ -106,7 +106,7 @@ def test_a_gate_is_closed_and_opened_by_hand(tmp_path: Path) -> None:
     assert (opened["state"], opened["dispatchable"]) == ("open", True)
 
 
-def test_who_closes_a_gate_last_says_for_how_long(tmp_path: Path) -> None:
+def test_last_close_of_a_gate_sets_its_duration(tmp_path: Path) -> None:
     home, until = tmp_path / "home", []
 
     for duration in ("1h", "1m"):
@@ -117,7 +117,7 @@ def test_who_closes_a_gate_last_says_for_how_long(tmp_path: Path) -> None:
     assert until[1] < until[0] - timedelta(minutes=50)
 
 
-def test_what_cannot_be_a_gate_is_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_gate_is_refused_by_name(tmp_path: Path) -> None:
     home = tmp_path / "home"
 
     unknown = steadyrun(home, "gate", "close", "cloude")
@@ -151,7 +151,7 @@ def test_pausing_a_provider_holds_its_agents_until_it_is_resumed(tmp_path: Path)
     assert {each["id"]: each["reply"] for each in items}[item] == "at last"
 
 
-def test_pausing_a_provider_says_what_was_done_whoever_uses_it(tmp_path: Path) -> None:
+def test_pausing_a_provider_reports_how_its_agents_continue(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
         home.add_agent("ada", fallback="shell")
         fallback = home.run("pause", "--provider", "shell").stdout

@@ -21,7 +21,7 @@ from steadyrun.stores.sqlite import SqliteStore
     ],
     ids=["half a character", "too long", "too long as JSON"],
 )
-def test_a_text_that_cannot_be_told_is_refused(tmp_path: Path, text: str, found: str) -> None:
+def test_text_that_cannot_be_sent_is_refused(tmp_path: Path, text: str, found: str) -> None:
     async def main() -> int:
         config = load(home=tmp_path / "home", cwd=tmp_path, environ={"PATH": "/usr/bin:/bin"})
         async with steadyrun.open(config) as library:

@@ -75,7 +75,7 @@ def test_without_git_only_git_is_named(tools: Path, checkout: Path) -> None:
     assert "apt-get install -y git\n" in done.stderr
 
 
-def test_a_python_without_venv_is_told_what_to_install(tools: Path, checkout: Path) -> None:
+def test_python_without_venv_names_the_package_to_install(tools: Path, checkout: Path) -> None:
     python = tools / "python3"
     # As on Debian without python3-venv: the module ensurepip is not there.
     python.write_text(

@@ -177,7 +177,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS.keys())
-def test_a_fault_is_told_as_what_it_is(case: Case, tmp_path: Path) -> None:
+def test_fault_is_reported_with_its_kind(case: Case, tmp_path: Path) -> None:
     if isinstance(case.step, Hang):
         case.step.gate.open()
     with (
@@ -211,7 +211,7 @@ def test_a_request_that_is_never_answered_is_left_by_an_interrupt(tmp_path: Path
         assert ended["params"]["turn"]["items"][-1]["text"] == "Still here."
 
 
-def test_a_broken_stream_is_asked_again_and_limits_are_told(tmp_path: Path) -> None:
+def test_broken_stream_is_retried_and_limits_are_reported(tmp_path: Path) -> None:
     limits = {
         **build_codex_limit_headers(88, RESETS_AT),
         **build_codex_limit_headers(12, RESETS_AT, window_minutes=10080, slot="secondary"),

@@ -121,7 +121,7 @@ def test_every_operation_but_the_stream_is_asked(tmp_path: Path) -> None:
     assert named == {each.name for each in OPERATIONS if not each.is_stream}
 
 
-def test_what_is_asked_comes_to_what_it_should(tmp_path: Path) -> None:
+def test_operations_return_their_results_and_error_codes(tmp_path: Path) -> None:
     answers = anyio.run(in_process, tmp_path / "here", tmp_path)
 
     codes = [(name, answer.get("code")) for name, answer in answers if "code" in answer]
@@ -147,7 +147,7 @@ def test_what_is_asked_comes_to_what_it_should(tmp_path: Path) -> None:
     assert by_name["status"][0]["gates"][0]["provider"] == "scripted"
 
 
-def test_without_a_daemon_only_what_it_knows_is_missing(tmp_path: Path) -> None:
+def test_agent_show_without_a_daemon_lacks_only_the_process(tmp_path: Path) -> None:
     async def both() -> tuple[Any, Any]:
         async with opened(tmp_path / "home") as (desk, daemon):
             given = AddAgentRequest(name="ada", provider="scripted", home=str(tmp_path))
@@ -166,7 +166,7 @@ def test_without_a_daemon_only_what_it_knows_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["status", "daemon.stop", "events.follow"])
-def test_what_only_a_daemon_can_do_is_refused_elsewhere(tmp_path: Path, name: str) -> None:
+def test_daemon_operation_is_refused_without_a_daemon(tmp_path: Path, name: str) -> None:
     async def ask() -> None:
         async with opened(tmp_path / "home") as (desk, _):
             alone = OperationContext(

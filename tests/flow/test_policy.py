@@ -32,7 +32,7 @@ async def told(harness: HomeHarness, agent: AgentId) -> list[tuple[str, str | No
     ]
 
 
-def test_what_a_cli_lets_through_is_told_once_for_each_use(tmp_path: Path) -> None:
+def test_tool_use_against_the_policy_is_recorded_once_each(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path, config=CONFIG) as harness:
             policy = Policy(tier="standard", deny=("WebFetch", "mcp__mail"))
@@ -51,7 +51,7 @@ def test_what_a_cli_lets_through_is_told_once_for_each_use(tmp_path: Path) -> No
     anyio.run(main)
 
 
-def test_what_was_refused_is_no_violation(tmp_path: Path) -> None:
+def test_denied_tool_is_not_a_violation(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:
             ada = await harness.add_agent("ada", policy=Policy(tier="readonly"))
@@ -68,7 +68,7 @@ def test_what_was_refused_is_no_violation(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_whoever_takes_a_process_over_knows_what_it_may(tmp_path: Path) -> None:
+def test_adopting_daemon_applies_the_policy_of_the_process(tmp_path: Path) -> None:
     """Also if its agent may do more now: that counts from the next process on."""
 
     async def main() -> None:

@@ -36,7 +36,7 @@ def test_claude_is_offered_the_tools_of_its_tier(tmp_path: Path, tier: Tier) -> 
     assert offered(tmp_path, Policy("full_auto", tier=tier)) == set(TIERS[tier])
 
 
-def test_claude_is_not_offered_what_is_denied(tmp_path: Path) -> None:
+def test_denied_tools_are_not_offered_to_claude(tmp_path: Path) -> None:
     found = offered(tmp_path, Policy("full_auto", deny=("Bash", "Agent", "WebSearch")))
 
     assert {"Read", "Edit", "Write", "WebFetch"} <= found
@@ -183,7 +183,7 @@ def test_codex_searches_the_web_unless_that_is_denied(tmp_path: Path, is_denied:
 
 
 @pytest.mark.parametrize("permissions", ['{"tier": "standard"}', '{"tools": ["WebSearch"]}'])
-def test_what_codex_cannot_keep_to_starts_nothing(tmp_path: Path, permissions: str) -> None:
+def test_policy_that_codex_cannot_apply_starts_no_run(tmp_path: Path, permissions: str) -> None:
     with codex_harness(tmp_path, [answer("Never.")]) as harness:
         (harness.cwd / "PERMISSIONS.json").write_text(permissions)
 

@@ -115,14 +115,14 @@ def test_deltas_are_printed_as_they_come_and_not_again(home: Path) -> None:
     assert done.stdout == "Hello world\n"
 
 
-def test_an_unknown_cost_is_not_printed_as_nothing(home: Path) -> None:
+def test_unknown_cost_is_not_printed_as_zero(home: Path) -> None:
     done = run(home, script({"text": "x"}))
 
     assert "$" not in done.stderr
     assert " in" not in done.stderr.splitlines()[-1].replace("done in", "")
 
 
-def test_what_an_agent_prints_cannot_touch_the_terminal(home: Path) -> None:
+def test_control_characters_of_an_agent_do_not_reach_the_terminal(home: Path) -> None:
     hostile = "\x1b]0;owned\x07\x1b[2Jsafe\x9b31m\u202e\tend"
     tool = {"name": hostile, "input": {"command": hostile}, "error": hostile}
     done = run(home, script({"text": hostile}, {"tool": tool}, {"fail": hostile}))
@@ -296,7 +296,7 @@ def test_an_unknown_provider_is_not_found_and_the_known_ones_are_named(home: Pat
     assert "scripted, shell" in done.stderr
 
 
-def test_what_a_provider_cannot_do_is_refused_by_name(home: Path) -> None:
+def test_option_without_provider_support_is_refused_by_name(home: Path) -> None:
     done = steadyrun(home, "run", "true", "--provider", "shell", "--model", "m1")
 
     assert done.returncode == 2
@@ -415,7 +415,7 @@ def test_detach_as_json_names_the_run(home: Path) -> None:
     assert follow_to_the_end(home, str(document["run"]))[-1] == "run.completed"
 
 
-def test_a_detached_run_denies_what_it_is_asked(home: Path) -> None:
+def test_detached_run_denies_its_approvals(home: Path) -> None:
     done = run(home, script({"wait": 1}, {"approval": "Bash"}, {"text": "x"}), "--detach")
 
     assert "approval.resolved" in follow_to_the_end(home, done.stdout.strip())
@@ -493,9 +493,7 @@ def test_a_reader_that_goes_away_leaves_it_running(home: Path, tmp_path: Path) -
     assert follow_to_the_end(home, str(only_run(home)["run"]))[-1] == "run.completed"
 
 
-def test_a_run_whose_command_was_killed_is_taken_up_by_the_next_one(
-    home: Path, tmp_path: Path
-) -> None:
+def test_run_of_a_killed_command_is_adopted_by_the_next_command(home: Path, tmp_path: Path) -> None:
     flag, prompt = wait_steps(tmp_path)
 
     kill_in_mid_run(home, prompt)
@@ -505,7 +503,9 @@ def test_a_run_whose_command_was_killed_is_taken_up_by_the_next_one(
     assert follow_to_the_end(home, run_id)[-3:] == ["text.final", "text.final", "run.completed"]
 
 
-def test_what_has_ended_alone_is_taken_in_before_it_is_shown(home: Path, tmp_path: Path) -> None:
+def test_run_that_ended_without_a_driver_is_recorded_before_show(
+    home: Path, tmp_path: Path
+) -> None:
     flag = tmp_path / "go"
     command = f"sh -c 'until [ -e {flag} ]; do sleep 0.02; done; echo over'"
 
@@ -582,7 +582,7 @@ def test_a_steer_is_refused_with_the_reason(home: Path) -> None:
     assert code == 8
 
 
-def test_cancelling_again_says_how_it_ended(home: Path, tmp_path: Path) -> None:
+def test_second_cancel_reports_how_the_run_ended(home: Path, tmp_path: Path) -> None:
     _, prompt = wait_steps(tmp_path)
     run_id = run(home, prompt, "--detach").stdout.strip()
 
@@ -642,7 +642,7 @@ def test_a_recording_is_played_without_a_home(home: Path, tmp_path: Path) -> Non
         (["{folder}", "--provider", "shell"], 2, "journal cannot be read"),
     ],
 )
-def test_what_cannot_be_played_is_named(
+def test_replay_that_is_impossible_is_refused_by_name(
     home: Path, tmp_path: Path, words: list[str], code: int, said: str
 ) -> None:
     (tmp_path / "broken.jsonl").write_text("{}\n")

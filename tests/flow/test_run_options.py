@@ -61,7 +61,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("role", [None, "reviewer"])
-def test_what_cannot_be_granted_is_named_and_nothing_is_written(
+def test_option_that_cannot_apply_is_refused_and_writes_nothing(
     tmp_path: Path, role: str | None
 ) -> None:
     said: list[str] = []
@@ -85,7 +85,7 @@ def test_what_cannot_be_granted_is_named_and_nothing_is_written(
     assert [each[: len(message)] for each, message in zip(said, expected, strict=True)] == expected
 
 
-def test_the_nearest_word_is_told(tmp_path: Path) -> None:
+def test_nearest_option_is_suggested(tmp_path: Path) -> None:
     async def main() -> list[str]:
         config = load(home=tmp_path / "home", cwd=tmp_path, environ={"PATH": "/usr/bin:/bin"})
         hints = []
@@ -101,7 +101,7 @@ def test_the_nearest_word_is_told(tmp_path: Path) -> None:
     assert anyio.run(main) == [f"Did you mean {word!r}?" for word in near]
 
 
-def test_what_a_run_is_given_is_stronger_than_what_is_configured_and_kept_nowhere(
+def test_option_of_a_run_overrides_the_configuration_and_is_not_stored(
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "home"

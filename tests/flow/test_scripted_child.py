@@ -285,13 +285,13 @@ TOOL = {"name": "Bash", "input": {"command": "ls"}, "output": ["a", "b"]}
         ),
     ],
 )
-def test_a_step_says_what_the_page_says(
+def test_step_prints_the_documented_output(
     cli: Cli, steps: list[Any], said: list[DialectOutput]
 ) -> None:
     assert cli.play(*steps) == said
 
 
-def test_usage_adds_up_and_what_was_not_said_is_unknown(cli: Cli) -> None:
+def test_usage_adds_up_and_missing_values_are_unknown(cli: Cli) -> None:
     said = cli.play({"usage": 3}, {"usage": {"input_tokens": 4, "cost_usd": 0.5}}, {"usage": 1})
 
     assert said[:2] == [
@@ -419,7 +419,7 @@ def test_a_process_may_ignore_sigterm(cli: Cli, tmp_path: Path) -> None:
     assert cli.hear_end()[-1] == done("alive")
 
 
-def test_at_the_end_of_stdin_what_was_asked_is_finished(cli: Cli) -> None:
+def test_turn_completes_after_the_end_of_stdin(cli: Cli) -> None:
     cli.begin({"self_turn": [{"text": "never"}]}, {"approval": "T"}, {"text": "a"})
     cli.begin({"text": "b"})
     cli.eof()
@@ -551,7 +551,7 @@ def test_nothing_can_be_offered_to_an_idle_process(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_the_answer_decides_what_becomes_of_the_tool(cli: Cli, is_allowed: bool) -> None:
+def test_approval_answer_decides_the_outcome_of_the_tool(cli: Cli, is_allowed: bool) -> None:
     cli.begin({"approval": {"name": "Bash", "input": "ls", "output": "ok"}})
     [*_, asked] = cli.hear_until(lambda said: isinstance(said, ev.ApprovalRequested))
     assert isinstance(asked, ev.ApprovalRequested)
@@ -580,7 +580,7 @@ def test_only_the_default_mode_asks(start: Start) -> None:
 # -- turns of its own
 
 
-def test_it_begins_a_turn_nobody_asked_for(cli: Cli) -> None:
+def test_scripted_cli_starts_an_unprompted_turn(cli: Cli) -> None:
     cli.play({"self_turn": {"after": 0.01, "steps": [{"text": "by the way"}]}}, {"text": "a"})
 
     assert cli.hear_end() == [TurnBegan(None), ev.TextFinal("by the way"), done("by the way")]
@@ -597,7 +597,7 @@ def test_its_own_turn_can_be_interrupted(cli: Cli) -> None:
     assert ended(cli.hear_end()).status == "cancelled"
 
 
-def test_a_turn_that_was_told_meanwhile_follows_its_own(cli: Cli, tmp_path: Path) -> None:
+def test_turn_sent_in_an_unprompted_turn_follows_it(cli: Cli, tmp_path: Path) -> None:
     cli.play({"self_turn": [{"until": str(tmp_path / "on")}, {"text": "by the way"}]})
     other = Scripted()  # a driver that has not read that a turn began
     [send] = other.begin(Turn("t9", 'script:[{"text":"asked"}]'))
@@ -851,7 +851,7 @@ def test_a_wrong_file_is_named(
 # -- the process itself
 
 
-def test_what_was_told_twice_is_done_once(cli: Cli) -> None:
+def test_frame_sent_twice_is_handled_once(cli: Cli) -> None:
     begin = cli.dialect.begin(Turn("twice", 'script:[{"text":"a"},{"text":"b"}]'))
     cli.dialect.on_sent(Frame(begin[0].raw, 0))
     steer = offer(cli, "and this")
@@ -870,7 +870,7 @@ def test_what_was_told_twice_is_done_once(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("line", [b"{", b"5", b'{"type":"dance"}', b'{"type":"turn"}', b"\xff"])
-def test_what_it_cannot_read_does_no_harm(cli: Cli, line: bytes) -> None:
+def test_unreadable_input_is_ignored(cli: Cli, line: bytes) -> None:
     cli.write(line + b"\n")
 
     [note] = cli.hear_until(lambda said: isinstance(said, ev.Note))
@@ -880,7 +880,7 @@ def test_what_it_cannot_read_does_no_harm(cli: Cli, line: bytes) -> None:
     assert cli.play({"text": "alive"})[-1] == done("alive")
 
 
-def test_what_it_left_behind_outlives_it(cli: Cli) -> None:
+def test_background_process_of_the_scripted_cli_outlives_it(cli: Cli) -> None:
     note, _ = cli.play("background")
     assert isinstance(note, ev.Note)
     [pid] = map(int, re.findall(r"\d+", note.text))

@@ -273,7 +273,7 @@ def test_only_versions_of_one_line_talk(home: Path, version: str, is_ours: bool)
     with_daemon(home, look)
 
 
-def test_a_bug_in_an_operation_is_reported_and_told_to_nobody(home: Path) -> None:
+def test_bug_in_an_operation_is_logged_and_not_sent_to_the_client(home: Path) -> None:
     bugs: list[tuple[str, Exception]] = []
 
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
@@ -343,7 +343,7 @@ def test_a_line_too_long_is_refused_before_it_is_sent_and_by_the_daemon(home: Pa
     with_daemon(home, look)
 
 
-def test_errors_cross_as_what_they_are(home: Path) -> None:
+def test_errors_keep_their_class_across_the_socket(home: Path) -> None:
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         with pytest.raises(NotFound) as found:
             await send(home, "hello")
@@ -355,7 +355,7 @@ def test_errors_cross_as_what_they_are(home: Path) -> None:
     with_daemon(home, look)
 
 
-def test_a_stream_tells_what_is_stored_then_what_comes(home: Path) -> None:
+def test_stream_sends_stored_events_and_then_new_ones(home: Path) -> None:
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         await send(home, "one")
@@ -406,7 +406,7 @@ def test_a_connection_has_one_stream(home: Path) -> None:
 @pytest.mark.parametrize(
     "given", [FollowRequest(agent="bob"), FollowRequest(run="run_1"), FollowRequest("ada", "run_")]
 )
-def test_a_stream_of_nobody_is_refused(home: Path, given: FollowRequest) -> None:
+def test_stream_of_an_invalid_selection_is_refused(home: Path, given: FollowRequest) -> None:
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         await hire(desk)
         with pytest.raises(SteadyrunError) as found:
@@ -417,7 +417,7 @@ def test_a_stream_of_nobody_is_refused(home: Path, given: FollowRequest) -> None
     with_daemon(home, look)
 
 
-def test_whoever_goes_away_is_told_nothing_more(home: Path) -> None:
+def test_disconnected_client_gets_no_more_events(home: Path) -> None:
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         async with client.follow(home, FollowRequest()):
             while not daemon.listeners:
@@ -428,7 +428,7 @@ def test_whoever_goes_away_is_told_nothing_more(home: Path) -> None:
     with_daemon(home, look)
 
 
-def test_a_slow_reader_gets_every_stored_event_once_and_makes_nobody_wait(
+def test_slow_reader_gets_every_stored_event_once_without_blocking_others(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus, "MAX_WAITING", 100)

@@ -68,7 +68,7 @@ def test_letters_are_delivered_in_order_and_deleted(home: Path) -> None:
     assert list((home / "letters").iterdir()) == []
 
 
-def test_a_letter_whose_carrier_was_killed_is_delivered_once(home: Path) -> None:
+def test_spooled_call_is_delivered_once_after_a_kill_in_delivery(home: Path) -> None:
     [first, _] = anyio.run(write, home, "one", "two")
 
     killed = subprocess.run(
@@ -86,7 +86,7 @@ def test_a_letter_whose_carrier_was_killed_is_delivered_once(home: Path) -> None
     assert found == (DrainReport(done=2), ["one", "two"])
 
 
-def test_what_cannot_be_done_now_stays(home: Path) -> None:
+def test_spooled_call_that_fails_for_now_stays(home: Path) -> None:
     [file] = anyio.run(lambda: write(home, "hello", agent="bob"))
 
     found, texts = anyio.run(drained, home)
@@ -105,7 +105,7 @@ def test_what_cannot_be_done_now_stays(home: Path) -> None:
         b'{"op":"item.send","input":{"agent":"ada","text":"x"}}',
     ],
 )  # fmt: skip
-def test_what_nobody_can_read_is_put_aside_and_the_others_are_delivered(
+def test_unreadable_spool_file_is_set_aside_and_the_others_are_delivered(
     home: Path, raw: bytes
 ) -> None:
     anyio.run(write, home, "good")
@@ -124,7 +124,7 @@ def test_half_a_letter_is_none(home: Path) -> None:
     assert anyio.run(drained, home) == (DrainReport(), [])
 
 
-def test_what_could_be_done_twice_cannot_wait_in_a_letter(home: Path) -> None:
+def test_call_that_is_not_idempotent_is_not_spooled(home: Path) -> None:
     async def write_one() -> None:
         await spool_call(home, Ids(SystemClock().now), "agent.rm", {"name": "ada"}, key="k")
 

@@ -32,7 +32,7 @@ async def _until_cancelled(store: SqliteStore, item: ItemId, watch: Waiter) -> N
             await watch.wait()
 
 
-def test_a_message_that_somebody_has_taken_is_not_taken_back(tmp_path: Path) -> None:
+def test_absorbed_message_is_not_returned(tmp_path: Path) -> None:
     """Whoever holds the lane has taken it, the run ends, and only then its offer is recorded."""
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     config = load(home=tmp_path / "home", cwd=tmp_path, environ=environ)

@@ -34,7 +34,7 @@ def stored(heard: Path) -> list[int]:
     return [each["cursor"] for each in said(heard) if each["cursor"] is not None]
 
 
-def test_everything_is_heard_once_and_in_order_over_a_kill(home: CliHome) -> None:
+def test_tail_gets_every_event_once_in_order_across_a_kill(home: CliHome) -> None:
     gate = home.place / "gate"
     for name in ("ada", "bo", "cy"):
         home.add_agent(name)
@@ -78,7 +78,7 @@ def texts(heard: Path, kind: str) -> list[str]:
     return [each["data"]["text"] for each in said(heard) if each["type"] == kind]
 
 
-def test_an_agent_and_a_run_are_followed_with_what_is_live(home: CliHome) -> None:
+def test_tail_of_an_agent_and_of_a_run_includes_live_events(home: CliHome) -> None:
     home.add_agent("ada")
     home.add_agent("bo")
     home.up()

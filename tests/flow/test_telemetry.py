@@ -109,9 +109,7 @@ def test_a_run_is_a_span_with_its_usage_and_each_tool_is_one_below_it(
     assert {asked[1]["authorization"] for asked in collector.asked} == {f"Bearer {HEADER}"}
 
 
-def test_without_being_told_to_it_sends_nothing_that_was_said_or_done(
-    home: CliHome, collector: Collector
-) -> None:
+def test_telemetry_sends_no_content_by_default(home: CliHome, collector: Collector) -> None:
     configure(home, collector.endpoint)
     home.add_agent("ada")
     home.up()
@@ -122,7 +120,7 @@ def test_without_being_told_to_it_sends_nothing_that_was_said_or_done(
     assert [word for word in words if word.encode() in collector.raw] == []
 
 
-def test_with_content_it_sends_what_was_asked_done_and_answered(
+def test_telemetry_with_content_sends_prompts_tools_and_replies(
     home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint, "content = true")
@@ -202,7 +200,7 @@ def told_up_to(home: CliHome) -> int:
     return int(found or 0)
 
 
-def test_what_ended_while_nobody_exported_is_told_by_the_next_daemon(
+def test_next_daemon_exports_the_runs_that_ended_without_an_exporter(
     home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint)
@@ -240,7 +238,7 @@ def test_a_collector_that_is_not_there_is_a_fact_and_no_trouble(home: CliHome) -
     assert "Failed to export" not in said
 
 
-def test_a_collector_that_never_answers_holds_nobody_up(home: CliHome) -> None:
+def test_collector_that_never_answers_delays_nothing(home: CliHome) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         configure(home, f"http://127.0.0.1:{silent.getsockname()[1]}")
         home.add_agent("ada")
@@ -258,9 +256,7 @@ def test_a_collector_that_never_answers_holds_nobody_up(home: CliHome) -> None:
         connection.close()
 
 
-def test_a_run_of_another_process_is_told_by_the_daemon(
-    home: CliHome, collector: Collector
-) -> None:
+def test_daemon_exports_a_run_of_another_process(home: CliHome, collector: Collector) -> None:
     configure(home, collector.endpoint)
     home.up()
 
@@ -271,7 +267,7 @@ def test_a_run_of_another_process_is_told_by_the_daemon(
     assert run.attributes["steadyrun.run"] == told.id
 
 
-def test_what_is_left_at_the_end_is_sent_before_the_daemon_ends(
+def test_remaining_spans_are_sent_before_the_daemon_ends(
     home: CliHome, collector: Collector
 ) -> None:
     configure(home, collector.endpoint)
@@ -285,7 +281,7 @@ def test_what_is_left_at_the_end_is_sent_before_the_daemon_ends(
     assert [seen.name for seen in collector.wait(0)] == ["invoke_agent ada"]
 
 
-def test_without_the_package_a_daemon_says_what_to_install(home: CliHome) -> None:
+def test_daemon_without_the_package_names_what_to_install(home: CliHome) -> None:
     configure(home, "http://127.0.0.1:4318")
     hidden = home.place / "hidden" / "opentelemetry"
     hidden.mkdir(parents=True)

@@ -157,7 +157,7 @@ def test_one_process_serves_turn_after_turn(tmp_path: Path, is_replaced: bool) -
     assert sent.count(b"hello") == 1
 
 
-def test_what_a_turn_complained_of_is_heard_before_its_end(tmp_path: Path) -> None:
+def test_stderr_of_a_turn_is_received_before_its_end(tmp_path: Path) -> None:
     turn = Turn("run_loud", 'script:[{"stderr":"low on disk"},{"text":"one"}]')
 
     async def main() -> str:
