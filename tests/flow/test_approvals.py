@@ -225,7 +225,7 @@ def test_approval_without_an_answer_times_out(tmp_path: Path) -> None:
             [told] = await harness.events_of(ada, ev.ApprovalResolved)
             assert (told.verdict, told.by) == ("deny", "timeout")
             [failed] = await harness.events_of(ada, ev.ToolFailed)
-            assert failed.error == "denied: nobody answered in time"
+            assert failed.error == "denied: no answer came in time"
 
     anyio.run(main)
 

@@ -31,7 +31,7 @@ class StoreOutage:
     def __init__(self, agent: str, feed: EventPublisher, clock: Clock, *, is_patient: bool) -> None:
         """`is_patient`: to wait for a store that cannot be written. If not, errors are raised."""
         self.notes: list[Event] = []
-        # The run that is told in a report, and where notes can be written at present.
+        # The run that a report names, and where notes can be written at present.
         self.run: RunId | None = None
         self.recorder: Recorder | None = None
         self._agent, self._feed, self._clock = agent, feed, clock

@@ -222,7 +222,7 @@ class RunControl:
 
     async def _deny(self, run: ActiveRun, process: LaneProcess, name: str) -> None:
         """No answer has come in time; the store prefers one that comes at this very moment."""
-        answer = ApprovalAnswer(False, BY_TIMEOUT, self._clock.now(), "nobody answered in time")
+        answer = ApprovalAnswer(False, BY_TIMEOUT, self._clock.now(), "no answer came in time")
         try:
             await self._store.answer(build_approval_id(process.live.row.id, name), answer)
         except StoreFailed:

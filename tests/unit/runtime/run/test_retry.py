@@ -67,9 +67,9 @@ HANG = ended(stop_reason="hang")
         ended("failed", "budget", "exited"),
     ],
 )
-@pytest.mark.parametrize("was_told", [True, False])
-def test_what_ended_by_itself_or_by_a_limit_is_settled(run: Run, was_told: bool) -> None:
-    assert decide_retry(run, ITEM, was_sent=was_told) is None
+@pytest.mark.parametrize("was_sent", [True, False])
+def test_run_that_ended_by_itself_or_by_a_limit_is_not_retried(run: Run, was_sent: bool) -> None:
+    assert decide_retry(run, ITEM, was_sent=was_sent) is None
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_what_ended_by_itself_or_by_a_limit_is_settled(run: Run, was_told: bool)
         (3, None),
     ],
 )
-def test_a_crash_is_tried_again_three_times_and_from_the_second_on_for_one_turn(
+def test_crash_is_retried_three_times_and_from_the_second_on_in_a_one_shot_process(
     tries: int, expected: RetryDecision | None
 ) -> None:
     assert decide_retry(CRASH, replace(ITEM, tries=tries), was_sent=True) == expected
 
 
-def test_the_end_of_a_process_as_the_providers_tell_it_is_a_crash() -> None:
+def test_exit_code_that_a_provider_reports_counts_as_a_crash() -> None:
     end = end_from_exit(ProcessExit(signal=9))
     run = replace(ended(end.status), error=end.error, stop_reason=end.stop_reason)
 
@@ -97,7 +97,7 @@ def test_the_end_of_a_process_as_the_providers_tell_it_is_a_crash() -> None:
     assert again.why == "crash"
 
 
-def test_a_keeper_that_did_not_start_is_started_again_at_no_cost() -> None:
+def test_keeper_that_did_not_start_is_retried_without_cost() -> None:
     again = decide_retry(ended(code="keeper_failed"), replace(ITEM, on_lost="fail"), was_sent=False)
 
     assert again is not None
@@ -113,7 +113,7 @@ def test_a_keeper_that_did_not_start_is_started_again_at_no_cost() -> None:
         (step(ended("starting"), Orphaned(AT, "machine_lost")), "machine_lost"),
     ],
 )
-def test_what_was_lost_is_tried_again_as_the_item_wants_it(run: Run, why: Why) -> None:
+def test_lost_run_is_retried_if_on_lost_of_the_item_allows_it(run: Run, why: Why) -> None:
     for on_lost in ("resume", "retry"):
         item = replace(ITEM, on_lost=on_lost, tries=1)
         assert decide_retry(run, item, was_sent=True) == spent(1.0, why)
@@ -122,14 +122,14 @@ def test_what_was_lost_is_tried_again_as_the_item_wants_it(run: Run, why: Why) -
 
 
 @pytest.mark.parametrize("run", [CRASH, HANG, ended(stop_reason="journal_full")])
-def test_what_may_have_been_done_is_not_done_again_where_the_item_forbids_it(run: Run) -> None:
+def test_sent_turn_is_not_retried_if_on_lost_of_the_item_is_fail(run: Run) -> None:
     careful = replace(ITEM, on_lost="fail")
 
     assert decide_retry(run, careful, was_sent=True) is None
     assert decide_retry(run, careful, was_sent=False) is not None
 
 
-def test_a_hang_is_tried_once_more_at_no_cost() -> None:
+def test_hang_is_retried_once_without_cost() -> None:
     first = decide_retry(HANG, ITEM, was_sent=True)
 
     assert first == RetryDecision(False, 0.0, False, one_shot=False, why="hang", free=("hang",))
@@ -137,7 +137,7 @@ def test_a_hang_is_tried_once_more_at_no_cost() -> None:
     assert decide_retry(second, replace(ITEM, attempt=2), was_sent=True) is None
 
 
-def test_a_hang_is_remembered_over_a_crash() -> None:
+def test_hang_before_a_crash_is_not_retried_a_second_time() -> None:
     hung = decide_retry(HANG, ITEM, was_sent=True)
     assert hung is not None
     crashed = decide_retry(replace(CRASH, metadata=build_metadata(hung, 2)), ITEM, was_sent=True)
@@ -150,7 +150,7 @@ def test_a_hang_is_remembered_over_a_crash() -> None:
 
 
 @pytest.mark.parametrize("code", [RESUME_NOT_FOUND, "resume_corrupt", CONVERSATION_CORRUPT])
-def test_a_conversation_that_is_no_use_is_replaced_once(code: str) -> None:
+def test_missing_or_corrupt_conversation_is_replaced_once(code: str) -> None:
     careful = replace(ITEM, on_lost="fail")
 
     again = decide_retry(ended(code=code), careful, was_sent=True)
@@ -161,7 +161,7 @@ def test_a_conversation_that_is_no_use_is_replaced_once(code: str) -> None:
     assert decide_retry(second, careful, was_sent=True) is None
 
 
-def test_a_turn_that_was_never_told_is_told_three_times_more_at_no_cost() -> None:
+def test_turn_that_was_never_sent_is_retried_three_times_without_cost() -> None:
     run, item, waits = CRASH, replace(ITEM, tries=3, on_lost="fail"), list[float]()
 
     while again := decide_retry(run, item, was_sent=False):
@@ -172,13 +172,13 @@ def test_a_turn_that_was_never_told_is_told_three_times_more_at_no_cost() -> Non
     assert waits == [0.5, 1.0, 1.5]
 
 
-def test_nothing_is_run_again_that_was_asked_to_stop_or_that_nobody_asked_for() -> None:
+def test_cancelled_and_unprompted_items_are_not_retried() -> None:
     for run in (CRASH, HANG, ended(code=RESUME_NOT_FOUND)):
         assert decide_retry(run, replace(ITEM, cancel_requested=True), was_sent=False) is None
         assert decide_retry(run, replace(ITEM, kind="self", text=""), was_sent=False) is None
 
 
-def test_the_next_run_is_created_with_what_came_before() -> None:
+def test_metadata_of_the_next_run_has_the_retries_before_it() -> None:
     again = replace(spent(1.0, "crash"), free=("hang",))
 
     created = Created(
@@ -191,7 +191,7 @@ def test_the_next_run_is_created_with_what_came_before() -> None:
 
 
 @pytest.mark.parametrize("mine", [None, 3, [], {}, {"free": "hang"}, {"free": [None, {}]}])
-def test_metadata_of_others_does_no_harm(mine: object) -> None:
+def test_metadata_of_a_caller_under_the_same_key_is_ignored(mine: object) -> None:
     run = replace(HANG, metadata={"again": mine, "wall_seconds": 3})
 
     assert decide_retry(run, ITEM, was_sent=True) is not None

@@ -1,4 +1,4 @@
-"""When does which clock ring?"""
+"""The next deadline of a run, by its activity of life."""
 
 import pytest
 from hypothesis import given
@@ -8,55 +8,59 @@ from steadyrun.runtime.run.timeouts import Activity, Deadline, Timeouts, next_de
 
 LIMITS = Timeouts(wall=1000.0, idle=300.0, stall=120.0, hang=60.0, warning=30.0)
 SILENT = Timeouts(wall=None, idle=None, stall=None, hang=None, warning=30.0)
-# Begun at 0, told at 10, last heard at 50.
-SPOKEN = Activity(0.0, 10.0, 50.0)
-TOLD = Activity(0.0, 10.0, 5.0)
+# Started at 0, turn sent at 10, last output at 50.
+ANSWERED = Activity(0.0, 10.0, 50.0)
+SENT = Activity(0.0, 10.0, 5.0)
 STARTING = Activity(0.0, None, 0.0)
 
 
-def _also(signs: Activity, **flags: bool) -> Activity:
-    return Activity(signs.started_at, signs.sent_at, signs.output_at, **flags)
+def _also(activity: Activity, **flags: bool) -> Activity:
+    return Activity(activity.started_at, activity.sent_at, activity.output_at, **flags)
 
 
 @pytest.mark.parametrize(
-    ("signs", "alarm"),
+    ("activity", "deadline"),
     [
-        # Silence is warned of first, once.
-        (SPOKEN, Deadline(80.0, None)),
-        (_also(SPOKEN, is_warned=True), Deadline(350.0, "idle_timeout")),
+        # The first deadline of silence is a warning, once.
+        (ANSWERED, Deadline(80.0, None)),
+        (_also(ANSWERED, is_warned=True), Deadline(350.0, "idle_timeout")),
         # A process for one turn may be silent for a shorter time.
-        (_also(SPOKEN, is_warned=True, is_one_shot=True), Deadline(170.0, "stall")),
-        # It was told and has not said a word since: the shortest time.
-        (TOLD, Deadline(40.0, None)),
-        (_also(TOLD, is_warned=True), Deadline(70.0, "hang")),
-        (_also(TOLD, is_warned=True, is_one_shot=True), Deadline(70.0, "hang")),
-        # Before it was told anything, it cannot hang.
+        (_also(ANSWERED, is_warned=True, is_one_shot=True), Deadline(170.0, "stall")),
+        # There is no output since the turn was sent: the shortest timeout.
+        (SENT, Deadline(40.0, None)),
+        (_also(SENT, is_warned=True), Deadline(70.0, "hang")),
+        (_also(SENT, is_warned=True, is_one_shot=True), Deadline(70.0, "hang")),
+        # Before its turn is sent, a run cannot hang.
         (_also(STARTING, is_warned=True), Deadline(300.0, "idle_timeout")),
-        # Whoever waits for a tool may be silent, but not for ever.
-        (_also(SPOKEN, is_waiting=True), Deadline(1000.0, "wall_timeout")),
-        (_also(TOLD, is_waiting=True, is_one_shot=True), Deadline(1000.0, "wall_timeout")),
-        # The time of a person is nobody else's.
-        (_also(SPOKEN, is_waiting=True, is_asking=True), None),
+        # A run that waits for a tool may be silent, up to the wall timeout.
+        (_also(ANSWERED, is_waiting=True), Deadline(1000.0, "wall_timeout")),
+        (_also(SENT, is_waiting=True, is_one_shot=True), Deadline(1000.0, "wall_timeout")),
+        # The time in which a person is asked does not count.
+        (_also(ANSWERED, is_waiting=True, is_asking=True), None),
     ],
 )
-def test_the_first_clock_rings(signs: Activity, alarm: Deadline | None) -> None:
-    assert next_deadline(LIMITS, signs) == alarm
+def test_next_deadline_is_the_first_timeout_that_applies(
+    activity: Activity, deadline: Deadline | None
+) -> None:
+    assert next_deadline(LIMITS, activity) == deadline
 
 
 @pytest.mark.parametrize(
-    ("signs", "alarm"),
+    ("activity", "deadline"),
     [
-        (SPOKEN, Deadline(80.0, None)),
-        (_also(SPOKEN, is_warned=True), None),
-        (_also(TOLD, is_warned=True, is_one_shot=True), None),
-        (_also(SPOKEN, is_waiting=True), None),
+        (ANSWERED, Deadline(80.0, None)),
+        (_also(ANSWERED, is_warned=True), None),
+        (_also(SENT, is_warned=True, is_one_shot=True), None),
+        (_also(ANSWERED, is_waiting=True), None),
     ],
 )
-def test_a_clock_without_a_limit_never_rings(signs: Activity, alarm: Deadline | None) -> None:
-    assert next_deadline(SILENT, signs) == alarm
+def test_timeout_without_a_limit_has_no_deadline(
+    activity: Activity, deadline: Deadline | None
+) -> None:
+    assert next_deadline(SILENT, activity) == deadline
 
 
-def test_a_run_ends_in_time_although_it_speaks() -> None:
+def test_wall_timeout_applies_although_there_is_output() -> None:
     talking = Activity(0.0, 10.0, 999.0)
 
     assert next_deadline(LIMITS, talking) == Deadline(1000.0, "wall_timeout")
@@ -77,18 +81,18 @@ _LIMITS = st.builds(Timeouts, _LIMIT, _LIMIT, _LIMIT, _LIMIT, st.floats(0.1, 1e5
 
 
 @given(_LIMITS, _SIGNS, st.floats(0, 1e5))
-def test_a_sign_of_life_never_brings_an_alarm_nearer(
-    limits: Timeouts, signs: Activity, later: float
+def test_output_never_makes_the_deadline_earlier(
+    limits: Timeouts, activity: Activity, later: float
 ) -> None:
     heard = Activity(
-        signs.started_at,
-        signs.sent_at,
-        signs.output_at + later,
-        is_waiting=signs.is_waiting,
-        is_one_shot=signs.is_one_shot,
-        is_warned=signs.is_warned,
+        activity.started_at,
+        activity.sent_at,
+        activity.output_at + later,
+        is_waiting=activity.is_waiting,
+        is_one_shot=activity.is_one_shot,
+        is_warned=activity.is_warned,
     )
-    before, after = next_deadline(limits, signs), next_deadline(limits, heard)
+    before, after = next_deadline(limits, activity), next_deadline(limits, heard)
 
     if after:
         assert before
@@ -96,11 +100,11 @@ def test_a_sign_of_life_never_brings_an_alarm_nearer(
 
 
 @given(_LIMITS, _SIGNS)
-def test_no_alarm_is_later_than_the_wall(limits: Timeouts, signs: Activity) -> None:
-    alarm = next_deadline(limits, signs)
+def test_no_deadline_is_later_than_the_wall_timeout(limits: Timeouts, activity: Activity) -> None:
+    deadline = next_deadline(limits, activity)
 
     if limits.wall:
-        assert alarm
-        assert alarm.at <= signs.started_at + limits.wall
-    if signs.is_waiting:
-        assert alarm is None or alarm.reason == "wall_timeout"
+        assert deadline
+        assert deadline.at <= activity.started_at + limits.wall
+    if activity.is_waiting:
+        assert deadline is None or deadline.reason == "wall_timeout"
