@@ -6,6 +6,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from steadyrun.drivers import keeper
 from tests.support.commands import COMMAND, ROOT, environment
 
@@ -100,3 +102,24 @@ def test_architecture_page_lists_the_layers_of_the_import_rules() -> None:
     ]
 
     assert listed == wanted
+
+
+DEFINITION = re.compile(r"`(?:src/steadyrun/)?([a-z_]+/[\w/]+\.py)::(\w+)`")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_every_definition_named_by_a_page_exists(page: Path) -> None:
+    named = [
+        (file, name)
+        for file, name in DEFINITION.findall(page.read_text(encoding="utf-8"))
+        if not file.startswith("tests/")
+    ]
+
+    missing = [f"{file}::{name}" for file, name in named if name not in find_definitions(file)]
+
+    assert missing == []
+
+
+def find_definitions(file: str) -> set[str]:
+    tree = ast.parse((ROOT / "src/steadyrun" / file).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, _NAMED)}
