@@ -1,6 +1,6 @@
 """Measures how many items a second pass through their lanes, with 32 workers in one process.
 
-Each item is claimed, gets a run and is settled: three durable verbs. The peer runs the same
+Each item is started with a run and is settled: two durable verbs. The peer runs the same
 statements inline on one connection, one synced transaction per verb, without any waiting.
 """
 
@@ -20,19 +20,20 @@ from steadyrun.model.ids import HolderId, ItemId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.run import Finished
 from steadyrun.model.secret import Scrubber
+from steadyrun.store import Start, Started
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 from steadyrun.stores.sqlite.db import schema
 from steadyrun.stores.sqlite.db.settings import StoreSettings
-from steadyrun.stores.sqlite.sql import gates, items, runs
-from steadyrun.stores.sqlite.sql.items import Chosen
+from steadyrun.stores.sqlite.sql import claims
 from steadyrun.stores.sqlite.sql.rows import Connection
+from steadyrun.stores.sqlite.sql.runs import LastWrites
 
 ITEMS = 2000
 AGENTS = 200
 CLAIMERS = 32
 
 T = TypeVar("T")
-_TERMS = StoreSettings(Scrubber(SECRETS), GateRules(), {})
+_SETTINGS = StoreSettings(Scrubber(SECRETS), GateRules(), {})
 
 
 def rows() -> list[Row]:
@@ -74,12 +75,10 @@ async def _settle_all(store: SqliteStore, holder: HolderId) -> list[ItemId]:
     settled: list[ItemId] = []
 
     async def work() -> None:
-        while claims := await store.claim(holder):
-            for claim in claims:
-                change = store_setup.make_created(claim)
-                await store.change(claim, change.id, change)
-                await store.settle(claim, _make_finished(claim))
-                settled.append(claim.item.id)
+        while started := await store.start(holder, store_setup.create_run):
+            for each in started:
+                await store.settle(each.claim, _make_finished(each.claim))
+                settled.append(each.claim.item.id)
 
     async with anyio.create_task_group() as group:
         for _ in range(CLAIMERS):
@@ -103,22 +102,24 @@ async def _measure_inline() -> float:
 
 def _settle_inline(connection: Connection, holder: HolderId) -> list[ItemId]:
     settled = []
-    while chosen := _transact(connection, lambda: _claim_inline(connection, holder)):
-        for claim, _ in chosen:
-            _run_inline(connection, claim)
-            settled.append(claim.item.id)
+    start = Start(holder, store_setup.create_run)
+    while started := _transact(connection, lambda: _start_inline(connection, start)):
+        for each in started:
+            _settle_one_inline(connection, each.claim)
+            settled.append(each.claim.item.id)
     return settled
 
 
-def _claim_inline(connection: Connection, holder: HolderId) -> list[Chosen]:
-    now = _read_now()
-    return items.claim(connection, holder, 1, None, now, gates.shut(connection, now, _TERMS))
+def _start_inline(connection: Connection, start: Start) -> list[Started]:
+    return claims.start(connection, start, 1, None, _read_now(), _SETTINGS)
 
 
-def _run_inline(connection: Connection, claim: Claim) -> None:
-    change, end = store_setup.make_created(claim), _make_finished(claim)
-    _transact(connection, lambda: runs.change(connection, claim, change.id, change, _TERMS))
-    _transact(connection, lambda: runs.settle(connection, claim, end, None, _read_now(), _TERMS))
+def _settle_one_inline(connection: Connection, claim: Claim) -> None:
+    last = LastWrites(_make_finished(claim), None)
+    _transact(
+        connection,
+        lambda: claims.settle(connection, claim, last, _read_now(), _SETTINGS, keep_warm=False),
+    )
 
 
 def _transact(connection: Connection, work: Callable[[], T]) -> T:

@@ -37,14 +37,15 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.gate import GateRules
 from steadyrun.model.ids import AgentId, ProcessId, RunId
-from steadyrun.model.item import Claim, Message
+from steadyrun.model.item import Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Finished, Launched
 from steadyrun.model.secret import Scrubber
+from steadyrun.store import Start, Started
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 from steadyrun.stores.sqlite.db import schema
 from steadyrun.stores.sqlite.db.settings import StoreSettings
-from steadyrun.stores.sqlite.sql import gates, items, runs
+from steadyrun.stores.sqlite.sql import claims, items, runs
 from steadyrun.stores.sqlite.sql.rows import Connection
 
 SMALL, LARGE = 1_000, 100_000
@@ -56,7 +57,7 @@ _CALLS_PER_ROUND = 300
 _PAGE, _LAST = 50, 20
 _CHECKED = 200
 
-_TERMS = StoreSettings(Scrubber(SECRETS), GateRules(), {})
+_SETTINGS = StoreSettings(Scrubber(SECRETS), GateRules(), {})
 _WORDS = ("looked", "at", "the", "next", "failing", "test", "and", "found", "why", "it", "fails")
 
 Call = Callable[[SqliteStore, "_Filled", random.Random], Awaitable[None]]
@@ -137,7 +138,7 @@ async def _read_newest_runs(store: SqliteStore, filled: _Filled, chance: random.
 
 async def _read_last_events(store: SqliteStore, filled: _Filled, chance: random.Random) -> None:
     run = chance.choice(filled.runs)
-    events = await store.last_events(run=run, limit=_LAST)
+    events = await store.events(run=run, limit=_LAST, newest=True)
     expect(len(events) == _LAST and events[-1].run == run, "other events came back")
 
 
@@ -171,20 +172,20 @@ async def _fill(filled: _Filled, count: int) -> None:
         agents = await store_setup.add_agents(store, AGENTS)
         await store_setup.accept_all(store, [Message(agent.id, "Task.") for agent in agents])
         holder = await store.join("bench")
-        for claim in await store.claim(holder.id, AGENTS):
-            process = store_setup.ids.new_process()
+        for started in await store.start(holder.id, store_setup.create_run, AGENTS):
+            claim, process = started.claim, store_setup.ids.new_process()
             await store.open_process(claim, _make_process(process, claim.agent))
-            await store.release(claim)
+            await store.settle(claim, Finished(_read_now(), "cancelled", stop_reason="shutdown"))
             filled.processes[claim.agent], filled.offsets[claim.agent] = process, 0
     connection = schema.connect(filled.home / DATABASE)
     connection.execute("PRAGMA synchronous = OFF")
+    start = Start(holder.id, store_setup.create_run)
     for some in _commit(count):
         connection.execute("BEGIN IMMEDIATE")
         for _ in range(some):
             now = _read_now()
-            shut = gates.shut(connection, now, _TERMS)
-            [chosen] = items.claim(connection, holder.id, 1, None, now, shut)
-            _fill_run(connection, chosen.claim, filled)
+            [started] = claims.start(connection, start, 1, None, now, _SETTINGS)
+            _fill_run(connection, started, filled)
         connection.execute("COMMIT")
     connection.close()
 
@@ -194,18 +195,19 @@ def _commit(count: int) -> Iterator[int]:
         yield min(_RUNS_PER_COMMIT, count - done)
 
 
-def _fill_run(connection: Connection, claim: Claim, filled: _Filled) -> None:
+def _fill_run(connection: Connection, started: Started, filled: _Filled) -> None:
     """Run one item of a lane from the creation of its run to its end, and queue the next one."""
-    created = store_setup.make_created(claim)
-    runs.change(connection, claim, created.id, created, _TERMS)
-    filled.runs.append(created.id)
+    claim, run = started.claim, started.run.id
+    filled.runs.append(run)
     filled.begins.append((filled.processes[claim.agent], filled.offsets[claim.agent]))
     for number, count in enumerate(_BATCHES):
-        batch = _make_batch(filled, claim.agent, created.id, count, is_first=number == 0)
-        runs.append(connection, claim, runs.Written.of(batch, _TERMS.scrubber), _TERMS)
+        batch = _make_batch(filled, claim.agent, run, count, is_first=number == 0)
+        encoded = runs.EncodedBatch.from_batch(batch, _SETTINGS.scrubber)
+        runs.append(connection, claim, encoded, _SETTINGS)
     items.accept(connection, store_setup.ids.new_item(), Message(claim.agent, "Task."), _read_now())
     end = Finished(_read_now(), "completed", text="Done.")
-    runs.settle(connection, claim, end, None, _read_now(), _TERMS)
+    last = runs.LastWrites(end, None)
+    claims.settle(connection, claim, last, _read_now(), _SETTINGS, keep_warm=False)
 
 
 def _make_batch(

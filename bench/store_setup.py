@@ -10,7 +10,7 @@ import anyio
 from bench.corpus import PROCESS, SECRETS
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId, Ids, RunId
-from steadyrun.model.item import Claim, Message
+from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created
 from steadyrun.model.secret import Scrubber
@@ -38,11 +38,9 @@ async def begin_run(store: SqliteStore) -> tuple[Claim, RunId]:
     [agent] = await add_agents(store, 1)
     holder = await store.join("bench")
     await store.accept(Message(agent.id, "Go."))
-    [claim] = await store.claim(holder.id)
-    change = make_created(claim)
-    await store.change(claim, change.id, change)
-    await store.open_process(claim, make_process(agent.id))
-    return claim, change.id
+    [started] = await store.start(holder.id, create_run)
+    await store.open_process(started.claim, make_process(agent.id))
+    return started.claim, started.run.id
 
 
 async def add_agents(store: SqliteStore, count: int) -> list[Agent]:
@@ -78,5 +76,5 @@ def make_process(agent: AgentId) -> Process:
     return Process(PROCESS, agent, PROVIDER, "here", "keeper", datetime.now(UTC))
 
 
-def make_created(claim: Claim) -> Created:
-    return Created(ids.new_run(), claim.agent, claim.item.id, PROVIDER, datetime.now(UTC))
+def create_run(agent: Agent, item: Item) -> Created:
+    return Created(ids.new_run(), agent.id, item.id, PROVIDER, datetime.now(UTC))

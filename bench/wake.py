@@ -85,11 +85,12 @@ async def _run_claimer(
 ) -> None:
     """Wait as a worker does: subscribe, read, wait, read again."""
     with store.hints.watch(None) as watch:
-        expect(not await store.claim(holder), "something was left to claim")
+        expect(not await store.start(holder, store_setup.create_run), "something was left to claim")
         task_status.started()
         while not claimed:
             await watch.wait()
-            claimed += [(claim, time.monotonic_ns()) for claim in await store.claim(holder)]
+            started = await store.start(holder, store_setup.create_run)
+            claimed += [(each.claim, time.monotonic_ns()) for each in started]
 
 
 def _make_sender(store: SqliteStore) -> Send:

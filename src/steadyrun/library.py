@@ -251,7 +251,7 @@ class RunHandle:
 
     async def _find_outcome(self, item: ItemId, run: Run) -> Offered | Refused | None:
         """Find the recorded outcome of the message."""
-        for seen in reversed(await self._store.last_events(agent=run.agent, limit=PAGE)):
+        for seen in reversed(await self._store.events(agent=run.agent, limit=PAGE, newest=True)):
             match seen.event:
                 case FollowupReturned(of, _, reason) if of == item:
                     return Refused(reason or "the provider returned it")

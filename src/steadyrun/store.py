@@ -1,16 +1,18 @@
-"""What does the runtime ask of its system of record? Domain verbs, never SQL.
+"""The contract of the system of record: verbs of the domain, never SQL.
 
-The promises stand here once; `steadyrun.testing` checks every engine against them.
+`Store` is composed of one Protocol for each subject. The promises below hold for every verb, and
+`steadyrun.testing.store_conformance` checks every engine against them.
 
-- What a verb returned is durable: it survives kill -9 of anything. Only `append` may lose its last
-  moments to a power cut, and then the journal still has them.
-- Every write by a holder names its claim. When the claim is over it raises `LeaseLost` and nothing
-  is written: final.
-- Anything may be said twice. Accepting a key again, appending the same events again, finishing a
+- A write that has returned is durable: it survives kill -9 of any process. Only `append` may lose
+  its last moments to a power cut, and then the journal of the process still has them.
+- Every write by a holder names its lease. When the lease is no longer valid, the verb raises
+  `LeaseLost` and writes nothing. That is final.
+- Every verb may be repeated. Accepting a key again, appending the same events again, finishing a
   finished run or cancelling a settled item changes nothing.
 - A verb that raises has changed nothing.
-- A write that was begun is carried to its end also when its caller is cancelled meanwhile, and the
-  caller still gets its answer: what was claimed can be given back. None begins once cancelled.
+- A write that has begun is completed even if its caller is cancelled, and the caller still gets the
+  result, so that it can release what it has claimed. A caller that is cancelled before the write
+  begins writes nothing.
 """
 
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -32,14 +34,15 @@ from steadyrun.model.run import Created, Run, RunChange
 from steadyrun.model.session import ResumeToken, Session
 from steadyrun.model.usage import Cost, UsageSum
 
-# How long a key is remembered after its item was accepted.
+# How long the key of an accepted message is kept.
 DEDUP_RETENTION = timedelta(days=14)
 PAGE = 500
-# What a CLI is given at once, at most.
-MOST_TAKEN_BYTES = 64 * 1024
+# The most text that is offered to a run at once.
+MAX_OFFER_BYTES = 64 * 1024
 
 Grouping = Literal["agent", "provider", "model", "day"]
-# Nothing to do, something to do, something being done; or only a process is kept.
+# "idle": nothing is queued. "ready": an item can be claimed. "held": an item runs. "warm": the
+# holder keeps only a process.
 LaneStatus = Literal["idle", "ready", "held", "warm"]
 
 
@@ -58,8 +61,8 @@ class Holder(Struct, frozen=True):
 
 
 class Lane(Struct, frozen=True):
-    """An agent's queue and who owns it. It can be claimed, by its owner if it has one, from
-    `ready_at` on."""
+    """An agent's queue and its owner. The lane can be claimed from `ready_at` on; a lane that has
+    an owner can be claimed only by that owner."""
 
     agent: AgentId
     status: LaneStatus = "idle"
@@ -73,122 +76,107 @@ class Lane(Struct, frozen=True):
 
 
 class Started(Struct, frozen=True):
-    """All that is known when a run begins."""
+    """What the holder gets with a new run."""
 
     claim: Claim
     run: Run
-    # As it works now: the provider that was chosen comes first (`Agent.on`).
+    # As it works in this run: the chosen provider comes first (`Agent.with_provider`).
     agent: Agent
-    # With the provider that the run is for.
+    # With the provider of the run.
     session: Session | None
-    # The agent's open one.
+    # The newest open process of the agent.
     process: Process | None
-    # The item's last one, if this is not its first.
+    # The item's previous run.
     before: Run | None
-    # Whether its gate lets nobody else through before it is answered.
+    # Whether the gate admits no other run until this run has shown that the provider works.
     is_probe: bool = False
 
 
 class Start(Struct, frozen=True):
-    """Who would begin what is accepted, at once; see `Store.start` for the words."""
+    """How an accepted message is started at once; see `QueueStore.start` for the fields."""
 
     holder: HolderId
-    opened: Callable[[Agent, Item], Created]
-    but_not: Collection[str] = ()
+    create_run: Callable[[Agent, Item], Created]
+    excluded: Collection[str] = ()
 
 
 class Accepted(Struct, frozen=True):
-    """The item a message became, or had become before; and what was started with it."""
+    """The item of a message, whether it is new, and the run that was started with it."""
 
     item: Item
     is_new: bool
     started: Started | None = None
 
-    def begun(self, started: Started) -> "Accepted":
+    def with_started(self, started: Started) -> "Accepted":
         item = started.claim.item
         return Accepted(item if item.id == self.item.id else self.item, self.is_new, started)
 
 
 class AbandonedLane(Struct, frozen=True):
-    """What a holder that is gone has left. `hold` is a `Claim` unless the lane was warm."""
+    """A lane whose holder is dead, after it was taken over. `lease` is a `Claim` unless the lane
+    was warm."""
 
-    hold: Lease
+    lease: Lease
     agent: Agent
-    # Of the claim's item, if it had one.
+    # The run of the claim's item.
     run: Run | None
-    # Those that are open, oldest first.
+    # The open processes of the agent, oldest first.
     processes: tuple[Process, ...]
 
 
 class AgentOverview(Struct, frozen=True):
-    """How an agent stands: all that a list of agents tells, from one moment."""
+    """What a list of agents shows about one of them, read at one moment."""
 
     agent: Agent
     lane: Lane
     # With the agent's provider.
     session: Session | None
-    # What is going on in its lane, and the run of that; neither, once the run has ended.
+    # The item that runs in its lane and the run of that item; both None once the run has ended.
     item: Item | None
     run: RunId | None
-    # Of the runs that were created since.
+    # Over the runs that were created since the given time.
     usage: UsageSum
 
 
 class LaneSnapshot(Struct, frozen=True):
-    """What whoever begins to hear a process goes on from."""
+    """What a worker needs in order to go on with a lane and a process that it did not start."""
 
     run: Run | None
-    # With the provider of the run, else of the newest open process, else with the agent's first.
+    # With the provider of the run, else of the newest open process, else of the agent's first one.
     session: Session | None
-    # Those of the lane that were offered or given back, and are not settled, in order.
+    # The items of the lane that were offered or returned and are not settled, in order.
     followups: tuple[Item, ...]
-    # What the record of the run has of the kinds in `KNOWN_KINDS`, in order.
+    # The events of the run whose kind is in `SNAPSHOT_KINDS`, in order.
     events: tuple[Emitted, ...]
-    # There is something to take.
+    # Whether a queued item may be offered to the run.
     has_steerable: bool
 
 
 class PendingRequests(Struct, frozen=True):
-    """Somebody wants something of whoever holds the lane and runs an item in it."""
+    """Work for the holder of a lane in which an item runs: cancellations, follow-ups, answers."""
 
     agent: AgentId
-    # Running or offered, and asked to stop.
+    # Running or offered items that were asked to stop.
     cancelled: tuple[ItemId, ...]
-    # There is something to take.
+    # Whether a queued item may be offered to the run.
     has_steerable: bool
-    # Answers that whoever asked does not have yet, oldest question first.
+    # Answers that the asking process has not received yet, oldest question first.
     answers: tuple[Approval, ...] = ()
 
 
-class Store(Protocol):
-    """The system of record."""
-
-    hints: Notifier
-    # As this process is configured: who is sent to a provider comes to the gate of that account.
-    accounts: Accounts
-
-    # -- agents and sessions
+class AgentStore(Protocol):
+    """Agents, their sessions with providers, and whether their lanes are paused."""
 
     async def add_agent(self, agent: Agent) -> None:
         """Add an agent and its empty lane; `NameTaken` if the name is in use."""
 
-    async def start_direct(
-        self,
-        holder: HolderId,
-        agent: Agent,
-        message: Message,
-        opened: Callable[[Agent, Item], Created],
-    ) -> Started:
-        """Add an agent, accept its first message and start it, as `start` does: all of it, or
-        nothing. `ChangeRefused` if none of its providers may be sent to."""
-
     async def set_agent(self, agent: Agent, *, was: Agent) -> None:
-        """Make `agent` of what was known of it so far, if that is still `was`: else somebody else
-        has changed it, `ChangeRefused`. What runs goes on as it was begun."""
+        """Replace the stored agent `was` by `agent`; `ChangeRefused` if the stored agent is no
+        longer `was`. A run in progress goes on as it was started."""
 
     async def remove_agent(self, agent: AgentId) -> None:
-        """Remove an agent whose lane is idle, else `ChangeRefused`. Its record stays, and it is
-        still found by its id; its name is free, and nothing more is accepted for it."""
+        """Remove an agent whose lane is idle, else `ChangeRefused`. Its record stays, and it can
+        still be read by its id. Its name is free, and no message is accepted for it."""
 
     async def agent(self, name: str) -> Agent:
         """The agent of that name or id, else `NotFound`."""
@@ -196,27 +184,45 @@ class Store(Protocol):
     async def agents(self) -> list[Agent]:
         """The lasting agents by name."""
 
-    async def agent_overviews(
-        self, since: datetime, *, agent: AgentId | None = None
-    ) -> list[AgentOverview]:
-        """How the lasting agents stand, by name; or only one of them."""
+    async def session(self, agent: AgentId, provider: str) -> Session | None:
+        """The agent's conversation with that provider, if there is one."""
 
     async def token(self, provider: str, token: str) -> ResumeToken | None:
-        """What is known of a token that is the present one of any agent's session."""
+        """The token, if it is the present one of any agent's session."""
 
-    async def session(self, agent: AgentId, provider: str) -> Session | None:
-        """The agent's conversation with that provider, if one was begun."""
+    async def retire_token(self, lease: Lease, provider: str, reason: str) -> None:
+        """Move the present token of the session to its history, with the reason. The session has no
+        present token then."""
 
-    async def retire_token(self, hold: Lease, provider: str, reason: str) -> None:
-        """The session has no present token any more; the last one is history, with the reason."""
+    async def lane(self, agent: AgentId) -> Lane:
+        """The lane of the agent, else `NotFound`."""
 
-    # -- items
+    async def pause(self, agent: AgentId) -> None:
+        """Let no item of this lane be started until `resume`; a run in progress goes on.
+
+        A run that ends for a budget, and a question about a budget, pause the lane in their own
+        transaction. The answer to that question resumes the lane unless it was also paused by this
+        verb."""
+
+    async def resume(self, agent: AgentId) -> None:
+        """Let the items of this lane be started again."""
+
+
+class QueueStore(Protocol):
+    """Items, the holders that run them, and how an item starts."""
 
     async def accept(self, message: Message, start: Start | None = None) -> Accepted:
         """Store a message at the end of its agent's lane. The same key again is the same item.
 
-        With `start`, the next item of that lane is started in the same transaction, if it can be.
+        With `start`, the next item of that lane is started in the same transaction, if possible.
         """
+
+    async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
+        """Cancel a queued item, or ask the holder of a running item to stop it. A settled item
+        stays as it is.
+
+        The item keeps the first reason as its error; an item that completes or fails in spite of
+        the request loses the reason."""
 
     async def item(self, item: ItemId) -> Item:
         """The item, else `NotFound`."""
@@ -231,134 +237,71 @@ class Store(Protocol):
     ) -> list[Item]:
         """A page of items, newest first."""
 
-    async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
-        """Cancel it at once if queued, ask its holder to if running; settled stays as it is.
-
-        The item has the reason of whoever was the first, as its error; one that completes or fails
-        all the same has it no more."""
-
-    # -- lanes
-
-    async def lane(self, agent: AgentId) -> Lane: ...
-
-    async def pause(self, agent: AgentId) -> None:
-        """No claim is given for this lane until `resume`; what runs goes on. A run that ends for a
-        budget, and a question about one, pause it in their own transaction; the answer resumes it
-        only if nobody has paused it besides."""
-
-    async def resume(self, agent: AgentId) -> None: ...
-
     async def join(self, kind: str) -> Holder:
-        """Become a holder: alive until `leave` or the end of this process, however it ends."""
+        """Become a holder: alive until `leave` or until this process ends in any way."""
 
     async def leave(self, holder: HolderId) -> None:
-        """Stop being one; what it still holds is there for `reap`."""
+        """Stop being a holder. `reap` takes over the lanes that it still owns."""
 
     async def holders(self) -> list[Holder]:
         """The holders that have joined and were not removed, by id, with whether each is alive.
 
         A lane whose holder is not among the living ones is abandoned: `reap` takes it over."""
 
-    async def claim(
-        self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None
-    ) -> list[Claim]:
-        """Own up to `limit` ready lanes, longest ready first, head item running; with `agent`, that
-        agent's lane or none. The first provider of the agent's chain that is not closed does the
-        work: a lane is given if there is one, and it is not suspect (`shut_providers`).
+    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[AbandonedLane]:
+        """Take over, with a higher fence, every lane whose holder is dead, held or warm. Without
+        `lasting`, only those of direct agents. The dead holders are removed.
 
-        The lane of a direct agent is given to whoever asks for it by name. A held, paused or empty
-        lane is never given, a warm one to its own holder only, under the fence it has. Two holders
-        never get the same lane. Who is no holder any more, because it was taken for gone, gets
-        none: `HolderGone`, here and in `start` and `reap`."""
+        This starts nothing: the new holder adopts the living processes and settles, retries or
+        releases each lane."""
 
     async def start(
         self,
         holder: HolderId,
-        opened: Callable[[Agent, Item], Created],
+        create_run: Callable[[Agent, Item], Created],
         limit: int = 1,
         *,
         agent: AgentId | None = None,
-        but_not: Collection[str] = (),
+        excluded: Collection[str] = (),
     ) -> list[Started]:
-        """As `claim`, with the run of each item made by `opened` in the same transaction.
+        """Claim up to `limit` ready lanes and create the run of the head item of each, in one
+        transaction. The lane that has been ready longest is first; with `agent`, only that agent's
+        lane.
 
-        `opened` hears of the agent as it works with the provider that was chosen. Lanes whose
-        chosen provider is in `but_not` are passed over. A gate that is ready takes one run and no
-        more until that has shown how things are. `opened` may be called in any thread and shall
-        do nothing but answer; what it raises is raised, and nothing was claimed.
+        A held, paused or empty lane is never claimed, and two holders never get the same lane. A
+        warm lane is claimed only by its own holder and keeps its fence. The lane of a direct agent
+        is claimed only by name. The work goes to the first provider of the agent's chain whose gate
+        is not closed. A lane is passed over if there is none, or if that provider is suspect
+        (`find_unavailable_providers`) or `excluded`. A gate that is ready admits one run until that
+        run has shown whether the provider works.
+
+        `create_run` gets the agent with the chosen provider first. It may be called in any thread
+        and must have no effect besides its result; what it raises is raised, and nothing is
+        claimed. A holder that was removed because it seemed dead gets `HolderGone`, here and in
+        `start_direct` and `reap`.
         """
 
-    async def offer_followups(
-        self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
-    ) -> list[Item]:
-        """The holder takes follow-ups queued on its own lane, in order; they are `offered`.
+    async def start_direct(
+        self,
+        holder: HolderId,
+        agent: Agent,
+        message: Message,
+        create_run: Callable[[Agent, Item], Created],
+    ) -> Started:
+        """Add an agent, accept its first message and start it, in one transaction.
+        `ChangeRefused` if the gates of all its providers are closed."""
 
-        Never one that shall wait (`queue`) or was given back: those run when it is their turn. The
-        texts have `most_bytes` together at most, but the first is taken however long it is.
-        """
+    async def start_unprompted(self, lease: Lease, message: Message) -> Claim:
+        """Run an item for a turn that the process of a warm lane has begun by itself (kind "self").
+        It runs before what is queued, also if the lane is paused or the gate is closed."""
 
-    async def pending_requests(self, holder: HolderId) -> list[PendingRequests]:
-        """What is wanted of this holder, for those of its lanes in which an item runs."""
+    async def release_lane(self, lease: Lease) -> None:
+        """Give up a warm lane: it is ready if an item is queued, else idle. `ChangeRefused` if an
+        item runs in it by now."""
 
-    async def absorb(self, claim: Claim, item: ItemId) -> None:
-        """An offered follow-up entered the claim's run and shares its end."""
 
-    async def return_offer(self, claim: Claim, item: ItemId) -> None:
-        """An offered follow-up was not taken: queued again, `returned`, in its old place."""
-
-    async def release(self, claim: Claim) -> Item:
-        """Give the lane up and the item back to its place. Its run, if any, must have ended."""
-
-    async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
-        """Settle the claim's item, whose run has ended, and go on with another one under the same
-        fence, in one transaction: the CLI has begun its turn already.
-
-        `to` is a follow-up that was offered, or a message for a turn that nobody asked for (kind
-        "self"). What the run absorbed is settled with it; other offers stay, for the next run. The
-        lane is never free in between. The claim it came from can end, give up or begin nothing any
-        more: `ChangeRefused`.
-        """
-
-    async def retry(self, claim: Claim, *, spends: bool) -> Claim:
-        """Run the claim's item once more, under the same claim. Its run must have ended; it is the
-        one `before` now. `spends`: this counts as one of the item's tries.
-
-        What the run absorbed and what it was offered is queued again, `returned`. An item that had
-        begun as a follow-up of its own is told like any other from now on. An item that was
-        asked to stop is not run again: `ChangeRefused`.
-        """
-
-    async def settle(
-        self, claim: Claim, change: RunChange | None = None, batch: Batch | None = None
-    ) -> Item:
-        """End the claim: append `batch`, apply `change` to the item's run, settle what it ran.
-
-        The run must be terminal by then. `status_after` and `status_of_absorbed` say what becomes
-        of the item and of what the run absorbed; open offers are returned. The lane is ready again
-        if anything is queued. One transaction. An item that failed has its run's error.
-        """
-
-    async def rest(
-        self, claim: Claim, change: RunChange | None = None, batch: Batch | None = None
-    ) -> Item:
-        """As `settle`, but the lane stays with its holder, warm, under the same fence: its process
-        waits for the next item. The claim can run nothing more (`ChangeRefused`); as a `Lease` it
-        is valid until the lane is released or taken over."""
-
-    async def start_unprompted(self, hold: Lease, message: Message) -> Claim:
-        """The process in a warm lane has begun a turn that nobody asked for (kind "self"): its item
-        runs at once, before what is queued, also if the lane is paused or its gate is closed."""
-
-    async def release_lane(self, hold: Lease) -> None:
-        """Give a warm lane up: ready if anything is queued, else idle. `ChangeRefused` if something
-        runs in it: whoever started that was quicker."""
-
-    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[AbandonedLane]:
-        """Take over, with a higher fence, every lane whose holder is gone, held or warm; not
-        `lasting`: only those of direct agents. Nothing is run again by this: the new holder adopts
-        what lives and settles, releases or lets go the rest."""
-
-    # -- runs, processes, events
+class RunStore(Protocol):
+    """Runs in progress: their changes, processes, follow-ups and ends."""
 
     async def change(self, claim: Claim, run: RunId, change: RunChange) -> Run:
         """Apply a change to a run of the claim's agent; row and event in one transaction.
@@ -374,27 +317,86 @@ class Store(Protocol):
     ) -> list[Run]:
         """A page of runs, newest first."""
 
-    async def runs_like(self, prefix: str, limit: int = 2) -> list[Run]:
-        """Runs whose id begins so: for ids typed by hand."""
+    async def open_process(self, lease: Lease, process: Process) -> None:
+        """Store a new process of the lease's agent."""
 
-    async def run_costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
-        """What runs have cost, in one question; those that are not there are left out."""
-
-    async def open_process(self, hold: Lease, process: Process) -> None: ...
-
-    async def close_process(self, hold: Lease, process: ProcessId) -> None: ...
+    async def close_process(self, lease: Lease, process: ProcessId) -> None:
+        """Note that a process has ended. The first time is kept."""
 
     async def process(self, process: ProcessId) -> Process:
         """The process, else `NotFound`."""
 
-    async def open_processes(self, agent: AgentId | None = None) -> list[Process]: ...
+    async def open_processes(self, agent: AgentId | None = None) -> list[Process]:
+        """The processes that were not closed, oldest first."""
 
-    async def append(self, hold: Lease, batch: Batch) -> AppendResult:
+    async def pending_requests(self, holder: HolderId) -> list[PendingRequests]:
+        """The requests to this holder, for those of its lanes in which an item runs."""
+
+    async def offer_followups(
+        self, claim: Claim, limit: int = 1, *, max_bytes: int = MAX_OFFER_BYTES
+    ) -> list[Item]:
+        """Offer queued follow-ups of the lane to the claim's run, in order; they are `offered`.
+
+        An item that has to wait for its own run (`queue`) or was returned is never offered. The
+        texts have `max_bytes` together at most, but the first is offered at any length.
+        """
+
+    async def absorb(self, claim: Claim, item: ItemId) -> None:
+        """The claim's run has taken an offered follow-up; the item ends with the run."""
+
+    async def return_offer(self, claim: Claim, item: ItemId) -> None:
+        """The claim's run has not taken an offered follow-up: the item is queued again in its old
+        place, `returned`."""
+
+    async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
+        """Settle the claim's item, whose run has ended, and run another item under the same fence,
+        in one transaction: the CLI has begun the turn of that item already.
+
+        `to` is an offered follow-up, or a message for a turn that the process has begun by itself
+        (kind "self"). What the run absorbed is settled with it; other offers stay for the next run.
+        The lane stays held in between. The old claim can settle, retry and create nothing any more:
+        `ChangeRefused`.
+        """
+
+    async def retry(self, claim: Claim, *, spends: bool) -> Claim:
+        """Prepare the claim's item, whose run has ended, for another run under the same claim. The
+        ended run is its `before` now. `spends`: this counts as one of the item's tries.
+
+        What the run absorbed and what it was offered is queued again, `returned`. An item that had
+        begun as a follow-up is sent like any other from now on. An item that was asked to stop is
+        not run again: `ChangeRefused`.
+        """
+
+    async def settle(
+        self,
+        claim: Claim,
+        change: RunChange | None = None,
+        batch: Batch | None = None,
+        *,
+        keep_warm: bool = False,
+    ) -> Item:
+        """End the claim in one transaction: append `batch`, apply `change` to the run of the item,
+        settle the items that it ran.
+
+        The run must be terminal then. `compute_item_status` and `compute_absorbed_status` decide
+        what becomes of the item and of what the run absorbed; open offers are returned. A failed
+        item has the error of its run. The lane is ready again if an item is queued.
+
+        With `keep_warm` the lane stays with its holder, warm, under the same fence, because its
+        process waits for the next item. The claim can run nothing more (`ChangeRefused`); as a
+        `Lease` it is valid until the lane is released or taken over.
+        """
+
+
+class EventStore(Protocol):
+    """The events of all runs, in one order."""
+
+    async def append(self, lease: Lease, batch: Batch) -> AppendResult:
         """Write a batch if it begins where the record of its process ends.
 
-        Said again it is once: what lies wholly before the stored offset, and an event of ours
-        whose number is stored, is left out. Anything else is `OffsetMismatch`. A run that has ended
-        takes no more events: `ChangeRefused`.
+        A repeated batch is written once: events wholly before the stored offset, and events of ours
+        whose number is stored, are left out. Any other position is `OffsetMismatch`. A run that has
+        ended takes no more events: `ChangeRefused`.
         """
 
     async def events(
@@ -404,19 +406,68 @@ class Store(Protocol):
         agent: AgentId | None = None,
         run: RunId | None = None,
         limit: int = PAGE,
+        newest: bool = False,
     ) -> list[StoredEvent]:
-        """Events with a higher cursor, oldest first, of a run or an agent or all."""
+        """The first events with a higher cursor, or the newest of them; oldest first. Of a run, of
+        an agent or of all."""
 
-    async def last_events(
-        self, *, agent: AgentId | None = None, run: RunId | None = None, limit: int = 50
-    ) -> list[StoredEvent]:
-        """The newest events, oldest first."""
+
+class ApprovalStore(Protocol):
+    """Questions to persons. `append` stores and settles them; the end of a run withdraws its
+    questions about tools, and the removal of an agent withdraws the others."""
+
+    async def answer(self, approval: ApprovalId, answer: ApprovalAnswer) -> Approval:
+        """Answer an open question. The same answer again changes nothing; any other answer, or one
+        to a settled question, is `ChangeRefused`: the first answer counts.
+
+        An answer about a budget settles the question and is an event of the agent. If it allows
+        more, the lane may be claimed again."""
+
+    async def approval(self, approval: ApprovalId) -> Approval:
+        """The question, else `NotFound`."""
+
+    async def approvals(
+        self,
+        agent: AgentId | None = None,
+        *,
+        include_settled: bool = False,
+        matching: str | None = None,
+        limit: int = PAGE,
+    ) -> list[Approval]:
+        """Questions, newest first. `matching` is the beginning or the end of an id, for ids typed
+        by hand."""
+
+
+class GateStore(Protocol):
+    """The gates of providers: whether runs may be sent to an account."""
+
+    async def update_gate(
+        self, provider: str, news: GateReport, *, account: str | None = None
+    ) -> Gate:
+        """Report news to the gate of an account, or of the present account; `step_gate` decides
+        what becomes of the gate. A change is an event of no agent, in the same transaction. A run
+        that begins or ends reports to the gate of its account in its own transaction."""
+
+    async def gates(self, *, include_others: bool = False) -> list[Gate]:
+        """The gates of the present accounts that have ever had news, or of all accounts."""
+
+
+class ReadViews(Protocol):
+    """Reads that serve one screen or one step of the runtime each."""
+
+    async def agent_overviews(
+        self, since: datetime, *, agent: AgentId | None = None
+    ) -> list[AgentOverview]:
+        """What a list of agents shows, by name, for the lasting agents or one of them."""
 
     async def lane_snapshots(
         self, lanes: Mapping[AgentId, RunId | None]
     ) -> dict[AgentId, LaneSnapshot]:
-        """What is known of each of these lanes and of a run of its agent; an agent or a run that is
-        not there is `NotFound`."""
+        """A snapshot of each of these lanes and of a run of its agent; `NotFound` for an agent or
+        a run that is not stored."""
+
+    async def run_costs(self, runs: Collection[RunId]) -> dict[RunId, Cost]:
+        """The cost of each of these runs; runs that are not stored are left out."""
 
     async def usage(
         self, *, agent: AgentId | None = None, since: datetime | None = None
@@ -431,53 +482,39 @@ class Store(Protocol):
         since: datetime | None = None,
         zone: tzinfo = UTC,
     ) -> dict[str, UsageSum]:
-        """The same for each name there is; empty: the runs of no agent, or of no named model. A day
-        is a date of the zone."""
+        """Totals for each name of the grouping. The empty name has the runs of direct agents, or
+        the runs without a model. A day is a date in the zone."""
 
-    # -- approvals: `append` makes and settles them; the end of a run withdraws what it has asked
-    # about tools, and that of an agent the rest
 
-    async def answer(self, approval: ApprovalId, answer: ApprovalAnswer) -> Approval:
-        """Answer a question that is open. The same answer again changes nothing; any other, or one
-        to a question that is settled, is `ChangeRefused`: whoever is first decides.
-
-        An answer about a budget settles the question, and is an event of the agent; its lane may be
-        claimed again if that is allowed."""
-
-    async def approval(self, approval: ApprovalId) -> Approval:
-        """The question, else `NotFound`."""
-
-    async def approvals(
-        self, agent: AgentId | None = None, *, include_settled: bool = False, limit: int = PAGE
-    ) -> list[Approval]:
-        """What persons were asked, newest first."""
-
-    async def approvals_like(self, part: str, limit: int = 2) -> list[Approval]:
-        """Those whose id begins or ends so, newest first: for ids typed by hand."""
-
-    # -- gates
-
-    async def update_gate(
-        self, provider: str, news: GateReport, *, account: str | None = None
-    ) -> Gate:
-        """Tell the gate of an account, or of the present one, what has happened; `gate_step` says
-        what becomes of it. What changes is an event of no agent, in the same transaction. A run
-        that begins or ends tells the gate of its own account, in its own transaction."""
-
-    async def gates(self, *, include_others: bool = False) -> list[Gate]:
-        """Those of the present accounts that were ever told anything, or of all accounts."""
-
-    # -- what else is to be remembered
+class KeyValueStore(Protocol):
+    """Values that have no table of their own."""
 
     async def put(self, key: str, value: bytes) -> None:
-        """Keep a value under a key, in place of the one before."""
+        """Store a value under a key, in place of the one before."""
 
-    async def get(self, key: str) -> bytes | None: ...
+    async def get(self, key: str) -> bytes | None:
+        """The value under a key."""
 
-    # -- life
+
+class Store(
+    AgentStore,
+    QueueStore,
+    RunStore,
+    EventStore,
+    ApprovalStore,
+    GateStore,
+    ReadViews,
+    KeyValueStore,
+    Protocol,
+):
+    """The system of record."""
+
+    hints: Notifier
+    # As this process is configured: a run for a provider passes the gate of this account.
+    accounts: Accounts
 
     async def close(self) -> None:
-        """Finish what was begun and let go. Closing twice is fine."""
+        """Finish the writes that have begun and free all resources. Closing twice is allowed."""
 
 
 async def follow(
@@ -488,7 +525,8 @@ async def follow(
     run: RunId | None = None,
     poll_seconds: float = FALLBACK_POLL_SECONDS,
 ) -> AsyncGenerator[StoredEvent, None]:
-    """Every event after a cursor, stored ones first, then each as it is committed. Never ends."""
+    """Yield every event after a cursor: the stored ones, then each new one when it is committed.
+    The generator never ends."""
     with store.hints.watch(agent) as watch:
         while True:
             page: Sequence[StoredEvent] = await store.events(after, agent=agent, run=run)

@@ -50,8 +50,8 @@ POINTS = (
     "before append events",
     "before append ended",
     "after append ended",
-    "before rest",
-    "after rest",
+    "before settle warm",
+    "after settle warm",
 )
 # Who else is killed, in the middle of an answer: what was asked is asked again.
 OTHERS = ("cli", "keeper", "keeper and outer")

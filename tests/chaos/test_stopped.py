@@ -92,7 +92,7 @@ STALE_POINTS = (
     "before append started",
     "before append events",
     "before append ended",
-    "before rest",
+    "before settle warm",
     "before offer_followups",
     "before send offer",
     "before absorb",

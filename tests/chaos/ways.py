@@ -151,7 +151,7 @@ WAYS: dict[str, Way] = {
     "resume": manage,
     "cancel": cancel_queued,
     "start": say,
-    "rest": say,
+    "settle warm": say,
     "open_process": relaunch,
     "launch": relaunch,
     "start keeper": relaunch,

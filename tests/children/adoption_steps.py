@@ -22,7 +22,7 @@ Answer = TypeVar("Answer")
 # The verbs of the store that write for a holder.
 WRITES = (
     "start_direct", "start", "reap", "change", "open_process", "close_process", "append",
-    "offer_followups", "absorb", "return_offer", "continue_with", "settle", "rest",
+    "offer_followups", "absorb", "return_offer", "continue_with", "settle",
     "start_unprompted", "release_lane", "retry", "retire_token", "cancel", "update_gate", "put",
 )  # fmt: skip
 # The messages to a keeper and the methods that send them; a frame is named by the kind of its key.
@@ -79,7 +79,9 @@ class WatchedStore:
         found = getattr(self._store, name)
         if name not in self._writes:
             return found
-        return lambda *args, **more: self._steps.take(_named(name, args), found(*args, **more))
+        return lambda *args, **more: self._steps.take(
+            _named(name, args, more), found(*args, **more)
+        )
 
 
 def watch_processes(steps: Steps) -> None:
@@ -100,8 +102,10 @@ def _watch(steps: Steps, owner: Any, verb: str, name: str) -> None:
     setattr(owner, verb, stepped)
 
 
-def _named(verb: str, args: tuple[Any, ...]) -> list[str]:
+def _named(verb: str, args: tuple[Any, ...], more: dict[str, Any]) -> list[str]:
     """The verb, with what it writes as far as that matters."""
+    if verb == "settle" and more.get("keep_warm"):
+        return ["settle warm"]
     if verb == "change":
         return [f"change {args[2].__struct_config__.tag}"]
     return [f"append {each}" for each in _content(args[1])] if verb == "append" else [verb]

@@ -28,17 +28,15 @@ from tests.children.adoption_steps import WORDS, Steps, WatchedStore, watch_proc
 _READS = frozenset(
     {
         "agent", "agents", "agent_overviews", "token", "session", "item", "items", "lane",
-        "holders", "pending_requests", "run", "runs", "runs_like", "process", "open_processes",
-        "events", "last_events", "usage", "usage_by", "run_costs", "gates", "lane_snapshots",
-        "approval", "approvals", "approvals_like", "get", "close",
+        "holders", "pending_requests", "run", "runs", "process", "open_processes", "events",
+        "usage", "usage_by", "run_costs", "gates", "lane_snapshots", "approval", "approvals", "get",
+        "close",
     }
 )  # fmt: skip
-# The verbs that nobody calls who drives runs: the suite of the engines has them.
-_UNCALLED = frozenset({"claim", "release"})
 WRITES = frozenset(
     name
     for name, verb in inspect.getmembers(Store, inspect.iscoroutinefunction)
-    if not name.startswith("_") and name not in _READS | _UNCALLED
+    if not name.startswith("_") and name not in _READS
 )
 # What is written by a verb that has several uses.
 _APPENDS = ("started", "events", "offset", "absorbed", "returned", "approval", "ended")
@@ -50,6 +48,7 @@ _UNSAID = frozenset({"signal"})
 NAMES = frozenset(
     {
         *(WRITES - {"append", "change"}),
+        "settle warm",
         *(f"append {what}" for what in _APPENDS),
         *(f"change {what}" for what in _CHANGES),
         *(f"send {what}" for what in _FRAMES),

@@ -1,4 +1,5 @@
-"""Joins the store of a home, claims a lane, any or a named one, says so, waits to be killed."""
+"""Joins the store of a home, starts an item of any lane or of a named one, prints the claim, and
+waits to be killed."""
 
 import sys
 from datetime import datetime
@@ -10,16 +11,17 @@ import msgspec
 from steadyrun.model.ids import AgentId
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.clock import FakeClock
+from steadyrun.testing.store_conformance.fixtures import claim_lanes
 
 
 async def main(home: str, now: str, name: str | None = None) -> None:
     store = await SqliteStore.open(Path(home), clock=FakeClock(datetime.fromisoformat(now)))
     agent = AgentId(name) if name else None
     holder = await store.join("child")
-    [claim] = await store.claim(holder.id, agent=agent)
+    [claim] = await claim_lanes(store, holder.id, agent=agent)
     sys.stdout.buffer.write(msgspec.json.encode(claim) + b"\n")
     sys.stdout.buffer.flush()
-    # Ends only by being killed, or when whoever started us is gone.
+    # Ends only by being killed, or when its parent has ended.
     sys.stdin.buffer.read()
 
 

@@ -81,10 +81,6 @@ class Remember(Struct, frozen=True, tag="put"):
     value: bytes
 
 
-class ClaimOne(Struct, frozen=True, tag="claim"):
-    holder: HolderId
-
-
 class Begin(Struct, frozen=True, tag="change"):
     claim: Claim
     created: Created
@@ -141,7 +137,7 @@ class StartOne(Struct, frozen=True, tag="start"):
     at: datetime
 
 
-class Rest(Struct, frozen=True, tag="rest"):
+class Rest(Struct, frozen=True, tag="settle_warm"):
     claim: Claim
     stretch: Stretch
     finished: Finished
@@ -172,7 +168,7 @@ class LetGo(Struct, frozen=True, tag="release_lane"):
 
 
 Op = (
-    Join | Accept | Cancel | ClaimOne | Begin | OpenProcess | Append | Take | Absorb | GiveBack
+    Join | Accept | Cancel | Begin | OpenProcess | Append | Take | Absorb | GiveBack
     | Settle | StartOne | Rest | EndRun | Ended | Again | Wake | LetGo
     | Hire | CloseGate | Remember
 )  # fmt: skip
@@ -285,18 +281,11 @@ class _Writer:
 
     async def _drive(self, holder: HolderId) -> None:
         while True:
-            is_one_step = self._random.random() < 0.5
-            claims = await (self._start(holder) if is_one_step else self._claim(holder))
+            claims = await self._start(holder)
             for claim in claims:
                 await self._work(claim)
             if not claims:
                 await self._accept(self._message())
-
-    async def _claim(self, holder: HolderId) -> list[Claim]:
-        claims = await self._do(ClaimOne(holder), self._store.claim(holder))
-        for claim in claims:
-            await self._begin(claim)
-        return claims
 
     async def _begin(self, claim: Claim) -> None:
         run, now = self._ids.new_run(), self._clock.now()
@@ -365,7 +354,7 @@ class _Writer:
             settled = self._store.settle(claim, finished, batch)
             await self._do(Settle(claim, stretch, finished), settled)
         else:
-            rested = self._store.rest(claim, finished, batch)
+            rested = self._store.settle(claim, finished, batch, keep_warm=True)
             await self._do(Rest(claim, stretch, finished), rested)
             await self._after_resting(Lease(claim.agent, claim.holder, claim.fence))
 

@@ -20,6 +20,7 @@ from steadyrun.model.ids import AgentId, ItemId, ProcessId
 from steadyrun.model.item import Claim, Message
 from steadyrun.model.process import Process
 from steadyrun.stores.sqlite import SqliteStore
+from steadyrun.testing.store_conformance.fixtures import claim_lanes
 
 AGENT = AgentId("agt_1")
 PROCESS = ProcessId("prc_1")
@@ -71,7 +72,7 @@ async def main(home: Path) -> None:
 async def _claim(store: SqliteStore, home: Path) -> Claim:
     await store.add_agent(Agent(AGENT, "one", ("claude",), str(home)))
     await store.accept(Message(AGENT, "first"))
-    [claim] = await store.claim((await store.join("filler")).id)
+    [claim] = await claim_lanes(store, (await store.join("filler")).id)
     now = SystemClock().now()
     await store.open_process(claim, Process(PROCESS, AGENT, "claude", "here", "keeper", now))
     return claim

@@ -69,11 +69,11 @@ class Actor:
         return holder
 
     async def _claim_one(self) -> object:
-        [claim] = await self._store.claim(self._holder)
-        self._claim = claim
         now = SystemClock().now()
-        created = Created(self._run, claim.agent, claim.item.id, "claude", now)
-        await self._store.change(claim, self._run, created)
+        [started] = await self._store.start(
+            self._holder, lambda agent, item: Created(self._run, agent.id, item.id, "claude", now)
+        )
+        self._claim = claim = started.claim
         process = Process(self._process, claim.agent, "claude", "here", "keeper", now)
         await self._store.open_process(claim, process)
         return claim

@@ -27,6 +27,7 @@ from steadyrun.stores.memory.tables import Tables
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.clock import FakeClock
 from steadyrun.testing.store_conformance import DURABLE_PROMISES, PROMISES, Promise
+from steadyrun.testing.store_conformance.fixtures import claim_lanes
 
 CHILD = Path(__file__).parents[1] / "children" / "claim_one_lane.py"
 # Quotes, a line break and letters beyond ASCII: every form of it in JSON is another.
@@ -57,7 +58,7 @@ class MemoryHarness:
     async def claim_and_die(self, agent: AgentId | None = None) -> Claim:
         store = await self.open()
         holder = await store.join("child")
-        [claim] = await store.claim(holder.id, agent=agent)
+        [claim] = await claim_lanes(store, holder.id, agent=agent)
         self._tables.kill(holder.id)
         return claim
 

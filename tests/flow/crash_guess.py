@@ -25,7 +25,6 @@ from tests.children.crash_writer import (
     Append,
     Begin,
     Cancel,
-    ClaimOne,
     CloseGate,
     Ended,
     EndRun,
@@ -113,8 +112,6 @@ def _guess(model: Model, seen: Seen, op: Op) -> Guess:  # noqa: C901 (one case f
             return Done(None) if seen.kv.get(op.key) == op.value else Absent()
         case Cancel():
             return _of_cancel(model, seen, op)
-        case ClaimOne():
-            return _of_claim(model, seen, op)
         case Begin():
             run = seen.runs.get(op.created.id)
             # It may have gone on only by writes that were asked for after its answer.
@@ -171,16 +168,6 @@ def _of_cancel(model: Model, seen: Seen, op: Cancel) -> Guess:
     if now.status != "cancelled":
         return Absent()
     return Done(replace(item, status="cancelled", settled_at=now.settled_at))
-
-
-def _of_claim(model: Model, seen: Seen, op: ClaimOne) -> Guess:
-    ready = model.startable(op.holder)
-    for lane in ready:
-        head = seen.items[model.queued(lane.agent)[0].id]
-        # One with a run was started in one step: by another of the open writes.
-        if (head.status, head.delivery, head.run) == ("running", "none", None):
-            return Done([model.claim_on(lane, op.holder, head.started_at)])
-    return Absent() if ready else NoTrace()
 
 
 def _of_hire(model: Model, seen: Seen, op: Hire) -> Guess:

@@ -35,7 +35,6 @@ from tests.children.crash_writer import (
     Append,
     Begin,
     Cancel,
-    ClaimOne,
     CloseGate,
     Ended,
     EndRun,
@@ -64,7 +63,6 @@ RESULTS: dict[type, Any] = {
     Join: Holder,
     Accept: Accepted,
     Cancel: Item,
-    ClaimOne: list[Claim],
     Begin: Run,
     OpenProcess: None,
     Append: AppendResult,
@@ -132,8 +130,6 @@ class Model:
                 self.log.append((EventId(f"gate:{len(self.log) + 1}"), None))
             case Remember():
                 self.kv[op.key] = op.value
-            case ClaimOne():
-                self._claim(op.holder, result)
             case Begin():
                 self._begin(op, result)
             case OpenProcess():
@@ -182,28 +178,22 @@ class Model:
         assert self.is_warm(hold)
         self._free(hold.agent)
 
-    def release(self, claim: Claim, result: Item) -> None:
-        for item in self._running(claim.agent):
-            self._requeue(item, result.settled_at)
-        self._free(claim.agent)
-        assert result == self.items[claim.item.id]
-
     def reap(self, dead: HolderId, heir: HolderId, lost: Sequence[AbandonedLane]) -> list[Lease]:
         """Check that `heir` got every lane of `dead`; return the holds that are over."""
         lanes = [lane for lane in self.lanes.values() if lane.holder == dead]
         stale = [self._hold(lane) for lane in lanes]
         for lane in lanes:
             self.lanes[lane.agent] = replace(lane, holder=heir, fence=lane.fence + 1)
-        assert {each.hold.agent for each in lost} == {lane.agent for lane in lanes}
+        assert {each.lease.agent for each in lost} == {lane.agent for lane in lanes}
         for each in lost:
-            assert each.hold == self._hold(self.lanes[each.hold.agent])
+            assert each.lease == self._hold(self.lanes[each.lease.agent])
             self._check_lost(each)
         return stale
 
     def _check_lost(self, lost: AbandonedLane) -> None:
-        run = lost.hold.item.run if isinstance(lost.hold, Claim) else None
+        run = lost.lease.item.run if isinstance(lost.lease, Claim) else None
         assert lost.run == (self.runs[run] if run else None)
-        assert lost.agent == self.agents[lost.hold.agent]
+        assert lost.agent == self.agents[lost.lease.agent]
         assert list(lost.processes) == self._processes_of(lost.agent.id)
 
     def agrees_on(self, seen: Item) -> bool:

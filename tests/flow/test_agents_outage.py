@@ -166,7 +166,7 @@ STORIES: dict[str, tuple[Story, str | None]] = {
     "open_process": (_talk, "start"),
     "append started": (_talk, "append"),
     "append ended": (_talk, "append"),
-    "rest": (_talk, "settle"),
+    "settle warm": (_talk, "settle"),
     "retry": (_crash, "start"),
     "change created": (_crash, "start"),
     "close_process": (_crash, "settle"),
@@ -278,7 +278,14 @@ class Bug:
         return await doing
 
 
-BUGS = ["open_process", "append started", "append ended", "rest", "close_process", "release_lane"]
+BUGS = [
+    "open_process",
+    "append started",
+    "append ended",
+    "settle warm",
+    "close_process",
+    "release_lane",
+]
 
 
 @pytest.mark.parametrize("step", BUGS)

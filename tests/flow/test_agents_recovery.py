@@ -145,7 +145,7 @@ STEPS = [
     "before start keeper", "after start keeper", "after launch", "before link claim",
     "after link claim", "before send open", "after send open", "before send begin",
     "after send begin", "before append started", "after append started", "before append ended",
-    "after append ended", "before rest", "after rest",
+    "after append ended", "before settle warm", "after settle warm",
 ]  # fmt: skip
 
 
@@ -245,7 +245,7 @@ def test_killed_amid_a_follow_up_it_is_done_once(tmp_path: Path, step: str) -> N
 WAKE_STEPS = [
     "before start_unprompted", "after start_unprompted", "before change created",
     "after change created", "before append started 2", "after append started 2",
-    "before append ended 2", "after append ended 2", "before rest 2", "after rest 2",
+    "before append ended 2", "after append ended 2", "before settle warm 2", "after settle warm 2",
 ]  # fmt: skip
 
 

@@ -70,8 +70,8 @@ class CancelsWhatIsTaken(NoPoll):
     async def reap(self, holder: HolderId) -> list[AbandonedLane]:
         lost = await self.store.reap(holder)
         for each in lost:
-            assert isinstance(each.hold, Claim)
-            await self.store.cancel(each.hold.item.id)
+            assert isinstance(each.lease, Claim)
+            await self.store.cancel(each.lease.item.id)
         if lost and self._has_others:
             await self._heard.wait()
         # Where nobody sits, nobody is asked.

@@ -431,10 +431,12 @@ class Recorder:
         await store.add_agent(agent)
         await store.accept(Message(agent.id, "go"))
         holder = await store.join("test")
-        [claim] = await store.claim(holder.id)
         run = ids.new_run()
+        [started] = await store.start(
+            holder.id, lambda agent, item: Created(run, agent.id, item.id, "scripted", now)
+        )
+        claim = started.claim
         process = Process(ids.new_process(), agent.id, "scripted", "here", "none", now)
-        await store.change(claim, run, Created(run, agent.id, claim.item.id, "scripted", now))
         await store.open_process(claim, process)
         await store.change(claim, run, Launched(now, process.id))
         return cls(store, claim, run, process)

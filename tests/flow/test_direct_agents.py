@@ -80,7 +80,7 @@ def test_policy_file_of_the_directory_applies_or_the_run_does_not_start(
         store = await SqliteStore.open(tmp_path / "home")
         try:
             assert len(await store.runs()) == 1
-            seen = await store.last_events(agent=run.agent)
+            seen = await store.events(agent=run.agent, newest=True)
         finally:
             await store.close()
         return [each.event.error for each in seen if isinstance(each.event, ToolFailed)]

@@ -43,8 +43,10 @@ def test_absorbed_message_is_not_returned(tmp_path: Path) -> None:
         holder, run = (await store.join("test")).id, Ids(lambda: NOW).new_run()
         await store.add_agent(Agent(ADA, "ada", ("scripted",), str(tmp_path)))
         await store.accept(Message(ADA, "work"))
-        [claim] = await store.claim(holder, agent=ADA)
-        await store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", NOW))
+        [started] = await store.start(
+            holder, lambda _, item: Created(run, ADA, item.id, "scripted", NOW), agent=ADA
+        )
+        claim = started.claim
         process = Process(ProcessId("prc_1"), ADA, "scripted", "here", "nowhere", NOW)
         await store.open_process(claim, process)
         await store.change(claim, run, Launched(NOW, process.id))

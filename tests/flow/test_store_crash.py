@@ -27,15 +27,16 @@ import msgspec
 import pytest
 
 from steadyrun.errors import LeaseLost, NotFound
+from steadyrun.lib.clock import SystemClock
 from steadyrun.model.agent import Agent
 from steadyrun.model.batch import Batch
 from steadyrun.model.event import Note
-from steadyrun.model.ids import AgentId, HolderId, ProcessId
+from steadyrun.model.ids import AgentId, HolderId, Ids, ProcessId
 from steadyrun.model.item import Claim, Lease, Message
-from steadyrun.model.run import Orphaned
+from steadyrun.model.run import Created, Orphaned
 from steadyrun.store import Lane
 from steadyrun.stores.sqlite import SqliteStore
-from tests.children.crash_writer import Accept, Hire, Op, Orders
+from tests.children.crash_writer import Accept, Begin, Hire, Op, Orders
 from tests.flow.crash_guess import Absent, Done, Seen, apply_open
 from tests.flow.crash_model import RESULTS, Model
 
@@ -46,7 +47,6 @@ PATIENCE_SECONDS = 30.0
 MAY_CHANGE_NOTHING = {
     "accept",
     "cancel",
-    "claim",
     "start",
     "offer_followups",
     "start_unprompted",
@@ -307,11 +307,11 @@ async def _take_over(store: SqliteStore, model: Model, tally: Tally, dead: Holde
     lost = await store.reap(heir.id)
     stale = model.reap(dead, heir.id, lost)
     tally.reaped += len(lost)
-    tally.warm += sum(not isinstance(each.hold, Claim) for each in lost)
+    tally.warm += sum(not isinstance(each.lease, Claim) for each in lost)
     for n, hold in enumerate(stale):
         await _refused(store, hold, n)
     for each in lost:
-        await _finish(store, model, each.hold)
+        await _finish(store, model, each.lease)
     await store.leave(heir.id)
 
 
@@ -331,9 +331,8 @@ async def _refused(store: SqliteStore, stale: Lease, n: int) -> None:
 
 def _claimed(store: SqliteStore, stale: Claim) -> list[Callable[[], Awaitable[object]]]:
     return [
-        lambda: store.rest(stale, Orphaned(stale.item.created_at)),
+        lambda: store.settle(stale, Orphaned(stale.item.created_at), keep_warm=True),
         lambda: store.settle(stale, Orphaned(stale.item.created_at)),
-        lambda: store.release(stale),
         lambda: store.offer_followups(stale, 100),
         lambda: store.absorb(stale, stale.item.id),
     ]
@@ -343,11 +342,13 @@ async def _finish(store: SqliteStore, model: Model, hold: Lease) -> None:
     if not isinstance(hold, Claim):
         await store.release_lane(hold)
         model.let_go(hold)
-    elif hold.item.run is None:
-        model.release(hold, await store.release(hold))
-    else:
-        lost = Orphaned(hold.item.created_at)
-        model.settle(hold, lost, await store.settle(hold, lost))
+        return
+    orphaned = Orphaned(hold.item.created_at)
+    if hold.item.run is None:
+        run = Ids(SystemClock().now).new_run()
+        created = Created(run, hold.agent, hold.item.id, "claude", hold.item.created_at)
+        model.apply(Begin(hold, created), await store.change(hold, run, created))
+    model.settle(hold, orphaned, await store.settle(hold, orphaned))
 
 
 async def _add_agents(home: Path, model: Model) -> None:

@@ -36,6 +36,7 @@ from steadyrun.model.item import Message
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created
 from steadyrun.stores.sqlite import SqliteStore
+from steadyrun.testing.store_conformance.fixtures import claim_lanes
 from tests.children.disk_filler import Story
 from tests.support.require import require
 
@@ -55,7 +56,7 @@ READS: dict[str, Verb] = {
     "usage": lambda s: s.usage(),
     "open processes": lambda s: s.open_processes(),
     "events": lambda s: s.events(limit=ALL),
-    "last events": lambda s: s.last_events(agent=AGENT, limit=ALL),
+    "last events": lambda s: s.events(agent=AGENT, limit=ALL, newest=True),
     "known": lambda s: s.lane_snapshots({AGENT: RunId("run_1")}),
     "holders": lambda s: s.holders(),
     "gates": lambda s: s.gates(),
@@ -64,7 +65,7 @@ WRITES: dict[str, Verb] = {
     "accept": lambda s: s.accept(Message(AGENT, "more")),
     "accept a key": lambda s: s.accept(Message(AGENT, "more", key="again")),
     "pause": lambda s: s.pause(AGENT),
-    "claim": lambda s: _joined(s, s.claim),
+    "start": lambda s: _joined(s, lambda holder: claim_lanes(s, holder)),
     "reap": lambda s: _joined(s, s.reap),
     "add an agent": lambda s: s.add_agent(Agent(AgentId("agt_2"), "two", ("claude",), "/")),
 }
@@ -96,10 +97,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(200):
             await store.accept(Message(AGENT, f"item {n} " * 20, key=f"key {n}"))
         holder = await store.join("test")
-        [claim] = await store.claim(holder.id)
         now = SystemClock().now()
         run, process = RunId("run_1"), ProcessId("prc_1")
-        await store.change(claim, run, Created(run, AGENT, claim.item.id, "claude", now))
+        [started] = await store.start(
+            holder.id, lambda _, item: Created(run, AGENT, item.id, "claude", now)
+        )
+        claim = started.claim
         await store.open_process(claim, Process(process, AGENT, "claude", "here", "k", now))
         for n in range(100):
             events = [Emitted(n + 1, i, now, Note(f"event {n} {i}")) for i in range(20)]

@@ -454,7 +454,7 @@ def _verbs_of_a_holder(
         lambda: store.return_offer(claim, claim.item.id),
         lambda: store.settle(claim, done),
         lambda: store.settle(claim, done, batch),
-        lambda: store.release(claim),
+        lambda: store.settle(claim, done, keep_warm=True),
     ]
 
 

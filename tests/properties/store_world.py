@@ -240,14 +240,7 @@ class World(RuleBasedStateMachine):
         if accepted:
             self.items.append(accepted.item.id)
         if accepted and accepted.started:
-            self._know(accepted.started)
-
-    def _claim(self, n: int, limit: int, agent: AgentId | None) -> list[Work]:
-        holder = self._holder(n)
-        claims = self._both(lambda store: store.claim(holder, limit, agent=agent)) or []
-        works = [Work(claim) for claim in claims]
-        self.works += works
-        return works
+            self._add_work(accepted.started)
 
     def _create(self, work: Work) -> None:
         run, claim, account = (
@@ -289,8 +282,8 @@ class World(RuleBasedStateMachine):
             self.works.append(work)
 
     def _start(
-        self, n: int, limit: int, agent: AgentId | None, but_not: Collection[str] = ()
-    ) -> None:
+        self, n: int, limit: int, agent: AgentId | None, excluded: Collection[str] = ()
+    ) -> list[Work]:
         """Mostly with a new run for each item, now and then with one that exists."""
         holder, now = self._holder(n), self.clock.now()
         runs = [self.names.new_run() for _ in range(limit)]
@@ -301,24 +294,22 @@ class World(RuleBasedStateMachine):
             left = iter(runs)
             return lambda agent, item: Created(next(left), agent.id, item.id, agent.provider, now)
 
-        for started in (
-            self._both(
-                lambda store: store.start(holder, opened(), limit, agent=agent, but_not=but_not)
-            )
-            or []
-        ):
-            self._know(started)
+        started = self._both(
+            lambda store: store.start(holder, opened(), limit, agent=agent, excluded=excluded)
+        )
+        return [self._add_work(each) for each in started or []]
 
-    def _know(self, started: Started) -> None:
+    def _add_work(self, started: Started) -> Work:
         process = [started.process.id] if started.process else []
         work = Work(started.claim, processes=[*process], opened=[*process])
         work.processes = work.processes or [ProcessId("prc_none")]
         work.runs.append(started.run.id)
         self.works.append(work)
+        return work
 
     def _rest(self, work: Work, data: st.DataObject) -> None:
         claim, end = work.claim, Finished(self.clock.now(), *data.draw(endings))
-        self._both(lambda store: store.rest(claim, end))
+        self._both(lambda store: store.settle(claim, end, keep_warm=True))
 
     def _again(self, work: Work, data: st.DataObject) -> None:
         """Mostly after the end of the run, and with another one."""

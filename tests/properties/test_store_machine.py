@@ -170,10 +170,6 @@ class Lockstep(World):
 
     # -- claims and follow-ups
 
-    @rule(n=small, limit=small, agent=st.none() | small)
-    def claim(self, n: int, limit: int, agent: int | None) -> None:
-        self._claim(n, limit, None if agent is None else self._agent(agent))
-
     @rule(
         n=small, limit=small, agent=st.none() | small, but_not=st.sets(st.sampled_from(PROVIDERS))
     )
@@ -186,8 +182,7 @@ class Lockstep(World):
         agent = self._agent(n)
         self._both(lambda store: store.resume(agent))
         self._accept(agent, "work", None)
-        for work in self._claim(0, 1, agent):
-            self._create(work)
+        for work in self._start(0, 1, agent):
             self._open_process(work)
             for deed in deeds:
                 verb = self._going.get(deed) or partial(self._do, deed)
@@ -197,7 +192,7 @@ class Lockstep(World):
     def reap(self, n: int, lasting: bool) -> None:
         holder = self._holder(n)
         for lost in self._both(lambda store: store.reap(holder, lasting=lasting)) or []:
-            hold = lost.hold
+            hold = lost.lease
             for work in [w for w in self.works if w.claim.agent == hold.agent][-1:]:
                 # A warm lane has no item: the claim that rested is good as a hold.
                 item = hold.item if isinstance(hold, Claim) else work.claim.item
@@ -210,7 +205,7 @@ class Lockstep(World):
         claim = self._work(n).claim
         if text is not None:
             self._accept(claim.agent, text, None)
-        self._both(lambda store: store.offer_followups(claim, limit, most_bytes=most_bytes))
+        self._both(lambda store: store.offer_followups(claim, limit, max_bytes=most_bytes))
 
     @precondition(lambda self: self.works)
     @rule(n=small, item=small, is_absorbed=st.booleans())
@@ -219,12 +214,6 @@ class Lockstep(World):
         self._both(
             lambda store: (store.absorb if is_absorbed else store.return_offer)(claim, offer)
         )
-
-    @precondition(lambda self: self.works)
-    @rule(n=small)
-    def release(self, n: int) -> None:
-        claim = self._work(n).claim
-        self._both(lambda store: store.release(claim))
 
     @precondition(lambda self: self.works)
     @rule(n=small, data=st.data())
@@ -244,7 +233,7 @@ class Lockstep(World):
     def rest(self, n: int, data: st.DataObject, has_batch: bool) -> None:
         work = self._work(n)
         change, batch = self._change(data, work), self._batch(data, work) if has_batch else None
-        self._both(lambda store: store.rest(work.claim, change, batch))
+        self._both(lambda store: store.settle(work.claim, change, batch, keep_warm=True))
 
     @precondition(lambda self: self.works)
     @rule(
@@ -309,7 +298,7 @@ class Lockstep(World):
         approval = build_approval_id(self._process(self._work(n), n), name)
         given = ApprovalAnswer(is_allowed, by, self.clock.now(), CANARY)
         self._both(lambda store: store.answer(approval, given))
-        self._both(lambda store: store.approvals_like(f":{name}", 9))
+        self._both(lambda store: store.approvals(matching=f":{name}", limit=9))
 
     @precondition(lambda self: self.works)
     @rule(n=small, data=st.data(), has_change=st.booleans(), has_batch=st.booleans())
@@ -339,9 +328,8 @@ class Lockstep(World):
         since, zone = now - timedelta(minutes=n), timezone(timedelta(hours=after - 10))
         for verb in (
             lambda store: store.events(after, agent=agent, run=run, limit=limit),
-            lambda store: store.last_events(agent=agent, run=run, limit=limit),
+            lambda store: store.events(agent=agent, run=run, limit=limit, newest=True),
             lambda store: store.runs(agent, before=run, limit=limit),
-            lambda store: store.runs_like((run or "run_")[: 3 + limit], limit),
             lambda store: store.items(agent, include_settled=n > 1, before=item, limit=limit),
             lambda store: store.usage(agent=agent, since=since),
             lambda store: store.usage_by("provider", agent=agent, since=since),

@@ -153,7 +153,7 @@ class HomeHarness:
         return sorted(await self.store.runs(agent), key=lambda run: run.id)
 
     async def events(self, agent: AgentId) -> list[StoredEvent]:
-        return await self.store.last_events(agent=agent, limit=ALL)
+        return await self.store.events(agent=agent, limit=ALL, newest=True)
 
     async def events_of(self, agent: AgentId, kind: type[Event]) -> list[Event]:
         return [seen.event for seen in await self.events(agent) if isinstance(seen.event, kind)]

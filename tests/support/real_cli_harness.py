@@ -179,7 +179,7 @@ class CliHarness:
         try:
             run = await store.run(run.id)
             items = await store.items(run.agent, include_settled=True)
-            stored = await store.last_events(agent=run.agent, limit=ALL)
+            stored = await store.events(agent=run.agent, limit=ALL, newest=True)
         finally:
             await store.close()
         return RunRecord(run, stored, sorted(items, key=lambda item: item.seq))

@@ -38,6 +38,6 @@ async def follow(context: OperationContext, request: FollowRequest) -> EventFeed
     run = None if request.run is None else (await find_run(store, request.run)).id
     after = request.after
     if after is None:
-        newest = await store.last_events(limit=1)
+        newest = await store.events(limit=1, newest=True)
         after = newest[-1].cursor if newest else 0
     return EventFeed(StreamStart(after), daemon.follow(agent=agent, run=run, after=after))

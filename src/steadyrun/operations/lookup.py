@@ -3,7 +3,7 @@
 from steadyrun.errors import InvalidUsage, NotFound
 from steadyrun.model.agent import Agent
 from steadyrun.model.approval import Approval
-from steadyrun.model.ids import AgentId, ApprovalId, ItemId
+from steadyrun.model.ids import AgentId, ApprovalId, ItemId, RunId
 from steadyrun.model.item import Item
 from steadyrun.model.run import Run
 from steadyrun.operations.context import OperationContext
@@ -36,13 +36,14 @@ async def find_item(store: Store, text: str) -> Item:
 
 async def find_run(store: Store, text: str) -> Run:
     """Find the one run whose id begins with `text`."""
-    found = await store.runs_like(text) if text else []
-    if not found:
+    found = await store.runs(before=RunId(f"{text}~"), limit=2)
+    matching = [run for run in found if text and run.id.startswith(text)]
+    if not matching:
         raise NotFound("run", text, hint="`steadyrun runs` lists them.")
-    if len(found) > 1:
+    if len(matching) > 1:
         hint = "Type more of the id: `steadyrun runs`."
         raise InvalidUsage(f"{text!r} matches several runs", hint=hint)
-    return found[0]
+    return matching[0]
 
 
 async def find_approval(store: Store, text: str) -> Approval:
@@ -51,7 +52,9 @@ async def find_approval(store: Store, text: str) -> Approval:
     try:
         return await store.approval(ApprovalId(text))
     except NotFound:
-        found = await store.approvals_like(text) if text else []
+        found = []
+    if text:
+        found = await store.approvals(matching=text, include_settled=True, limit=2)
     if not found:
         raise NotFound("approval", text, hint=listing)
     if len(found) > 1:

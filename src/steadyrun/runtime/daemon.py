@@ -141,8 +141,8 @@ class Daemon:
         for lane in lanes:
             if not lane.agent.is_direct:
                 await self.dispatcher.adopt(lane, processes, credit)
-            elif isinstance(lane.hold, Claim):
-                await self.direct_runs.adopt(lane, lane.hold, processes)
+            elif isinstance(lane.lease, Claim):
+                await self.direct_runs.adopt(lane, lane.lease, processes)
         return len(lanes), sum(len(lane.processes) for lane in lanes)
 
     async def _reconcile_gates(self) -> None:

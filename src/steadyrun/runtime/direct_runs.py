@@ -85,9 +85,9 @@ class DirectRuns:
         processes = await find_abandoned(self.deps, lanes)
         # No direct run keeps a lane warm: each lease is the claim of an item.
         return [
-            await self.adopt(each, each.hold, processes)
+            await self.adopt(each, each.lease, processes)
             for each in lanes
-            if isinstance(each.hold, Claim)
+            if isinstance(each.lease, Claim)
         ]
 
     async def adopt(

@@ -125,7 +125,7 @@ class Dispatcher:
                 limit = 1 if self._pool.capacity.runs_of else self.slots.free
                 start = self._make_start(limit)
                 started = await self._store.start(
-                    start.holder, start.opened, limit, but_not=start.but_not
+                    start.holder, start.create_run, limit, excluded=start.excluded
                 )
                 for each in started:
                     self._begin(each)
@@ -176,7 +176,7 @@ class Dispatcher:
     ) -> None:
         """Go on with the lane of a lasting agent whose holder is gone, and with its process if that
         is among `processes`. `credit` is time that does not count for the run."""
-        agent, lease = lane.agent, lane.hold
+        agent, lease = lane.agent, lane.lease
         log_event("lane.reaped", agent=agent.name, fence=lease.fence)
         process = await find_process(self._store, lane, processes)
         if isinstance(lease, Claim):

@@ -48,7 +48,7 @@ async def find_process(
             log_event("process.adopted", agent=lane.agent.name, process=process.id)
             found = processes[process.id]
         else:
-            await store.close_process(lane.hold, process.id)
+            await store.close_process(lane.lease, process.id)
     return found
 
 

@@ -67,7 +67,7 @@ class Exporter:
         if found := await self._store.get(CURSOR):
             self._cursor = msgspec.json.decode(found, type=int)
             return
-        last = await self._store.last_events(limit=1)
+        last = await self._store.events(limit=1, newest=True)
         self._cursor = last[-1].cursor if last else 0
         await self._save_cursor()
 

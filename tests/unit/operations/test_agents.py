@@ -25,7 +25,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.gate import Closed, Opened
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Message
-from steadyrun.model.run import Created, Finished
+from steadyrun.model.run import Finished
 from steadyrun.operations.agents import (
     AddAgentRequest,
     AgentRequest,
@@ -44,6 +44,7 @@ from steadyrun.operations.context import OperationContext
 from steadyrun.store import Store
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
+from steadyrun.testing.store_conformance.fixtures import claim_lanes
 from tests.support.fake_daemon import SmallDaemon, desk_of
 
 T = TypeVar("T")
@@ -304,10 +305,8 @@ def test_remove_refuses_an_agent_with_a_warm_process_of_a_dead_daemon(
     async def rest() -> None:
         store, agent, now = context.store, AgentId(added.id), context.clock.now()
         await store.accept(Message(agent, "go"))
-        [claim] = await store.claim((await store.join("test")).id)
-        run = context.ids.new_run()
-        await store.change(claim, run, Created(run, agent, claim.item.id, "scripted", now))
-        await store.rest(claim, Finished(now, "completed"))
+        [claim] = await claim_lanes(store, (await store.join("test")).id)
+        await store.settle(claim, Finished(now, "completed"), keep_warm=True)
 
     anyio.run(rest)
 
@@ -360,11 +359,7 @@ def test_state_of_an_agent_follows_its_lane_and_gate(context: OperationContext) 
         await store.update_gate("scripted", Opened())
         await store.accept(Message(agent_id, "fix\n the  test"))
         holder = await store.join("test")
-        [claim] = await store.claim(holder.id)
-        run = context.ids.new_run()
-        await store.change(
-            claim, run, Created(run, agent_id, claim.item.id, "scripted", context.clock.now())
-        )
+        [claim] = await claim_lanes(store, holder.id)
         daemon(context).processes[agent_id] = "busy"
         await look()
         daemon(context).waiting.add(agent_id)

@@ -10,7 +10,7 @@ import anyio
 from steadyrun.model.agent import Agent
 from steadyrun.model.budget import BudgetRules
 from steadyrun.model.item import Message
-from steadyrun.model.run import Created, Finished
+from steadyrun.model.run import Finished
 from steadyrun.model.usage import Cost, Usage, UsageSum
 from steadyrun.operations.agents import ListAgentsRequest, list_agents
 from steadyrun.operations.context import OperationContext
@@ -18,6 +18,7 @@ from steadyrun.operations.costs import CostRequest, show
 from steadyrun.store import Grouping
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import FakeClock
+from steadyrun.testing.store_conformance.fixtures import claim_lanes
 from tests.support.fake_daemon import desk_of
 
 
@@ -31,9 +32,7 @@ async def spend(context: OperationContext, agent: Agent, usd: float) -> None:
     store, now = context.store, context.clock.now()
     await store.accept(Message(agent.id, "work"))
     holder = await store.join("test")
-    [claim] = await store.claim(holder.id)
-    run = context.ids.new_run()
-    await store.change(claim, run, Created(run, agent.id, claim.item.id, agent.provider, now))
+    [claim] = await claim_lanes(store, holder.id)
     ended = Finished(now, "completed", usage=Usage(1), cost=Cost(usd, "known"))
     await store.settle(claim, ended)
 

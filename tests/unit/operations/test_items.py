@@ -13,7 +13,7 @@ from steadyrun.model.event import ErrorFact
 from steadyrun.model.gate import Closed, Opened
 from steadyrun.model.ids import AgentId, ItemId
 from steadyrun.model.item import Attachment, Message, Payload
-from steadyrun.model.run import Created, Finished
+from steadyrun.model.run import Finished
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.documents import AgentDocument
 from steadyrun.operations.items import (
@@ -29,6 +29,7 @@ from steadyrun.operations.runs import CancelRequest, cancel
 from steadyrun.operations.views import build_agent_document
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.testing.clock import START, FakeClock
+from steadyrun.testing.store_conformance.fixtures import claim_lanes
 from tests.support.fake_daemon import SmallDaemon, desk_of
 
 ADA = AgentId("agt_1")
@@ -114,7 +115,7 @@ def test_queued_item_has_the_reason_it_waits_for(context: OperationContext) -> N
         await context.store.resume(ADA)
         await context.store.update_gate("scripted", Opened())
         holder = await context.store.join("test")
-        await context.store.claim(holder.id)
+        await claim_lanes(context.store, holder.id)
         await look()
         await look(which=later.id)
         return found
@@ -219,9 +220,8 @@ def test_find_item_accepts_an_unambiguous_prefix(context: OperationContext) -> N
 
 async def run_one(context: OperationContext, status: Any = "failed") -> ItemId:
     holder = await context.store.join("test")
-    [claim] = await context.store.claim(holder.id)
-    run, now = context.ids.new_run(), context.clock.now()
-    await context.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
+    [claim] = await claim_lanes(context.store, holder.id)
+    now = context.clock.now()
     await context.store.settle(claim, Finished(now, status))
     return claim.item.id
 
@@ -275,9 +275,9 @@ def test_cancel_waits_for_the_end_of_a_running_item(context: OperationContext) -
     async def ask() -> list[Any]:
         item = await send(context, SendRequest(agent="ada", text="one"))
         holder = await context.store.join("test")
-        [claim] = await context.store.claim(holder.id)
-        run, now = context.ids.new_run(), context.clock.now()
-        await context.store.change(claim, run, Created(run, ADA, claim.item.id, "scripted", now))
+        [claim] = await claim_lanes(context.store, holder.id)
+        run, now = claim.item.run, context.clock.now()
+        assert run
         asked = await cancel(context, CancelRequest(run))
         found: list[Any] = [asked, (await context.store.item(ItemId(item.id))).cancel_requested]
 

@@ -67,7 +67,7 @@ async def _send_and_wait(config: Config, args: Namespace, request: SendRequest) 
     async with client.connect(home):
         pass
     async with open_operations(config) as context:
-        newest = await context.store.last_events(limit=1)
+        newest = await context.store.events(limit=1, newest=True)
         item: ItemDocument = await client.call(home, _OPERATION, request)
         after = newest[-1].cursor if newest else 0
         return await ItemWatch(context, item, after, as_json=args.json).watch(args.timeout)
@@ -159,7 +159,7 @@ class ItemWatch:
         """
         if item.run is None:
             return
-        last = await self._context.store.last_events(run=item.run, limit=1)
+        last = await self._context.store.events(run=item.run, limit=1, newest=True)
         if not last:
             return
         with anyio.move_on_after(_LAST_EVENT_SECONDS):

@@ -39,7 +39,7 @@ def cancel(args: Namespace) -> int:
 
 async def _steer(args: Namespace) -> int:
     async with _open_run(args.run) as (store, run):
-        seen = await store.last_events(run=run.id, limit=1)
+        seen = await store.events(run=run.id, limit=1, newest=True)
         with anyio.move_on_after(WAIT_SECONDS):
             answer = await run.steer(args.text)
             if isinstance(answer, Refused):

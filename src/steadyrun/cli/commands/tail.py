@@ -91,7 +91,7 @@ async def _load_last(
     """Load the newest events, so many that `wanted` of them are shown, if there are."""
     limit = wanted
     while True:
-        found = await store.last_events(agent=filter_.agent, run=filter_.run, limit=limit)
+        found = await store.events(agent=filter_.agent, run=filter_.run, limit=limit, newest=True)
         shown = [event for event in found if printer.is_shown(event)]
         if len(shown) >= wanted or len(found) < limit or limit >= _MOST_EVENTS:
             return found[found.index(shown[-wanted]) :] if len(shown) > wanted else found

@@ -21,7 +21,7 @@ from steadyrun.runtime.agent.lane import Lane
 from steadyrun.runtime.agent.process import LiveProcess
 from steadyrun.runtime.attachments import find_files
 from steadyrun.runtime.prompt.recovery import with_files
-from steadyrun.store import MOST_TAKEN_BYTES, LaneSnapshot
+from steadyrun.store import MAX_OFFER_BYTES, LaneSnapshot
 
 # How many offers may be open at once.
 _MOST_OPEN = 16
@@ -82,11 +82,11 @@ class OpenOffers:
             return
         claim = lease.claim
         async with self._lock:
-            room = MOST_TAKEN_BYTES - sum(self.open.values())
+            room = MAX_OFFER_BYTES - sum(self.open.values())
             most = _MOST_OPEN - len(self.open)
             is_full = most <= 0 or not await self._fits(claim, room)
             taken = (
-                [] if is_full else await self._store.offer_followups(claim, most, most_bytes=room)
+                [] if is_full else await self._store.offer_followups(claim, most, max_bytes=room)
             )
             self.may_have_more = is_full or bool(taken)
             self.open |= {item.id: _size(item) for item in taken}

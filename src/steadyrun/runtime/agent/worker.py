@@ -199,7 +199,8 @@ class AgentWorker:
         async with lane.turn_lock:
             if lane.run is not run or not run.is_over:
                 return False
-            item = await lane.outage.write(partial(self._store.rest, run.claim), "settle")
+            settle = partial(self._store.settle, run.claim, keep_warm=True)
+            item = await lane.outage.write(settle, "settle")
             lane.report(ItemSettled(item))
             if lane.run is run:
                 lane.release_run()

@@ -73,7 +73,7 @@ async def _load_missed_run(
     store: Store, run: Run, reasons: Mapping[RunId, Mapping[str, str]]
 ) -> MissedRun:
     item = await store.item(run.item) if run.item else None
-    seen = [each.event for each in await store.last_events(run=run.id, limit=_LOOKED_AT)]
+    seen = [each.event for each in await store.events(run=run.id, limit=_LOOKED_AT, newest=True)]
     lasting = [event for event in seen[:-_EVENTS] if isinstance(event, _LASTING)]
     return MissedRun(item, run, (*lasting, *seen[-_EVENTS:]), reasons.get(run.id, {}))
 

@@ -1,4 +1,4 @@
-"""How do gates change in the reference store? In the same step as the run that is the reason."""
+"""Gates of the reference store. A gate changes in the same step as the run that causes it."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -29,33 +29,35 @@ from steadyrun.stores.memory.tables import Placed, Tables
 
 
 class GateKeeper(NamedTuple):
-    """Tells gates what happens."""
+    """Reports news to gates."""
 
     scrubber: Scrubber
     rules: GateRules
     accounts: Accounts
 
-    def present(self, t: Tables) -> list[Gate]:
-        known = sorted(t.gates.items())
-        return [gate for key, gate in known if is_present_account(*key, self.accounts)]
+    def list_present(self, t: Tables) -> list[Gate]:
+        found = sorted(t.gates.items())
+        return [gate for key, gate in found if is_present_account(*key, self.accounts)]
 
-    def shut(self, t: Tables, now: datetime, but_not: Collection[str] = ()) -> UnavailableProviders:
-        closed, suspect = find_unavailable_providers(self.present(t), now)
-        return UnavailableProviders(closed, suspect.union(but_not))
+    def find_shut(
+        self, t: Tables, now: datetime, excluded: Collection[str] = ()
+    ) -> UnavailableProviders:
+        closed, suspect = find_unavailable_providers(self.list_present(t), now)
+        return UnavailableProviders(closed, suspect.union(excluded))
 
-    def tell(
+    def update(
         self, t: Tables, provider: str, account: str | None, news: GateReport, now: datetime
     ) -> Gate:
         account = find_account(provider, self.accounts) if account is None else account
         gate = t.gates.get((provider, account), Gate(provider, account))
         return self._step(t, gate, news, now)
 
-    def begun(self, t: Tables, run: Run) -> None:
+    def on_run_started(self, t: Tables, run: Run) -> None:
         gate = t.gates.get((run.provider, run.account))
         if gate and gate.is_closed:
             self._step(t, gate, Dispatched(run.id), run.created_at)
 
-    def ended(self, t: Tables, run: Run) -> None:
+    def on_run_ended(self, t: Tables, run: Run) -> None:
         assert run.ended_at
         news, gate = report_run_end(run), t.gates.get((run.provider, run.account))
         if gate is None and isinstance(news, Limited):
@@ -71,8 +73,8 @@ class GateKeeper(NamedTuple):
         event = build_gate_event(before, after, now)
         if event:
             cursor = len(t.events) + 1
-            written = encode_events([Emitted(f"gate:{cursor}", 0, now, event)], self.scrubber)
-            [emitted] = decode_events(written)
+            body = encode_events([Emitted(f"gate:{cursor}", 0, now, event)], self.scrubber)
+            [emitted] = decode_events(body)
             name = make_event_id(None, emitted.place, emitted.n)
             t.events.append(Placed(cursor, None, None, None, name, emitted))
         return after

@@ -1,7 +1,7 @@
 """The store contract over one SQLite file.
 
 Writes go through one thread (`Writer`), reads through a few connections in worker threads; the
-event loop never touches the database. What is acknowledged to somebody outside is committed with
+event loop never touches the database. What the store acknowledges to a caller is committed with
 synchronous=FULL, event batches with NORMAL: their journal is on disk already.
 """
 
@@ -30,7 +30,8 @@ from steadyrun.model.item import Claim, Item, Lease, Message, build_cancel_fact
 from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Run, RunChange
 from steadyrun.model.secret import Scrubber
-from steadyrun.store import MOST_TAKEN_BYTES, AbandonedLane, Accepted, Holder, Start, Started
+from steadyrun.store import MAX_OFFER_BYTES, AbandonedLane, Accepted, Holder, Start, Started
+from steadyrun.stores import rules
 from steadyrun.stores.sqlite.db import schema
 from steadyrun.stores.sqlite.db.change_watcher import ChangeWatcher
 from steadyrun.stores.sqlite.db.errors import translated
@@ -49,10 +50,9 @@ from steadyrun.stores.sqlite.sql import (
     kv,
     offers,
     runs,
-    warm,
 )
 from steadyrun.stores.sqlite.sql.rows import Connection
-from steadyrun.stores.sqlite.sql.runs import Written
+from steadyrun.stores.sqlite.sql.runs import EncodedBatch, LastWrites
 from steadyrun.version import __version__
 
 T = TypeVar("T")
@@ -60,17 +60,17 @@ T = TypeVar("T")
 DATABASE = "steadyrun.db"
 
 
-class SqliteStore(SqliteReads):
-    """One process's view of the record in `home`. Open it on the event loop that uses it."""
+class SqliteBase(SqliteReads):
+    """One process's view of the record in `home`, and how its verbs write."""
 
     def __init__(
-        self, home: Path, clock: Clock, ids: Ids, hints: Notifier, terms: StoreSettings
+        self, home: Path, clock: Clock, ids: Ids, hints: Notifier, settings: StoreSettings
     ) -> None:
-        super().__init__(home / DATABASE, Liveness(home / "holders"), terms.accounts)
+        super().__init__(home / DATABASE, Liveness(home / "holders"), settings.accounts)
         self.hints = hints
         self._clock = clock
         self._ids = ids
-        self._terms = terms
+        self._settings = settings
         self._writer: Writer | None = None
         self._watcher: ChangeWatcher | None = None
 
@@ -87,15 +87,16 @@ class SqliteStore(SqliteReads):
         accounts: Accounts | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> Self:
-        """Open the store of a home directory, making both if need be.
+        """Open the store of a home directory on the event loop that uses it. Missing files are
+        created.
 
         A write waits up to `patience_seconds` for other processes, then raises `StoreBusy`.
         """
         clock = clock or SystemClock()
         ids, hints = ids or Ids(clock.now), hints or Notifier()
         accounts = {} if accounts is None else accounts
-        terms = StoreSettings(scrubber or Scrubber(), rules or GateRules(), accounts)
-        store = cls(home, clock, ids, hints, terms)
+        settings = StoreSettings(scrubber or Scrubber(), rules or GateRules(), accounts)
+        store = cls(home, clock, ids, hints, settings)
         loop = asyncio.get_running_loop()
         await anyio.to_thread.run_sync(store._open, loop, patience_seconds)
         hints.on_watch = store._start_watching
@@ -121,45 +122,61 @@ class SqliteStore(SqliteReads):
         writer.close()
         self._liveness.vanish_all()
 
-    # -- agents and sessions
+    async def _write(
+        self,
+        work: Callable[[Connection], T],
+        agent: AgentId | None = None,
+        hint: Hint = Hint.WORK,
+    ) -> T:
+        """Write durably, then notify those that wait for news of the agent."""
+        result = await self._require_writer().write(work, is_durable=True, lane=agent)
+        if agent is not None:
+            self.hints.notify([agent], hint)
+        return result
+
+    def _require_writer(self) -> Writer:
+        self._require_open()
+        assert self._writer
+        return self._writer
+
+    def _start_watching(self) -> None:
+        """Watch for writes of other processes from the first watch on: a quick command pays
+        nothing for it."""
+        if self._watcher is None:
+            log = self._path.with_name(self._path.name + "-wal")
+            writer = self._require_writer()
+            self._watcher = ChangeWatcher(log, writer.look, lambda: writer.commits)
+
+
+class SqliteAgents(SqliteBase):
+    """The writing verbs of `AgentStore`."""
 
     async def add_agent(self, agent: Agent) -> None:
-        await self._accept(lambda c: agents.add(c, agent), agent.id)
-
-    async def start_direct(
-        self,
-        holder: HolderId,
-        agent: Agent,
-        message: Message,
-        opened: Callable[[Agent, Item], Created],
-    ) -> Started:
-        now, item = self._clock.now(), self._ids.new_item()
-
-        def hire(connection: Connection) -> Started:
-            holders.require(connection, holder)
-            agents.hire(connection, agent, message, item, now)
-            started = self._begin(connection, Start(holder, opened), 1, agent.id, now)
-            if not started:
-                raise ChangeRefused("hire", found=f"the gate of {agent.provider} is closed")
-            return started[0]
-
-        return await self._accept(hire, agent.id, Hint.STATE)
+        await self._write(lambda c: agents.add(c, agent), agent.id)
 
     async def set_agent(self, agent: Agent, *, was: Agent) -> None:
-        await self._accept(lambda c: agents.change(c, agent, was), agent.id)
+        await self._write(lambda c: agents.change(c, agent, was), agent.id)
 
     async def remove_agent(self, agent: AgentId) -> None:
         now = self._clock.now()
-        await self._accept(lambda c: agents.remove(c, agent, now), agent)
+        await self._write(lambda c: agents.remove(c, agent, now), agent)
 
-    async def retire_token(self, hold: Lease, provider: str, reason: str) -> None:
-        await self._accept(
-            lambda c: runs.retire_token(c, hold, provider, reason, self._terms),
-            hold.agent,
+    async def retire_token(self, lease: Lease, provider: str, reason: str) -> None:
+        await self._write(
+            lambda c: runs.retire_token(c, lease, provider, reason, self._settings),
+            lease.agent,
             Hint.STATE,
         )
 
-    # -- items
+    async def pause(self, agent: AgentId) -> None:
+        await self._write(lambda c: approvals.pause(c, agent), agent)
+
+    async def resume(self, agent: AgentId) -> None:
+        await self._write(lambda c: items.set_paused(c, agent, False), agent)
+
+
+class SqliteQueue(SqliteBase):
+    """The writing verbs of `QueueStore`."""
 
     async def accept(self, message: Message, start: Start | None = None) -> Accepted:
         now, item = self._clock.now(), self._ids.new_item()
@@ -168,73 +185,79 @@ class SqliteStore(SqliteReads):
             accepted = items.accept(connection, item, message, now)
             if start is None:
                 return accepted
-            started = self._begin(connection, start, 1, message.agent, now)
-            return accepted.begun(started[0]) if started else accepted
+            started = self._start_ready(connection, start, 1, message.agent, now)
+            return accepted.with_started(started[0]) if started else accepted
 
-        accepted = await self._accept(accept)
-        # What is started already is nobody's work any more.
+        accepted = await self._write(accept)
+        # An item that is started already is no work for another holder.
         self.hints.notify([message.agent], Hint.STATE if accepted.started else Hint.WORK)
         return accepted
 
     async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
         now, why = (
             self._clock.now(),
-            build_cancel_fact(reason and self._terms.scrubber.clean(reason)),
+            build_cancel_fact(reason and self._settings.scrubber.clean(reason)),
         )
-        cancelled = await self._accept(lambda c: items.cancel(c, item, why, now))
+        cancelled = await self._write(lambda c: items.cancel(c, item, why, now))
         self.hints.notify([cancelled.agent])
         return cancelled
-
-    # -- lanes
-
-    async def pause(self, agent: AgentId) -> None:
-        await self._accept(lambda c: approvals.pause(c, agent), agent)
-
-    async def resume(self, agent: AgentId) -> None:
-        await self._accept(lambda c: items.set_paused(c, agent, False), agent)
 
     async def join(self, kind: str) -> Holder:
         now = self._clock.now()
         holder = Holder(self._ids.new_holder(), kind, platform.node(), __version__, now)
         with translated(self._path):
             self._liveness.acquire(holder.id)
-        await self._accept(lambda c: holders.add(c, holder))
+        await self._write(lambda c: holders.add(c, holder))
         return holder
 
     async def leave(self, holder: HolderId) -> None:
-        await self._accept(lambda c: holders.remove(c, holder))
+        await self._write(lambda c: holders.remove(c, holder))
         self._liveness.release(holder)
 
-    async def claim(
-        self, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None
-    ) -> list[Claim]:
-        now = self._clock.now()
-
-        def claim(connection: Connection) -> list[Claim]:
-            holders.require(connection, holder)
-            shut = gates.shut(connection, now, self._terms)
-            chosen = items.claim(connection, holder, limit, agent, now, shut)
-            return [each.claim for each in chosen]
-
-        claims = await self._accept(claim)
-        self.hints.notify((claim.agent for claim in claims), Hint.STATE)
-        return claims
+    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[AbandonedLane]:
+        liveness = self._liveness
+        abandoned = await self._write(lambda c: holders.reap(c, holder, liveness, lasting=lasting))
+        self.hints.notify((each.agent.id for each in abandoned), Hint.STATE)
+        return abandoned
 
     async def start(
         self,
         holder: HolderId,
-        opened: Callable[[Agent, Item], Created],
+        create_run: Callable[[Agent, Item], Created],
         limit: int = 1,
         *,
         agent: AgentId | None = None,
-        but_not: Collection[str] = (),
+        excluded: Collection[str] = (),
     ) -> list[Started]:
-        now, start = self._clock.now(), Start(holder, opened, but_not)
-        started = await self._accept(lambda c: self._begin(c, start, limit, agent, now))
+        now, start = self._clock.now(), Start(holder, create_run, excluded)
+        started = await self._write(lambda c: self._start_ready(c, start, limit, agent, now))
         self.hints.notify((each.agent.id for each in started), Hint.STATE)
         return started
 
-    def _begin(
+    async def start_direct(
+        self,
+        holder: HolderId,
+        agent: Agent,
+        message: Message,
+        create_run: Callable[[Agent, Item], Created],
+    ) -> Started:
+        now, item = self._clock.now(), self._ids.new_item()
+
+        def start_direct(connection: Connection) -> Started:
+            holders.require(connection, holder)
+            rules.require_message_for(agent.id, message, "start_direct")
+            agents.add(connection, agent)
+            items.accept(connection, item, message, now)
+            start = Start(holder, create_run)
+            started = claims.start(connection, start, 1, agent.id, now, self._settings)
+            if not started:
+                found = f"the gate of {agent.provider} is closed"
+                raise ChangeRefused("start_direct", found=found)
+            return started[0]
+
+        return await self._write(start_direct, agent.id, Hint.STATE)
+
+    def _start_ready(
         self,
         connection: Connection,
         start: Start,
@@ -243,142 +266,112 @@ class SqliteStore(SqliteReads):
         now: datetime,
     ) -> list[Started]:
         holders.require(connection, start.holder)
-        return claims.start(connection, start, limit, agent, now, self._terms)
+        return claims.start(connection, start, limit, agent, now, self._settings)
+
+    async def start_unprompted(self, lease: Lease, message: Message) -> Claim:
+        now, new = self._clock.now(), self._ids.new_item()
+        return await self._write(
+            lambda c: claims.start_unprompted(c, lease, message, new, now), lease.agent
+        )
+
+    async def release_lane(self, lease: Lease) -> None:
+        now = self._clock.now()
+        await self._write(lambda c: claims.release_lane(c, lease, now), lease.agent)
+
+
+class SqliteRuns(SqliteBase):
+    """The writing verbs of `RunStore`."""
+
+    async def change(self, claim: Claim, run: RunId, change: RunChange) -> Run:
+        return await self._write(
+            lambda c: runs.change(c, claim, run, change, self._settings), claim.agent, Hint.STATE
+        )
+
+    async def open_process(self, lease: Lease, process: Process) -> None:
+        await self._write(lambda c: runs.open_process(c, lease, process), lease.agent, Hint.STATE)
+
+    async def close_process(self, lease: Lease, process: ProcessId) -> None:
+        now = self._clock.now()
+        await self._write(
+            lambda c: runs.close_process(c, lease, process, now), lease.agent, Hint.STATE
+        )
 
     async def offer_followups(
-        self, claim: Claim, limit: int = 1, *, most_bytes: int = MOST_TAKEN_BYTES
+        self, claim: Claim, limit: int = 1, *, max_bytes: int = MAX_OFFER_BYTES
     ) -> list[Item]:
         now = self._clock.now()
-        return await self._accept(
-            lambda c: offers.take(c, claim, limit, most_bytes, now), claim.agent, Hint.STATE
+        return await self._write(
+            lambda c: offers.offer_followups(c, claim, limit, max_bytes, now),
+            claim.agent,
+            Hint.STATE,
         )
 
     async def absorb(self, claim: Claim, item: ItemId) -> None:
-        await self._accept(lambda c: offers.absorb(c, claim, item), claim.agent, Hint.STATE)
+        await self._write(lambda c: offers.absorb(c, claim, item), claim.agent, Hint.STATE)
 
     async def return_offer(self, claim: Claim, item: ItemId) -> None:
         now = self._clock.now()
-        await self._accept(lambda c: offers.give_back(c, claim, item, now), claim.agent)
-
-    async def release(self, claim: Claim) -> Item:
-        now = self._clock.now()
-        return await self._accept(lambda c: items.release(c, claim, now), claim.agent)
+        await self._write(lambda c: offers.return_offer(c, claim, item, now), claim.agent)
 
     async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
         now, new = self._clock.now(), self._ids.new_item()
-        return await self._accept(lambda c: offers.go_on(c, claim, to, new, now), claim.agent)
+        return await self._write(
+            lambda c: claims.continue_with(c, claim, to, new, now), claim.agent
+        )
 
     async def retry(self, claim: Claim, *, spends: bool) -> Claim:
         now = self._clock.now()
-        return await self._accept(lambda c: items.again(c, claim, spends, now), claim.agent)
+        return await self._write(lambda c: claims.retry(c, claim, now, spends=spends), claim.agent)
 
     async def settle(
-        self, claim: Claim, change: RunChange | None = None, batch: Batch | None = None
+        self,
+        claim: Claim,
+        change: RunChange | None = None,
+        batch: Batch | None = None,
+        *,
+        keep_warm: bool = False,
     ) -> Item:
-        now, terms = self._clock.now(), self._terms
-        written = Written.of(batch, terms.scrubber) if batch else None
-        return await self._accept(
-            lambda c: runs.settle(c, claim, change, written, now, terms), claim.agent
+        now, settings = self._clock.now(), self._settings
+        encoded = EncodedBatch.from_batch(batch, settings.scrubber) if batch else None
+        last = LastWrites(change, encoded)
+        return await self._write(
+            lambda c: claims.settle(c, claim, last, now, settings, keep_warm=keep_warm),
+            claim.agent,
         )
 
-    async def rest(
-        self, claim: Claim, change: RunChange | None = None, batch: Batch | None = None
-    ) -> Item:
-        now, terms = self._clock.now(), self._terms
-        written = Written.of(batch, terms.scrubber) if batch else None
-        return await self._accept(
-            lambda c: runs.rest(c, claim, change, written, now, terms), claim.agent
-        )
 
-    async def start_unprompted(self, hold: Lease, message: Message) -> Claim:
-        now, new = self._clock.now(), self._ids.new_item()
-        return await self._accept(lambda c: warm.wake(c, hold, message, new, now), hold.agent)
+class SqliteStore(SqliteAgents, SqliteQueue, SqliteRuns):
+    """The store of one process over the SQLite file in its home directory."""
 
-    async def release_lane(self, hold: Lease) -> None:
-        await self._accept(lambda c: warm.let_go(c, hold), hold.agent)
-
-    async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[AbandonedLane]:
-        liveness = self._liveness
-        lost = await self._accept(lambda c: holders.reap(c, holder, liveness, lasting=lasting))
-        self.hints.notify((each.agent.id for each in lost), Hint.STATE)
-        return lost
-
-    # -- runs, processes, events
-
-    async def change(self, claim: Claim, run: RunId, change: RunChange) -> Run:
-        return await self._accept(
-            lambda c: runs.change(c, claim, run, change, self._terms), claim.agent, Hint.STATE
-        )
-
-    async def open_process(self, hold: Lease, process: Process) -> None:
-        await self._accept(lambda c: runs.open_process(c, hold, process), hold.agent, Hint.STATE)
-
-    async def close_process(self, hold: Lease, process: ProcessId) -> None:
-        now = self._clock.now()
-        await self._accept(
-            lambda c: runs.close_process(c, hold, process, now), hold.agent, Hint.STATE
-        )
-
-    async def append(self, hold: Lease, batch: Batch) -> AppendResult:
-        written = Written.of(batch, self._terms.scrubber)
-        appended = await self._writing().write(
-            lambda c: runs.append(c, hold, written, self._terms),
+    async def append(self, lease: Lease, batch: Batch) -> AppendResult:
+        encoded = EncodedBatch.from_batch(batch, self._settings.scrubber)
+        appended = await self._require_writer().write(
+            lambda c: runs.append(c, lease, encoded, self._settings),
             is_durable=False,
-            lane=hold.agent,
+            lane=lease.agent,
         )
-        self.hints.notify([hold.agent], Hint.EVENTS)
+        self.hints.notify([lease.agent], Hint.EVENTS)
         return appended
 
-    # -- approvals
-
     async def answer(self, approval: ApprovalId, answer: ApprovalAnswer) -> Approval:
-        clean = replace(answer, reason=self._terms.scrubber.clean(answer.reason))
-        answered = await self._accept(lambda c: approvals.answer(c, approval, clean, self._terms))
+        settings = self._settings
+        clean = replace(answer, reason=settings.scrubber.clean(answer.reason))
+        answered = await self._write(lambda c: approvals.answer(c, approval, clean, settings))
         self.hints.notify([answered.agent])
         return answered
-
-    # -- gates
 
     async def update_gate(
         self, provider: str, news: GateReport, *, account: str | None = None
     ) -> Gate:
         now = self._clock.now()
-        told = await self._accept(
-            lambda c: gates.tell(c, provider, account, news, now, self._terms)
+        gate = await self._write(
+            lambda c: gates.update(c, provider, account, news, now, self._settings)
         )
         self.hints.notify_all()
-        return told
-
-    # -- what else is to be remembered
+        return gate
 
     async def put(self, key: str, value: bytes) -> None:
-        await self._accept(lambda c: kv.remember(c, key, value))
-
-    # -- how verbs reach the database
-
-    async def _accept(
-        self,
-        work: Callable[[Connection], T],
-        agent: AgentId | None = None,
-        hint: Hint = Hint.WORK,
-    ) -> T:
-        """Write what somebody relies on from now on, then tell those who wait for it."""
-        result = await self._writing().write(work, is_durable=True, lane=agent)
-        if agent is not None:
-            self.hints.notify([agent], hint)
-        return result
-
-    def _writing(self) -> Writer:
-        self._require_open()
-        assert self._writer
-        return self._writer
-
-    def _start_watching(self) -> None:
-        """Listen to other processes from the first watch on: a quick command pays nothing."""
-        if self._watcher is None:
-            log = self._path.with_name(self._path.name + "-wal")
-            writer = self._writing()
-            self._watcher = ChangeWatcher(log, writer.look, lambda: writer.commits)
+        await self._write(lambda c: kv.put(c, key, value))
 
 
 def _prepare(path: Path) -> None:
@@ -389,10 +382,11 @@ def _prepare(path: Path) -> None:
 
 
 def _make_private(path: Path) -> None:
-    """Make the file: nobody else may read what agents were told; its log gets the same mode.
+    """Make the file readable by its owner only, because it has what agents were sent. Its log gets
+    the same mode.
 
-    One that exists is never opened here. Closing it would end every lock this process has on it
-    (POSIX), and another process could then remove the log while we write to it.
+    A file that exists is never opened here. Closing it would end every lock this process has on it
+    (POSIX), and another process could then remove the log while this process writes to it.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

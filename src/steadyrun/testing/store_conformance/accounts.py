@@ -10,7 +10,11 @@ from steadyrun.model.gate import Closed, Gate, Limited, Opened, Suspected, compu
 from steadyrun.model.item import Item
 from steadyrun.model.run import Created, Finished
 from steadyrun.store import Started, Store
-from steadyrun.testing.store_conformance.fixtures import Scene, set_scene
+from steadyrun.testing.store_conformance.fixtures import (
+    Scene,
+    claim_lanes,
+    set_scene,
+)
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 MINUTE = timedelta(minutes=1)
@@ -70,7 +74,7 @@ async def check_a_new_account_does_not_wait_for_the_old_one(harness: StoreHarnes
     until = harness.clock.now() + MINUTE
     await _limit(scene, limited, until)
     assert await _started(scene) == []
-    assert await home.claim(scene.holder) == []
+    assert await claim_lanes(home, scene.holder) == []
 
     [started] = await _started(scene, work)
     await scene.finish(started.claim)
@@ -106,9 +110,9 @@ async def check_a_run_may_be_begun_on_a_known_account(harness: StoreHarness) -> 
     """That of a process which was launched with another one, and has begun a turn by itself."""
     scene = await set_scene(harness, store=await harness.open(accounts=WORK))
     await scene.send()
-    claim = await scene.claim()
+    claim = await scene.claim(account="home")
 
-    run = await scene.begin(claim, account="home")
+    run = await scene.begin(claim)
     await scene.finish(claim, "rate_limited")
 
     assert (await scene.store.run(run)).account == "home"

@@ -14,6 +14,7 @@ from steadyrun.model.run import Created
 from steadyrun.model.usage import Cost, Usage, UsageSum
 from steadyrun.store import Store
 from steadyrun.testing.store_conformance.fixtures import (
+    claim_lanes,
     hire,
     overlapping,
     refused,
@@ -135,7 +136,7 @@ async def check_an_agent_is_changed_as_it_was_read(harness: StoreHarness) -> Non
     await hire(harness, store, "ada")
     await refused_whole(store, ChangeRefused, store.set_agent(was, was=was))
     await scene.send()
-    assert await store.start(scene.holder, _never, but_not=["codex"]) == []
+    assert await store.start(scene.holder, _never, excluded=["codex"]) == []
 
 
 async def check_an_agent_is_not_made_another(harness: StoreHarness) -> None:
@@ -225,7 +226,7 @@ async def check_who_has_work_is_not_removed(harness: StoreHarness) -> None:
     await refused_whole(store, ChangeRefused, store.remove_agent(scene.agent))
     claim = await scene.claim()
     await refused_whole(store, ChangeRefused, store.remove_agent(scene.agent))
-    await store.release(claim)
+    await scene.finish(claim, "cancelled", stop_reason="shutdown")
     await store.cancel(item.id)
     await store.remove_agent(scene.agent)
     warm = await set_warm(harness, "bo", store=store)
@@ -296,13 +297,13 @@ async def check_lasting_lanes_can_be_left_alone(harness: StoreHarness) -> None:
     assert (lasting.agent, dead.agent) == (scene.agent, direct.id)
 
     [first] = await store.reap(scene.holder, lasting=False)
-    assert (first.agent, first.hold.fence) == (direct, dead.fence + 1)
+    assert (first.agent, first.lease.fence) == (direct, dead.fence + 1)
     lane = await store.lane(scene.agent)
     assert (lane.holder, lane.fence) == (lasting.holder, lasting.fence)
     assert await store.reap(scene.holder, lasting=False) == []
 
     [second] = await store.reap(scene.holder)
-    assert (second.agent.id, second.hold.fence) == (scene.agent, lasting.fence + 1)
+    assert (second.agent.id, second.lease.fence) == (scene.agent, lasting.fence + 1)
 
 
 async def check_the_lane_of_a_direct_agent_is_claimed_by_name(harness: StoreHarness) -> None:
@@ -312,8 +313,8 @@ async def check_the_lane_of_a_direct_agent_is_claimed_by_name(harness: StoreHarn
     await store.add_agent(direct)
     await store.accept(Message(direct.id, "do"))
 
-    assert await store.claim(holder.id) == []
-    [claim] = await store.claim(holder.id, agent=direct.id)
+    assert await claim_lanes(store, holder.id) == []
+    [claim] = await claim_lanes(store, holder.id, agent=direct.id)
 
     assert claim.agent == direct.id
 

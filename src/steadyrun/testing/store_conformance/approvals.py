@@ -194,7 +194,7 @@ async def check_a_yes_about_a_budget_lets_the_lane_go_on(harness: StoreHarness) 
     store, agent = working.store, working.scene.agent
     asked = await _ask_about_budget(working)
     await working.scene.finish(working.claim)
-    last = (await store.last_events(agent=agent, limit=1))[0]
+    last = (await store.events(agent=agent, limit=1, newest=True))[0]
 
     first = await store.answer(asked, _yes(harness))
     again = await store.answer(asked, _yes(harness))
@@ -273,7 +273,9 @@ async def check_a_question_is_found_by_a_part_of_its_id(harness: StoreHarness) -
     first, second = await _ask(working, 0), await _ask(working, 1)
 
     async def like(part: str, **fields: Any) -> list[str]:
-        return [each.id for each in await store.approvals_like(part, **fields)]
+        return [
+            each.id for each in await store.approvals(matching=part, include_settled=True, **fields)
+        ]
 
     assert await like(":1") == [first]
     assert await like(first) == [first]

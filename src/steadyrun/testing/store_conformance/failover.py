@@ -12,6 +12,7 @@ from steadyrun.model.run import Created
 from steadyrun.store import Start, Started
 from steadyrun.testing.store_conformance.fixtures import (
     Scene,
+    claim_lanes,
     refused_whole,
     set_scene,
     set_working,
@@ -59,7 +60,7 @@ async def check_the_first_provider_has_the_next_item_when_its_gate_opens(
     [first] = await _started(scene)
     await scene.store.update_gate("claude", Opened())
     assert await _started(scene) == [], "what runs goes on where it is"
-    await scene.store.rest(first.claim, scene.ended())
+    await scene.store.settle(first.claim, scene.ended(), keep_warm=True)
 
     [second] = await _started(scene)
 
@@ -87,7 +88,7 @@ async def check_a_suspicion_changes_no_provider(harness: StoreHarness) -> None:
     await scene.send()
     await scene.store.update_gate("claude", Suspected(timedelta(seconds=2), "asked to wait"))
     assert await _started(scene) == []
-    assert await scene.store.claim(scene.holder) == []
+    assert await claim_lanes(scene.store, scene.holder) == []
 
     harness.clock.advance(timedelta(seconds=2))
 
@@ -104,10 +105,10 @@ async def check_a_provider_that_is_full_is_waited_for(harness: StoreHarness) -> 
     scene = await set_scene(harness, fallback=["codex"])
     await scene.send()
     store, opened = scene.store, _opened(harness)
-    assert await store.start(scene.holder, opened, but_not={"claude"}) == []
+    assert await store.start(scene.holder, opened, excluded={"claude"}) == []
     await _close(scene, "claude")
-    assert await store.start(scene.holder, opened, but_not={"codex"}) == []
-    assert len(await store.start(scene.holder, opened, but_not={"claude"})) == 1
+    assert await store.start(scene.holder, opened, excluded={"codex"}) == []
+    assert len(await store.start(scene.holder, opened, excluded={"claude"})) == 1
 
 
 async def check_who_is_not_the_probe_goes_to_the_fallback(harness: StoreHarness) -> None:
@@ -160,14 +161,14 @@ async def check_a_process_that_waits_has_its_own_conversation(harness: StoreHarn
     store, scene = working.store, working.scene
     await store.append(working.claim, working.batch(0, 10, token=working.token("one")))
     await store.close_process(working.claim, working.process)
-    await store.rest(working.claim, scene.ended())
+    await store.settle(working.claim, scene.ended(), keep_warm=True)
     assert (await store.lane_snapshots({scene.agent: None}))[scene.agent].session
 
     await _close(scene, "claude")
     await scene.send()
     [started] = await _started(scene)
     await scene.open_process(started.claim, provider="codex")
-    await store.rest(started.claim, scene.ended())
+    await store.settle(started.claim, scene.ended(), keep_warm=True)
 
     assert (await store.lane_snapshots({scene.agent: None}))[scene.agent].session is None
 

@@ -1,6 +1,6 @@
 """How is a check set up and read? An agent, a holder, and short names for what they do."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from steadyrun.model.event import (
     make_place,
 )
 from steadyrun.model.gate import Closed
-from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
+from steadyrun.model.ids import AgentId, HolderId, Ids, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Message
 from steadyrun.model.process import Checkpoint, Process
 from steadyrun.model.run import Created, EndStatus, Finished, Launched, StopReason
@@ -48,8 +48,9 @@ class Scene:
     async def send(self, text: str = "work", *, key: str | None = None) -> Item:
         return await send(self.harness, self.store, self.agent, text, key=key)
 
-    async def claim(self) -> Claim:
-        [claim] = await self.store.claim(self.holder)
+    async def claim(self, **fields: Any) -> Claim:
+        """Start the next item of the agent; `fields` are those of its run."""
+        [claim] = await claim_lanes(self.store, self.holder, **fields)
         assert claim.agent == self.agent
         return claim
 
@@ -132,7 +133,7 @@ async def set_working(harness: StoreHarness, name: str = "ada", **fields: Any) -
 async def set_warm(harness: StoreHarness, name: str = "ada", **fields: Any) -> Working:
     """A scene whose only item was run; the lane was kept. Its claim is good as a `Lease` only."""
     working = await set_working(harness, name, **fields)
-    await working.store.rest(working.claim, working.scene.ended())
+    await working.store.settle(working.claim, working.scene.ended(), keep_warm=True)
     return working
 
 
@@ -161,16 +162,14 @@ async def set_eventful(harness: StoreHarness) -> Working:
 async def _keep_warm(harness: StoreHarness, store: Store, working: Working) -> None:
     agent = await hire(harness, store, "warm")
     await send(harness, store, agent, "done already")
-    [claim] = await store.claim(working.scene.holder)
-    await working.scene.begin(claim)
-    await store.rest(claim, working.scene.ended())
+    [claim] = await claim_lanes(store, working.scene.holder)
+    await store.settle(claim, working.scene.ended(), keep_warm=True)
     await send(harness, store, agent, "next")
 
 
 async def _settle_another(harness: StoreHarness, store: Store, working: Working) -> None:
     await send(harness, store, await hire(harness, store, "bo"), "done already")
-    [claim] = await store.claim(working.scene.holder)
-    await working.scene.begin(claim, metadata={"k": [1]})
+    [claim] = await claim_lanes(store, working.scene.holder, metadata={"k": [1]})
     await working.scene.finish(claim, usage=Usage(1, 2), cost=Cost(0.5, "known"))
 
 
@@ -196,7 +195,35 @@ async def send(
     return (await store.accept(Message(agent, text, key=key))).item
 
 
+async def claim_lanes(
+    store: Store, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None, **fields: Any
+) -> list[Claim]:
+    """Start up to `limit` items; the claim on each. `fields` are those of their runs."""
+    started = await store.start(holder, creator(**fields), limit, agent=agent)
+    return [each.claim for each in started]
+
+
+def creator(**fields: Any) -> Callable[[Agent, Item], Created]:
+    """A function for `Store.start` that creates the run of an item."""
+
+    def create_run(agent: Agent, item: Item) -> Created:
+        at = item.started_at
+        assert at
+        values = {"provider": agent.provider, **fields}
+        return Created(Ids(lambda: at).new_run(), agent.id, item.id, at=at, **values)
+
+    return create_run
+
+
 async def begin(harness: StoreHarness, store: Store, claim: Claim, **fields: Any) -> RunId:
+    """The run of the claim's item; a new one if the item has none."""
+    if claim.item.run is not None:
+        return claim.item.run
+    return await create(harness, store, claim, **fields)
+
+
+async def create(harness: StoreHarness, store: Store, claim: Claim, **fields: Any) -> RunId:
+    """Create a run for the claim's item."""
     harness.clock.advance(TICK)
     run, now = harness.ids.new_run(), harness.clock.now()
     fields.setdefault("provider", "claude")
@@ -219,7 +246,7 @@ async def open_process(
 
 async def reaped(store: Store, holder: HolderId) -> list[Claim]:
     """Take over every lane; the claims on what was running in them."""
-    return [each.hold for each in await store.reap(holder) if isinstance(each.hold, Claim)]
+    return [each.lease for each in await store.reap(holder) if isinstance(each.lease, Claim)]
 
 
 async def refused(kind: type[E], verb: Awaitable[object]) -> E:
@@ -271,7 +298,7 @@ async def everything(store: Store) -> dict[str, object]:
         "processes": [await store.process(process) for process in sorted(processes)],
         "sessions": [await store.session(a.id, p) for a in agents for p in sorted(providers)],
         "events": await store.events(limit=ALL),
-        "last": await store.last_events(limit=ALL),
+        "last": await store.events(limit=ALL, newest=True),
         "known": [
             await store.lane_snapshots({agent.id: None for agent in agents}),
             *[await store.lane_snapshots({run.agent: run.id}) for run in runs],

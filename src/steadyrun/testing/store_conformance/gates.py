@@ -51,7 +51,7 @@ async def check_a_gate_that_closes_and_opens_is_told(harness: StoreHarness) -> N
         (2, None, None, None, now),
     ]
     assert len({event.id for event in events}) == 2
-    assert await store.last_events() == events
+    assert await store.events(newest=True) == events
 
 
 async def check_what_changes_nothing_about_a_gate_is_not_told(harness: StoreHarness) -> None:
@@ -83,19 +83,19 @@ async def check_a_suspicion_is_told_and_passes(harness: StoreHarness) -> None:
 async def check_a_run_that_is_limited_closes_its_gate(harness: StoreHarness) -> None:
     """In the same transaction, whoever writes its end and however."""
     scene = await set_scene(harness)
-    ends = (scene.store.settle, scene.store.rest)
-    for n, end in enumerate(ends):
+    for n, keep_warm in enumerate((False, True)):
         await scene.send()
         [started] = await _started(scene)
         now, stated = harness.clock.now(), harness.clock.now() + (n + 2) * MINUTE
         fact = ErrorFact("rate_limited", "too much", retry_at=stated)
 
-        await end(started.claim, Finished(now, "rate_limited", error=fact))
+        end = Finished(now, "rate_limited", error=fact)
+        await scene.store.settle(started.claim, end, keep_warm=keep_warm)
 
         [gate] = await scene.store.gates()
         assert (gate.is_closed, gate.until, gate.is_stated) == (True, stated, True)
         assert (gate.run, gate.hit_at) == (started.run.id, now)
-        last = (await scene.store.last_events(limit=1))[0]
+        last = (await scene.store.events(limit=1, newest=True))[0]
         assert last.event == GateClosed("claude", stated, f"{started.run.id} was rate limited", 0)
         await scene.store.update_gate("claude", Opened())
 
@@ -167,7 +167,7 @@ async def check_events_of_gates_leave_no_gap_in_those_of_agents(harness: StoreHa
     assert [event.seq for event in await store.events(run=working.run)] == [1, 2, 3]
     pages = [await store.events(after, limit=1) for after in range(6)]
     assert [event for page in pages for event in page] == events
-    assert await store.last_events(limit=2) == events[-2:]
+    assert await store.events(limit=2, newest=True) == events[-2:]
     assert (await store.run(working.run)).events == 3
 
 

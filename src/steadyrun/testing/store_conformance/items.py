@@ -14,6 +14,7 @@ from steadyrun.model.policy import Policy
 from steadyrun.model.run import EndStatus
 from steadyrun.store import DEDUP_RETENTION
 from steadyrun.testing.store_conformance.fixtures import (
+    claim_lanes,
     everything,
     hire,
     overlapping,
@@ -89,7 +90,7 @@ async def check_unknown_ids_are_not_found(harness: StoreHarness) -> None:
     assert await store.runs(agent) == []
     assert await store.open_processes(agent) == []
     assert await store.events(agent=agent, run=RunId("run_none")) == []
-    assert await store.last_events(agent=agent) == []
+    assert await store.events(agent=agent, newest=True) == []
 
 
 async def check_a_message_becomes_an_item_at_the_end_of_its_lane(harness: StoreHarness) -> None:
@@ -144,7 +145,7 @@ async def check_a_repeated_key_wakes_nobody(harness: StoreHarness) -> None:
 
     assert again.item == settled
     assert (await scene.store.lane(scene.agent)).status == "idle"
-    assert await scene.store.claim(scene.holder) == []
+    assert await claim_lanes(scene.store, scene.holder) == []
 
 
 async def check_a_key_is_new_again_after_its_retention(harness: StoreHarness) -> None:
@@ -237,7 +238,7 @@ async def check_a_lane_whose_last_item_is_cancelled_is_idle(harness: StoreHarnes
 
     lane = await scene.store.lane(scene.agent)
     assert (lane.status, lane.queued, lane.ready_at) == ("idle", 0, None)
-    assert await scene.store.claim(scene.holder) == []
+    assert await claim_lanes(scene.store, scene.holder) == []
     again = await scene.send()
     assert (await scene.claim()).item.id == again.id
 
@@ -335,7 +336,7 @@ async def check_a_cancel_and_a_claim_agree_on_who_was_first(harness: StoreHarnes
     for n in range(8):
         agent = await hire(harness, scene.store, f"bo{n}")
         item = await send(harness, scene.store, agent, "work")
-        verbs = [scene.store.claim(scene.holder), other.cancel(item.id)]
+        verbs = [claim_lanes(scene.store, scene.holder), other.cancel(item.id)]
 
         answers = await overlapping(harness, verbs if n % 2 else verbs[::-1])
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import anyio
 
-from steadyrun.errors import ChangeRefused, LeaseLost
+from steadyrun.errors import LeaseLost
 from steadyrun.model.gate import Closed, Gate, Opened
 from steadyrun.model.ids import AgentId, HolderId, ItemId
 from steadyrun.model.item import Claim, Message
@@ -15,6 +15,7 @@ from steadyrun.testing.store_conformance.fixtures import (
     PATIENCE_SECONDS,
     Scene,
     begin,
+    claim_lanes,
     everything,
     hire,
     overlapping,
@@ -40,7 +41,7 @@ class _Crew:
         holder = await store.join("worker")
         with store.hints.watch(None) as watch:
             while len(self.done) < total:
-                claims = await store.claim(holder.id, limit=2)
+                claims = await claim_lanes(store, holder.id, limit=2)
                 for claim in claims:
                     await self._run(store, claim)
                 if not claims:
@@ -90,7 +91,7 @@ async def check_two_claims_never_win(harness: StoreHarness) -> None:
         agent = await hire(harness, scene.store, f"bo{n}")
         await send(harness, scene.store, agent, "work")
 
-        answers = await overlapping(harness, [s.claim(h) for s, h in holders])
+        answers = await overlapping(harness, [claim_lanes(s, h) for s, h in holders])
 
         claims = [claim for answer in answers for claim in answer]
         assert [claim.agent for claim in claims] == [agent]
@@ -122,8 +123,8 @@ async def check_the_longest_ready_lane_goes_first(harness: StoreHarness) -> None
     await send(harness, store, agents[3], "more")
     holder = await store.join("worker")
 
-    first = await store.claim(holder.id, limit=3)
-    rest = await store.claim(holder.id, limit=3)
+    first = await claim_lanes(store, holder.id, limit=3)
+    rest = await claim_lanes(store, holder.id, limit=3)
 
     assert [claim.agent for claim in first] == agents[:0:-1]
     assert [claim.agent for claim in rest] == agents[:1]
@@ -135,9 +136,9 @@ async def check_a_claim_may_be_for_one_agent(harness: StoreHarness) -> None:
     await scene.send()
     await send(harness, scene.store, bo, "work")
 
-    assert await scene.store.claim(scene.holder, agent=cy) == []
-    [claim] = await scene.store.claim(scene.holder, 5, agent=bo)
-    assert await scene.store.claim(scene.holder, agent=bo) == []
+    assert await claim_lanes(scene.store, scene.holder, agent=cy) == []
+    [claim] = await claim_lanes(scene.store, scene.holder, 5, agent=bo)
+    assert await claim_lanes(scene.store, scene.holder, agent=bo) == []
 
     assert claim.agent == bo
     assert (await scene.claim()).agent == scene.agent
@@ -151,8 +152,8 @@ async def check_a_held_lane_is_unclaimable(harness: StoreHarness) -> None:
     other = await harness.open()
     rival = await other.join("worker")
 
-    assert await other.claim(rival.id, limit=5) == []
-    assert await scene.store.claim(scene.holder, limit=5) == []
+    assert await claim_lanes(other, rival.id, limit=5) == []
+    assert await claim_lanes(scene.store, scene.holder, limit=5) == []
 
     lane = await other.lane(scene.agent)
     assert (lane.status, lane.queued, lane.holder) == ("held", 1, scene.holder)
@@ -161,7 +162,7 @@ async def check_a_held_lane_is_unclaimable(harness: StoreHarness) -> None:
 async def check_an_empty_lane_is_unclaimable(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
 
-    assert await scene.store.claim(scene.holder, limit=5) == []
+    assert await claim_lanes(scene.store, scene.holder, limit=5) == []
 
 
 async def check_a_paused_lane_is_unclaimable_until_resumed(harness: StoreHarness) -> None:
@@ -172,7 +173,7 @@ async def check_a_paused_lane_is_unclaimable_until_resumed(harness: StoreHarness
     await other.pause(scene.agent)
 
     assert (await scene.store.lane(scene.agent)).is_paused
-    assert await scene.store.claim(scene.holder) == []
+    assert await claim_lanes(scene.store, scene.holder) == []
     await other.resume(scene.agent)
 
     assert (await scene.claim()).item.id == item.id
@@ -193,7 +194,7 @@ async def check_what_runs_goes_on_while_paused(harness: StoreHarness) -> None:
     assert settled.status == "completed"
     lane = await scene.store.lane(scene.agent)
     assert (lane.status, lane.is_paused) == ("ready", True)
-    assert await scene.store.claim(scene.holder) == []
+    assert await claim_lanes(scene.store, scene.holder) == []
 
 
 async def check_a_closed_gate_skips_the_lane_until_its_time(harness: StoreHarness) -> None:
@@ -204,10 +205,10 @@ async def check_a_closed_gate_skips_the_lane_until_its_time(harness: StoreHarnes
     until = harness.clock.now() + timedelta(minutes=15)
     await scene.store.update_gate("claude", Closed(until, "rate limit"))
 
-    [claim] = await scene.store.claim(scene.holder, limit=5)
+    [claim] = await claim_lanes(scene.store, scene.holder, limit=5)
     assert claim.agent == codex
     harness.clock.advance(until - harness.clock.now() - timedelta(microseconds=1))
-    assert await scene.store.claim(scene.holder) == []
+    assert await claim_lanes(scene.store, scene.holder) == []
     harness.clock.advance(timedelta(microseconds=1))
 
     assert (await scene.claim()).agent == scene.agent
@@ -219,7 +220,7 @@ async def check_a_gate_can_be_opened_by_hand(harness: StoreHarness) -> None:
     await scene.send()
     closed = await other.update_gate("claude", Closed(None, "by hand"))
     assert await scene.store.gates() == [closed]
-    assert await scene.store.claim(scene.holder) == []
+    assert await claim_lanes(scene.store, scene.holder) == []
 
     await other.update_gate("claude", Opened())
 
@@ -227,16 +228,16 @@ async def check_a_gate_can_be_opened_by_hand(harness: StoreHarness) -> None:
     assert (await scene.claim()).agent == scene.agent
 
 
-async def check_a_released_item_is_back_in_its_place(harness: StoreHarness) -> None:
+async def check_an_interrupted_item_is_back_in_its_place(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     first = await scene.send()
     await scene.send()
     claim = await scene.claim()
     harness.clock.advance(timedelta(seconds=1))
 
-    released = await scene.store.release(claim)
+    interrupted = await scene.finish(claim, "cancelled", stop_reason="shutdown")
 
-    assert (released.id, released.status, released.attempt) == (first.id, "queued", 1)
+    assert (interrupted.id, interrupted.status, interrupted.attempt) == (first.id, "queued", 1)
     lane = await scene.store.lane(scene.agent)
     assert (lane.status, lane.queued, lane.holder) == ("ready", 2, None)
     assert lane.ready_at == harness.clock.now()
@@ -244,28 +245,17 @@ async def check_a_released_item_is_back_in_its_place(harness: StoreHarness) -> N
     assert (again.item.id, again.item.attempt, again.fence) == (first.id, 2, claim.fence + 1)
 
 
-async def check_a_lane_with_an_open_run_is_not_released(harness: StoreHarness) -> None:
-    scene = await set_scene(harness)
-    await scene.send()
-    claim = await scene.claim()
-    run = await scene.begin(claim)
-
-    await refused_whole(scene.store, ChangeRefused, scene.store.release(claim))
-    await scene.store.change(claim, run, scene.ended("failed"))
-    released = await scene.store.release(claim)
-
-    assert (released.status, released.run) == ("queued", run)
-    assert (await scene.claim()).item.run is None
-
-
-async def check_released_means_cancelled_for_what_was_asked_to_stop(harness: StoreHarness) -> None:
+async def check_an_interrupted_item_that_was_asked_to_stop_is_cancelled(
+    harness: StoreHarness,
+) -> None:
     scene = await set_scene(harness)
     item = await scene.send()
     claim = await scene.claim()
     await scene.store.cancel(item.id)
 
-    assert (await scene.store.release(claim)).status == "cancelled"
+    interrupted = await scene.finish(claim, "cancelled", stop_reason="shutdown")
 
+    assert interrupted.status == "cancelled"
     assert (await scene.store.lane(scene.agent)).status == "idle"
 
 
@@ -278,7 +268,6 @@ async def check_a_claim_ends_once(harness: StoreHarness) -> None:
 
     for verb in (
         scene.store.settle(claim),
-        scene.store.release(claim),
         scene.store.offer_followups(claim),
     ):
         error = await refused_whole(scene.store, LeaseLost, verb)
@@ -298,7 +287,7 @@ async def _check_accept_beside_settle(
 ) -> None:
     harness, other = scene.harness, await scene.harness.open()
     await send(harness, scene.store, agent, "first")
-    [claim] = await scene.store.claim(scene.holder)
+    [claim] = await claim_lanes(scene.store, scene.holder)
     await scene.begin(claim)
     verbs = [other.accept(Message(agent, "second")), scene.finish(claim)]
 
@@ -306,7 +295,7 @@ async def _check_accept_beside_settle(
 
     lane = await scene.store.lane(agent)
     assert (lane.status, lane.queued) == ("ready", 1)
-    [woken] = await scene.store.claim(scene.holder)
+    [woken] = await claim_lanes(scene.store, scene.holder)
     assert (woken.agent, woken.item.text) == (agent, "second")
 
 
@@ -320,7 +309,7 @@ async def check_a_wake_up_beside_a_cancel_is_never_lost(harness: StoreHarness) -
 
         await overlapping(harness, verbs if n % 2 else verbs[::-1])
 
-        [woken] = await scene.store.claim(scene.holder)
+        [woken] = await claim_lanes(scene.store, scene.holder)
         assert (woken.agent, woken.item.text) == (agent, "second")
 
 
@@ -347,7 +336,7 @@ async def check_claiming_nothing_changes_nothing(harness: StoreHarness) -> None:
     claim = await scene.claim()
     before = await everything(scene.store)
 
-    assert await scene.store.claim(scene.holder) == []
+    assert await claim_lanes(scene.store, scene.holder) == []
     assert await scene.store.offer_followups(claim) == []
     assert await scene.store.reap(scene.holder) == []
 
@@ -367,7 +356,7 @@ async def check_a_run_that_ends_because_of_a_budget_pauses_its_lane(harness: Sto
     lane = await scene.store.lane(scene.agent)
     assert (settled.id, settled.status, settled.error) == (first.id, "queued", None)
     assert (lane.is_paused, lane.queued, lane.status) == (True, 2, "ready")
-    assert await scene.store.claim(claim.holder) == []
+    assert await claim_lanes(scene.store, claim.holder) == []
     await scene.store.resume(scene.agent)
-    [again] = await scene.store.claim(claim.holder)
+    [again] = await claim_lanes(scene.store, claim.holder)
     assert (again.item.id, again.item.before) == (first.id, run)

@@ -11,6 +11,7 @@ from steadyrun.model.run import Created, EndStatus, Orphaned
 from steadyrun.store import Store
 from steadyrun.testing.store_conformance.fixtures import (
     Scene,
+    claim_lanes,
     hire,
     overlapping,
     reaped,
@@ -147,7 +148,7 @@ async def check_a_claim_goes_on_once_its_run_has_ended(harness: StoreHarness) ->
     store, offer = ending.store, ending.later[0].id
     bo = await set_scene(harness, "bo", store=store)
     await bo.send()
-    [unbegun] = await store.claim(bo.holder, agent=bo.agent)
+    [unbegun] = await claim_lanes(store, bo.holder, agent=bo.agent)
 
     for to in (offer, ending.unasked()):
         await refused_whole(store, ChangeRefused, store.continue_with(ending.claim, to))
@@ -177,7 +178,7 @@ async def check_a_claim_goes_on_to_what_was_offered_to_it(harness: StoreHarness)
 async def _offer_elsewhere(ending: _Ending, harness: StoreHarness) -> Item:
     agent = await hire(harness, ending.store, "cy")
     await send(harness, ending.store, agent, "work")
-    [claim] = await ending.store.claim(ending.scene.holder, agent=agent)
+    [claim] = await claim_lanes(ending.store, ending.scene.holder, agent=agent)
     await send(harness, ending.store, agent, "later")
     [offer] = await ending.store.offer_followups(claim)
     return offer
@@ -241,7 +242,6 @@ def _writes(ending: _Ending) -> list[Callable[[], Awaitable[object]]]:
     return [
         lambda: store.settle(claim),
         lambda: store.settle(claim, scene.ended("failed")),
-        lambda: store.release(claim),
         lambda: store.absorb(claim, offer),
         lambda: store.change(claim, run, created),
         lambda: store.continue_with(claim, offer),
@@ -290,7 +290,8 @@ async def check_an_interrupted_own_turn_keeps_its_place(harness: StoreHarness) -
     ending = await _set_ending(harness, 3)
     claim = await ending.store.continue_with(ending.claim, ending.later[0].id)
 
-    await ending.store.release(claim)
+    await ending.scene.begin(claim)
+    await ending.scene.finish(claim, "cancelled", stop_reason="shutdown")
 
     assert await ending.statuses() == [
         ("completed", "none"),
@@ -331,11 +332,15 @@ async def check_a_lane_that_goes_on_is_never_free(harness: StoreHarness) -> None
     claim, [first, second] = ending.claim, [item.id for item in ending.later[:2]]
     turns: list[ItemId | Message] = [first, ending.unasked(), second]
     for to in turns:
-        verbs = [other.claim(rival), ending.store.continue_with(claim, to), other.claim(rival)]
+        verbs = [
+            claim_lanes(other, rival),
+            ending.store.continue_with(claim, to),
+            claim_lanes(other, rival),
+        ]
 
         before, claim, after = await overlapping(harness, verbs)
 
-        assert before == after == await other.claim(rival) == []
+        assert before == after == await claim_lanes(other, rival) == []
         run = await ending.scene.begin(claim)
         await ending.store.change(claim, run, ending.scene.ended())
 

@@ -17,6 +17,7 @@ from steadyrun.testing.store_conformance.fixtures import (
     PATIENCE_SECONDS,
     Working,
     begin,
+    claim_lanes,
     hire,
     send,
     set_working,
@@ -80,7 +81,7 @@ async def check_pages_equal_the_whole(harness: StoreHarness) -> None:
         assert chosen == [e for e in whole if _is_in(e, crew, agent, run)]
         for limit in (1, 2, 3, 7, len(chosen), len(chosen) + 1):
             assert await _paged(store, limit, agent, run) == chosen
-            last = await store.last_events(agent=agent, run=run, limit=limit)
+            last = await store.events(agent=agent, run=run, limit=limit, newest=True)
             assert last == chosen[-limit:]
 
 
@@ -100,14 +101,14 @@ async def check_no_limit_of_zero_means_all(harness: StoreHarness) -> None:
     store, _ = await _set_record(harness)
 
     assert await store.events(limit=0) == []
-    assert await store.last_events(limit=0) == []
+    assert await store.events(limit=0, newest=True) == []
 
 
 async def check_an_agent_and_anothers_run_have_nothing_in_common(harness: StoreHarness) -> None:
     store, crew = await _set_record(harness)
 
     assert await store.events(agent=crew[0].scene.agent, run=crew[1].run) == []
-    assert await store.last_events(agent=crew[0].scene.agent, run=crew[1].run) == []
+    assert await store.events(agent=crew[0].scene.agent, run=crew[1].run, newest=True) == []
 
 
 async def check_follow_gives_stored_then_live_events_once(harness: StoreHarness) -> None:
@@ -197,7 +198,7 @@ async def _check_work_goes_on(harness: StoreHarness, front: Notifier, back: Noti
     async def work() -> None:
         with store.hints.watch(None) as watch:
             while len(settled) < 10:
-                for claim in await store.claim(working.scene.holder):
+                for claim in await claim_lanes(store, working.scene.holder):
                     await begin(harness, store, claim)
                     settled.append((await working.scene.finish(claim)).text)
                 await watch.wait(POLL_SECONDS)

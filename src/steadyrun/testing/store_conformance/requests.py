@@ -3,6 +3,7 @@
 from steadyrun.model.item import Message
 from steadyrun.store import PendingRequests
 from steadyrun.testing.store_conformance.fixtures import (
+    claim_lanes,
     hire,
     send,
     set_scene,
@@ -75,7 +76,7 @@ async def check_calls_are_in_the_order_of_agents(harness: StoreHarness) -> None:
     agents = [scene.agent, *[await hire(harness, scene.store, name) for name in ("bo", "cy")]]
     for agent in agents[::-1]:
         await send(harness, scene.store, agent, "work")
-    await scene.store.claim(scene.holder, limit=5)
+    await claim_lanes(scene.store, scene.holder, limit=5)
     for agent in agents[::-1]:
         await send(harness, scene.store, agent, "more")
 

@@ -43,8 +43,8 @@ async def check_the_conversation_is_that_with_the_provider_of_the_run(
 ) -> None:
     scene = await set_scene(harness)
     await scene.send()
-    claim = await scene.claim()
-    run = await scene.begin(claim, provider="codex")
+    claim = await scene.claim(provider="codex")
+    run = await scene.begin(claim)
     working = Working(scene, claim, run, await scene.open_process(claim))
     await scene.store.append(claim, working.batch(0, 10, token=working.token("one")))
 
@@ -74,7 +74,7 @@ async def check_what_is_known_of_a_run_is_told_by_its_own_events(harness: StoreH
     store, scene = working.store, working.scene
     asked = working.said(1, 0, ApprovalRequested("apr_1", None, "shell"))
     await store.append(working.claim, working.batch(0, 1, asked))
-    await store.rest(working.claim, scene.ended())
+    await store.settle(working.claim, scene.ended(), keep_warm=True)
     await scene.send("next")
     claim = await scene.claim()
     run = await scene.begin(claim)

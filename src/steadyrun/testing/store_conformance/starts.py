@@ -12,6 +12,7 @@ from steadyrun.model.run import Created
 from steadyrun.store import Start, Started
 from steadyrun.testing.store_conformance.fixtures import (
     Scene,
+    claim_lanes,
     hire,
     overlapping,
     refused_whole,
@@ -60,7 +61,7 @@ async def check_a_start_in_a_warm_lane_knows_its_process(harness: StoreHarness) 
     assert started.session is not None
     await store.close_process(started.claim, newer)
     await store.close_process(started.claim, working.process)
-    await store.rest(started.claim, scene.ended())
+    await store.settle(started.claim, scene.ended(), keep_warm=True)
     await scene.send("last")
     [again] = await store.start(scene.holder, _opened(harness, provider="codex"))
     assert (again.session, again.process, again.run.provider) == (None, None, "codex")
@@ -102,11 +103,10 @@ async def check_a_start_knows_the_run_before(harness: StoreHarness) -> None:
 
     assert second.before == await scene.store.run(first.run.id)
     assert (second.claim.item.before, second.claim.item.attempt) == (first.run.id, 2)
-    await scene.store.change(second.claim, second.run.id, scene.ended("rate_limited"))
-    await scene.store.release(second.claim)
+    await scene.finish(second.claim, "rate_limited")
     await scene.store.update_gate("claude", Opened())
     claim = await scene.claim()
-    assert (claim.item.run, claim.item.before) == (None, second.run.id)
+    assert claim.item.before == second.run.id
 
 
 async def check_two_starts_never_win(harness: StoreHarness) -> None:
@@ -132,8 +132,8 @@ async def check_a_start_passes_over_some_providers(harness: StoreHarness) -> Non
         await each.send()
     start = scene.store.start
 
-    assert await start(scene.holder, _opened(harness), agent=bo.agent, but_not=["codex"]) == []
-    first = await start(scene.holder, _opened(harness), 1, but_not={"claude", "codex"})
+    assert await start(scene.holder, _opened(harness), agent=bo.agent, excluded=["codex"]) == []
+    first = await start(scene.holder, _opened(harness), 1, excluded={"claude", "codex"})
     rest = await start(scene.holder, _opened(harness), 5)
 
     assert [each.agent.id for each in first] == [cy.agent]
@@ -162,7 +162,7 @@ async def check_where_nothing_is_ready_nobody_is_told(harness: StoreHarness) -> 
     with store.hints.watch(None) as watch:
         watch.on_notify = lambda: rung.append("rung")
         assert await _started(scene) == []
-        assert await store.claim(scene.holder) == []
+        assert await claim_lanes(store, scene.holder) == []
         assert await store.reap(scene.holder) == []
         assert rung == []
 

@@ -11,6 +11,8 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Launched, Orphaned
 from steadyrun.testing.store_conformance.fixtures import (
     Working,
+    claim_lanes,
+    create,
     everything,
     hire,
     overlapping,
@@ -28,7 +30,7 @@ async def check_who_is_no_holder_any_more_gets_nothing(harness: StoreHarness) ->
     await scene.send()
     await store.leave(gone)
 
-    await refused_whole(store, HolderGone, store.claim(gone))
+    await refused_whole(store, HolderGone, claim_lanes(store, gone))
     await refused_whole(store, HolderGone, store.start(gone, _never))
     await refused_whole(store, HolderGone, store.reap(gone))
 
@@ -100,7 +102,7 @@ async def check_who_left_is_reaped(harness: StoreHarness) -> None:
     [lost] = await reaped(other, reaper.id)
 
     assert (lost.item.id, lost.fence) == (claim.item.id, claim.fence + 1)
-    await refused_whole(other, LeaseLost, scene.store.release(claim))
+    await refused_whole(other, LeaseLost, scene.store.settle(claim, scene.ended()))
 
 
 async def check_a_lane_is_reaped_once(harness: StoreHarness) -> None:
@@ -155,11 +157,12 @@ async def check_a_lane_won_again_refuses_the_old_claim(harness: StoreHarness) ->
     scene = await set_scene(harness)
     await scene.send()
     old = await scene.claim()
-    await scene.store.release(old)
+    await scene.finish(old, "cancelled", stop_reason="shutdown")
     new = await scene.claim()
     assert (new.agent, new.holder, new.item.id) == (old.agent, old.holder, old.item.id)
 
-    for verb in (scene.store.offer_followups(old), scene.store.release(old), scene.begin(old)):
+    verbs = scene.store.offer_followups(old), scene.finish(old), create(harness, scene.store, old)
+    for verb in verbs:
         await refused_whole(scene.store, LeaseLost, verb)
 
     await scene.begin(new)
@@ -226,15 +229,14 @@ def _writes(working: Working, offer: ItemId) -> list[tuple[str, Callable[[], Awa
         ("offer_followups", lambda: store.offer_followups(claim)),
         ("absorb", lambda: store.absorb(claim, offer)),
         ("return_offer", lambda: store.return_offer(claim, offer)),
-        ("release", lambda: store.release(claim)),
         ("continue_with", lambda: store.continue_with(claim, offer)),
         (
-            "go_on unasked",
+            "continue_with a message",
             lambda: store.continue_with(claim, Message(claim.agent, "by itself", "self")),
         ),
         ("retry", lambda: store.retry(claim, spends=True)),
         ("settle", lambda: store.settle(claim, scene.ended())),
-        ("rest", lambda: store.rest(claim, scene.ended())),
+        ("settle warm", lambda: store.settle(claim, scene.ended(), keep_warm=True)),
         ("settle with a batch", lambda: store.settle(claim, scene.ended(), working.batch(0, 5))),
         ("change", lambda: store.change(claim, working.run, Launched(now))),
         ("create", lambda: store.change(claim, new, created)),

@@ -11,6 +11,8 @@ from steadyrun.model.run import Cancelled
 from steadyrun.store import Lane
 from steadyrun.testing.store_conformance.fixtures import (
     Working,
+    claim_lanes,
+    create,
     everything,
     overlapping,
     refused_whole,
@@ -29,7 +31,9 @@ async def check_resting_settles_the_item_and_keeps_the_lane(harness: StoreHarnes
     await store.absorb(working.claim, later[0].id)
     harness.clock.advance(timedelta(seconds=1))
 
-    item = await store.rest(working.claim, scene.ended(text="words"), working.batch(0, 10))
+    item = await store.settle(
+        working.claim, scene.ended(text="words"), working.batch(0, 10), keep_warm=True
+    )
 
     assert (item.status, item.reply, item.run) == ("completed", "words", working.run)
     assert item == await store.item(item.id)
@@ -48,9 +52,11 @@ async def check_resting_settles_the_item_and_keeps_the_lane(harness: StoreHarnes
 async def check_only_an_ended_run_lets_its_lane_rest(harness: StoreHarness) -> None:
     working = await set_working(harness)
 
-    await refused_whole(working.store, ChangeRefused, working.store.rest(working.claim))
+    await refused_whole(
+        working.store, ChangeRefused, working.store.settle(working.claim, keep_warm=True)
+    )
 
-    await working.store.rest(working.claim, working.scene.ended("failed"))
+    await working.store.settle(working.claim, working.scene.ended("failed"), keep_warm=True)
     assert (await _lane(working)).status == "warm"
 
 
@@ -58,10 +64,10 @@ async def check_a_warm_lane_is_given_to_its_holder_only(harness: StoreHarness) -
     working = await set_warm(harness)
     other = await harness.open()
     rival = await other.join("worker")
-    assert await working.store.claim(working.scene.holder) == []
+    assert await claim_lanes(working.store, working.scene.holder) == []
     item = await working.scene.send("next")
 
-    assert await other.claim(rival.id, limit=5) == []
+    assert await claim_lanes(other, rival.id, limit=5) == []
     claim = await working.scene.claim()
 
     assert (claim.item.id, claim.fence) == (item.id, working.claim.fence)
@@ -76,7 +82,7 @@ async def check_a_warm_lane_waits_its_turn(harness: StoreHarness) -> None:
     await other.send("first")
     await scene.send("second")
 
-    claims = await working.store.claim(scene.holder, limit=5)
+    claims = await claim_lanes(working.store, scene.holder, limit=5)
 
     assert [claim.agent for claim in claims] == [other.agent, scene.agent]
 
@@ -86,11 +92,11 @@ async def check_a_paused_or_gated_warm_lane_is_unclaimable(harness: StoreHarness
     scene, store = working.scene, working.store
     await scene.send("next")
     await store.pause(scene.agent)
-    assert await store.claim(scene.holder) == []
+    assert await claim_lanes(store, scene.holder) == []
     await store.resume(scene.agent)
     until = harness.clock.now() + timedelta(minutes=1)
     await store.update_gate("claude", Closed(until, "limit"))
-    assert await store.claim(scene.holder) == []
+    assert await claim_lanes(store, scene.holder) == []
 
     harness.clock.advance(timedelta(minutes=1))
 
@@ -123,12 +129,11 @@ async def check_what_has_rested_runs_nothing_more(harness: StoreHarness) -> None
     for verb in (
         store.offer_followups(claim),
         store.settle(claim, scene.ended()),
-        store.rest(claim, scene.ended()),
-        store.release(claim),
+        store.settle(claim, scene.ended(), keep_warm=True),
         store.retry(claim, spends=False),
         store.continue_with(claim, Message(claim.agent, "by itself", "self")),
         store.change(claim, working.run, Cancelled(harness.clock.now())),
-        scene.begin(claim),
+        create(harness, store, claim),
     ):
         await refused_whole(store, ChangeRefused, verb)
 
@@ -152,7 +157,7 @@ async def check_a_turn_begun_in_a_warm_lane_runs_before_what_is_queued(
     assert item == await store.item(item.id)
     assert (lane.status, lane.queued, lane.ready_at) == ("held", 1, None)
     await scene.begin(claim)
-    assert (await store.rest(claim, scene.ended())).status == "completed"
+    assert (await store.settle(claim, scene.ended(), keep_warm=True)).status == "completed"
 
 
 async def check_only_a_warm_lane_is_woken_or_let_go(harness: StoreHarness) -> None:
@@ -201,7 +206,7 @@ async def check_a_warm_lane_whose_only_item_is_cancelled_waits_again(
 
     lane = await _lane(working)
     assert (lane.status, lane.queued, lane.ready_at) == ("warm", 0, None)
-    assert await working.store.claim(working.scene.holder) == []
+    assert await claim_lanes(working.store, working.scene.holder) == []
 
 
 async def check_a_wake_up_beside_resting_is_never_lost(harness: StoreHarness) -> None:
@@ -210,7 +215,7 @@ async def check_a_wake_up_beside_resting_is_never_lost(harness: StoreHarness) ->
         scene, other = working.scene, await harness.open()
         verbs: list[Awaitable[object]] = [
             other.accept(Message(scene.agent, "second")),
-            working.store.rest(working.claim, scene.ended()),
+            working.store.settle(working.claim, scene.ended(), keep_warm=True),
         ]
 
         await overlapping(harness, verbs if n % 2 else verbs[::-1])
@@ -241,7 +246,7 @@ async def check_starting_beside_letting_go_has_one_winner(harness: StoreHarness)
         working = await set_warm(harness, f"ada{n}")
         store, scene, hold = working.store, working.scene, _hold(working)
         await scene.send("next")
-        verbs: list[Awaitable[object]] = [store.claim(scene.holder), _let_go(working)]
+        verbs: list[Awaitable[object]] = [claim_lanes(store, scene.holder), _let_go(working)]
 
         answers = await overlapping(harness, verbs if n % 2 else verbs[::-1])
 
@@ -257,15 +262,15 @@ async def check_a_warm_lane_is_reaped_without_an_item(harness: StoreHarness) -> 
 
     [lost] = await store.reap(scene.holder)
 
-    assert lost.hold == Lease(scene.agent, scene.holder, working.claim.fence + 1)
+    assert lost.lease == Lease(scene.agent, scene.holder, working.claim.fence + 1)
     assert lost.agent == await store.agent("ada")
     assert lost.run is None
     assert [process.id for process in lost.processes] == [working.process]
     assert (await _lane(working)).status == "warm"
     for verb in _writes(working):
         await refused_whole(store, LeaseLost, verb())
-    await store.append(lost.hold, working.batch(0, 10, run=None))
-    await store.release_lane(lost.hold)
+    await store.append(lost.lease, working.batch(0, 10, run=None))
+    await store.release_lane(lost.lease)
 
 
 async def check_what_was_queued_in_a_reaped_warm_lane_runs(harness: StoreHarness) -> None:
@@ -278,7 +283,7 @@ async def check_what_was_queued_in_a_reaped_warm_lane_runs(harness: StoreHarness
     after = await everything(working.store)
     assert {name for name in after if after[name] != before[name]} == {"lanes"}
     claim = await working.scene.claim()
-    assert (claim.item.id, claim.fence) == (item.id, lost.hold.fence)
+    assert (claim.item.id, claim.fence) == (item.id, lost.lease.fence)
 
 
 async def _set_dead_and_warm(harness: StoreHarness) -> Working:
@@ -288,7 +293,7 @@ async def _set_dead_and_warm(harness: StoreHarness) -> Working:
     dead = await harness.claim_and_die()
     working = Working(scene, dead, await scene.begin(dead), await scene.open_process(dead))
     token = working.batch(0, 0, working.noted("r", 1), token=working.token("one"))
-    await scene.store.rest(dead, scene.ended(), token)
+    await scene.store.settle(dead, scene.ended(), token, keep_warm=True)
     return working
 
 
@@ -320,5 +325,5 @@ def _writes(working: Working) -> list[Callable[[], Awaitable[object]]]:
         lambda: store.append(hold, working.batch(0, 10, run=None)),
         lambda: store.open_process(hold, opened),
         lambda: store.close_process(hold, working.process),
-        lambda: store.rest(working.claim),
+        lambda: store.settle(working.claim, keep_warm=True),
     ]

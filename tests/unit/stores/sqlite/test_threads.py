@@ -10,7 +10,9 @@ import anyio
 from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.model.item import Message
+from steadyrun.model.run import Orphaned
 from steadyrun.stores.sqlite import SqliteStore
+from steadyrun.testing.store_conformance.fixtures import claim_lanes
 
 
 def test_no_call_of_sqlite_is_made_on_the_loop(tmp_path: Path) -> None:
@@ -30,11 +32,11 @@ def test_no_call_of_sqlite_is_made_on_the_loop(tmp_path: Path) -> None:
             await store.add_agent(agent)
             await store.accept(Message(agent.id, "go"))
             holder = await store.join("test")
-            [claim] = await store.claim(holder.id)
+            [claim] = await claim_lanes(store, holder.id)
             with store.hints.watch(agent.id) as watching:
                 await watching.wait(0)
-            await store.release(claim)
-            assert await store.items()
+            await store.settle(claim, Orphaned(claim.item.created_at))
+            assert await store.items(include_settled=True)
             await store.close()
         finally:
             sys.setprofile(None)

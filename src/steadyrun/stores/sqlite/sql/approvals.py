@@ -1,4 +1,4 @@
-"""How does a question to a person come and go? Each function is one step inside a transaction."""
+"""Questions to persons in the database. Each function is one step inside a transaction."""
 
 from itertools import groupby
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from steadyrun.errors import ChangeRefused, NotFound
+from steadyrun.errors import NotFound
 from steadyrun.model.approval import (
     Approval,
     ApprovalAnswer,
@@ -19,6 +19,8 @@ from steadyrun.model.batch import Batch
 from steadyrun.model.event import ApprovalRequested, ApprovalResolved
 from steadyrun.model.event_codec import decode_events, encode_events
 from steadyrun.model.ids import AgentId, ApprovalId, HolderId, RunId
+from steadyrun.store import PAGE
+from steadyrun.stores import rules
 from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.sql import items, rows
 from steadyrun.stores.sqlite.sql.events import EventLog
@@ -33,38 +35,29 @@ _SETTLE = """
     UPDATE approvals SET status = :status
     WHERE approval_id = :approval AND status IN ('open', 'answered')
 """
-_WITHDRAW = """
+_WITHDRAW_OF_RUN = """
     UPDATE approvals SET status = 'withdrawn'
     WHERE run_id = :run AND about = 'tool' AND status IN ('open', 'answered')
 """
-_FORGET = """
+_WITHDRAW_OF_AGENT = """
     UPDATE approvals SET status = 'withdrawn'
     WHERE agent_id = :agent AND status IN ('open', 'answered')
 """
-_ANSWER = """
+_SAVE = """
     UPDATE approvals SET status = :status, body = :body
     WHERE approval_id = :approval
 """
 _SELECT = "SELECT body, status FROM approvals WHERE approval_id = :approval"
 _PAGE = """
     SELECT body, status FROM approvals
-    WHERE (:agent IS NULL OR agent_id = :agent)
+    WHERE {conditions}
     ORDER BY asked_at DESC, approval_id DESC
     LIMIT :limit
 """
-_UNSETTLED = """
-    SELECT body, status FROM approvals
-    WHERE status IN ('open', 'answered') AND (:agent IS NULL OR agent_id = :agent)
-    ORDER BY asked_at DESC, approval_id DESC
-    LIMIT :limit
-"""
-_LIKE = """
-    SELECT body, status FROM approvals
-    WHERE substr(approval_id, 1, length(:part)) = :part
-       OR substr(approval_id, -length(:part)) = :part
-    ORDER BY asked_at DESC, approval_id DESC
-    LIMIT :limit
-"""
+_IS_UNSETTLED = "status IN ('open', 'answered')"
+_IS_MATCHING = """(
+    substr(approval_id, 1, length(:part)) = :part OR substr(approval_id, -length(:part)) = :part
+)"""
 _ANSWERS = """
     SELECT approvals.body, approvals.status
     FROM approvals
@@ -78,8 +71,9 @@ _MOST_OPEN = 1000
 _approval = msgspec.json.Decoder(Approval)
 
 
-def heard(connection: Connection, agent: AgentId, batch: Batch, body: bytes) -> None:
-    """A question was asked, or has come to its end; as it is written, without secrets."""
+def record(connection: Connection, agent: AgentId, batch: Batch, body: bytes) -> None:
+    """Store the questions that events ask, and settle those that events resolve. `body` has the
+    events as they are stored, without secrets."""
     for each in decode_events(body):
         match each.event:
             case ApprovalRequested() if batch.run is not None:
@@ -98,84 +92,88 @@ def _ask(connection: Connection, approval: Approval) -> None:
     if approval.about == "tool":
         _add(connection, approval)
         return
-    agent = approval.agent
-    is_besides = rows.lane(connection, agent).is_paused and not _about_budget(connection, agent)
-    _add(connection, replace(approval, is_paused_besides=is_besides))
-    items.set_paused(connection, agent, True)
+    lane = rows.lane(connection, approval.agent)
+    unsettled = _list_budget_questions(connection, approval.agent)
+    _add(connection, rules.ask_for_budget(approval, lane, unsettled))
+    items.set_paused(connection, approval.agent, True)
 
 
 def pause(connection: Connection, agent: AgentId) -> None:
-    """Somebody wants it: whoever allows it to spend more does not end that."""
+    """Pause by hand: an answer that allows more budget does not lift this pause."""
     items.set_paused(connection, agent, True)
-    for known in _about_budget(connection, agent):
-        paused = rows.encode(replace(known, is_paused_besides=True))
-        values = {"approval": known.id, "status": known.status, "body": paused}
-        connection.execute(_ANSWER, values)
+    for question in _list_budget_questions(connection, agent):
+        _save(connection, replace(question, is_paused_besides=True))
 
 
-def _about_budget(connection: Connection, agent: AgentId) -> list[Approval]:
-    found = page(connection, agent, False, _MOST_OPEN)
+def _list_budget_questions(connection: Connection, agent: AgentId) -> list[Approval]:
+    """The unsettled questions about budgets of an agent."""
+    found = list_approvals(connection, agent, limit=_MOST_OPEN)
     return [each for each in found if each.about == "budget"]
 
 
-def withdraw(connection: Connection, run: RunId) -> None:
-    """Nobody waits for what is not settled by now."""
-    connection.execute(_WITHDRAW, {"run": run})
+def withdraw_of_run(connection: Connection, run: RunId) -> None:
+    """Withdraw the unsettled questions about tools of a run that has ended."""
+    connection.execute(_WITHDRAW_OF_RUN, {"run": run})
 
 
-def forget(connection: Connection, agent: AgentId) -> None:
-    """Nobody needs to know any more how an agent shall go on."""
-    connection.execute(_FORGET, {"agent": agent})
+def withdraw_of_agent(connection: Connection, agent: AgentId) -> None:
+    """Withdraw all unsettled questions of an agent that is removed."""
+    connection.execute(_WITHDRAW_OF_AGENT, {"agent": agent})
 
 
 def answer(
-    connection: Connection, name: ApprovalId, given: ApprovalAnswer, terms: StoreSettings
+    connection: Connection, approval: ApprovalId, given: ApprovalAnswer, settings: StoreSettings
 ) -> Approval:
-    known = approval(connection, name)
-    if known.answer and known.answer.to_key() == given.to_key():
-        return known
-    if known.status != "open":
-        raise ChangeRefused("answer", found=f"{known.id} is {known.status}")
-    answered = known.with_answer(given)
-    values = {"approval": known.id, "status": answered.status, "body": rows.encode(answered)}
-    connection.execute(_ANSWER, values)
-    if known.about == "budget":
-        _go_on(connection, answered, terms)
+    stored = find_approval(connection, approval)
+    answered = rules.answer_approval(stored, given)
+    if answered is not stored:
+        _save(connection, answered)
+        if answered.about == "budget":
+            _add_event(connection, answered, settings)
+        if rules.resumes_lane(answered):
+            items.set_paused(connection, answered.agent, False)
     return answered
 
 
-def _go_on(connection: Connection, answered: Approval, terms: StoreSettings) -> None:
-    """Nobody waits who would tell the record; the agent may work again, if it may."""
-    assert answered.answer
-    ledger = EventLog(connection, answered.agent, rows.lane(connection, answered.agent).event_seq)
-    ledger.add(None, 1, encode_events([build_resolution(answered)], terms.scrubber))
-    ledger.close()
-    if answered.answer.is_allowed and not answered.is_paused_besides:
-        items.set_paused(connection, answered.agent, False)
+def _add_event(connection: Connection, answered: Approval, settings: StoreSettings) -> None:
+    """No process waits for an answer about a budget, so the store adds its event."""
+    log = EventLog(connection, answered.agent, rows.lane(connection, answered.agent).event_seq)
+    log.add(None, 1, encode_events([build_resolution(answered)], settings.scrubber))
+    log.close()
 
 
-def approval(connection: Connection, name: ApprovalId) -> Approval:
-    row = rows.one(connection, _SELECT, {"approval": name})
+def find_approval(connection: Connection, approval: ApprovalId) -> Approval:
+    row = rows.one(connection, _SELECT, {"approval": approval})
     if row is None:
-        raise NotFound("approval", name)
+        raise NotFound("approval", approval)
     return _from(row)
 
 
-def page(
-    connection: Connection, agent: AgentId | None, include_settled: bool, limit: int
+def list_approvals(
+    connection: Connection,
+    agent: AgentId | None = None,
+    *,
+    include_settled: bool = False,
+    matching: str | None = None,
+    limit: int = PAGE,
 ) -> list[Approval]:
-    sql = _PAGE if include_settled else _UNSETTLED
-    return [_from(row) for row in connection.execute(sql, {"agent": agent, "limit": limit})]
+    conditions = ["agent_id = :agent"] if agent is not None else []
+    conditions += [_IS_UNSETTLED] if not include_settled else []
+    conditions += [_IS_MATCHING] if matching is not None else []
+    sql = _PAGE.format(conditions=" AND ".join(conditions) or "true")
+    values = {"agent": agent, "part": matching, "limit": limit}
+    return [_from(row) for row in connection.execute(sql, values)]
 
 
-def like(connection: Connection, part: str, limit: int) -> list[Approval]:
-    return [_from(row) for row in connection.execute(_LIKE, {"part": part, "limit": limit})]
-
-
-def answers(connection: Connection, holder: HolderId) -> dict[AgentId, tuple[Approval, ...]]:
-    """What the runs of a holder were answered and do not have yet."""
+def list_answers(connection: Connection, holder: HolderId) -> dict[AgentId, tuple[Approval, ...]]:
+    """The answers that the runs of a holder have not received yet."""
     found = map(_from, connection.execute(_ANSWERS, {"holder": holder}))
     return {agent: tuple(each) for agent, each in groupby(found, key=lambda one: one.agent)}
+
+
+def _save(connection: Connection, approval: Approval) -> None:
+    values = {"approval": approval.id, "status": approval.status, "body": rows.encode(approval)}
+    connection.execute(_SAVE, values)
 
 
 def _add(connection: Connection, approval: Approval) -> None:
@@ -191,6 +189,7 @@ def _add(connection: Connection, approval: Approval) -> None:
 
 
 def _from(row: tuple[Any, ...]) -> Approval:
-    """What became of it is told by the row: a run that ends does not look into them."""
+    """The approval. Its status is a column, because the end of a run withdraws questions without
+    decoding them."""
     body, status = row
     return replace(_approval.decode(body), status=status)

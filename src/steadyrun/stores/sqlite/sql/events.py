@@ -1,4 +1,4 @@
-"""Where do events go? To the end of their agent's record, one row for a run and transaction."""
+"""Appends events to the record of their agent: one row for each run and transaction."""
 
 from steadyrun.model.batch import StoredRow
 from steadyrun.model.event_codec import join_encoded
@@ -20,8 +20,8 @@ ADD_BATCH = """
 
 
 class EventLog:
-    """The end of one agent's record during one transaction. Nothing is written before
-    `write` or `close`."""
+    """The end of one agent's record during one transaction. Events are written by `write` and
+    `close` only."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class EventLog:
         process: ProcessId | None = None,
         next_cursor: int | None = None,
     ) -> None:
-        """`process` is the one whose events may be added; `seq` is the agent's last event's."""
+        """`process` has printed the events; `seq` is the number of the agent's last event."""
         self._connection = connection
         self._agent = agent
         self._process = process
@@ -83,8 +83,8 @@ class EventLog:
         self._cursor = cursor + self.seq - self._stored_seq
         self._stored_seq, self._bodies, self._tools = self.seq, [], 0
 
-    def look_again(self) -> None:
-        """Somebody else has added an event in the same transaction."""
+    def forget_cursor(self) -> None:
+        """Read the next cursor again: a gate has added an event in the same transaction."""
         self._cursor = None
 
     def _next_cursor(self) -> int:

@@ -1,4 +1,4 @@
-"""How does a gate change? Each function is one step inside a transaction."""
+"""Gates in the database. Each function is one step inside a transaction."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -35,8 +35,8 @@ _SELECT_GATE = "SELECT body FROM gates WHERE provider = :provider AND account = 
 _gate = msgspec.json.Decoder(Gate)
 
 
-def gates(connection: Connection, accounts: Accounts | None) -> list[Gate]:
-    """Of these accounts, or all: those of keys that were in use once are left alone."""
+def list_gates(connection: Connection, accounts: Accounts | None) -> list[Gate]:
+    """The gates of these accounts, or all gates. Gates of keys that are no longer used stay."""
     return [
         _gate.decode(body)
         for provider, account, body in connection.execute(_SELECT_GATES)
@@ -44,78 +44,80 @@ def gates(connection: Connection, accounts: Accounts | None) -> list[Gate]:
     ]
 
 
-def tell(
+def update(
     connection: Connection,
     provider: str,
     account: str | None,
     news: GateReport,
     now: datetime,
-    terms: StoreSettings,
+    settings: StoreSettings,
 ) -> Gate:
-    """Tell the gate of an account, or of the present one."""
-    account = find_account(provider, terms.accounts) if account is None else account
-    gate = _known(connection, provider, account) or Gate(provider, account)
-    return _step(connection, gate, news, now, terms)[0]
+    """Report news to the gate of an account, or of the present account."""
+    account = find_account(provider, settings.accounts) if account is None else account
+    gate = _find(connection, provider, account) or Gate(provider, account)
+    return _step(connection, gate, news, now, settings)[0]
 
 
-def begun(connection: Connection, run: Run, terms: StoreSettings) -> None:
-    """A run was let through: whether it is the one that finds out how things are."""
-    gate = _known(connection, run.provider, run.account)
+def on_run_started(connection: Connection, run: Run, settings: StoreSettings) -> None:
+    """Report a new run to its gate: the run may be the probe of a closed gate."""
+    gate = _find(connection, run.provider, run.account)
     if gate and gate.is_closed:
-        _step(connection, gate, Dispatched(run.id), run.created_at, terms)
+        _step(connection, gate, Dispatched(run.id), run.created_at, settings)
 
 
-def ended(connection: Connection, run: Run, terms: StoreSettings) -> bool:
-    """What the end of a run tells its gate; whether that is an event."""
+def on_run_ended(connection: Connection, run: Run, settings: StoreSettings) -> bool:
+    """Report the end of a run to its gate; whether an event was added."""
     news, now = report_run_end(run), run.ended_at
     assert now
-    gate = _known(connection, run.provider, run.account)
+    gate = _find(connection, run.provider, run.account)
     if gate is None and isinstance(news, Limited):
         gate = Gate(run.provider, run.account)
-    return gate is not None and _step(connection, gate, news, now, terms)[1]
+    return gate is not None and _step(connection, gate, news, now, settings)[1]
 
 
-def shut(
-    connection: Connection, now: datetime, terms: StoreSettings, but_not: Collection[str] = ()
+def find_shut(
+    connection: Connection, now: datetime, settings: StoreSettings, excluded: Collection[str] = ()
 ) -> UnavailableProviders:
-    """The providers that nobody may be sent to; `but_not` are waited for, too."""
-    closed, suspect = find_unavailable_providers(gates(connection, terms.accounts), now)
-    return UnavailableProviders(closed, suspect.union(but_not))
+    """The providers that get no run; lanes wait for those in `excluded` as for suspect ones."""
+    closed, suspect = find_unavailable_providers(list_gates(connection, settings.accounts), now)
+    return UnavailableProviders(closed, suspect.union(excluded))
 
 
-def awaiting_probe(connection: Connection, now: datetime, terms: StoreSettings) -> bool:
-    """Whether some provider takes one run and no more."""
-    present = gates(connection, terms.accounts)
+def has_ready(connection: Connection, now: datetime, settings: StoreSettings) -> bool:
+    """Whether a gate admits a single run."""
+    present = list_gates(connection, settings.accounts)
     return any(compute_gate_state(gate, now) == "ready" for gate in present)
 
 
 def is_probe(connection: Connection, run: Run) -> bool:
-    """Whether the gate of a run waits for what becomes of it."""
-    gate = _known(connection, run.provider, run.account)
+    """Whether the gate of a run waits for the result of this run."""
+    gate = _find(connection, run.provider, run.account)
     return gate is not None and gate.probe == run.id
 
 
-def _known(connection: Connection, provider: str, account: str) -> Gate | None:
+def _find(connection: Connection, provider: str, account: str) -> Gate | None:
     row = rows.one(connection, _SELECT_GATE, {"provider": provider, "account": account})
     return None if row is None else _gate.decode(row[0])
 
 
 def _step(
-    connection: Connection, before: Gate, news: GateReport, now: datetime, terms: StoreSettings
+    connection: Connection, before: Gate, news: GateReport, now: datetime, settings: StoreSettings
 ) -> tuple[Gate, bool]:
-    after = step_gate(before, news, now, terms.gate)
-    after = replace(after, reason=terms.scrubber.clean(after.reason))
+    after = step_gate(before, news, now, settings.gate)
+    after = replace(after, reason=settings.scrubber.clean(after.reason))
     if after != before:
         values = {"provider": after.provider, "account": after.account}
         connection.execute(_PUT_GATE, {**values, "body": rows.encode(after)})
     event = build_gate_event(before, after, now)
     if event:
-        _add_event(connection, event, now, terms)
+        _add_event(connection, event, now, settings)
     return after, event is not None
 
 
-def _add_event(connection: Connection, event: Event, now: datetime, terms: StoreSettings) -> None:
-    """It has a cursor, like every event, and nobody to count it."""
+def _add_event(
+    connection: Connection, event: Event, now: datetime, settings: StoreSettings
+) -> None:
+    """Add an event of no agent. It has a cursor, like every event, and no number."""
     [cursor] = connection.execute(f"SELECT {NEXT_CURSOR}").fetchone()
     values = {
         "cursor": cursor,
@@ -125,6 +127,6 @@ def _add_event(connection: Connection, event: Event, now: datetime, terms: Store
         "first_seq": 0,
         "last_seq": 0,
         "tools": 0,
-        "body": encode_events([Emitted(f"gate:{cursor}", 0, now, event)], terms.scrubber),
+        "body": encode_events([Emitted(f"gate:{cursor}", 0, now, event)], settings.scrubber),
     }
     connection.execute(ADD_BATCH, values)

@@ -1,4 +1,4 @@
-"""Who holds lanes, and what becomes of those whose holder is gone? Each function is one step
+"""Holders in the database, and how lanes of dead holders are taken over. Each function is one step
 inside a transaction."""
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def remove(connection: Connection, holder: HolderId) -> None:
 _HOLDERS = "SELECT holder_id, kind, machine, version, joined_at FROM holders ORDER BY holder_id"
 
 
-def holders(connection: Connection, liveness: Liveness) -> list[Holder]:
+def list_holders(connection: Connection, liveness: Liveness) -> list[Holder]:
     return [
         Holder(name, kind, machine, version, moment(joined_at), liveness.is_alive(name))
         for name, kind, machine, version, joined_at in connection.execute(_HOLDERS)
@@ -51,12 +51,12 @@ _IS_HOLDER = "SELECT 1 FROM holders WHERE holder_id = :holder"
 
 
 def require(connection: Connection, holder: HolderId) -> None:
-    """It has not been taken for gone meanwhile."""
+    """The holder was not removed by a reaper that found it dead."""
     if rows.one(connection, _IS_HOLDER, {"holder": holder}) is None:
         raise HolderGone(holder)
 
 
-_KNOWN_HOLDERS = """
+_STORED_HOLDERS = """
     SELECT holder_id FROM holders
     UNION
     SELECT holder_id FROM lanes WHERE holder_id IS NOT NULL
@@ -64,7 +64,7 @@ _KNOWN_HOLDERS = """
 _TAKE_OVER = """
     UPDATE lanes
     SET holder_id = :holder, fence = fence + 1
-    WHERE holder_id IN (SELECT value FROM json_each(:gone))
+    WHERE holder_id IN (SELECT value FROM json_each(:dead))
       AND (:lasting OR (SELECT is_direct FROM agents WHERE agents.agent_id = lanes.agent_id))
     RETURNING agent_id, fence
 """
@@ -74,17 +74,17 @@ def reap(
     connection: Connection, holder: HolderId, liveness: Liveness, *, lasting: bool
 ) -> list[AbandonedLane]:
     require(connection, holder)
-    known = [name for [name] in connection.execute(_KNOWN_HOLDERS).fetchall()]
-    gone = [name for name in known if not liveness.is_alive(name)]
-    values = {"holder": holder, "gone": rows.listed(gone), "lasting": lasting}
-    holds = [
+    stored = [name for [name] in connection.execute(_STORED_HOLDERS).fetchall()]
+    dead = [name for name in stored if not liveness.is_alive(name)]
+    values = {"holder": holder, "dead": rows.to_json_list(dead), "lasting": lasting}
+    leases = [
         Lease(agent, holder, fence)
         for agent, fence in sorted(connection.execute(_TAKE_OVER, values).fetchall())
     ]
-    for name in gone:
+    for name in dead:
         connection.execute(_REMOVE_HOLDER, {"holder": name})
         liveness.forget(name)
-    return _left(connection, holds)
+    return _load_lanes(connection, leases)
 
 
 _AGENTS = """
@@ -109,22 +109,22 @@ _PROCESSES = f"""
 """  # noqa: S608
 
 
-def _left(connection: Connection, holds: Sequence[Lease]) -> list[AbandonedLane]:
-    """What is known of these lanes: a question for each table, however many lanes there are."""
-    values = {"agents": rows.listed(hold.agent for hold in holds)}
+def _load_lanes(connection: Connection, leases: Sequence[Lease]) -> list[AbandonedLane]:
+    """What is stored of these lanes: one query for each table, for any number of lanes."""
+    values = {"agents": rows.to_json_list(lease.agent for lease in leases)}
     agents = {a.id: a for a in map(rows.agent_from, connection.execute(_AGENTS, values))}
     items = {i.agent: i for i in map(rows.item_from, connection.execute(_MAINS, values))}
     found = connection.execute(
-        _RUNS, {"runs": rows.listed(i.run for i in items.values())}
+        _RUNS, {"runs": rows.to_json_list(i.run for i in items.values())}
     ).fetchall()
     runs = {run.id: run for run in (rows.run_from(connection, row) for row in found)}
     processes: dict[AgentId, list[Process]] = {agent: [] for agent in agents}
     for process in map(rows.process_from, connection.execute(_PROCESSES, values)):
         processes[process.agent].append(process)
-    lost = []
-    for hold in holds:
-        agent, item = agents[hold.agent], items.get(hold.agent)
+    abandoned = []
+    for lease in leases:
+        agent, item = agents[lease.agent], items.get(lease.agent)
         run = runs[item.run] if item and item.run else None
-        claim = Claim(hold.agent, hold.holder, hold.fence, item) if item else hold
-        lost.append(AbandonedLane(claim, agent, run, tuple(processes[agent.id])))
-    return lost
+        claim = Claim(lease.agent, lease.holder, lease.fence, item) if item else lease
+        abandoned.append(AbandonedLane(claim, agent, run, tuple(processes[agent.id])))
+    return abandoned

@@ -1,4 +1,4 @@
-"""How do agents stand? A few questions for all of them together, in one view of the file."""
+"""Reads what a list of agents shows: a few queries for all agents, in one view of the file."""
 
 from datetime import datetime
 
@@ -21,7 +21,7 @@ _SESSIONS = """
     SELECT agent_id, provider, body FROM sessions
     WHERE :agent IS NULL OR agent_id = :agent
 """
-_GOING_ON = f"""
+_ACTIVE = f"""
     SELECT {ITEM_COLUMNS} FROM items
     WHERE status = 'running' AND delivery IN ('none', 'own_turn')
       AND (:agent IS NULL OR agent_id = :agent)
@@ -30,32 +30,36 @@ _GOING_ON = f"""
           WHERE runs.run_id = items.run_id AND runs.status IN ('starting', 'running')
       )
 """  # noqa: S608
-_USED = f"""
+_USAGE = f"""
     SELECT agent_id, {USAGE_COLUMNS} FROM runs
     WHERE created_at >= :since AND (:agent IS NULL OR agent_id = :agent)
     GROUP BY agent_id
 """  # noqa: S608
 
 
-def looks(connection: Connection, agent: AgentId | None, since: datetime) -> list[AgentOverview]:
+def agent_overviews(
+    connection: Connection, since: datetime, *, agent: AgentId | None = None
+) -> list[AgentOverview]:
     connection.execute("BEGIN")
     try:
-        return _looks(connection, {"agent": agent, "since": micros(since)})
+        return _load(connection, {"agent": agent, "since": micros(since)})
     finally:
         connection.execute("COMMIT")
 
 
-def _looks(connection: Connection, about: dict[str, object]) -> list[AgentOverview]:
-    found = connection.execute(_AGENTS, about).fetchall()
-    sessions = {row[:2]: row[2:] for row in connection.execute(_SESSIONS, about)}
-    doing = {row[1]: rows.item_from(row) for row in connection.execute(_GOING_ON, about)}
-    used = {row[0]: UsageSum(*row[1:]) for row in connection.execute(_USED, about)}
-    looks = []
+def _load(connection: Connection, chosen: dict[str, object]) -> list[AgentOverview]:
+    found = connection.execute(_AGENTS, chosen).fetchall()
+    sessions = {row[:2]: row[2:] for row in connection.execute(_SESSIONS, chosen)}
+    active = {row[1]: rows.item_from(row) for row in connection.execute(_ACTIVE, chosen)}
+    usages = {row[0]: UsageSum(*row[1:]) for row in connection.execute(_USAGE, chosen)}
+    overviews = []
     for body, *lane in found:
         agent = rows.agent_from((body,))
-        kept, item = sessions.get((agent.id, agent.provider)), doing.get(agent.id)
-        session = rows.session_from(kept) if kept else None
+        stored, item = sessions.get((agent.id, agent.provider)), active.get(agent.id)
+        session = rows.session_from(stored) if stored else None
         run = item.run if item else None
-        usage = used.get(agent.id, UsageSum())
-        looks.append(AgentOverview(agent, rows.lane_from(tuple(lane)), session, item, run, usage))
-    return looks
+        usage = usages.get(agent.id, UsageSum())
+        overviews.append(
+            AgentOverview(agent, rows.lane_from(tuple(lane)), session, item, run, usage)
+        )
+    return overviews

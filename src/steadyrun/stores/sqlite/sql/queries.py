@@ -1,7 +1,10 @@
-"""What do the reading verbs ask of the database? Keyset pages only: no OFFSET, no count(*)."""
+"""The queries of the reading verbs. Pages are read by key: no OFFSET, no count(*).
+
+A function here has the parameters of its verb, after the connection: `reads` makes it the verb.
+"""
 
 from collections.abc import Collection
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 
 import msgspec
 
@@ -15,7 +18,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Run
 from steadyrun.model.session import ResumeToken
 from steadyrun.model.usage import Cost, UsageSum
-from steadyrun.store import Grouping, PendingRequests
+from steadyrun.store import PAGE, Grouping, PendingRequests
 from steadyrun.stores.sqlite.sql import approvals, rows
 from steadyrun.stores.sqlite.sql.rows import (
     ITEM_COLUMNS,
@@ -47,7 +50,7 @@ def agents(connection: Connection) -> list[Agent]:
     return [rows.agent_from(row) for row in connection.execute(_AGENTS)]
 
 
-_CALLS = """
+_REQUESTS = """
     SELECT lanes.agent_id,
            EXISTS (
                SELECT 1 FROM items
@@ -69,9 +72,9 @@ _CALLS = """
 _item_ids = msgspec.json.Decoder(tuple[ItemId, ...])
 
 
-def calls(connection: Connection, holder: HolderId) -> list[PendingRequests]:
-    answers = approvals.answers(connection, holder)
-    found = connection.execute(_CALLS, {"holder": holder})
+def pending_requests(connection: Connection, holder: HolderId) -> list[PendingRequests]:
+    answers = approvals.list_answers(connection, holder)
+    found = connection.execute(_REQUESTS, {"holder": holder})
     return [
         PendingRequests(
             agent,
@@ -84,8 +87,8 @@ def calls(connection: Connection, holder: HolderId) -> list[PendingRequests]:
     ]
 
 
-# Ids of agents are in the order of time: who has the token now comes first.
-_WHO_HAS = """
+# Ids of agents are in the order of time: the agent that has the token now comes first.
+_NEWEST_SESSION = """
     SELECT body FROM sessions
     WHERE provider = :provider AND token = :token
     ORDER BY agent_id DESC
@@ -94,48 +97,38 @@ _WHO_HAS = """
 
 
 def token(connection: Connection, provider: str, token: str) -> ResumeToken | None:
-    row = rows.one(connection, _WHO_HAS, {"provider": provider, "token": token})
+    row = rows.one(connection, _NEWEST_SESSION, {"provider": provider, "token": token})
     return None if row is None else rows.session_from(row).current
 
 
 def items(
     connection: Connection,
-    agent: AgentId | None,
-    include_settled: bool,
-    before: ItemId | None,
-    limit: int,
+    agent: AgentId | None = None,
+    *,
+    include_settled: bool = False,
+    before: ItemId | None = None,
+    limit: int = PAGE,
 ) -> list[Item]:
     conditions = ["status IN ('queued', 'running')"] if not include_settled else []
     conditions += ["agent_id = :agent"] if agent is not None else []
     conditions += ["item_id < :before"] if before is not None else []
-    sql = _page(ITEM_COLUMNS, "items", conditions, "item_id DESC")
+    sql = _build_page(ITEM_COLUMNS, "items", conditions, "item_id DESC")
     found = connection.execute(sql, {"agent": agent, "before": before, "limit": limit})
     return [rows.item_from(row) for row in found]
 
 
 def runs(
-    connection: Connection, agent: AgentId | None, before: RunId | None, limit: int
+    connection: Connection,
+    agent: AgentId | None = None,
+    *,
+    before: RunId | None = None,
+    limit: int = 50,
 ) -> list[Run]:
     conditions = ["agent_id = :agent"] if agent is not None else []
     conditions += ["run_id < :before"] if before is not None else []
-    sql = _page("body", "runs", conditions, "run_id DESC")
+    sql = _build_page("body", "runs", conditions, "run_id DESC")
     found = connection.execute(sql, {"agent": agent, "before": before, "limit": limit})
     return [rows.run_from(connection, row) for row in found.fetchall()]
-
-
-_RUNS_LIKE = """
-    SELECT body FROM runs
-    WHERE run_id >= :prefix AND run_id < :beyond
-    ORDER BY run_id
-    LIMIT :limit
-"""
-
-
-def runs_like(connection: Connection, prefix: str, limit: int) -> list[Run]:
-    # The highest character there is: every id that begins with the prefix sorts before it.
-    values = {"prefix": prefix, "beyond": prefix + "\U0010ffff", "limit": limit}
-    found = connection.execute(_RUNS_LIKE, values).fetchall()
-    return [rows.run_from(connection, row) for row in found]
 
 
 _COSTS = """
@@ -144,46 +137,47 @@ _COSTS = """
 """
 
 
-def costs(connection: Connection, runs: Collection[RunId]) -> dict[RunId, Cost]:
-    found = connection.execute(_COSTS, {"runs": msgspec.json.encode(list(runs)).decode()})
+def run_costs(connection: Connection, runs: Collection[RunId]) -> dict[RunId, Cost]:
+    found = connection.execute(_COSTS, {"runs": rows.to_json_list(runs)})
     return {run: Cost(usd, kind) for run, usd, kind in found}
 
 
-def open_processes(connection: Connection, agent: AgentId | None) -> list[Process]:
+def open_processes(connection: Connection, agent: AgentId | None = None) -> list[Process]:
     conditions = ["closed_at IS NULL"]
     conditions += ["agent_id = :agent"] if agent is not None else []
-    sql = _page(PROCESS_COLUMNS, "processes", conditions, "process_id")
+    sql = _build_page(PROCESS_COLUMNS, "processes", conditions, "process_id")
     found = connection.execute(sql, {"agent": agent, "limit": -1})
     return [rows.process_from(row) for row in found]
 
 
 def events(
-    connection: Connection, after: int, agent: AgentId | None, run: RunId | None, limit: int
+    connection: Connection,
+    after: int = 0,
+    *,
+    agent: AgentId | None = None,
+    run: RunId | None = None,
+    limit: int = PAGE,
+    newest: bool = False,
 ) -> list[StoredEvent]:
-    """Read from the batch that holds the cursor on: it may begin before it."""
-    where, values = _batch_filter(agent, run)
+    conditions = ["event_batches.agent_id = :agent"] if agent is not None else []
+    conditions += ["event_batches.run_id = :run"] if run is not None else []
+    where = " AND ".join(conditions) or "true"
+    values: dict[str, object] = {"agent": agent, "run": run, "after": after}
+    # The batch that has the cursor may begin before it.
     first = f"SELECT max(id) FROM event_batches WHERE {where} AND id <= :after"  # noqa: S608
-    [start] = connection.execute(first, {**values, "after": after}).fetchone()
+    start = connection.execute(first, values).fetchone()[0] if after else 0
     sql = f"{_BATCHES} WHERE {where} AND event_batches.id >= :start ORDER BY event_batches.id"
-    found: list[StoredEvent] = []
-    for row in connection.execute(sql, {**values, "start": start or 0}):
-        found += [event for event in decode_row(EventRow(*row)) if event.cursor > after]
-        if len(found) >= limit:
+    pages: list[list[StoredEvent]] = []
+    count = 0
+    for row in connection.execute(
+        f"{sql} DESC" if newest else sql, {**values, "start": start or 0}
+    ):
+        pages.append([event for event in decode_row(EventRow(*row)) if event.cursor > after])
+        count += len(pages[-1])
+        if count >= limit:
             break
-    return found[:limit]
-
-
-def last_events(
-    connection: Connection, agent: AgentId | None, run: RunId | None, limit: int
-) -> list[StoredEvent]:
-    where, values = _batch_filter(agent, run)
-    sql = f"{_BATCHES} WHERE {where} ORDER BY event_batches.id DESC"
-    found: list[StoredEvent] = []
-    for row in connection.execute(sql, values):
-        found = [*decode_row(EventRow(*row)), *found]
-        if len(found) >= limit:
-            break
-    return found[max(0, len(found) - limit) :]
+    found = [event for page in (reversed(pages) if newest else pages) for event in page]
+    return found[max(0, count - limit) :] if newest else found[:limit]
 
 
 _BATCHES = """
@@ -193,12 +187,6 @@ _BATCHES = """
     LEFT JOIN agents USING (agent_id)
     LEFT JOIN runs USING (run_id)
 """
-
-
-def _batch_filter(agent: AgentId | None, run: RunId | None) -> tuple[str, dict[str, object]]:
-    conditions = ["event_batches.agent_id = :agent"] if agent is not None else []
-    conditions += ["event_batches.run_id = :run"] if run is not None else []
-    return " AND ".join(conditions) or "true", {"agent": agent, "run": run}
 
 
 USAGE_COLUMNS = """
@@ -222,32 +210,35 @@ _USAGE = f"""
 """  # noqa: S608
 
 
-def usage(connection: Connection, agent: AgentId | None, since: datetime | None) -> UsageSum:
+def usage(
+    connection: Connection, *, agent: AgentId | None = None, since: datetime | None = None
+) -> UsageSum:
     values = {"agent": agent, "since": maybe_micros(since)}
     return UsageSum(*connection.execute(_USAGE, values).fetchone())
 
 
-# The runs of no agent belong to one of their own, which nobody has named.
+# A direct agent is made for a single run and has no name of its own.
 _GROUPS: dict[Grouping, str] = {
     "agent": "CASE WHEN agents.is_direct THEN '' ELSE agents.name END",
     "provider": "runs.provider",
     "model": "coalesce(json_extract(CAST(runs.body AS TEXT), '$.model'), '')",
-    "day": "date_here(runs.created_at)",
+    "day": "local_date(runs.created_at)",
 }
 
 
 def usage_by(
     connection: Connection,
     by: Grouping,
-    agent: AgentId | None,
-    since: datetime | None,
-    zone: tzinfo,
+    *,
+    agent: AgentId | None = None,
+    since: datetime | None = None,
+    zone: tzinfo = UTC,
 ) -> dict[str, UsageSum]:
-    def date_here(at: int) -> str:
+    def local_date(at: int) -> str:
         return moment(at).astimezone(zone).date().isoformat()
 
-    # SQLite knows no time zones. What is made anew takes the place of the one before.
-    connection.create_function("date_here", 1, date_here)
+    # SQLite has no time zones. The function replaces the one of an earlier call.
+    connection.create_function("local_date", 1, local_date)
     sql = f"""
         SELECT {_GROUPS[by]}, {USAGE_COLUMNS} FROM runs
         JOIN agents USING (agent_id)
@@ -259,6 +250,6 @@ def usage_by(
     return {key: UsageSum(*row) for key, *row in found}
 
 
-def _page(columns: str, table: str, conditions: list[str], order: str) -> str:
+def _build_page(columns: str, table: str, conditions: list[str], order: str) -> str:
     where = " AND ".join(conditions) or "true"
     return f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {order} LIMIT :limit"  # noqa: S608

@@ -1,4 +1,4 @@
-"""How do rows become values of the model, and back?"""
+"""Converts rows of the database to values of the model, and back."""
 
 import sqlite3
 from collections.abc import Iterable, Mapping
@@ -75,8 +75,8 @@ def one(connection: Connection, sql: str, parameters: Mapping[str, object]) -> R
     return row
 
 
-def listed(names: Iterable[str | None]) -> str:
-    """For `json_each`: a question about many at once."""
+def to_json_list(names: Iterable[str | None]) -> str:
+    """The names as a parameter for `json_each`: one query for many rows."""
     return encode([*names]).decode()
 
 
@@ -97,8 +97,8 @@ def process_from(row: Row) -> Process:
     identity, (opened_at, offset), marks, saved = row[:5], row[5:7], row[7:10], row[10:13]
     state = None if saved[0] is None else SavedState(*saved)
     closed_at = maybe_moment(row[13])
-    known = (*identity, moment(opened_at), offset, Marks(*marks), state, closed_at)
-    return Process(*known, *row[14:16])
+    fields = (*identity, moment(opened_at), offset, Marks(*marks), state, closed_at)
+    return Process(*fields, *row[14:16])
 
 
 def agent_from(row: Row) -> Agent:
@@ -106,11 +106,11 @@ def agent_from(row: Row) -> Agent:
 
 
 def run_from(connection: Connection, row: Row) -> Run:
-    """A run; as long as it has not ended, its events are counted where they are."""
+    """The run. As long as it has not ended, its events are counted in their table."""
     run = _run.decode(row[0])
     if run.is_terminal:
         return run
-    events, tools = counts(connection, run.id)
+    events, tools = count_events(connection, run.id)
     return structs.replace(run, events=events, tools=tools)
 
 
@@ -121,8 +121,8 @@ _COUNTS = """
 """
 
 
-def counts(connection: Connection, run: RunId) -> tuple[int, int]:
-    """How many events of a run there are, and how many tools it has started."""
+def count_events(connection: Connection, run: RunId) -> tuple[int, int]:
+    """The number of events of a run, and the number of tools it has started."""
     events, tools = connection.execute(_COUNTS, {"run": run}).fetchone()
     return events, tools
 
@@ -154,11 +154,16 @@ def lane(connection: Connection, agent: AgentId) -> Lane:
     return found
 
 
-def agent(connection: Connection, agent: AgentId) -> Agent:
+def maybe_agent(connection: Connection, agent: AgentId) -> Agent | None:
     row = one(connection, _SELECT_AGENT, {"agent": agent})
-    if row is None:
+    return None if row is None else agent_from(row)
+
+
+def agent(connection: Connection, agent: AgentId) -> Agent:
+    found = maybe_agent(connection, agent)
+    if found is None:
         raise NotFound("agent", agent)
-    return agent_from(row)
+    return found
 
 
 def item(connection: Connection, item: ItemId) -> Item:

@@ -1,4 +1,4 @@
-"""How are runs, processes and events written? Each function is one step inside a transaction."""
+"""Runs, processes and events in the database. Each function is one step inside a transaction."""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steadyrun.errors import ChangeRefused, LeaseLost, NotFound
+from steadyrun.errors import LeaseLost
 from steadyrun.model.batch import AppendResult, Batch, select_new
 from steadyrun.model.event import (
     ApprovalRequested,
@@ -21,7 +21,6 @@ from steadyrun.model.ids import AgentId, HolderId, ProcessId, RunId
 from steadyrun.model.item import Claim, Item, Lease
 from steadyrun.model.process import Marks, Process
 from steadyrun.model.run import (
-    TERMINAL,
     Created,
     Launched,
     Run,
@@ -34,23 +33,32 @@ from steadyrun.model.run import (
 )
 from steadyrun.model.secret import Scrubber
 from steadyrun.model.session import ResumeToken, Session
+from steadyrun.store import Lane
+from steadyrun.stores import rules
 from steadyrun.stores.sqlite.db.settings import StoreSettings
-from steadyrun.stores.sqlite.sql import approvals, gates, items, rows, warm
+from steadyrun.stores.sqlite.sql import approvals, gates, items, rows
 from steadyrun.stores.sqlite.sql.events import NEXT_CURSOR, EventLog
 from steadyrun.stores.sqlite.sql.rows import EVENT_SEQ, Connection, maybe_micros, micros
 
 
-class Written(Struct, frozen=True):
-    """A batch and its events in writing, made before the transaction begins."""
+class EncodedBatch(Struct, frozen=True):
+    """A batch and its encoded events, made before the transaction begins."""
 
     batch: Batch
     body: bytes
     kinds: Kinds
 
     @classmethod
-    def of(cls, batch: Batch, scrubber: Scrubber) -> "Written":
+    def from_batch(cls, batch: Batch, scrubber: Scrubber) -> "EncodedBatch":
         kinds = count_kinds(batch.events)
         return cls(batch, encode_events(batch.events, scrubber, kinds), kinds)
+
+
+class LastWrites(NamedTuple):
+    """What the end of a claim writes about its run."""
+
+    change: RunChange | None
+    batch: EncodedBatch | None
 
 
 _PUT_RUN = """
@@ -81,113 +89,84 @@ _CLOSE_PROCESS = """
 _PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES (:agent, :provider, :token, :body)"
 
 
-def settle(
+def find_main(connection: Connection, claim: Claim, verb: str) -> Item:
+    """The item of the claim, which must be the main item of its lane."""
+    return rules.require_running(rows.item(connection, claim.item.id), claim, verb)
+
+
+def end(
     connection: Connection,
     claim: Claim,
-    change_: RunChange | None,
-    written: Written | None,
-    now: datetime,
-    terms: StoreSettings,
-) -> Item:
-    _end(connection, claim, change_, written, now, terms)
-    items.free(connection, claim.agent, now)
-    return rows.item(connection, claim.item.id)
-
-
-def rest(
-    connection: Connection,
-    claim: Claim,
-    change_: RunChange | None,
-    written: Written | None,
-    now: datetime,
-    terms: StoreSettings,
-) -> Item:
-    _end(connection, claim, change_, written, now, terms)
-    warm.keep(connection, claim.agent, now)
-    return rows.item(connection, claim.item.id)
-
-
-def _end(
-    connection: Connection,
-    claim: Claim,
-    change_: RunChange | None,
-    written: Written | None,
-    now: datetime,
-    terms: StoreSettings,
-) -> None:
-    """Settle what the claim ran; what becomes of the lane is open."""
-    ledger = _ledger(connection, claim)
-    item = items.main_of(connection, claim, "settle")
-    if written:
-        ledger = _append(connection, claim, written, terms)
-    if item.run is None:
-        raise ChangeRefused("settle", found="the item has no run")
-    run = rows.run(connection, item.run)
-    if change_:
-        run = _change(connection, ledger, run, change_, terms)
-    if not run.is_terminal:
-        raise ChangeRefused("settle", found=f"its run {run.id} has not ended")
-    ledger.close()
-    items.settle_all(connection, claim, run, now)
+    item: Item,
+    last: LastWrites,
+    log: EventLog,
+    settings: StoreSettings,
+) -> Run:
+    """Append the last batch, apply the last change; the run of the item, which has ended then."""
+    if last.batch:
+        log = _append(connection, claim, last.batch, settings)
+    run = rows.run(connection, item.run) if item.run else None
+    if run and last.change:
+        run = _change(connection, log, run, last.change, settings)
+    run = rules.require_ended(run, "settle")
+    log.close()
+    return run
 
 
 def change(
-    connection: Connection, claim: Claim, run: RunId, change_: RunChange, terms: StoreSettings
+    connection: Connection, claim: Claim, run: RunId, change_: RunChange, settings: StoreSettings
 ) -> Run:
-    ledger = _ledger(connection, claim)
+    lane = rules.require_held(rows.maybe_lane(connection, claim.agent), claim)
+    log = EventLog(connection, claim.agent, lane.event_seq)
     before = rows.maybe_run(connection, run)
     if before is not None:
-        _own(before.agent, claim, "run", run)
+        rules.require_own(before.agent, claim, "run", run)
     elif isinstance(change_, Created):
         _bind_run(connection, claim, run, change_)
-    after = _change(connection, ledger, before, change_, terms)
-    ledger.close()
+    after = _change(connection, log, before, change_, settings)
+    log.close()
     return after
 
 
-def create(connection: Connection, claim: Claim, created: Created, terms: StoreSettings) -> Run:
-    """The run of an item that has none: it was claimed just now, in this transaction."""
-    if rows.maybe_run(connection, created.id):
-        raise ChangeRefused("created", found=f"there is a run {created.id} already")
-    _check_created(claim, created.id, created)
-    run = scrub_run(step(None, set_account(created, terms.accounts)), terms.scrubber)
+def create(connection: Connection, claim: Claim, created: Created, settings: StoreSettings) -> Run:
+    """Create the run of an item that was claimed in this transaction and has no run."""
+    rules.require_unused(rows.maybe_run(connection, created.id))
+    rules.require_created_for(claim, created.id, created)
+    run = scrub_run(step(None, set_account(created, settings.accounts)), settings.scrubber)
     connection.execute(_PUT_RUN, _run_values(run))
     connection.execute(_BIND_RUN, {"run": run.id, "item": claim.item.id})
-    gates.begun(connection, run, terms)
+    gates.on_run_started(connection, run, settings)
     return run
 
 
 def append(
-    connection: Connection, hold: Lease, written: Written, terms: StoreSettings
+    connection: Connection, lease: Lease, encoded: EncodedBatch, settings: StoreSettings
 ) -> AppendResult:
-    ledger = _append(connection, hold, written, terms)
-    cursor = ledger.close()
-    return AppendResult(ledger.added, ledger.seq, cursor, tuple(ledger.rows))
+    log = _append(connection, lease, encoded, settings)
+    cursor = log.close()
+    return AppendResult(log.added, log.seq, cursor, tuple(log.rows))
 
 
-def _ledger(connection: Connection, claim: Claim) -> EventLog:
-    return EventLog(connection, claim.agent, items.held(connection, claim).event_seq)
-
-
-def open_process(connection: Connection, hold: Lease, process: Process) -> None:
-    items.owned(connection, hold)
-    is_known = rows.one(connection, _SELECT_OWNER, {"process": process.id})
-    if is_known or process.agent != hold.agent:
-        raise ChangeRefused("open_process", found=f"{process.id} belongs elsewhere")
+def open_process(connection: Connection, lease: Lease, process: Process) -> None:
+    rules.require_owner(rows.maybe_lane(connection, lease.agent), lease)
+    is_stored = rows.one(connection, _SELECT_OWNER, {"process": process.id}) is not None
+    rules.require_own_process(process, lease, is_stored=is_stored)
     connection.execute(_ADD_PROCESS, _process_values(process))
 
 
 _SELECT_OWNER = "SELECT agent_id FROM processes WHERE process_id = :process"
 
 
-def close_process(connection: Connection, hold: Lease, process: ProcessId, now: datetime) -> None:
-    items.owned(connection, hold)
-    _process_of(connection, hold, process)
+def close_process(connection: Connection, lease: Lease, process: ProcessId, now: datetime) -> None:
+    rules.require_owner(rows.maybe_lane(connection, lease.agent), lease)
+    found = rows.process(connection, process)
+    rules.require_own(found.agent, lease, "process", process)
     connection.execute(_CLOSE_PROCESS, {"process": process, "now": micros(now)})
 
 
 class _Place(NamedTuple):
-    """Where a batch goes: who holds the lane, where the process's record ends, how the run is."""
+    """Where a batch goes: the owner of the lane, the end of the record of the process, the state of
+    the run."""
 
     holder: HolderId | None
     fence: int
@@ -203,7 +182,7 @@ class _Place(NamedTuple):
     run_status: RunStatus | None
 
 
-# One question, since it is asked for every line of a quiet agent.
+# One query, since it is run for every line that a slow agent prints.
 _SELECT_PLACE = f"""
     SELECT lanes.holder_id, lanes.fence, {EVENT_SEQ}, {NEXT_CURSOR},
            processes.agent_id, processes.provider, processes."offset",
@@ -216,90 +195,91 @@ _SELECT_PLACE = f"""
 """  # noqa: S608
 
 
-def _place(connection: Connection, hold: Lease, batch: Batch) -> _Place:
-    """Find the place of a batch, and refuse what is not the claim's."""
-    values = {"agent": hold.agent, "process": batch.process, "run": batch.run}
+def _find_place(connection: Connection, lease: Lease, batch: Batch) -> _Place:
+    """Find the place of a batch, if the lease is valid and the process is of its agent."""
+    values = {"agent": lease.agent, "process": batch.process, "run": batch.run}
     row = rows.one(connection, _SELECT_PLACE, values)
-    # An agent that was removed has no lane, and nobody has a hold on it.
-    place = _Place(*row) if row else None
-    if place is None or (place.holder, place.fence) != (hold.holder, hold.fence):
-        raise LeaseLost(hold.agent, fence=hold.fence)
-    _own(place.process_agent, hold, "process", batch.process)
+    if row is None:
+        # A removed agent has no lane.
+        raise LeaseLost(lease.agent, fence=lease.fence)
+    place = _Place(*row)
+    rules.require_owner(Lane(lease.agent, holder=place.holder, fence=place.fence), lease)
+    rules.require_own(place.process_agent, lease, "process", batch.process)
     return place
 
 
 def _append(
-    connection: Connection, hold: Lease, written: Written, terms: StoreSettings
+    connection: Connection, lease: Lease, encoded: EncodedBatch, settings: StoreSettings
 ) -> EventLog:
-    place, process = _place(connection, hold, written.batch), written.batch.process
+    place, process = _find_place(connection, lease, encoded.batch), encoded.batch.process
     marks = Marks(place.mark_s, place.mark_x, place.mark_r)
-    fresh, marks = select_new(written.batch, written.kinds, offset=place.offset, marks=marks)
-    _check_run(hold, fresh, place)
-    ledger = EventLog(
-        connection, hold.agent, place.seq, process=process, next_cursor=place.next_cursor
+    fresh, marks = select_new(encoded.batch, encoded.kinds, offset=place.offset, marks=marks)
+    _check_run(lease, fresh, place)
+    log = EventLog(
+        connection, lease.agent, place.seq, process=process, next_cursor=place.next_cursor
     )
     if isinstance(fresh.change, Launched):
-        _change_run(connection, ledger, fresh, terms)
-    if len(fresh.events) < len(written.batch.events):
-        written = Written.of(fresh, terms.scrubber)
+        _change_run(connection, log, fresh, settings)
+    if len(fresh.events) < len(encoded.batch.events):
+        encoded = EncodedBatch.from_batch(fresh, settings.scrubber)
     if fresh.events:
-        tools = written.kinds[ToolStarted]
-        ledger.add(fresh.run, len(fresh.events), written.body, tools)
-    if written.kinds[ApprovalRequested] or written.kinds[ApprovalResolved]:
-        approvals.heard(connection, hold.agent, fresh, written.body)
+        tools = encoded.kinds[ToolStarted]
+        log.add(fresh.run, len(fresh.events), encoded.body, tools)
+    if encoded.kinds[ApprovalRequested] or encoded.kinds[ApprovalResolved]:
+        approvals.record(connection, lease.agent, fresh, encoded.body)
     if fresh.change and not isinstance(fresh.change, Launched):
-        _change_run(connection, ledger, fresh, terms)
+        _change_run(connection, log, fresh, settings)
     _advance(connection, fresh, marks)
     if fresh.token:
-        _bind_token(connection, hold.agent, place.provider, fresh.token)
-    return ledger
+        _bind_token(connection, lease.agent, place.provider, fresh.token)
+    return log
 
 
-def _check_run(hold: Lease, batch: Batch, place: _Place) -> None:
+def _check_run(lease: Lease, batch: Batch, place: _Place) -> None:
     if batch.run is None:
         return
-    _own(place.run_agent, hold, "run", batch.run)
-    if batch.events and place.run_status in TERMINAL:
-        raise ChangeRefused("append", found=f"{batch.run} is {place.run_status}")
+    rules.require_own(place.run_agent, lease, "run", batch.run)
+    if batch.events:
+        rules.require_open_run(batch.run, place.run_status)
 
 
 def _change_run(
-    connection: Connection, ledger: EventLog, batch: Batch, terms: StoreSettings
+    connection: Connection, log: EventLog, batch: Batch, settings: StoreSettings
 ) -> None:
     if batch.run and batch.change:
-        _change(connection, ledger, rows.run(connection, batch.run), batch.change, terms)
+        _change(connection, log, rows.run(connection, batch.run), batch.change, settings)
 
 
 def _change(
     connection: Connection,
-    ledger: EventLog,
+    log: EventLog,
     before: Run | None,
     change_: RunChange,
-    terms: StoreSettings,
+    settings: StoreSettings,
 ) -> Run:
-    """Take one step of the reducer and write row and event."""
-    after = step(before, set_account(change_, terms.accounts))
+    """Take one step of the reducer; row, events and their effects."""
+    after = step(before, set_account(change_, settings.accounts))
     if after is before:
         return after
     events = build_status_events(before, after)
     if events:
-        ledger.add(after.id, len(events), encode_events(events, terms.scrubber))
+        log.add(after.id, len(events), encode_events(events, settings.scrubber))
     if after.is_terminal:
-        ledger.write()
-        count, tools = rows.counts(connection, after.id)
+        log.write()
+        count, tools = rows.count_events(connection, after.id)
         after = replace(after, events=count, tools=tools)
     else:
         after = add_counts(after, len(events), 0)
-    after = scrub_run(after, terms.scrubber)
+    after = scrub_run(after, settings.scrubber)
     connection.execute(_PUT_RUN, _run_values(after))
     if before is None:
-        gates.begun(connection, after, terms)
+        gates.on_run_started(connection, after, settings)
     elif after.is_terminal:
-        approvals.withdraw(connection, after.id)
+        approvals.withdraw_of_run(connection, after.id)
         if after.stop_reason == "budget":
             items.set_paused(connection, after.agent, True)
-        if gates.ended(connection, after, terms):
-            ledger.look_again()
+        if gates.on_run_ended(connection, after, settings):
+            log.forget_cursor()
     return after
 
 
@@ -320,17 +300,17 @@ def _advance(connection: Connection, batch: Batch, marks: Marks) -> None:
 
 
 def _bind_token(connection: Connection, agent: AgentId, provider: str, token: ResumeToken) -> None:
-    known = rows.maybe_session(connection, agent, provider)
-    _put_session(connection, agent, known.bind(token) if known else Session(provider, token))
+    session = rows.maybe_session(connection, agent, provider)
+    _put_session(connection, agent, rules.bind_token(session, provider, token))
 
 
 def retire_token(
-    connection: Connection, hold: Lease, provider: str, reason: str, terms: StoreSettings
+    connection: Connection, lease: Lease, provider: str, reason: str, settings: StoreSettings
 ) -> None:
-    items.owned(connection, hold)
-    known = rows.maybe_session(connection, hold.agent, provider)
-    if known:
-        _put_session(connection, hold.agent, known.retire(terms.scrubber.clean(reason)))
+    rules.require_owner(rows.maybe_lane(connection, lease.agent), lease)
+    session = rows.maybe_session(connection, lease.agent, provider)
+    if session:
+        _put_session(connection, lease.agent, session.retire(settings.scrubber.clean(reason)))
 
 
 def _put_session(connection: Connection, agent: AgentId, session: Session) -> None:
@@ -339,29 +319,13 @@ def _put_session(connection: Connection, agent: AgentId, session: Session) -> No
     connection.execute(_PUT_SESSION, {**values, "body": rows.encode(session)})
 
 
-def _bind_run(connection: Connection, claim: Claim, run: RunId, change_: Created) -> None:
-    item = items.main_of(connection, claim, "created")
-    _check_created(claim, run, change_)
-    if item.run is not None and not rows.run(connection, item.run).is_terminal:
-        raise ChangeRefused("created", found=f"its run {item.run} has not ended")
+def _bind_run(connection: Connection, claim: Claim, run: RunId, created: Created) -> None:
+    """Make a run the run of the claim's item."""
+    item = find_main(connection, claim, "created")
+    rules.require_created_for(claim, run, created)
+    if item.run is not None:
+        rules.require_ended(rows.run(connection, item.run), "created")
     connection.execute(_BIND_RUN, {"run": run, "item": item.id})
-
-
-def _check_created(claim: Claim, run: RunId, created: Created) -> None:
-    if (created.id, created.agent, created.item) != (run, claim.agent, claim.item.id):
-        raise ChangeRefused("created", found="the claim is for another agent or item")
-
-
-def _process_of(connection: Connection, hold: Lease, process: ProcessId) -> Process:
-    found = rows.process(connection, process)
-    _own(found.agent, hold, "process", process)
-    return found
-
-
-def _own(agent: AgentId | None, hold: Lease, kind: str, name: str) -> None:
-    """A claim reaches only what belongs to its own agent."""
-    if agent != hold.agent:
-        raise NotFound(kind, name)
 
 
 def _run_values(run: Run) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What is known of lanes and of what runs in them? A question for each table, for all at once."""
+"""Reads snapshots of lanes and of their runs: one query for each table, for all lanes."""
 
 from collections.abc import Iterator, Mapping
 
@@ -43,21 +43,20 @@ _STEERABLE = """
       AND followup = 'steer'
       AND delivery = 'none'
 """
-# The name of an event's kind is written out in what is stored of it: what has none of them in it
-# need not be read.
-_TELLING = """
+# The kind of an event is stored as text: a row without one of these words need not be decoded.
+_CANDIDATES = """
     SELECT run_id, body FROM event_batches
     WHERE run_id IN (SELECT value FROM json_each(:runs))
       AND (instr(body, :followup) OR instr(body, :approval) OR instr(body, :budget))
     ORDER BY id
 """
-_MARKS = {"followup": b"followup.", "approval": b"approval.", "budget": b"budget."}
+_WORDS = {"followup": b"followup.", "approval": b"approval.", "budget": b"budget."}
 
 
-def known(
+def lane_snapshots(
     connection: Connection, lanes: Mapping[AgentId, RunId | None]
 ) -> dict[AgentId, LaneSnapshot]:
-    values = {"agents": rows.listed(lanes)}
+    values = {"agents": rows.to_json_list(lanes)}
     providers = dict(connection.execute(_PROVIDERS, values).fetchall())
     providers.update(connection.execute(_PROCESSES, values).fetchall())
     sessions = {
@@ -69,38 +68,40 @@ def known(
         followups[item.agent].append(item)
     steerable = {agent for [agent] in connection.execute(_STEERABLE, values)}
     named = [run for run in lanes.values() if run is not None]
-    runs, events = _runs(connection, named), _events(connection, named)
+    runs, events = _load_runs(connection, named), _load_events(connection, named)
     found = {}
     for agent, name in lanes.items():
-        run = _required(runs, agent, name) if name is not None else None
+        run = _require_run(runs, agent, name) if name is not None else None
         if agent not in providers:
             raise NotFound("agent", agent)
         session = sessions.get((agent, run.provider if run else providers[agent]))
-        told = tuple(events[run.id]) if run else ()
-        found[agent] = LaneSnapshot(run, session, tuple(followups[agent]), told, agent in steerable)
+        emitted = tuple(events[run.id]) if run else ()
+        found[agent] = LaneSnapshot(
+            run, session, tuple(followups[agent]), emitted, agent in steerable
+        )
     return found
 
 
-def _required(runs: Mapping[RunId, Run], agent: AgentId, name: RunId) -> Run:
+def _require_run(runs: Mapping[RunId, Run], agent: AgentId, name: RunId) -> Run:
     run = runs.get(name)
     if run is None or run.agent != agent:
         raise NotFound("run", name)
     return run
 
 
-def _runs(connection: Connection, names: list[RunId]) -> dict[RunId, Run]:
-    found = connection.execute(_RUNS, {"runs": rows.listed(names)}).fetchall()
+def _load_runs(connection: Connection, names: list[RunId]) -> dict[RunId, Run]:
+    found = connection.execute(_RUNS, {"runs": rows.to_json_list(names)}).fetchall()
     return {run.id: run for run in (rows.run_from(connection, row) for row in found)}
 
 
-def _events(connection: Connection, names: list[RunId]) -> dict[RunId, list[Emitted]]:
+def _load_events(connection: Connection, names: list[RunId]) -> dict[RunId, list[Emitted]]:
     found: dict[RunId, list[Emitted]] = {name: [] for name in names}
-    for run, body in connection.execute(_TELLING, {"runs": rows.listed(names), **_MARKS}):
-        found[run] += _telling(body)
+    for run, body in connection.execute(_CANDIDATES, {"runs": rows.to_json_list(names), **_WORDS}):
+        found[run] += _decode_known(body)
     return found
 
 
-def _telling(body: bytes) -> Iterator[Emitted]:
+def _decode_known(body: bytes) -> Iterator[Emitted]:
     for each in decode_events(body):
         if type(each.event) in SNAPSHOT_KINDS:
             yield each
