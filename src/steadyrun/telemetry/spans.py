@@ -185,9 +185,9 @@ def _open_run(seen: StoredEvent) -> _OpenRun:
 def _to_usage_attributes(usage: Usage) -> dict[str, int | None]:
     """Convert the usage, which counts cached tokens apart from the rest of the input."""
     parts = (usage.input_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
-    told = [part for part in parts if part is not None]
+    counted = [part for part in parts if part is not None]
     return {
-        "gen_ai.usage.input_tokens": sum(told) if told else None,
+        "gen_ai.usage.input_tokens": sum(counted) if counted else None,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
         "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,

@@ -1,4 +1,4 @@
-"""On whose account does a provider work? That is told by what it logs in with, by nothing else."""
+"""The account of a provider depends on its credentials and address alone."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Do the settings come out as written, and is everything else refused by name?"""
+"""Valid settings are loaded as written; everything else is a named error."""
 
 import os
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""Is an export configured as it is written, and are its headers secret?"""
+"""The settings of the export are loaded, and its headers are secret."""
 
 from pathlib import Path
 

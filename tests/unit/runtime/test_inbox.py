@@ -1,4 +1,4 @@
-"""Does a message become an item whole, or not at all?"""
+"""A message is stored completely as an item, or refused."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Facts are lines of JSON, of a few kinds, without anything that agents say."""
+"""Log events are lines of JSON, of a few kinds, without the texts of agents."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Does each span reach the collector, whatever the collector does?"""
+"""Each span reaches the collector, whatever the collector does."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Which spans does a record become?"""
+"""Spans are built from the record."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta

@@ -106,8 +106,8 @@ class TurnBuilder:
         agent, item = self._with_model(request.agent), request.claim.item
         one_shot = retry is not None and retry.one_shot
         if present.adopted_turn:
-            # The process exists and may be at work, with whatever it was launched and in whichever
-            # conversation.
+            # The process that was taken over is used, whatever its launch settings: it may be
+            # working on the turn.
             turn = present.adopted_turn
             if turn.key != run:
                 turn = replace(await self._build_turn(agent, item, run), mode=None)
@@ -115,22 +115,22 @@ class TurnBuilder:
                 turn, build_launch_request(agent, turn, None, SystemPrompt(None)), or_fresh=True
             )
         is_appended = agent.provider in self._deps.appended
-        standing = read_system_prompt(agent, home=self._home, appended=is_appended)
-        drivers, file = self._deps.launcher, standing.permissions
+        prompt = read_system_prompt(agent, home=self._home, appended=is_appended)
+        drivers, file = self._deps.launcher, prompt.permissions
         agent, notes = apply_permissions(drivers, agent, file, one_shot=one_shot)
         env = build_agent_environment(agent, self._home)
         turn = await self._build_turn(agent, item, run, one_shot=one_shot)
-        launch = replace(build_launch_request(agent, turn, None, standing), one_shot=one_shot)
+        launch = replace(build_launch_request(agent, turn, None, prompt), one_shot=one_shot)
         seal = self._seal(agent.provider, launch, env)
-        order = TurnPlan(turn, launch, env, seal, notes=(*standing.notes, *notes))
+        plan = TurnPlan(turn, launch, env, seal, notes=(*prompt.notes, *notes))
         if retry is not None and retry.is_fresh:
             await self._retire(request, agent.provider)
         elif seal and seal == present.seal:
-            return order
-        return await self._prepare_launch(agent, item, order)
+            return plan
+        return await self._prepare_launch(agent, item, plan)
 
     async def _retire(self, request: TurnRequest, provider: str) -> None:
-        """Go on without the present conversation, unless it is the new one already."""
+        """End the present conversation, unless the run itself began it."""
         claim, run = request.claim, await self._store.run(request.run)
         session = await self._store.session(claim.agent, provider)
         current = session.current if session else None
@@ -142,24 +142,24 @@ class TurnBuilder:
         model = agent.model or self._deps.launcher.find_model(agent.provider)
         return replace(agent, model=model)
 
-    async def _prepare_launch(self, agent: Agent, item: Item, order: TurnPlan) -> TurnPlan:
+    async def _prepare_launch(self, agent: Agent, item: Item, plan: TurnPlan) -> TurnPlan:
         """Add what a new process needs: the conversation, and the context that is not in it."""
         token = None
         if self._has_conversation(agent):
             token = self._find_token(agent, await self._store.session(agent.id, agent.provider))
-        run, now, resumes = RunId(order.turn.key), self._deps.clock.now(), token is not None
+        run, now, resumes = RunId(plan.turn.key), self._deps.clock.now(), token is not None
         change = await load_handover(self._store, agent, item, run, now, resumes=resumes)
-        order = replace(order, notes=(*change.notes, *order.notes))
+        plan = replace(plan, notes=(*change.notes, *plan.notes))
         if not self._has_conversation(agent):
-            return order
+            return plan
         context = write_briefing(change.handover) if change.handover else None
         if context is None and token is None:
             recent = await self._store.items(agent.id, include_settled=True, limit=_RECENT)
             context = write_recovery_context(recent)
-        text = f"{context}\n\n{order.turn.text}" if context else order.turn.text
-        turn = replace(order.turn, text=text)
-        request = replace(order.request, turn=turn, resume=token)
-        return replace(order, turn=turn, request=request, or_fresh=resumes)
+        text = f"{context}\n\n{plan.turn.text}" if context else plan.turn.text
+        turn = replace(plan.turn, text=text)
+        request = replace(plan.request, turn=turn, resume=token)
+        return replace(plan, turn=turn, request=request, or_fresh=resumes)
 
     def _find_token(self, agent: Agent, session: Session | None) -> str | None:
         """Find the token to resume. A conversation belongs to one machine and one directory."""
@@ -256,7 +256,7 @@ class DirectTurns:
 
 
 def build_launch_request(
-    agent: Agent, turn: Turn, resume: str | None, standing: SystemPrompt
+    agent: Agent, turn: Turn, resume: str | None, prompt: SystemPrompt
 ) -> LaunchRequest:
     return LaunchRequest(
         turn,
@@ -266,8 +266,8 @@ def build_launch_request(
         mode=agent.policy.mode,
         tools=agent.policy.allowed_tools,
         deny=agent.policy.deny,
-        system=standing.system,
-        adds_system=standing.is_added,
+        system=prompt.system,
+        adds_system=prompt.is_added,
         max_turns=agent.max_turns,
         # A CLI counts the cost of its process; the process of a direct run has no other run.
         max_cost_usd=agent.policy.budget.run if agent.is_direct else None,

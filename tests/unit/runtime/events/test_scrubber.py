@@ -1,4 +1,4 @@
-"""Do deltas stay free of secrets, however they are cut, and are they whole otherwise?"""
+"""Deltas contain no secret, however they are cut, and are complete otherwise."""
 
 from datetime import UTC, datetime
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Is whoever goes on told what was asked, done, said and touched, and marked as such?"""
+"""A briefing quotes requests, actions, texts and files, and marks them as quotations."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

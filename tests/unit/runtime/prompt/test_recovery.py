@@ -1,4 +1,4 @@
-"""Is what is told from the record true, short and marked as such?"""
+"""The recovery context is true, short and marked as quoted."""
 
 from datetime import UTC, datetime
 from typing import Any

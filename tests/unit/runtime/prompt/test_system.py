@@ -1,4 +1,4 @@
-"""Is an agent told what stands in its files, and nothing that somebody has put in their place?"""
+"""The system prompt has the content of the agent's own files, and of no others."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Are the agents of the store those that the configuration names?"""
+"""The agents of the store are updated from the configuration."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
