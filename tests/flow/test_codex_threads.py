@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from steadyrun.drivers.replay import RecordedLine, Seen, replay
+from steadyrun.drivers.replay import RecordedLine, replay
 from steadyrun.model import event as ev
+from steadyrun.model.event import AnyEvent
 from steadyrun.model.usage import Usage
 from steadyrun.providers.codex.dialect import Codex
 from steadyrun.testing.model_servers.content import AnswerTokens, ModelAnswer, answer, text
@@ -47,7 +48,7 @@ class Recorded(StartedAppServer):
         return [known(seen) for seen in replay(Codex(), self.lines)]
 
 
-def known(seen: Seen) -> ev.Event:
+def known(seen: AnyEvent) -> ev.Event:
     assert not isinstance(seen.event, ev.Foreign)
     return seen.event
 

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import msgspec
 
 from steadyrun.dialect import ProcessExit
-from steadyrun.drivers.replay import RecordedLine, Seen, replay
+from steadyrun.drivers.replay import RecordedLine, replay
 from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
+from steadyrun.model.event import AnyEvent
 from tests.recordings.recorded import CLIS, Cli, Recording, Telling, recordings, telling
 from tests.recordings.shape_claude import CLAUDE
 from tests.recordings.shape_codex import CODEX
@@ -55,7 +56,7 @@ def feed(turns: TurnTracker, frames: Iterable[Step]) -> list[list[TrackedOutput]
 
 def played(
     recording: Recording, lines: Iterable[RecordedLine], last: ProcessExit | None = None
-) -> list[Seen]:
+) -> list[AnyEvent]:
     """What these lines come to, in the place of the recording's own."""
     return list(replay(recording.dialect(), lines, last or recording.exit()))
 
@@ -65,11 +66,11 @@ def told(recording: Recording, lines: Iterable[RecordedLine]) -> list[Telling]:
     return list(telling(played(recording, lines), sys.maxsize))
 
 
-def events_of(seen: Iterable[Seen]) -> list[ev.Event]:
+def events_of(seen: Iterable[AnyEvent]) -> list[ev.Event]:
     return [each.event for each in seen if not isinstance(each.event, ev.Foreign)]
 
 
-def is_sound(seen: list[Seen]) -> bool:
+def is_sound(seen: list[AnyEvent]) -> bool:
     """Check what holds whatever was printed: each run begins and ends once, and leaves no tool
     open; each follow-up has one fate. It returns so that it can stand in an `assert`."""
     runs = [(name, list(events)) for name, events in groupby(seen, key=lambda each: each.run)]
@@ -106,7 +107,7 @@ def _check_fates(events: list[ev.Event]) -> None:
     assert not fates - offered
 
 
-def outcomes(seen: Iterable[Seen]) -> list[tuple[Any, ...]]:
+def outcomes(seen: Iterable[AnyEvent]) -> list[tuple[Any, ...]]:
     """How the runs ended, apart from their words."""
     return [
         (
@@ -121,7 +122,7 @@ def outcomes(seen: Iterable[Seen]) -> list[tuple[Any, ...]]:
     ]
 
 
-def texts(seen: Iterable[Seen]) -> list[tuple[str, Any]]:
+def texts(seen: Iterable[AnyEvent]) -> list[tuple[str, Any]]:
     """What the agent said, and where."""
     return [
         (ev.get_type(event), event.text)
@@ -130,7 +131,7 @@ def texts(seen: Iterable[Seen]) -> list[tuple[str, Any]]:
     ]
 
 
-def unknown(seen: Iterable[Seen]) -> set[str | None]:
+def unknown(seen: Iterable[AnyEvent]) -> set[str | None]:
     """The lines that nobody could read."""
     return {event.text for event in events_of(seen) if isinstance(event, ev.Unknown)}
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from steadyrun.dialect import Dialect, ProcessExit
-from steadyrun.drivers.replay import RecordedLine, Seen, read_recording, replay
+from steadyrun.drivers.replay import RecordedLine, read_recording, replay
 from steadyrun.model.event import (
+    AnyEvent,
     ApprovalRequested,
     ApprovalResolved,
     Event,
@@ -76,7 +77,7 @@ class Recording:
             case "codex":
                 return Codex(CodexOptions(one_shot=self.one_shot))
 
-    def play(self) -> list[Seen]:
+    def play(self) -> list[AnyEvent]:
         return list(replay(self.dialect(), self.lines(), self.exit()))
 
 
@@ -95,7 +96,7 @@ def index(cli: Cli) -> dict[str, dict[str, Any]]:
     return found
 
 
-def telling(seen: list[Seen], longest_text: int = LONGEST_TEXT) -> Iterator[Telling]:
+def telling(seen: list[AnyEvent], longest_text: int = LONGEST_TEXT) -> Iterator[Telling]:
     """What is telling of each event. What only says where or when is left out; names that are ours
     are counted, so that it does not matter how we make them."""
     runs, names = _Counted(""), _Counted("#")

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from steadyrun.drivers.replay import RecordedLine, Seen
+from steadyrun.drivers.replay import RecordedLine
 from steadyrun.drivers.turn_tracker import TurnTracker
 from steadyrun.lib.framing import LineSplitter
 from steadyrun.model import event as ev
-from steadyrun.model.event import Emitted
+from steadyrun.model.event import AnyEvent, Emitted
 from tests.recordings.played import (
     KILLED,
     KINDS,
@@ -241,7 +241,7 @@ def _call(tool: ev.ToolStarted | ev.ToolCompleted | ev.ToolFailed) -> tuple[str,
     return tool.tool_call_id, tool.tool_name, str(tool.tool_input)
 
 
-def _common(some: list[Seen], others: list[Seen]) -> int:
+def _common(some: list[AnyEvent], others: list[AnyEvent]) -> int:
     same = 0
     for one, other in zip(some, others, strict=False):
         if one != other:
@@ -250,7 +250,7 @@ def _common(some: list[Seen], others: list[Seen]) -> int:
     return same
 
 
-def _is_of_the_end(seen: Seen) -> bool:
+def _is_of_the_end(seen: AnyEvent) -> bool:
     if isinstance(seen.event, ev.RunStarted):
         # A one-shot turn that had said nothing yet.
         return True

@@ -7,8 +7,8 @@ from typing import TypeVar
 import pytest
 
 from steadyrun.dialect import STILL_RUNNING
-from steadyrun.drivers.replay import Seen
 from steadyrun.model import event as ev
+from steadyrun.model.event import AnyEvent
 from steadyrun.model.usage import Usage
 from tests.recordings import raw_claude, raw_codex
 from tests.recordings.raw import Reading, Result, Tokens, Use
@@ -22,7 +22,7 @@ Fate = ev.FollowupAbsorbed | ev.FollowupOwnTurn | ev.FollowupReturned
 class Told:
     """What our events say: all of them, and those of each run."""
 
-    all: list[Seen]
+    all: list[AnyEvent]
     runs: list[list[ev.Event]] = field(default_factory=list)
 
     def of(self, kind: type[E]) -> list[E]:
@@ -247,7 +247,7 @@ def test_a_turn_that_was_cut_short_has_failed(raw: Reading, told: Told) -> None:
             assert end.error
 
 
-def _known(seen: Seen) -> ev.Event:
+def _known(seen: AnyEvent) -> ev.Event:
     assert not isinstance(seen.event, ev.Foreign)
     return seen.event
 

@@ -19,6 +19,7 @@ from steadyrun.drivers.turn_tracker import TrackedOutput, TurnTracker
 from steadyrun.errors import RecordingInvalid
 from steadyrun.lib.framing import Frame
 from steadyrun.model.event import (
+    AnyEvent,
     Emitted,
     Event,
     Foreign,
@@ -49,10 +50,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_LINES = 20
 
 
-# A recording has no cursors: `StoredEvent.cursor` is 0.
-Seen = StoredEvent | LiveEvent
-
-
 class RecordedLine(Struct, frozen=True):
     """One line of a recording."""
 
@@ -75,8 +72,9 @@ def read_recording(path: Path) -> Iterator[RecordedLine]:
 
 def replay(
     dialect: Dialect, lines: Iterable[RecordedLine], last: ProcessExit | None = None
-) -> Iterator[Seen]:
-    """The events of the lines, with their runs. After the last line the process ends."""
+) -> Iterator[AnyEvent]:
+    """The events of the lines, with their runs. After the last line the process
+    ends. A recording has no cursors: `StoredEvent.cursor` is 0."""
     player = _Player(dialect)
     for line in lines:
         yield from player.play(line)
@@ -95,7 +93,7 @@ class _Player:
         # The last lines of stderr, for a recording without an exit.
         self._complaints: deque[str] = deque(maxlen=_LAST_LINES)
 
-    def play(self, line: RecordedLine) -> Iterator[Seen]:
+    def play(self, line: RecordedLine) -> Iterator[AnyEvent]:
         self._now = _EPOCH + timedelta(seconds=line.t)
         raw = line.msg.encode() if isinstance(line.msg, str) else msgspec.json.encode(line.msg)
         yield from self._begin_open()
@@ -116,15 +114,15 @@ class _Player:
                 self._errors += 1
                 yield self._build_event(Emitted(0, self._errors, self._now, event))
 
-    def end(self, last: ProcessExit) -> Iterator[Seen]:
+    def end(self, last: ProcessExit) -> Iterator[AnyEvent]:
         """End what is open at the end of the recording."""
         yield from self._begin_open()
         if not last.stderr:
             last = replace(last, stderr="\n".join(self._complaints))
         yield from self._play_output(self._turns.on_exited(last, self._now))
 
-    def _play_output(self, heard: Iterable[TrackedOutput]) -> Iterator[Seen]:
-        for each in heard:
+    def _play_output(self, output: Iterable[TrackedOutput]) -> Iterator[AnyEvent]:
+        for each in output:
             match each:
                 case Emitted(event=ImageProduced() as image):
                     # A replay writes no file.
@@ -145,23 +143,23 @@ class _Player:
         if isinstance(event, TokenBound | TokenRotated):
             self._token = event.token
 
-    def _begin_open(self) -> Iterator[Seen]:
+    def _begin_open(self) -> Iterator[AnyEvent]:
         """A one-shot process has its turn open from the start."""
         if self._turns.is_open and self._run is None:
             yield from self._begin()
 
-    def _begin(self) -> Iterator[Seen]:
+    def _begin(self) -> Iterator[AnyEvent]:
         self._runs += 1
         run = RunId(f"run_{self._runs}")
         self._run = step(None, Created(run, AgentId(_AGENT), None, self._provider, self._now))
         yield from self._change(Launched(self._now))
 
-    def _change(self, change: RunChange) -> Iterator[Seen]:
+    def _change(self, change: RunChange) -> Iterator[AnyEvent]:
         before, self._run = self._run, step(self._run, change)
         for emitted in build_status_events(before, self._run):
             yield self._build_event(emitted)
 
-    def _build_event(self, emitted: Emitted) -> Seen:
+    def _build_event(self, emitted: Emitted) -> AnyEvent:
         name = make_event_id(_PROCESS, emitted.place, emitted.n)
         at, event, provider = emitted.at, emitted.event, self._provider
         run = self._run.id if self._run else None

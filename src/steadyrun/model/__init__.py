@@ -1,1 +1,1 @@
-"""The nouns of the runtime as plain data, and the pure rules over them."""
+"""The data of the runtime, and the pure rules about it."""

@@ -1,4 +1,4 @@
-"""Who works? An agent is a name, a chain of providers, a home directory and a policy."""
+"""Defines agents: a name, a chain of providers, a home directory and a policy."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -19,23 +19,23 @@ ROLE_RULE = "A role's name is a letter or a digit, then up to 62 of those, _ and
 
 OnLimited = Literal["wait", "pause"]
 
-# Under this and its id the store remembers an agent whose name is gone from the configuration.
+# The key in the store, with the id, of an agent that was removed from the configuration.
 RETIRED = "config/paused/"
 
 
 def is_agent_name(name: str) -> bool:
-    """Whether somebody may give an agent that name."""
+    """Whether a text is a valid name of an agent."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_role_name(name: str) -> bool:
-    """Whether it can be one: it is the name of a file, and leads to no other directory."""
+    """Whether a text is a valid name of a role. It is the name of a file in one directory."""
     return _ROLE.fullmatch(name) is not None
 
 
 class Agent(Struct, frozen=True):
-    """A teammate, lasting unless `is_direct`. `providers` is the chain: the first is used while
-    its gate is open."""
+    """An agent; it is permanent unless `is_direct`. `providers` is the chain: the first one is used
+    while its gate is open."""
 
     id: AgentId
     name: str
@@ -43,22 +43,22 @@ class Agent(Struct, frozen=True):
     home: str
     model: str | None = None
     policy: Policy = Policy()
-    # What its provider is told before everything else, and how many rounds a turn may take.
+    # The system prompt, and how many rounds a turn may take.
     system: str | None = None
     max_turns: int | None = None
-    # The file in `roles/` that says what its work is.
+    # The file in `roles/` that describes its work.
     role: str | None = None
-    # What holds for a message that does not say it itself.
+    # The defaults for its messages.
     followup: Followup = "steer"
     on_lost: OnLost = "resume"
     wall_seconds: float | None = None
-    # Whether it goes on by itself when its provider takes more again.
+    # Whether it continues by itself after a rate limit.
     on_limited: OnLimited = "wait"
-    # Who may answer what it asks; nobody is named: whoever can.
+    # The users who may answer its approvals; empty: every user.
     approvers: tuple[str, ...] = ()
-    # Those of the configuration are changed there only.
+    # An agent of the configuration can only be changed there.
     origin: Literal["store", "config"] = "store"
-    # Made for one run that no agent was asked for, and listed nowhere.
+    # Created for one run without an agent, and not listed.
     is_direct: bool = False
     removed_at: datetime | None = None
 
@@ -67,8 +67,8 @@ class Agent(Struct, frozen=True):
         return self.providers[0]
 
     def with_provider(self, provider: str) -> "Agent":
-        """The agent as it works with one of its providers. Its model is a word of the first one,
-        which no other knows."""
+        """The agent with another provider of its chain. The model belongs to the first provider and
+        is dropped."""
         if provider == self.provider:
             return self
         others = tuple(each for each in self.providers if each != provider)
@@ -76,5 +76,5 @@ class Agent(Struct, frozen=True):
 
 
 def choose_provider(chain: Sequence[str], closed: Collection[str]) -> str | None:
-    """The first provider of a chain that is not closed: it does the work."""
+    """The first provider of a chain that is not closed."""
     return next((provider for provider in chain if provider not in closed), None)

@@ -1,7 +1,7 @@
-"""What was a person asked, and what did they say? One row for each question of a run.
+"""Defines approvals: the requests of runs to users, and the answers.
 
-A run waits for the answer about a tool, and withdraws its question when it ends. A question about
-a budget is the last thing a run does: its agent is paused until it is answered.
+A run waits for the approval of a tool, and withdraws its request when it ends. A request about a
+budget is the last act of a run: its agent is paused until it is answered.
 """
 
 from datetime import datetime
@@ -20,22 +20,22 @@ from steadyrun.model.event import (
 )
 from steadyrun.model.ids import AgentId, ApprovalId, ProcessId, RunId
 
-# An answer that was given is on its way until the one who asked has it. One that nobody waits for
-# any more was withdrawn: the agent has asked for something else, or its run is over.
+# `answered`: the run does not have the answer yet. `withdrawn`: no run waits for it any more; the
+# agent has requested something else, or its run has ended.
 ApprovalStatus = Literal["open", "answered", "resolved", "withdrawn"]
 UNSETTLED: tuple[ApprovalStatus, ...] = ("open", "answered")
 
-# How an event says that the provider took its question back.
+# The author in an event if the provider has withdrawn its request.
 BY_PROVIDER = "provider"
-# Who denies what nobody has answered.
+# The author of the denial of a request without an answer.
 BY_TIMEOUT = "timeout"
 
 
 class ApprovalAnswer(Struct, frozen=True):
-    """Whether it may, and who says so. `input` is what the tool is to be called with instead, and a
-    denial that `ends_turn` interrupts it; `always`: nor need it ask again for the same.
+    """The answer of a user. `input` replaces the input of the tool; a denial with `ends_turn`
+    interrupts the turn; with `always` the same tool needs no further approval.
 
-    Of a budget: `extended` is what may be spent now, and `provider` who is to go on."""
+    For a budget, `extended` are the new limits, and `provider` the provider to continue with."""
 
     is_allowed: bool
     by: str
@@ -48,7 +48,7 @@ class ApprovalAnswer(Struct, frozen=True):
     extended: tuple[BudgetExtension, ...] = ()
 
     def to_key(self) -> tuple[object, ...]:
-        """What was meant, not when or what it led to: the same said again is the same answer."""
+        """The content without time and effects: a repeated answer is the same answer."""
         return (
             self.is_allowed, self.by, self.reason, self.always, self.input, self.ends_turn,
             self.provider,
@@ -60,7 +60,7 @@ class ApprovalAnswer(Struct, frozen=True):
 
 
 class Approval(Struct, frozen=True):
-    """A question of a run: may it use this tool, may its agent go on?"""
+    """A request of a run: to use a tool, or to continue after a budget was spent."""
 
     id: ApprovalId
     agent: AgentId
@@ -69,23 +69,23 @@ class Approval(Struct, frozen=True):
     tool_name: str
     tool_input: Any = None
     tool_call_id: str | None = None
-    # It may be allowed for good.
+    # Whether it can be allowed for the whole conversation.
     offers_always: bool = False
     status: ApprovalStatus = "open"
     answer: ApprovalAnswer | None = None
     about: ApprovalTopic = "tool"
-    # Of a budget: its agent was paused besides, and stays so.
+    # For a budget: the agent was paused by a user as well, and stays paused.
     is_paused_besides: bool = False
 
     def with_answer(self, answer: ApprovalAnswer) -> "Approval":
-        """With an answer, which is on its way if anybody waits for it."""
+        """The approval with an answer; `answered` if a run waits for it."""
         return replace(
             self, status="answered" if self.about == "tool" else "resolved", answer=answer
         )
 
     @property
     def name(self) -> str:
-        """What its process calls it."""
+        """Its name in its process."""
         return self.id.partition(":")[2]
 
     @property
@@ -94,12 +94,12 @@ class Approval(Struct, frozen=True):
 
 
 def build_approval_id(process: ProcessId, name: str) -> ApprovalId:
-    """Names are those of one process only."""
+    """The id of an approval; its name is unique only in its process."""
     return ApprovalId(f"{process}:{name}")
 
 
 def build_approval(emitted: Emitted, process: ProcessId, agent: AgentId, run: RunId) -> Approval:
-    """The question that an event tells of."""
+    """The approval of an event."""
     event = emitted.event
     assert isinstance(event, ApprovalRequested)
     return Approval(
@@ -116,7 +116,7 @@ def build_approval(emitted: Emitted, process: ProcessId, agent: AgentId, run: Ru
 
 
 def build_resolution(approval: Approval) -> Emitted:
-    """What the record says of a question whose run is over, and that was answered."""
+    """The event for an answered approval whose run has ended."""
     answer = approval.answer
     assert answer
     event = ApprovalResolved(approval.name, answer.verdict, answer.by)
@@ -124,5 +124,5 @@ def build_resolution(approval: Approval) -> Emitted:
 
 
 def choose_status(by: str) -> ApprovalStatus:
-    """What a question becomes when its end is told."""
+    """The status of an approval that was resolved by `by`."""
     return "withdrawn" if by == BY_PROVIDER else "resolved"

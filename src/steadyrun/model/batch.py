@@ -1,4 +1,4 @@
-"""What came of a stretch of a process's journal, and what of it is not in the record yet?"""
+"""Defines batches of events of a process, and selects what is not in the store yet."""
 
 from operator import attrgetter
 
@@ -13,10 +13,10 @@ from steadyrun.model.session import ResumeToken
 
 
 class Batch(Struct, frozen=True):
-    """What one stretch of a process's journal came to: written whole or not at all.
+    """The events of a part of the journal of a process: written whole or not at all.
 
-    `run` is the run the events belong to. `change` is applied to it after them (a `Launched` before
-    them), `token` becomes the session's present one, `checkpoint` is saved with `to_offset`.
+    `run` is the run of the events. `change` is applied to it after them (a `Launched` before them),
+    `token` becomes the present token of the session, `checkpoint` is saved with `to_offset`.
     """
 
     process: ProcessId
@@ -30,7 +30,7 @@ class Batch(Struct, frozen=True):
 
 
 class StoredRow(Struct, frozen=True):
-    """Events of one run as they were written, without secrets; the first has `cursor` and `seq`."""
+    """Stored events of one run, without secrets; the first one has `cursor` and `seq`."""
 
     cursor: int
     seq: int
@@ -39,9 +39,9 @@ class StoredRow(Struct, frozen=True):
 
 
 class AppendResult(Struct, frozen=True):
-    """How many events were new, and where the record ends now (for this agent, and for all).
+    """How many events were new, and the last positions (of this agent, and of all).
 
-    `rows` are the new ones: whoever publishes them need not read them again.
+    `rows` are the new events, so that they can be published without another read.
     """
 
     count: int
@@ -51,10 +51,10 @@ class AppendResult(Struct, frozen=True):
 
 
 def select_new(batch: Batch, kinds: Kinds, *, offset: int, marks: Marks) -> tuple[Batch, Marks]:
-    """What of a batch is not in the record yet, and the process's marks once it is.
+    """The part of a batch that is not stored yet, and the marks of the process after it.
 
-    The record of its process ends at `offset` and has `marks`. `kinds` are those of its events:
-    engines need them too, and counting them takes its time.
+    The stored part of the journal ends at `offset` with `marks`. `kinds` are the kinds of the
+    events; the caller counts them once because engines need them, too.
     """
     is_repeat = batch.from_offset < batch.to_offset <= offset
     if not is_repeat and batch.from_offset != offset:
@@ -63,12 +63,12 @@ def select_new(batch: Batch, kinds: Kinds, *, offset: int, marks: Marks) -> tupl
         raise ChangeRefused("append", found="the batch ends before it begins")
     if not LIVE_ONLY.isdisjoint(kinds):
         raise ChangeRefused("append", found="deltas and raw output are never stored")
-    # Nearly always a batch is new and all of the journal: then there is nothing to sort out.
+    # Nearly every batch is new and comes from the journal alone: it needs no selection.
     if not is_repeat and str not in map(type, map(_PLACE_OF, batch.events)):
         return batch, marks
     events, after = _select_new_events(batch, marks, is_repeat=is_repeat)
     if is_repeat:
-        # It changed the run and the session long ago; what came later must stand.
+        # It changed the run and the session before; later changes must not be overwritten.
         return Batch(batch.process, batch.run, offset, offset, events), after
     return structs.replace(batch, events=events), after
 
@@ -91,6 +91,6 @@ def _select_new_events(
             is_new = number > known[source]
             marks[source] = max(marks[source], number)
         if is_new:
-            # Said twice in one batch is once, too; what one frame caused has its number in common.
+            # A repeated event in one batch counts once. Events of one frame share its number.
             fresh.setdefault((emitted.place, emitted.n), emitted)
     return tuple(fresh.values()), Marks(**marks)

@@ -1,6 +1,6 @@
-"""How are events written and read back? As MessagePack lists, without secrets.
+"""Encodes and decodes events as MessagePack lists, without secrets.
 
-What this version does not know, a type or a version, goes through byte for byte.
+Events of an unknown type or version are kept byte for byte.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ _event = msgspec.msgpack.Decoder(Event, ext_hook=from_ext)
 def encode_events(
     events: Sequence[Emitted], scrubber: Scrubber, kinds: Kinds | None = None
 ) -> bytes:
-    """Write events as a MessagePack list, without the secrets that `scrubber` knows."""
+    """Encode events as a MessagePack list, without the secrets that `scrubber` finds."""
     kinds = count_kinds(events) if kinds is None else kinds
     try:
         body = _encode([_as_raw(e) for e in events] if Foreign in kinds else events)
@@ -66,16 +66,16 @@ def encode_events(
 
 
 def decode_events(body: bytes) -> Sequence[Emitted]:
-    """Read events back; what this version does not know comes back as `Foreign`."""
+    """Decode events; those of an unknown type or version become `Foreign`."""
     try:
         return _decode(body)
     except (ValueError, RecursionError) as error:
-        # Text that is not UTF-8, digits that are none: msgspec lets these pass as they are.
+        # Text that is not UTF-8 or invalid digits: msgspec does not convert these errors.
         raise msgspec.DecodeError(str(error)) from error
 
 
 class EventRow(NamedTuple):
-    """Events that were stored together, and what they have in common."""
+    """Events that were stored together, and their common fields."""
 
     cursor: int
     seq: int
@@ -87,9 +87,9 @@ class EventRow(NamedTuple):
 
 
 def decode_row(row: EventRow) -> list[StoredEvent]:
-    """The events of a row, each in its place."""
+    """The events of a row with their positions."""
     cursor, seq, agent, run, process, provider, body = row
-    # One loop and no call for each event: whoever follows a run reads everything through here.
+    # One loop without a call for each event: all reads of events come through here.
     found = [
         StoredEvent(
             cursor + n,
@@ -109,7 +109,7 @@ def decode_row(row: EventRow) -> list[StoredEvent]:
 
 
 def _read(body: bytes) -> "Sequence[_EncodedEvent | Emitted]":
-    """The events as they were written, if this version knows them all."""
+    """The encoded events, if this version supports all of them."""
     try:
         found = _written.decode(body)
     except (msgspec.ValidationError, ValueError, RecursionError):
@@ -125,7 +125,7 @@ def _decode(body: bytes) -> Sequence[Emitted]:
 
 
 def join_encoded(bodies: Sequence[bytes]) -> bytes:
-    """Make one encoded list of several."""
+    """Join several encoded lists."""
     return bodies[0] if len(bodies) == 1 else _encode([r for b in bodies for r in _raws.decode(b)])
 
 
@@ -139,7 +139,7 @@ def _build_raw(emitted: Emitted | _RawEvent, raw: bytes, version: int) -> _RawEv
 
 
 def _clean(written: _RawEvent, scrubber: Scrubber) -> _RawEvent:
-    """The event without secrets; one that has none stays as it is, byte for byte."""
+    """The event without secrets; one without secrets stays byte for byte the same."""
     raw = bytes(written.event)
     if not scrubber.is_suspicious(raw):
         return written
@@ -157,7 +157,7 @@ def _with_big_integers(emitted: Emitted) -> Emitted | _RawEvent:
 
 
 def _spell_out(value: Any) -> Any:
-    """The same value with big integers as text of a type of our own."""
+    """The value with big integers as text of an extension type."""
     match value:
         case dict():
             return {key: _spell_out(inner) for key, inner in value.items()}
@@ -181,7 +181,7 @@ def _from_raw(written: _RawEvent) -> Emitted:
 
 def _decode_event(written: _RawEvent) -> Event | Foreign:
     raw = bytes(written.event)
-    # Read whole, not for its type alone: damage shall be met here, not where it is shown.
+    # Decoded as a whole, not only for its type: a damaged event must fail here.
     foreign = Foreign(str(decode_fields(raw).get("type", "")), written.v, raw)
     if written.v != VERSION:
         return foreign

@@ -1,4 +1,4 @@
-"""How does an event look to the world? The same on every machine-readable surface."""
+"""Converts events to their public JSON form, the same on every interface."""
 
 from datetime import datetime
 
@@ -6,17 +6,17 @@ import msgspec
 
 from steadyrun.model.event import (
     VERSION,
+    AnyEvent,
     Event,
     Foreign,
     JsonObject,
-    LiveEvent,
     StoredEvent,
     get_type,
 )
 
 
-def to_public(seen: StoredEvent | LiveEvent) -> JsonObject:
-    """An event as every machine-readable surface shows it."""
+def to_public(seen: AnyEvent) -> JsonObject:
+    """The public form of an event."""
     cursor, seq = (seen.cursor, seen.seq) if isinstance(seen, StoredEvent) else (None, None)
     return {
         "v": seen.event.version if isinstance(seen.event, Foreign) else VERSION,
@@ -33,7 +33,7 @@ def to_public(seen: StoredEvent | LiveEvent) -> JsonObject:
 
 
 def to_data(event: Event | Foreign) -> JsonObject:
-    """The event's own fields, without the tag."""
+    """The fields of the event without the tag."""
     fields: JsonObject = (
         decode_fields(event.raw)
         if isinstance(event, Foreign)
@@ -43,12 +43,12 @@ def to_data(event: Event | Foreign) -> JsonObject:
     return fields
 
 
-# MessagePack has no integers of more than 64 bits; JSON, and so a tool's input, may.
+# MessagePack has no integers of more than 64 bits; JSON, and so the input of a tool, has.
 BIG_INTEGER = 1
 
 
 def from_ext(code: int, data: memoryview) -> int | bytes:
-    """Big integers are numbers again; what a later version has put there are bytes to us."""
+    """Decode a big integer; other extension types of later versions stay bytes."""
     return int(bytes(data)) if code == BIG_INTEGER else bytes(data)
 
 

@@ -1,4 +1,4 @@
-"""How are things named? By a typed prefix and 26 characters that sort by time."""
+"""Makes ids: a prefix for the type and 26 characters that sort by time."""
 
 import secrets
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _RANDOM_BITS = 80
 
 
 class Ids:
-    """Makes ids. They sort by the time they were made; those of one maker never tie."""
+    """Makes ids. They sort by their creation; ids of one instance are unique and ordered."""
 
     def __init__(
         self, now: Callable[[], datetime], randbits: Callable[[int], int] = secrets.randbits

@@ -1,4 +1,4 @@
-"""What is there to do? An item: accepted once, run in order, settled for ever."""
+"""Defines items: messages to agents, accepted once, run in order and settled once."""
 
 from datetime import datetime
 from typing import Literal
@@ -13,33 +13,33 @@ ItemKind = Literal["message", "reminder", "call", "step", "self"]
 ItemStatus = Literal["queued", "running", "completed", "failed", "cancelled"]
 Delivery = Literal["none", "offered", "absorbed", "own_turn", "returned"]
 OnLost = Literal["resume", "retry", "fail"]
-# May it be offered to a run that is going on, or does it wait for its own?
+# Whether a message may be offered to a running turn, or waits for its own run.
 Followup = Literal["steer", "queue"]
 
 SETTLED: frozenset[ItemStatus] = frozenset({"completed", "failed", "cancelled"})
 
 
 class Attachment(Struct, frozen=True):
-    """A file that came with a message, and the copy of it that is kept."""
+    """A file of a message, and its stored copy."""
 
     name: str
-    # In our home: `attachments/` and the digest of what is in it.
+    # The path in the home: `attachments/` and the digest of the content.
     place: str
     size: int
     media_type: str | None = None
 
 
 class Payload(Struct, frozen=True, omit_defaults=True):
-    """What comes with a message beside its text."""
+    """The parts of a message besides its text."""
 
     files: tuple[Attachment, ...] = ()
     metadata: Metadata = {}
-    # The item that is to be done once more.
+    # The item that is repeated.
     retry_of: ItemId | None = None
 
 
 class Message(Struct, frozen=True):
-    """What somebody asks of an agent. The same `key` again is the same item."""
+    """A message to an agent. A repeated `key` is the same item."""
 
     agent: AgentId
     text: str
@@ -51,7 +51,7 @@ class Message(Struct, frozen=True):
 
 
 class Item(Struct, frozen=True):
-    """A message in its agent's lane. `seq` is its place, and it keeps it."""
+    """A message in the lane of its agent. `seq` is its position, which never changes."""
 
     id: ItemId
     agent: AgentId
@@ -69,11 +69,11 @@ class Item(Struct, frozen=True):
     started_at: datetime | None = None
     settled_at: datetime | None = None
     followup: Followup = "steer"
-    # The run it had before the present one.
+    # The previous run.
     before: RunId | None = None
-    # How often it was run again at its own cost; `attempt` counts every time.
+    # How many retries it has used; `attempt` counts every run.
     tries: int = 0
-    # Why it failed, or why somebody wants or wanted it to end.
+    # Why it failed, or why it is or was cancelled.
     error: ErrorFact | None = None
     payload: Payload = Payload()
 
@@ -83,17 +83,17 @@ class Item(Struct, frozen=True):
 
     @property
     def cancel_reason(self) -> str | None:
-        """Why somebody wants the end of what runs."""
+        """The reason of the requested cancellation."""
         return self.error.message if self.cancel_requested and self.error else None
 
 
 def build_cancel_fact(reason: str | None) -> ErrorFact | None:
-    """What an item or a run that somebody has ended says of it."""
+    """The error of an item or a run that was cancelled with a reason."""
     return ErrorFact("cancelled", reason) if reason else None
 
 
 class Lease(Struct, frozen=True):
-    """This holder owns the lane. Every write names it; the highest fence wins."""
+    """This holder owns the lane. Every write carries the lease; the highest fence wins."""
 
     agent: AgentId
     holder: HolderId
@@ -107,22 +107,22 @@ class Claim(Lease, frozen=True):
 
 
 def compute_item_status(run: Run, item: Item) -> ItemStatus:
-    """What becomes of an item when its run ends. One that was stopped by a budget waits until
-    somebody allows more, but whoever has called for a run directly is told that it has failed."""
+    """The status of an item after its run. An item that was stopped by a budget waits until a user
+    allows more; a direct call fails instead."""
     if run.status == "completed":
         return "completed"
     is_spent = run.stop_reason == "budget" and item.kind != "call"
     if is_spent or run.stop_reason == "shutdown" or run.status == "rate_limited":
-        # What its provider began by itself cannot be asked for again.
+        # A turn that the provider started by itself cannot be repeated.
         is_over = item.cancel_requested or item.kind == "self"
         return "cancelled" if is_over else "queued"
-    # Who was asked to stop and broke off did what was wanted, and is not run again.
+    # A run that failed after a cancel request counts as cancelled and is not repeated.
     is_unwanted = run.status == "cancelled" or item.cancel_requested
     return "cancelled" if is_unwanted else "failed"
 
 
 def compute_absorbed_status(run: Run, item: Item) -> ItemStatus:
-    """What becomes of a follow-up that the run had absorbed: it shares success, not bad luck."""
+    """The status of an absorbed follow-up after the run: it shares success, but not failure."""
     if run.status == "completed":
         return "completed"
     if run.stop_reason == "user_stop" or item.cancel_requested:

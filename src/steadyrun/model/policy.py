@@ -1,7 +1,7 @@
-"""What may an agent do, and how far may it go?
+"""Computes the rights of an agent from its policy and the file in its home.
 
-Its rights are what its policy and the file in its home both allow: the file can only take away. A
-provider keeps them with what it has (`Dialect.enforce`), or refuses.
+The rights are what both allow: the file can only remove rights. A provider enforces them with its
+own means (`Dialect.enforce`), or refuses.
 """
 
 import json
@@ -19,16 +19,16 @@ from steadyrun.model.text import Problem, suggest
 Mode = Literal["default", "accept_edits", "plan", "full_auto", "dangerously_skip_permissions"]
 Tier = Literal["readonly", "standard", "full", "custom"]
 
-# The tools every provider is thought to have, by whatever name.
+# The tools that every provider has, under its own names.
 TOOLS = ("Bash", "Read", "Write", "Edit", "Glob", "Grep", "WebSearch", "WebFetch")
 _READONLY = ("Read", "Glob", "Grep", "WebSearch", "WebFetch")
-# What a tier allows; one that is `custom` comes with a list of its own.
+# The tools of a tier; `custom` has its own list.
 TIERS: Mapping[Tier, tuple[str, ...]] = {
     "readonly": _READONLY,
     "standard": (*_READONLY, "Edit"),
     "full": TOOLS,
 }
-# Nobody has them: they wait for somebody who is not there, or start work that nobody asked for.
+# Denied to all agents: they wait for a user who is absent, or start work without a request.
 DENIED = (
     "AskUserQuestion",
     "CronCreate",
@@ -38,27 +38,27 @@ DENIED = (
     "RemoteTrigger",
     "PushNotification",
 )
-# Further names that mean something to some provider.
+# Further tools of some providers.
 MORE_TOOLS = (
     "Agent", "EnterPlanMode", "EnterWorktree", "ExitPlanMode", "ExitWorktree", "NotebookEdit",
     "ReportFindings", "SendMessage", "Skill", "TaskCreate", "TaskGet", "TaskList", "TaskOutput",
     "TaskStop", "TaskUpdate", "Workflow",
 )  # fmt: skip
-# Tools of other names that do what these do: such a tool is allowed if one of them is. Commands are
-# not among them: where those cannot be taken away, a sandbox stands for the list.
+# Tools with other names: such a tool is allowed if one of the named tools is. Commands are not
+# among them: where they cannot be removed, a sandbox replaces the list.
 _BY_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "fileChange": ("Edit", "Write"),
     "webSearch": ("WebSearch",),
 }
-# What begins so belongs to a server of the user's own.
+# The prefix of the tools of MCP servers of the user.
 MCP = "mcp__"
 _SERVERS_TOOL = re.compile(MCP + r"[A-Za-z0-9_-]+")
 
 
 class Policy(Struct, frozen=True):
-    """The mode, and the tools a run may use (None: the provider's own default).
+    """The mode, and the tools of a run (None: the default of the provider).
 
-    `tier` says which those are, if it is not `custom`; `deny` is taken away from them.
+    `tier` defines the tools unless it is `custom`; `deny` is removed from them.
     """
 
     mode: Mode = "default"
@@ -69,7 +69,7 @@ class Policy(Struct, frozen=True):
 
 
 class Permissions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file in an agent's home allows it, and a note it is told."""
+    """The content of the file in the home of an agent, with a note for the agent."""
 
     tier: Tier | None = None
     tools: tuple[str, ...] | None = None
@@ -77,7 +77,7 @@ class Permissions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rights(Struct, frozen=True):
-    """What is left when everything has been taken away: `tools` has none that `deny` names."""
+    """The resulting rights: `tools` contains no tool of `deny`."""
 
     mode: Mode = "default"
     tools: tuple[str, ...] | None = None
@@ -85,12 +85,12 @@ class Rights(Struct, frozen=True):
 
     @property
     def allowed(self) -> frozenset[str]:
-        """Those of `TOOLS` that may be used."""
+        """The allowed part of `TOOLS`."""
         return frozenset(TOOLS if self.tools is None else self.tools) - set(self.deny)
 
 
 def compute_rights(policy: Policy, permissions: Permissions | None = None) -> Rights:
-    """What both allow."""
+    """The rights that the policy and the file both allow."""
     deny = tuple(dict.fromkeys((*DENIED, *policy.deny)))
     tools = _expand_tools(policy.tier, policy.allowed_tools)
     if permissions is not None:
@@ -100,9 +100,9 @@ def compute_rights(policy: Policy, permissions: Permissions | None = None) -> Ri
 
 
 def find_breach(rights: Rights, tool: str) -> Literal["deny", "tools"] | None:
-    """The rule that the use of a tool goes against, by the name that its provider has for it.
+    """The rule that the use of a tool violates; `tool` is its name at the provider.
 
-    A list says nothing of names that cannot stand in one, nor of the tools of servers."""
+    A list does not apply to names that cannot be in a list, nor to the tools of MCP servers."""
     names = _BY_OTHER_NAMES.get(tool, (tool,))
     if all(_is_denied(name, rights.deny) for name in names):
         return "deny"
@@ -113,7 +113,7 @@ def find_breach(rights: Rights, tool: str) -> Literal["deny", "tools"] | None:
 
 
 def read_permissions(text: str) -> Permissions | Problem:
-    """What a file in an agent's home says."""
+    """Parse the file in the home of an agent."""
     try:
         given = msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
@@ -130,7 +130,7 @@ def read_permissions(text: str) -> Permissions | Problem:
 
 
 def check_tools(tier: Tier | None, tools: Sequence[str] | None) -> Problem | None:
-    """What is wrong with a tier and a list of tools that stand together."""
+    """Check a tier together with a list of tools."""
     if tier == "custom" and tools is None:
         return Problem("the tier custom needs a list of tools", f"Name some of: {', '.join(TOOLS)}")
     if tier not in (None, "custom") and tools is not None:
@@ -142,7 +142,7 @@ def check_tools(tier: Tier | None, tools: Sequence[str] | None) -> Problem | Non
 
 
 def check_tool_names(names: Iterable[str]) -> Problem | None:
-    """The first that is no tool's name, and the nearest one."""
+    """Check names of tools; the problem suggests the nearest name."""
     known = (*TOOLS, *MORE_TOOLS, *DENIED)
     for name in names:
         if name not in known and not _SERVERS_TOOL.fullmatch(name):
@@ -151,28 +151,28 @@ def check_tool_names(names: Iterable[str]) -> Problem | None:
 
 
 def check_tier(name: str) -> Problem | None:
-    """What is wrong with the name of a tier."""
+    """Check the name of a tier."""
     known = get_args(Tier)
     return None if name in known else Problem(f"unknown tier {name[:80]!r}", suggest(name, known))
 
 
 def _find_duplicate_key(text: str) -> str | None:
-    """The first key that an object has twice: whoever reads it would take one or the other."""
+    """The first repeated key of an object: readers would use different values of it."""
     found: list[str] = []
 
     def look(pairs: list[tuple[str, object]]) -> None:
         keys = [key for key, _ in pairs]
         found.extend(key for key in keys if keys.count(key) > 1)
 
-    # Any other reader drops all but the last of them. What is too long or too deep for this one is
-    # nothing that a file may have.
+    # Other readers drop all but the last value. A document that is too long or too deep for this
+    # one is not valid here anyway.
     with suppress(ValueError, RecursionError):
         json.loads(text, object_pairs_hook=look)
     return found[0] if found else None
 
 
 def _is_denied(name: str, deny: Sequence[str]) -> bool:
-    """By its name, or by that of its server."""
+    """Whether a tool is denied by its name or by the name of its server."""
     return name in deny or any(
         name.startswith(f"{each}__") for each in deny if each.startswith(MCP)
     )

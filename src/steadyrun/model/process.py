@@ -1,4 +1,4 @@
-"""Which process did the work, how far is its journal taken in, what did its Dialect remember?"""
+"""Defines the stored state of a CLI process."""
 
 from datetime import datetime
 
@@ -8,14 +8,14 @@ from steadyrun.model.ids import AgentId, ProcessId
 
 
 class Checkpoint(Struct, frozen=True):
-    """A Dialect's memory at the end of a turn, and the number of the last frame sent by then."""
+    """The state of a dialect at the end of a turn, and the number of the last sent frame."""
 
     state: bytes
     sent: int
 
 
 class SavedState(Struct, frozen=True):
-    """A checkpoint and the journal offset it belongs to: adoption goes on from here."""
+    """A checkpoint and its offset in the journal: a takeover starts here."""
 
     state: bytes
     sent: int
@@ -23,7 +23,7 @@ class SavedState(Struct, frozen=True):
 
 
 class Marks(Struct, frozen=True):
-    """The highest number stored of the events that no journal line caused, per source."""
+    """The highest stored number of events without a journal line, per source."""
 
     s: int = 0
     x: int = 0
@@ -31,7 +31,7 @@ class Marks(Struct, frozen=True):
 
 
 class Process(Struct, frozen=True):
-    """One live CLI. `offset` is where the record of its journal ends; every append moves it."""
+    """One CLI process. `offset` is the end of the stored part of its journal."""
 
     id: ProcessId
     agent: AgentId
@@ -43,7 +43,7 @@ class Process(Struct, frozen=True):
     marks: Marks = Marks()
     saved: SavedState | None = None
     closed_at: datetime | None = None
-    # The seal of what it was launched with: one with another seal serves no turn of today.
+    # The fingerprint of its launch: a process with another one gets no new turn.
     seal: str = ""
-    # Whose limits hold for what it does; see `Gate`.
+    # The account whose limits apply; see `Gate`.
     account: str = ""

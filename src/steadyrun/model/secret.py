@@ -1,7 +1,7 @@
-"""How do secrets stay out of the record? Wrapped while carried, scrubbed before a write.
+"""Keeps secrets out of the store: they are wrapped in memory, and removed before a write.
 
-A `Scrubber` knows two kinds: the very values this process was given, and the shapes of common
-tokens that an agent may print from a file we never saw.
+A `Scrubber` finds two kinds: the values that this process was given, and the patterns of common
+tokens that an agent may print from any file.
 """
 
 import json
@@ -14,15 +14,15 @@ from ahocorasick_rs import BytesAhoCorasick, MatchKind
 from msgspec import Struct
 
 REDACTED = "[redacted]"
-# A shorter value, or a short plain word, would blank out ordinary text; no secret is like that.
+# A shorter value, or a short plain word, would match ordinary text; it is not a secret.
 SHORTEST_SECRET = 6
-# Beginnings are listed up to this length; longer ones are found by it.
+# Prefixes of secrets are listed up to this length; longer ones are found by it.
 _LONG = 64
 _PLAIN_WORD = re.compile(r"[a-z_.]{1,24}")
 
 
 class Secret:
-    """A value that prints as asterisks. Only `reveal` gives it back."""
+    """A value that prints as asterisks. Only `reveal` returns it."""
 
     __slots__ = ("_value",)
 
@@ -46,7 +46,7 @@ class Secret:
 
 
 class _Shape(NamedTuple):
-    """A kind of token. `literal` announces it; `loose` finds it in encoded values, and too much."""
+    """A kind of token. It contains `literal`; `loose` finds it in encoded values, and more."""
 
     literal: bytes
     loose: re.Pattern[bytes]
@@ -67,8 +67,8 @@ _SHAPES = (
         r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[A-Za-z0-9+/=\s]|\\+[nrt])*"
         r"(?:-----END [A-Z ]*PRIVATE KEY-----)?",
     ),
-    # The only one that ends ordinary words (task-, disk-): it must begin a word, or follow a line
-    # break that is spelled out, or a colour code.
+    # The only literal at the end of ordinary words (task-, disk-): it must begin a word, or follow
+    # an escaped line break or a colour code.
     _build_shape(
         "sk-",
         r"[A-Za-z0-9_-]{20,}",
@@ -90,34 +90,34 @@ _SHAPES = (
 
 
 class Scrubber:
-    """Finds secrets in encoded events, quickly, and takes them out of values, thoroughly."""
+    """Finds secrets in encoded events quickly, and removes them from values completely."""
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
         values = {secret.reveal() for secret in secrets}
         spellings = {s for value in values if _is_secret(value) for s in _list_spellings(value)}
-        # Longest first, so that a secret which contains another goes as a whole.
+        # Longest first, so that a secret that contains another is removed as a whole.
         self._known = sorted(spellings, key=len, reverse=True)
         self._encoded = [spelling.encode() for spelling in self._known]
         literals = [*self._encoded, *(shape.literal for shape in _SHAPES)]
-        # Leftmost matching over a dozen literals is what lets it use vector instructions: a hundred
-        # times faster than one search after another, and this runs over every event.
+        # Leftmost matching of a dozen literals can use vector instructions: a hundred times faster
+        # than separate searches, and this runs for every event.
         self._search = BytesAhoCorasick(literals, matchkind=MatchKind.LeftmostFirst)
         announced = [*self._known, *(shape.literal.decode() for shape in _SHAPES)]
-        # What a text may end with that is the beginning of a secret, by its last character.
+        # The prefixes of secrets that a text may end with, by their last character.
         self._beginnings = _group_beginnings(announced)
         self._long_beginnings = [each[:_LONG] for each in announced if len(each) > _LONG]
 
     def is_suspicious(self, encoded: bytes) -> bool:
-        """Whether there may be a secret. None is missed; a false alarm costs only time."""
+        """Whether there may be a secret. None is missed; a false positive costs only time."""
         if not self._search.find_matches_as_indexes(encoded):
             return False
-        # The search does not see a literal that begins inside another: look again at all of them.
+        # The search misses a literal that begins inside another: check all of them.
         return any(known in encoded for known in self._encoded) or any(
             shape.literal in encoded and shape.loose.search(encoded) for shape in _SHAPES
         )
 
     def find_open_end(self, text: str) -> int:
-        """Where, in a text that is not whole yet, something begins that may become a secret."""
+        """Where an incomplete text has the beginning of a possible secret; else its length."""
         if not self._can_be_open(text):
             return len(text)
         starts = [_find_beginning(text, known) for known in self._known]
@@ -125,7 +125,7 @@ class Scrubber:
         return min(starts, default=len(text))
 
     def _can_be_open(self, text: str) -> bool:
-        """Whether it is worth looking: this runs for every delta, and hardly ever it is."""
+        """A quick check before the full one: this runs for every delta."""
         return (
             text.endswith(self._beginnings.get(text[-1:], ()))
             or any(long in text for long in self._long_beginnings)
@@ -133,7 +133,7 @@ class Scrubber:
         )
 
     def clean(self, value: Any) -> Any:
-        """The same value with every secret in its texts replaced, however deep."""
+        """The value with every secret in its texts replaced, at any depth."""
         match value:
             case str():
                 return self._clean_text(value)
@@ -172,7 +172,7 @@ def _group_beginnings(announced: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _find_beginning(text: str, known: str) -> int:
-    """Where the end of `text` is the beginning of `known`."""
+    """Where the end of `text` is a prefix of `known`; else its length."""
     start = text.find(known[0], max(0, len(text) - len(known) + 1))
     while start >= 0 and not known.startswith(text[start:]):
         start = text.find(known[0], start + 1)
@@ -180,7 +180,7 @@ def _find_beginning(text: str, known: str) -> int:
 
 
 def _find_shape_beginning(text: str, shape: _Shape) -> int:
-    """Where a token of this shape begins that may go on, or only its announcement."""
+    """Where an incomplete token of this shape, or its literal, begins."""
     literal = shape.literal.decode()
     start = text.rfind(literal)
     if start >= 0 and _TOKEN.fullmatch(text, start):
@@ -188,16 +188,16 @@ def _find_shape_beginning(text: str, shape: _Shape) -> int:
     return _find_beginning(text, literal)
 
 
-# What tokens and keys are made of.
+# The characters of tokens and keys.
 _TOKEN = re.compile(r"[A-Za-z0-9_\-+/=\s]*")
 
 
 def _is_secret(value: str) -> bool:
-    # What is not valid Unicode (a variable may hold any bytes) cannot be in JSON either.
+    # A value that is not valid Unicode (a variable may have any bytes) cannot be in JSON either.
     is_text = not any("\ud800" <= char <= "\udfff" for char in value)
     return is_text and len(value) >= SHORTEST_SECRET and not _PLAIN_WORD.fullmatch(value)
 
 
 def _list_spellings(value: str) -> set[str]:
-    """The value itself, and as it stands in JSON that is printed as text, by us or by others."""
+    """The value itself, and its forms in JSON that is printed as text."""
     return {value, msgspec.json.encode(value).decode()[1:-1], json.dumps(value)[1:-1]}

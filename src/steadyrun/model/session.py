@@ -1,4 +1,4 @@
-"""Where does the conversation go on? Per provider, the token that reopens it."""
+"""Defines sessions: per provider, the token that resumes the conversation."""
 
 from datetime import datetime
 
@@ -7,27 +7,27 @@ from msgspec.structs import replace
 
 
 class ResumeToken(Struct, frozen=True):
-    """The provider's own name for the conversation. It is good only on `machine` and in `cwd`."""
+    """The name of a conversation at its provider. It is valid only on `machine` and in `cwd`."""
 
     token: str
     machine: str
     cwd: str
     model: str | None
     bound_at: datetime
-    # Why it is not used any more, if it was retired.
+    # Why it was retired.
     ended: str | None = None
 
 
 class Session(Struct, frozen=True):
-    """One agent's conversation with one provider: the present token, if there is one, and those
-    before it."""
+    """The conversation of one agent with one provider: the present token, if any, and the earlier
+    ones."""
 
     provider: str
     current: ResumeToken | None
     history: tuple[ResumeToken, ...] = ()
 
     def bind(self, token: ResumeToken) -> "Session":
-        """Make `token` the present one; the same token seen again changes nothing."""
+        """Make `token` the present one; the same token again has no effect."""
         if self.current is None:
             return Session(self.provider, token, self.history)
         if token.token == self.current.token:
@@ -35,7 +35,7 @@ class Session(Struct, frozen=True):
         return Session(self.provider, token, (*self.history, self.current))
 
     def retire(self, reason: str) -> "Session":
-        """Without a present token: the next turn begins a new conversation."""
+        """Remove the present token: the next turn starts a new conversation."""
         if self.current is None:
             return self
         ended = replace(self.current, ended=reason)

@@ -1,4 +1,4 @@
-"""What is to be known of a text? Whether it is one, where it ends, what it was meant to be."""
+"""Encodes, cuts and suggests texts."""
 
 import difflib
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from steadyrun.errors import InvalidUsage
 
 
 class Problem(NamedTuple):
-    """What is wrong with a name or a value, and what would be right."""
+    """What is wrong with a name or a value, and how to correct it."""
 
     problem: str
     hint: str = ""
 
 
 def encode_utf8(text: str) -> bytes:
-    """The text as everybody else stores and sends it."""
+    """Encode a text; raise `InvalidUsage` if it is not valid Unicode."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -24,7 +24,7 @@ def encode_utf8(text: str) -> bytes:
 
 
 def cut(text: str, most_bytes: int) -> str:
-    """The beginning of a text, as much as fits; what was left out shows as an ellipsis."""
+    """The beginning of a text that fits; an ellipsis marks what was left out."""
     raw = text.encode(errors="replace")
     if len(raw) <= most_bytes:
         return text
@@ -32,7 +32,7 @@ def cut(text: str, most_bytes: int) -> str:
 
 
 def suggest(word: str, valid: Iterable[str]) -> str:
-    """Name the nearest valid word, else all of them."""
+    """Suggest the nearest valid word, or list all of them."""
     valid = sorted(valid)
     near = difflib.get_close_matches(word[:100], valid, n=1)
     return f"Did you mean {near[0]!r}?" if near else f"Valid here: {', '.join(valid)}."

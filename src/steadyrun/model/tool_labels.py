@@ -1,7 +1,7 @@
-"""How is a tool call told in a few words? One table for the tools of all CLIs.
+"""Describes tool calls in a few words, with one table for the tools of all CLIs.
 
-`Reading …/file.ts`, `Running pytest -q`. A name and its input come from an agent: whatever they
-are, a label is one short line that can be printed anywhere.
+`Reading …/file.ts`, `Running pytest -q`. The name and the input come from an agent and may be
+anything; a label is always one short printable line.
 """
 
 import re
@@ -15,8 +15,8 @@ _LONGEST_NAME = 40
 
 
 class _Label(NamedTuple):
-    """What a kind of tool does, the words for it when nobody knows to what, and where in its
-    input that stands."""
+    """The verb of a kind of tool, the text for a call without details, and the keys of its input
+    with the details."""
 
     verb: str
     alone: str
@@ -34,7 +34,7 @@ _QUESTIONS = ("query", "q", "search_term", "prompt", "queries")
 _ADDRESSES = ("url", "uri", "urls", "prompt")
 _TASKS = ("description", "title", "subject", "task", "prompt", "query")
 
-# Names as they are after `_plain_name`.
+# Names in the form of `_normalize_name`.
 _KINDS: dict[_Label, str] = {
     _Label("Running", "Running command…", _COMMANDS): """bash shell localshell exec execcommand
         commandexecution execute runshellcommand runcommand runterminalcmd terminal powershell""",
@@ -66,10 +66,10 @@ _KINDS: dict[_Label, str] = {
     _Label("Presenting", "Presenting the plan…"): "exitplanmode",
 }  # fmt: skip
 _TABLE = {name: label for label, names in _KINDS.items() for name in names.split()}
-# What these do to a file is there afterwards.
+# The kinds that change files.
 _CHANGING = frozenset({"Writing", "Editing", "Deleting", "Moving"})
 
-# Where to look in the input of a tool that is not in the table.
+# The keys to try in the input of a tool that is not in the table.
 _TELLING = ("command", "file_path", "path", "pattern", "url", "query", "prompt", "description")
 _WRAPPED = re.compile(r"(?:\S*/)?(?:ba|da|z)?sh -l?c (.+)", re.DOTALL)
 _REMOTE = re.compile(r"mcp__(.+?)__(.+)", re.DOTALL)
@@ -82,7 +82,7 @@ def format_label(name: object, given: object) -> str:
 
 
 def find_files(name: object, given: object) -> tuple[list[str], bool]:
-    """The files that a call of the tool is about, and whether it changes them."""
+    """The files of a tool call, and whether it changes them."""
     known = _TABLE.get(_normalize_name(name))
     if known is None or not known.is_path or not isinstance(given, dict):
         return [], False
@@ -96,7 +96,7 @@ def _format_known(known: _Label, given: object) -> str:
 
 
 def _iterate_details(known: _Label, given: object) -> Iterator[str]:
-    """What the call is about, in the words of its input."""
+    """The details of a call from its input."""
     if isinstance(given, dict):
         found = [given[key] for key in known.keys if key in given]
     else:
@@ -114,7 +114,7 @@ def _format_other(name: object, given: object) -> str:
 
 
 def _format_name(name: object) -> str:
-    """A tool of an MCP server has two names in one."""
+    """A tool of an MCP server has the names of the server and the tool."""
     given = name[:LONGEST] if isinstance(name, str) else ""
     remote = _REMOTE.fullmatch(given)
     return f"{remote[1]}: {remote[2]}" if remote else given
@@ -138,7 +138,7 @@ def _find_path(value: object) -> str:
 
 
 def _find_paths(value: object) -> list[str]:
-    """All of them, where there may be several."""
+    """All paths of a value."""
     many = value if isinstance(value, list) else [value]
     return (
         [*value]
@@ -163,7 +163,7 @@ def _shorten_path(path: str) -> str:
 
 
 def _unwrap(command: str) -> str:
-    """A command without the shell that some CLIs put around each."""
+    """A command without the shell in which some CLIs wrap it."""
     found = _WRAPPED.fullmatch(command.strip()[: 4 * LONGEST])
     return found[1].strip("'\"") if found else command
 
@@ -178,7 +178,7 @@ def _encode_json(given: object) -> str:
 
 
 def _to_line(text: str, limit: int = LONGEST) -> str:
-    """On one line, without what moves a cursor or turns a line around."""
+    """One line without characters that move the cursor or change the direction of the text."""
     few = text[: 4 * limit]
     line = " ".join("".join(char if char.isprintable() else " " for char in few).split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -1,10 +1,10 @@
-"""How much may be asked for? Amounts from whoever sets them: a file, a command, a program."""
+"""Checks amounts and names of variables from files, commands and programs."""
 
 import re
 
 from steadyrun.model.text import Problem
 
-# More than anybody means, and less than any store or clock minds.
+# More than any real limit, and less than what a store or a clock can represent.
 MOST = 10**12
 OURS = "STEADYRUN_"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -19,13 +19,13 @@ def check_timeout(value: object) -> Problem | None:
 
 
 def check_count(value: object, what: str) -> Problem | None:
-    """It is no whole number from 1 on."""
+    """Check a whole number above 0."""
     is_count = isinstance(value, int) and _is_positive(value)
     return None if is_count else _build_problem(f"a number of {what} above 0", value)
 
 
 def _is_positive(value: object) -> bool:
-    """What is endless, or no number at all, is a mistake: no limit is said by leaving it out."""
+    """Infinity and values that are not numbers are errors: a missing value means no limit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 < value <= MOST
