@@ -1,4 +1,4 @@
-"""Is everything as it must be? Asked when all is over, of the store, the files and /proc."""
+"""Checks the store, the files and /proc after a chaos scenario has ended."""
 
 import os
 import signal

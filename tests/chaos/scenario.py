@@ -1,4 +1,4 @@
-"""What is done to a team of agents while their daemon is killed again and again?
+"""A home whose daemon is killed repeatedly, with the actions of its users.
 
 A scenario is a home of its own. Everything in it follows from a seed but the moments at which
 processes get their turn.

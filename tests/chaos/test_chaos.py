@@ -1,9 +1,9 @@
-"""Does a team of agents survive whatever is killed around it?
+"""Agents recover from kills of their daemons, keepers and CLIs.
 
-Real daemons, real keepers, scripted CLIs. A seeded director sends messages, steers, cancels,
-pauses, and meanwhile kills daemons at every named point and at any moment, and keepers, outer
-processes and CLIs at any moment. After every scenario an undisturbed daemon does what is left to
-do, and the oracle reads the store, the files and /proc.
+Real daemons, real keepers, scripted CLIs. A seeded program sends messages, steers, cancels and
+pauses. At the same time it kills daemons at every named point and at any moment, and keepers, outer
+processes and CLIs at any moment. After every scenario an undisturbed daemon completes the remaining
+work, and the checks read the store, the files and /proc.
 
 STEADYRUN_CHAOS_KILLS and STEADYRUN_CHAOS_SEED set the number of kills and repeat a run.
 """

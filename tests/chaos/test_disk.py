@@ -1,4 +1,4 @@
-"""What if there is no room any more in the middle of everything, and then there is again?"""
+"""Agents lose nothing when the disk is full for a while."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What has been found wrong by chance stays right: each once more, on purpose."""
+"""Faults that chaos runs have found once, each with a test of its own."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,7 @@
-"""Do agents with a real CLI survive the death of their daemon, their keeper and the CLI itself?
+"""Agents with a real CLI survive kills of their daemon, their keeper and the CLI.
 
 Claude Code and Codex as they are installed, with simulated models. A lasting agent gets message
-after message, and at each of them somebody is killed: in the middle of an answer, or at a point on
+after message, and at each of them a process is killed: in the middle of an answer, or at a point on
 the way. Every message has to reach the model once and to be answered.
 """
 

@@ -1,4 +1,4 @@
-"""What if somebody is not killed, but only stopped, for longer than others wait?"""
+"""Processes that are stopped for longer than the others wait cause no wrong result."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Who is killed? Processes that a child of ours forks, each a daemon or the owner of one run."""
+"""Daemons and owners of direct runs that a child process forks, to be killed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""How does a daemon come to each point? A way for every name, besides what happens anyway."""
+"""Actions that lead a daemon to each named point."""
 
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,7 @@
-"""At which step does a driver die? The real store and the real link, each verb with a name.
+"""Kills a driver at a named step: a verb of the real store, a message to the real keeper.
 
-A step is what a driver does to the world: a write to the store, a word to the keeper, a launch.
-`Steps` counts them by name and kills this process right before or right after the one it is told.
+A step is what a driver does to the world: a write to the store, a message to the keeper, a launch.
+`Steps` counts them by name and kills this process right before or right after the given one.
 """
 
 import os

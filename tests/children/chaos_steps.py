@@ -1,4 +1,4 @@
-"""At which points may a daemon be killed? Every verb that writes, every word to a keeper.
+"""The points at which a daemon is killed: every verb that writes, every message to a keeper.
 
 A point is the moment right before or right after one of these. The names are made from the verbs of
 the store and of the link, so that a new verb is a new point, and a test that wants all of them hit

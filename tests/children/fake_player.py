@@ -1,4 +1,4 @@
-"""What do the fake CLIs have in common? They play the steps of a prompt and listen meanwhile.
+"""Plays the steps of a prompt for the fake CLIs, which read their input at the same time.
 
 A prompt is a list of steps behind `play:`, or anything: then it is repeated. The programs run alone
 (`python -I -S`), and find this file by where they are themselves.

@@ -1,6 +1,6 @@
-"""Does a message that Codex takes as the last thing of a turn get its answer? In a turn of its own.
+"""A message that Codex absorbs at the end of a turn is answered in a turn of its own.
 
-The real one does that in one of ten tries; the fake does it when it is told to.
+The real Codex does that in one of ten tries; the fake one does it when a step says so.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Does another key wait for what was said to the one before? Real daemons, one after the other."""
+"""Gates belong to an account: another key does not wait for the limit of the first."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Does a run survive its driver, wherever that is killed?
+"""A run survives a kill of its driver at any moment.
 
 A real process drives a real CLI through a real keeper and is killed: at each named step, and at
 random ones, also more than once. Another one opens the same home and takes over. In the end

@@ -1,4 +1,4 @@
-"""Do lasting agents work? In order, side by side, one conversation each."""
+"""Lasting agents work in order and side by side, with one conversation each."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What becomes of a message that comes while its agent is busy? It is known by evidence alone."""
+"""A message to a busy agent is absorbed, returned or becomes a turn, as the CLI reports."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who goes on when a provider takes more again? One at first, then all, unless told not to."""
+"""When a gate opens, one agent tries first and the others follow."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What if the record cannot be written for a while? It is waited for, told, and nothing is lost."""
+"""A store that cannot be written for a while delays the agents and loses nothing."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence

@@ -1,4 +1,4 @@
-"""Which process serves an agent, and for how long? As long as nothing speaks against it."""
+"""A warm process serves its agent until a limit or a change closes it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Are real CLIs good teammates? One conversation over many items, limits and a broken session."""
+"""Agents with real CLIs keep one conversation over many items, limits and a broken session."""
 
 from datetime import UTC, datetime
 from pathlib import Path

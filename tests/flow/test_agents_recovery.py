@@ -1,4 +1,4 @@
-"""What does a daemon that is killed leave to the next one? Everything, and nothing twice."""
+"""The next daemon continues the work of a killed daemon, and repeats nothing."""
 
 import os
 import signal

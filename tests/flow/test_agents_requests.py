@@ -1,6 +1,6 @@
-"""What is wanted of an agent that cannot act just now? It is looked at again when it can.
+"""A request to an agent that cannot act yet is handled as soon as it can.
 
-Nobody looks by itself here: what a hint does not tell is never found out.
+Nothing polls the store here: a change without a hint is never found.
 """
 
 import math

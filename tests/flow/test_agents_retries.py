@@ -1,4 +1,4 @@
-"""What becomes of an item whose run ended badly? Tried again where that can do nothing twice."""
+"""An item whose run failed is retried where that repeats nothing."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Can a person answer what an agent asks? From anywhere, also while nobody drives the agent."""
+"""A user answers an approval from any process, also without a daemon."""
 
 import json
 import signal

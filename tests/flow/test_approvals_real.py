@@ -1,4 +1,4 @@
-"""Does an answer reach a real CLI? Given by a command, also if its daemon was killed meanwhile."""
+"""An answer by command reaches a real CLI, also after its daemon was killed."""
 
 import json
 import signal

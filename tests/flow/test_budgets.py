@@ -1,4 +1,4 @@
-"""Does a budget stop who has spent it? The item waits, and somebody is told why."""
+"""A spent budget holds the items of an agent back and reports the reason."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Does a budget end a real CLI that goes round in circles? Within one tool call of the limit."""
+"""A budget ends a real CLI that loops, within one tool call of the limit."""
 
 from collections.abc import Callable
 from pathlib import Path

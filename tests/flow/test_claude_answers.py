@@ -1,4 +1,4 @@
-"""Does the real Claude Code answer as it was asked to? Approvals, schemas, images, limits."""
+"""The real Claude Code keeps approvals, schemas, images and limits of a run."""
 
 import base64
 from pathlib import Path

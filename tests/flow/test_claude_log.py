@@ -1,7 +1,7 @@
-"""Is there anything in Claude Code's own log of a session that it did not print?
+"""The session log of Claude Code has nothing that it did not print.
 
-Its log would be a second witness of the tools that were used. As long as this holds, nobody needs
-to read it.
+Its log would be a second witness of the tools that were used. As long as this holds, the
+provider does not need to read it.
 """
 
 import json

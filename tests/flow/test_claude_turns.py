@@ -1,4 +1,4 @@
-"""Does talking with the real Claude Code hold? Turns, tools, follow-ups, and stopping them."""
+"""Turns, tools, follow-ups and cancellation with the real Claude Code."""
 
 from collections.abc import Callable
 from pathlib import Path

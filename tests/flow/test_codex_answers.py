@@ -1,4 +1,4 @@
-"""Does the real Codex answer as it was asked to? Approvals, schemas, images, servers, limits."""
+"""The real Codex keeps approvals, schemas, images, MCP servers and limits of a run."""
 
 import base64
 import json

@@ -1,7 +1,6 @@
-"""What does a run of the real Codex say when the program cannot work, or what it is given is wrong?
+"""A run of the real Codex reports wrong input, options and settings.
 
-Whatever it is, the error has a name and says what to do, and nothing is left running. No secret is
-told to anybody.
+Every error has a code and a hint, and no process remains.
 """
 
 import json

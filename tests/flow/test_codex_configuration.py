@@ -1,5 +1,4 @@
-"""What else goes on in the real Codex beside a turn's own words? Sub-agents, compactions, images,
-and an interrupt that comes too late."""
+"""Sub-agents, compactions, images and late interrupts of the real Codex."""
 
 import json
 from collections.abc import Callable

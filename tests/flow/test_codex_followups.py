@@ -1,4 +1,4 @@
-"""What becomes of what is said to the real Codex while it works? Taken once, or given back."""
+"""A message to the real Codex in a turn is absorbed once or returned."""
 
 from pathlib import Path
 

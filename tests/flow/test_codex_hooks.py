@@ -1,4 +1,4 @@
-"""What becomes of a run where a hook of Codex's own settings is against it? The real Codex."""
+"""Hooks in the settings of the real Codex block or pass a prompt."""
 
 import json
 from dataclasses import replace

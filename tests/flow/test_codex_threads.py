@@ -1,6 +1,6 @@
-"""What becomes of traffic that we would not make: many conversations in one Codex, and a review?
+"""Traffic of the real Codex with several threads and with a review.
 
-Somebody else drives the real Codex here, and what passed is replayed.
+Another client drives the real Codex, and its traffic is replayed.
 """
 
 import json

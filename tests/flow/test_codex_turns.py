@@ -1,4 +1,4 @@
-"""Does talking with the real Codex hold? Turns, tools, stopping them, and what it is told."""
+"""Turns, tools, cancellation and prompts with the real Codex."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,4 @@
-"""What becomes of what a driver has said to the real Codex, if it is killed before that is read and
-recorded? Codex goes on, another program takes it over, and what was said counts once."""
+"""Frames that a killed driver sent to the real Codex count once after the adoption."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Does `cost` tell what was spent? Known, estimated and unknown apart, by whatever is asked."""
+"""`cost` reports known, estimated and unknown costs separately."""
 
 import json
 from datetime import UTC, datetime, timedelta

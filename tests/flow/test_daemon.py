@@ -1,4 +1,4 @@
-"""Does the daemon start, end and come back? The real command, real keepers, kill -9 in between."""
+"""The daemon starts, ends and recovers: the real command, real keepers, kill -9."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Does a provider get what its role and its files say, and nothing of our environment?"""
+"""A direct agent gets its role and its files, and nothing of the environment."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Who goes on where a provider takes no more? The next of the chain, who is told what was done; and
-the first again, as soon as it can be."""
+"""The next provider of the chain continues with a briefing when the first is limited."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Does one real CLI go on where the other takes no more? With a briefing, and back again."""
+"""One real CLI continues with a briefing when the other is limited, and back."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager

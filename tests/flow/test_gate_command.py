@@ -1,4 +1,4 @@
-"""Is a provider left alone that has said no? A run of nobody's closes the gate for all."""
+"""A limit closes the gate of a provider for all runs; commands close and open it."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Where is an image that an agent has produced? In a file, or the record says why not."""
+"""An image of an agent is stored in a file, or the record has the reason why not."""
 
 import base64
 import sys

@@ -1,4 +1,4 @@
-"""Does a real CLI's own limit hold work back, and let it go on? Until the time that it states."""
+"""The limit of a real CLI holds an item back until the stated time."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Is a text that nobody could be told refused before anything is written?"""
+"""A text that is too long to send is refused before anything is written."""
 
 from pathlib import Path
 

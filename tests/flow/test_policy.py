@@ -1,4 +1,4 @@
-"""Does the record tell of a tool that a provider should not have let an agent use?"""
+"""The record has a violation for a tool use against the policy."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Do real CLIs keep to what an agent may do? Seen in what their model is offered, and in files."""
+"""Real CLIs apply the policy of an agent: tools that their model is offered, and files."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What happens when the conversation to go on with is not there any more?"""
+"""A conversation that no longer exists fails the run or starts fresh."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Is a wish that nobody could grant refused by name before anything is written?"""
+"""An option that cannot apply is refused by name before anything is written."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""Do the same things happen with Claude Code and with Codex? One script of user actions for both.
+"""The same user actions have the same outcome with Claude Code and with Codex.
 
 What each CLI is like stays its own: when it counts tokens, and what it finds worth a note. All else
 is told by the same events in the same order, and tokens are counted as often: once for each answer

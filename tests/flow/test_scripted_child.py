@@ -1,4 +1,4 @@
-"""Does the scripted CLI do what its page says? The real process, over pipes and a Dialect."""
+"""The scripted CLI does what its page documents: the real process, over pipes."""
 
 import json
 import os

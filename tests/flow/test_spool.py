@@ -1,4 +1,4 @@
-"""What waits in the folder is done once, in order, whatever is killed in between."""
+"""Spooled calls are done once and in order, whichever process is killed."""
 
 import signal
 import stat

@@ -1,4 +1,4 @@
-"""What does steering say when the run ends just as its message is taken?"""
+"""Steering at the very end of a run reports whether the message was absorbed."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Does whoever follows hear each event once, in order, whatever happens to the daemon?"""
+"""A follower gets each event once and in order, also when the daemon is killed."""
 
 import json
 import signal

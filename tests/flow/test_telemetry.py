@@ -1,4 +1,4 @@
-"""Does a daemon tell a collector of its runs? The real command, real bytes, kill -9 in between."""
+"""A daemon exports its runs to a collector: the real command, real bytes, kill -9."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Does a run end whose process says nothing? Real processes, with the clocks set short."""
+"""A run whose process prints nothing is ended by short timeouts."""
 
 import re
 from pathlib import Path

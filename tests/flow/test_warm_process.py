@@ -1,4 +1,4 @@
-"""Does one process serve turn after turn? A driver keeps it, and so does the one that follows."""
+"""One process serves several turns, also after its driver was replaced."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Lines as Claude Code prints them, and somebody who talks to its Dialect in order."""
+"""Lines as Claude Code prints them, and a driver that sends them to its Dialect in order."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""A home with daemons in it: the real command, and what its store has in the end."""
+"""A home that the real command works on, and the content of its store."""
 
 import json
 import os

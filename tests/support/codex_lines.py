@@ -1,4 +1,4 @@
-"""Lines as Codex prints them, and somebody who talks to its Dialect in order."""
+"""Lines as Codex prints them, and a driver that sends them to its Dialect in order."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Somebody who talks to a Dialect in order, as a driver would."""
+"""Calls a Dialect in the order in which a driver does."""
 
 import json
 from collections.abc import Mapping

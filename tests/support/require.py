@@ -1,4 +1,4 @@
-"""What a test needs from the machine: there, or skipped; in CI, there or failed."""
+"""Skips a test whose program is missing on this machine; in CI the test fails."""
 
 import os
 
