@@ -1,4 +1,4 @@
-"""Has another process written? A thread that watches the log file and asks the writer to look."""
+"""Watches the log file in a thread, and asks the writer to check for writes of other processes."""
 
 import os
 import select
@@ -8,9 +8,10 @@ from pathlib import Path
 
 from steadyrun.lib.inotify import watch_file
 
-# Where the kernel does not tell.
+# Where the kernel does not report changes.
 POLL_SECONDS = 0.05
-# Look at most this often; less often while we write ourselves, since that wakes us too.
+# Check at most this often; less often while this process writes, since its own writes wake the
+# thread, too.
 _PAUSE_SECONDS = 0.002
 _BUSY_PAUSE_SECONDS = 0.02
 # The log is written, synced, and only then is the commit there to be seen: look again for a while.
@@ -19,7 +20,7 @@ _SAFETY_SECONDS = 1.0
 
 
 class ChangeWatcher:
-    """Calls `look` soon after the log file was written to, by anybody."""
+    """Calls `look` soon after any process has written to the log file."""
 
     def __init__(self, log: Path, look: Callable[[], None], own_commits: Callable[[], int]) -> None:
         self._look = look

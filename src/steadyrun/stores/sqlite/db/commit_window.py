@@ -1,4 +1,4 @@
-"""How long may a commit wait for company? Pure: it is told the time.
+"""Computes how long a commit waits for other writes. Pure: the caller passes the time.
 
 Idle, not at all: a lone writer gets its commit at once. Under many small writes a commit for each
 would cost more than the writes, so they gather for 10 to 50 ms. A wait ends early as soon as every
@@ -16,7 +16,7 @@ _MEMORY_SECONDS = 0.1
 
 
 class CommitWindow:
-    """Knows how busy the writer has been."""
+    """Measures how busy the writer has been."""
 
     def __init__(self) -> None:
         self._rate = 0.0
@@ -24,7 +24,7 @@ class CommitWindow:
         self._regulars: AbstractSet[str] = frozenset()
 
     def width_seconds(self, now: float) -> float:
-        """How long a commit may be put off, judged by the writes per second of late."""
+        """How long a commit may be delayed, by the recent writes per second."""
         rate = self._rate * self._faded(now)
         if rate < BUSY_PER_SECOND:
             return 0.0
@@ -32,7 +32,7 @@ class CommitWindow:
         return min(width, WIDEST_SECONDS)
 
     def is_complete(self, lanes: AbstractSet[str]) -> bool:
-        """Whether everybody who wrote last time is waiting already."""
+        """Whether every lane of the last commit has a write in this one already."""
         return self._regulars <= lanes
 
     def committed(self, now: float, writes: int, lanes: AbstractSet[str]) -> None:

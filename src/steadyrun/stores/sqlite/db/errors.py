@@ -1,4 +1,4 @@
-"""What does an error of SQLite or of the file system mean to the caller?"""
+"""Translates errors of SQLite and of the file system to errors of the store."""
 
 import errno
 import sqlite3
@@ -30,7 +30,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Raise what happens inside as an error of ours."""
+    """Raise an error inside the block as an error of the store."""
     try:
         yield
     except (sqlite3.Error, msgspec.DecodeError, OSError) as error:
@@ -38,7 +38,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def named(error: Exception, path: Path) -> Exception:
-    """The error of ours that says what happened; what is not SQLite's or the system's stays."""
+    """The error of the store for an error of SQLite or of the system; any other error stays."""
     if isinstance(error, sqlite3.Error):
         return _of_sqlite(error, path)
     if isinstance(error, msgspec.DecodeError):

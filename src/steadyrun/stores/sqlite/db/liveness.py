@@ -1,6 +1,6 @@
-"""Is that holder still there? It holds a lock on a file of its own for as long as it lives.
+"""Shows whether a holder is alive: it has a lock on a file of its own for as long as it lives.
 
-The kernel lets go of the lock when the process ends, however it ends: no heartbeat, no clock, and
+The kernel releases the lock when the process ends, however it ends: no heartbeat, no clock, and
 no confusion when a process id is used again.
 """
 
@@ -12,7 +12,7 @@ from steadyrun.model.ids import HolderId
 
 
 class Liveness:
-    """The locks of this process's holders, and a look at those of others."""
+    """The locks of the holders of this process, and a check of those of other processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,7 +38,7 @@ class Liveness:
         return is_locked(self._file(holder))
 
     def forget(self, holder: HolderId) -> None:
-        """Remove the file of a holder that is gone."""
+        """Remove the file of a dead holder."""
         self._file(holder).unlink(missing_ok=True)
 
     def _file(self, holder: HolderId) -> Path:

@@ -1,4 +1,4 @@
-"""How is the database file made, opened and brought up to date?"""
+"""Creates, opens and migrates the database file."""
 
 import sqlite3
 import threading
@@ -9,7 +9,7 @@ from pathlib import Path
 from steadyrun.errors import StoreForeign, StoreFromFuture, StoreUnusable
 from steadyrun.stores.sqlite import migrations
 
-# Marks the file as ours ("strn"): nobody else's database is ever migrated.
+# Marks the file as one of steadyrun ("strn"): no other database is ever migrated.
 APPLICATION_ID = 0x7374726E
 # STRICT tables came with it.
 OLDEST_LIBRARY = (3, 37, 0)
@@ -35,7 +35,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 
 
 def prepare(path: Path) -> None:
-    """Make the file if there is none and apply the steps it lacks; refuse what is not ours."""
+    """Create the file or apply the migrations that it lacks; refuse the file of another program."""
     _refuse_old_library(path)
     connection = connect(path)
     try:

@@ -1,4 +1,4 @@
-"""What does every write go by? What must not be written, how gates are closed, and for whom."""
+"""The settings of every write: the secrets to remove, the rules of gates, the accounts."""
 
 from typing import NamedTuple
 

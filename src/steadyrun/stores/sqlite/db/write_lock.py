@@ -1,4 +1,4 @@
-"""Whose turn is it to write? Processes on one home pass one by one, so that none starves.
+"""Gives each process on a home its turn to write, so that none starves.
 
 SQLite's own lock goes to whoever asks at the right moment; a busy process would win it again and
 again. Here a process must pass the turnstile before it may ask, and holds it until it has the lock:

@@ -1,4 +1,4 @@
-"""Who writes to the database? One thread: it gathers what is asked for and commits it together.
+"""Writes to the database in one thread, which collects writes and commits them together.
 
 Callers wait on the event loop for their own answer. A write that fails leaves the others of its
 commit alone; a commit that fails fails them all, and none of them happened.
@@ -29,7 +29,7 @@ from steadyrun.stores.sqlite.db.write_lock import WriteLock
 
 T = TypeVar("T")
 _IS_DURABLE = attrgetter("is_durable")
-# Keeps one commit, and so the wait of everybody in it, within bounds.
+# Limits the size of a commit, and so the wait of its callers.
 _LARGEST_GROUP = 512
 
 
@@ -53,14 +53,14 @@ class _Write(Generic[T]):
 
 
 class _Signal(Enum):
-    """What the thread is told besides writes."""
+    """What the thread receives besides writes."""
 
     LOOK = auto()
     STOP = auto()
 
 
 class _Group:
-    """What goes into one commit, and what the thread was told meanwhile."""
+    """The writes of one commit, and the signals that came with them."""
 
     def __init__(self) -> None:
         self.writes: list[_Write[Any]] = []
@@ -141,7 +141,7 @@ class Writer:
         try:
             await write.answer
         except asyncio.CancelledError:
-            # Of a scope that is cancelled we are told again. Any other cancelling is told once.
+            # A cancelled scope raises at every await. Any other cancellation is raised once.
             if anyio.current_effective_deadline() > -math.inf:
                 raise
             await self._carry_to_its_end(write)
@@ -159,7 +159,7 @@ class Writer:
         self._queue.put(_Signal.LOOK)
 
     def close(self) -> None:
-        """Finish what was asked for and let go. Call it in a thread: it takes the log in."""
+        """Finish the queued writes and close. Call it in a thread: closing merges the log."""
         self._queue.put(_Signal.STOP)
         self._thread.join()
         self._connection.close()
@@ -175,12 +175,12 @@ class Writer:
             if group.writes:
                 self._commit(group)
             if group.must_look:
-                # A look that fails tells nobody anything: the next write meets the same fault.
+                # A failed check has no caller: the next write meets the same fault.
                 with contextlib.suppress(sqlite3.Error):
                     self._look()
 
     def _gathered(self) -> _Group:
-        """Wait for something to do; take what else is there, or comes while the window is open."""
+        """Wait for a write; add the writes that are queued or come while the window is open."""
         group = _Group()
         arrival: _Write[Any] | _Signal | None = self._queue.get()
         begun = time.monotonic()
@@ -200,13 +200,14 @@ class Writer:
             return None
 
     def _is_complete(self, group: _Group) -> bool:
-        """Nobody must be waited for: there is no write, one is urgent, or everybody is here."""
+        """Whether the commit waits for no more writes: there is none, one is urgent, or all lanes
+        have one."""
         return not group.writes or group.is_durable or self._window.is_complete(group.lanes)
 
     def _commit(self, group: _Group) -> None:
         try:
             self._transact(group)
-        except Exception as error:  # noqa: BLE001 (the thread must live; every caller is told)
+        except Exception as error:  # noqa: BLE001 (the thread must live; every caller gets the error)
             self._fail(group, named(error, self._path))
         self.commits += 1
         self._window.committed(time.monotonic(), len(group.writes), group.lanes)
@@ -225,7 +226,7 @@ class Writer:
             connection.execute("COMMIT")
 
     def _attempt_each(self, part: "list[_Write[Any]]", failure: Exception) -> None:
-        """A part has failed and is undone: who is to blame is alone with it."""
+        """Repeat the writes of a failed part one by one, so that only the faulty one fails."""
         if len(part) == 1:
             part[0].error = failure
             return
