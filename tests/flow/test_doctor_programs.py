@@ -192,7 +192,7 @@ def test_a_version_that_was_not_tested_is_a_warning(
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ("echo '\033[2J rm -rf'", "it said '\\x1b[2J rm -rf'"),
+        ("echo '\033[2J rm -rf'", "it printed '\\x1b[2J rm -rf'"),
         ("echo 2.1.100; exit 1", "it ended with code 1"),
     ],
 )

@@ -454,7 +454,7 @@ class Keeper:
             self._climb()
 
     def _climb(self) -> None:
-        """Do what the next rung says; do not wait for a will that was not deposited."""
+        """Execute the next rung; do not wait for a will that was not deposited."""
         rung = self._ladder.next_rung()
         if rung is None:
             return

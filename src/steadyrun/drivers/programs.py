@@ -149,7 +149,7 @@ def _is_tested(version: str | None, tested: tuple[str, str] | None) -> bool | No
 async def _run_version_command(
     command: Sequence[str], env: Mapping[str, str], home: str
 ) -> Version:
-    mark, said = f"version-{os.urandom(8).hex()}", bytearray()
+    mark, output = f"version-{os.urandom(8).hex()}", bytearray()
     async with await anyio.open_process(
         command,
         stdin=DEVNULL,
@@ -159,23 +159,23 @@ async def _run_version_command(
         start_new_session=True,
     ) as process:
         try:
-            code = await _collect_output(process, said)
+            code = await _collect_output(process, output)
         finally:
             # Descendants may hold the output open: end them before waiting for its end.
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(keeper.sweep, [mark])
-    return _parse_version(code, said.decode(errors="replace"))
+    return _parse_version(code, output.decode(errors="replace"))
 
 
-async def _collect_output(process: Process, said: bytearray) -> int | None:
+async def _collect_output(process: Process, output: bytearray) -> int | None:
     """Collect output until the program ends; None if it does not end in time."""
-    heard = anyio.Event()
+    finished = anyio.Event()
     async with task_group() as tasks:
-        tasks.start_soon(_read_output, process, said, heard)
+        tasks.start_soon(_read_output, process, output, finished)
         with anyio.move_on_after(ANSWER_SECONDS):
             await process.wait()
             with anyio.move_on_after(_REST_SECONDS):
-                await heard.wait()
+                await finished.wait()
         tasks.cancel_scope.cancel()
     if process.returncode is None:
         process.kill()
@@ -183,23 +183,23 @@ async def _collect_output(process: Process, said: bytearray) -> int | None:
     return process.returncode
 
 
-async def _read_output(process: Process, said: bytearray, heard: anyio.Event) -> None:
+async def _read_output(process: Process, output: bytearray, finished: anyio.Event) -> None:
     """Read all output, and keep the beginning."""
     assert process.stdout is not None
     async for piece in process.stdout:
-        said += piece[: LONGEST_ANSWER_BYTES - len(said)]
-    heard.set()
+        output += piece[: LONGEST_ANSWER_BYTES - len(output)]
+    finished.set()
 
 
-def _parse_version(code: int | None, said: str) -> Version:
-    found = _VERSION.search(said)
+def _parse_version(code: int | None, output: str) -> Version:
+    found = _VERSION.search(output)
     if code is None:
         return Version(problem=f"it did not answer within {ANSWER_SECONDS:g} seconds")
     if code != 0:
         how = f"code {code}" if code > 0 else f"signal {-code}"
         return Version(problem=f"asked for its version, it ended with {how}")
     if found is None:
-        return Version(problem=f"asked for its version, it said {said.strip()[:60]!r}")
+        return Version(problem=f"asked for its version, it printed {output.strip()[:60]!r}")
     return Version(found[1])
 
 

@@ -102,31 +102,31 @@ class TurnTracker:
     def on_received(self, frame: Frame, now: datetime) -> list[TrackedOutput]:
         """Handle a line of the CLI. A line that the dialect cannot read is kept whole."""
         try:
-            said: Sequence[DialectOutput] = self.dialect.receive(frame)
+            outputs: Sequence[DialectOutput] = self.dialect.receive(frame)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            said = [Unknown.from_line(frame.raw)]
-        if len(said) == 1 and type(said[0]) not in self._HANDLERS:
+            outputs = [Unknown.from_line(frame.raw)]
+        if len(outputs) == 1 and type(outputs[0]) not in self._HANDLERS:
             # Nearly every line is one plain event: the fast path.
-            return [Emitted(frame.end, 0, now, said[0])]  # type: ignore[arg-type]
-        return self._track(said, frame.end, now)
+            return [Emitted(frame.end, 0, now, outputs[0])]  # type: ignore[arg-type]
+        return self._track(outputs, frame.end, now)
 
     def on_exited(
         self, last: ProcessExit, now: datetime, *, is_awaited: bool = False
     ) -> list[TrackedOutput]:
         """Handle the end of the process. An open turn has failed, and so has an awaited turn that
         never began."""
-        said = self.dialect.on_exit(last)
-        is_over = any(isinstance(each, TurnEnded) for each in said)
+        outputs = self.dialect.on_exit(last)
+        is_over = any(isinstance(each, TurnEnded) for each in outputs)
         if (self.is_open or is_awaited) and not is_over:
-            said = [*said, end_from_exit(last, has_begun=self.is_open)]
+            outputs = [*outputs, end_from_exit(last, has_begun=self.is_open)]
         place = make_place("x", 1)
-        told = self._track(said, place, now)
+        tracked = self._track(outputs, place, now)
         back: list[Event] = [
             FollowupReturned(o.item, o.text, "the process ended") for o in self._offers.values()
         ]
         back += [ApprovalResolved(name, "cancelled", by="provider") for name in self._asks]
         # The last event of an open turn is its end: what is returned comes before.
-        return [*_place_events(back, place, len(told), now), *told]
+        return [*_place_events(back, place, len(tracked), now), *tracked]
 
     def save(self) -> bytes:
         state = msgspec.Raw(msgspec.msgpack.encode(self.dialect.state))
@@ -150,16 +150,16 @@ class TurnTracker:
         self._asks = dict.fromkeys(sorted(memory.asks))
 
     def _track(
-        self, said: Iterable[DialectOutput], place: int | str, now: datetime
+        self, outputs: Iterable[DialectOutput], place: int | str, now: datetime
     ) -> list[TrackedOutput]:
-        told: list[TrackedOutput] = []
+        tracked: list[TrackedOutput] = []
         events = 0
-        for each in said:
+        for each in outputs:
             follows = self._HANDLERS.get(type(each))
             for more in follows(self, each) if follows else (each,):
-                told.append(_emit(more, place, events, now))
-                events += type(told[-1]) is Emitted
-        return told
+                tracked.append(_emit(more, place, events, now))
+                events += type(tracked[-1]) is Emitted
+        return tracked
 
     def _begin(self, began: TurnBegan) -> list[DialectOutput]:
         lost = ErrorFact("no_end", "the next turn began before this one had ended")
@@ -238,10 +238,10 @@ def _place_events(
     return [Emitted(place, n, now, event) for n, event in enumerate(events, first)]
 
 
-def _emit(said: DialectOutput, place: int | str, n: int, now: datetime) -> TrackedOutput:
-    if type(said) in _NO_EVENTS:
-        return said  # type: ignore[return-value]
-    return Emitted(place, n, now, said)  # type: ignore[arg-type]
+def _emit(outputs: DialectOutput, place: int | str, n: int, now: datetime) -> TrackedOutput:
+    if type(outputs) in _NO_EVENTS:
+        return outputs  # type: ignore[return-value]
+    return Emitted(place, n, now, outputs)  # type: ignore[arg-type]
 
 
 _NO_EVENTS = frozenset({TurnBegan, TurnEnded, Send})

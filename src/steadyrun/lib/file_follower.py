@@ -89,11 +89,11 @@ class FileWatches:
 
     def _read_events(self) -> None:
         assert self._inotify
-        told = self._inotify.read_events()
-        is_sure = OVERFLOW not in told
-        for watch in told if is_sure else self._callbacks:
+        changed = self._inotify.read_events()
+        is_sure = OVERFLOW not in changed
+        for watch in changed if is_sure else self._callbacks:
             self._call_back(watch, is_sure=is_sure)
-        if self._is_busy(told):
+        if self._is_busy(changed):
             # A wake-up for each file would cost more than the reading.
             self._loop.remove_reader(self._inotify)
             self._pause = self._loop.call_later(GATHER_SECONDS, self._resume)
@@ -104,12 +104,12 @@ class FileWatches:
         self._loop.add_reader(self._inotify, self._read_events)
         self._read_events()
 
-    def _is_busy(self, told: set[int]) -> bool:
+    def _is_busy(self, changed: set[int]) -> bool:
         """Whether many files are written now. A single file is never delayed."""
         now = self._loop.time()
         if now - self._recent_since > 2 * GATHER_SECONDS:
             self._recent, self._recent_since = set(), now
-        self._recent |= told
+        self._recent |= changed
         if len(self._recent) < MANY_FILES:
             return False
         self._recent, self._recent_since = set(), now
@@ -154,7 +154,7 @@ class JournalFollower:
         *,
         on_change: Callable[[], None] | None = None,
     ) -> None:
-        """`told` is called, too, when there may be something to read."""
+        """`on_change` is called, too, when there may be something to read."""
         self.offset = offset
         self.is_finished = False
         self._is_lagging = self._is_interrupted = False

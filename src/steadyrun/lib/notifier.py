@@ -68,8 +68,8 @@ class Notifier:
 
     def notify(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
         """Notify the waiters for one of `agents` and those for all; without agents, none."""
-        told = [*agents]
-        for agent in (*told, None) if told else ():
+        names = [*agents]
+        for agent in (*names, None) if names else ():
             for watch in self._watches.get(agent, ()):
                 if hint >= watch.lowest:
                     watch.notify()

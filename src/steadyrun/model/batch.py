@@ -13,7 +13,7 @@ from steadyrun.model.session import ResumeToken
 
 
 class Batch(Struct, frozen=True):
-    """The events of a part of the journal of a process: written whole or not at all.
+    """The events of a part of the journal of a process: written whole or rejected.
 
     `run` is the run of the events. `change` is applied to it after them (a `Launched` before them),
     `token` becomes the present token of the session, `checkpoint` is saved with `to_offset`.

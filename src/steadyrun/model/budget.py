@@ -141,7 +141,7 @@ def compute_total_spending(total: UsageSum) -> Spending:
 
 
 def measure_spending(spent: Spending, unit: BudgetUnit, rules: BudgetRules) -> float:
-    """Convert spending to an amount of one unit, as the rules say."""
+    """Convert spending to an amount of one unit, by the rules."""
     if unit == "tokens":
         return float(spent.tokens)
     by_tokens = spent.unknown_tokens * rules.usd_per_million / 1_000_000

@@ -5,7 +5,7 @@ ready: one run, the probe, may start, and no other until the probe shows whether
 A provider that announces a retry makes its gate suspect for some seconds, in addition to its state.
 
 A result of a run counts by the start of the run: a run that started before the gate was closed is a
-straggler, and its result says nothing about the runs that were started since.
+straggler, and its result does not count for the runs that were started since.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,7 +106,7 @@ class ProviderAnswered(Struct, frozen=True):
 
 
 class RunInconclusive(Struct, frozen=True):
-    """A run ended, and its end says nothing about the provider."""
+    """A run ended without information about the provider."""
 
     run: RunId
 

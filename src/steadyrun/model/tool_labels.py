@@ -108,8 +108,8 @@ def _iterate_details(known: _Label, given: object) -> Iterator[str]:
 def _format_other(name: object, given: object) -> str:
     called = _to_line(_format_name(name), _LONGEST_NAME) or "a tool"
     if isinstance(given, dict):
-        told = [given[key] for key in _TELLING if isinstance(given.get(key), str)]
-        given = told[0] if told else given or None
+        texts = [given[key] for key in _TELLING if isinstance(given.get(key), str)]
+        given = texts[0] if texts else given or None
     return called if given is None else f"{called} {_encode_json(given)}"
 
 

@@ -84,10 +84,10 @@ def test_a_program_for_which_nobody_has_said_what_was_tried_is_neither(bin_folde
     [
         ("echo 2.1.197; exit 1", "asked for its version, it ended with code 1"),
         ("kill -9 $$", "asked for its version, it ended with signal 9"),
-        ("echo hello", "asked for its version, it said 'hello'"),
-        ("printf '\\033[2J\\377\\0'", "asked for its version, it said '\\x1b[2J\ufffd\\x00'"),
-        ("head -c 100000 /dev/zero", f"asked for its version, it said {chr(0) * 60!r}"),
-        (":", "asked for its version, it said ''"),
+        ("echo hello", "asked for its version, it printed 'hello'"),
+        ("printf '\\033[2J\\377\\0'", "asked for its version, it printed '\\x1b[2J\ufffd\\x00'"),
+        ("head -c 100000 /dev/zero", f"asked for its version, it printed {chr(0) * 60!r}"),
+        (":", "asked for its version, it printed ''"),
     ],
 )
 def test_a_program_that_does_not_say_is_there_all_the_same(
