@@ -22,7 +22,7 @@ MANY_FILES = 16
 GATHER_SECONDS = 0.01
 
 # Called with True when the kernel reports a change, with False at a poll.
-OnChange = Callable[[bool], None]
+OnFileChange = Callable[[bool], None]
 # In place of a watch: the kernel does not report changes of this file.
 _UNWATCHED = 0
 
@@ -42,7 +42,7 @@ class FileWatches:
     ) -> None:
         self._poll_seconds, self._safety_seconds = poll_seconds, safety_seconds
         self._loop = asyncio.get_running_loop()
-        self._callbacks: dict[int, list[OnChange]] = {}
+        self._callbacks: dict[int, list[OnFileChange]] = {}
         self._timer: asyncio.TimerHandle | None = None
         # The files that changed recently, and since when they are counted.
         self._recent, self._recent_since = set[int](), 0.0
@@ -51,14 +51,14 @@ class FileWatches:
         if self._inotify:
             self._loop.add_reader(self._inotify, self._read_events)
 
-    def add(self, path: Path, wake: OnChange) -> int:
+    def add(self, path: Path, wake: OnFileChange) -> int:
         """Call back whenever the file may have changed; the returned number is for `remove`."""
         watch = self._watch(path)
         self._callbacks.setdefault(watch, []).append(wake)
         self._set_timer()
         return watch
 
-    def remove(self, watch: int, wake: OnChange) -> None:
+    def remove(self, watch: int, wake: OnFileChange) -> None:
         self._callbacks[watch].remove(wake)
         if self._callbacks[watch]:
             return
