@@ -14,7 +14,7 @@ from steadyrun.driver import JournalBatch
 from steadyrun.drivers.launcher import KeeperLauncher, ProviderSetup
 from steadyrun.drivers.process_driver import ProcessDriver
 from steadyrun.lib.clock import SystemClock
-from steadyrun.lib.file_follower import FileWatches, OnChange
+from steadyrun.lib.file_follower import FileWatches, OnFileChange
 from steadyrun.model.event import Emitted, OutputRaw, TextFinal
 from steadyrun.model.ids import AgentId, HolderId, ProcessId
 from steadyrun.model.process import Process, SavedState
@@ -60,10 +60,10 @@ class Ear:
 class DeafToStderr(FileWatches):
     """Never tells of stderr, as when word of it comes later than word of the output."""
 
-    def add(self, path: Path, wake: OnChange) -> int:
+    def add(self, path: Path, wake: OnFileChange) -> int:
         return super().add(path, wake if path.name != "stderr" else _ignore)
 
-    def remove(self, watch: int, wake: OnChange) -> None:
+    def remove(self, watch: int, wake: OnFileChange) -> None:
         super().remove(watch, wake if wake in self._callbacks[watch] else _ignore)
 
 
