@@ -1,4 +1,4 @@
-"""What does a recording come to now? Prints it in the form of an expectation, for you to read.
+"""Prints the events of a recording in the form of an expectation, for review.
 
     python -m tests.recordings.draft CLI-NAME
 

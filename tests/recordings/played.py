@@ -1,4 +1,4 @@
-"""How is a recording played with something changed, and what must hold of whatever comes out?"""
+"""Replays changed recordings, and checks what must hold for any output."""
 
 import sys
 from collections import Counter

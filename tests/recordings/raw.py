@@ -1,4 +1,4 @@
-"""What does a recording say by itself? What the readers of raw frames find, whatever the CLI.
+"""Defines what the readers of raw frames find in a recording, for any CLI.
 
 The other opinion, by somebody who does not trust our Dialects: nothing of ours is imported by its
 readers, and nothing is taken over from how a Dialect works.

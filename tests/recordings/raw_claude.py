@@ -1,4 +1,4 @@
-"""What does a recording of Claude Code say by itself? Read from its raw frames.
+"""Reads facts from the raw frames of a recording of Claude Code.
 
 It looks at a recording as a whole: results cut the output into turns, and everything else is
 counted where it stands.

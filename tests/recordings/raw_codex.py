@@ -1,4 +1,4 @@
-"""What does a recording of Codex say by itself? Read from its raw frames.
+"""Reads facts from the raw frames of a recording of Codex.
 
 It looks at a recording as a whole: the ends of turns cut the output into turns, what was written is
 found again by its name or its words, and counters are those of a thread. The frames of the app

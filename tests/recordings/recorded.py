@@ -1,4 +1,4 @@
-"""Which recordings are there, and what do they come to? See README.md beside this file."""
+"""Finds the recordings and replays them. See README.md beside this file."""
 
 import json
 from collections.abc import Iterator

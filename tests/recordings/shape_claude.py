@@ -1,4 +1,4 @@
-"""Which frames has Claude Code, and what of them may be otherwise?"""
+"""Describes the frames of Claude Code, and which parts of them may differ."""
 
 import re
 from collections.abc import Callable

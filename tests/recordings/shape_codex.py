@@ -1,4 +1,4 @@
-"""Which frames has Codex, and what of them may be otherwise?"""
+"""Describes the frames of Codex, and which parts of them may differ."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What may be changed in a CLI's frames without changing what they mean, or what they are?"""
+"""Changes the frames of a CLI without changing their meaning."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

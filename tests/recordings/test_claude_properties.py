@@ -1,4 +1,4 @@
-"""What holds for every recording of Claude Code, whatever is changed in it?"""
+"""Tests properties of every recording of Claude Code, also of changed ones."""
 
 import pytest
 from msgspec.structs import replace

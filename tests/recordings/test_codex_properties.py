@@ -1,4 +1,4 @@
-"""What holds for every recording of Codex, whatever is changed in it?"""
+"""Tests properties of every recording of Codex, also of changed ones."""
 
 import json
 from collections.abc import Callable, Iterator

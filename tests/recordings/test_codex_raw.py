@@ -1,4 +1,4 @@
-"""What must be true of Codex's follow-ups and counters, by its raw frames?"""
+"""Tests the follow-ups and counters of Codex against its raw frames."""
 
 import pytest
 

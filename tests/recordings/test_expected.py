@@ -1,4 +1,4 @@
-"""Does every recording still come to the events that somebody has read and found right?"""
+"""Tests that every recording yields its reviewed events."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What holds for every recording, wherever it is cut, however it is garbled and renamed?"""
+"""Tests properties of every recording, also of cut, garbled and renamed ones."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Do the events agree with what the raw frames say to somebody who does not know our Dialects?"""
+"""Tests that the events agree with the raw frames, read without a Dialect."""
 
 from dataclasses import dataclass, field
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""Is one command one turn? What may run, and what becomes of what it prints."""
+"""Tests the shell provider: which commands may run, and what becomes of their output."""
 
 import re
 import subprocess
@@ -166,7 +166,7 @@ def test_plan_runs_nothing() -> None:
         launch("ls", mode="plan")
 
 
-def test_nothing_can_be_said_to_a_command() -> None:
+def test_a_command_accepts_no_messages() -> None:
     dialect: Dialect = Shell()
 
     assert isinstance(dialect.steer(Offer("o1", "hey")), Refused)

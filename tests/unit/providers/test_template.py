@@ -1,4 +1,4 @@
-"""Is the template a Dialect that works, and is it short?"""
+"""Tests that the template is a short Dialect that works."""
 
 import ast
 import tokenize

@@ -1,4 +1,4 @@
-"""What do the words, numbers and news that Claude Code prints come to?"""
+"""Tests the events made from text, usage and notices of Claude Code."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ from tests.support.claude_lines import (
 # -- words
 
 
-def test_pieces_are_told_as_they_come() -> None:
+def test_streamed_pieces_are_reported() -> None:
     thinking = {"type": "thinking_delta", "thinking": "hm"}
 
     said = working().hear(delta("He"), stream("content_block_delta", delta=thinking))
@@ -60,11 +60,11 @@ def test_pieces_are_told_as_they_come() -> None:
         stream("ping"),
     ],
 )
-def test_the_rest_of_a_stream_says_nothing(line: Line) -> None:
+def test_other_stream_events_cause_no_event(line: Line) -> None:
     assert working().hear(line) == []
 
 
-def test_thinking_is_told_once() -> None:
+def test_thinking_is_reported_once() -> None:
     thought = assistant({"type": "thinking", "thinking": "hm", "signature": "x"})
     talk = working()
 
@@ -84,11 +84,11 @@ def test_thinking_is_told_once() -> None:
         {"type": "of another kind"},
     ],
 )
-def test_a_part_without_words_says_nothing(block: dict[str, Any]) -> None:
+def test_an_empty_part_causes_no_event(block: dict[str, Any]) -> None:
     assert working().hear(assistant(block)) == []
 
 
-def test_a_command_without_words_says_nothing() -> None:
+def test_a_command_without_text_causes_no_event() -> None:
     line = {
         "id": "x",
         "model": "<synthetic>",
@@ -147,7 +147,7 @@ def test_an_error_is_forgotten_with_its_turn() -> None:
         {"type": "user", "message": {"content": "words"}},
     ],
 )
-def test_words_to_the_model_are_not_told(line: Line) -> None:
+def test_text_for_the_model_is_not_reported(line: Line) -> None:
     assert working().hear(line) == []
 
 
@@ -197,7 +197,7 @@ def test_a_tool_that_was_cut_off_is_paid_for() -> None:
     assert the_end(working().hear(said)).cost == Cost(0.1, "known")
 
 
-def test_usage_is_told_after_every_call() -> None:
+def test_usage_is_reported_after_every_call() -> None:
     talk = working()
     begun = stream("message_start", message={"id": "x", "usage": {"input_tokens": 10}})
 
@@ -235,7 +235,7 @@ def test_a_call_is_priced_by_its_own_model_until_the_price_is_named() -> None:
 # -- news
 
 
-def test_a_compaction_is_told() -> None:
+def test_a_compaction_is_reported() -> None:
     found = {"trigger": "auto", "pre_tokens": 9000, "post_tokens": 400}
 
     said = working().hear(
@@ -260,7 +260,7 @@ def test_a_compaction_that_failed_does_not_end_the_turn() -> None:
     assert the_end(talk.hear(result())).status == "completed"
 
 
-def test_a_call_that_is_tried_again_is_told() -> None:
+def test_a_retried_call_is_reported() -> None:
     line = system(
         "api_retry", attempt=2, retry_delay_ms=537.6, error_status=529, error="overloaded"
     )
@@ -291,14 +291,14 @@ def retry_at(talk: Talk) -> Any:
     return error.retry_at
 
 
-def test_a_limit_that_was_hit_says_when_it_ends() -> None:
+def test_a_reached_limit_has_its_end() -> None:
     talk = working()
 
     assert talk.hear(limit("rejected", resetsAt=1794785857)) == []
     assert retry_at(talk).timestamp() == 1794785857
 
 
-def test_a_limit_that_was_hit_is_told_once_and_holds_for_the_next_turn_too() -> None:
+def test_the_end_of_a_reached_limit_applies_to_the_next_turn() -> None:
     talk = working()
     talk.hear(limit("rejected", resetsAt=1794785857))
     retry_at(talk)
@@ -352,7 +352,7 @@ def test_some_lines_are_known_and_say_nothing(line: Line) -> None:
 # -- what cannot be right
 
 
-def test_what_says_nothing_new_is_not_told() -> None:
+def test_silent_lines_cause_no_event() -> None:
     """Newer versions tell of each message that it is queued, started and completed."""
     lines = [{"type": kind, "command_uuid": T1, "state": "queued"} for kind in SILENT_TYPES]
 

@@ -1,4 +1,4 @@
-"""Can Claude Code be told how to work, be interrupted, and be allowed what it asks for?"""
+"""Tests models, modes, interrupts and approvals of Claude Code."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def requests(sends: list[Send]) -> list[Any]:
     return [told(send)["request"] for send in sends if "request" in told(send)]
 
 
-def test_another_model_and_mode_are_told_before_the_turn() -> None:
+def test_a_new_model_and_mode_are_set_before_the_turn() -> None:
     talk = ready()
 
     turn = Turn("t2", "x", model="m2", mode="full_auto")
@@ -47,14 +47,14 @@ def test_another_model_and_mode_are_told_before_the_turn() -> None:
     assert telling[-1].key == "begin:t2"
 
 
-def test_what_it_has_already_is_not_told() -> None:
+def test_an_unchanged_model_and_mode_are_not_sent() -> None:
     talk = working()
 
     assert len(talk.dialect.begin(Turn("t2", "x", model="m1", mode="default"))) == 1
     assert len(talk.dialect.begin(Turn("t2", "x"))) == 1
 
 
-def test_a_model_is_told_once_under_the_name_it_was_asked_for() -> None:
+def test_a_model_is_set_once_by_its_requested_name() -> None:
     talk = working()
     talk.tell(*talk.dialect.begin(Turn("t2", "x", model="opus")))
     talk.hear(reply("model:t2"), init(model="claude-opus-4-8[1m]"), result())
@@ -63,7 +63,7 @@ def test_a_model_is_told_once_under_the_name_it_was_asked_for() -> None:
     assert requests(talk.dialect.begin(Turn("t3", "x", model="m1"))) != []
 
 
-def test_a_turn_whose_mode_was_turned_down_has_failed_and_is_never_told() -> None:
+def test_a_turn_whose_mode_was_refused_fails_and_is_never_sent() -> None:
     talk = ready()
     turn = Turn("t2", "x", mode="full_auto")
     talk.tell(*talk.dialect.begin(turn))
@@ -80,7 +80,7 @@ def test_a_turn_whose_mode_was_turned_down_has_failed_and_is_never_told() -> Non
     assert requests(talk.dialect.begin(Turn("t3", "x", mode="full_auto"))) != []
 
 
-def test_a_mode_that_somebody_else_asked_for_and_was_turned_down_is_noted() -> None:
+def test_a_foreign_refused_mode_is_noted() -> None:
     talk = working()
     request = {"subtype": "set_permission_mode", "mode": "plan"}
     talk.write({"type": "control_request", "request_id": "theirs", "request": request})
@@ -105,7 +105,7 @@ def test_nonsense_is_no_model(model: str) -> None:
 # -- interrupting
 
 
-def test_an_interrupted_turn_is_cancelled_with_what_was_said() -> None:
+def test_an_interrupted_turn_is_cancelled_with_its_text() -> None:
     talk = working()
     talk.tell(talk.dialect.interrupt())
 
@@ -120,7 +120,7 @@ def test_what_an_aborted_stream_has_cost_is_not_known() -> None:
     assert (end.usage, end.cost) == (None, Cost())
 
 
-def test_an_interrupt_that_came_before_the_turn_began_is_said_again() -> None:
+def test_an_interrupt_before_the_turn_began_is_repeated() -> None:
     talk = ready()
     talk.turn()
     talk.tell(talk.dialect.interrupt())
@@ -133,7 +133,7 @@ def test_an_interrupt_that_came_before_the_turn_began_is_said_again() -> None:
     assert more == []
 
 
-def test_an_interrupt_in_mid_turn_is_said_once() -> None:
+def test_an_interrupt_during_a_turn_is_sent_once() -> None:
     talk = working()
     talk.tell(talk.dialect.interrupt())
 

@@ -1,4 +1,4 @@
-"""Does the Dialect of Claude Code read and say the right things? From lines, without a process."""
+"""Tests the Dialect of Claude Code with lines, without a process."""
 
 from copy import deepcopy
 from typing import Any
@@ -100,7 +100,7 @@ def test_a_handshake_that_is_turned_down_is_one() -> None:
     assert talk.dialect.is_ready
 
 
-def test_a_turn_is_told_under_a_uuid_that_comes_from_its_key() -> None:
+def test_a_turn_is_sent_with_a_uuid_made_of_its_key() -> None:
     [send] = ready().dialect.begin(Turn("t1", "hello"))
 
     message = {"role": "user", "content": "hello"}
@@ -164,7 +164,7 @@ def test_asking_changes_nothing() -> None:
 # -- turns
 
 
-def test_a_turn_begins_when_it_is_told_and_ends_with_its_result() -> None:
+def test_a_turn_begins_when_sent_and_ends_with_its_result() -> None:
     talk = ready()
 
     began = talk.turn()
@@ -197,14 +197,14 @@ def test_being_idle_ends_no_turn() -> None:
     assert working().hear(state("idle")) == []
 
 
-def test_another_conversation_is_told() -> None:
+def test_a_new_session_id_is_reported() -> None:
     talk = working()
 
     assert talk.hear(init("s2")) == [ev.TokenRotated("s2")]
     assert talk.hear(init("s2", "m2")) == [ev.StatsUpdated(model="m2")]
 
 
-def test_a_turn_that_nobody_asked_for_begins_with_init() -> None:
+def test_an_unprompted_turn_begins_with_init() -> None:
     talk = working()
     talk.hear(result(), state("idle"), system("task_notification", task_id="b1"))
 
@@ -351,7 +351,7 @@ FATAL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_why_it_cannot_start_is_told_when_it_is_gone() -> None:
+def test_a_failed_start_is_reported_at_the_exit() -> None:
     talk = Talk()
     talk.tell(*talk.dialect.open(REQUEST))
 
@@ -363,7 +363,7 @@ def test_why_it_cannot_start_is_told_when_it_is_gone() -> None:
     assert (end.status, end.error.code, end.exit_code) == ("failed", "resume_not_found", 1)
 
 
-def test_it_is_told_also_if_the_turn_was_told_meanwhile() -> None:
+def test_a_failed_start_is_reported_if_the_turn_was_already_sent() -> None:
     talk = ready()
     talk.hear(result(None, **FATAL))
     talk.turn()
@@ -392,7 +392,7 @@ def test_last_words_explain_a_start_that_failed() -> None:
     assert end.error.code == "root_refused"
 
 
-def test_an_exit_after_the_last_turn_says_nothing() -> None:
+def test_an_exit_after_the_last_turn_causes_no_event() -> None:
     talk = working()
     talk.hear(result())
 
@@ -477,7 +477,7 @@ def test_it_can_be_saved_whatever_numbers_a_tool_is_given() -> None:
     assert msgspec.msgpack.decode(saved, type=ClaudeState) == talk.dialect.state
 
 
-def test_what_is_remembered_does_not_grow_with_what_was_said() -> None:
+def test_the_state_does_not_grow_with_the_output() -> None:
     talk = working()
     sizes = list[int]()
     for number in range(20):

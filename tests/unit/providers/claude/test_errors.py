@@ -1,4 +1,4 @@
-"""Is it known by structure alone how a turn of Claude Code ended, and why?"""
+"""Tests how a turn of Claude Code ended, decided by structure alone."""
 
 import json
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ def test_an_end_without_an_error_is_completed() -> None:
 
 @pytest.mark.parametrize("reason", ["aborted_streaming", "aborted_tools"])
 @pytest.mark.parametrize("is_error", [True, False])
-def test_what_was_aborted_is_cancelled_whatever_else_is_said(reason: str, is_error: bool) -> None:
+def test_an_aborted_turn_is_cancelled_in_any_case(reason: str, is_error: bool) -> None:
     said = result(is_error=is_error, terminal_reason=reason, api_error_status=429)
 
     found = classify_result(said, ResultContext("rate_limit"))
@@ -116,7 +116,7 @@ def test_what_may_pass_by_itself_is_retryable(fields: dict[str, Any], is_retryab
     assert found.retryable is is_retryable
 
 
-def test_a_rate_limit_ends_when_it_was_said_to() -> None:
+def test_a_rate_limit_ends_at_its_reset_time() -> None:
     found = classify_result(result(api_error_status=429), ResultContext(resets_at=1794785857)).error
 
     assert found

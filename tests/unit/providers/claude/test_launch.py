@@ -354,7 +354,7 @@ def test_what_would_be_taken_for_something_else_is_refused(
         ({"oneshot": True}, "unknown field `oneshot`"),
     ],
 )  # fmt: skip
-def test_an_option_that_cannot_work_says_what_was_expected(
+def test_the_error_of_an_invalid_option_names_what_was_expected(
     options: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(msgspec.ValidationError, match=problem):

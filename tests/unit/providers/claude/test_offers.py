@@ -1,4 +1,4 @@
-"""Is it known by evidence what Claude Code made of a follow-up?"""
+"""Tests the fate of follow-ups in Claude Code, decided by evidence."""
 
 import json
 
@@ -43,7 +43,7 @@ def own_turn(offer: str) -> list[DialectOutput]:
     return [ev.FollowupOwnTurn(offer, offer), TurnBegan(offer)]
 
 
-def test_an_offer_is_told_as_one() -> None:
+def test_an_offer_is_reported() -> None:
     talk = working()
 
     said = talk.tell(talk.dialect.steer(Offer("o1", "and this")))
@@ -78,7 +78,7 @@ def test_the_echo_of_the_prompt_is_no_proof_for_an_offer() -> None:
     assert offering("o1").hear(echo(T1, "hello")) == []
 
 
-def test_an_echo_that_nobody_knows_says_nothing() -> None:
+def test_an_unknown_echo_causes_no_event() -> None:
     assert offering("o1").hear(echo(to_uuid("other"), "o1")) == []
 
 
@@ -123,7 +123,7 @@ def test_the_same_words_offered_later_are_not_taken_with_the_first() -> None:
     assert talk.dialect.recall("o4")
 
 
-def test_a_slash_is_shown_as_it_was_said() -> None:
+def test_a_leading_slash_is_reported_without_the_added_space() -> None:
     talk = working()
 
     [offered] = talk.tell(talk.dialect.steer(Offer("o1", "/etc is full")))
@@ -324,7 +324,7 @@ def test_what_is_just_to_be_remembered_is_a_turn_without_an_answer() -> None:
     assert isinstance(talk.hear(init(), result("", num_turns=0))[-1], TurnEnded)
 
 
-def test_a_turn_that_seemed_to_be_over_is_if_somebody_goes_on() -> None:
+def test_a_doubtful_end_counts_if_another_message_follows() -> None:
     talk = recorded(result("", num_turns=0))
 
     before, began = talk.write(written("go on"))

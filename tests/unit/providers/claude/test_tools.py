@@ -1,4 +1,4 @@
-"""What does Claude Code do, and what comes of it? Tools, sub-agents, tasks and pictures."""
+"""Tests tools, sub-agents, tasks and images of Claude Code."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.support.claude_lines import (
 # -- tools
 
 
-def test_a_tool_is_told_from_its_beginning_to_its_end() -> None:
+def test_a_tool_is_reported_at_its_start_and_end() -> None:
     given_ = {"command": "ls", "n": 10**30}
 
     said = working().hear(tool(given=given_), tool_result(content="a b"))
@@ -39,7 +39,7 @@ def test_a_tool_is_told_from_its_beginning_to_its_end() -> None:
     ]
 
 
-def test_a_tool_that_failed_says_why() -> None:
+def test_a_failed_tool_has_its_error() -> None:
     blocks = [{"type": "text", "text": "not"}, {"type": "text", "text": "there"}, 3]
     talk = working()
     talk.hear(tool())
@@ -72,7 +72,7 @@ def test_a_tool_of_the_server_ends_in_the_answer() -> None:
     assert [type(each) for each in said] == [ev.ToolStarted, ev.ToolCompleted]
 
 
-def test_the_end_of_a_tool_that_nobody_began_is_told_in_a_turn() -> None:
+def test_the_end_of_an_unknown_tool_is_reported_during_a_turn() -> None:
     talk = working()
 
     assert talk.hear(tool_result("c9")) == [ev.ToolCompleted("c9", "unknown", None, "done")]
@@ -91,7 +91,7 @@ def in_form(call: str = "c1", **fields: Any) -> Line:
 IN_FORM = '{"a":[1,2.5],"n":1000000000000000000000000000000}'
 
 
-def test_an_answer_in_a_form_is_told_as_an_answer() -> None:
+def test_a_structured_answer_is_reported_as_text() -> None:
     talk = working()
 
     said = talk.hear(in_form(), tool_result("c1", "Structured output provided successfully"))
@@ -127,7 +127,7 @@ def test_an_answer_that_was_cut_off_leaves_nothing_behind(lines: list[Line]) -> 
     assert talk.dialect.state.tools == {}
 
 
-def test_an_answer_is_known_to_whoever_takes_over() -> None:
+def test_a_structured_answer_survives_a_takeover() -> None:
     talk = working()
     talk.hear(in_form())
     saved = msgspec.msgpack.encode(talk.dialect.state)
@@ -161,7 +161,7 @@ def test_a_sub_agent_answers_the_agent_that_has_sent_it() -> None:
         ("server_tool_use", "StructuredOutput"),
     ],
 )
-def test_a_tool_of_somebody_else_is_a_tool(kind: str, name: str) -> None:
+def test_an_mcp_tool_of_the_same_name_is_a_tool(kind: str, name: str) -> None:
     use = {"type": kind, "id": "c1", "name": name, "input": {}}
 
     said = working().hear(assistant(use), tool_result())
@@ -172,7 +172,7 @@ def test_a_tool_of_somebody_else_is_a_tool(kind: str, name: str) -> None:
 # -- sub-agents
 
 
-def test_the_tools_of_a_sub_agent_are_told() -> None:
+def test_the_tools_of_a_sub_agent_are_reported() -> None:
     talk = working()
     talk.hear(tool("c1", "Task"))
 
@@ -181,7 +181,7 @@ def test_the_tools_of_a_sub_agent_are_told() -> None:
     assert [type(each) for each in said] == [ev.ToolStarted, ev.ToolCompleted]
 
 
-def test_the_words_of_a_sub_agent_are_not_told() -> None:
+def test_the_text_of_a_sub_agent_is_not_reported() -> None:
     talk = working()
     talk.hear(tool("c1", "Task"))
 
@@ -263,7 +263,7 @@ def picture(data: str = "iVBORw==", kind: str = "image/png") -> dict[str, Any]:
     return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
 
 
-def test_a_picture_is_told_and_named_in_its_place() -> None:
+def test_an_image_is_reported_and_its_name_takes_its_place() -> None:
     talk = working()
     talk.hear(tool("c1", "Read"))
 
@@ -275,7 +275,7 @@ def test_a_picture_is_told_and_named_in_its_place() -> None:
     assert said[1].tool_output == [{"type": "text", "text": "see"}, named]
 
 
-def test_the_same_picture_is_told_once_in_a_turn() -> None:
+def test_the_same_image_is_reported_once_in_a_turn() -> None:
     talk = working()
     content = [picture(), picture("iVBORx==", "image/jpeg"), picture()]
 

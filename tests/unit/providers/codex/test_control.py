@@ -1,4 +1,4 @@
-"""Can Codex be interrupted, be allowed what it asks for, and be refused all the rest?"""
+"""Tests interrupts, approvals and declined requests of Codex."""
 
 from typing import Any
 
@@ -133,7 +133,7 @@ def sends(said: list[DialectOutput]) -> list[Send]:
     return [each for each in said if isinstance(each, Send)]
 
 
-def test_a_command_that_needs_leave_is_told_as_a_question() -> None:
+def test_a_command_that_needs_approval_requests_it() -> None:
     talk = working()
 
     [_, said] = talk.hear(
@@ -146,7 +146,7 @@ def test_a_command_that_needs_leave_is_told_as_a_question() -> None:
     assert said.tool_input == {"command": "ls -a", "cwd": "/w", "reason": "may I?"}
 
 
-def test_a_change_of_files_is_told_by_its_step() -> None:
+def test_the_approval_of_a_file_change_has_the_changes_of_its_item() -> None:
     talk = working()
     changes = [{"path": "/w/a", "kind": {"type": "add"}, "diff": "x"}]
 
@@ -159,7 +159,7 @@ def test_a_change_of_files_is_told_by_its_step() -> None:
     assert (said.tool_name, said.tool_input) == ("fileChange", {"changes": changes})
 
 
-def test_a_question_about_a_step_that_nobody_knows_is_asked_too() -> None:
+def test_an_approval_of_an_unknown_item_is_requested() -> None:
     [said] = working().hear(ask(kind="fileChange", item="other"))
 
     assert isinstance(said, ev.ApprovalRequested)
@@ -357,7 +357,7 @@ def test_what_is_not_for_us_to_answer_is_declined(method: str, answer: Any) -> N
         (None, "it has no text"),
     ],
 )
-def test_what_a_person_should_have_answered_is_noted(questions: Any, words: str) -> None:
+def test_a_declined_question_to_the_user_is_noted(questions: Any, words: str) -> None:
     asking = question("item/tool/requestUserInput", 3, questions=questions)
 
     said = working().hear(asking)

@@ -1,4 +1,4 @@
-"""Does the Dialect of Codex read and say the right things? From lines, without a process."""
+"""Tests the Dialect of Codex with lines, without a process."""
 
 from contextlib import suppress
 from copy import deepcopy
@@ -166,7 +166,7 @@ def test_a_turn_may_begin_once_there_is_a_conversation() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_conversation_is_told_by_the_answer_and_once(first: bool) -> None:
+def test_the_token_of_a_conversation_is_reported_once(first: bool) -> None:
     lines = [opened(), news("thread/started", thread={"id": "th1"})]
     talk = shaken(REQUEST, reply("open"))
 
@@ -185,7 +185,7 @@ def test_a_conversation_without_a_turn_is_no_conversation_yet() -> None:
     assert not [each for each in talk.hear(opened()) if isinstance(each, ev.TokenBound)]
 
 
-def test_a_mode_that_is_not_quite_there_is_told() -> None:
+def test_a_mode_that_codex_lacks_is_noted() -> None:
     talk = Talk()
     request = LaunchRequest(Turn("t1", "x"), "/", mode="accept_edits")
 
@@ -222,7 +222,7 @@ def test_a_conversation_that_is_not_there_fails_the_turn(
 
 
 @pytest.mark.parametrize("result", [None, {}, {"thread": {}}, {"thread": "th1"}, [], 7])
-def test_an_answer_without_a_conversation_leaves_nobody_waiting(result: Any) -> None:
+def test_a_reply_without_a_conversation_fails_the_turn(result: Any) -> None:
     talk = Talk()
     talk.tell(*talk.dialect.open(REQUEST))
     talk.hear(reply("open"))
@@ -248,7 +248,7 @@ def test_a_handshake_that_is_turned_down_fails_the_turn() -> None:
 # -- turns
 
 
-def test_a_turn_is_told_under_its_own_name() -> None:
+def test_a_turn_is_sent_with_its_key() -> None:
     [send] = ready().dialect.begin(Turn("t1", "hello"))
 
     params = told(send)["params"]
@@ -259,7 +259,7 @@ def test_a_turn_is_told_under_its_own_name() -> None:
     assert "model" not in params
 
 
-def test_a_turn_says_all_that_was_asked_for() -> None:
+def test_a_turn_has_all_requested_parameters() -> None:
     schema = {"type": "object"}
     turn = Turn("t1", "look", (Image("image/png", b"\x89"),), schema, "m2", "plan")
 
@@ -273,7 +273,7 @@ def test_a_turn_says_all_that_was_asked_for() -> None:
     assert params["sandboxPolicy"] == {"type": "readOnly"}
 
 
-def test_a_turn_begins_when_it_is_told_and_ends_when_it_has_completed() -> None:
+def test_a_turn_begins_when_sent_and_ends_when_completed() -> None:
     talk = ready()
 
     began = talk.turn()
@@ -348,7 +348,7 @@ def test_the_end_of_another_turn_ends_nothing() -> None:
     assert not talk.dialect.is_ready
 
 
-def test_what_the_turn_before_says_late_is_not_taken_for_the_next() -> None:
+def test_late_output_of_a_turn_is_not_part_of_the_next() -> None:
     talk = working()
     talk.hear(completed("hi"))
     talk.turn("t2")
@@ -360,7 +360,7 @@ def test_what_the_turn_before_says_late_is_not_taken_for_the_next() -> None:
     assert the_end(talk.hear(completed(turn="turn2"))).text is None
 
 
-def test_a_turn_that_nobody_asked_for_is_told_as_one() -> None:
+def test_an_unprompted_turn_has_no_input() -> None:
     talk = working()
     talk.hear(completed())
 
@@ -383,7 +383,7 @@ def test_each_turn_of_its_own_is_interrupted_by_a_name_of_its_own() -> None:
     assert len(keys) == 2
 
 
-def test_what_another_conversation_says_is_not_ours() -> None:
+def test_output_of_another_conversation_is_ignored() -> None:
     talk = working()
     before = deepcopy(talk.dialect.state)
 
@@ -415,7 +415,7 @@ def test_what_another_conversation_says_is_not_ours() -> None:
         {"type": "novelty"},
     ],
 )
-def test_what_nobody_knows_is_kept(line: Any) -> None:
+def test_an_unknown_message_is_kept(line: Any) -> None:
     talk = working()
     [said] = talk.hear(line)
 
@@ -425,7 +425,7 @@ def test_what_nobody_knows_is_kept(line: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["warning", "configWarning", "deprecationNotice"])
-def test_a_warning_is_told_once(method: str) -> None:
+def test_a_warning_is_reported_once(method: str) -> None:
     talk = working()
     words = {"summary": "careful"} if method != "warning" else {"message": "careful"}
 
@@ -436,13 +436,13 @@ def test_a_warning_is_told_once(method: str) -> None:
     assert said.count(ev.Note("careful")) == 1
 
 
-def test_another_model_is_told() -> None:
+def test_a_rerouted_model_is_reported() -> None:
     said = working().hear(news("model/rerouted", fromModel="m1", toModel="m2", reason="x"))
 
     assert ev.StatsUpdated(model="m2") in said
 
 
-def test_a_server_that_did_not_start_is_told() -> None:
+def test_a_failed_mcp_server_is_noted() -> None:
     talk = ready()
     states = [
         news("mcpServer/startupStatus/updated", name="x", status=status, error=why)
@@ -457,7 +457,7 @@ def test_a_server_that_did_not_start_is_told() -> None:
 # -- the end of the process
 
 
-def test_an_exit_after_the_last_turn_says_nothing() -> None:
+def test_an_exit_after_the_last_turn_causes_no_event() -> None:
     talk = working()
     talk.hear(completed())
 

@@ -1,4 +1,4 @@
-"""Is it known by structure alone how a turn of Codex ended, and why?"""
+"""Tests how a turn of Codex ended, decided by structure alone."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -106,7 +106,7 @@ def test_an_error_of_an_odd_shape_is_one(given: Any) -> None:
     assert find_code(given)
 
 
-def test_an_end_without_an_error_has_the_last_that_was_told() -> None:
+def test_a_failure_without_an_error_has_the_last_reported_one() -> None:
     lines = [
         error("serverOverloaded", will_retry=False),
         error(http("x", 401), will_retry=False),
@@ -121,7 +121,7 @@ def test_an_end_without_an_error_has_the_last_that_was_told() -> None:
 
 
 @pytest.mark.parametrize("status", [None, "news", 7, {}])
-def test_an_end_that_nobody_knows_is_no_success(status: Any) -> None:
+def test_an_unknown_end_status_is_a_failure(status: Any) -> None:
     said = working().hear(completed("x", status=status))
 
     assert the_end(said).status == "failed"
@@ -150,7 +150,7 @@ def test_an_interrupt_is_no_error() -> None:
         ("usageLimitExceeded", "cancelled", None, "rate_limited"),
     ],
 )
-def test_what_codex_has_interrupted_by_itself_says_why(
+def test_a_turn_interrupted_by_codex_has_its_error(
     info: str, status: str, reason: str | None, code: str
 ) -> None:
     said = {"message": "enough", "codexErrorInfo": info}
@@ -221,7 +221,7 @@ def test_one_that_was_stopped_is_explained_by_others() -> None:
     assert end_from_exit(ProcessExit(signal=9)) is None
 
 
-def test_what_was_said_when_a_stream_broke_explains_its_end_and_when_a_limit_ends() -> None:
+def test_the_error_of_a_retry_explains_the_end_and_the_limit() -> None:
     ends = datetime(2026, 1, 1, tzinfo=UTC)
     retry = ev.ErrorFact("rate_limited", "too fast", "Wait.", True, retry_at=ends)
 
@@ -271,7 +271,7 @@ def test_a_blocked_turn_that_was_interrupted_was_cancelled() -> None:
     assert the_end(working().hear(hook("blocked"), interrupted())).status == "cancelled"
 
 
-def test_a_hook_that_has_nothing_to_say_says_nothing() -> None:
+def test_a_successful_hook_causes_no_event() -> None:
     odd = news("hook/completed", run={"entries": 7})
 
     assert working().hear(hook("completed", "fine"), hook("running"), odd) == []

@@ -1,4 +1,4 @@
-"""Is the one turn of `codex exec --json` read as it is meant?"""
+"""Tests the one turn of `codex exec --json`."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -66,11 +66,11 @@ def test_the_turn_is_open_from_the_start_and_ends_once() -> None:
     assert talk.dialect.on_exit(ProcessExit(0)) == []
 
 
-def test_the_last_thing_that_was_said_is_the_answer() -> None:
+def test_the_last_text_is_the_answer() -> None:
     assert the_end(once(said("a")).hear(said("b"), completed())).text == "b"
 
 
-def test_of_a_conversation_that_goes_on_the_sum_says_nothing() -> None:
+def test_the_usage_of_a_resumed_conversation_is_unknown() -> None:
     talk = Talk(ONCE)
 
     heard = talk.hear(RESUMED, *START, said("hi"), completed())
@@ -135,7 +135,7 @@ def test_its_other_tools_are_those_of_the_app_server(kind: str, fields: Any, nam
     assert start.tool_name == end.tool_name == name
 
 
-def test_thoughts_and_warnings_are_told() -> None:
+def test_thoughts_and_warnings_are_reported() -> None:
     heard = once().hear(
         item("reasoning", text="hm"), item("error", message="careful"),
         item("todo_list", "started", items=[]), item("todo_list", "updated", items=[]),
@@ -145,7 +145,7 @@ def test_thoughts_and_warnings_are_told() -> None:
     assert heard == [ev.ThinkingDelta("hm"), ev.Note("careful")]
 
 
-def test_what_failed_says_so_in_words_only() -> None:
+def test_a_failed_turn_has_the_message_of_codex() -> None:
     talk = once()
 
     heard = talk.hear({"type": "error", "message": "Reconnecting... 1/5"}, said("x"), failed())
@@ -195,7 +195,7 @@ def test_the_number_of_a_status_counts_and_words_do_not(
     assert (end.error.code, end.error.retry_at) == (code, None)
 
 
-def test_the_end_of_a_limit_is_told_where_it_is_stated() -> None:
+def test_the_end_of_a_stated_limit_is_reported() -> None:
     end = the_end(once().hear(failed(msgspec.json.encode({"error": LIMIT}).decode())))
 
     assert end.error
@@ -204,7 +204,7 @@ def test_the_end_of_a_limit_is_told_where_it_is_stated() -> None:
 
 
 @pytest.mark.parametrize("ends", [None, "soon", [], True, 1e300, -1e300])
-def test_an_end_that_is_no_time_is_not_told(ends: Any) -> None:
+def test_an_invalid_end_of_a_limit_is_not_reported(ends: Any) -> None:
     odd = msgspec.json.encode({"error": {**LIMIT, "resets_at": ends}}).decode()
 
     end = the_end(once().hear(failed(odd)))
@@ -251,7 +251,7 @@ def test_an_error_that_is_not_why_it_ends_explains_nothing(lines: Any, last: Pro
     assert once(*lines).dialect.on_exit(last) == []
 
 
-def test_a_turn_for_which_nobody_was_asked_is_no_success() -> None:
+def test_a_turn_without_a_model_call_fails() -> None:
     """What a hook has kept from the model ends so: nothing else is said."""
     end = the_end(once().hear(completed(0, 0, 0)))
 
@@ -260,7 +260,7 @@ def test_a_turn_for_which_nobody_was_asked_is_no_success() -> None:
     assert end.error.code == "no_answer"
 
 
-def test_a_model_that_says_nothing_or_counts_nothing_has_answered() -> None:
+def test_a_turn_without_text_or_without_usage_completes() -> None:
     assert the_end(once().hear(completed(1, 0, 0))).status == "completed"
     assert the_end(once().hear(said("hi"), completed(0, 0, 0))).status == "completed"
     thought = {"type": "item.completed", "item": {"id": "1", "type": "reasoning", "text": "hm"}}
@@ -281,7 +281,7 @@ def test_what_fails_in_an_odd_way_has_failed_too(error: Any) -> None:
 @pytest.mark.parametrize(
     "usage", [None, 7, "x", [], {"input_tokens": "x"}, {"input_tokens": 10**30}, {}]
 )
-def test_it_ends_whatever_it_says_that_it_has_used(usage: Any) -> None:
+def test_a_turn_ends_with_any_reported_usage(usage: Any) -> None:
     turns = TurnTracker(Codex(ONCE))
     talk = once(said("x"))
 
@@ -296,7 +296,7 @@ def _frames(talk: Talk, line: Any) -> Any:
 
 
 @pytest.mark.parametrize("line", [completed(), failed()])
-def test_what_has_ended_does_not_end_again(line: Any) -> None:
+def test_a_turn_ends_only_once(line: Any) -> None:
     turns = TurnTracker(Codex(ONCE))
     talk = once(completed())
 
@@ -324,7 +324,7 @@ def test_what_has_ended_does_not_end_again(line: Any) -> None:
         b"Reading additional input from stdin...",
     ],
 )
-def test_a_line_that_nobody_can_read_is_kept(line: Any) -> None:
+def test_an_unreadable_line_is_kept(line: Any) -> None:
     raw = line if isinstance(line, bytes) else msgspec.json.encode(line)
     turns = TurnTracker(Codex(ONCE))
     play(turns, once().log)

@@ -1,4 +1,4 @@
-"""What do the steps of a turn of Codex come to? Words, thoughts, tools and compactions."""
+"""Tests the items of Codex: text, thoughts, tools and compactions."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def the_text(*lines: Any) -> str | None:
     return the_end(working().hear(*lines)).text
 
 
-def test_a_text_is_told_in_pieces_and_whole() -> None:
+def test_a_text_is_reported_in_pieces_and_whole() -> None:
     talk = working()
 
     said = talk.hear(begun("agentMessage", "m1", text=""), delta("h"), delta("i"), text("hi"))
@@ -71,7 +71,7 @@ def test_what_never_completes_is_not_part_of_the_answer() -> None:
     ],
 )
 @pytest.mark.parametrize("end", [completed(), interrupted(), failed()])
-def test_the_answer_is_what_was_said_to_be_one_else_the_last(
+def test_the_answer_is_the_final_answer_or_else_the_last_text(
     spoken: list[tuple[str, str | None]], expected: str | None, end: Any
 ) -> None:
     assert the_text(*(text(*each) for each in spoken), end) == expected
@@ -86,7 +86,7 @@ def test_an_end_that_states_none_has_the_last(items: Any) -> None:
     assert the_text(text("a"), completed(items=items)) == "a"
 
 
-def test_nothing_is_said_without_a_turn() -> None:
+def test_items_without_a_turn_cause_no_event() -> None:
     talk = working()
     talk.hear(completed())
 
@@ -105,7 +105,7 @@ def part(index: int) -> Any:
     return news("item/reasoning/summaryPartAdded", itemId="r1", summaryIndex=index, turnId="turn1")
 
 
-def test_thoughts_are_told_as_they_come_and_once() -> None:
+def test_streamed_thoughts_are_reported_once() -> None:
     said = working().hear(
         begun("reasoning", "r1"), part(0), thought("a"), part(1), thought("b"),
         done("reasoning", "r1", summary=["a", "b"], content=[]), completed("x"),
@@ -124,7 +124,7 @@ def test_thoughts_are_told_as_they_come_and_once() -> None:
         ({"summary": [{"type": "summary_text", "text": "a"}]}, "a"),
     ],
 )
-def test_thoughts_that_came_whole_are_told_then(fields: Any, expected: str) -> None:
+def test_whole_thoughts_are_reported_at_their_end(fields: Any, expected: str) -> None:
     said = working().hear(thought("other", "r0"), done("reasoning", "r1", **fields))
 
     assert said[1:] == [ev.ThinkingDelta(expected)]
@@ -188,7 +188,7 @@ def test_every_tool_has_a_name_and_an_input(kind: str, fields: Any, name: str, g
     assert (end.tool_name, end.tool_input) == (name, given)
 
 
-def test_a_tool_that_is_told_of_only_when_it_has_ended_has_begun() -> None:
+def test_a_tool_reported_only_at_its_end_has_a_start() -> None:
     said = working().hear(command_done())
 
     assert [type(each) for each in said] == [ev.ToolStarted, ev.ToolCompleted]
@@ -208,7 +208,7 @@ def test_a_tool_of_an_mcp_server_may_fail_in_two_ways() -> None:
     ]  # fmt: skip
 
 
-def test_pictures_are_told_once() -> None:
+def test_an_image_is_reported_once() -> None:
     shown = {"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]}
     talk = working()
 
@@ -245,7 +245,7 @@ FOUND = [{"title": "cats", "url": "http://cats"}]
          [{"type": "inputImage", "imageUrl": "http://cats"}]),
     ],
 )  # fmt: skip
-def test_what_comes_of_a_tool_is_told(kind: str, fields: Any, output: Any) -> None:
+def test_the_output_of_a_tool_is_reported(kind: str, fields: Any, output: Any) -> None:
     _, end = tools(working().hear(done(kind, "c1", status="completed", **fields)))
 
     assert isinstance(end, ev.ToolCompleted)
@@ -327,14 +327,14 @@ def test_a_picture_that_was_not_drawn_has_failed(fields: Any, why: str) -> None:
     assert end.error == why
 
 
-def test_a_tool_that_begins_without_a_turn_is_not_told() -> None:
+def test_a_tool_without_a_turn_is_not_reported() -> None:
     talk = working()
     talk.hear(completed())
 
     assert talk.hear(command(), command_done()) == []
 
 
-def test_a_tool_that_ends_after_its_turn_says_so_and_no_more() -> None:
+def test_a_tool_that_ends_after_its_turn_is_only_noted() -> None:
     talk = working()
     talk.hear(command(), interrupted())
     talk.turn("t2")
@@ -372,7 +372,7 @@ def test_a_tool_that_is_open_when_the_process_ends_is_closed() -> None:
     assert isinstance(told[-1], TurnEnded)
 
 
-def test_steps_that_are_nobodys_business_are_silent() -> None:
+def test_internal_items_cause_no_event() -> None:
     kinds = ("hookPrompt", "functionCallOutput", "enteredReviewMode", "exitedReviewMode",
              "subAgentActivity")  # fmt: skip
 
@@ -385,7 +385,7 @@ def test_a_plan_is_a_note() -> None:
     ]
 
 
-def test_a_plan_is_the_answer_where_nothing_else_is_said() -> None:
+def test_a_plan_is_the_answer_without_other_text() -> None:
     plan = done("plan", text="first this")
 
     assert the_end(working().hear(plan, completed())).text == "first this"
@@ -399,7 +399,7 @@ def test_a_plan_is_the_answer_where_nothing_else_is_said() -> None:
      "item/mcpToolCall/progress", "turn/plan/updated", "thread/compacted"],
 )  # fmt: skip
 @pytest.mark.parametrize("params", [{}, {"x": 1}])
-def test_what_is_said_elsewhere_is_silent(method: str, params: Any) -> None:
+def test_redundant_notifications_cause_no_event(method: str, params: Any) -> None:
     assert working().hear(news(method, **params)) == []
 
 
@@ -424,7 +424,7 @@ def compactions(said: list[DialectOutput]) -> list[DialectOutput]:
     return [each for each in said if isinstance(each, kinds)]
 
 
-def test_a_compaction_is_told_with_what_came_of_it() -> None:
+def test_a_compaction_is_reported_with_its_result() -> None:
     talk = working()
 
     said = compacting(talk, "turn1")

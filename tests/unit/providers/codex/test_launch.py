@@ -135,7 +135,7 @@ def test_an_app_server_is_given_nothing_long_or_secret_by_its_arguments() -> Non
     assert started.files == {}
 
 
-def test_a_thread_is_told_where_it_works_and_what_it_may_do() -> None:
+def test_a_thread_has_its_directory_and_its_policy() -> None:
     assert build_thread_params(REQUEST, CodexOptions()) == {
         "cwd": "/work",
         "approvalPolicy": "on-request",
@@ -181,7 +181,7 @@ def test_what_a_turn_asks_for_is_stronger_than_what_the_process_has() -> None:
         ("dangerously_skip_permissions", "never", "danger-full-access", "dangerFullAccess"),
     ],
 )
-def test_a_mode_is_who_is_asked_and_what_a_command_may_touch(
+def test_a_mode_sets_the_approval_policy_and_the_sandbox(
     mode: Mode, asks: str, sandbox: str, policy: str
 ) -> None:
     request = replace(REQUEST, mode=mode)
@@ -199,7 +199,7 @@ def test_a_mode_is_who_is_asked_and_what_a_command_may_touch(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mode_that_is_not_what_its_name_says_has_a_note(mode: Mode) -> None:
+def test_a_mode_that_codex_implements_differently_has_a_note(mode: Mode) -> None:
     assert (find_mode_note(mode) is not None) == (mode == "accept_edits")
 
 
@@ -252,7 +252,7 @@ def test_being_quiet_can_be_undone() -> None:
 # -- one turn, one process
 
 
-def test_one_turn_has_all_a_thread_is_told_as_settings_and_files() -> None:
+def test_exec_gets_all_thread_parameters_as_settings_and_files() -> None:
     started = launch(ALL_ASKED, replace(EVERYTHING, one_shot=True))
 
     shape, *rest, last = arguments_of(started)
@@ -344,9 +344,7 @@ def test_what_is_no_id_of_a_conversation_is_made_one_that_is_not_there() -> None
 
 
 @pytest.mark.parametrize("token", ["token", "a'b", 'a"b$(id)`id`\\'])
-def test_a_resumed_one_says_so_in_the_journal_before_anything_else(
-    tmp_path: Path, token: str
-) -> None:
+def test_a_resumed_exec_first_prints_the_conversation(tmp_path: Path, token: str) -> None:
     arguments, stdin = started_by(tmp_path, Turn("run_1", "hello"), resume=token)
 
     assert arguments[:2] == ["exec", "resume"]
@@ -499,7 +497,7 @@ def test_instructions_and_a_schema_of_any_length_are_files() -> None:
         ({"profile": "x"}, "unknown field `profile`"),
     ],
 )  # fmt: skip
-def test_an_option_that_cannot_work_says_what_was_expected(
+def test_the_error_of_an_invalid_option_names_what_was_expected(
     options: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(msgspec.ValidationError, match=problem):

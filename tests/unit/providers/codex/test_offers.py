@@ -1,4 +1,4 @@
-"""Is it known by evidence what Codex made of a follow-up?"""
+"""Tests the fate of follow-ups in Codex, decided by evidence."""
 
 from typing import Any
 
@@ -320,7 +320,7 @@ def test_accepted_after_the_end_it_comes_back_at_once() -> None:
 
 
 @pytest.mark.parametrize("why", ["boom", {"code": -32600}, {"message": "x"}, [], 7])
-def test_an_odd_answer_leaves_nobody_waiting(why: Any) -> None:
+def test_a_malformed_failure_still_returns_the_offer(why: Any) -> None:
     talk = offering("o1")
 
     said = talk.hear({"id": "offer:o1", "error": why}, completed())
@@ -330,7 +330,7 @@ def test_an_odd_answer_leaves_nobody_waiting(why: Any) -> None:
 
 
 @pytest.mark.parametrize("result", [None, {}, {"turnId": 7}, [], "x"])
-def test_whatever_it_says_in_accepting_is_the_same(result: Any) -> None:
+def test_any_reply_accepts_an_offer(result: Any) -> None:
     talk = offering("o1")
 
     said = talk.hear({"id": "offer:o1", "result": result}, completed())
@@ -385,7 +385,7 @@ def test_without_a_name_it_is_known_by_its_text() -> None:
     assert said == [ev.FollowupAbsorbed(offered.item, "more")]
 
 
-def test_a_turn_that_is_told_while_one_is_open_is_a_follow_up() -> None:
+def test_a_turn_sent_during_a_turn_is_a_follow_up() -> None:
     talk = working()
     words = {"threadId": "th1", "input": [{"type": "text", "text": "more"}]}
 
@@ -406,7 +406,7 @@ def test_what_was_queued_has_a_turn_of_its_own() -> None:
     assert fates(said) == [ev.FollowupOwnTurn(offered.item, "more"), TurnBegan(offered.item)]
 
 
-def test_what_is_queued_is_not_what_is_said_in_the_same_words_before() -> None:
+def test_a_queued_message_is_not_confused_with_an_equal_earlier_one() -> None:
     talk = working()
     words = {"threadId": "th1", "input": [{"type": "text", "text": "more"}]}
     [offered] = talk.write({"id": 5, "method": "thread/queue/add", "params": words})

@@ -1,4 +1,4 @@
-"""Can another driver go on with a Codex process, and does anything it prints break one?"""
+"""Tests that another driver can take over a Codex process, with any output."""
 
 import json
 from collections import Counter
@@ -126,7 +126,7 @@ def test_looking_changes_nothing_at_any_time(cut: int) -> None:
     assert dialect.state == before
 
 
-def test_what_is_remembered_does_not_grow_with_what_was_said() -> None:
+def test_the_state_does_not_grow_with_the_output() -> None:
     talk = working()
     sizes = list[int]()
     for number in range(20):
@@ -256,7 +256,7 @@ def test_a_question_is_never_left_without_an_answer(cut: int, params: Any) -> No
     assert len(sent) + ("1000000" in turns.dialect.state.asks) == 1
 
 
-def test_the_talk_of_these_tests_says_something_of_everything() -> None:
+def test_the_recorded_talk_covers_every_kind_of_line() -> None:
     heard = events(play(TurnTracker(Codex()), FRAMES))
 
     missing = {*FATES, *TOOL_ENDS, ev.ApprovalResolved, ev.CompactionCompleted, ev.TokenBound,

@@ -1,4 +1,4 @@
-"""Whose is what Codex says where a process has more than one conversation, or a turn two names?"""
+"""Tests processes with several conversations, and turns with two ids."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def beside(method: str = "turn/start") -> tuple[Talk, list[DialectOutput]]:
 
 
 @pytest.mark.parametrize("method", ["turn/start", "turn/steer", "thread/queue/add"])
-def test_what_is_told_to_another_conversation_is_no_follow_up(method: str) -> None:
+def test_a_message_to_another_conversation_is_not_a_follow_up(method: str) -> None:
     talk, said = beside(method)
 
     assert [type(each) for each in said] == [ev.Note]
@@ -55,7 +55,7 @@ def test_what_is_told_to_another_conversation_is_no_follow_up(method: str) -> No
     assert talk.dialect.state.offers == {}
 
 
-def test_what_a_turn_beside_another_says_is_kept_and_changes_nothing() -> None:
+def test_output_of_a_parallel_turn_is_kept_and_changes_nothing() -> None:
     talk, _ = beside()
 
     said = talk.hear(reply("x", turn={"id": "b1"}), *OF_IT)

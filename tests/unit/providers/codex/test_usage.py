@@ -1,4 +1,4 @@
-"""What has a turn of Codex used, and when may it use more?"""
+"""Tests the usage, the cost and the limits of a turn of Codex."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -47,7 +47,7 @@ def next_turn(talk: Talk) -> Talk:
     return talk
 
 
-def test_what_was_read_from_a_cache_is_told_apart() -> None:
+def test_cached_input_is_counted_separately() -> None:
     assert used(usage(tokens(100, 20, cached=30, written=10))) == Usage(60, 20, 30, 10)
 
 
@@ -59,7 +59,7 @@ def test_calls_are_added_up() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_said_again_is_not_used_again() -> None:
+def test_a_repeated_total_is_counted_once() -> None:
     line = usage(tokens(100, 20))
 
     assert used(line, line, line) == Usage(100, 20, 0, 0)
@@ -70,7 +70,7 @@ def test_nothing_used_is_not_known_and_no_zero() -> None:
     assert used(usage(tokens())) is None
 
 
-def test_a_turn_that_only_hears_the_sum_again_has_used_nothing() -> None:
+def test_a_turn_with_an_unchanged_total_used_nothing() -> None:
     """As one does that fails with its first call."""
     talk = working()
     talk.hear(usage(tokens(100, 20)), completed())
@@ -91,7 +91,7 @@ def test_each_turn_has_its_own() -> None:
     assert end.usage == Usage(30, 5, 0, 0)
 
 
-def test_what_a_compaction_says_of_the_size_is_not_used() -> None:
+def test_the_size_after_a_compaction_is_not_usage() -> None:
     after = {**tokens(), "totalTokens": 6018}
 
     assert used(usage(tokens(100, 20)), usage(tokens(100, 20), after)) == Usage(100, 20, 0, 0)
@@ -104,7 +104,7 @@ def resumed() -> Talk:
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-def test_what_was_used_before_is_told_again_and_does_not_count(is_late: bool) -> None:
+def test_usage_before_a_resume_is_not_counted(is_late: bool) -> None:
     """It comes after the conversation is opened, perhaps after the turn was told."""
     before = usage(tokens(1000, 200), tokens(10, 2), "of old")
     talk = ready(AGAIN)
@@ -118,7 +118,7 @@ def test_what_was_used_before_is_told_again_and_does_not_count(is_late: bool) ->
     assert used(usage(tokens(1100, 220), tokens(100, 20)), talk=talk) == Usage(100, 20, 0, 0)
 
 
-def test_gone_on_with_and_not_told_what_was_used_the_last_call_counts() -> None:
+def test_without_an_earlier_total_a_resumed_turn_counts_its_last_call() -> None:
     talk = resumed()
     talk.hear(reply("begin:t1", turn={"id": "turn1"}), started())
 
@@ -208,7 +208,7 @@ def test_sub_agents_that_are_long_over_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("turn", ["root", "inner"])
-def test_a_turn_with_two_names_has_used_what_either_is_told_of(turn: str) -> None:
+def test_a_turn_with_two_ids_counts_the_usage_of_both(turn: str) -> None:
     talk = ready()
     talk.hear(news("turn/started", turn={"id": "inner", "rootTurnId": "root"}))
 
@@ -223,7 +223,7 @@ def test_what_the_sub_agent_of_another_turn_uses_is_not_counted(line: Any) -> No
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 1000)] * 4, st.booleans()), max_size=12))
-def test_however_often_sums_are_told_a_turn_has_used_what_they_grew_by(
+def test_a_turn_uses_the_growth_of_the_total(
     calls: list[tuple[int, int, int, int, bool]],
 ) -> None:
     talk, lines, sums = working(), [], [0, 0, 0, 0]
@@ -296,7 +296,7 @@ def test_tokens_have_the_price_of_the_model_that_has_answered() -> None:
     assert first.cost.kind == "estimated"
 
 
-def test_tokens_of_a_model_that_nobody_knows_have_no_price() -> None:
+def test_tokens_of_an_unknown_model_have_no_price() -> None:
     assert the_end(working().hear(usage(tokens(1000, 100)), completed())).cost == Cost()
 
 
@@ -307,7 +307,7 @@ def stats(said: list[DialectOutput]) -> ev.StatsUpdated:
     return [each for each in said if isinstance(each, ev.StatsUpdated)][-1]
 
 
-def test_the_end_tells_the_figures() -> None:
+def test_the_end_of_a_turn_reports_its_stats() -> None:
     said = working().hear(usage(tokens(100, 20, cached=30)), completed("x"))
 
     assert stats(said) == ev.StatsUpdated("m1", 1000, 30, 0, 20, "completed")
@@ -338,7 +338,7 @@ def test_a_limit_ends_when_all_that_is_used_up_begins_anew() -> None:
     "lines",
     [[], [limits(window(88, SOON))], [limits(window(100, None))], [limits(window(100, 1e300))]],
 )
-def test_a_time_that_was_not_said_is_not_known(lines: Any) -> None:
+def test_a_limit_without_a_reset_time_has_none(lines: Any) -> None:
     assert retry_at(*lines) is None
 
 
@@ -347,7 +347,7 @@ def test_only_a_limit_has_a_time() -> None:
 
 
 @pytest.mark.parametrize("later", [limits(), limits(None, window(1, LATE)), limits(limit="other")])
-def test_what_is_not_said_is_as_it_was(later: Any) -> None:
+def test_a_missing_limit_window_keeps_its_value(later: Any) -> None:
     assert retry_at(limits(window(100, SOON)), later) == at(SOON)
 
 
@@ -355,7 +355,7 @@ def test_a_window_that_has_begun_anew_is_not_full() -> None:
     assert retry_at(limits(window(100, SOON)), limits(window(3, LATE))) is None
 
 
-def test_windows_are_told_at_the_end() -> None:
+def test_limit_windows_are_reported_at_the_end_of_a_turn() -> None:
     said = working().hear(
         limits(window(12, SOON), window(50, LATE, None)), limits(window(1, None, 5), limit="x"),
         completed(),

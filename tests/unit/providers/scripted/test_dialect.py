@@ -1,4 +1,4 @@
-"""Does the Dialect of the scripted CLI read and say the right things? From lines, without one."""
+"""Tests the Dialect of the scripted CLI with lines, without a process."""
 
 import json
 import sys
@@ -174,7 +174,7 @@ def test_without_a_token_none_is_bound() -> None:
     assert dialect.is_ready
 
 
-def test_a_turn_begins_when_it_is_told_and_ends_when_it_says_so() -> None:
+def test_a_turn_begins_when_sent_and_ends_with_its_frame() -> None:
     dialect = Scripted()
     receive(dialect, "ready", token="tok")
 
@@ -222,7 +222,7 @@ def test_a_recording_without_what_was_sent_makes_sense() -> None:
     ]
 
 
-def test_its_own_turn_was_asked_for_by_nobody() -> None:
+def test_a_turn_of_the_cli_has_no_input() -> None:
     dialect = Scripted()
     receive(dialect, "ready", token="tok")
 

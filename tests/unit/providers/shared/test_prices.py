@@ -97,7 +97,7 @@ def test_the_case_of_a_name_does_not_matter() -> None:
     assert estimate_cost("GPT-5.4", SOME) == estimate_cost("gpt-5.4", SOME)
 
 
-def test_the_list_says_where_it_is_from_and_of_which_day() -> None:
+def test_the_price_list_names_its_source_and_its_day() -> None:
     prices = load_prices()
 
     assert prices.source == f"genai-prices {genai_prices.__version__}"
