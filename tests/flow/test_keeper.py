@@ -87,7 +87,7 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
 # -- starting
 
 
-def test_the_cli_gets_what_the_spec_says_and_nothing_of_the_driver(
+def test_cli_gets_what_the_spec_contains_and_nothing_of_the_driver(
     tmp_path: Path, place: Path
 ) -> None:
     reading, writing = os.pipe()
@@ -138,7 +138,7 @@ def test_the_cli_leads_its_own_session_and_has_three_descriptors(
     assert session.split() == [str(kept.pid)] * 3
 
 
-def test_what_is_started_is_nobodys_child_and_leaves_only_private_files(place: Path) -> None:
+def test_keeper_is_detached_and_creates_only_private_files(place: Path) -> None:
     kept = Kept(place, ["cat"])
 
     assert parent(kept.outer) != os.getpid()
@@ -423,7 +423,7 @@ def test_nonsense_is_answered_and_does_not_disturb_the_cli(place: Path) -> None:
     assert kept.read("journal") == b"good\n"
 
 
-def test_whoever_has_not_claimed_can_do_nothing(place: Path) -> None:
+def test_connection_without_a_claim_can_do_nothing(place: Path) -> None:
     kept = Kept(place, ["cat"])
     for message in ("frame", "will", "signal", "eof", "stop"):
         with Driver(place) as stranger:
@@ -458,7 +458,7 @@ def test_a_driver_that_floods_and_never_listens_is_dropped(place: Path) -> None:
         driver.stop()
 
 
-def test_half_a_message_holds_nobody_up(place: Path) -> None:
+def test_incomplete_message_does_not_block_the_keeper(place: Path) -> None:
     kept = Kept(place, ["cat"])
     with Driver(place) as slow, Driver(place) as driver:
         slow.claim()
@@ -514,7 +514,7 @@ def test_there_is_no_frame_for_a_closed_stdin(place: Path, tmp_path: Path) -> No
         assert other.sent() == []
 
 
-def test_a_cli_that_never_reads_holds_nobody_up(place: Path) -> None:
+def test_cli_that_never_reads_does_not_block_the_keeper(place: Path) -> None:
     kept = hostile(place, "ignore", rungs=[{"do": "eof", "wait_seconds": 0.1}])
     frame = b"x" * (10 << 20)
     with Driver(place) as driver:
@@ -666,7 +666,7 @@ def test_sigterm_is_a_shutdown_and_the_terminals_signals_are_nothing(place: Path
     assert (ended["code"], ended["reason"]) == (7, "shutdown")
 
 
-def test_what_nobody_claims_is_stopped_when_it_is_silent_or_after_its_time(tmp_path: Path) -> None:
+def test_unclaimed_cli_is_stopped_after_silence_or_its_time_limit(tmp_path: Path) -> None:
     silent, soon = {"silent_seconds": 0.5}, {"silent_seconds": 0.5, "unclaimed_seconds": 1.5}
     kept = hostile(tmp_path / "silent", "die_of_interrupt", rungs=[INTERRUPT], limits=silent)
     printing = hostile(tmp_path / "printing", "tick", limits=soon)

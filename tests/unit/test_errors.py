@@ -64,7 +64,7 @@ def test_a_class_stands_where_it_is_drawn(name: str, parent: str | None, code: i
     assert kind.exit_code == (code or 1)
 
 
-def test_codes_are_told_apart() -> None:
+def test_error_codes_are_unique() -> None:
     codes = [kind.code for kind in CLASSES.values()]
 
     assert len(set(codes)) == len(codes)

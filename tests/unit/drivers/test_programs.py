@@ -61,7 +61,7 @@ def bin_folder(tmp_path: Path) -> Path:
         ("node 18\nversion=2.2", "2.2", True),
     ],
 )
-def test_the_version_is_what_the_program_says(
+def test_version_is_the_number_the_program_prints(
     bin_folder: Path, said: str, version: str, is_tested: bool
 ) -> None:
     file = write(bin_folder, f"printf '%s\\n' '{said}'")
@@ -73,7 +73,7 @@ def test_the_version_is_what_the_program_says(
     )
 
 
-def test_a_program_for_which_nobody_has_said_what_was_tried_is_neither(bin_folder: Path) -> None:
+def test_program_without_tested_versions_is_neither_tested_nor_untested(bin_folder: Path) -> None:
     write(bin_folder, "echo 3.2.1")
 
     assert seen(bin_folder, Program("claude")).is_tested is None
@@ -194,7 +194,7 @@ def test_a_program_is_found_as_a_shell_would(tmp_path: Path) -> None:
         (0o644, "not_executable", "claude: the file is not executable", "Make the file executable"),
     ],
 )  # fmt: skip
-def test_a_launch_without_its_program_says_how_to_get_it(
+def test_launch_without_the_program_hints_how_to_install_it(
     bin_folder: Path, mode: int | None, code: str, problem: str, hint: str
 ) -> None:
     if mode is not None:
@@ -218,7 +218,7 @@ def test_a_launch_with_its_program_goes_on(bin_folder: Path) -> None:
 # -- who is logged in
 
 
-def test_a_variable_or_a_file_says_that_somebody_is_logged_in(tmp_path: Path) -> None:
+def test_login_is_found_by_a_variable_or_a_file(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
     assert programs.find_login(PROGRAM, home) is None
     assert programs.find_login(PROGRAM, {"API_KEY": "", **home}) is None

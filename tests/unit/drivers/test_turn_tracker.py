@@ -110,7 +110,7 @@ def _still_running(call: str = "1") -> ToolFailed:
 # -- turns
 
 
-def test_a_turn_is_passed_on_as_it_is_said() -> None:
+def test_events_of_a_turn_are_passed_on_unchanged() -> None:
     said: list[DialectOutput] = [TurnBegan("run_1"), TextFinal("hi"), TurnEnded("completed", "hi")]
 
     assert _plain(_play(said)) == said
@@ -242,7 +242,7 @@ def test_an_offer_that_has_ended_is_not_returned_again(end: Any) -> None:
 # -- images
 
 
-def test_an_image_is_told_and_waits_to_be_kept() -> None:
+def test_image_is_reported_and_waits_to_be_stored() -> None:
     turns = _turns(
         [[ProducedImage("a.png", "image/png", b"one")], [ProducedImage("b", "image/../x", b"two")]]
     )

@@ -149,7 +149,7 @@ def test_a_reader_that_is_called_waits_no_longer(path: Path) -> None:
     run(main)
 
 
-def test_of_a_file_that_grows_somebody_else_is_told_too(path: Path) -> None:
+def test_follower_calls_on_change_when_the_file_grows(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         told = anyio.Event()
         with JournalFollower(watches, path, on_change=told.set) as follower:
@@ -174,7 +174,7 @@ def test_no_append_is_slept_through(path: Path) -> None:
     run(main)
 
 
-def test_many_appends_with_nobody_waiting_are_read_whole(path: Path) -> None:
+def test_many_appends_without_a_reader_are_read_whole(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         sent = os.urandom(3000)
         with JournalFollower(watches, path) as follower:
@@ -210,7 +210,7 @@ def test_a_chunk_is_bounded(path: Path) -> None:
     run(main)
 
 
-def test_whoever_lags_behind_lets_the_others_have_their_turn(path: Path) -> None:
+def test_lagging_reader_lets_other_tasks_run(path: Path) -> None:
     async def main(watches: FileWatches) -> None:
         turns = 0
 
@@ -324,7 +324,7 @@ def test_a_missing_event_is_made_up_for(path: Path) -> None:
     run(main, safety_seconds=0.01)
 
 
-def test_many_files_are_heard_of_together_and_none_is_slept_through(path: Path) -> None:
+def test_changes_of_many_files_are_gathered_and_none_is_missed(path: Path) -> None:
     """With more of them than are heard of one by one, again and again."""
 
     async def main(watches: FileWatches) -> None:

@@ -69,7 +69,7 @@ NO_MESSAGES = {
 
 
 @pytest.mark.parametrize(("raw", "message"), MESSAGES.items())
-def test_a_message_is_told_by_its_members(raw: bytes, message: RpcMessage) -> None:
+def test_kind_of_a_message_follows_from_its_members(raw: bytes, message: RpcMessage) -> None:
     assert decode(raw) == message
 
 

@@ -164,7 +164,7 @@ def test_both_ends_call_at_the_same_time() -> None:
     run(main)
 
 
-def test_a_slow_answer_holds_up_nobody() -> None:
+def test_slow_answer_does_not_delay_other_requests() -> None:
     async def main() -> None:
         desk = Desk()
 
@@ -192,7 +192,7 @@ def test_lines_of_any_length_pass() -> None:
     run(main)
 
 
-def test_a_request_is_begun_before_the_next_line_is_heard() -> None:
+def test_request_starts_before_the_next_line_is_read() -> None:
     async def main() -> None:
         desk = Desk()
         async with serving(desk) as (_, wire):
@@ -289,7 +289,7 @@ def test_a_refusal_is_raised_where_the_call_was_made() -> None:
     run(main)
 
 
-def test_a_service_that_knows_no_method_says_so() -> None:
+def test_service_without_methods_refuses_every_request() -> None:
     async def main() -> None:
         async with both(RpcService(), RpcService()) as (near, _):
             await near.notify("anything")

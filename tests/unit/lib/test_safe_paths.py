@@ -246,7 +246,7 @@ class TestOpening:
         with pytest.raises(PathRefused, match="leads out"):
             desk.scope.open(desk.own / path, os.O_RDONLY)
 
-    def test_what_else_fails_says_so_itself(self, desk: Desk) -> None:
+    def test_other_failures_are_raised_as_they_are(self, desk: Desk) -> None:
         with pytest.raises(FileNotFoundError):
             desk.scope.open(desk.own / "gone", os.O_RDONLY)
         with pytest.raises(FileExistsError):
@@ -270,7 +270,7 @@ class TestRegularFiles:
         with open_regular(desk.scope.resolve("file"), desk.scope) as stream:
             assert stream.read() == b"ada"
 
-    def test_nobody_waits_for_a_pipe(self, desk: Desk) -> None:
+    def test_pipe_does_not_block_the_open(self, desk: Desk) -> None:
         os.mkfifo(desk.own / "pipe")
 
         with pytest.raises(FileUnusable, match="expected a regular file"):

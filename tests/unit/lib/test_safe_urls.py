@@ -51,7 +51,7 @@ def test_a_name_is_looked_up_once_and_its_addresses_are_what_was_checked() -> No
         ("https://localhost.example", "localhost.example"),
     ],
 )
-def test_a_host_is_told_in_one_way(url: str, host: str) -> None:
+def test_host_has_one_canonical_form(url: str, host: str) -> None:
     assert target(url, ["8.8.8.8"]) == Target(host, 443, ("8.8.8.8",))
 
 
@@ -86,7 +86,7 @@ def test_an_address_is_not_looked_up(url: str, address: str) -> None:
         "https://printer.local", "https://metadata.google.internal", "https://ⓛocalhost",
     ],
 )  # fmt: skip
-def test_what_is_no_plain_public_url_is_refused_and_nobody_is_asked(url: str) -> None:
+def test_invalid_url_is_refused_without_a_lookup(url: str) -> None:
     refused(url)
 
 

@@ -73,7 +73,7 @@ def test_a_time_that_cannot_be_is_a_quarter_of_an_hour(stated: timedelta | None)
     assert gate.reason == "run_1 was limited, until no known time"
 
 
-def test_a_time_that_came_while_nobody_was_there_closes_nothing() -> None:
+def test_stated_time_in_the_past_does_not_close_the_gate() -> None:
     gate = after((HOUR, limited(stated=MINUTE)))
 
     assert compute_gate_state(gate, NOW + HOUR) == "open"
@@ -115,7 +115,7 @@ def test_a_straggler_that_ends_well_opens_nothing() -> None:
         assert step_gate(was, ProviderAnswered(SECOND, NOW - MINUTE), NOW + late, RULES) == was
 
 
-def test_whoever_was_let_through_and_answered_opens_it() -> None:
+def test_answered_run_opens_a_ready_gate() -> None:
     gate = after(
         CLOSED, (QUARTER, Dispatched(SECOND)), (HOUR, ProviderAnswered(SECOND, NOW + QUARTER))
     )
@@ -216,7 +216,7 @@ def test_when_it_opens_is_known_where_time_alone_opens_it() -> None:
     assert find_next_change([held, Gate("codex")], NOW) is None
 
 
-def test_the_gate_of_another_provider_is_nobodys_concern() -> None:
+def test_gate_of_another_provider_has_no_effect() -> None:
     closed = after(CLOSED)
 
     assert find_closed_gate([Gate("codex"), closed], "codex", NOW) == closed
@@ -235,7 +235,7 @@ def test_the_gate_of_another_provider_is_nobodys_concern() -> None:
         (Gate("p", suspect_until=NOW + MINUTE), Gate("p", suspect_until=NOW + HOUR), None),
     ],
 )  # fmt: skip
-def test_what_is_told_of_a_change(was: Gate, becomes: Gate, told: object) -> None:
+def test_event_of_a_gate_change(was: Gate, becomes: Gate, told: object) -> None:
     assert build_gate_event(was, becomes, NOW) == told
 
 

@@ -45,7 +45,7 @@ def test_ids_of_one_maker_sort_as_they_were_made(steps: list[int], seed: int) ->
 
 
 @given(st.integers(1, 10**9))
-def test_a_later_millisecond_sorts_later_whoever_made_it(milliseconds: int) -> None:
+def test_id_of_a_later_millisecond_sorts_later_for_any_maker(milliseconds: int) -> None:
     clock = FakeClock()
     early = Ids(clock.now, lambda bits: 2**bits - 1).new_run()
     clock.advance(timedelta(milliseconds=milliseconds))

@@ -34,7 +34,7 @@ from steadyrun.runtime.run.permissions import with_breaches
 from steadyrun.testing.clock import START
 
 
-def test_a_policy_that_says_nothing_leaves_the_provider_its_tools() -> None:
+def test_empty_policy_leaves_the_tools_of_the_provider() -> None:
     assert compute_rights(Policy()) == Rights("default", None, DENIED)
 
 
@@ -127,7 +127,7 @@ def test_a_use_goes_against_a_rule_or_none(held: Rights, tool: str, rule: str | 
     assert find_breach(held, tool) == rule
 
 
-def test_a_breach_is_told_behind_the_use_and_what_follows_moves_on() -> None:
+def test_violation_follows_the_tool_use_and_shifts_later_events() -> None:
     used, failed = ToolCompleted("a", "Bash"), ToolFailed("b", "Bash")
     heard: list[DriverOutput] = [
         Emitted(10, 0, START, used),

@@ -47,7 +47,7 @@ for _ in range(5000):
         ("Frobnicate", {}, "Frobnicate"),
     ],
 )
-def test_a_call_says_what_it_does_and_to_what(name: str, given: object, shown: str) -> None:
+def test_label_names_the_action_and_its_object(name: str, given: object, shown: str) -> None:
     assert format_label(name, given) == shown
 
 
@@ -69,7 +69,7 @@ def test_a_call_says_what_it_does_and_to_what(name: str, given: object, shown: s
         ("x", {1: object()}, "x"),
     ],
 )
-def test_what_has_another_shape_is_told_as_far_as_it_can_be(
+def test_label_of_an_unexpected_input_uses_what_is_readable(
     name: object, given: object, shown: str
 ) -> None:
     assert format_label(name, given) == shown

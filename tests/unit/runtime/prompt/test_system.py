@@ -222,7 +222,7 @@ class TestHostileFiles:
 
         assert (desk.read(home=str(link)).system or "").endswith("Kind.")
 
-    def test_nobody_waits_for_a_pipe(self, desk: Desk) -> None:
+    def test_pipe_does_not_block_the_open(self, desk: Desk) -> None:
         os.mkfifo(desk.own / "SOUL.md")
 
         assert desk.refused().problem == "expected a regular file, found something else"
