@@ -44,7 +44,7 @@ from steadyrun.operations.registry import BY_NAME
 from steadyrun.operations.runs import CancelRequest
 from steadyrun.stores.sqlite import SqliteStore
 from tests.chaos import prompts
-from tests.chaos.victims import Victim, Victims
+from tests.chaos.forked_daemons import DaemonForker, ForkedDaemon
 from tests.children.keeper_driver import parent
 
 CONFIG = """
@@ -95,12 +95,12 @@ class Scenario:
 
     place: Path
     seed: int
-    victims: Victims
+    forker: DaemonForker
     store: SqliteStore
     dice: random.Random
     agents: dict[str, AgentId] = field(default_factory=dict)
     sent: list[Sent] = field(default_factory=list)
-    daemon: Victim | None = None
+    daemon: ForkedDaemon | None = None
 
     @property
     def home(self) -> Path:
@@ -113,14 +113,14 @@ class Scenario:
 
     @classmethod
     async def begin(
-        cls, place: Path, seed: int, victims: Victims, config: str = CONFIG
+        cls, place: Path, seed: int, forker: DaemonForker, config: str = CONFIG
     ) -> "Scenario":
         (place / "home").mkdir(parents=True)
         (place / "home" / "config.toml").write_text(config)
         (place / "work").mkdir()
         store = await SqliteStore.open(place / "home")
         # Chance decides what is done, and is to be the same each time.
-        scenario = cls(place, seed, victims, store, random.Random(seed))
+        scenario = cls(place, seed, forker, store, random.Random(seed))
         for name in (*SCRIPTED, SHELL, HOMELESS):
             await scenario._hire(name)
         return scenario
@@ -135,9 +135,9 @@ class Scenario:
 
     # -- a daemon
 
-    async def up(self, **order: object) -> Victim:
+    async def up(self, **order: object) -> ForkedDaemon:
         """Start a daemon; wait until it answers, unless it is killed before."""
-        self.daemon = await self.victims.start(self.home, **order)
+        self.daemon = await self.forker.start(self.home, **order)
         await self.daemon.is_up()
         return self.daemon
 
@@ -164,10 +164,10 @@ class Scenario:
         assert await self.call("daemon.stop", StopDaemonRequest(drain=20.0))
         await self.daemon.end()
 
-    async def run_directly(self, **order: object) -> Victim:
+    async def run_directly(self, **order: object) -> ForkedDaemon:
         """Have a run that is nobody's agent's, by a process that may be killed over it."""
         prompt = prompts.written(prompts.works("direct"))
-        victim = await self.victims.start(self.home, kind="direct", prompt=prompt, **order)
+        victim = await self.forker.start(self.home, kind="direct", prompt=prompt, **order)
         await victim.end()
         return victim
 

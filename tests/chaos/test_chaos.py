@@ -19,11 +19,11 @@ from typing import NamedTuple
 import anyio
 import pytest
 
-from tests.chaos import oracle, prompts
-from tests.chaos.knobs import KILLS, SEED
+from tests.chaos import checks, prompts
+from tests.chaos.actions import ACTIONS, ANY, say
+from tests.chaos.forked_daemons import DaemonForker, ForkedDaemon, fork_daemons
 from tests.chaos.scenario import Scenario
-from tests.chaos.victims import Victim, Victims, victims
-from tests.chaos.ways import ANY, WAYS, say
+from tests.chaos.settings import KILLS, SEED
 from tests.children.chaos_steps import POINTS
 
 WORKERS = 2
@@ -79,7 +79,7 @@ async def suffer(scene: Scenario, fault: Fault, tally: Tally) -> None:
     for _ in range(dice.randint(0, 1) if name else dice.randint(1, 3)):
         await dice.choice(ANY)(scene)
     if name:
-        await WAYS.get(name, say)(scene)
+        await ACTIONS.get(name, say)(scene)
     elif fault.whom not in {"daemon", "step"}:
         await _kill_others(scene, fault.whom, tally)
     seconds = STRIKE_SECONDS if name else 2.0 if step else dice.uniform(0.0, 0.4)
@@ -89,7 +89,7 @@ async def suffer(scene: Scenario, fault: Fault, tally: Tally) -> None:
     await _bury(daemon, tally)
 
 
-async def _bury(daemon: Victim, tally: Tally) -> None:
+async def _bury(daemon: ForkedDaemon, tally: Tally) -> None:
     if daemon.struck:
         tally.points[daemon.struck] += 1
     if not daemon.is_over or daemon.struck:
@@ -118,19 +118,21 @@ async def _kill_others(scene: Scenario, whom: str, tally: Tally) -> None:
             return
 
 
-async def play(place: Path, seed: int, faults: Sequence[Fault], tally: Tally, by: Victims) -> None:
+async def play(
+    place: Path, seed: int, faults: Sequence[Fault], tally: Tally, by: DaemonForker
+) -> None:
     """A whole scenario."""
     scene = await Scenario.begin(place, seed, by)
     try:
         for fault in faults:
             await suffer(scene, fault, tally)
         await scene.settle_down()
-        await oracle.check(scene)
+        await checks.check(scene)
     except BaseException as error:
         error.add_note(f"in {place}, seed {seed}, {faults}")
         if scene.daemon:
             scene.daemon.signal(signal.SIGKILL)
-        oracle.clear(scene.home)
+        checks.clear(scene.home)
         raise
     finally:
         await scene.store.close()
@@ -142,7 +144,7 @@ async def play_all(place: Path, faults: list[Fault], seed: int, tally: Tally) ->
     numbered = iter(list(enumerate(left)))
 
     async def work() -> None:
-        async with victims() as by:
+        async with fork_daemons() as by:
             for number, some in numbered:
                 await play(place / str(number), seed + number, some, tally, by)
 

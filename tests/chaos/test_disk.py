@@ -11,9 +11,9 @@ import anyio
 import anyio.to_thread
 
 from steadyrun.errors import StoreFailed
-from tests.chaos import oracle, prompts
+from tests.chaos import checks, prompts
+from tests.chaos.forked_daemons import fork_daemons
 from tests.chaos.scenario import CONFIG, SCRIPTED, Scenario, Sent
-from tests.chaos.victims import victims
 from tests.children.keeper_driver import eventually
 from tests.support.commands import ROOT
 from tests.support.require import require
@@ -47,7 +47,7 @@ def _can_mount(place: Path) -> bool:
 
 async def fill_and_go_on(place: Path) -> None:
     """Messages for everybody; the disk fills up while they work; then there is room again."""
-    async with victims() as by:
+    async with fork_daemons() as by:
         scene = await Scenario.begin(place, 1, by, CONFIG)
         try:
             daemon = await scene.up()
@@ -66,11 +66,11 @@ async def fill_and_go_on(place: Path) -> None:
             for sent in scene.sent:
                 sent.may_fail = True
             await scene.settle_down()
-            await oracle.check(scene, of_log=False)
+            await checks.check(scene, of_log=False)
             await _check_goes_on(scene)
         finally:
             await scene.store.close()
-            oracle.clear(scene.home)
+            checks.clear(scene.home)
 
 
 async def _send_until_refused(scene: Scenario) -> bool:

@@ -7,22 +7,22 @@ from pathlib import Path
 import anyio
 
 from steadyrun.model.item import Item
-from tests.chaos import oracle, prompts
+from tests.chaos import checks, prompts
+from tests.chaos.forked_daemons import fork_daemons
 from tests.chaos.scenario import SHELL, Scenario, Sent
-from tests.chaos.victims import victims
 
 
 @asynccontextmanager
 async def scenario(place: Path) -> AsyncIterator[Scenario]:
-    async with victims() as by:
+    async with fork_daemons() as by:
         scene = await Scenario.begin(place / "scene", 1, by)
         try:
             yield scene
             await scene.settle_down()
-            await oracle.check(scene)
+            await checks.check(scene)
         finally:
             await scene.store.close()
-            oracle.clear(scene.home)
+            checks.clear(scene.home)
 
 
 async def _item(scene: Scenario, sent: Sent) -> Item:

@@ -22,9 +22,9 @@ from steadyrun.model.policy import Policy
 from steadyrun.testing.model_servers.anthropic import ModelRequest
 from steadyrun.testing.model_servers.content import ModelAnswer, answer, text
 from steadyrun.testing.model_servers.faults import StreamGate
-from tests.chaos import oracle
+from tests.chaos import checks
+from tests.chaos.forked_daemons import fork_daemons
 from tests.chaos.scenario import Scenario, Sent
-from tests.chaos.victims import victims
 from tests.support.real_cli_harness import CLAUDE, CODEX, Cli, wait_for_gate
 
 CONFIG = """
@@ -165,7 +165,7 @@ def test_agent_with_a_real_cli_is_adopted_after_every_kill(
     with cli.server([], fallback=model) as server:
 
         async def main() -> Stage:
-            async with victims() as by:
+            async with fork_daemons() as by:
                 config = _config(cli, tmp_path / "user", server.url)
                 scene = await Scenario.begin(tmp_path / "scene", 1, by, config)
                 harness = Stage(scene, cli, model)
@@ -182,10 +182,10 @@ def test_agent_with_a_real_cli_is_adopted_after_every_kill(
                     for whom in OTHERS:
                         await harness.kill_other(whom)
                     await scene.settle_down()
-                    await oracle.check(scene)
+                    await checks.check(scene)
                 finally:
                     await scene.store.close()
-                    oracle.clear(scene.home)
+                    checks.clear(scene.home)
                 return harness
 
         harness = anyio.run(main)

@@ -12,11 +12,11 @@ import anyio.to_thread
 import pytest
 
 from steadyrun.model.event import StallWarned
-from tests.chaos import oracle, prompts
-from tests.chaos.knobs import DEFAULT_KILLS, KILLS, SEED
+from tests.chaos import checks, prompts
+from tests.chaos.actions import ACTIONS, relaunch
+from tests.chaos.forked_daemons import fork_daemons
 from tests.chaos.scenario import CONFIG, Scenario, family
-from tests.chaos.victims import victims
-from tests.chaos.ways import WAYS, relaunch
+from tests.chaos.settings import DEFAULT_KILLS, KILLS, SEED
 from tests.children.keeper_driver import eventually
 
 STOPPED_SECONDS = 5.0
@@ -31,15 +31,15 @@ warning_seconds = 3.0
 
 @asynccontextmanager
 async def scenario(place: Path, more: str = "") -> AsyncIterator[Scenario]:
-    async with victims() as by:
+    async with fork_daemons() as by:
         scene = await Scenario.begin(place / "scene", 1, by, CONFIG + more)
         try:
             yield scene
             await scene.settle_down()
-            await oracle.check(scene)
+            await checks.check(scene)
         finally:
             await scene.store.close()
-            oracle.clear(scene.home)
+            checks.clear(scene.home)
 
 
 async def stop_for_a_while(*pids: int) -> None:
@@ -73,7 +73,7 @@ def test_run_completes_without_a_stall_after_processes_were_stopped(
                 assert sent.item
                 item = await scene.store.item(sent.item)
                 assert item.status == "completed", item
-            record = await oracle.read(scene)
+            record = await checks.read(scene)
             assert len(record.processes) == 1
             warned = [seen for seen in record.events if isinstance(seen.event, StallWarned)]
             assert warned == []
@@ -140,7 +140,7 @@ def test_replaced_daemon_writes_nothing_and_ends(tmp_path: Path, point: str) -> 
 
 
 async def _lead_to(scene: Scenario, point: str) -> None:
-    await WAYS.get(point.partition(" ")[2], relaunch)(scene)
+    await ACTIONS.get(point.partition(" ")[2], relaunch)(scene)
 
 
 def _state(pid: int) -> str:

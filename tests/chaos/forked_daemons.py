@@ -21,7 +21,7 @@ from tests.support.commands import ROOT
 PATIENCE_SECONDS = 60.0
 
 
-class Victim:
+class ForkedDaemon:
     """One of them, seen from outside."""
 
     def __init__(self, order: Order) -> None:
@@ -82,16 +82,16 @@ class Victim:
             os.kill(self.pid, number)
 
 
-class Victims:
+class DaemonForker:
     """All that one child forks."""
 
     def __init__(self, orders: ByteSendStream) -> None:
         self._orders = orders
         self._numbers = count(1)
-        self._all: dict[int, Victim] = {}
+        self._all: dict[int, ForkedDaemon] = {}
 
-    async def start(self, home: Path, **order: Any) -> Victim:
-        victim = Victim(Order(next(self._numbers), str(home), **order))
+    async def start(self, home: Path, **order: Any) -> ForkedDaemon:
+        victim = ForkedDaemon(Order(next(self._numbers), str(home), **order))
         self._all[victim.order.number] = victim
         await self._orders.send(msgspec.json.encode(victim.order) + b"\n")
         assert await victim.until("begun")
@@ -112,14 +112,14 @@ class Victims:
 
 
 @asynccontextmanager
-async def victims() -> AsyncIterator[Victims]:
+async def fork_daemons() -> AsyncIterator[DaemonForker]:
     """A child that forks; with it all its children end."""
     command = [sys.executable, str(Path(chaos_daemon.__file__))]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}  # noqa: TID251 (that of this test)
     async with await anyio.open_process(command, stderr=None, env=env) as child:
         assert child.stdin
         assert child.stdout
-        forked = Victims(child.stdin)
+        forked = DaemonForker(child.stdin)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(forked.listen, child.stdout)
             try:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from tests.chaos import prompts
 from tests.chaos.scenario import HOMELESS, SCRIPTED, SHELL, Scenario
 
-Way = Callable[[Scenario], Awaitable[None]]
+Action = Callable[[Scenario], Awaitable[None]]
 
 
 async def say(scene: Scenario) -> None:
@@ -142,7 +142,7 @@ async def leave_letters(scene: Scenario) -> None:
     """Nothing to do: they lie there since before the daemon was started."""
 
 
-WAYS: dict[str, Way] = {
+ACTIONS: dict[str, Action] = {
     "accept": say_by_socket,
     "add_agent": manage,
     "set_agent": manage,
@@ -185,7 +185,7 @@ WAYS: dict[str, Way] = {
     "letter": leave_letters,
 }
 # What to do where chance decides.
-ANY: tuple[Way, ...] = (
+ANY: tuple[Action, ...] = (
     say, say_by_socket, work, work, fill_up, steer, steer_at_the_end, steer_and_cancel,
     cancel_queued, ask, crash, be_limited, go_on, wake, murmur, use_shell, relaunch, forget,
     lose_home,
