@@ -29,7 +29,7 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Finished
 from steadyrun.store import Holder, follow
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.store_conformance.fixtures import reaped
+from steadyrun.testing.store_conformance.fixtures import reap_claims
 from tests.children.store_actor import one_event
 
 CHILD = Path(__file__).parents[1] / "children" / "store_actor.py"
@@ -336,7 +336,7 @@ def test_a_stopped_holder_keeps_its_lane_and_a_killed_one_loses_it(
         assert (await store.lane(claim.agent)).holder == claim.holder
 
         actor.kill()
-        [inherited] = await reaped(store, heir.id)
+        [inherited] = await reap_claims(store, heir.id)
 
         assert (inherited.agent, inherited.holder) == (claim.agent, heir.id)
         assert inherited.fence == claim.fence + 1
@@ -356,7 +356,7 @@ def test_a_claim_that_was_taken_over_can_write_nothing_from_any_process(
 
     async def write_late(store: SqliteStore) -> None:
         heir = await store.join("heir")
-        [inherited] = await reaped(store, heir.id)
+        [inherited] = await reap_claims(store, heir.id)
         [process] = await store.open_processes(stale.agent)
         run = inherited.item.run
         assert run is not None

@@ -50,7 +50,7 @@ from steadyrun.store import Start, Started, Store
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.stores.sqlite import SqliteStore
 from steadyrun.testing.clock import START, FakeClock, seeded_ids
-from steadyrun.testing.store_conformance.fixtures import ALL, everything
+from steadyrun.testing.store_conformance.fixtures import ALL, read_everything
 
 T = TypeVar("T")
 CANARY = "canary-7f3a"
@@ -456,7 +456,7 @@ async def main_reads(store: Store, world: World) -> dict[str, object]:
 
 async def all_reads(store: Store, world: World) -> dict[str, object]:
     processes = [process for work in world.works for process in work.processes]
-    seen = await everything(store)
+    seen = await read_everything(store)
     seen["holders"] = await store.holders()
     seen["looks"] = await store.agent_overviews(START)
     seen["every agent"] = [await answer_of(store.agent(agent)) for agent in world.agents]

@@ -13,7 +13,7 @@ from steadyrun.errors import StoreFailed
 from steadyrun.model.gate import Accounts, Gate
 from steadyrun.store import Holder
 from steadyrun.stores.sqlite.db import schema
-from steadyrun.stores.sqlite.db.errors import translated
+from steadyrun.stores.sqlite.db.errors import translate_errors
 from steadyrun.stores.sqlite.db.liveness import Liveness
 from steadyrun.stores.sqlite.sql import (
     approvals,
@@ -93,7 +93,7 @@ class SqliteReads:
         return await anyio.to_thread.run_sync(self._query, query, limiter=self._reading)
 
     def _query(self, query: Callable[[Connection], T]) -> T:
-        with translated(self._path):
+        with translate_errors(self._path):
             connection = self._readers.pop() if self._readers else schema.connect_reader(self._path)
             try:
                 return query(connection)

@@ -34,7 +34,7 @@ from steadyrun.store import MAX_OFFER_BYTES, AbandonedLane, Accepted, Holder, St
 from steadyrun.stores import rules
 from steadyrun.stores.sqlite.db import schema
 from steadyrun.stores.sqlite.db.change_watcher import ChangeWatcher
-from steadyrun.stores.sqlite.db.errors import translated
+from steadyrun.stores.sqlite.db.errors import translate_errors
 from steadyrun.stores.sqlite.db.liveness import Liveness
 from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.db.write_lock import PATIENCE_SECONDS
@@ -105,7 +105,7 @@ class SqliteBase(SqliteReads):
     def _open(self, loop: asyncio.AbstractEventLoop, patience_seconds: float) -> None:
         _prepare(self._path)
         self._writer = Writer(
-            self._path, loop, patience_seconds=patience_seconds, heard=self.hints.notify_all
+            self._path, loop, patience_seconds=patience_seconds, on_change=self.hints.notify_all
         )
         self._is_open = True
 
@@ -120,7 +120,7 @@ class SqliteBase(SqliteReads):
             self._watcher.close()
         self._close_readers()
         writer.close()
-        self._liveness.vanish_all()
+        self._liveness.release_all()
 
     async def _write(
         self,
@@ -145,7 +145,7 @@ class SqliteBase(SqliteReads):
         if self._watcher is None:
             log = self._path.with_name(self._path.name + "-wal")
             writer = self._require_writer()
-            self._watcher = ChangeWatcher(log, writer.look, lambda: writer.commits)
+            self._watcher = ChangeWatcher(log, writer.check_for_changes, lambda: writer.commits)
 
 
 class SqliteAgents(SqliteBase):
@@ -205,7 +205,7 @@ class SqliteQueue(SqliteBase):
     async def join(self, kind: str) -> Holder:
         now = self._clock.now()
         holder = Holder(self._ids.new_holder(), kind, platform.node(), __version__, now)
-        with translated(self._path):
+        with translate_errors(self._path):
             self._liveness.acquire(holder.id)
         await self._write(lambda c: holders.add(c, holder))
         return holder
@@ -375,7 +375,7 @@ class SqliteStore(SqliteAgents, SqliteQueue, SqliteRuns):
 
 
 def _prepare(path: Path) -> None:
-    with translated(path):
+    with translate_errors(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_private(path)
         schema.prepare(path)

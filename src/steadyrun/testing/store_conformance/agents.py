@@ -14,11 +14,11 @@ from steadyrun.model.run import Created
 from steadyrun.model.usage import Cost, Usage, UsageSum
 from steadyrun.store import Store
 from steadyrun.testing.store_conformance.fixtures import (
+    add_agent,
     claim_lanes,
-    hire,
-    overlapping,
-    refused,
-    refused_whole,
+    expect_error,
+    expect_refused,
+    run_overlapping,
     send,
     set_scene,
     set_warm,
@@ -55,17 +55,17 @@ async def check_who_cannot_be_hired_leaves_nothing(harness: StoreHarness) -> Non
     opened, go = _opened(harness), Message(bo.id, "go")
 
     elsewhere = store.start_direct(scene.holder, bo, Message(scene.agent, "go"), opened)
-    await refused_whole(store, ChangeRefused, elsewhere)
+    await expect_refused(store, ChangeRefused, elsewhere)
     taken = store.start_direct(scene.holder, agent, Message(agent.id, "go"), opened)
-    await refused_whole(store, NameTaken, taken)
-    await refused_whole(store, HolderGone, store.start_direct(gone, bo, go, opened))
-    await refused_whole(store, NotFound, store.start_direct(scene.holder, bo, go, _unknown))
+    await expect_refused(store, NameTaken, taken)
+    await expect_refused(store, HolderGone, store.start_direct(gone, bo, go, opened))
+    await expect_refused(store, NotFound, store.start_direct(scene.holder, bo, go, _unknown))
     until = harness.clock.now() + timedelta(minutes=15)
     await store.update_gate("claude", Closed(until, "rate limit"))
-    await refused_whole(store, ChangeRefused, store.start_direct(scene.holder, bo, go, opened))
+    await expect_refused(store, ChangeRefused, store.start_direct(scene.holder, bo, go, opened))
 
-    await refused(NotFound, store.agent(agent.id))
-    await refused(NotFound, store.agent(bo.id))
+    await expect_error(NotFound, store.agent(agent.id))
+    await expect_error(NotFound, store.agent(bo.id))
 
 
 async def check_a_look_tells_how_every_agent_stands(harness: StoreHarness) -> None:
@@ -118,7 +118,7 @@ async def check_direct_agents_are_not_listed(harness: StoreHarness) -> None:
     direct = _direct(harness, "aaa")
     await store.add_agent(direct)
     for name in ("cy", "bo"):
-        await hire(harness, store, name)
+        await add_agent(harness, store, name)
 
     assert [agent.name for agent in await store.agents()] == ["bo", "cy"]
     assert await store.agent("aaa") == direct
@@ -132,9 +132,9 @@ async def check_an_agent_is_changed_as_it_was_read(harness: StoreHarness) -> Non
     await store.set_agent(changed, was=was)
 
     assert await store.agent("eve") == await store.agent(scene.agent) == changed
-    await refused(NotFound, store.agent("ada"))
-    await hire(harness, store, "ada")
-    await refused_whole(store, ChangeRefused, store.set_agent(was, was=was))
+    await expect_error(NotFound, store.agent("ada"))
+    await add_agent(harness, store, "ada")
+    await expect_refused(store, ChangeRefused, store.set_agent(was, was=was))
     await scene.send()
     assert await store.start(scene.holder, _never, excluded=["codex"]) == []
 
@@ -142,15 +142,15 @@ async def check_an_agent_is_changed_as_it_was_read(harness: StoreHarness) -> Non
 async def check_an_agent_is_not_made_another(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     store, was = scene.store, await scene.store.agent("ada")
-    bo = await hire(harness, store, "bo")
+    bo = await add_agent(harness, store, "bo")
 
     for changed in (replace(was, is_direct=True), replace(was, removed_at=harness.clock.now())):
-        await refused_whole(store, ChangeRefused, store.set_agent(changed, was=was))
-    await refused_whole(store, ChangeRefused, store.set_agent(replace(was, id=bo), was=was))
+        await expect_refused(store, ChangeRefused, store.set_agent(changed, was=was))
+    await expect_refused(store, ChangeRefused, store.set_agent(replace(was, id=bo), was=was))
     for name in ("bo", bo):
-        await refused_whole(store, NameTaken, store.set_agent(replace(was, name=name), was=was))
+        await expect_refused(store, NameTaken, store.set_agent(replace(was, name=name), was=was))
     unknown = replace(was, id=AgentId("agt_none"))
-    await refused_whole(store, NotFound, store.set_agent(unknown, was=unknown))
+    await expect_refused(store, NotFound, store.set_agent(unknown, was=unknown))
 
 
 async def check_of_two_changes_one_wins(harness: StoreHarness) -> None:
@@ -164,7 +164,7 @@ async def check_of_two_changes_one_wins(harness: StoreHarness) -> None:
             return False
         return True
 
-    answers = await overlapping(harness, [change(scene.store, "small"), change(other, "large")])
+    answers = await run_overlapping(harness, [change(scene.store, "small"), change(other, "large")])
 
     assert sorted(answers) == [False, True]
     expected = "small" if answers[0] else "large"
@@ -182,13 +182,13 @@ async def check_who_is_removed_leaves_name_and_record(harness: StoreHarness) -> 
     await store.remove_agent(scene.agent)
 
     assert await store.agents() == []
-    await refused(NotFound, store.agent("ada"))
+    await expect_error(NotFound, store.agent("ada"))
     assert await store.agent(scene.agent) == replace(was, removed_at=harness.clock.now())
     assert await store.items(scene.agent, include_settled=True) == [item]
     assert [run.id for run in await store.runs(scene.agent)] == [working.run]
     assert await store.events(agent=scene.agent) == events
     assert events[0].agent == "ada"
-    again = await hire(harness, store, "ada")
+    again = await add_agent(harness, store, "ada")
     assert (await store.agent("ada")).id == again
 
 
@@ -207,40 +207,40 @@ async def check_nothing_more_comes_to_who_is_removed(harness: StoreHarness) -> N
         store.remove_agent(agent),
         store.set_agent(replace(removed, model="large"), was=removed),
     ):
-        await refused_whole(store, NotFound, verb)
+        await expect_refused(store, NotFound, verb)
     for late in (
         store.offer_followups(claim),
         store.settle(claim),
         store.append(claim, working.batch(0, 10, run=None)),
         store.close_process(claim, working.process),
     ):
-        await refused_whole(store, LeaseLost, late)
+        await expect_refused(store, LeaseLost, late)
     taken = replace(removed, name="eve", removed_at=None)
-    await refused_whole(store, NameTaken, store.add_agent(taken))
+    await expect_refused(store, NameTaken, store.add_agent(taken))
 
 
 async def check_who_has_work_is_not_removed(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     store = scene.store
     item = await scene.send()
-    await refused_whole(store, ChangeRefused, store.remove_agent(scene.agent))
+    await expect_refused(store, ChangeRefused, store.remove_agent(scene.agent))
     claim = await scene.claim()
-    await refused_whole(store, ChangeRefused, store.remove_agent(scene.agent))
+    await expect_refused(store, ChangeRefused, store.remove_agent(scene.agent))
     await scene.finish(claim, "cancelled", stop_reason="shutdown")
     await store.cancel(item.id)
     await store.remove_agent(scene.agent)
     warm = await set_warm(harness, "bo", store=store)
-    await refused_whole(store, ChangeRefused, store.remove_agent(warm.scene.agent))
+    await expect_refused(store, ChangeRefused, store.remove_agent(warm.scene.agent))
     await store.release_lane(warm.claim)
     await store.remove_agent(warm.scene.agent)
-    await refused_whole(store, NotFound, store.remove_agent(AgentId("agt_none")))
+    await expect_refused(store, NotFound, store.remove_agent(AgentId("agt_none")))
 
 
 async def check_a_message_beside_a_removal_is_kept_or_refused(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     other = await harness.open()
     for n in range(4):
-        agent = await hire(harness, scene.store, f"bo{n}")
+        agent = await add_agent(harness, scene.store, f"bo{n}")
 
         async def accept(agent: AgentId = agent) -> bool:
             try:
@@ -256,7 +256,7 @@ async def check_a_message_beside_a_removal_is_kept_or_refused(harness: StoreHarn
                 return False
             return True
 
-        is_accepted, is_removed = await overlapping(harness, [accept(), remove()])
+        is_accepted, is_removed = await run_overlapping(harness, [accept(), remove()])
 
         assert is_accepted != is_removed
 

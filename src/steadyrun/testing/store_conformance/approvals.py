@@ -10,9 +10,9 @@ from steadyrun.model.event import ApprovalRequested, ApprovalResolved, Event
 from steadyrun.model.ids import ApprovalId
 from steadyrun.testing.store_conformance.fixtures import (
     Working,
-    everything,
-    refused,
-    refused_whole,
+    expect_error,
+    expect_refused,
+    read_everything,
     set_scene,
     set_working,
 )
@@ -43,14 +43,14 @@ async def check_a_question_that_is_told_again_is_one(harness: StoreHarness) -> N
     asked = working.batch(0, 1, working.said(1, 0, ApprovalRequested("1", None, "Bash")))
     await working.store.append(working.claim, asked)
     await working.store.answer(build_approval_id(working.process, "1"), _yes(harness))
-    before = await everything(working.store)
+    before = await read_everything(working.store)
 
     await working.store.append(working.claim, asked)
     await _tell(working, 1, ApprovalRequested("1", None, "Write"))
 
     [approval] = await working.store.approvals()
     assert (approval.tool_name, approval.status) == ("Bash", "answered")
-    assert (await everything(working.store))["approvals"] == before["approvals"]
+    assert (await read_everything(working.store))["approvals"] == before["approvals"]
 
 
 async def check_a_question_outside_of_a_run_is_no_row(harness: StoreHarness) -> None:
@@ -90,9 +90,9 @@ async def check_the_first_answer_decides(harness: StoreHarness) -> None:
     store, approval = working.store, await _ask(working, 0)
     await store.answer(approval, _yes(harness))
 
-    await refused_whole(store, ChangeRefused, store.answer(approval, _no(harness)))
-    await refused_whole(store, ChangeRefused, store.answer(approval, _yes(harness, by="bo")))
-    await refused(NotFound, store.answer(ApprovalId("prc_x:1"), _yes(harness)))
+    await expect_refused(store, ChangeRefused, store.answer(approval, _no(harness)))
+    await expect_refused(store, ChangeRefused, store.answer(approval, _yes(harness, by="bo")))
+    await expect_error(NotFound, store.answer(ApprovalId("prc_x:1"), _yes(harness)))
 
 
 async def check_the_holder_hears_of_an_answer_until_it_is_told(harness: StoreHarness) -> None:
@@ -145,7 +145,7 @@ async def check_what_the_provider_takes_back_is_withdrawn(harness: StoreHarness)
 
     assert (await store.approval(approval)).status == "withdrawn"
     assert await store.approvals() == []
-    await refused_whole(store, ChangeRefused, store.answer(approval, _yes(harness)))
+    await expect_refused(store, ChangeRefused, store.answer(approval, _yes(harness)))
 
 
 async def check_the_end_of_a_run_withdraws_its_questions(harness: StoreHarness) -> None:
@@ -237,7 +237,7 @@ async def check_a_no_about_a_budget_leaves_it_paused(harness: StoreHarness) -> N
 
     assert (await store.lane(working.scene.agent)).is_paused
     assert (await store.approval(asked)).status == "resolved"
-    await refused_whole(store, ChangeRefused, store.answer(asked, _yes(harness)))
+    await expect_refused(store, ChangeRefused, store.answer(asked, _yes(harness)))
 
 
 async def check_nobody_is_asked_about_an_agent_that_is_gone(harness: StoreHarness) -> None:
@@ -248,7 +248,7 @@ async def check_nobody_is_asked_about_an_agent_that_is_gone(harness: StoreHarnes
     await store.remove_agent(working.scene.agent)
 
     assert (await store.approval(asked)).status == "withdrawn"
-    await refused_whole(store, ChangeRefused, store.answer(asked, _yes(harness)))
+    await expect_refused(store, ChangeRefused, store.answer(asked, _yes(harness)))
 
 
 async def check_questions_are_listed_newest_first(harness: StoreHarness) -> None:

@@ -3,8 +3,8 @@
 from steadyrun.model.item import Message
 from steadyrun.store import DEDUP_RETENTION
 from steadyrun.testing.store_conformance.fixtures import (
-    everything,
-    reaped,
+    read_everything,
+    reap_claims,
     send,
     set_eventful,
     set_scene,
@@ -15,12 +15,12 @@ from steadyrun.testing.store_conformance.harness import StoreHarness
 
 async def check_everything_is_there_after_reopening(harness: StoreHarness) -> None:
     working = await set_eventful(harness)
-    before = await everything(working.store)
+    before = await read_everything(working.store)
     await working.store.close()
 
     store = await harness.open()
 
-    assert await everything(store) == before
+    assert await read_everything(store) == before
 
 
 async def check_keys_are_remembered_after_reopening(harness: StoreHarness) -> None:
@@ -41,7 +41,7 @@ async def check_a_closed_store_holds_no_lane(harness: StoreHarness) -> None:
 
     store = await harness.open()
     reaper = await store.join("reaper")
-    [claim] = await reaped(store, reaper.id)
+    [claim] = await reap_claims(store, reaper.id)
 
     assert (claim.agent, claim.fence) == (working.claim.agent, working.claim.fence + 1)
     assert claim.item.run == working.run
@@ -66,7 +66,7 @@ async def check_numbers_go_on_after_reopening(harness: StoreHarness) -> None:
     await working.store.close()
     store = await harness.open()
     reaper = await store.join("reaper")
-    [claim] = await reaped(store, reaper.id)
+    [claim] = await reap_claims(store, reaper.id)
     offset = (await store.process(working.process)).offset
 
     appended = await store.append(claim, working.batch(offset, offset + 10))

@@ -28,9 +28,9 @@ from steadyrun.testing.store_conformance.fixtures import (
     ALL,
     PATIENCE_SECONDS,
     Working,
-    everything,
-    hire,
-    refused_whole,
+    add_agent,
+    expect_refused,
+    read_everything,
     set_working,
 )
 from steadyrun.testing.store_conformance.harness import StoreHarness
@@ -67,11 +67,11 @@ async def check_an_append_begins_where_the_record_ends(harness: StoreHarness) ->
     await store.append(claim, working.batch(0, 100))
 
     for start, end in [(101, 150), (50, 150), (0, 101), (99, 200), (150, 150)]:
-        error = await refused_whole(
+        error = await expect_refused(
             store, OffsetMismatch, store.append(claim, working.batch(start, end))
         )
         assert (error.process, error.stored, error.given) == (working.process, 100, start)
-    await refused_whole(store, ChangeRefused, store.append(claim, working.batch(100, 90)))
+    await expect_refused(store, ChangeRefused, store.append(claim, working.batch(100, 90)))
 
     assert (await store.append(claim, working.batch(100, 150))).count == 1
 
@@ -86,13 +86,13 @@ async def check_the_same_batch_twice_is_once(harness: StoreHarness) -> None:
         token=working.token("tok"), checkpoint=Checkpoint(b"one", 1), change=Launched(now),
     )  # fmt: skip
     first = await store.append(claim, batch)
-    before = await everything(store)
+    before = await read_everything(store)
 
     again = await store.append(claim, batch)
 
     assert (first.count, again.count) == (6, 0)
     assert (again.last_seq, again.cursor) == (first.last_seq, first.cursor)
-    assert await everything(store) == before
+    assert await read_everything(store) == before
 
 
 async def check_an_old_batch_said_again_changes_nothing(harness: StoreHarness) -> None:
@@ -109,11 +109,11 @@ async def check_an_old_batch_said_again_changes_nothing(harness: StoreHarness) -
     )  # fmt: skip
     await store.append(claim, old)
     await store.append(claim, new)
-    before = await everything(store)
+    before = await read_everything(store)
 
     assert (await store.append(claim, old)).count == 0
 
-    assert await everything(store) == before
+    assert await read_everything(store) == before
 
 
 async def check_our_own_events_are_told_by_their_number(harness: StoreHarness) -> None:
@@ -154,7 +154,7 @@ async def check_live_events_are_never_stored(harness: StoreHarness) -> None:
 
     for event in live:
         batch = working.batch(0, 10, working.said(5), working.said(10, event=event))
-        await refused_whole(
+        await expect_refused(
             working.store, ChangeRefused, working.store.append(working.claim, batch)
         )
 
@@ -166,8 +166,8 @@ async def check_an_ended_run_takes_no_more_events(harness: StoreHarness) -> None
     await store.append(claim, batch)
 
     for late in (working.batch(100, 110), working.batch(100, 100, working.noted("r", 1))):
-        await refused_whole(store, ChangeRefused, store.append(claim, late))
-        await refused_whole(store, ChangeRefused, store.settle(claim, None, late))
+        await expect_refused(store, ChangeRefused, store.append(claim, late))
+        await expect_refused(store, ChangeRefused, store.settle(claim, None, late))
     assert (await store.append(claim, batch)).count == 0
     moved = await store.append(claim, Batch(working.process, working.run, 100, 130))
 
@@ -179,7 +179,7 @@ async def check_an_ended_run_sees_no_further_change(harness: StoreHarness) -> No
     working = await set_working(harness)
     store, claim = working.store, working.claim
     ended = await store.change(claim, working.run, working.scene.ended())
-    before = await everything(store)
+    before = await read_everything(store)
     later = harness.clock.now() + timedelta(seconds=1)
 
     for change in (
@@ -189,7 +189,7 @@ async def check_an_ended_run_sees_no_further_change(harness: StoreHarness) -> No
         Finished(later, "failed", text="other"),
     ):
         assert await store.change(claim, working.run, change) == ended
-    assert await everything(store) == before
+    assert await read_everything(store) == before
 
 
 async def check_a_run_has_one_terminal_event_and_it_is_last(harness: StoreHarness) -> None:
@@ -214,9 +214,9 @@ async def check_settle_writes_its_batch_or_nothing(harness: StoreHarness) -> Non
     working = await set_working(harness)
     store, claim = working.store, working.claim
 
-    await refused_whole(store, ChangeRefused, store.settle(claim, None, working.batch(0, 10)))
-    await refused_whole(store, ChangeRefused, store.settle(claim, Launched(harness.clock.now())))
-    await refused_whole(
+    await expect_refused(store, ChangeRefused, store.settle(claim, None, working.batch(0, 10)))
+    await expect_refused(store, ChangeRefused, store.settle(claim, Launched(harness.clock.now())))
+    await expect_refused(
         store, OffsetMismatch, store.settle(claim, working.scene.ended(), working.batch(5, 10))
     )
     settled = await store.settle(claim, working.scene.ended(), working.batch(0, 10))
@@ -247,8 +247,8 @@ async def check_an_append_knows_its_process_and_run(harness: StoreHarness) -> No
         working.batch(0, 10, run=RunId("run_none")),
         working.batch(0, 10, run=other.run),
     ):
-        await refused_whole(store, NotFound, store.append(claim, batch))
-    await refused_whole(
+        await expect_refused(store, NotFound, store.append(claim, batch))
+    await expect_refused(
         store, NotFound, store.change(claim, other.run, Cancelled(harness.clock.now()))
     )
 
@@ -303,7 +303,7 @@ async def check_several_writers_leave_no_gap(harness: StoreHarness) -> None:
     agents, batches = 5, 25
     crew = [await set_working(harness, f"agent {n}") for n in range(agents)]
     watcher = await harness.open()
-    await hire(harness, watcher, "silent")
+    await add_agent(harness, watcher, "silent")
 
     async def write(working: Working) -> None:
         for n in range(batches):

@@ -13,7 +13,7 @@ from steadyrun.store import Start, Started
 from steadyrun.testing.store_conformance.fixtures import (
     Scene,
     claim_lanes,
-    refused_whole,
+    expect_refused,
     set_scene,
     set_working,
 )
@@ -152,7 +152,7 @@ async def check_nobody_is_hired_whose_whole_chain_is_closed(harness: StoreHarnes
 
     verb = scene.store.start_direct(scene.holder, bo, Message(bo.id, "work"), _opened(harness))
 
-    await refused_whole(scene.store, ChangeRefused, verb)
+    await expect_refused(scene.store, ChangeRefused, verb)
 
 
 async def check_a_process_that_waits_has_its_own_conversation(harness: StoreHarness) -> None:

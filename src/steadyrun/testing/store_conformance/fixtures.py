@@ -116,7 +116,7 @@ async def set_scene(
 ) -> Scene:
     """Open a store (unless given one), add an agent, join."""
     store = store or await harness.open()
-    agent = await hire(harness, store, name, **fields)
+    agent = await add_agent(harness, store, name, **fields)
     holder = await store.join("worker")
     return Scene(harness, store, agent, holder.id)
 
@@ -154,13 +154,13 @@ async def set_eventful(harness: StoreHarness) -> Working:
     await store.offer_followups(claim)
     await store.update_gate("codex", Closed(now + timedelta(hours=1), "limit"), account="work")
     await _settle_another(harness, store, working)
-    await store.pause(await hire(harness, store, "paused"))
+    await store.pause(await add_agent(harness, store, "paused"))
     await _keep_warm(harness, store, working)
     return working
 
 
 async def _keep_warm(harness: StoreHarness, store: Store, working: Working) -> None:
-    agent = await hire(harness, store, "warm")
+    agent = await add_agent(harness, store, "warm")
     await send(harness, store, agent, "done already")
     [claim] = await claim_lanes(store, working.scene.holder)
     await store.settle(claim, working.scene.ended(), keep_warm=True)
@@ -168,12 +168,12 @@ async def _keep_warm(harness: StoreHarness, store: Store, working: Working) -> N
 
 
 async def _settle_another(harness: StoreHarness, store: Store, working: Working) -> None:
-    await send(harness, store, await hire(harness, store, "bo"), "done already")
+    await send(harness, store, await add_agent(harness, store, "bo"), "done already")
     [claim] = await claim_lanes(store, working.scene.holder, metadata={"k": [1]})
     await working.scene.finish(claim, usage=Usage(1, 2), cost=Cost(0.5, "known"))
 
 
-async def hire(
+async def add_agent(
     harness: StoreHarness,
     store: Store,
     name: str,
@@ -199,11 +199,11 @@ async def claim_lanes(
     store: Store, holder: HolderId, limit: int = 1, *, agent: AgentId | None = None, **fields: Any
 ) -> list[Claim]:
     """Start up to `limit` items; the claim on each. `fields` are those of their runs."""
-    started = await store.start(holder, creator(**fields), limit, agent=agent)
+    started = await store.start(holder, make_run_creator(**fields), limit, agent=agent)
     return [each.claim for each in started]
 
 
-def creator(**fields: Any) -> Callable[[Agent, Item], Created]:
+def make_run_creator(**fields: Any) -> Callable[[Agent, Item], Created]:
     """A function for `Store.start` that creates the run of an item."""
 
     def create_run(agent: Agent, item: Item) -> Created:
@@ -244,12 +244,12 @@ async def open_process(
     return process
 
 
-async def reaped(store: Store, holder: HolderId) -> list[Claim]:
+async def reap_claims(store: Store, holder: HolderId) -> list[Claim]:
     """Take over every lane; the claims on what was running in them."""
     return [each.lease for each in await store.reap(holder) if isinstance(each.lease, Claim)]
 
 
-async def refused(kind: type[E], verb: Awaitable[object]) -> E:
+async def expect_error(kind: type[E], verb: Awaitable[object]) -> E:
     """The error that `verb` raises; an assertion fails if it does not."""
     try:
         answer = await verb
@@ -258,15 +258,15 @@ async def refused(kind: type[E], verb: Awaitable[object]) -> E:
     raise AssertionError(f"{kind.__name__} was expected, got {answer!r}")
 
 
-async def refused_whole(store: Store, kind: type[E], verb: Awaitable[object]) -> E:
+async def expect_refused(store: Store, kind: type[E], verb: Awaitable[object]) -> E:
     """As `refused`, and the record is as it was before."""
-    before = await everything(store)
-    error = await refused(kind, verb)
-    assert await everything(store) == before
+    before = await read_everything(store)
+    error = await expect_error(kind, verb)
+    assert await read_everything(store) == before
     return error
 
 
-async def overlapping(harness: StoreHarness, verbs: Sequence[Awaitable[Any]]) -> list[Any]:
+async def run_overlapping(harness: StoreHarness, verbs: Sequence[Awaitable[Any]]) -> list[Any]:
     """Begin all of `verbs` in this order, before any of them can write; their answers."""
     answers: list[Any] = [None] * len(verbs)
 
@@ -281,7 +281,7 @@ async def overlapping(harness: StoreHarness, verbs: Sequence[Awaitable[Any]]) ->
     return answers
 
 
-async def everything(store: Store) -> dict[str, object]:
+async def read_everything(store: Store) -> dict[str, object]:
     """What every read verb answers, for comparing a record with itself."""
     agents = await store.agents()
     runs = await store.runs(limit=ALL)

@@ -14,11 +14,11 @@ from steadyrun.model.policy import Policy
 from steadyrun.model.run import EndStatus
 from steadyrun.store import DEDUP_RETENTION
 from steadyrun.testing.store_conformance.fixtures import (
+    add_agent,
     claim_lanes,
-    everything,
-    hire,
-    overlapping,
-    refused_whole,
+    expect_refused,
+    read_everything,
+    run_overlapping,
     send,
     set_scene,
     set_working,
@@ -31,7 +31,7 @@ async def check_an_agent_is_found_by_name_and_by_id(harness: StoreHarness) -> No
     policy = Policy("plan", ("Read", "Edit"), Budget(run=1.5))
     ada = Agent(harness.ids.new_agent(), "ada", ("claude", "codex"), "/home/ada", "opus", policy)
     await store.add_agent(ada)
-    bo = await hire(harness, store, "Bo")
+    bo = await add_agent(harness, store, "Bo")
 
     assert await store.agent("ada") == ada
     assert await store.agent(ada.id) == ada
@@ -41,14 +41,14 @@ async def check_an_agent_is_found_by_name_and_by_id(harness: StoreHarness) -> No
 
 async def check_a_name_is_taken_once(harness: StoreHarness) -> None:
     store = await harness.open()
-    ada = await hire(harness, store, "ada")
+    ada = await add_agent(harness, store, "ada")
 
     for name, agent in [
         ("ada", harness.ids.new_agent()),
         ("bo", ada),
         (ada, harness.ids.new_agent()),
     ]:
-        error = await refused_whole(
+        error = await expect_refused(
             store, NameTaken, store.add_agent(Agent(agent, name, ("codex",), "/"))
         )
         assert error.name == name
@@ -82,7 +82,7 @@ async def check_unknown_ids_are_not_found(harness: StoreHarness) -> None:
         ("run", "run_none", store.run(RunId("run_none"))),
         ("process", "prc_none", store.process(ProcessId("prc_none"))),
     ]:
-        error = await refused_whole(store, NotFound, verb)
+        error = await expect_refused(store, NotFound, verb)
         assert (error.kind, error.name) == (kind, name)
 
     assert await store.session(agent, "claude") is None
@@ -124,13 +124,13 @@ async def check_the_same_key_is_the_same_item(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     other = await harness.open()
     item = await scene.send("one", key="k")
-    before = await everything(scene.store)
+    before = await read_everything(scene.store)
 
     again = await other.accept(Message(scene.agent, "something else", key="k"))
 
     assert again.item == item
     assert not again.is_new
-    assert await everything(scene.store) == before
+    assert await read_everything(scene.store) == before
 
 
 async def check_a_repeated_key_wakes_nobody(harness: StoreHarness) -> None:
@@ -163,7 +163,7 @@ async def check_a_key_is_new_again_after_its_retention(harness: StoreHarness) ->
 
 async def check_keys_are_each_agents_own(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    bo = await hire(harness, scene.store, "bo")
+    bo = await add_agent(harness, scene.store, "bo")
     for key in ["k", ""]:
         mine = await scene.store.accept(Message(scene.agent, "x", key=key))
         theirs = await scene.store.accept(Message(bo, "x", key=key))
@@ -184,7 +184,7 @@ async def check_one_key_sent_at_once_from_everywhere_is_one_item(harness: StoreH
     stores = [scene.store, await harness.open(), await harness.open()]
     message = Message(scene.agent, "x", key="k")
 
-    answers = await overlapping(harness, [store.accept(message) for store in stores * 4])
+    answers = await run_overlapping(harness, [store.accept(message) for store in stores * 4])
 
     assert sorted(answer.is_new for answer in answers) == [False] * 11 + [True]
     assert (await scene.store.lane(scene.agent)).queued == 1
@@ -193,7 +193,7 @@ async def check_one_key_sent_at_once_from_everywhere_is_one_item(harness: StoreH
 
 async def check_items_are_paged_newest_first(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    bo = await hire(harness, scene.store, "bo")
+    bo = await add_agent(harness, scene.store, "bo")
     sent = [await scene.send(str(n)) for n in range(7)]
     await scene.store.accept(Message(bo, "other"))
     whole = await scene.store.items(scene.agent)
@@ -322,23 +322,23 @@ async def check_a_settled_item_stays_as_it_is(harness: StoreHarness) -> None:
     claim = await scene.claim()
     await scene.begin(claim)
     settled = await scene.finish(claim)
-    before = await everything(scene.store)
+    before = await read_everything(scene.store)
     harness.clock.advance(timedelta(hours=1))
 
     assert await scene.store.cancel(settled.id) == settled
 
-    assert await everything(scene.store) == before
+    assert await read_everything(scene.store) == before
 
 
 async def check_a_cancel_and_a_claim_agree_on_who_was_first(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     other = await harness.open()
     for n in range(8):
-        agent = await hire(harness, scene.store, f"bo{n}")
+        agent = await add_agent(harness, scene.store, f"bo{n}")
         item = await send(harness, scene.store, agent, "work")
         verbs = [claim_lanes(scene.store, scene.holder), other.cancel(item.id)]
 
-        answers = await overlapping(harness, verbs if n % 2 else verbs[::-1])
+        answers = await run_overlapping(harness, verbs if n % 2 else verbs[::-1])
 
         claims = answers[0 if n % 2 else 1]
         lane, found = await scene.store.lane(agent), await other.item(item.id)

@@ -14,12 +14,12 @@ from steadyrun.store import Store
 from steadyrun.testing.store_conformance.fixtures import (
     PATIENCE_SECONDS,
     Scene,
+    add_agent,
     begin,
     claim_lanes,
-    everything,
-    hire,
-    overlapping,
-    refused_whole,
+    expect_refused,
+    read_everything,
+    run_overlapping,
     send,
     set_scene,
 )
@@ -60,7 +60,7 @@ class _Crew:
 
 async def check_many_holders_keep_order_and_exclusion(harness: StoreHarness) -> None:
     front = await harness.open()
-    agents = [await hire(harness, front, f"agent {n}") for n in range(AGENTS)]
+    agents = [await add_agent(harness, front, f"agent {n}") for n in range(AGENTS)]
     crew, sent = _Crew(harness), []
 
     async def accept_all() -> None:
@@ -88,10 +88,10 @@ async def check_two_claims_never_win(harness: StoreHarness) -> None:
     stores = [scene.store, await harness.open()]
     holders = [(store, (await store.join("worker")).id) for store in stores * 4]
     for n in range(5):
-        agent = await hire(harness, scene.store, f"bo{n}")
+        agent = await add_agent(harness, scene.store, f"bo{n}")
         await send(harness, scene.store, agent, "work")
 
-        answers = await overlapping(harness, [claim_lanes(s, h) for s, h in holders])
+        answers = await run_overlapping(harness, [claim_lanes(s, h) for s, h in holders])
 
         claims = [claim for answer in answers for claim in answer]
         assert [claim.agent for claim in claims] == [agent]
@@ -117,7 +117,7 @@ async def check_a_claim_runs_the_head_item(harness: StoreHarness) -> None:
 
 async def check_the_longest_ready_lane_goes_first(harness: StoreHarness) -> None:
     store = await harness.open()
-    agents = [await hire(harness, store, name) for name in ("cy", "ada", "bo", "di")]
+    agents = [await add_agent(harness, store, name) for name in ("cy", "ada", "bo", "di")]
     for agent in agents[::-1]:
         await send(harness, store, agent, "work")
     await send(harness, store, agents[3], "more")
@@ -132,7 +132,7 @@ async def check_the_longest_ready_lane_goes_first(harness: StoreHarness) -> None
 
 async def check_a_claim_may_be_for_one_agent(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    bo, cy = [await hire(harness, scene.store, name) for name in ("bo", "cy")]
+    bo, cy = [await add_agent(harness, scene.store, name) for name in ("bo", "cy")]
     await scene.send()
     await send(harness, scene.store, bo, "work")
 
@@ -199,7 +199,7 @@ async def check_what_runs_goes_on_while_paused(harness: StoreHarness) -> None:
 
 async def check_a_closed_gate_skips_the_lane_until_its_time(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    codex = await hire(harness, scene.store, "bo", provider="codex")
+    codex = await add_agent(harness, scene.store, "bo", provider="codex")
     await scene.send()
     await send(harness, scene.store, codex, "work")
     until = harness.clock.now() + timedelta(minutes=15)
@@ -270,7 +270,7 @@ async def check_a_claim_ends_once(harness: StoreHarness) -> None:
         scene.store.settle(claim),
         scene.store.offer_followups(claim),
     ):
-        error = await refused_whole(scene.store, LeaseLost, verb)
+        error = await expect_refused(scene.store, LeaseLost, verb)
         assert (error.agent, error.fence) == (scene.agent, claim.fence)
     assert await scene.store.item(settled.id) == settled
 
@@ -278,7 +278,7 @@ async def check_a_claim_ends_once(harness: StoreHarness) -> None:
 async def check_a_wake_up_at_the_end_is_never_lost(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     for n in range(12):
-        agent = await hire(harness, scene.store, f"bo{n}")
+        agent = await add_agent(harness, scene.store, f"bo{n}")
         await _check_accept_beside_settle(scene, agent, is_accept_first=n % 2 == 0)
 
 
@@ -291,7 +291,7 @@ async def _check_accept_beside_settle(
     await scene.begin(claim)
     verbs = [other.accept(Message(agent, "second")), scene.finish(claim)]
 
-    await overlapping(harness, verbs if is_accept_first else verbs[::-1])
+    await run_overlapping(harness, verbs if is_accept_first else verbs[::-1])
 
     lane = await scene.store.lane(agent)
     assert (lane.status, lane.queued) == ("ready", 1)
@@ -303,11 +303,11 @@ async def check_a_wake_up_beside_a_cancel_is_never_lost(harness: StoreHarness) -
     scene = await set_scene(harness)
     other = await harness.open()
     for n in range(8):
-        agent = await hire(harness, scene.store, f"bo{n}")
+        agent = await add_agent(harness, scene.store, f"bo{n}")
         only = await send(harness, scene.store, agent, "first")
         verbs = [scene.store.cancel(only.id), other.accept(Message(agent, "second"))]
 
-        await overlapping(harness, verbs if n % 2 else verbs[::-1])
+        await run_overlapping(harness, verbs if n % 2 else verbs[::-1])
 
         [woken] = await claim_lanes(scene.store, scene.holder)
         assert (woken.agent, woken.item.text) == (agent, "second")
@@ -334,13 +334,13 @@ async def check_claiming_nothing_changes_nothing(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     await scene.send()
     claim = await scene.claim()
-    before = await everything(scene.store)
+    before = await read_everything(scene.store)
 
     assert await claim_lanes(scene.store, scene.holder) == []
     assert await scene.store.offer_followups(claim) == []
     assert await scene.store.reap(scene.holder) == []
 
-    assert await everything(scene.store) == before
+    assert await read_everything(scene.store) == before
 
 
 async def check_a_run_that_ends_because_of_a_budget_pauses_its_lane(harness: StoreHarness) -> None:

@@ -1,12 +1,17 @@
 """Promises about several stores on one record: they agree, and each closes for itself."""
 
-from steadyrun.testing.store_conformance.fixtures import everything, hire, set_eventful, set_scene
+from steadyrun.testing.store_conformance.fixtures import (
+    add_agent,
+    read_everything,
+    set_eventful,
+    set_scene,
+)
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 
 async def check_closing_twice_is_fine(harness: StoreHarness) -> None:
     store = await harness.open()
-    await hire(harness, store, "ada")
+    await add_agent(harness, store, "ada")
 
     await store.close()
     await store.close()
@@ -28,5 +33,5 @@ async def check_every_store_answers_the_same(harness: StoreHarness) -> None:
     working = await set_eventful(harness)
     other = await harness.open()
 
-    assert await everything(other) == await everything(working.store)
+    assert await read_everything(other) == await read_everything(working.store)
     assert await other.holders() == await working.store.holders()

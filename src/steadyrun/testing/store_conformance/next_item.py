@@ -11,11 +11,11 @@ from steadyrun.model.run import Created, EndStatus, Orphaned
 from steadyrun.store import Store
 from steadyrun.testing.store_conformance.fixtures import (
     Scene,
+    add_agent,
     claim_lanes,
-    hire,
-    overlapping,
-    reaped,
-    refused_whole,
+    expect_refused,
+    reap_claims,
+    run_overlapping,
     send,
     set_scene,
 )
@@ -140,7 +140,7 @@ async def check_a_message_that_is_known_is_no_new_turn(harness: StoreHarness) ->
 
     verb = ending.store.continue_with(ending.claim, ending.unasked("k"))
 
-    await refused_whole(ending.store, ChangeRefused, verb)
+    await expect_refused(ending.store, ChangeRefused, verb)
 
 
 async def check_a_claim_goes_on_once_its_run_has_ended(harness: StoreHarness) -> None:
@@ -151,9 +151,9 @@ async def check_a_claim_goes_on_once_its_run_has_ended(harness: StoreHarness) ->
     [unbegun] = await claim_lanes(store, bo.holder, agent=bo.agent)
 
     for to in (offer, ending.unasked()):
-        await refused_whole(store, ChangeRefused, store.continue_with(ending.claim, to))
+        await expect_refused(store, ChangeRefused, store.continue_with(ending.claim, to))
     message = Message(bo.agent, "by itself", "self")
-    await refused_whole(store, ChangeRefused, store.continue_with(unbegun, message))
+    await expect_refused(store, ChangeRefused, store.continue_with(unbegun, message))
     await store.change(ending.claim, ending.run, ending.scene.ended("failed"))
 
     assert (await store.continue_with(ending.claim, offer)).item.id == offer
@@ -163,20 +163,20 @@ async def check_a_claim_goes_on_once_its_run_has_ended(harness: StoreHarness) ->
 async def check_a_claim_goes_on_to_what_was_offered_to_it(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 3, absorbed=1)
     store = ending.store
-    bo = await hire(harness, store, "bo")
+    bo = await add_agent(harness, store, "bo")
     queued = await send(harness, store, bo, "not ours")
     foreign = await _offer_elsewhere(ending, harness)
 
     for item in (ending.later[0], ending.later[2], ending.claim.item, queued, foreign):
-        await refused_whole(store, ChangeRefused, store.continue_with(ending.claim, item.id))
-    await refused_whole(
+        await expect_refused(store, ChangeRefused, store.continue_with(ending.claim, item.id))
+    await expect_refused(
         store, ChangeRefused, store.continue_with(ending.claim, Message(bo, "by itself"))
     )
-    await refused_whole(store, NotFound, store.continue_with(ending.claim, ItemId("itm_none")))
+    await expect_refused(store, NotFound, store.continue_with(ending.claim, ItemId("itm_none")))
 
 
 async def _offer_elsewhere(ending: _Ending, harness: StoreHarness) -> Item:
-    agent = await hire(harness, ending.store, "cy")
+    agent = await add_agent(harness, ending.store, "cy")
     await send(harness, ending.store, agent, "work")
     [claim] = await claim_lanes(ending.store, ending.scene.holder, agent=agent)
     await send(harness, ending.store, agent, "later")
@@ -188,10 +188,10 @@ async def check_a_claim_that_is_over_does_not_go_on(harness: StoreHarness) -> No
     ending = await _set_ending(harness, 2)
     store = ending.store
     await store.leave(ending.scene.holder)
-    [claim] = await reaped(store, (await store.join("reaper")).id)
+    [claim] = await reap_claims(store, (await store.join("reaper")).id)
 
     for to in (ending.later[0].id, ending.unasked()):
-        error = await refused_whole(store, LeaseLost, store.continue_with(ending.claim, to))
+        error = await expect_refused(store, LeaseLost, store.continue_with(ending.claim, to))
         assert (error.agent, error.fence) == (ending.claim.agent, ending.claim.fence)
 
     assert (await store.continue_with(claim, ending.later[0].id)).fence == claim.fence
@@ -205,10 +205,10 @@ async def check_an_item_is_settled_once(harness: StoreHarness) -> None:
     settled = await store.item(ending.claim.item.id)
 
     for write in _writes(ending):
-        await refused_whole(store, ChangeRefused, write())
+        await expect_refused(store, ChangeRefused, write())
     await ending.scene.begin(claim)
     for write in _writes(ending):
-        await refused_whole(store, ChangeRefused, write())
+        await expect_refused(store, ChangeRefused, write())
 
     assert (await ending.scene.finish(claim)).id == claim.item.id
     assert await store.item(settled.id) == settled
@@ -224,10 +224,10 @@ async def check_an_item_that_was_absorbed_later_ends_with_that_run(harness: Stor
     assert (offer.id, offer.run) == (ending.claim.item.id, ending.run)
 
     for write in _writes(ending):
-        await refused_whole(store, ChangeRefused, write())
+        await expect_refused(store, ChangeRefused, write())
     await store.absorb(claim, offer.id)
     for write in _writes(ending):
-        await refused_whole(store, ChangeRefused, write())
+        await expect_refused(store, ChangeRefused, write())
 
     await ending.scene.finish(claim)
     shared = await store.item(offer.id)
@@ -315,7 +315,7 @@ async def check_what_a_claim_went_on_to_is_reaped(harness: StoreHarness) -> None
         to = Message(scene.agent, "by itself", "self") if is_unasked else offer.id
         went_on = await scene.store.continue_with(dead, to)
 
-        [claim] = await reaped(scene.store, scene.holder)
+        [claim] = await reap_claims(scene.store, scene.holder)
 
         assert (claim.item, claim.fence) == (went_on.item, dead.fence + 1)
         await scene.begin(claim)
@@ -338,7 +338,7 @@ async def check_a_lane_that_goes_on_is_never_free(harness: StoreHarness) -> None
             claim_lanes(other, rival),
         ]
 
-        before, claim, after = await overlapping(harness, verbs)
+        before, claim, after = await run_overlapping(harness, verbs)
 
         assert before == after == await claim_lanes(other, rival) == []
         run = await ending.scene.begin(claim)

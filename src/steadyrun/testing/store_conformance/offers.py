@@ -8,10 +8,10 @@ from steadyrun.model.item import Claim, Item, ItemStatus, Message
 from steadyrun.model.run import EndStatus, StopReason
 from steadyrun.testing.store_conformance.fixtures import (
     Scene,
+    add_agent,
     claim_lanes,
-    hire,
-    overlapping,
-    refused_whole,
+    expect_refused,
+    run_overlapping,
     send,
     set_scene,
 )
@@ -94,7 +94,7 @@ async def check_nobody_else_takes_a_followup(harness: StoreHarness) -> None:
     early = Claim(held.claim.agent, held.claim.holder, held.claim.fence - 1, held.claim.item)
 
     for claim in (forged, early):
-        error = await refused_whole(other, LeaseLost, other.offer_followups(claim))
+        error = await expect_refused(other, LeaseLost, other.offer_followups(claim))
         assert (error.agent, error.fence) == (claim.agent, claim.fence)
     assert await claim_lanes(other, rival.id) == []
 
@@ -107,7 +107,7 @@ async def check_two_takes_never_get_the_same_followup(harness: StoreHarness) -> 
     held = await _set_held(harness, 6)
     stores = [held.scene.store, await harness.open()]
 
-    answers = await overlapping(
+    answers = await run_overlapping(
         harness, [s.offer_followups(held.claim, limit=2) for s in stores * 2]
     )
 
@@ -149,13 +149,13 @@ async def check_only_an_offer_is_absorbed_or_given_back(harness: StoreHarness) -
     store = held.scene.store
     await store.offer_followups(held.claim)
     await store.absorb(held.claim, held.later[0].id)
-    elsewhere = await send(harness, store, await hire(harness, store, "bo"), "not ours")
+    elsewhere = await send(harness, store, await add_agent(harness, store, "bo"), "not ours")
 
     for item in (held.later[0].id, held.later[1].id, held.claim.item.id, elsewhere.id):
-        await refused_whole(store, ChangeRefused, store.absorb(held.claim, item))
-        await refused_whole(store, ChangeRefused, store.return_offer(held.claim, item))
+        await expect_refused(store, ChangeRefused, store.absorb(held.claim, item))
+        await expect_refused(store, ChangeRefused, store.return_offer(held.claim, item))
     for verb in (store.absorb, store.return_offer):
-        await refused_whole(store, NotFound, verb(held.claim, ItemId("itm_none")))
+        await expect_refused(store, NotFound, verb(held.claim, ItemId("itm_none")))
 
 
 async def _settled_statuses(
@@ -281,7 +281,7 @@ async def check_an_accept_beside_a_take_is_never_lost(harness: StoreHarness) -> 
             other.accept(Message(held.scene.agent, "more")),
         ]
 
-        await overlapping(harness, verbs if n % 2 else verbs[::-1])
+        await run_overlapping(harness, verbs if n % 2 else verbs[::-1])
 
     items = await other.items(held.scene.agent)
     queued = sum(item.status == "queued" for item in items)

@@ -16,9 +16,9 @@ from steadyrun.testing.store_conformance.fixtures import (
     ALL,
     PATIENCE_SECONDS,
     Working,
+    add_agent,
     begin,
     claim_lanes,
-    hire,
     send,
     set_working,
 )
@@ -192,7 +192,7 @@ async def _check_work_goes_on(harness: StoreHarness, front: Notifier, back: Noti
     """Messages in through one store, worked off and followed through another."""
     inbox, store = await harness.open(front), await harness.open(back)
     working = await set_working(harness, store=store)
-    agent = await hire(harness, inbox, "bo")
+    agent = await add_agent(harness, inbox, "bo")
     settled: list[str] = []
 
     async def work() -> None:

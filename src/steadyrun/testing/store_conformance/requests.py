@@ -3,8 +3,8 @@
 from steadyrun.model.item import Message
 from steadyrun.store import PendingRequests
 from steadyrun.testing.store_conformance.fixtures import (
+    add_agent,
     claim_lanes,
-    hire,
     send,
     set_scene,
     set_warm,
@@ -60,7 +60,7 @@ async def check_calls_are_for_running_lanes_of_the_holder(harness: StoreHarness)
     for scene in (mine.scene, other.scene, warm.scene, free):
         await scene.send("more")
     await store.pause(warm.scene.agent)
-    await store.pause(await hire(harness, store, "ed"))
+    await store.pause(await add_agent(harness, store, "ed"))
 
     assert [call.agent for call in await store.pending_requests(mine.scene.holder)] == [
         mine.scene.agent
@@ -73,7 +73,7 @@ async def check_calls_are_for_running_lanes_of_the_holder(harness: StoreHarness)
 
 async def check_calls_are_in_the_order_of_agents(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    agents = [scene.agent, *[await hire(harness, scene.store, name) for name in ("bo", "cy")]]
+    agents = [scene.agent, *[await add_agent(harness, scene.store, name) for name in ("bo", "cy")]]
     for agent in agents[::-1]:
         await send(harness, scene.store, agent, "work")
     await claim_lanes(scene.store, scene.holder, limit=5)

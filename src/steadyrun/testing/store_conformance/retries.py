@@ -2,7 +2,11 @@
 
 from steadyrun.errors import ChangeRefused
 from steadyrun.model.event import ErrorFact
-from steadyrun.testing.store_conformance.fixtures import refused_whole, set_scene, set_working
+from steadyrun.testing.store_conformance.fixtures import (
+    expect_refused,
+    set_scene,
+    set_working,
+)
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 
@@ -87,13 +91,13 @@ async def check_only_what_has_ended_is_run_again(harness: StoreHarness) -> None:
     store = scene.store
     await scene.send()
     claim = await scene.claim()
-    await refused_whole(store, ChangeRefused, store.retry(claim, spends=True))
+    await expect_refused(store, ChangeRefused, store.retry(claim, spends=True))
     run = await scene.begin(claim)
-    await refused_whole(store, ChangeRefused, store.retry(claim, spends=True))
+    await expect_refused(store, ChangeRefused, store.retry(claim, spends=True))
     await store.change(claim, run, scene.ended("failed"))
     await store.cancel(claim.item.id)
 
-    await refused_whole(store, ChangeRefused, store.retry(claim, spends=True))
+    await expect_refused(store, ChangeRefused, store.retry(claim, spends=True))
 
     assert (await store.settle(claim)).status == "cancelled"
 

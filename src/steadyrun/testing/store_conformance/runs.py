@@ -14,8 +14,8 @@ from steadyrun.model.usage import Cost, Usage, UsageSum
 from steadyrun.testing.store_conformance.fixtures import (
     Scene,
     create,
-    everything,
-    refused_whole,
+    expect_refused,
+    read_everything,
     set_scene,
     set_working,
 )
@@ -63,14 +63,16 @@ async def check_a_run_is_bound_to_its_claims_item(harness: StoreHarness) -> None
         Created(ids.new_run(), scene.agent, second.id, "claude", now),
         Created(ids.new_run(), scene.agent, None, "claude", now),
     ):
-        await refused_whole(
+        await expect_refused(
             scene.store, ChangeRefused, scene.store.change(claim, created.id, created)
         )
     right = Created(ids.new_run(), scene.agent, first.id, "claude", now)
-    await refused_whole(scene.store, ChangeRefused, scene.store.change(claim, ids.new_run(), right))
+    await expect_refused(
+        scene.store, ChangeRefused, scene.store.change(claim, ids.new_run(), right)
+    )
     await scene.store.change(claim, right.id, right)
     another = Created(ids.new_run(), scene.agent, first.id, "claude", now)
-    await refused_whole(scene.store, ChangeRefused, scene.store.change(claim, another.id, another))
+    await expect_refused(scene.store, ChangeRefused, scene.store.change(claim, another.id, another))
 
 
 async def check_an_item_may_be_tried_again_in_one_claim(harness: StoreHarness) -> None:
@@ -95,12 +97,12 @@ async def check_changing_no_run_is_refused(harness: StoreHarness) -> None:
     now = harness.clock.now()
 
     for change in (Launched(now), Adopted(now), Touched(now), scene.ended()):
-        await refused_whole(
+        await expect_refused(
             scene.store, ChangeRefused, scene.store.change(claim, harness.ids.new_run(), change)
         )
     await scene.store.change(claim, await scene.begin(claim), scene.ended("failed"))
     retried = await scene.store.retry(claim, spends=False)
-    await refused_whole(scene.store, ChangeRefused, scene.store.settle(retried, scene.ended()))
+    await expect_refused(scene.store, ChangeRefused, scene.store.settle(retried, scene.ended()))
 
 
 async def check_creating_a_run_again_only_adds_metadata(harness: StoreHarness) -> None:
@@ -163,9 +165,9 @@ async def check_a_process_is_open_until_closed(harness: StoreHarness) -> None:
     assert (await store.process(working.process)).closed_at == harness.clock.now()
     assert await store.open_processes(claim.agent) == []
     harness.clock.advance(timedelta(seconds=1))
-    before = await everything(store), await store.process(working.process)
+    before = await read_everything(store), await store.process(working.process)
     await store.close_process(claim, working.process)
-    assert (await everything(store), await store.process(working.process)) == before
+    assert (await read_everything(store), await store.process(working.process)) == before
 
 
 async def check_a_process_belongs_to_one_agent(harness: StoreHarness) -> None:
@@ -174,11 +176,11 @@ async def check_a_process_belongs_to_one_agent(harness: StoreHarness) -> None:
     other = await set_working(harness, "bo", store=store)
     mine = await store.process(working.process)
 
-    await refused_whole(store, ChangeRefused, store.open_process(claim, mine))
+    await expect_refused(store, ChangeRefused, store.open_process(claim, mine))
     foreign = msgspec.structs.replace(mine, id=harness.ids.new_process(), agent=other.claim.agent)
-    await refused_whole(store, ChangeRefused, store.open_process(claim, foreign))
+    await expect_refused(store, ChangeRefused, store.open_process(claim, foreign))
     for process in (other.process, harness.ids.new_process()):
-        await refused_whole(store, NotFound, store.close_process(claim, process))
+        await expect_refused(store, NotFound, store.close_process(claim, process))
     assert len(await store.open_processes()) == 2
     assert await store.open_processes(claim.agent) == [mine]
 
@@ -323,7 +325,7 @@ async def check_secrets_are_scrubbed_from_events_and_runs(harness: StoreHarness)
     assert found.metadata == {"env": {"KEY": REDACTED}}
     said = (await scene.store.events(run=working.run))[0].event
     assert said == TextFinal(f"it is {REDACTED}!")
-    seen = msgspec.json.encode(await everything(scene.store))
+    seen = msgspec.json.encode(await read_everything(scene.store))
     for form in (secret.encode(), msgspec.json.encode(secret)[1:-1]):
         assert form not in seen
 

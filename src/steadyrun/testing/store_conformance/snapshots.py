@@ -16,8 +16,8 @@ from steadyrun.model.item import Message
 from steadyrun.store import LaneSnapshot
 from steadyrun.testing.store_conformance.fixtures import (
     Working,
-    hire,
-    refused,
+    add_agent,
+    expect_error,
     set_scene,
     set_warm,
     set_working,
@@ -116,7 +116,7 @@ async def check_each_lane_is_known_by_itself(harness: StoreHarness) -> None:
     store = first.store
     second = await set_working(harness, "bo", store=store)
     warm = await set_warm(harness, "cy", store=store)
-    new = await hire(harness, store, "di")
+    new = await add_agent(harness, store, "di")
     await first.scene.send("more")
     await store.append(second.claim, second.batch(0, 1, token=second.token("two")))
     await store.append(warm.claim, warm.batch(0, 1, run=None, token=warm.token("three")))
@@ -143,11 +143,15 @@ async def check_each_lane_is_known_by_itself(harness: StoreHarness) -> None:
 async def check_what_is_not_there_is_not_known(harness: StoreHarness) -> None:
     working = await set_working(harness)
     store, agent = working.store, working.scene.agent
-    other = await hire(harness, store, "bo")
+    other = await add_agent(harness, store, "bo")
 
-    assert (await refused(NotFound, store.lane_snapshots({agent: RunId("run_x")}))).kind == "run"
-    assert (await refused(NotFound, store.lane_snapshots({other: working.run}))).kind == "run"
-    assert (await refused(NotFound, store.lane_snapshots({AgentId("agt_x"): None}))).kind == "agent"
+    assert (
+        await expect_error(NotFound, store.lane_snapshots({agent: RunId("run_x")}))
+    ).kind == "run"
+    assert (await expect_error(NotFound, store.lane_snapshots({other: working.run}))).kind == "run"
+    assert (
+        await expect_error(NotFound, store.lane_snapshots({AgentId("agt_x"): None}))
+    ).kind == "agent"
 
 
 async def _known(working: Working) -> LaneSnapshot:

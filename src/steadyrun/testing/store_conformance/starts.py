@@ -12,10 +12,10 @@ from steadyrun.model.run import Created
 from steadyrun.store import Start, Started
 from steadyrun.testing.store_conformance.fixtures import (
     Scene,
+    add_agent,
     claim_lanes,
-    hire,
-    overlapping,
-    refused_whole,
+    expect_refused,
+    run_overlapping,
     send,
     set_scene,
     set_warm,
@@ -89,7 +89,7 @@ async def check_a_run_that_cannot_be_opened_starts_nothing(harness: StoreHarness
 
     for opened in (refuse, mistaken, elsewhere, twice):
         verb = scene.store.start(scene.holder, opened, limit=5)
-        await refused_whole(scene.store, ChangeRefused, verb)
+        await expect_refused(scene.store, ChangeRefused, verb)
     assert (await scene.store.lane(bo.agent)).status == "ready"
 
 
@@ -114,10 +114,10 @@ async def check_two_starts_never_win(harness: StoreHarness) -> None:
     stores = [scene.store, await harness.open()]
     holders = [(store, (await store.join("worker")).id) for store in stores * 3]
     for n in range(4):
-        agent = await hire(harness, scene.store, f"bo{n}")
+        agent = await add_agent(harness, scene.store, f"bo{n}")
         await send(harness, scene.store, agent, "work")
 
-        answers = await overlapping(harness, [s.start(h, _opened(harness)) for s, h in holders])
+        answers = await run_overlapping(harness, [s.start(h, _opened(harness)) for s, h in holders])
 
         [started] = [each for answer in answers for each in answer]
         assert started.agent.id == agent
@@ -174,7 +174,7 @@ async def check_where_nothing_is_ready_nobody_is_told(harness: StoreHarness) -> 
 
 async def check_a_start_goes_by_the_longest_ready_lane(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
-    agents = [await hire(harness, scene.store, name) for name in ("di", "cy", "bo")]
+    agents = [await add_agent(harness, scene.store, name) for name in ("di", "cy", "bo")]
     for agent in agents:
         await send(harness, scene.store, agent, "work")
 
@@ -242,10 +242,10 @@ async def check_a_start_that_is_refused_accepts_nothing(harness: StoreHarness) -
         raise ChangeRefused("open", found=f"{agent.name} may not do {item.text}")
 
     verb = store.accept(message, Start(scene.holder, refuse))
-    await refused_whole(store, ChangeRefused, verb)
+    await expect_refused(store, ChangeRefused, verb)
     await store.leave(scene.holder)
     verb = store.accept(message, Start(scene.holder, _opened(harness)))
-    await refused_whole(store, HolderGone, verb)
+    await expect_refused(store, HolderGone, verb)
     assert await store.items(scene.agent) == []
 
 

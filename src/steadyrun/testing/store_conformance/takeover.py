@@ -11,13 +11,13 @@ from steadyrun.model.process import Process
 from steadyrun.model.run import Created, Launched, Orphaned
 from steadyrun.testing.store_conformance.fixtures import (
     Working,
+    add_agent,
     claim_lanes,
     create,
-    everything,
-    hire,
-    overlapping,
-    reaped,
-    refused_whole,
+    expect_refused,
+    read_everything,
+    reap_claims,
+    run_overlapping,
     send,
     set_scene,
 )
@@ -30,9 +30,9 @@ async def check_who_is_no_holder_any_more_gets_nothing(harness: StoreHarness) ->
     await scene.send()
     await store.leave(gone)
 
-    await refused_whole(store, HolderGone, claim_lanes(store, gone))
-    await refused_whole(store, HolderGone, store.start(gone, _never))
-    await refused_whole(store, HolderGone, store.reap(gone))
+    await expect_refused(store, HolderGone, claim_lanes(store, gone))
+    await expect_refused(store, HolderGone, store.start(gone, _never))
+    await expect_refused(store, HolderGone, store.reap(gone))
 
     assert (await scene.claim()).holder == scene.holder
 
@@ -48,7 +48,7 @@ async def check_a_holder_that_is_gone_is_reaped(harness: StoreHarness) -> None:
     assert (dead.agent, dead.item.id) == (scene.agent, item.id)
     assert (await scene.store.lane(scene.agent)).status == "held"
 
-    [claim] = await reaped(scene.store, scene.holder)
+    [claim] = await reap_claims(scene.store, scene.holder)
 
     assert (claim.agent, claim.holder, claim.fence) == (scene.agent, scene.holder, dead.fence + 1)
     assert claim.item == await scene.store.item(item.id)
@@ -99,10 +99,10 @@ async def check_who_left_is_reaped(harness: StoreHarness) -> None:
     reaper = await other.join("reaper")
     await scene.store.leave(scene.holder)
 
-    [lost] = await reaped(other, reaper.id)
+    [lost] = await reap_claims(other, reaper.id)
 
     assert (lost.item.id, lost.fence) == (claim.item.id, claim.fence + 1)
-    await refused_whole(other, LeaseLost, scene.store.settle(claim, scene.ended()))
+    await expect_refused(other, LeaseLost, scene.store.settle(claim, scene.ended()))
 
 
 async def check_a_lane_is_reaped_once(harness: StoreHarness) -> None:
@@ -110,10 +110,10 @@ async def check_a_lane_is_reaped_once(harness: StoreHarness) -> None:
     others = [await harness.open() for _ in range(3)]
     reapers = [(store, (await store.join("reaper")).id) for store in others]
     for name in ("bo", "cy"):
-        await send(harness, scene.store, await hire(harness, scene.store, name), "work")
+        await send(harness, scene.store, await add_agent(harness, scene.store, name), "work")
         await harness.claim_and_die()
 
-    answers = await overlapping(harness, [s.reap(h) for s, h in reapers * 2])
+    answers = await run_overlapping(harness, [s.reap(h) for s, h in reapers * 2])
 
     claims = [claim for answer in answers for claim in answer]
     assert len({claim.agent for claim in claims}) == len(claims) == 2
@@ -127,7 +127,7 @@ async def check_a_reaped_lane_is_settled_by_its_new_holder(harness: StoreHarness
     run = await scene.begin(dead)
     followup = await scene.send("later")
     await scene.store.offer_followups(dead)
-    [claim] = await reaped(scene.store, scene.holder)
+    [claim] = await reap_claims(scene.store, scene.holder)
     assert claim.item.run == run
 
     item = await scene.store.settle(claim, Orphaned(harness.clock.now()))
@@ -142,15 +142,15 @@ async def check_a_reaped_lane_is_settled_by_its_new_holder(harness: StoreHarness
 async def check_late_writes_of_the_dead_are_refused(harness: StoreHarness) -> None:
     working, offer = await _set_dead(harness)
     store = working.store
-    [claim] = await reaped(store, working.scene.holder)
+    [claim] = await reap_claims(store, working.scene.holder)
 
     for name, write in _writes(working, offer):
-        error = await refused_whole(store, LeaseLost, write())
+        error = await expect_refused(store, LeaseLost, write())
         assert (error.agent, error.fence) == (claim.agent, working.claim.fence), name
 
     await store.settle(claim, Orphaned(harness.clock.now()))
     for _, write in _writes(working, offer):
-        await refused_whole(store, LeaseLost, write())
+        await expect_refused(store, LeaseLost, write())
 
 
 async def check_a_lane_won_again_refuses_the_old_claim(harness: StoreHarness) -> None:
@@ -163,7 +163,7 @@ async def check_a_lane_won_again_refuses_the_old_claim(harness: StoreHarness) ->
 
     verbs = scene.store.offer_followups(old), scene.finish(old), create(harness, scene.store, old)
     for verb in verbs:
-        await refused_whole(scene.store, LeaseLost, verb)
+        await expect_refused(scene.store, LeaseLost, verb)
 
     await scene.begin(new)
     assert (await scene.finish(new)).status == "completed"
@@ -178,7 +178,7 @@ async def check_a_late_settle_beside_a_reap_has_one_winner(harness: StoreHarness
             _settled_or_lost(working),
         ]
 
-        answers = await overlapping(harness, verbs if n % 2 else verbs[::-1])
+        answers = await run_overlapping(harness, verbs if n % 2 else verbs[::-1])
 
         claims, is_settled = answers if n % 2 else answers[::-1]
         assert is_settled == (not claims)
@@ -189,11 +189,11 @@ async def check_a_late_settle_beside_a_reap_has_one_winner(harness: StoreHarness
 
 async def check_nothing_runs_again_by_reaping(harness: StoreHarness) -> None:
     working, _ = await _set_dead(harness)
-    before = await everything(working.store)
+    before = await read_everything(working.store)
 
     await working.store.reap(working.scene.holder)
 
-    after = await everything(working.store)
+    after = await read_everything(working.store)
     assert {name for name in after if after[name] != before[name]} == {"lanes"}
 
 

@@ -13,9 +13,9 @@ from steadyrun.testing.store_conformance.fixtures import (
     Working,
     claim_lanes,
     create,
-    everything,
-    overlapping,
-    refused_whole,
+    expect_refused,
+    read_everything,
+    run_overlapping,
     set_scene,
     set_warm,
     set_working,
@@ -52,7 +52,7 @@ async def check_resting_settles_the_item_and_keeps_the_lane(harness: StoreHarnes
 async def check_only_an_ended_run_lets_its_lane_rest(harness: StoreHarness) -> None:
     working = await set_working(harness)
 
-    await refused_whole(
+    await expect_refused(
         working.store, ChangeRefused, working.store.settle(working.claim, keep_warm=True)
     )
 
@@ -135,7 +135,7 @@ async def check_what_has_rested_runs_nothing_more(harness: StoreHarness) -> None
         store.change(claim, working.run, Cancelled(harness.clock.now())),
         create(harness, store, claim),
     ):
-        await refused_whole(store, ChangeRefused, verb)
+        await expect_refused(store, ChangeRefused, verb)
 
 
 async def check_a_turn_begun_in_a_warm_lane_runs_before_what_is_queued(
@@ -168,11 +168,11 @@ async def check_only_a_warm_lane_is_woken_or_let_go(harness: StoreHarness) -> No
     elsewhere = await set_scene(harness, "bo", store=store)
 
     for wrong in (Message(elsewhere.agent, "not ours", "self"), Message(scene.agent, "", key="k")):
-        await refused_whole(store, ChangeRefused, store.start_unprompted(hold, wrong))
+        await expect_refused(store, ChangeRefused, store.start_unprompted(hold, wrong))
     await scene.claim()
 
-    await refused_whole(store, ChangeRefused, store.start_unprompted(hold, message))
-    await refused_whole(store, ChangeRefused, store.release_lane(hold))
+    await expect_refused(store, ChangeRefused, store.start_unprompted(hold, message))
+    await expect_refused(store, ChangeRefused, store.release_lane(hold))
 
 
 async def check_a_lane_let_go_is_idle_or_ready(harness: StoreHarness) -> None:
@@ -182,7 +182,7 @@ async def check_a_lane_let_go_is_idle_or_ready(harness: StoreHarness) -> None:
     lane = await _lane(working)
     assert (lane.status, lane.holder, lane.ready_at) == ("idle", None, None)
     for verb in _writes(working):
-        await refused_whole(store, LeaseLost, verb())
+        await expect_refused(store, LeaseLost, verb())
 
     busy = await set_warm(harness, "bo", store=store)
     await busy.scene.send("next")
@@ -218,7 +218,7 @@ async def check_a_wake_up_beside_resting_is_never_lost(harness: StoreHarness) ->
             working.store.settle(working.claim, scene.ended(), keep_warm=True),
         ]
 
-        await overlapping(harness, verbs if n % 2 else verbs[::-1])
+        await run_overlapping(harness, verbs if n % 2 else verbs[::-1])
 
         lane = await _lane(working)
         assert (lane.status, lane.queued) == ("warm", 1)
@@ -234,7 +234,7 @@ async def check_a_wake_up_beside_letting_go_is_never_lost(harness: StoreHarness)
             working.store.release_lane(_hold(working)),
         ]
 
-        await overlapping(harness, verbs if n % 2 else verbs[::-1])
+        await run_overlapping(harness, verbs if n % 2 else verbs[::-1])
 
         lane = await _lane(working)
         assert (lane.status, lane.queued, lane.holder) == ("ready", 1, None)
@@ -248,7 +248,7 @@ async def check_starting_beside_letting_go_has_one_winner(harness: StoreHarness)
         await scene.send("next")
         verbs: list[Awaitable[object]] = [claim_lanes(store, scene.holder), _let_go(working)]
 
-        answers = await overlapping(harness, verbs if n % 2 else verbs[::-1])
+        answers = await run_overlapping(harness, verbs if n % 2 else verbs[::-1])
 
         claims, is_let_go = answers if n % 2 else answers[::-1]
         assert [claim.fence for claim in claims] == [hold.fence + is_let_go]
@@ -268,7 +268,7 @@ async def check_a_warm_lane_is_reaped_without_an_item(harness: StoreHarness) -> 
     assert [process.id for process in lost.processes] == [working.process]
     assert (await _lane(working)).status == "warm"
     for verb in _writes(working):
-        await refused_whole(store, LeaseLost, verb())
+        await expect_refused(store, LeaseLost, verb())
     await store.append(lost.lease, working.batch(0, 10, run=None))
     await store.release_lane(lost.lease)
 
@@ -276,11 +276,11 @@ async def check_a_warm_lane_is_reaped_without_an_item(harness: StoreHarness) -> 
 async def check_what_was_queued_in_a_reaped_warm_lane_runs(harness: StoreHarness) -> None:
     working = await _set_dead_and_warm(harness)
     item = await working.scene.send("next")
-    before = await everything(working.store)
+    before = await read_everything(working.store)
 
     [lost] = await working.store.reap(working.scene.holder)
 
-    after = await everything(working.store)
+    after = await read_everything(working.store)
     assert {name for name in after if after[name] != before[name]} == {"lanes"}
     claim = await working.scene.claim()
     assert (claim.item.id, claim.fence) == (item.id, lost.lease.fence)

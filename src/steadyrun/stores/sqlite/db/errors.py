@@ -29,15 +29,15 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translate_errors(path: Path) -> Iterator[None]:
     """Raise an error inside the block as an error of the store."""
     try:
         yield
     except (sqlite3.Error, msgspec.DecodeError, OSError) as error:
-        raise named(error, path) from error
+        raise to_store_error(error, path) from error
 
 
-def named(error: Exception, path: Path) -> Exception:
+def to_store_error(error: Exception, path: Path) -> Exception:
     """The error of the store for an error of SQLite or of the system; any other error stays."""
     if isinstance(error, sqlite3.Error):
         return _of_sqlite(error, path)

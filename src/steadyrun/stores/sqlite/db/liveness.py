@@ -30,7 +30,7 @@ class Liveness:
             self.forget(holder)
             os.close(descriptor)
 
-    def vanish_all(self) -> None:
+    def release_all(self) -> None:
         for holder in list(self._held):
             self.release(holder)
 

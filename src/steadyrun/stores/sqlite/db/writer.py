@@ -24,7 +24,7 @@ import anyio.lowlevel
 
 from steadyrun.stores.sqlite.db import schema
 from steadyrun.stores.sqlite.db.commit_window import CommitWindow
-from steadyrun.stores.sqlite.db.errors import named, translated
+from steadyrun.stores.sqlite.db.errors import to_store_error, translate_errors
 from steadyrun.stores.sqlite.db.write_lock import WriteLock
 
 T = TypeVar("T")
@@ -98,20 +98,20 @@ class Writer:
         loop: asyncio.AbstractEventLoop,
         *,
         patience_seconds: float,
-        heard: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         """`heard` is called on `loop` when another process has written.
 
         This may wait for other processes: make it in a thread, not on the loop.
         """
         self._path = path
-        self._heard = heard
+        self._on_change = on_change
         self._loop = loop
         self._queue: SimpleQueue[_Write[Any] | _Signal] = SimpleQueue()
         self._window = CommitWindow()
         self.commits = 0
-        with translated(path):
-            self._turnstile = WriteLock(path, patience_seconds=patience_seconds)
+        with translate_errors(path):
+            self._write_lock = WriteLock(path, patience_seconds=patience_seconds)
             self._connection = schema.connect(path)
             # From here on, whatever another process writes is news. The first look may have to wait
             # for one that is just opening or closing: only after it does the turnstile wait alone.
@@ -154,7 +154,7 @@ class Writer:
                 write.answer = self._loop.create_future()
                 await write.answer
 
-    def look(self) -> None:
+    def check_for_changes(self) -> None:
         """Find out, in the thread, whether another process has written. Callable from anywhere."""
         self._queue.put(_Signal.LOOK)
 
@@ -163,23 +163,23 @@ class Writer:
         self._queue.put(_Signal.STOP)
         self._thread.join()
         self._connection.close()
-        self._turnstile.close()
+        self._write_lock.close()
 
     # -- in the thread
 
     def _serve(self) -> None:
         is_over = False
         while not is_over:
-            group = self._gathered()
+            group = self._collect()
             is_over = group.must_stop
             if group.writes:
                 self._commit(group)
             if group.must_look:
                 # A failed check has no caller: the next write meets the same fault.
                 with contextlib.suppress(sqlite3.Error):
-                    self._look()
+                    self._check_for_changes()
 
-    def _gathered(self) -> _Group:
+    def _collect(self) -> _Group:
         """Wait for a write; add the writes that are queued or come while the window is open."""
         group = _Group()
         arrival: _Write[Any] | _Signal | None = self._queue.get()
@@ -208,7 +208,7 @@ class Writer:
         try:
             self._transact(group)
         except Exception as error:  # noqa: BLE001 (the thread must live; every caller gets the error)
-            self._fail(group, named(error, self._path))
+            self._fail(group, to_store_error(error, self._path))
         self.commits += 1
         self._window.committed(time.monotonic(), len(group.writes), group.lanes)
         self._loop.call_soon_threadsafe(_answer_all, group.writes)
@@ -216,7 +216,7 @@ class Writer:
     def _transact(self, group: _Group) -> None:
         connection = self._connection
         self._set_durability(group.is_durable)
-        self._turnstile.begin(connection)
+        self._write_lock.begin(connection)
         parts = group.parts()
         for part in parts:
             failure = self._attempt(part, is_whole=len(parts) == 1)
@@ -231,7 +231,7 @@ class Writer:
             part[0].error = failure
             return
         if not self._connection.in_transaction:
-            self._turnstile.begin(self._connection)
+            self._write_lock.begin(self._connection)
         for write in part:
             write.error = self._attempt([write], is_whole=False)
 
@@ -248,7 +248,7 @@ class Writer:
             if not connection.in_transaction:
                 # A full disk or a damaged file ends the whole transaction: the group fails as one.
                 raise
-            failure = named(error, self._path)
+            failure = to_store_error(error, self._path)
             connection.execute("ROLLBACK" if is_whole else "ROLLBACK TO part")
         if not is_whole:
             connection.execute("RELEASE part")
@@ -267,12 +267,12 @@ class Writer:
         for write in group.writes:
             write.error = write.error or error
 
-    def _look(self) -> None:
+    def _check_for_changes(self) -> None:
         """`data_version` changes when another connection commits, never by our own commits."""
         version = self._data_version()
         if version != self._version:
             self._version = version
-            self._loop.call_soon_threadsafe(self._heard)
+            self._loop.call_soon_threadsafe(self._on_change)
 
     def _data_version(self) -> int:
         [version] = self._connection.execute("PRAGMA data_version").fetchone()

@@ -44,7 +44,7 @@ def test_vanishing_twice_or_unseen_is_fine(folder: Path) -> None:
     presence.release(HOLDER)
     presence.release(HOLDER)
     presence.release(HolderId("hld_nobody"))
-    presence.vanish_all()
+    presence.release_all()
 
     assert not presence.is_alive(HOLDER)
 

@@ -56,7 +56,7 @@ class Desk:
             path,
             asyncio.get_running_loop(),
             patience_seconds=PATIENCE_SECONDS,
-            heard=self._hear,
+            on_change=self._hear,
         )
 
     async def add(self, n: int, *, is_durable: bool = True, lane: str | None = None) -> int:
@@ -367,7 +367,7 @@ def test_a_loop_of_writes_can_be_cancelled(tmp_path: Path) -> None:
 
 def test_a_busy_store_fails_the_whole_group_and_the_writer_goes_on(tmp_path: Path) -> None:
     async def use(desk: Desk) -> None:
-        desk.writer._turnstile._patience_seconds = 0.05
+        desk.writer._write_lock._patience_seconds = 0.05
         desk.writer._window = OpenWindow({"1", "2", "3"})
         busy: list[StoreBusy] = []
 
@@ -394,7 +394,7 @@ def test_a_busy_store_fails_the_whole_group_and_the_writer_goes_on(tmp_path: Pat
 def test_the_very_first_write_of_another_process_is_heard_of(tmp_path: Path) -> None:
     async def use(desk: Desk) -> None:
         desk.add_from_outside(1)
-        desk.writer.look()
+        desk.writer.check_for_changes()
         with anyio.fail_after(5):
             await desk.bell.wait()
 
@@ -407,13 +407,13 @@ def test_writes_of_others_are_heard_of_and_our_own_are_not(tmp_path: Path) -> No
         desk.heard = 0
         for n in range(2, 10):
             await desk.add(n)
-            desk.writer.look()
+            desk.writer.check_for_changes()
         await desk.add(10)
         assert desk.heard == 0
 
         desk.bell = anyio.Event()
         desk.add_from_outside(11)
-        desk.writer.look()
+        desk.writer.check_for_changes()
         await desk.bell.wait()
         assert desk.heard == 1
 
