@@ -131,7 +131,7 @@ class Shell:
             raise CommandRefused(text, rule="in mode plan nothing is run")
         announced = msgspec.json.encode(_Announcement(text)).decode()
         return Launch(
-            argv=(*_ANNOUNCE, announced, *self._build_argv(text, request.command)),
+            argv=(*_ANNOUNCE, announced, *_build_argv(self._options, text, request.command)),
             stdin="null",
             rungs=(Rung("signal", 2.0, _SIGTERM),),
         )
@@ -176,32 +176,6 @@ class Shell:
             return [*started, *self._build_completion()]
         return [*started, *self._build_failure(last)]
 
-    def _build_argv(self, text: str, command: tuple[str, ...]) -> tuple[str, ...]:
-        if self._options.shell:
-            self._refuse_lists()
-            return (*(command or _SHELL), text)
-        words = _split_command(text)
-        self._check_name(words[0])
-        return (*command, *words)
-
-    def _refuse_lists(self) -> None:
-        if self._options.allowed is not None or self._options.denied is not None:
-            raise ConfigInvalid(
-                "providers.shell.options: a shell can run any command by another name, so"
-                " shell = true cannot be had with allowed or denied",
-                file=None,
-                hint="Remove shell = true, or both lists.",
-            )
-
-    def _check_name(self, command: str) -> None:
-        name, allowed, denied = _to_base_name(command), self._options.allowed, self._options.denied
-        if denied is not None and name in map(_to_base_name, denied):
-            raise CommandRefused(name, rule="it is in the list of denied commands")
-        if allowed is not None and name not in map(_to_base_name, allowed):
-            names = ", ".join(allowed) or "none"
-            rule = "it is not in the list of allowed commands"
-            raise CommandRefused(name, rule=rule, hint=f"Allowed: {names}")
-
     def _start(self, command: str | None) -> list[DialectOutput]:
         self.state = replace(self.state, is_started=True, command=command)
         return [ToolStarted(_CALL, _TOOL, self.state.tool_input)]
@@ -244,6 +218,35 @@ def _parse_announcement(raw: bytes) -> str | None:
         return msgspec.json.decode(raw, type=_Announcement).command
     except ValueError:
         return None
+
+
+def _build_argv(options: ShellOptions, text: str, command: tuple[str, ...]) -> tuple[str, ...]:
+    if options.shell:
+        _refuse_lists(options)
+        return (*(command or _SHELL), text)
+    words = _split_command(text)
+    _check_name(options, words[0])
+    return (*command, *words)
+
+
+def _refuse_lists(options: ShellOptions) -> None:
+    if options.allowed is not None or options.denied is not None:
+        raise ConfigInvalid(
+            "providers.shell.options: a shell can run any command by another name, so"
+            " shell = true cannot be had with allowed or denied",
+            file=None,
+            hint="Remove shell = true, or both lists.",
+        )
+
+
+def _check_name(options: ShellOptions, command: str) -> None:
+    name, allowed, denied = _to_base_name(command), options.allowed, options.denied
+    if denied is not None and name in map(_to_base_name, denied):
+        raise CommandRefused(name, rule="it is in the list of denied commands")
+    if allowed is not None and name not in map(_to_base_name, allowed):
+        names = ", ".join(allowed) or "none"
+        rule = "it is not in the list of allowed commands"
+        raise CommandRefused(name, rule=rule, hint=f"Allowed: {names}")
 
 
 def _split_command(text: str) -> list[str]:

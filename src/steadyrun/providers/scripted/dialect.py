@@ -2,11 +2,13 @@
 
 The scripted CLI is part of steadyrun and asks no model. It serves demos, documentation, and tests
 of the code above a Dialect.
+
+`frames` defines all frames. The meaning of printed frames is in `turns`, `tools` and `events`.
 """
 
 import sys
 from pathlib import Path
-from typing import Any, ClassVar, assert_never
+from typing import ClassVar, assert_never
 
 import msgspec
 from msgspec import Struct
@@ -24,53 +26,36 @@ from steadyrun.dialect import (
     Rung,
     Send,
     Turn,
-    TurnBegan,
-    TurnEnded,
     Verdict,
 )
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
-from steadyrun.model.event import ErrorFact, JsonObject
+from steadyrun.model.event import JsonObject
 from steadyrun.model.policy import Rights
-from steadyrun.model.usage import Cost
-from steadyrun.providers.scripted import child
+from steadyrun.providers.scripted import child, tools, turns
+from steadyrun.providers.scripted.events import to_event
 from steadyrun.providers.scripted.frames import (
     AbsorbedFrame,
     AskFrame,
     BackgroundFrame,
     BeganFrame,
-    CompactedFrame,
-    CompactingFrame,
-    CompactionOutput,
     DecideFrame,
-    DeltaFrame,
     EndedFrame,
-    FactOutput,
     HelloFrame,
-    ImageFrame,
     InputFrame,
     InterruptFrame,
-    NoteFrame,
     ReadyFrame,
     RecallFrame,
-    RetryingFrame,
     ReturnedFrame,
-    ScriptedFailure,
-    StatsFrame,
     SteerFrame,
     TextFrame,
-    TextOutput,
-    ThinkingFrame,
     ToolEndFrame,
-    ToolOutput,
     ToolStartFrame,
     TurnFrame,
-    TurnOutput,
-    UsageFrame,
     decode_input,
     decode_output,
 )
-from steadyrun.providers.shared.epoch import to_datetime
+from steadyrun.providers.scripted.state import ScriptedState
 
 SETTINGS = "scripted.json"
 MEMORY = "scripted"
@@ -82,22 +67,6 @@ class ScriptedOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """`script` is a JSON or TOML file of steps, for every prompt that is not a script itself."""
 
     script: str | None = None
-
-
-class ScriptedState(Struct):
-    """Everything that the Dialect remembers of one process."""
-
-    is_ready: bool = False
-    # The open turn: its key, the offer's id, or the id of a turn that the child began.
-    turn: str | None = None
-    # A turn that the child began before it read the one that was sent.
-    prelude: str | None = None
-    text: str | None = None
-    offers: dict[str, str] = {}
-    # The ids of the child's questions, by approval.
-    asks: dict[str, str] = {}
-    # How many turns the child will still begin.
-    background: int = 0
 
 
 class Scripted:
@@ -140,22 +109,9 @@ class Scripted:
         memory = directory.parent.parent / MEMORY
         return Launch(
             argv=(*command, str(memory), str(directory / SETTINGS)),
-            files={SETTINGS: msgspec.json.encode(self._build_settings(request))},
+            files={SETTINGS: msgspec.json.encode(_build_settings(request, self._options))},
             rungs=(Rung("will", 2.0), Rung("eof", 2.0), Rung("signal", 1.0, _SIGTERM)),
         )
-
-    def _build_settings(self, request: LaunchRequest) -> JsonObject:
-        return {
-            "resume": request.resume,
-            "script": self._options.script,
-            "model": request.model,
-            "mode": request.mode,
-            "tools": request.tools,
-            "deny": request.deny,
-            "system": request.system,
-            "max_turns": request.max_turns,
-            "max_cost_usd": request.max_cost_usd,
-        }
 
     def open(self, request: LaunchRequest) -> list[Send]:
         return [_encode("open", HelloFrame())]
@@ -194,12 +150,11 @@ class Scripted:
             return []  # a recording may contain lines that steadyrun never writes
         match request:
             case TurnFrame():
-                return self._begin_turn(request.key, request.key)
+                return turns.begin_turn(self.state, request.key, request.key)
             case SteerFrame():
-                self._update_state(offers={**self.state.offers, request.id: request.text})
-                return [ev.FollowupOffered(request.id, request.text)]
+                return turns.record_offer(self.state, request)
             case DecideFrame():
-                return self._record_decision(request)
+                return tools.record_decision(self.state, request)
             case HelloFrame() | RecallFrame() | InterruptFrame():
                 return []
             case other:
@@ -215,7 +170,7 @@ class Scripted:
                 self.state.text = output.text
                 return [ev.TextFinal(output.text)]
             case ToolStartFrame() | ToolEndFrame() | AskFrame():
-                return [self._on_tool_frame(output, frame)]
+                return tools.on_tool_frame(self.state, output, frame)
             case (
                 ReadyFrame()
                 | BeganFrame()
@@ -224,104 +179,29 @@ class Scripted:
                 | ReturnedFrame()
                 | BackgroundFrame()
             ):
-                return self._on_turn_frame(output)
+                return turns.on_turn_frame(self.state, output)
             case _:
-                return [_to_event(output)]
+                return [to_event(output)]
 
     def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
         """Return the offers that were not read. The driver closes open tools and the turn."""
-        offers = self.state.offers
-        self._update_state(is_ready=False, offers={}, asks={}, background=0)
-        return [
-            ev.FollowupReturned(offer, text, "the process ended") for offer, text in offers.items()
-        ]
-
-    def _update_state(self, **changes: Any) -> None:
-        for name, value in changes.items():
-            setattr(self.state, name, value)
-
-    def _begin_turn(self, turn: str, taken: str | None) -> list[DialectOutput]:
-        self._update_state(turn=turn, text=None)
-        return [TurnBegan(taken)]
-
-    def _record_decision(self, request: DecideFrame) -> list[DialectOutput]:
-        approvals = [name for name, ask in self.state.asks.items() if ask == request.ask]
-        asks = {name: ask for name, ask in self.state.asks.items() if ask != request.ask}
-        self._update_state(asks=asks)
-        verdict = "allow" if request.allow else "deny"
-        return [ev.ApprovalResolved(name, verdict, by="user") for name in approvals]
-
-    def _on_turn_frame(self, output: TurnOutput) -> list[DialectOutput]:
-        match output:
-            case ReadyFrame(token):
-                self._update_state(is_ready=True)
-                return [ev.TokenBound(token)] if token else []
-            case BeganFrame():
-                return self._on_began(output)
-            case EndedFrame():
-                return self._on_ended(output)
-            case AbsorbedFrame() | ReturnedFrame():
-                self._remove_offer(output.offer)
-                return [_build_offer_event(output)]
-            case BackgroundFrame(count):
-                self._update_state(background=count)
-                return []
-            case other:
-                assert_never(other)
-
-    def _remove_offer(self, offer: str) -> None:
-        offers = self.state.offers
-        self._update_state(offers={each: offers[each] for each in offers if each != offer})
-
-    def _on_began(self, output: BeganFrame) -> list[DialectOutput]:
-        """Handle the start of a turn. A turn that steadyrun began is already open."""
-        if output.by == "offer":
-            self._remove_offer(output.turn)
-            own = ev.FollowupOwnTurn(output.turn, output.text or "")
-            return [own, *self._begin_turn(output.turn, output.turn)]
-        if output.by == "turn":
-            self._update_state(text=None)
-            return (
-                [] if output.turn == self.state.turn else self._begin_turn(output.turn, output.turn)
-            )
-        if self.state.turn is None:
-            return self._begin_turn(output.turn, None)
-        self._update_state(prelude=output.turn)
-        return [ev.Note(f"it had begun a turn of its own, {output.turn}, before it saw this one")]
-
-    def _on_ended(self, output: EndedFrame) -> list[DialectOutput]:
-        if output.turn == self.state.prelude:
-            self._update_state(prelude=None)
-            return [ev.Note(f"its own turn {output.turn} ended: {output.status}")]
-        text = self.state.text if output.result is None else output.result
-        self._update_state(turn=None, text=None, asks={})
-        error = None if output.error is None else _to_error(output.error)
-        return [TurnEnded(output.status, text, output.usage, _to_cost(output.cost_usd), error)]
-
-    def _on_tool_frame(self, output: ToolOutput, frame: Frame) -> ev.Event:
-        match output:
-            case ToolStartFrame():
-                return ev.ToolStarted(output.id, output.name, output.input)
-            case ToolEndFrame():
-                return _build_tool_end(output)
-            case AskFrame():
-                approval = str(frame.end)
-                self._update_state(asks={**self.state.asks, approval: output.id})
-                return ev.ApprovalRequested(approval, output.call, output.name, output.input, True)
-            case other:
-                assert_never(other)
+        state = self.state
+        state.is_ready, state.asks, state.background = False, {}, 0
+        return turns.return_all(state)
 
 
-def _build_offer_event(output: AbsorbedFrame | ReturnedFrame) -> ev.Event:
-    if isinstance(output, AbsorbedFrame):
-        return ev.FollowupAbsorbed(output.offer, output.text)
-    return ev.FollowupReturned(output.offer, output.text, output.reason)
-
-
-def _build_tool_end(output: ToolEndFrame) -> ev.Event:
-    if output.error is None:
-        return ev.ToolCompleted(output.id, output.name, output.input, output.output)
-    return ev.ToolFailed(output.id, output.name, output.input, output.output, output.error)
+def _build_settings(request: LaunchRequest, options: ScriptedOptions) -> JsonObject:
+    return {
+        "resume": request.resume,
+        "script": options.script,
+        "model": request.model,
+        "mode": request.mode,
+        "tools": request.tools,
+        "deny": request.deny,
+        "system": request.system,
+        "max_turns": request.max_turns,
+        "max_cost_usd": request.max_cost_usd,
+    }
 
 
 def _encode(key: str, request: InputFrame) -> Send:
@@ -337,48 +217,3 @@ def _keep_unknown(raw: bytes, problem: Exception) -> ev.Unknown:
     except (ValueError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
     return ev.Unknown(raw.decode())
-
-
-def _to_event(output: FactOutput) -> ev.Event:
-    match output:
-        case UsageFrame():
-            return ev.UsageUpdated(output.usage, _to_cost(output.cost_usd))
-        case StatsFrame():
-            return ev.StatsUpdated(**msgspec.structs.asdict(output))
-        case ImageFrame():
-            return ev.ImageProduced(output.name, output.media_type, output.size_bytes)
-        case RetryingFrame():
-            return ev.ProviderRetrying(output.attempt, output.delay_ms, output.reason)
-        case _:
-            return _to_text_event(output)
-
-
-def _to_text_event(output: TextOutput | CompactionOutput) -> ev.Event:
-    match output:
-        case DeltaFrame(text):
-            return ev.TextDelta(text)
-        case ThinkingFrame(text):
-            return ev.ThinkingDelta(text)
-        case NoteFrame(text):
-            return ev.Note(text)
-        case CompactingFrame(trigger):
-            return ev.CompactionStarted(trigger)
-        case CompactedFrame():
-            return _to_compaction_event(output)
-        case other:
-            assert_never(other)
-
-
-def _to_compaction_event(output: CompactedFrame) -> ev.Event:
-    if output.error is not None:
-        return ev.CompactionFailed(output.error)
-    return ev.CompactionCompleted(output.trigger, output.tokens_before, output.tokens_after)
-
-
-def _to_cost(usd: float | None) -> Cost:
-    return Cost() if usd is None else Cost(usd, "known")
-
-
-def _to_error(output: ScriptedFailure) -> ErrorFact:
-    at = to_datetime(output.resets_at)
-    return ErrorFact(output.code, output.message, output.hint, output.retryable, at)

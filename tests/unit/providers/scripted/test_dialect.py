@@ -29,7 +29,8 @@ from steadyrun.dialect import (
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost, Usage
-from steadyrun.providers.scripted.dialect import Scripted, ScriptedOptions, ScriptedState
+from steadyrun.providers.scripted.dialect import Scripted, ScriptedOptions
+from steadyrun.providers.scripted.state import ScriptedState
 
 REQUEST = LaunchRequest(Turn("t1", "hello"), "/")
 
