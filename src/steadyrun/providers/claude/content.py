@@ -77,7 +77,14 @@ def on_assistant_message(state: ClaudeState, line: AssistantLine) -> list[Dialec
     return output
 
 
-def on_tool_results(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
+def on_user_message(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
+    """Handle a message to the model: the echo of a written message, or the results of tools."""
+    if line.is_replay:
+        return offers.on_echo(state, line)
+    return [] if line.is_synthetic else _on_tool_results(state, line)
+
+
+def _on_tool_results(state: ClaudeState, line: EchoLine) -> list[DialectOutput]:
     """Handle the results of tools. Other text in the line is for the model only."""
     content = line.message.content
     if isinstance(content, str):

@@ -4,7 +4,8 @@ Claude Code reads user messages and control requests on stdin, one JSON object a
 its messages and results on stdout. One process runs many turns, or one turn with `one_shot`.
 
 `launch` builds the command line, `requests` the lines that are written, and `frames` defines all
-lines. The meaning of printed lines is in `turns`, `offers`, `content` and `notices`.
+lines. The meaning of lines is in `turns`, `offers`, `content`, `approvals`, `control` and
+`notices`.
 """
 
 from collections.abc import Callable
@@ -26,20 +27,26 @@ from steadyrun.dialect import (
     Refused,
     Send,
     Turn,
-    TurnBegan,
-    TurnEnded,
     Verdict,
 )
 from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.policy import Rights
-from steadyrun.providers.claude import content, errors, launch, notices, offers, requests, turns
+from steadyrun.providers.claude import (
+    approvals,
+    content,
+    control,
+    launch,
+    notices,
+    offers,
+    requests,
+    turns,
+)
 from steadyrun.providers.claude.frames import (
     SILENT_TYPES,
     AnswerLine,
     AssistantLine,
     ClaudeOutput,
-    ControlReply,
     EchoLine,
     PermissionCancelLine,
     PermissionRequestLine,
@@ -53,18 +60,11 @@ from steadyrun.providers.claude.frames import (
     decode_input,
     decode_kind,
     decode_output,
-    decode_value,
     recover_result,
     repair_text,
 )
 from steadyrun.providers.claude.launch import MODES, PROGRAM, ClaudeOptions
-from steadyrun.providers.claude.state import (
-    ClaudeApproval,
-    ClaudePendingRequest,
-    ClaudeState,
-    ClaudeTurn,
-)
-from steadyrun.providers.shared.epoch import to_datetime
+from steadyrun.providers.claude.state import ClaudeState, ClaudeTurn
 
 # A process for many turns has all abilities of a process for one turn.
 _ONE_SHOT_ABILITIES: frozenset[Ability] = frozenset(
@@ -80,7 +80,7 @@ class Claude:
 
     The driver owns one instance for each process. At most one turn is open. A turn opens when its
     line was written or when Claude Code prints an `init`, and closes with its `result` or with the
-    process. Methods named `_on_…` handle one kind of printed line.
+    process.
     """
 
     name: ClassVar[str] = "claude"
@@ -177,67 +177,13 @@ class Claude:
             return []  # a recording may contain lines that steadyrun never writes
         match line:
             case UserLine():
-                return self._on_user_line(line, frame)
+                return turns.on_user_line(self.state, line, frame)
             case RequestLine():
-                return self._record_request(line)
+                return control.record_request(self.state, line)
             case AnswerLine():
-                return self._record_decision(line)
+                return approvals.record_decision(self.state, line)
             case other:
                 assert_never(other)
-
-    def _on_user_line(self, line: UserLine, frame: Frame) -> list[DialectOutput]:
-        """Begin a turn or record an offer.
-
-        The lines of a recording have no keys. There, a line that was written during a turn is a
-        follow-up.
-        """
-        kind, _, name = frame.key.partition(":")
-        if kind == requests.BEGIN:
-            return self._begin_turn(name, line)
-        if kind == requests.OFFER:
-            return offers.record_offer(self.state, name, line)
-        name = line.uuid or f"line{frame.number}"
-        # A turn with a doubtful end has ended if another message follows.
-        before = turns.on_idle(self.state)
-        if self.state.turn is not None or self.state.offers:
-            return [*before, *offers.record_offer(self.state, name, line)]
-        return [*before, *self._begin_turn(name, line)]
-
-    def _begin_turn(self, name: str, line: UserLine) -> list[DialectOutput]:
-        is_command = not line.should_query or offers.read_text(line).startswith("/")
-        self.state.begin_turn(ClaudeTurn(name, line.uuid, is_told=True, is_command=is_command))
-        return [TurnBegan(name)]
-
-    def _record_request(self, line: RequestLine) -> list[DialectOutput]:
-        state, request = self.state, line.request
-        asked = ClaudePendingRequest(request.subtype)
-        match request.subtype:
-            case "interrupt" if state.turn:
-                state.turn.is_interrupted = True
-            case "cancel_async_message":
-                offers = state.offers.items()
-                asked.offer = next((k for k, v in offers if v.uuid == request.message_uuid), None)
-            case "set_model":
-                state.wanted_model = request.model
-            case "set_permission_mode":
-                asked.mode = request.mode
-            case _:
-                pass
-        state.asked[line.request_id] = asked
-        return []
-
-    def _record_decision(self, line: AnswerLine) -> list[DialectOutput]:
-        request, decision = line.response.request_id, line.response.response
-        verdict = decision.behavior if decision else "deny"
-        if decision and isinstance(decision.updated_input, msgspec.Raw):
-            self._change_input(request, bytes(decision.updated_input))
-        return turns.resolve_approval(self.state, request, verdict, "user")
-
-    def _change_input(self, request: str, given: bytes) -> None:
-        """Store the changed input, so that the tool's end reports the input it really had."""
-        for ask in self.state.asks.values():
-            if ask.request == request and ask.tool in self.state.tools:
-                self.state.tools[ask.tool].input = given
 
     # -- lines that Claude Code printed
 
@@ -245,126 +191,14 @@ class Claude:
         try:
             line = decode_output(frame.raw)
             self.state.has_spoken = True
-            if type(line) is StreamLine:
-                return content.on_stream_event(self.state, line)
-            return self._HANDLERS[type(line)](self, line, frame)
+            return _on_line(self.state, line, frame)
         except msgspec.ValidationError:
-            return self._on_invalid_line(frame)
+            return _on_invalid_line(self.state, frame)
         except (ValueError, RecursionError) as problem:
             raw = repair_text(frame.raw)
             if raw is None:
                 raise msgspec.DecodeError(str(problem)) from problem
             return self.receive(replace(frame, raw=raw))
-
-    def _on_invalid_line(self, frame: Frame) -> list[DialectOutput]:
-        """Keep a line of JSON that does not match its frame.
-
-        A result still ends its turn, and a request is declined, because Claude Code waits for an
-        answer.
-        """
-        try:
-            kind = decode_kind(frame.raw)
-        except (ValueError, RecursionError) as problem:
-            raise msgspec.DecodeError(str(problem)) from problem
-        unknown = ev.Unknown.from_line(frame.raw)
-        match kind.type:
-            case "result":
-                return [unknown, *turns.on_invalid_result(self.state, recover_result(frame.raw))]
-            case "control_request" if isinstance(kind.request_id, str):
-                return [requests.build_decline(frame.end, kind.request_id), unknown]
-            case str() as name if name in SILENT_TYPES:
-                return []
-            case _:
-                return [unknown]
-
-    def _on_assistant(self, line: AssistantLine, _: Frame) -> list[DialectOutput]:
-        return content.on_assistant_message(self.state, line)
-
-    def _on_echo(self, line: EchoLine, _: Frame) -> list[DialectOutput]:
-        if line.is_replay:
-            return offers.on_echo(self.state, line)
-        return [] if line.is_synthetic else content.on_tool_results(self.state, line)
-
-    def _on_system(self, line: SystemLine, frame: Frame) -> list[DialectOutput]:
-        output = notices.on_system_line(self.state, line.subtype, frame)
-        return [ev.Unknown.from_line(frame.raw)] if output is None else output
-
-    def _on_result(self, line: ResultLine, _: Frame) -> list[DialectOutput]:
-        return turns.on_result(self.state, line)
-
-    def _on_permission_request(
-        self, line: PermissionRequestLine, frame: Frame
-    ) -> list[DialectOutput]:
-        request = line.request
-        if request.subtype != "can_use_tool":
-            return [
-                requests.build_decline(frame.end, line.request_id),
-                ev.Unknown.from_line(frame.raw),
-            ]
-        approval, given = str(frame.end), bytes(request.input)
-        self.state.asks[approval] = ClaudeApproval(
-            line.request_id,
-            given,
-            tool=request.tool_use_id,
-            is_sub_agent=request.agent_id is not None,
-            rules=(rules := requests.build_session_rules(request.permission_suggestions)),
-        )
-        asked = ev.ApprovalRequested(
-            approval, request.tool_use_id, request.tool_name, decode_value(given), rules is not None
-        )
-        return [asked]
-
-    def _on_permission_cancelled(self, line: PermissionCancelLine, _: Frame) -> list[DialectOutput]:
-        return turns.resolve_approval(self.state, line.request_id, "cancelled", "provider")
-
-    def _on_reply(self, line: ReplyLine, _: Frame) -> list[DialectOutput]:
-        reply = line.response
-        asked = self.state.asked.pop(reply.request_id, None)
-        if asked is None:
-            return []
-        if asked.subtype == "initialize":
-            self.state.is_ready = True
-        if reply.subtype == "error":
-            return self._on_refusal(asked, reply)
-        self.state.mode = asked.mode or self.state.mode
-        if asked.offer is None:
-            return []
-        answer = decode_value(bytes(reply.response))
-        is_cancelled = isinstance(answer, dict) and answer.get("cancelled") is True
-        return offers.settle_recall(self.state, asked.offer, is_cancelled=is_cancelled)
-
-    def _on_refusal(self, asked: ClaudePendingRequest, reply: ControlReply) -> list[DialectOutput]:
-        """Forget the model or mode after a refusal, so that the next turn sets it again."""
-        state, why = self.state, f"{asked.subtype} was turned down: {reply.error}"
-        if asked.subtype == "set_model":
-            state.wanted_model = state.model = None
-        elif asked.mode is not None:
-            state.mode = None
-            state.refused_turn = requests.parse_mode_turn(reply.request_id)
-            if state.refused_turn is not None:
-                return [TurnEnded("failed", error=errors.build_mode_error(why))]
-        return [ev.Note(why)]
-
-    def _on_rate_limit(self, line: RateLimitLine, _: Frame) -> list[DialectOutput]:
-        info = line.info
-        self.state.resets_at = info.resets_at if info.status == "rejected" else None
-        if info.status in {"rejected", "allowed"}:
-            return []
-        used = "" if info.utilization is None else f", {info.utilization:.0%} used"
-        return [ev.Note(f"limit {info.window}: {info.status}{used}{_format_reset(info.resets_at)}")]
-
-    _HANDLERS: ClassVar[
-        dict[type[ClaudeOutput], Callable[["Claude", Any, Frame], list[DialectOutput]]]
-    ] = {
-        AssistantLine: _on_assistant,
-        EchoLine: _on_echo,
-        SystemLine: _on_system,
-        ResultLine: _on_result,
-        PermissionRequestLine: _on_permission_request,
-        PermissionCancelLine: _on_permission_cancelled,
-        ReplyLine: _on_reply,
-        RateLimitLine: _on_rate_limit,
-    }
 
     def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
         """Return the offers that were not read. The driver closes open tools and the turn."""
@@ -377,6 +211,46 @@ class Claude:
         return [*lost, end] if end else lost
 
 
-def _format_reset(epoch: float | None) -> str:
-    at = to_datetime(epoch)
-    return "" if at is None else f", until {at:%Y-%m-%d %H:%M} UTC"
+def _on_line(state: ClaudeState, line: ClaudeOutput, frame: Frame) -> list[DialectOutput]:
+    match line:
+        case StreamLine():
+            return content.on_stream_event(state, line)
+        case SystemLine():
+            return notices.on_system_line(state, line.subtype, frame)
+        case PermissionRequestLine():
+            return approvals.on_permission_request(state, line, frame)
+        case _:
+            return _HANDLERS[type(line)](state, line)
+
+
+# The handlers of all other lines.
+_HANDLERS: dict[type[ClaudeOutput], Callable[[ClaudeState, Any], list[DialectOutput]]] = {
+    AssistantLine: content.on_assistant_message,
+    EchoLine: content.on_user_message,
+    ResultLine: turns.on_result,
+    PermissionCancelLine: approvals.on_permission_cancelled,
+    ReplyLine: control.on_reply,
+    RateLimitLine: notices.on_rate_limit,
+}
+
+
+def _on_invalid_line(state: ClaudeState, frame: Frame) -> list[DialectOutput]:
+    """Keep a line of JSON that does not match its frame.
+
+    A result still ends its turn, and a request is declined, because Claude Code waits for an
+    answer.
+    """
+    try:
+        kind = decode_kind(frame.raw)
+    except (ValueError, RecursionError) as problem:
+        raise msgspec.DecodeError(str(problem)) from problem
+    unknown = ev.Unknown.from_line(frame.raw)
+    match kind.type:
+        case "result":
+            return [unknown, *turns.on_invalid_result(state, recover_result(frame.raw))]
+        case "control_request" if isinstance(kind.request_id, str):
+            return [requests.build_decline(frame.end, kind.request_id), unknown]
+        case str() as name if name in SILENT_TYPES:
+            return []
+        case _:
+            return [unknown]

@@ -1,4 +1,7 @@
-"""Translates lines of type `system`: states, compactions, retries, tasks and notices."""
+"""Translates lines of type `system`, and the lines about limits of the account.
+
+Lines of type `system` report states, compactions, retries, tasks and notices.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +19,7 @@ from steadyrun.providers.claude.frames import (
     Init,
     ModelFallback,
     Notice,
+    RateLimitLine,
     StateChanged,
     Status,
     SystemPart,
@@ -25,22 +29,38 @@ from steadyrun.providers.claude.frames import (
     TaskUpdated,
 )
 from steadyrun.providers.claude.state import ClaudeState
+from steadyrun.providers.shared.epoch import to_datetime
 
 # A task with any other status has ended.
 _ALIVE = frozenset({None, "pending", "running", "paused"})
 
 
-def on_system_line(state: ClaudeState, subtype: str, frame: Frame) -> list[DialectOutput] | None:
-    """Handle a line of type `system`; None if its subtype is unknown."""
+def on_system_line(state: ClaudeState, subtype: str, frame: Frame) -> list[DialectOutput]:
+    """Handle a line of type `system`. A line with an unknown subtype is kept."""
     if subtype in SILENT_SUBTYPES:
         return []
     read = SYSTEM_DECODERS.get(subtype)
     if read is None:
-        return None
+        return [ev.Unknown.from_line(frame.raw)]
     notice = read(frame.raw)
     if type(notice) is Init:
         return turns.on_init(state, notice, frame.end)
     return _HANDLERS[type(notice)](state, notice)
+
+
+def on_rate_limit(state: ClaudeState, line: RateLimitLine) -> list[DialectOutput]:
+    """Record the end of a reached limit, and report a limit that is close."""
+    info = line.info
+    state.resets_at = info.resets_at if info.status == "rejected" else None
+    if info.status in {"rejected", "allowed"}:
+        return []
+    used = "" if info.utilization is None else f", {info.utilization:.0%} used"
+    return [ev.Note(f"limit {info.window}: {info.status}{used}{_format_reset(info.resets_at)}")]
+
+
+def _format_reset(epoch: float | None) -> str:
+    at = to_datetime(epoch)
+    return "" if at is None else f", until {at:%Y-%m-%d %H:%M} UTC"
 
 
 def _on_state_changed(state: ClaudeState, notice: StateChanged) -> list[DialectOutput]:

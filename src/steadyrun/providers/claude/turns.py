@@ -8,14 +8,40 @@ for input that an earlier process of the same conversation did not finish.
 from msgspec.structs import replace
 
 from steadyrun.dialect import DialectOutput, ProcessExit, TurnBegan, TurnEnded
+from steadyrun.lib.framing import Frame
 from steadyrun.model import event as ev
 from steadyrun.model.usage import Cost
-from steadyrun.providers.claude import errors, offers, usage
+from steadyrun.providers.claude import approvals, errors, offers, usage
 from steadyrun.providers.claude.errors import ResultContext, TurnOutcome
-from steadyrun.providers.claude.frames import Init, ResultLine
-from steadyrun.providers.claude.requests import build_interrupt
+from steadyrun.providers.claude.frames import Init, ResultLine, UserLine
+from steadyrun.providers.claude.requests import BEGIN, OFFER, build_interrupt
 from steadyrun.providers.claude.state import ClaudeState, ClaudeTurn
 from steadyrun.providers.claude.usage import TurnUsage
+
+
+def on_user_line(state: ClaudeState, line: UserLine, frame: Frame) -> list[DialectOutput]:
+    """Begin a turn or record an offer, because a user message was written.
+
+    The lines of a recording have no keys. There, a line that was written during a turn is a
+    follow-up.
+    """
+    kind, _, name = frame.key.partition(":")
+    if kind == BEGIN:
+        return _begin_turn(state, name, line)
+    if kind == OFFER:
+        return offers.record_offer(state, name, line)
+    name = line.uuid or f"line{frame.number}"
+    # A turn with a doubtful end has ended if another message follows.
+    before = on_idle(state)
+    if state.turn is not None or state.offers:
+        return [*before, *offers.record_offer(state, name, line)]
+    return [*before, *_begin_turn(state, name, line)]
+
+
+def _begin_turn(state: ClaudeState, name: str, line: UserLine) -> list[DialectOutput]:
+    is_command = not line.should_query or offers.read_text(line).startswith("/")
+    state.begin_turn(ClaudeTurn(name, line.uuid, is_told=True, is_command=is_command))
+    return [TurnBegan(name)]
 
 
 def on_init(state: ClaudeState, init: Init, place: int) -> list[DialectOutput]:
@@ -90,7 +116,9 @@ def close_turn(state: ClaudeState, end: TurnEnded) -> list[DialectOutput]:
     """Close the open turn. Tasks that still run are background work from now on."""
     asking = [ask.request for ask in state.asks.values() if not ask.is_sub_agent]
     moot = [
-        each for ask in asking for each in resolve_approval(state, ask, "cancelled", "provider")
+        each
+        for ask in asking
+        for each in approvals.resolve_approval(state, ask, "cancelled", "provider")
     ]
     foreground = state.tools.keys()
     state.tasks = {task: tool for task, tool in state.tasks.items() if tool not in foreground}
@@ -98,16 +126,6 @@ def close_turn(state: ClaudeState, end: TurnEnded) -> list[DialectOutput]:
     if end.status == "completed":
         state.resets_at = None
     return [*moot, end]
-
-
-def resolve_approval(
-    state: ClaudeState, request: str, verdict: str, by: str
-) -> list[DialectOutput]:
-    """Resolve the approval of a request that was answered or cancelled."""
-    approvals = [name for name, ask in state.asks.items() if ask.request == request]
-    for name in approvals:
-        del state.asks[name]
-    return [ev.ApprovalResolved(name, verdict, by) for name in approvals]
 
 
 def on_idle(state: ClaudeState) -> list[DialectOutput]:
