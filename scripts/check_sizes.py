@@ -1,4 +1,4 @@
-"""Are functions and files still small? Prints the sizes and fails above the limits of the guide."""
+"""Checks the sizes of functions and files: prints them and fails above the limits of the guide."""
 
 import ast
 import sys

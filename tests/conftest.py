@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, settings
 pytest.register_assert_rewrite("steadyrun.testing.store_conformance")
 pytest.register_assert_rewrite("steadyrun.testing.provider_conformance")
 
-# The same examples on every machine, so that a red build is red for everybody; a busy machine may
-# be slow. `--hypothesis-profile=explore` looks for new ones.
+# The same examples on every machine, so that a failing build fails on all of them; a busy machine
+# may be slow. `--hypothesis-profile=explore` looks for new ones.
 settings.register_profile(
     "steady",
     deadline=None,

@@ -264,7 +264,7 @@ class AddressRefused(NotAllowed):
     code = "address_refused"
 
     def __init__(self, problem: str, *, host: str = "") -> None:
-        hint = "Name one that begins with https:// and that everybody can reach."
+        hint = "Name one that begins with https:// and is publicly reachable."
         super().__init__(f"the address {host or '…'!r} is refused: {problem}", hint=hint)
         self.host, self.problem = host, problem
 

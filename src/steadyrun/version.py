@@ -1,3 +1,3 @@
-"""Which version is this?"""
+"""Defines the version of steadyrun."""
 
 __version__ = "0.1.0"

@@ -137,7 +137,7 @@ def check_tools(tier: Tier | None, tools: Sequence[str] | None) -> Problem | Non
         return Problem(f"the tier {tier} has tools of its own", "Leave out one, or say custom.")
     for name in tools or ():
         if name in DENIED:
-            return Problem(f"the tool {name!r} is denied to everybody", "Leave it out.")
+            return Problem(f"the tool {name!r} is denied to every agent", "Leave it out.")
     return check_tool_names(tools or ())
 
 

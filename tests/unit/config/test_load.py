@@ -258,7 +258,7 @@ REFUSED = [
     (ADA + "tier = 'custom'\n", 4, "agents.ada.tier: the tier custom needs a list", "Name some"),
     (ADA + "tier = 'full'\ntools = ['Read']\n", 5, "agents.ada.tools: the tier full has", "Leave"),
     (ADA + "tools = ['Raed']\n", 4, "agents.ada.tools: unknown tool 'Raed'", "'Read'"),
-    (ADA + "tools = ['CronList']\n", 4, "'CronList' is denied to everybody", "Leave it out"),
+    (ADA + "tools = ['CronList']\n", 4, "'CronList' is denied to every agent", "Leave it out"),
     (ADA + "tools = 'Read'\n", 4, "expected a list of strings", ""),
     (ADA + "deny = ['Bsah']\n", 4, "agents.ada.deny: unknown tool 'Bsah'", "'Bash'"),
     (ADA + "deny = ['mcp__a,Bash']\n", 4, "unknown tool 'mcp__a,Bash'", ""),

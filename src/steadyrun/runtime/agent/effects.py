@@ -61,8 +61,11 @@ class _Frame:
 
 
 class EffectHandler:
-    """Carries out effects for one lane, in order. AgentWorker calls it for each update of its
-    process, one at a time."""
+    """Carries out effects for one lane, in order.
+
+    AgentWorker calls it for each update of its process, one at a time. A claim is kept while its
+    turn has begun but its run could not be recorded: the next attempt continues with that claim.
+    """
 
     def __init__(self, lane: Lane, control: RunControl, turns: Turns) -> None:
         self._lane, self._control, self._turns = lane, control, turns

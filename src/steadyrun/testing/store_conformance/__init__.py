@@ -1,4 +1,4 @@
-"""Does an engine keep the promises of `steadyrun.store`? One function per promise.
+"""Checks that an engine keeps the promises of `steadyrun.store`, with one function per promise.
 
 Write a `StoreHarness` for the engine and await every promise with a new harness. What needs the
 record to outlive its stores is in `DURABLE_PROMISES`; the memory reference makes only the others.

@@ -66,7 +66,7 @@ async def check_another_account_is_neither_closed_nor_opened(harness: StoreHarne
 
 
 async def check_a_new_account_does_not_wait_for_the_old_one(harness: StoreHarness) -> None:
-    """And whoever comes back to that one finds it as it was left."""
+    """The gate of the old account is unchanged when the daemon uses that account again."""
     home, work = await harness.open(accounts=HOME), await harness.open(accounts=WORK)
     scene = await set_scene(harness, store=home)
     await scene.send()
@@ -91,7 +91,7 @@ async def check_a_new_account_does_not_wait_for_the_old_one(harness: StoreHarnes
 
 
 async def check_a_run_ends_on_the_account_it_was_begun_with(harness: StoreHarness) -> None:
-    """Whoever writes its end, with whatever account: another daemon has taken it over."""
+    """The account stays the same if another daemon, with another account, finishes the run."""
     home, work = await harness.open(accounts=HOME), await harness.open(accounts=WORK)
     scene = await set_scene(harness, store=home)
     await scene.send()

@@ -1,5 +1,8 @@
-"""Promises about approvals: a question is a row as soon as it is told, whoever answers first has
-decided, the holder hears of it until whoever asked has it, and nothing outlives its run."""
+"""Promises about approvals.
+
+A question is a row as soon as it is recorded, and the first answer decides. The holder gets the
+answer until the process that asked has it. No question about a tool outlives its run.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -116,7 +119,7 @@ async def check_the_holder_hears_of_an_answer_until_it_is_told(harness: StoreHar
     ]  # fmt: skip
 
 
-async def check_nobody_else_hears_of_an_answer(harness: StoreHarness) -> None:
+async def check_an_answer_goes_only_to_the_holder_of_the_run(harness: StoreHarness) -> None:
     working = await set_working(harness)
     other = await set_scene(harness, "bo", store=working.store)
     await working.store.answer(await _ask(working, 0), _yes(harness))
@@ -240,7 +243,7 @@ async def check_a_no_about_a_budget_leaves_it_paused(harness: StoreHarness) -> N
     await expect_refused(store, ChangeRefused, store.answer(asked, _yes(harness)))
 
 
-async def check_nobody_is_asked_about_an_agent_that_is_gone(harness: StoreHarness) -> None:
+async def check_no_question_stays_open_for_a_removed_agent(harness: StoreHarness) -> None:
     working = await set_working(harness)
     store, asked = working.store, await _ask_about_budget(working)
     await working.scene.finish(working.claim)

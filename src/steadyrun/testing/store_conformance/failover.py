@@ -1,5 +1,5 @@
-"""Promises about chains: the first provider that is not closed does the work, and the first of all
-does it again as soon as its gate lets somebody through."""
+"""Promises about chains: the first provider that is not closed does the work, and the first in the
+chain gets it back as soon as its gate lets a run through."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -80,7 +80,7 @@ async def check_a_run_that_is_limited_goes_on_elsewhere(harness: StoreHarness) -
         assert item.status == "queued"
 
     assert providers == ["claude", "codex", "shell"]
-    assert await _started(scene) == [], "nobody is left"
+    assert await _started(scene) == [], "every provider is closed"
 
 
 async def check_a_suspicion_changes_no_provider(harness: StoreHarness) -> None:
@@ -144,7 +144,7 @@ async def check_a_changed_chain_is_the_one_that_counts(harness: StoreHarness) ->
     assert started.run.provider == "codex"
 
 
-async def check_nobody_is_hired_whose_whole_chain_is_closed(harness: StoreHarness) -> None:
+async def check_a_direct_run_is_refused_if_its_whole_chain_is_closed(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     for provider in ("claude", "codex"):
         await _close(scene, provider)

@@ -1,4 +1,4 @@
-"""How is a check set up and read? An agent, a holder, and short names for what they do."""
+"""Sets up and reads the checks: an agent, a holder, and short names for their actions."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -81,7 +81,7 @@ async def check_a_suspicion_is_told_and_passes(harness: StoreHarness) -> None:
 
 
 async def check_a_run_that_is_limited_closes_its_gate(harness: StoreHarness) -> None:
-    """In the same transaction, whoever writes its end and however."""
+    """The gate closes in the transaction that ends the run, for every way to end it."""
     scene = await set_scene(harness)
     for n, keep_warm in enumerate((False, True)):
         await scene.send()
@@ -115,7 +115,7 @@ async def check_a_limit_that_comes_with_events_keeps_them_in_order(harness: Stor
 
 
 async def check_a_gate_that_is_ready_takes_one(harness: StoreHarness) -> None:
-    """Whoever asks, and however many are asked for; the next one when that has been answered."""
+    """One run starts for all callers together; the next starts when the first has an answer."""
     scene, other = await set_scene(harness), await harness.open()
     crew = [scene] + [await set_scene(harness, n, store=scene.store) for n in ("bo", "cy", "di")]
     for each in crew:

@@ -1,4 +1,4 @@
-"""What does an engine bring along so that its promises can be checked?"""
+"""Defines what an engine provides so that its promises can be checked."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager

@@ -72,7 +72,7 @@ async def check_unknown_ids_are_not_found(harness: StoreHarness) -> None:
     agent, item = AgentId("agt_none"), ItemId("itm_none")
 
     for kind, name, verb in [
-        ("agent", "nobody", store.agent("nobody")),
+        ("agent", "missing", store.agent("missing")),
         ("agent", agent, store.lane(agent)),
         ("agent", agent, store.pause(agent)),
         ("agent", agent, store.resume(agent)),
@@ -133,7 +133,7 @@ async def check_the_same_key_is_the_same_item(harness: StoreHarness) -> None:
     assert await read_everything(scene.store) == before
 
 
-async def check_a_repeated_key_wakes_nobody(harness: StoreHarness) -> None:
+async def check_a_repeated_key_sends_no_hint(harness: StoreHarness) -> None:
     scene = await set_scene(harness)
     await scene.send(key="k")
     claim = await scene.claim()

@@ -108,7 +108,7 @@ async def check_what_the_run_absorbed_is_settled_on_going_on(harness: StoreHarne
     assert shared.reply == "first words"
 
 
-async def check_a_turn_that_nobody_asked_for_is_last_in_the_lane(harness: StoreHarness) -> None:
+async def check_a_turn_without_a_request_is_last_in_the_lane(harness: StoreHarness) -> None:
     ending = await _set_ending(harness, 2)
     store, now = ending.store, harness.clock.now()
     before = await store.lane(ending.scene.agent)

@@ -86,7 +86,7 @@ async def check_no_more_is_taken_than_fits(harness: StoreHarness) -> None:
     assert await take(9, 0) == sent[4:]
 
 
-async def check_nobody_else_takes_a_followup(harness: StoreHarness) -> None:
+async def check_only_the_holder_takes_a_followup(harness: StoreHarness) -> None:
     held = await _set_held(harness, 1)
     other = await harness.open()
     rival = await other.join("worker")

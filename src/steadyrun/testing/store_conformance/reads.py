@@ -28,25 +28,25 @@ POLL_SECONDS = 0.02
 
 
 class LostHints(Notifier):
-    """Nobody ever hears anything."""
+    """Drops every hint."""
 
-    def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
-        """Say nothing."""
+    def notify(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
+        """Send nothing."""
 
-    def ring_all(self) -> None:
-        """Say nothing."""
+    def notify_all(self) -> None:
+        """Send nothing."""
 
 
 class DoubledHints(Notifier):
-    """Everything is said twice, and to everybody as well."""
+    """Sends every hint twice, and to all waiters too."""
 
-    def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
+    def notify(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
         known = list(agents)
         super().notify(known)
         super().notify(known)
         super().notify_all()
 
-    def ring_all(self) -> None:
+    def notify_all(self) -> None:
         super().notify_all()
         super().notify_all()
 
@@ -58,13 +58,13 @@ class LateHints(Notifier):
         super().__init__()
         self._held_back: list[str] | None = None
 
-    def ring(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
+    def notify(self, agents: Iterable[str], hint: Hint = Hint.WORK) -> None:
         late, self._held_back = self._held_back, list(agents)
         if late is not None:
             super().notify(late)
 
-    def ring_all(self) -> None:
-        self.ring([])
+    def notify_all(self) -> None:
+        self.notify([])
 
 
 async def check_pages_equal_the_whole(harness: StoreHarness) -> None:

@@ -13,7 +13,7 @@ from steadyrun.testing.store_conformance.fixtures import (
 from steadyrun.testing.store_conformance.harness import StoreHarness
 
 
-async def check_nobody_is_called_for_nothing(harness: StoreHarness) -> None:
+async def check_no_holder_is_called_without_a_request(harness: StoreHarness) -> None:
     working = await set_working(harness)
     store, scene = working.store, working.scene
     await store.accept(Message(scene.agent, "wait", followup="queue"))

@@ -1,4 +1,4 @@
-"""Promises about what is known of lanes: all that whoever begins to hear a process goes on from."""
+"""Promises about lane snapshots: a worker that begins to read a process continues from one."""
 
 from steadyrun.errors import NotFound
 from steadyrun.model.event import (

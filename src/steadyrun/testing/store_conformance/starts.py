@@ -154,8 +154,8 @@ async def check_nothing_starts_while_paused_or_gated(harness: StoreHarness) -> N
     assert [each.agent.id for each in await _started(scene)] == [scene.agent]
 
 
-async def check_where_nothing_is_ready_nobody_is_told(harness: StoreHarness) -> None:
-    """Whoever looks at every hint, and finds nothing, would else look for ever."""
+async def check_no_hint_is_sent_while_nothing_is_ready(harness: StoreHarness) -> None:
+    """A hint without work would make a worker that starts runs on every hint loop for ever."""
     scene = await set_scene(harness)
     store, rung = scene.store, list[str]()
 

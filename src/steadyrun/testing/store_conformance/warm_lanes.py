@@ -1,4 +1,4 @@
-"""Promises about warm lanes: nothing runs in them, and they stay with whoever keeps a process."""
+"""Promises about warm lanes: nothing runs in them, and the holder of the process keeps them."""
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta

@@ -285,7 +285,7 @@ class TestPermissions:
             ('{"tools": [""]}', "unknown tool ''", "Valid here: "),
             ('{"tier": "custom"}', "the tier custom needs a list of tools", "Name some of: "),
             ('{"tier": "full", "tools": []}', "the tier full has tools of its own", "Leave out"),
-            ('{"tools": ["CronList"]}', "the tool 'CronList' is denied to everybody", "Leave"),
+            ('{"tools": ["CronList"]}', "the tool 'CronList' is denied to every agent", "Leave"),
             ('{"tier": 1}', "cannot be understood: Expected `str | null`, got `int`", "It may"),
             ('{"tools": "Read"}', "cannot be understood: Expected `array | null`", "It may"),
             ('{"note": 1}', "cannot be understood: Expected `str`, got `int`", "It may"),

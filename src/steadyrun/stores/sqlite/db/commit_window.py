@@ -1,8 +1,8 @@
 """Computes how long a commit waits for other writes. Pure: the caller passes the time.
 
-Idle, not at all: a lone writer gets its commit at once. Under many small writes a commit for each
+A single writer does not wait: its commit is done at once. Under many small writes a commit for each
 would cost more than the writes, so they gather for 10 to 50 ms. A wait ends early as soon as every
-lane of the last commit is here again: then nobody is missing.
+lane of the last commit has a write in this one: no other write is expected.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Gives each process on a home its turn to write, so that none starves.
 
-SQLite's own lock goes to whoever asks at the right moment; a busy process would win it again and
-again. Here a process must pass the turnstile before it may ask, and holds it until it has the lock:
-who has just written stands behind who was waiting.
+SQLite gives its own lock to the process that asks at the right moment, so a busy process could win
+it every time. Here a process first takes a file lock and keeps it until it has the lock of SQLite:
+a process that has just written waits behind the processes that were waiting.
 """
 
 import os

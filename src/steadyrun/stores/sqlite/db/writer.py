@@ -90,7 +90,12 @@ class _Group:
 
 
 class Writer:
-    """Runs writes in one thread over one connection, in the order they were asked for."""
+    """Runs writes in one thread over one connection, in the order of the calls.
+
+    SqliteStore creates it, calls `write` for each change and `close` at the end. A write is queued,
+    then part of a group, then committed or failed. The caller gets a result only after the commit.
+    Only the thread uses the connection, and a failed write undoes no other write of its group.
+    """
 
     def __init__(
         self,
@@ -100,7 +105,7 @@ class Writer:
         patience_seconds: float,
         on_change: Callable[[], None],
     ) -> None:
-        """`heard` is called on `loop` when another process has written.
+        """`on_change` is called on `loop` when another process has written.
 
         This may wait for other processes: make it in a thread, not on the loop.
         """

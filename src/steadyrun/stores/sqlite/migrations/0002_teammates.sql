@@ -1,6 +1,6 @@
 -- A lane may be warm: nothing runs in it, and its holder keeps it for the process that waits there.
--- Whoever is to be claimed has a `ready_at`, and nobody else has: ready lanes, and warm ones with
--- something queued, for their own holder.
+-- Only a lane that can be claimed has a `ready_at`: a ready lane, and a warm lane with something
+-- queued, which only its own holder may claim.
 
 ALTER TABLE lanes RENAME TO lanes_before;
 
@@ -35,8 +35,8 @@ ALTER TABLE items ADD COLUMN payload BLOB;
 -- What a process was launched with, sealed.
 ALTER TABLE processes ADD COLUMN seal TEXT NOT NULL DEFAULT '';
 
--- Who was added by somebody is not who a single run has made for itself, as all of them were until
--- now. Who is removed leaves the record as it is and the name to others.
+-- An agent that a user added differs from one that a single run made for itself; until now all
+-- agents were of the second kind. A removed agent stays in the record, and its name is free again.
 ALTER TABLE agents RENAME TO agents_before;
 
 CREATE TABLE agents (

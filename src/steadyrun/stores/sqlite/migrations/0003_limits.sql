@@ -1,5 +1,5 @@
--- A gate is one document: whether it lets somebody through is asked of it as a whole. What is closed
--- stays closed, until the time that was known.
+-- A gate is one document: its whole state decides whether it lets a run through. A closed gate stays
+-- closed until the recorded time.
 
 ALTER TABLE gates RENAME TO gates_before;
 
@@ -30,8 +30,8 @@ DROP TABLE gates_before;
 
 ALTER TABLE processes ADD COLUMN account TEXT NOT NULL DEFAULT '';
 
--- What persons were asked. Open until somebody answers, answered until whoever asked has it. A run
--- that ends withdraws what it has asked about tools.
+-- The questions to users. A question is open until a user answers it, and answered until the process
+-- that asked has the answer. A run that ends withdraws its questions about tools.
 CREATE TABLE approvals (
     approval_id TEXT PRIMARY KEY,
     agent_id    TEXT NOT NULL,
