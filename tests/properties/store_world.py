@@ -121,7 +121,11 @@ class Work:
 
 
 class World(RuleBasedStateMachine):
-    """SQLite and the reference. What is drawn is an index into what there is by now."""
+    """Holds a SQLite store and the memory reference, and runs each verb on both.
+
+    The rules of `Lockstep` call it. Invariant: both stores gave the same answer to every verb. A
+    drawn number is an index into the agents, holders, items and claims that exist at that step.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +259,7 @@ class World(RuleBasedStateMachine):
             work.runs.append(run)
 
     def _go_on(self, work: Work, data: st.DataObject) -> None:
-        """Mostly from a run that ends now, to an offer, to any item or to what nobody asked."""
+        """Mostly from a run that ends now, to an offer, any item or a turn without a request."""
         claim, run, end = work.claim, work.runs[-1], Finished(self.clock.now(), *data.draw(endings))
         if data.draw(small) < 3:
             self._both(lambda store: store.change(claim, run, end))

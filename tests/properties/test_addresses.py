@@ -1,7 +1,7 @@
-"""However an address is written that not everybody can reach, no request goes there.
+"""Tests that no request goes to an address that is not public, in any spelling of the address.
 
-What is true is asked of others: Python's own table of networks, and the C library, which takes more
-ways to write an address than anybody remembers.
+The expected results come from other sources: Python's own table of networks, and the C library,
+which accepts many unusual spellings of an address.
 """
 
 import ipaddress
@@ -26,7 +26,7 @@ CLOSED = [
     "203.0.113.255", "224.0.0.0", "239.255.255.255", "240.0.0.0", "255.255.255.255",
     "100.100.100.200", "168.63.129.16",
 ]  # fmt: skip
-# What everybody can reach, right beside it.
+# Public addresses next to those networks.
 BESIDE = [
     "1.0.0.0", "9.255.255.255", "11.0.0.0", "100.63.255.255", "100.128.0.0", "126.255.255.255",
     "128.0.0.0", "169.253.255.255", "169.255.0.0", "172.15.255.255", "172.32.0.0",
@@ -138,7 +138,7 @@ def test_no_wrapping_hides_it(address: IPv4Address, is_long: bool) -> None:
 
 @settings(max_examples=500)
 @given(any_4 | any_6 | st.sampled_from([*CLOSED, *BESIDE]).map(IPv4Address))
-def test_what_everybody_can_reach_is_taken_and_nothing_else(
+def test_only_public_addresses_are_accepted(
     address: IPv4Address | IPv6Address,
 ) -> None:
     host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)

@@ -48,7 +48,7 @@ def run_of(end: End, again: RetryDecision | None, attempt: int) -> Run:
 
 
 class Table:
-    """The same said once more, over the whole life of an item: how often was it allowed what?"""
+    """The same rules in a second form: counts over the whole life of an item what is allowed."""
 
     def __init__(self, item: Item) -> None:
         self.may_repeat = item.on_lost != "fail"

@@ -26,7 +26,7 @@ from steadyrun.runtime.prompt.briefing import (
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-# Where a line ends for anybody, what we say ourselves, half a character, and much of everything.
+# All line separators, our own markers, half a character, and long texts.
 BREAKS = ["\n", "\r", "\x0b", "\x1c", "\x85", "\u2028", "\u2029", "[End of the record.]", "Asked:"]
 words = st.text(max_size=40) | st.sampled_from([*BREAKS, "\ud800", "> ", "🐤" * 900, "x" * 5000])
 texts = st.lists(words, max_size=6).map("".join)

@@ -1,4 +1,4 @@
-"""Is a limit reached once, at its time, and never by what nobody knows taken for nothing?"""
+"""Tests that a limit is reached once, at its time, and that an unknown cost is not zero."""
 
 import itertools
 from datetime import UTC, datetime, timedelta
@@ -115,7 +115,7 @@ def test_each_mark_is_told_once_and_in_order(
     told: list[BudgetReached] = []
     for usage, cost in heard:
         told += meter.count(usage, cost)
-        # Whoever comes later and reads the record tells none of it again.
+        # A meter that is built later from the record reports none of the marks again.
         again = BudgetMeter(budget, windows, rules, told)
         assert again.count(usage, cost) == []
 
@@ -128,7 +128,7 @@ def test_each_mark_is_told_once_and_in_order(
 
 
 @given(BUDGETS, WINDOWS, RULES, SPENT, SPENT)
-def test_whoever_spends_more_has_reached_no_less(
+def test_higher_spending_reaches_no_fewer_marks(
     budget: Budget, windows: dict[Limit, Window], rules: BudgetRules, own: Spending, more: Spending
 ) -> None:
     before = {mark.name: mark.percent for mark in find_marks(budget, windows, own, rules)}

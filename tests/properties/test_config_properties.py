@@ -1,4 +1,4 @@
-"""Does the configuration keep its word for any file whatever?"""
+"""Tests the promises of the configuration for any file."""
 
 import tempfile
 from dataclasses import dataclass

@@ -60,7 +60,7 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
 
 @cache
 def strategy_for(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of a field's type; a type nobody thought of fails the tests."""
+    """Values of a field's type; an unexpected type fails the tests."""
     if kind in SIMPLE:
         return SIMPLE[kind]
     if get_origin(kind) in {Union, types.UnionType}:

@@ -1,6 +1,6 @@
-"""Does a gate keep its rules, whatever it is told and whenever? Against the rules as a table.
+"""Tests that a gate keeps its rules for any news at any time, against a table of the rules.
 
-Each row says for a state and a piece of news what becomes of the gate. The rows are tried in their
+Each row gives for a state and a piece of news what becomes of the gate. The rows are tried in their
 order, the first that fits counts, and one always does.
 """
 
@@ -184,7 +184,7 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(run=runs)
     def begin(self, run: int) -> None:
-        """As an engine does it: only where somebody is let through, or a turn begins by itself."""
+        """As an engine does: only if the gate lets a run through, or if a turn begins by itself."""
         self.began[run] = self.now
         self._tell(Dispatched(self._id(run)))
 

@@ -1,4 +1,4 @@
-"""Is what is compiled of a policy never more than was allowed, whoever is to keep to it?"""
+"""Tests that a compiled policy never allows more than the policy, for every provider."""
 
 from collections.abc import Collection
 from functools import partial
@@ -119,7 +119,7 @@ def check_kept(
     try:
         kept, notes = apply_permissions(drivers, agent, file)
     except AbilityMissing:
-        # Who has all tools is refused by nobody, and these two can do with any.
+        # No provider refuses an agent with all tools, and these two accept any list of tools.
         assert provider not in {"claude", "scripted"}
         assert not set(TOOLS) <= may
         return

@@ -44,7 +44,7 @@ class Counting(RuleBasedStateMachine):
         self.lines.pop(run, None)
 
     @invariant()
-    def what_is_free_is_what_nobody_uses(self) -> None:
+    def free_slots_are_the_unused_ones(self) -> None:
         used = [provider for provider, is_used in self.lines.values() if is_used]
         assert self.slots.free == max(0, self.most - len(used))
         full = {name for name, most in self.caps.items() if used.count(name) >= most}

@@ -1,4 +1,4 @@
-"""Whatever is heard, and however often it is begun anew: is each span told once, and the same?"""
+"""Tests that each span is exported once and unchanged, for any events and any restarts."""
 
 from collections import Counter
 from datetime import timedelta

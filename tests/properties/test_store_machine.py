@@ -45,7 +45,11 @@ from tests.properties.store_world import (
 
 
 class Lockstep(World):
-    """Whatever may happen to a store."""
+    """The rules: every verb that a daemon or a caller may use on a store, in any order.
+
+    Hypothesis runs it and draws the rules. Invariant after each step: the reads of the SQLite store
+    and of the reference are equal.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -105,7 +109,7 @@ class Lockstep(World):
 
     @rule(provider=providers, account=st.sampled_from(ACCOUNTS))
     def change_account(self, provider: str, account: str) -> None:
-        """Somebody has written another key into the configuration, or the one from before."""
+        """The user has written another key into the configuration, or an earlier one."""
         self.accounts[provider] = account
         self._both(lambda store: store.gates())
 
@@ -115,7 +119,7 @@ class Lockstep(World):
 
     @rule(n=small, name=st.sampled_from(["ada", "cy"]))
     def people_change(self, n: int, name: str) -> None:
-        """Somebody joins, leaves or is added, perhaps under a name that is taken."""
+        """A holder joins or leaves, or an agent is added, perhaps under a name that is taken."""
         if n == 0:
             self._add(name, PROVIDERS[0])
         elif n == 1:

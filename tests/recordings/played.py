@@ -132,7 +132,7 @@ def texts(seen: Iterable[AnyEvent]) -> list[tuple[str, Any]]:
 
 
 def unknown(seen: Iterable[AnyEvent]) -> set[str | None]:
-    """The lines that nobody could read."""
+    """The lines that the Dialect could not read."""
     return {event.text for event in events_of(seen) if isinstance(event, ev.Unknown)}
 
 

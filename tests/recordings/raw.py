@@ -1,7 +1,7 @@
 """Defines what the readers of raw frames find in a recording, for any CLI.
 
-The other opinion, by somebody who does not trust our Dialects: nothing of ours is imported by its
-readers, and nothing is taken over from how a Dialect works.
+The readers are a second opinion on our Dialects: they import no code of ours and take over nothing
+from how a Dialect works.
 """
 
 import json
@@ -100,7 +100,7 @@ class Turn:
     tokens: Tokens | None = None
     is_cut_short: bool = False
     resets_at: int | None = None
-    # Nobody had written anything for it.
+    # No message was sent to start this turn.
     is_self: bool = False
 
 

@@ -131,6 +131,12 @@ class _Asked(NamedTuple):
 
 
 class _AppServer(_Reader):
+    """Reads the raw frames of `codex app-server`, in their order.
+
+    The reader of a recording gives it each frame. At most one turn is open at a time: `turn_id` is
+    None until the server has named the turn. Notifications of other threads are ignored.
+    """
+
     def __init__(self) -> None:
         super().__init__()
         self.turn_id: str | None = None

@@ -116,7 +116,7 @@ CODEX = Shape(
         {"method": None, "params": {}},
         {"method": ["turn/completed"]},
         {"id": 123456, "result": {"turn": {"id": "x"}}},
-        {"id": "nobody:asked", "error": {"code": -32600, "message": "no active turn to steer"}},
+        {"id": "unknown:request", "error": {"code": -32600, "message": "no active turn to steer"}},
         {"type": "no.such.type", "usage": {"input_tokens": 1}},
         {"type": ["turn.completed"]},
     ),

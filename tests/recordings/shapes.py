@@ -63,7 +63,7 @@ class Shape:
         )
 
     def with_more(self, message: Json) -> Json:
-        """The same frame with fields that nobody knows."""
+        """The same frame with unknown fields."""
         more = {"no_such_field": {"type": "result", "is_error": True}, "noSuchField": [None]}
         for path in ((), *self.inner):
             found = get(message, path)

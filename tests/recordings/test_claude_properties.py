@@ -42,7 +42,7 @@ def test_an_end_that_says_nothing_is_no_success() -> None:
 
 def _of_a_sub_agent(line: RecordedLine) -> RecordedLine:
     assert isinstance(line.msg, dict)
-    text = [{"type": "text", "text": "said by somebody else"}]
+    text = [{"type": "text", "text": "text of another agent"}]
     message = line.msg["message"] | {"content": text}
     more = {"message": message, "parent_tool_use_id": "toolu_other", "error": "rate_limit"}
     return replace(line, msg=line.msg | more)

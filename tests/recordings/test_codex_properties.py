@@ -89,7 +89,7 @@ def _of_another(line: RecordedLine) -> Iterator[RecordedLine]:
 
 
 _ROOT = ("params", "turn", "rootTurnId")
-# A question of any thread may be withdrawn; a warning is one whoever is warned.
+# A question of any thread may be withdrawn, and a warning of any thread counts.
 _OF_ALL = ("serverRequest/resolved", "warning", "deprecationNotice")
 
 
@@ -151,11 +151,11 @@ def _without_status(message: Json) -> Json:
     return put(message, ("params", "turn"), {"id": message["params"]["turn"]["id"]})
 
 
-# -- what nobody knows
+# -- unknown items and frames
 
 
 @by_name
-def test_an_item_nobody_knows_is_kept_and_changes_nothing(recording: Recording) -> None:
+def test_an_unknown_item_is_kept_and_changes_nothing(recording: Recording) -> None:
     lines, before = recording.lines(), told(recording, recording.lines())
     places = [n for n, line in enumerate(lines) if _item_of(line)]
     for place in places:
@@ -205,7 +205,7 @@ def test_other_words_change_nothing_but_the_words(recording: Recording) -> None:
 
 
 def _swapped(line: RecordedLine) -> RecordedLine:
-    """All words that anybody has said, on both sides."""
+    """The line with all texts of both sides in swapped case."""
     if isinstance(line.msg, str) or line.dir == "err":
         return line
     message = CODEX.reworded(line.msg, str.swapcase)
@@ -314,12 +314,14 @@ def _fates(seen: Any) -> list[str]:
 
 
 @by_server
-@pytest.mark.parametrize("name", [None, "nobody"])
-def test_what_somebody_else_said_settles_nothing(recording: Recording, name: str | None) -> None:
+@pytest.mark.parametrize("name", [None, "unknown"])
+def test_a_message_of_another_client_settles_no_offer(
+    recording: Recording, name: str | None
+) -> None:
     lines: list[RecordedLine] = []
     for line in recording.lines():
         if _item_of(line):
-            content = [{"type": "text", "text": "from somebody else"}]
+            content = [{"type": "text", "text": "from another client"}]
             item = {"type": _SHOWN, "id": "x", "clientId": name, "content": content}
             shown = in_item(line.msg, item) | {"method": "item/started"}
             lines.append(replace(line, msg=shown))

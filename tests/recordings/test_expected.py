@@ -16,7 +16,7 @@ by_name = pytest.mark.parametrize("recording", RECORDINGS, ids=str)
 by_cli = pytest.mark.parametrize("cli", CLIS)
 AT_LEAST: dict[Cli, int] = {"claude": 65, "codex": 45}
 
-# Whatever would say on which machine, or for whom, something was recorded.
+# Text that would reveal the machine or the user of a recording.
 _PRIVATE = re.compile(
     r"/(?:home|root|Users|private|work|opt)/|\bsk-(?!test\b|ant-oat01-test\b)[A-Za-z0-9]"
     r"|\b(?!127\.0\.0\.1\b)\d{1,3}(?:\.\d{1,3}){3}\b|[\w.]+@[\w.]+\.\w+"
@@ -46,7 +46,7 @@ def test_the_command_need_not_know_that_a_process_was_for_one_turn(
     recording = next(each for each in recordings("codex") if each.name == name)
     _, *expected = _expected(recording)
 
-    # Only then nobody knows when the turn began.
+    # A replay does not know when the turn began.
     apart = ("run.started", "output.raw")
     replayed = [type_ for type_ in _replayed(tmp_path, recording) if type_ not in apart]
     assert replayed == [event[1] for event in expected if event[1] not in apart]

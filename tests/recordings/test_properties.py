@@ -108,7 +108,7 @@ def test_chunks_make_no_difference(recording: Recording, data: st.DataObject) ->
 
 
 @by_name
-def test_a_line_nobody_knows_is_kept_and_changes_nothing(recording: Recording) -> None:
+def test_an_unknown_line_is_kept_and_changes_nothing(recording: Recording) -> None:
     lines, before = recording.lines(), told(recording, recording.lines())
     noise = SHAPES[recording.cli].noise
     for place in range(len(lines) + 1):
@@ -120,7 +120,7 @@ def test_a_line_nobody_knows_is_kept_and_changes_nothing(recording: Recording) -
 
 
 @by_name
-def test_fields_nobody_knows_change_nothing(recording: Recording) -> None:
+def test_unknown_fields_change_nothing(recording: Recording) -> None:
     lines, shape = recording.lines(), SHAPES[recording.cli]
 
     assert told(recording, changed(lines, shape.with_more)) == told(recording, lines)
@@ -143,7 +143,7 @@ def test_words_do_not_matter(recording: Recording) -> None:
 
 
 @by_name
-def test_one_turn_ends_the_same_when_nobody_says_it_is_the_only_one(recording: Recording) -> None:
+def test_a_single_turn_ends_the_same_without_the_one_shot_option(recording: Recording) -> None:
     if recording.one_shot:
         other = dataclasses.replace(recording, one_shot=False)
         assert outcomes(other.play()) == outcomes(recording.play())
@@ -157,7 +157,7 @@ def test_a_frame_may_say_anything(kind: str) -> None:
         lines[place] = replace(lines[place], msg=SHAPES[recording.cli].garbled(message, value))
         seen = played(recording, lines)
         assert is_sound(seen)
-        # Of what we say, nobody knows the answer if nobody knows the question.
+        # If a request of ours is garbled, the answer to it is unknown too.
         assert lines[place].dir == "in" or unknown(seen) <= {raw_of(lines[place]).decode()}
 
 

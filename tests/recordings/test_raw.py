@@ -165,7 +165,7 @@ def test_all_the_money_is_told(raw: Reading, told: Told) -> None:
     assert sum(known) == pytest.approx(raw.total_usd, abs=1e-9)
 
 
-def test_no_price_is_estimated_for_what_nobody_has_counted(raw: Reading, told: Told) -> None:
+def test_no_cost_is_estimated_without_counted_tokens(raw: Reading, told: Told) -> None:
     for turn, end in zip(raw.turns, told.ends(), strict=True):
         assert end.cost.kind != "estimated" or (turn.tokens and turn.usd is None)
 
@@ -253,7 +253,7 @@ def _known(seen: AnyEvent) -> ev.Event:
 
 
 def _was_given_up(tool: ev.ToolCompleted | ev.ToolFailed) -> bool:
-    """Nobody has said that it ended: it was open at the end of its turn."""
+    """Whether the tool was still open at the end of its turn: the CLI reported no end."""
     return isinstance(tool, ev.ToolFailed) and tool.error == STILL_RUNNING
 
 

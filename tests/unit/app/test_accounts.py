@@ -149,7 +149,7 @@ def test_all_who_come_at_once_get_the_same_key(tmp_path: Path) -> None:
         assert len(keys.pop()) == 32
 
 
-def test_a_key_is_for_nobody_else_and_stays(tmp_path: Path) -> None:
+def test_home_key_is_readable_by_its_owner_alone_and_stays(tmp_path: Path) -> None:
     key = load_home_key(tmp_path)
 
     assert stat.S_IMODE((tmp_path / "seal").stat().st_mode) == 0o600

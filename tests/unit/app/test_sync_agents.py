@@ -154,7 +154,7 @@ def test_one_that_is_gone_is_paused_and_goes_on_when_it_is_back(desk: Desk) -> N
     desk.with_store(act)
 
 
-def test_whom_a_person_has_paused_stays_paused(desk: Desk) -> None:
+def test_agent_paused_by_a_user_stays_paused(desk: Desk) -> None:
     async def act(store: Store) -> None:
         await desk.sync(store, ADA)
         ada = await store.agent("ada")
@@ -187,7 +187,7 @@ def test_who_was_added_by_hand_is_left_alone(desk: Desk) -> None:
     desk.with_store(act)
 
 
-def test_a_name_that_somebody_has_is_refused(desk: Desk) -> None:
+def test_name_of_an_existing_agent_is_refused(desk: Desk) -> None:
     async def act(store: Store) -> None:
         by_hand = Agent(AgentId("agt_1"), "ada", ("scripted",), "/nowhere")
         await store.add_agent(by_hand)

@@ -135,7 +135,7 @@ class TestPlaces:
 
         assert home == tmp_path.resolve() / ".steadyrun"
 
-    def test_a_home_of_nobody_is_refused(self, tmp_path: Path) -> None:
+    def test_home_of_an_unknown_user_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigInvalid, match="no home directory"):
             locate(None, tmp_path, {"STEADYRUN_HOME": "~no-such-user-here/x"})
 

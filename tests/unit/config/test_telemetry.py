@@ -126,7 +126,7 @@ def test_what_cannot_work_is_refused_by_name(tmp_path: Path, text: str, problem:
     assert problem in str(refused(tmp_path, text))
 
 
-def test_a_project_that_nobody_trusts_may_not_send_anything_anywhere(tmp_path: Path) -> None:
+def test_untrusted_project_may_not_configure_telemetry(tmp_path: Path) -> None:
     (tmp_path / "steadyrun.toml").write_text(f"[telemetry]\n{ENDPOINT}")
 
     with pytest.raises(ConfigUntrusted):

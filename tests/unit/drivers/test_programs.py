@@ -242,7 +242,7 @@ def test_a_login_is_looked_for_where_the_program_has_its_folder(tmp_path: Path) 
 
 def test_a_file_of_credentials_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / ".claude").mkdir()
-    # Whoever opens it waits for somebody to write into it.
+    # A process that opens the pipe waits until another process writes into it.
     os.mkfifo(tmp_path / ".claude" / "login", mode=0)
 
     assert programs.find_login(PROGRAM, {"HOME": str(tmp_path)}) == "~/.claude/login"

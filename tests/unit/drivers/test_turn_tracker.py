@@ -1,4 +1,4 @@
-"""What does `TurnTracker` keep in order, whatever a Dialect says?"""
+"""Tests that `TurnTracker` keeps turns in order for any output of a Dialect."""
 
 from datetime import UTC, datetime
 from pathlib import Path

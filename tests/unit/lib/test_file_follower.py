@@ -1,4 +1,4 @@
-"""A file is read while somebody else writes it; nothing is missed, and nothing is slept through."""
+"""Tests reading a file that another process writes: no line and no notification is missed."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ from steadyrun.lib.file_follower import (
 from steadyrun.lib.inotify import open_inotify
 
 PATIENCE_SECONDS = 60.0
-# So long that whoever wakes earlier was told by the kernel, or polls because it was not.
+# A reader that wakes earlier was notified by the kernel, or polls because inotify is missing.
 NEVER_SECONDS = 3600.0
 
 # Appends bursts of lines as fast as it can, of sizes around the chunk's.
@@ -56,7 +56,7 @@ def run(
     use_inotify: bool = True,
     safety_seconds: float = NEVER_SECONDS,
 ) -> None:
-    """Run `use` where only the kernel, or polling without it, can wake anybody."""
+    """Run `use` where only the kernel, or polling without inotify, can wake a reader."""
 
     async def main() -> None:
         with (
@@ -372,7 +372,7 @@ def test_new_followers_do_not_put_off_the_tick(path: Path) -> None:
     run(main, use_inotify=False)
 
 
-def test_more_than_the_kernel_notes_down_wakes_everybody(path: Path) -> None:
+def test_overflow_of_the_kernel_queue_wakes_all_readers(path: Path) -> None:
     inotify = open_inotify()
     if inotify is None:
         pytest.skip("there is no inotify here")

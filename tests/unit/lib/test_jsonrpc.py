@@ -54,7 +54,7 @@ NO_MESSAGES = {
     "a string": b'"method"',
     "null": b"null",
     "another object": b'{"type":"result","result":"fine"}',
-    "an error for nobody": b'{"type":"error","error":{"code":1,"message":"no"}}',
+    "an error without an id": b'{"type":"error","error":{"code":1,"message":"no"}}',
     "an answer without one": b'{"id":1}',
     "an answer with a null error": b'{"id":1,"error":null}',
     "an error of another shape": b'{"id":1,"error":"no"}',

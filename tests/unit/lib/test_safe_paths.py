@@ -1,4 +1,4 @@
-"""May a path lead where it leads? The awkward ones by name; the rest is in the properties."""
+"""Tests which paths are refused: difficult ones by name. The property tests have the others."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""May a URL be asked? The awkward ones by name; the rest is in the properties."""
+"""Tests which URLs are refused: difficult ones by name. The property tests have the others."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Which of its providers does an agent work with, and as what?"""
+"""Tests which of its providers an agent works with, and with which model."""
 
 from steadyrun.model.agent import Agent, choose_provider
 from steadyrun.model.ids import AgentId

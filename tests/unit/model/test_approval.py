@@ -1,4 +1,4 @@
-"""Is everything shown that is asked for?"""
+"""Tests that a question shows the whole action it asks about."""
 
 from steadyrun.cli.output.ask import format_question
 from steadyrun.model.event import ApprovalRequested

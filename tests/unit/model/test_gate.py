@@ -1,4 +1,4 @@
-"""When is a provider left alone, and how does it come back? The rules, one by one."""
+"""Tests the rules of a gate one by one: when it closes, and how it opens again."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Is a picture known by what it is?"""
+"""Tests that the type of an image is detected from its content."""
 
 import pytest
 

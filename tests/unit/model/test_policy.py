@@ -1,4 +1,4 @@
-"""What is compiled of a policy, in the few cases that a person would ask about first?"""
+"""Tests what a policy compiles to, in the most common cases."""
 
 import msgspec
 import pytest
@@ -108,7 +108,7 @@ SEARCHES_NOT = Rights(deny=("WebSearch",))
         (READS, "Bash", "tools"),
         (READS, "Edit", "deny"),
         (READS, "Agent", "tools"),
-        # Nobody could have allowed it, and a list does not hold for servers.
+        # No user could have allowed it, and a list does not apply to servers.
         (READS, "TodoWrite", None),
         (READS, "mcp__b__x", None),
         (READS, "mcp__a__x", "deny"),

@@ -100,8 +100,8 @@ def test_add_refuses_an_invalid_name(context: OperationContext, name: str) -> No
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
-        ({"provider": "nobody"}, InvalidUsage),
-        ({"fallback": ("nobody",)}, InvalidUsage),
+        ({"provider": "missing"}, InvalidUsage),
+        ({"fallback": ("missing",)}, InvalidUsage),
         ({"fallback": ("scripted",)}, InvalidUsage),
         ({"fallback": ("shell", "shell")}, InvalidUsage),
         ({"provider": "shell", "mode": "plan"}, AbilityMissing),

@@ -166,7 +166,7 @@ def test_inbox_lists_open_items_newest_first(context: OperationContext) -> None:
             await send(context, SendRequest(agent="ada", text=text))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
         await context.store.add_agent(direct)
-        await context.store.accept(Message(direct.id, "nobody's"))
+        await context.store.accept(Message(direct.id, "direct"))
         await cancel(
             context, CancelRequest((await list_items(context, ListItemsRequest())).items[1].id)
         )
@@ -193,9 +193,9 @@ def test_inbox_finds_items_of_agents_behind_a_page_of_direct_runs(
         await send(context, SendRequest(agent="ada", text="ours"))
         direct = Agent(AgentId("agt_2"), "run_1", ("scripted",), "/", is_direct=True)
         await context.store.add_agent(direct)
-        await context.store.accept(Message(direct.id, "nobody's"))
+        await context.store.accept(Message(direct.id, "direct"))
         for _ in range(600):
-            await context.store.accept(Message(direct.id, "nobody's"))
+            await context.store.accept(Message(direct.id, "direct"))
         return [item.text for item in (await list_items(context, ListItemsRequest())).items]
 
     assert anyio.run(listed) == ["ours"]

@@ -148,7 +148,7 @@ def test_what_is_no_fact_is_a_bug_and_its_words_are_not_told(reader: Reader) -> 
     assert "prompt" not in str(first)
 
 
-def test_nobody_who_did_not_ask_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_after_the_log_is_closed_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with log_to_stderr(Scrubber()):
         pass
     log_event("bug")

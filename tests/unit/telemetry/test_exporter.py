@@ -104,7 +104,7 @@ class Record:
 
 @asynccontextmanager
 async def recording(place: Path) -> AsyncIterator[Record]:
-    """A record that somebody has exported before anything happened."""
+    """A record that was exported once while it was empty."""
     with anyio.fail_after(PATIENCE_SECONDS):
         async with opened(place) as (_, daemon):
             record = Record(daemon)
@@ -129,7 +129,7 @@ def test_what_was_there_before_the_first_time_is_not_told(tmp_path: Path) -> Non
     anyio.run(main)
 
 
-def test_a_run_that_went_on_meanwhile_is_known_from_its_beginning(tmp_path: Path) -> None:
+def test_run_that_continued_between_exports_is_exported_from_its_beginning(tmp_path: Path) -> None:
     async def main() -> None:
         async with recording(tmp_path) as record:
             first, second = Took(), Took()
@@ -263,7 +263,7 @@ def test_a_store_that_fails_is_a_fact_and_no_span_is_missed(tmp_path: Path, verb
     anyio.run(main)
 
 
-def test_a_mistake_in_here_is_a_fact_and_nobody_elses_trouble(tmp_path: Path) -> None:
+def test_error_in_the_exporter_is_logged_and_not_raised(tmp_path: Path) -> None:
     class Broken(Took):
         def send(self, spans: Sequence[SpanData]) -> bool:
             raise ValueError(spans)

@@ -154,7 +154,7 @@ class TestTools:
         assert (tool.is_error, tool.attributes["error.type"]) == (True, code)
         assert "/etc/x" not in str(tool)
 
-    def test_one_that_nobody_has_ended_ends_with_its_run(self) -> None:
+    def test_tool_without_an_end_ends_with_its_run(self) -> None:
         tool, run = heard(record(BEGUN, TOOL, ev.RunFailed("failed")))
 
         assert (tool.name, tool.end) == ("execute_tool Bash", run.end)

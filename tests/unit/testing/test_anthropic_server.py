@@ -286,7 +286,7 @@ def test_what_follows_a_script_may_be_said_too() -> None:
 
 def test_what_a_script_raises_is_raised_where_the_test_sees_it() -> None:
     def step(ask: ModelRequest) -> ServerStep:
-        raise AssertionError(f"nobody should have asked {ask.user_text}")
+        raise AssertionError(f"the model was asked {ask.user_text}")
 
     with pytest.raises(AssertionError, match="asked hello"), MessagesServer(step) as server:
         refused(server.url)

@@ -167,7 +167,7 @@ def test_an_approval_of_an_unknown_item_is_requested() -> None:
 
 
 def test_a_question_of_another_conversation_is_asked_too() -> None:
-    """Nobody else would answer it."""
+    """Only this run can answer the question."""
     [said] = working().hear(ask(threadId="of a sub-agent"))
 
     assert isinstance(said, ev.ApprovalRequested)
@@ -259,7 +259,7 @@ def test_a_question_is_answered_once() -> None:
 
     assert talk.dialect.decide(approval, Verdict(False)) == []
     assert talk.hear(resolved()) == []
-    assert talk.dialect.decide("of nobody", Verdict(True)) == []
+    assert talk.dialect.decide("unknown", Verdict(True)) == []
 
 
 def test_a_question_that_is_withdrawn_is_cancelled() -> None:

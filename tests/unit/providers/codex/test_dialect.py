@@ -410,8 +410,8 @@ def test_output_of_another_conversation_is_ignored() -> None:
         news("news/of/tomorrow", x=1),
         begun("newItem"),
         done("newItem"),
-        reply("of nobody"),
-        refusal("of nobody"),
+        reply("unknown"),
+        refusal("unknown"),
         {"type": "novelty"},
     ],
 )

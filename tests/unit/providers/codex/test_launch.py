@@ -193,7 +193,7 @@ def test_a_mode_sets_the_approval_policy_and_the_sandbox(
     # A thread that may write makes Codex trust the project: what it may do is said with each turn.
     assert (thread["approvalPolicy"], thread["sandbox"]) == (asks, "read-only")
     assert (turn["approvalPolicy"], turn["sandboxPolicy"]["type"]) == (asks, policy)
-    # Nobody can be asked.
+    # No user can be asked.
     assert settings_of(flags["-c"])["approval_policy"] == "never"
     assert settings_of(flags["-c"])["sandbox_mode"] == sandbox
 

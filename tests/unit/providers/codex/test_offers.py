@@ -254,7 +254,7 @@ def test_what_the_process_had_taken_is_in_the_conversation() -> None:
 
 
 def test_another_driver_knows_that_an_answer_is_missing() -> None:
-    """Saved with the turn's end, and not sent yet: somebody must still send it."""
+    """The answer was saved with the end of the turn and not sent: the next driver must send it."""
     talk, said = unanswered("o1")
     first, second = TurnTracker(talk.dialect), TurnTracker(Talk().dialect)
     second.restore(first.save())

@@ -27,7 +27,7 @@ def _scrubber() -> LiveScrubber:
 
 
 def _shown(pieces: list[str]) -> str:
-    """What somebody sees who puts all of it together."""
+    """The text that a reader of all pieces sees."""
     scrubber = _scrubber()
     passed = [each for piece in pieces for each in scrubber.scrub(_live(TextDelta(piece)))]
     passed += scrubber.flush()

@@ -1,4 +1,4 @@
-"""How long does a commit wait for company?"""
+"""Tests how long a commit waits for more writes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,7 +57,7 @@ def test_a_lone_fast_writer_is_complete_with_every_write() -> None:
     assert window.is_complete({"a"})
 
 
-def test_nobody_waits_for_writers_without_a_lane() -> None:
+def test_commit_does_not_wait_for_writers_without_a_lane() -> None:
     window = CommitWindow()
     window.committed(100.0, 500, frozenset())
 

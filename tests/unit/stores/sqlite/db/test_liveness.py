@@ -1,4 +1,4 @@
-"""Is a holder seen to be there exactly as long as its process lives?"""
+"""Tests that a holder counts as alive exactly as long as its process lives."""
 
 import os
 import select
@@ -43,7 +43,7 @@ def test_vanishing_twice_or_unseen_is_fine(folder: Path) -> None:
 
     presence.release(HOLDER)
     presence.release(HOLDER)
-    presence.release(HolderId("hld_nobody"))
+    presence.release(HolderId("hld_unknown"))
     presence.release_all()
 
     assert not presence.is_alive(HOLDER)

@@ -1,4 +1,4 @@
-"""Do write transactions begin in turn, and does waiting for one end?"""
+"""Tests that write transactions begin in turn, and that waiting for one ends."""
 
 import select
 import sqlite3

@@ -1,4 +1,4 @@
-"""Does the writer's thread commit together what belongs together, and answer only then?"""
+"""Tests that the writer commits the writes of a group together and answers after the commit."""
 
 import asyncio
 import sqlite3
@@ -118,7 +118,7 @@ def test_an_answer_comes_after_the_commit(tmp_path: Path) -> None:
     with_desk(tmp_path, use)
 
 
-def test_nobody_is_answered_while_the_commit_of_the_group_is_open(tmp_path: Path) -> None:
+def test_no_write_is_answered_while_the_commit_of_the_group_is_open(tmp_path: Path) -> None:
     async def use(desk: Desk) -> None:
         window = desk.writer._window = OpenWindow({"a", "b", "c"})
         blockade, answered = Blockade(), []
@@ -320,7 +320,7 @@ def test_a_cancelled_caller_still_gets_the_answer(tmp_path: Path) -> None:
     with_desk(tmp_path, use)
 
 
-def test_writes_that_share_a_savepoint_are_undone_with_nobody_else(tmp_path: Path) -> None:
+def test_writes_that_share_a_savepoint_are_undone_without_other_writes(tmp_path: Path) -> None:
     """Between two durable writes are three that are not, and one of them fails."""
 
     def fail_late(connection: sqlite3.Connection) -> None:
