@@ -1,4 +1,7 @@
-"""Handles requests from Codex: approvals are recorded, all other requests are declined."""
+"""Tracks the approvals that Codex requests, from the request to the decision.
+
+All other requests from Codex are declined.
+"""
 
 from typing import Any
 
@@ -6,10 +9,10 @@ import msgspec
 
 from steadyrun.dialect import DialectOutput
 from steadyrun.lib.framing import Frame
-from steadyrun.lib.jsonrpc import RpcRequest
+from steadyrun.lib.jsonrpc import RpcId, RpcRequest
 from steadyrun.model import event as ev
 from steadyrun.providers.codex import requests
-from steadyrun.providers.codex.frames import ApprovalParams
+from steadyrun.providers.codex.frames import ApprovalParams, ResolvedNotification
 from steadyrun.providers.codex.state import CodexApproval, CodexState
 
 
@@ -26,6 +29,31 @@ def on_server_request(state: CodexState, ask: RpcRequest, frame: Frame) -> list[
     if ask.method == requests.USER_INPUT:
         return [decline, ev.Note(_format_questions(params.questions))]
     return [decline, ev.Unknown.from_line(frame.raw)]
+
+
+def on_withdrawn(state: CodexState, notification: ResolvedNotification) -> list[DialectOutput]:
+    """Handle the withdrawal of a request by Codex."""
+    return withdraw(state, notification.request_id)
+
+
+def withdraw(state: CodexState, request: RpcId) -> list[DialectOutput]:
+    """Resolve an approval that Codex withdrew."""
+    return _resolve(state, request, "cancelled", "provider")
+
+
+def record_decision(state: CodexState, request: RpcId, answer: Any) -> list[DialectOutput]:
+    """Resolve the approval whose answer was written."""
+    verdict = "allow" if requests.is_allowing(answer) else "deny"
+    return _resolve(state, request, verdict, "user")
+
+
+def _resolve(state: CodexState, request: RpcId, verdict: str, by: str) -> list[DialectOutput]:
+    # The ids 1 and "1" are different, and 0 is an id.
+    is_it = (type(request), request)
+    names = [n for n, ask in state.asks.items() if (type(ask.request), ask.request) == is_it]
+    for name in names:
+        del state.asks[name]
+    return [ev.ApprovalResolved(name, verdict, by) for name in names]
 
 
 def _record_approval(

@@ -5,8 +5,8 @@ notifications about turns and their items, and requests for approvals. `codex ex
 prompt, prints lines of JSON and exits.
 
 `launch` builds the command line, `requests` the lines that are written, and `frames` defines what
-is printed. The meaning of printed lines is in `turns`, `items`, `approvals`, `offers`, `usage` and
-`exec`.
+is printed. The meaning of lines is in `turns`, `items`, `approvals`, `offers`, `usage`, `control`,
+`notices` and `exec`.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,6 @@ from steadyrun.dialect import (
     Refused,
     Send,
     Turn,
-    TurnBegan,
     Verdict,
 )
 from steadyrun.lib import jsonrpc
@@ -38,9 +37,10 @@ from steadyrun.model import event as ev
 from steadyrun.model.policy import Rights
 from steadyrun.providers.codex import (
     approvals,
-    errors,
+    control,
     items,
     launch,
+    notices,
     offers,
     requests,
     turns,
@@ -58,18 +58,15 @@ from steadyrun.providers.codex.frames import (
     RateLimitNotification,
     RerouteNotification,
     ResolvedNotification,
-    SentParams,
     SummaryPartNotification,
-    ThreadReply,
     TurnNotification,
-    TurnReply,
     UsageNotification,
     WarningNotification,
     decode_exec_line,
     decode_loose_failure,
 )
 from steadyrun.providers.codex.launch import PROGRAM, CodexOptions
-from steadyrun.providers.codex.state import CodexPendingRequest, CodexState, CodexTurn
+from steadyrun.providers.codex.state import CodexState, CodexTurn
 
 # A process for many turns has all abilities of a process for one turn.
 _ONE_SHOT_ABILITIES: frozenset[Ability] = frozenset(
@@ -82,10 +79,6 @@ _ABILITIES: frozenset[Ability] = _ONE_SHOT_ABILITIES | {
     "approvals",
     "usage",
 }
-_THREADS = frozenset({"thread/start", "thread/resume"})
-# A message that begins a turn later. Steadyrun never sends it; a recording may contain it.
-_QUEUE = "thread/queue/add"
-_MESSAGES = frozenset({"turn/start", "turn/steer", _QUEUE})
 _SILENT_PREFIXES = ("thread/realtime/", "windows")
 
 
@@ -94,7 +87,7 @@ class Codex:
 
     The driver owns one instance for each process. At most one turn is open. A turn opens when its
     request was written or when Codex reports one, and closes with `turn/completed`, with a refusal
-    or with the process. Methods named `_on_…` handle one kind of printed message.
+    or with the process.
     """
 
     name: ClassVar[str] = "codex"
@@ -167,12 +160,6 @@ class Codex:
         return [answer, end] if end else [answer]
 
     @property
-    def _is_busy(self) -> bool:
-        """Whether a message that is written now does not begin a turn."""
-        waiting = [offer for offer in self.state.offers.values() if not offer.is_taken]
-        return self.state.turn is not None or bool(waiting)
-
-    @property
     def _thread(self) -> str:
         """The conversation, or the requested one if it does not exist."""
         return self.state.thread or self.state.resumed or ""
@@ -184,67 +171,16 @@ class Codex:
             message = jsonrpc.decode(frame.raw)
             match message:
                 case RpcRequest():
-                    return self._record_request(message, frame)
+                    return control.record_request(self.state, message, frame)
                 case RpcResponse():
                     answer = message.decode_result(Any)
-                    return turns.on_decision(self.state, message.id, answer)
+                    return approvals.record_decision(self.state, message.id, answer)
                 case RpcFailure():
-                    return turns.on_decision(self.state, message.id, None)
+                    return approvals.record_decision(self.state, message.id, None)
                 case RpcNotification():
                     return []
         except msgspec.DecodeError:
             return []  # a recording may contain lines that steadyrun never writes
-
-    def _record_request(self, request: RpcRequest, frame: Frame) -> list[DialectOutput]:
-        state, params = self.state, request.decode_params(SentParams)
-        name = frame.key.partition(":")[2] or f"line{frame.number}"
-        asked = CodexPendingRequest(request.method, name)
-        state.asked[_encode_id(request.id)] = asked
-        if frame.key.startswith(requests.EMPTY_TURN):
-            state.begin_turn(CodexTurn(name))
-            return offers.begin_own_turn(state, name)
-        if request.method in _MESSAGES:
-            return self._record_message(asked, params)
-        if request.method in _THREADS:
-            return self._record_thread_request(name, params.thread_id)
-        if request.method == "thread/compact/start":
-            state.wants_compaction = True
-        return []
-
-    def _record_message(
-        self, asked: CodexPendingRequest, params: SentParams
-    ) -> list[DialectOutput]:
-        """Begin a turn or record an offer.
-
-        The lines of a recording have no keys. There, a message that was written during a turn is a
-        follow-up.
-        """
-        state, is_elsewhere = self.state, self.state.is_other(params.thread_id)
-        if is_elsewhere and state.turn:
-            return turns.record_parallel_turn(state, params.thread_id or "")
-        if asked.method == "turn/start" and (is_elsewhere or not self._is_busy):
-            return self._begin_turn(asked.name, params)
-        is_queued, asked.method = asked.method == _QUEUE, "turn/steer"
-        return offers.record_offer(state, asked.name, params, is_queued=is_queued)
-
-    def _begin_turn(self, name: str, params: SentParams) -> list[DialectOutput]:
-        state, thread = self.state, params.thread_id
-        state.begin_turn(CodexTurn(name))
-        state.untold_mode = None
-        state.model = params.model or state.model
-        if thread is not None and state.is_other(thread):
-            # The process continues with another conversation.
-            state.thread, state.context_tokens = thread, None
-            state.beside.discard(thread)
-        return [*offers.absorb_taken(state), TurnBegan(name)]
-
-    def _record_thread_request(self, mode: str, thread: str | None) -> list[DialectOutput]:
-        """Record the request that starts or resumes a conversation in a mode."""
-        if thread is not None:
-            self.state.resumed, self.state.is_resumed = thread, True
-        self.state.untold_mode = next((each for each in launch.MODES if each == mode), None)
-        note = launch.find_mode_note(mode)
-        return [ev.Note(note)] if note else []
 
     # -- messages that Codex printed
 
@@ -252,213 +188,11 @@ class Codex:
         try:
             message = jsonrpc.decode(frame.raw)
         except msgspec.DecodeError:
-            return self._on_other_line(frame)
-        output = self._on_message(message, frame)
+            return _on_other_line(self.state, frame)
+        output = _on_message(self.state, message, frame)
         # An unknown line does not prove that the program is Codex.
         self.state.has_spoken |= not any(isinstance(each, ev.Unknown) for each in output)
         return output
-
-    def _on_message(self, message: jsonrpc.RpcMessage, frame: Frame) -> list[DialectOutput]:
-        match message:
-            case RpcNotification():
-                return self._on_notification(message, frame)
-            case RpcResponse():
-                return self._on_reply(message, frame)
-            case RpcFailure():
-                return self._on_refusal(message, frame)
-            case RpcRequest():
-                return approvals.on_server_request(self.state, message, frame)
-
-    def _on_other_line(self, frame: Frame) -> list[DialectOutput]:
-        """Handle a line that is not JSON-RPC: a line of `exec`, or a malformed failure."""
-        odd = decode_loose_failure(frame.raw)
-        if odd is not None:
-            error = RpcError(jsonrpc.INTERNAL_ERROR, str(odd.error))
-            return [
-                ev.Unknown.from_line(frame.raw),
-                *self._on_refusal(RpcFailure(odd.id, error), frame),
-            ]
-        line = decode_exec_line(frame.raw)
-        output = codex_exec.on_line(self.state, line, frame.end)
-        if output is None:
-            return [ev.Unknown.from_line(frame.raw)]
-        self.state.has_spoken |= line.type != launch.RESUMED
-        return (
-            [ev.Unknown.from_line(frame.raw), *output] if codex_exec.is_unreadable(line) else output
-        )
-
-    def _on_notification(self, message: RpcNotification, frame: Frame) -> list[DialectOutput]:
-        method = message.method
-        if method in SILENT_METHODS:
-            return []
-        kind = NOTIFICATIONS.get(method)
-        if kind is None:
-            return [] if method.startswith(_SILENT_PREFIXES) else [ev.Unknown.from_line(frame.raw)]
-        notification: Any = message.decode_params(kind)
-        if self.state.is_other(getattr(notification, "thread_id", None)):
-            kept = turns.on_parallel_notification(self.state, notification, frame)
-            return [*kept, *usage.on_sub_agent_usage(self.state, notification)]
-        return _keep_unknown(self._HANDLERS[kind](self, notification, method, frame), frame)
-
-    def _on_turn(
-        self, notification: TurnNotification, method: str, frame: Frame
-    ) -> list[DialectOutput]:
-        if method == "turn/started":
-            return turns.on_turn_started(self.state, notification.turn, frame.end)
-        kept = (
-            [] if notification.turn.status in turns.STATUSES else [ev.Unknown.from_line(frame.raw)]
-        )
-        return [*kept, *turns.on_turn_completed(self.state, notification.turn)]
-
-    def _on_item(
-        self, notification: ItemNotification, method: str, _: Frame
-    ) -> list[DialectOutput] | None:
-        """Handle an item. Of a turn that has ended, only the ends of its tools are reported."""
-        state, item = self.state, notification.item
-        is_tool = item.id in state.tools
-        if not is_tool and (state.turn is None or state.is_other(None, notification.turn_id)):
-            return []
-        step = items.on_item_started if method == "item/started" else items.on_item_completed
-        return step(state, item)
-
-    def _on_delta(
-        self, notification: DeltaNotification, method: str, _: Frame
-    ) -> list[DialectOutput]:
-        state = self.state
-        if state.turn is None or state.is_other(None, notification.turn_id):
-            return []
-        if method == "item/agentMessage/delta":
-            return [ev.TextDelta(notification.delta)]
-        return items.on_thinking_delta(state, notification)
-
-    def _on_summary_part(
-        self, notification: SummaryPartNotification, _: str, __: Frame
-    ) -> list[DialectOutput]:
-        return [ev.ThinkingDelta("\n\n")] if notification.summary_index and self.state.turn else []
-
-    def _on_usage(self, notification: UsageNotification, _: str, __: Frame) -> list[DialectOutput]:
-        return usage.on_usage(self.state, notification)
-
-    def _on_rate_limits(
-        self, notification: RateLimitNotification, _: str, __: Frame
-    ) -> list[DialectOutput]:
-        """Update the windows that are present. The others keep their values."""
-        limits = notification.rate_limits
-        for name, window in (("primary", limits.primary), ("secondary", limits.secondary)):
-            if window is not None:
-                prefix = "" if limits.limit_id in {None, "codex"} else f"{limits.limit_id} "
-                self.state.windows[f"{prefix}{name}"] = window
-        return []
-
-    def _on_error(self, notification: ErrorNotification, _: str, __: Frame) -> list[DialectOutput]:
-        turn = self.state.turn
-        fact = errors.build_error(notification.error, self.state.windows.values())
-        if turn is None or self.state.is_other(None, notification.turn_id):
-            return [ev.Note(fact.message)]
-        if not notification.will_retry:
-            turn.error = fact
-            return []
-        turn.retry = fact
-        turn.retries += 1
-        heeded = offers.absorb_taken(self.state)
-        return [*heeded, ev.ProviderRetrying(turn.retries, None, fact.code)]
-
-    def _on_warning(
-        self, notification: WarningNotification, _: str, __: Frame
-    ) -> list[DialectOutput]:
-        words = notification.message or notification.summary
-        if not words or words in self.state.warnings:
-            return []
-        self.state.warnings.add(words)
-        return [ev.Note(words)]
-
-    def _on_reroute(
-        self, notification: RerouteNotification, _: str, __: Frame
-    ) -> list[DialectOutput]:
-        self.state.model = notification.to_model
-        note = ev.Note(f"{notification.to_model} answers in place of {notification.from_model}")
-        return [note, ev.StatsUpdated(model=notification.to_model)]
-
-    def _on_mcp_status(
-        self, notification: McpStatusNotification, _: str, __: Frame
-    ) -> list[DialectOutput]:
-        if notification.status != "failed":
-            return []
-        return [ev.Note(f"the MCP server {notification.name} did not start: {notification.error}")]
-
-    def _on_hook(self, notification: HookNotification, _: str, __: Frame) -> list[DialectOutput]:
-        return turns.on_hook(self.state, notification)
-
-    def _on_approval_withdrawn(
-        self, notification: ResolvedNotification, _: str, __: Frame
-    ) -> list[DialectOutput]:
-        return turns.withdraw_approval(self.state, notification.request_id)
-
-    _HANDLERS: ClassVar[dict[type[Struct], Callable[..., list[DialectOutput] | None]]] = {
-        TurnNotification: _on_turn,
-        ItemNotification: _on_item,
-        DeltaNotification: _on_delta,
-        SummaryPartNotification: _on_summary_part,
-        UsageNotification: _on_usage,
-        RateLimitNotification: _on_rate_limits,
-        ErrorNotification: _on_error,
-        WarningNotification: _on_warning,
-        RerouteNotification: _on_reroute,
-        McpStatusNotification: _on_mcp_status,
-        HookNotification: _on_hook,
-        ResolvedNotification: _on_approval_withdrawn,
-    }
-
-    # -- replies of Codex
-
-    def _on_reply(self, reply: RpcResponse, frame: Frame) -> list[DialectOutput]:
-        asked = self.state.asked.pop(_encode_id(reply.id), None)
-        if asked is None:
-            return [ev.Unknown.from_line(frame.raw)]
-        if asked.method in _THREADS:
-            return self._on_thread_reply(reply, frame)
-        if asked.method == "turn/start":
-            return self._on_turn_reply(asked.name, reply)
-        if asked.method == "turn/steer":
-            return offers.accept_offer(self.state, asked.name)
-        return []
-
-    def _on_turn_reply(self, name: str, reply: RpcResponse) -> list[DialectOutput]:
-        turn = self.state.turn
-        if turn is None or turn.name != name:
-            return []
-        turn.id = reply.decode_result(TurnReply).turn.id
-        return turns.bind_thread(self.state)
-
-    def _on_thread_reply(self, reply: RpcResponse, frame: Frame) -> list[DialectOutput]:
-        state = self.state
-        if state.thread is not None:
-            return []
-        try:
-            opened = reply.decode_result(ThreadReply)
-        except msgspec.DecodeError:
-            why = "the answer of Codex could not be read"
-            state.refused = errors.build_open_error(0, why, is_resumed=False)
-            return [ev.Unknown.from_line(frame.raw)]
-        state.thread = opened.thread.id
-        state.model = opened.model if isinstance(opened.model, str) else None
-        return []
-
-    def _on_refusal(self, reply: RpcFailure, frame: Frame) -> list[DialectOutput]:
-        state, why = self.state, reply.error.message
-        asked = state.asked.pop(_encode_id(reply.id), None)
-        if asked is None:
-            return [ev.Unknown.from_line(frame.raw)]
-        if asked.method in _THREADS:
-            state.refused = errors.build_open_error(
-                reply.error.code, why, is_resumed=asked.method == "thread/resume"
-            )
-        if asked.method == "turn/start" and state.turn and state.turn.name == asked.name:
-            refused = state.refused if state.thread is None else None
-            return turns.refuse_turn(state, refused or errors.build_refusal_error(reply.error))
-        if asked.method == "turn/steer":
-            return offers.return_offer(state, asked.name, why)
-        return [ev.Note(f"{asked.method} was turned down: {why}")]
 
     def on_exit(self, last: ProcessExit) -> list[DialectOutput]:
         """Return the offers that were not read. The driver closes open tools and the turn."""
@@ -470,11 +204,78 @@ class Codex:
         return [*lost, end] if end else lost
 
 
-def _keep_unknown(output: list[DialectOutput] | None, frame: Frame) -> list[DialectOutput]:
-    """Return the events of a line, or keep the line if it is unknown."""
+def _on_message(
+    state: CodexState, message: jsonrpc.RpcMessage, frame: Frame
+) -> list[DialectOutput]:
+    match message:
+        case RpcNotification():
+            return _on_notification(state, message, frame)
+        case RpcResponse():
+            return control.on_reply(state, message, frame)
+        case RpcFailure():
+            return control.on_refusal(state, message, frame)
+        case RpcRequest():
+            return approvals.on_server_request(state, message, frame)
+
+
+def _on_notification(
+    state: CodexState, message: RpcNotification, frame: Frame
+) -> list[DialectOutput]:
+    method = message.method
+    if method in SILENT_METHODS:
+        return []
+    kind = NOTIFICATIONS.get(method)
+    if kind is None:
+        return [] if method.startswith(_SILENT_PREFIXES) else [ev.Unknown.from_line(frame.raw)]
+    notification: Any = message.decode_params(kind)
+    if state.is_other(getattr(notification, "thread_id", None)):
+        kept = turns.on_parallel_notification(state, notification, frame)
+        return [*kept, *usage.on_sub_agent_usage(state, notification)]
+    output = _on_own_notification(state, notification, method, frame)
     return [ev.Unknown.from_line(frame.raw)] if output is None else output
 
 
-def _encode_id(id_: jsonrpc.RpcId) -> str:
-    """Encode an id as JSON, because 1 and "1" are different ids."""
-    return msgspec.json.encode(id_).decode()
+def _on_own_notification(
+    state: CodexState, notification: Any, method: str, frame: Frame
+) -> list[DialectOutput] | None:
+    """Handle a notification of this conversation; None if it is unknown."""
+    match notification:
+        case TurnNotification():
+            return turns.on_turn(state, notification, method, frame)
+        case ItemNotification():
+            return items.on_item(state, notification, method)
+        case DeltaNotification():
+            return items.on_delta(state, notification, method)
+        case _:
+            return _HANDLERS[type(notification)](state, notification)
+
+
+# The handlers of all other notifications.
+_HANDLERS: dict[type[Struct], Callable[[CodexState, Any], list[DialectOutput]]] = {
+    SummaryPartNotification: items.on_summary_part,
+    UsageNotification: usage.on_usage,
+    RateLimitNotification: usage.on_rate_limits,
+    ErrorNotification: notices.on_error,
+    WarningNotification: notices.on_warning,
+    RerouteNotification: notices.on_reroute,
+    McpStatusNotification: notices.on_mcp_status,
+    HookNotification: turns.on_hook,
+    ResolvedNotification: approvals.on_withdrawn,
+}
+
+
+def _on_other_line(state: CodexState, frame: Frame) -> list[DialectOutput]:
+    """Handle a line that is not JSON-RPC: a line of `exec`, or a malformed failure."""
+    odd = decode_loose_failure(frame.raw)
+    if odd is not None:
+        error = RpcError(jsonrpc.INTERNAL_ERROR, str(odd.error))
+        return [
+            ev.Unknown.from_line(frame.raw),
+            *control.on_refusal(state, RpcFailure(odd.id, error), frame),
+        ]
+    line = decode_exec_line(frame.raw)
+    output = codex_exec.on_line(state, line, frame.end)
+    if output is None:
+        return [ev.Unknown.from_line(frame.raw)]
+    state.has_spoken |= line.type != launch.RESUMED
+    return [ev.Unknown.from_line(frame.raw), *output] if codex_exec.is_unreadable(line) else output

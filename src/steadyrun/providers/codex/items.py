@@ -8,7 +8,13 @@ import msgspec
 from steadyrun.dialect import DialectOutput
 from steadyrun.model import event as ev
 from steadyrun.providers.codex import offers
-from steadyrun.providers.codex.frames import CodexItem, DeltaNotification, collect_texts
+from steadyrun.providers.codex.frames import (
+    CodexItem,
+    DeltaNotification,
+    ItemNotification,
+    SummaryPartNotification,
+    collect_texts,
+)
 from steadyrun.providers.codex.state import CodexState, CodexTool, CodexTurn
 from steadyrun.providers.shared import images
 from steadyrun.providers.shared.images import EncodedImage
@@ -26,6 +32,21 @@ _SILENT = frozenset(
         "todoList",
     }
 )
+
+
+def on_item(
+    state: CodexState, notification: ItemNotification, method: str
+) -> list[DialectOutput] | None:
+    """Handle an item; None if its type is unknown.
+
+    After the end of a turn, only the ends of its tools are reported.
+    """
+    item = notification.item
+    is_tool = item.id in state.tools
+    if not is_tool and (state.turn is None or state.is_other(None, notification.turn_id)):
+        return []
+    step = on_item_started if method == "item/started" else on_item_completed
+    return step(state, item)
 
 
 def on_item_started(state: CodexState, item: CodexItem) -> list[DialectOutput] | None:
@@ -53,9 +74,23 @@ def is_known(item: CodexItem) -> bool:
     return any(item.type in kinds for kinds in (_TOOLS, _STARTED, _COMPLETED, _SILENT))
 
 
-def on_thinking_delta(state: CodexState, piece: DeltaNotification) -> list[DialectOutput]:
-    state.thoughts.add(piece.item_id)
-    return [ev.ThinkingDelta(piece.delta)]
+def on_delta(
+    state: CodexState, notification: DeltaNotification, method: str
+) -> list[DialectOutput]:
+    """Handle a piece of an answer or of reasoning while it is written."""
+    if state.turn is None or state.is_other(None, notification.turn_id):
+        return []
+    if method == "item/agentMessage/delta":
+        return [ev.TextDelta(notification.delta)]
+    state.thoughts.add(notification.item_id)
+    return [ev.ThinkingDelta(notification.delta)]
+
+
+def on_summary_part(
+    state: CodexState, notification: SummaryPartNotification
+) -> list[DialectOutput]:
+    """Separate the parts of a summary of reasoning."""
+    return [ev.ThinkingDelta("\n\n")] if notification.summary_index and state.turn else []
 
 
 # -- text

@@ -12,28 +12,77 @@ from msgspec.structs import replace
 
 from steadyrun.dialect import STILL_RUNNING, DialectOutput, ProcessExit, TurnBegan, TurnEnded
 from steadyrun.lib.framing import Frame
-from steadyrun.lib.jsonrpc import RpcId
 from steadyrun.model import event as ev
 from steadyrun.model.event import ErrorFact
-from steadyrun.providers.codex import errors, offers, usage
+from steadyrun.providers.codex import approvals, errors, offers, usage
 from steadyrun.providers.codex.frames import (
     DeltaNotification,
     HookNotification,
+    SentParams,
     SummaryPartNotification,
     TurnBody,
     TurnNotification,
     collect_texts,
 )
-from steadyrun.providers.codex.requests import build_empty_turn, build_terminate, is_allowing
-from steadyrun.providers.codex.state import CodexState, CodexTurn
+from steadyrun.providers.codex.requests import build_empty_turn, build_terminate
+from steadyrun.providers.codex.state import CodexPendingRequest, CodexState, CodexTurn
 
 _INTERRUPTED, _COMPLETED = "interrupted", "completed"
+# A message that begins a turn later. Steadyrun never sends it; a recording may contain it.
+_QUEUE = "thread/queue/add"
+MESSAGES = frozenset({"turn/start", "turn/steer", _QUEUE})
 STATUSES = (_COMPLETED, _INTERRUPTED, "failed")
 # The ends of hooks that are reported, and the two that block an action.
 _HOOK_STATUSES = frozenset({"failed", "blocked", "stopped"})
 _BLOCKING_STATUSES = frozenset({"blocked", "stopped"})
 # The hooks that run before the model is asked.
 _FIRST_HOOKS = frozenset({"sessionStart", "userPromptSubmit", "preModelRequest"})
+
+
+def record_message(
+    state: CodexState, asked: CodexPendingRequest, params: SentParams
+) -> list[DialectOutput]:
+    """Begin a turn or record an offer, because a message was written.
+
+    The lines of a recording have no keys. There, a message that was written during a turn is a
+    follow-up.
+    """
+    is_elsewhere = state.is_other(params.thread_id)
+    if is_elsewhere and state.turn:
+        return _record_parallel_turn(state, params.thread_id or "")
+    if asked.method == "turn/start" and (is_elsewhere or not _is_busy(state)):
+        return _begin_turn(state, asked.name, params)
+    is_queued, asked.method = asked.method == _QUEUE, "turn/steer"
+    return offers.record_offer(state, asked.name, params, is_queued=is_queued)
+
+
+def _is_busy(state: CodexState) -> bool:
+    """Whether a message that is written now does not begin a turn."""
+    waiting = [offer for offer in state.offers.values() if not offer.is_taken]
+    return state.turn is not None or bool(waiting)
+
+
+def _begin_turn(state: CodexState, name: str, params: SentParams) -> list[DialectOutput]:
+    thread = params.thread_id
+    state.begin_turn(CodexTurn(name))
+    state.untold_mode = None
+    state.model = params.model or state.model
+    if thread is not None and state.is_other(thread):
+        # The process continues with another conversation.
+        state.thread, state.context_tokens = thread, None
+        state.beside.discard(thread)
+    return [*offers.absorb_taken(state), TurnBegan(name)]
+
+
+def on_turn(
+    state: CodexState, notification: TurnNotification, method: str, frame: Frame
+) -> list[DialectOutput]:
+    """Handle the start or the end of a turn. An end with an unknown status is kept, too."""
+    if method == "turn/started":
+        return on_turn_started(state, notification.turn, frame.end)
+    is_known = notification.turn.status in STATUSES
+    kept = [] if is_known else [ev.Unknown.from_line(frame.raw)]
+    return [*kept, *on_turn_completed(state, notification.turn)]
 
 
 def on_turn_started(state: CodexState, turn: TurnBody, place: int) -> list[DialectOutput]:
@@ -73,7 +122,7 @@ def _begin_own_turn(state: CodexState, turn: TurnBody, place: int) -> list[Diale
     return [TurnBegan(None), *bind_thread(state)]
 
 
-def record_parallel_turn(state: CodexState, thread: str) -> list[DialectOutput]:
+def _record_parallel_turn(state: CodexState, thread: str) -> list[DialectOutput]:
     """Record a turn of another conversation that begins during the open turn.
 
     A process has one run at a time, so that turn belongs to no run and is not a follow-up.
@@ -184,30 +233,8 @@ def choose_text(turn: CodexTurn) -> str | None:
 
 
 def _withdraw_approvals(state: CodexState) -> list[DialectOutput]:
-    return [
-        each for ask in list(state.asks.values()) for each in withdraw_approval(state, ask.request)
-    ]
-
-
-def withdraw_approval(state: CodexState, request: RpcId) -> list[DialectOutput]:
-    """Resolve an approval that Codex withdrew."""
-    return _resolve_approval(state, request, "cancelled", "provider")
-
-
-def on_decision(state: CodexState, request: RpcId, answer: Any) -> list[DialectOutput]:
-    """Resolve an approval that was answered."""
-    return _resolve_approval(state, request, "allow" if is_allowing(answer) else "deny", "user")
-
-
-def _resolve_approval(
-    state: CodexState, request: RpcId, verdict: str, by: str
-) -> list[DialectOutput]:
-    # The ids 1 and "1" are different, and 0 is an id.
-    is_it = (type(request), request)
-    names = [n for n, ask in state.asks.items() if (type(ask.request), ask.request) == is_it]
-    for name in names:
-        del state.asks[name]
-    return [ev.ApprovalResolved(name, verdict, by) for name in names]
+    requests = [ask.request for ask in state.asks.values()]
+    return [each for request in requests for each in approvals.withdraw(state, request)]
 
 
 def end_from_exit(state: CodexState, last: ProcessExit) -> TurnEnded | None:

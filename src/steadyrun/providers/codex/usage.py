@@ -1,4 +1,4 @@
-"""Measures the tokens and the cost of a turn.
+"""Measures the tokens and the cost of a turn, and records the limits of the account.
 
 Codex reports totals of the whole conversation. It reports the last call again after a compaction,
 a failure and a resume. So only the growth of the total counts.
@@ -14,6 +14,7 @@ from steadyrun.model.usage import Cost, Usage
 from steadyrun.providers.codex import offers
 from steadyrun.providers.codex.frames import (
     CodexTokens,
+    RateLimitNotification,
     TokenUsage,
     TurnNotification,
     UsageNotification,
@@ -42,6 +43,16 @@ def on_usage(state: CodexState, notification: UsageNotification) -> list[Dialect
     turn.retry = None
     usage = to_usage(turn.used) or Usage()
     return [*offers.absorb_taken(state), ev.UsageUpdated(usage, turn.cost)]
+
+
+def on_rate_limits(state: CodexState, notification: RateLimitNotification) -> list[DialectOutput]:
+    """Update the windows that are present. The others keep their values."""
+    limits = notification.rate_limits
+    for name, window in (("primary", limits.primary), ("secondary", limits.secondary)):
+        if window is not None:
+            prefix = "" if limits.limit_id in {None, "codex"} else f"{limits.limit_id} "
+            state.windows[f"{prefix}{name}"] = window
+    return []
 
 
 def on_sub_agent_usage(state: CodexState, notification: Any) -> list[DialectOutput]:
