@@ -5,7 +5,7 @@ from pathlib import Path
 
 from steadyrun.providers.scripted.child.input_queue import InputQueue, PlayerSettings
 from steadyrun.providers.scripted.child.memory import Memory
-from steadyrun.providers.scripted.child.player import Player
+from steadyrun.providers.scripted.child.player import play_turn
 from steadyrun.providers.scripted.child.wire import InputReader, decode_json, write
 
 
@@ -19,5 +19,5 @@ def main(argv: list[str]) -> int:
     queue = InputQueue(reader, settings, Memory(Path(argv[0]), settings.resume))
     with contextlib.suppress(BrokenPipeError):
         for turn in queue.iter_turns():
-            Player(queue, turn).run()
+            play_turn(queue, turn)
     return 0
