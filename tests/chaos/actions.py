@@ -21,7 +21,7 @@ async def work(scene: Scenario) -> None:
 
 
 async def fill_up(scene: Scenario) -> None:
-    """Give everybody something to do: there are more of them than processes may wait."""
+    """Give every agent work: there are more agents than processes that may wait."""
     for name in SCRIPTED:
         await scene.send(prompts.says, name)
         await scene.send(prompts.works, name, followup="queue")
@@ -44,7 +44,7 @@ async def steer_at_the_end(scene: Scenario) -> None:
 
 
 async def steer_and_cancel(scene: Scenario) -> None:
-    """What was said meanwhile is called back with the turn."""
+    """A message that was sent during the turn is cancelled with it."""
     name = scene.dice.choice(SCRIPTED)
     hanging = await scene.send(prompts.hangs, name, on_lost="resume", is_endless=True)
     await scene.until_running(hanging)
@@ -71,7 +71,7 @@ async def ask(scene: Scenario) -> None:
 
 
 async def crash(scene: Scenario) -> None:
-    """Once for good, and once again and again until somebody has enough of it."""
+    """Crash once without a retry, and once with retries until the item is cancelled."""
     await scene.send(prompts.crashes, on_lost="fail", may_fail=True)
     again = await scene.send(prompts.crashes, on_lost="resume", is_endless=True, may_fail=True)
     await scene.until_tried(again)

@@ -111,7 +111,7 @@ async def check(scene: Scenario, *, of_log: bool = True) -> Record:
 
 
 def _check_rest(scene: Scenario, record: Record) -> None:
-    """Nothing runs and nobody is there."""
+    """Nothing runs and no holder is left."""
     assert {lane.status for lane in record.lanes} == {"idle"}, record.lanes
     for item in record.items.values():
         assert item.is_settled, item
@@ -179,7 +179,7 @@ def _check_runs(record: Record) -> None:
 
 
 def _check_messages(scene: Scenario, record: Record) -> None:
-    """What was accepted is there, once, and has come to an end that somebody can explain."""
+    """Each accepted message is there once, and its end has a recorded reason."""
     by_text = defaultdict(list)
     for item in record.items.values():
         if item.kind == "message":
@@ -307,7 +307,7 @@ def _check_traces(scene: Scenario, record: Record) -> None:
 
 
 def _check_log(scene: Scenario) -> None:
-    """Nobody has met anything that must not happen."""
+    """No daemon has logged a bug."""
     lines = (scene.place / "daemon.log").read_text().splitlines()
     assert [line for line in lines if '"fact":"bug"' in line] == []
     assert [line for line in lines if not line.startswith("{")] == []

@@ -1,6 +1,6 @@
-"""What do the agents do while others die around them? Short scripts, each with a mark of its own.
+"""Holds the prompts of the agents: short scripts, each with a mark of its own.
 
-The mark is what the last text of a script says, so that a record tells whose it is.
+The mark is the last text of a script, so that a record shows which script it belongs to.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def works(mark: str) -> Steps:
 
 
 def lasts(mark: str) -> Steps:
-    """What is offered meanwhile is taken in."""
+    """Take in the messages that are offered during the turn."""
     return [{"text": f"{mark}-1"}, {"wait": 0.25}, {"text": mark}]
 
 
@@ -54,7 +54,7 @@ def is_limited(mark: str) -> Steps:
 
 
 def goes_on(mark: str) -> Steps:
-    """At its end it begins a turn that nobody asked for."""
+    """Begin a turn without a request at the end of this one."""
     return [{"self_turn": {"steps": [{"text": f"{mark}-own"}]}}, {"text": mark}]
 
 

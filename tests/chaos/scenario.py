@@ -75,7 +75,7 @@ Prompt = Callable[[str], prompts.Steps]
 
 @dataclass
 class Sent:
-    """A message that was given away. Without an item nobody knows whether it has arrived."""
+    """A message that was sent. Without an item it is unknown whether the message has arrived."""
 
     mark: str
     agent: AgentId
@@ -91,7 +91,11 @@ class Sent:
 
 @dataclass
 class Scenario:
-    """One home and those who live in it."""
+    """One home with its agents, and at most one daemon at a time.
+
+    The chaos tests create it with `begin`, act on it, and let `checks` compare `sent` with the
+    record. `daemon` is None until the first start.
+    """
 
     place: Path
     seed: int
@@ -165,7 +169,7 @@ class Scenario:
         await self.daemon.end()
 
     async def run_directly(self, **order: object) -> ForkedDaemon:
-        """Have a run that is nobody's agent's, by a process that may be killed over it."""
+        """Make a run without an agent, by a process that may be killed during it."""
         prompt = prompts.written(prompts.works("direct"))
         victim = await self.forker.start(self.home, kind="direct", prompt=prompt, **order)
         await victim.end()
@@ -216,8 +220,8 @@ class Scenario:
         sent.item = (await self.store.accept(message)).item.id
 
     async def _send_by_socket(self, name: str, sent: Sent, followup: Followup) -> None:
-        """Its answer tells whether it was accepted; with a key it is said again, else it may be
-        lost with whoever was asked."""
+        """Send by the socket. The answer shows whether the message was accepted. A message with a
+        key is sent again; one without a key may be lost with the daemon."""
         sent.on_lost = "resume"
         given = SendRequest(agent=name, text=sent.text, key=sent.key, followup=followup)
         try:
@@ -339,14 +343,14 @@ class Scenario:
 
     # -- processes
 
-    async def kill_one(self, whom: str) -> bool:
+    async def kill_one(self, target: str) -> bool:
         """Kill a keeper, its outer process, both or a CLI; False if there is none."""
         found = [each.id for each in await self.store.open_processes()]
         self.dice.shuffle(found)
         for process in found:
             pids = await anyio.to_thread.run_sync(family, process)
-            chosen = [pids[each] for each in whom.split(" and ") if each in pids]
-            if len(chosen) == len(whom.split(" and ")):
+            chosen = [pids[each] for each in target.split(" and ") if each in pids]
+            if len(chosen) == len(target.split(" and ")):
                 for number in (signal.SIGSTOP, signal.SIGKILL):
                     for pid in chosen:
                         with suppress(ProcessLookupError):

@@ -38,21 +38,21 @@ OTHERS = (
 
 
 class Fault(NamedTuple):
-    """A point to die at, or who is killed by chance."""
+    """A point where the daemon is killed, or the process that is killed at a random moment."""
 
     point: str | None = None
-    whom: str = "daemon"
+    target: str = "daemon"
 
 
 def plan(dice: random.Random, kills: int) -> list[Fault]:
-    """Every point once, and by chance whoever else."""
+    """Every point once, and random kills of other processes."""
     points = [Fault(point) for point in sorted(POINTS)]
     return shuffled(dice, points, kills - len(points))
 
 
 def shuffled(dice: random.Random, faults: list[Fault], kills: int) -> list[Fault]:
     """These, and so many kills more: with most of the others a daemon is killed in the end, too."""
-    more = [Fault(whom=OTHERS[number % len(OTHERS)]) for number in range(round(kills / 1.6))]
+    more = [Fault(target=OTHERS[number % len(OTHERS)]) for number in range(round(kills / 1.6))]
     return dice.sample([*faults, *more], len(faults) + len(more))
 
 
@@ -70,18 +70,18 @@ async def suffer(scene: Scenario, fault: Fault, tally: Tally) -> None:
     dice = scene.dice
     if fault.point and fault.point.endswith("letter"):
         await scene.leave_letter()
-    if fault.whom == "owner" or (fault.point or "").endswith("start_direct"):
+    if fault.target == "owner" or (fault.point or "").endswith("start_direct"):
         await _suffer_directly(scene, fault, tally)
         return
-    step = dice.randint(1, 120) if fault.whom == "step" else None
+    step = dice.randint(1, 120) if fault.target == "step" else None
     daemon = await scene.up(point=fault.point, step=step)
     name = fault.point.partition(" ")[2] if fault.point else None
     for _ in range(dice.randint(0, 1) if name else dice.randint(1, 3)):
         await dice.choice(ANY)(scene)
     if name:
         await ACTIONS.get(name, say)(scene)
-    elif fault.whom not in {"daemon", "step"}:
-        await _kill_others(scene, fault.whom, tally)
+    elif fault.target not in {"daemon", "step"}:
+        await _kill_others(scene, fault.target, tally)
     seconds = STRIKE_SECONDS if name else 2.0 if step else dice.uniform(0.0, 0.4)
     await daemon.until("ended", seconds=seconds)
     if name and not daemon.struck:
@@ -98,7 +98,7 @@ async def _bury(daemon: ForkedDaemon, tally: Tally) -> None:
 
 
 async def _suffer_directly(scene: Scenario, fault: Fault, tally: Tally) -> None:
-    """The owner of a run that is nobody's agent's is killed; a daemon takes it up."""
+    """Kill the owner of a run without an agent; a daemon takes over the run."""
     daemon = await scene.up()
     step = None if fault.point else scene.dice.randint(1, 40)
     victim = await scene.run_directly(point=fault.point, step=step)
@@ -109,12 +109,12 @@ async def _suffer_directly(scene: Scenario, fault: Fault, tally: Tally) -> None:
     tally.kills["daemon"] += 1
 
 
-async def _kill_others(scene: Scenario, whom: str, tally: Tally) -> None:
+async def _kill_others(scene: Scenario, target: str, tally: Tally) -> None:
     for _ in range(3):
         sent = await scene.send(prompts.lasts)
         await scene.until_running(sent)
-        if await scene.kill_one(whom):
-            tally.kills[whom] += 1
+        if await scene.kill_one(target):
+            tally.kills[target] += 1
             return
 
 
@@ -161,7 +161,7 @@ def test_agents_recover_from_kills_at_every_point(
     for number in range(MOST_ROUNDS):
         tally.missed = []
         anyio.run(play_all, tmp_path / str(number), faults, SEED + 1000 * number, tally)
-        # Whoever did not come to a point in time tries once more.
+        # A point that was not reached in time is tried once more.
         missed = [fault for fault in tally.missed if not tally.points[fault.point or ""]]
         faults = shuffled(dice, missed, max(0, KILLS - tally.kills.total()))
         if not faults:

@@ -46,7 +46,7 @@ def _can_mount(place: Path) -> bool:
 
 
 async def fill_and_go_on(place: Path) -> None:
-    """Messages for everybody; the disk fills up while they work; then there is room again."""
+    """Send messages to all agents, fill the disk while they work, and make room again."""
     async with fork_daemons() as by:
         scene = await Scenario.begin(place, 1, by, CONFIG)
         try:

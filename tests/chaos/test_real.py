@@ -132,14 +132,14 @@ class Stage:
         await daemon.kill()
         self.kills["daemon"] += 1
 
-    async def kill_other(self, whom: str) -> None:
-        """The request is repeated: it says so itself that it may be."""
+    async def kill_other(self, target: str) -> None:
+        """Kill a process of the run. The request is repeated, because its item allows that."""
         daemon = await self.scene.up()
         sent = await self.send(is_repeated=True)
         gate = self.model.gate(sent.mark)
         await wait_for_gate(gate)
-        assert await self.scene.kill_one(whom)
-        self.kills[whom] += 1
+        assert await self.scene.kill_one(target)
+        self.kills[target] += 1
         gate.open()
         await self.answered(sent)
         await daemon.kill()
@@ -179,8 +179,8 @@ def test_agent_with_a_real_cli_is_adopted_after_every_kill(
                     asked = Counter(ask.user_text for ask in server.main_requests)
                     # None of these deaths may repeat anything: each was told `fail`.
                     assert set(asked.values()) == {1}, asked
-                    for whom in OTHERS:
-                        await harness.kill_other(whom)
+                    for target in OTHERS:
+                        await harness.kill_other(target)
                     await scene.settle_down()
                     await checks.check(scene)
                 finally:

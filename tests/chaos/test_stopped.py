@@ -21,7 +21,7 @@ from tests.children.keeper_driver import eventually
 
 STOPPED_SECONDS = 5.0
 MOST_STALE = 6
-# Each of them would ring while somebody is stopped, if that counted.
+# Each limit would be reached while a process is stopped, if that time counted.
 STRICT = """
 hang_seconds = 4.0
 idle_seconds = 4.0
@@ -52,9 +52,9 @@ async def stop_for_a_while(*pids: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("whom", ["daemon", "keeper", "daemon and keeper"])
+@pytest.mark.parametrize("target", ["daemon", "keeper", "daemon and keeper"])
 def test_run_completes_without_a_stall_after_processes_were_stopped(
-    tmp_path: Path, whom: str
+    tmp_path: Path, target: str
 ) -> None:
     async def main() -> None:
         async with scenario(tmp_path, STRICT) as scene:
@@ -66,7 +66,7 @@ def test_run_completes_without_a_stall_after_processes_were_stopped(
             pids = {**family(process.id), "daemon": daemon.pid}
             steered = await scene.send(prompts.says, "ada", on_lost="fail", way="store")
             await scene.until_offered(steered)
-            await stop_for_a_while(*(pids[each] for each in whom.split(" and ")))
+            await stop_for_a_while(*(pids[each] for each in target.split(" and ")))
             gate.touch()
             for sent in (waiting, steered):
                 assert await scene.until_settled(sent, seconds=30)

@@ -36,7 +36,7 @@ _LOOK_SECONDS = 0.002
 
 
 class Order(Struct, frozen=True):
-    """Whom to drive, and when to die: at a step by its name or number, or after some seconds."""
+    """The run to drive, and when to exit: at a step by name or number, or after some seconds."""
 
     home: str
     story: str

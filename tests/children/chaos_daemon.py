@@ -38,7 +38,7 @@ LOG = "daemon.log"
 class Order(Struct, frozen=True):
     """What to be, in which home; and where to be struck: at a point, or at the n-th step.
 
-    A daemon serves until it is stopped. A direct one runs `prompt` for nobody's agent, and ends.
+    A daemon serves until it is stopped. A direct one runs `prompt` without an agent, and ends.
     """
 
     number: int
@@ -81,7 +81,7 @@ async def be_direct(order: Order, config: Config) -> None:
     ):
         library = Steadyrun(DirectRuns(around, tasks))
         tell(Word(order.number, "up", os.getpid()))
-        # Others may have been told of a limit meanwhile.
+        # Another run may have met a limit since then.
         with suppress(ProviderClosed):
             work = Path(order.home).parent / "work"
             run = await library.start(order.prompt, provider="scripted", cwd=work)
@@ -139,7 +139,7 @@ class Forks:
         tell(Word(order.number, "begun", pid))
 
     def serve(self) -> None:
-        """Until nobody gives orders any more."""
+        """Serve until the end of stdin."""
         rest = b""
         while True:
             ready, _, _ = select.select([0, *self._living], [], [])

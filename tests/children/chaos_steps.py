@@ -90,7 +90,7 @@ class ChaosSteps(Steps):
             with closing(
                 sqlite3.connect(self._home / "steadyrun.db", isolation_level=None)
             ) as file:
-                # In the middle of a write it would keep everybody from writing.
+                # A process stopped in the middle of a write would block all other writers.
                 file.execute("BEGIN IMMEDIATE")
                 file.execute("ROLLBACK")
                 os.kill(os.getpid(), signal.SIGSTOP)

@@ -4,7 +4,8 @@ Each write is told twice on stdout: `open <n> <operation>` before it is asked fo
 `ack <n> <result>` after the verb has returned. Told in this order, the operations are in the order
 of the writer's queue, and the answers in the order of its commits.
 
-It starts with a line of JSON on stdin (`Orders`): whoever starts it can pay for the imports early.
+It starts with a line of JSON on stdin (`Orders`): the test can start it before the line is ready,
+so that the imports are done early.
 """
 
 import itertools
@@ -227,7 +228,11 @@ def _say(line: bytes) -> None:
 
 
 class _Writer:
-    """Some tasks that write all they can."""
+    """Runs several tasks that write as fast as they can.
+
+    `main` runs it until the process is killed. Every verb goes through `_do`, which prints the
+    operation before the call and the answer after it.
+    """
 
     def __init__(self, store: SqliteStore, orders: Orders) -> None:
         self._store = store
@@ -359,7 +364,7 @@ class _Writer:
             await self._after_resting(Lease(claim.agent, claim.holder, claim.fence))
 
     async def _after_resting(self, hold: Lease) -> None:
-        """Let the lane go, wake it, or leave it to whoever of us starts something in it."""
+        """Release the lane, wake it, or leave it to the next task that starts a run in it."""
         chance = self._random.random()
         if chance < 0.3:
             await self._do(LetGo(hold), _unless_refused(self._let_go(hold)))

@@ -28,7 +28,11 @@ PRICE = 0.001
 
 
 class Cli(Player):
-    """One process: what came in, and the conversation."""
+    """Plays the Claude CLI: one process with its input and its conversation.
+
+    `main` plays the queued messages as turns, one at a time, until stdin is closed and the queue is
+    empty. The conversation is kept in a file, so that a later process can resume it.
+    """
 
     def __init__(self, argv: list[str]) -> None:
         super().__init__()

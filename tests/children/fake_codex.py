@@ -65,7 +65,11 @@ class Codex(Player):
 
 
 class AppServer(Codex):
-    """`codex app-server`: one thread, and a turn of it at a time."""
+    """Plays `codex app-server`: one thread, with one turn at a time.
+
+    `main` plays the queued turns until stdin is closed. `turn` is None between turns. Messages that
+    come during a turn are taken between its steps.
+    """
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -90,7 +94,7 @@ class AppServer(Codex):
                 self.listen(None)
 
     def listen(self, seconds: float | None) -> None:
-        """When nobody can say anything any more, it ends in mid-turn, and its commands with it."""
+        """Read input. When stdin is closed, the server exits in mid-turn and ends its commands."""
         super().listen(seconds)
         if not self.is_open and not self.is_deaf:
             for _, process in self.running.values():
@@ -214,7 +218,7 @@ class AppServer(Codex):
         self.end(status)
 
     def play_all(self, params: Frame) -> None:
-        """Play a message. Others that come meanwhile are taken between its steps."""
+        """Play a message. Messages that arrive during it are taken between its steps."""
         steps, self.unheard = [*self.unheard, *self.show(params)], []
         while steps:
             self.do(steps.pop(0))
@@ -343,7 +347,7 @@ class AppServer(Codex):
 
 
 class Exec(Codex):
-    """`codex exec --json`: one turn, and nobody listens."""
+    """Plays `codex exec --json`: one turn, without further input."""
 
     def __init__(self, argv: list[str]) -> None:
         self.is_resumed = argv[:1] == ["resume"]
@@ -371,7 +375,7 @@ class Exec(Codex):
         names = {"input_tokens": "inputTokens", "cached_input_tokens": "cachedInputTokens",
                  "output_tokens": "outputTokens"}  # fmt: skip
         usage = {ours: self.total[theirs] for ours, theirs in names.items()}
-        # Whoever asks a model uses something; nothing at all is the sign that nobody has asked.
+        # A request to a model always uses tokens; zero would mean that no request was made.
         usage["input_tokens"] = usage["input_tokens"] or 1
         say(type="turn.completed", usage=usage)
         return 0

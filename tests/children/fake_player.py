@@ -17,7 +17,7 @@ Frame = dict[str, Any]
 
 
 class Interrupted(Exception):
-    """Somebody wants the turn to end."""
+    """The driver has asked to interrupt the turn."""
 
 
 class Player:
@@ -32,7 +32,7 @@ class Player:
         self._rest = b""
 
     def take(self, told: Frame) -> None:
-        """Somebody has said this."""
+        """Take a frame that was read from stdin."""
         raise NotImplementedError
 
     def do_text(self, text: str) -> None:

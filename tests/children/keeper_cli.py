@@ -28,7 +28,7 @@ def ignore() -> None:
 
 
 def fork_twice() -> None:
-    """A grandchild that nobody waits for, in a session of its own."""
+    """Start a grandchild in a session of its own, which no process waits for."""
     if os.fork() == 0:
         os.setsid()
         _linger_in_fork()

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import steadyrun.drivers.keeper
 
-# Its own in every run: several may go on at once, and a sweep spares nobody.
+# Each run has its own id: several may run at once, and a sweep ends every process of an id.
 PROCESS = f"prc_{os.getpid()}"
 KEEPER = Path(steadyrun.drivers.keeper.__file__)
 CLI = Path(__file__).with_name("keeper_cli.py")

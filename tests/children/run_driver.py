@@ -88,7 +88,7 @@ async def _lines() -> AsyncIterator[bytes]:
         await anyio.wait_readable(0)
         read = os.read(0, LONGEST_LINE)
         if not read:
-            raise EOFError("nobody is there any more who wants the run")
+            raise EOFError("the test that wants the run has closed stdin")
         *lines, rest = (rest + read).split(b"\n")
         for line in lines:
             yield line

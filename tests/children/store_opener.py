@@ -33,7 +33,7 @@ async def main(home: Path) -> None:
 async def _accept_one(home: Path) -> int:
     store = await SqliteStore.open(home)
     _say("opened")
-    # Somebody else may have been first.
+    # Another process may have added it first.
     with contextlib.suppress(NameTaken):
         await store.add_agent(Agent(AGENT, "one", ("claude",), str(home)))
     accepted = await store.accept(Message(AGENT, str(os.getpid())))

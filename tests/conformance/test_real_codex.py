@@ -28,7 +28,7 @@ REAL = RealCli(
     prompts={**PROMPTS, "leaves_tool": Prompt("leaves_tool")},
     # It goes on while a command still runs.
     more={"leaves_tool": call("exec_command", cmd="sleep 60", yield_time_ms=250)},
-    # Its sandbox lets nobody out, not even to kill it.
+    # No command can leave its sandbox, not even to kill it.
     free=frozenset({"crashes", "leaves_process"}),
     arguments=("app-server",),
 )

@@ -71,7 +71,7 @@ class MemoryHarness:
 
 
 class SqliteHarness:
-    """Stores on one home; whoever dies is a real process and is really killed."""
+    """Stores on one home. A holder that dies is a real process that is killed."""
 
     def __init__(self, home: Path) -> None:
         self.clock = FakeClock()

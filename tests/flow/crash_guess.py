@@ -1,4 +1,4 @@
-"""Which of the writes that were open at the kill happened? Read off the store, in their order.
+"""Finds out which of the writes that were open at the kill happened, from the store, in order.
 
 The writer carries writes out in the order in which they were asked for, so those that happened come
 before those that did not. Each that happened is given to the model with the answer it would have

@@ -1,4 +1,4 @@
-"""What must a store hold after these writes? A model that is told each write and its answer.
+"""Models what a store must hold after a series of writes, from each write and its answer.
 
 Every answer is checked against what the model expects before it is believed, so that at the end the
 model is what the store promised, and can be compared with what the store has.
@@ -85,7 +85,11 @@ RESULTS: dict[type, Any] = {
 
 @dataclass
 class Model:
-    """The promised content. `fresh_*` is what was touched since it was last compared."""
+    """The content that the store has promised.
+
+    The crash test gives it each acknowledged write and compares it with the store after each kill.
+    `fresh_*` holds what has changed since the last comparison.
+    """
 
     agents: dict[AgentId, Agent] = field(default_factory=dict)
     items: dict[ItemId, Item] = field(default_factory=dict)
@@ -225,7 +229,7 @@ class Model:
 
     def startable(self, holder: HolderId) -> list[Lane]:
         """The lanes that may be claimed: ready ones, and the holder's own if anything is queued.
-        Those of direct agents are claimed by name, and nobody does that here."""
+        Those of direct agents are claimed by name, which this test does not do."""
         lanes = [lane for lane in self.lanes.values() if not self.agents[lane.agent].is_direct]
         return [lane for lane in lanes if lane.queued and lane.holder in {None, holder}
                 and lane.status != "held" and not self.agents[lane.agent].is_direct]  # fmt: skip

@@ -113,7 +113,7 @@ SAME_AS_BEFORE = frozenset(
         "before settle",
     }
 )
-# Killed here, it was never started, and nobody can say any more with what.
+# Killed here, the CLI was never started, and its launch options are lost.
 NEVER_STARTED = (
     "after start_direct",
     "after open_process",

@@ -490,7 +490,7 @@ def test_down_with_keep_leaves_the_processes_and_does_not_wait(home: Path) -> No
 
 @contextmanager
 def dying(home: Path) -> Iterator[None]:
-    """A daemon that greets whoever comes, and is gone when it is asked something."""
+    """A daemon that greets each client and exits at the first request."""
     folder = home / "daemon"
     folder.mkdir(mode=0o700, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as listener, pytest.MonkeyPatch.context() as patch:

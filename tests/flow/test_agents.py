@@ -106,11 +106,11 @@ def test_a_run_that_waits_for_a_person_makes_room_for_another(tmp_path: Path) ->
                 ada, script({"approval": {"name": "Write"}}, {"text": "so"})
             )
             await harness.wait_for_event(ada, ev.ApprovalRequested)
-            other = await harness.send_and_wait(bob, say("meanwhile"))
+            other = await harness.send_and_wait(bob, say("other"))
             [asked] = await harness.store.approvals(ada)
             await harness.store.answer(asked.id, ApprovalAnswer(True, "eve", asked.asked_at))
 
-            assert other.reply == "meanwhile"
+            assert other.reply == "other"
             assert (await harness.wait_until_settled(asking)).reply == "so"
             assert harness.daemon.dispatcher.slots.free == 1
 

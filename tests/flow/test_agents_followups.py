@@ -299,7 +299,7 @@ def test_offered_message_can_be_cancelled(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-# -- turns that nobody asked for
+# -- turns without a request
 
 
 def _later(*steps: object, after: float = 0.05) -> dict[str, object]:
@@ -353,7 +353,7 @@ def test_a_paused_agent_does_nothing_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_paused_agent_does_nothing_by_itself_right_after_a_turn(tmp_path: Path) -> None:
-    """The lane is held when it begins: nobody has to be woken for it."""
+    """The lane is held when the turn begins: no worker has to be woken for it."""
 
     async def main() -> None:
         async with running_daemon(tmp_path) as harness:

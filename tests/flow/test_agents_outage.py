@@ -31,7 +31,7 @@ SHORT_SECONDS = 0.2
 
 
 class Lock:
-    """Somebody else who is in the store, and does not leave."""
+    """Another process that locks the store until the test releases it."""
 
     def __init__(self, home: Path) -> None:
         self._connection = sqlite3.connect(
@@ -101,7 +101,7 @@ async def _free(harness: DaemonHarness, trap: Trap) -> None:
     trap.lock.leave()
 
 
-# -- what is done meanwhile
+# -- actions during the outage
 
 
 async def _talk(harness: DaemonHarness, ada: AgentId) -> None:
@@ -204,7 +204,7 @@ def test_a_store_that_is_busy_for_a_while_delays_and_nothing_else(
 
 @dataclass
 class Busy:
-    """A store that is busy the second time somebody asks for the lanes of the dead."""
+    """A store that is busy at the second call of `reap`."""
 
     reaps: int = 0
 
@@ -212,7 +212,7 @@ class Busy:
         self.reaps += "reap" in names
         answer = await doing
         if "reap" in names and self.reaps == 2:
-            raise StoreBusy("somebody else writes", path=Path("steadyrun.db"))
+            raise StoreBusy("another process writes", path=Path("steadyrun.db"))
         return answer
 
 
@@ -222,7 +222,7 @@ def test_a_store_that_is_busy_when_the_lanes_of_the_dead_are_looked_at_is_no_bug
     busy = Busy()
 
     async def main() -> None:
-        # Whoever works here asserts that there is no bug.
+        # The harness asserts that no bug was logged.
         async with running_daemon(
             tmp_path, wrap_store=lambda store: _watched(store, busy)
         ) as harness:
@@ -236,7 +236,7 @@ def test_a_store_that_is_busy_when_the_lanes_of_the_dead_are_looked_at_is_no_bug
     anyio.run(main)
 
 
-def test_whoever_listens_hears_of_the_trouble_at_once(tmp_path: Path) -> None:
+def test_subscriber_receives_a_failed_write_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         (tmp_path / "home").mkdir()
         impatient = await SqliteStore.open(tmp_path / "home", patience_seconds=SHORT_SECONDS)
@@ -274,7 +274,7 @@ class Bug:
         if self._step in names:
             self._step = None
             doing.close()
-            raise RuntimeError("nobody has thought of this")
+            raise RuntimeError("an unexpected error")
         return await doing
 
 
@@ -304,7 +304,7 @@ def test_a_bug_in_the_run_of_one_agent_ends_nothing_else(tmp_path: Path, step: s
             assert (await harness.send_and_wait(bob, say("two"))).reply == "two"
             assert (await harness.send_and_wait(ada, say("three"))).reply == "three"
 
-            # What has come to its end before anybody could give it up has come to its end.
+            # An item that ended before the worker could give it up keeps its end.
             may_end = step not in {"open_process", "append ended"}
             assert may_end or first.status == "failed"
             if first.status == "failed":

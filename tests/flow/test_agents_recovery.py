@@ -211,7 +211,7 @@ FOLLOWUP_STEPS = [
 
 @pytest.mark.parametrize("step", FOLLOWUP_STEPS)
 def test_killed_amid_a_follow_up_it_is_done_once(tmp_path: Path, step: str) -> None:
-    """What the turn has left over has a run of its own, and is told by nobody a second time."""
+    """The rest of the turn has a run of its own and is not recorded a second time."""
 
     async def first() -> tuple[AgentId, ItemId, ItemId]:
         async with killable_daemon(tmp_path, step) as (home, daemon):

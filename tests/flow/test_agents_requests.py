@@ -57,10 +57,10 @@ class NoPoll:
 
 
 class CancelsWhatIsTaken(NoPoll):
-    """Somebody cancels what runs in a lane that was taken over, or what was started for `whom`,
-    before anybody goes on with it."""
+    """Cancels the item of a lane that was taken over, or of a run that was started for `target`,
+    before a worker continues with it."""
 
-    whom: AgentId | None = None
+    target: AgentId | None = None
 
     def __init__(self, store: Store, *, has_others: bool) -> None:
         super().__init__(store)
@@ -74,14 +74,14 @@ class CancelsWhatIsTaken(NoPoll):
             await self.store.cancel(each.lease.item.id)
         if lost and self._has_others:
             await self._heard.wait()
-        # Where nobody sits, nobody is asked.
+        # A lane without a worker gets no request.
         await anyio.wait_all_tasks_blocked()
         return lost
 
     async def start(self, *args: Any, **more: Any) -> list[Started]:
         started = await self.store.start(*args, **more)
         for each in started:
-            if each.agent.id == self.whom:
+            if each.agent.id == self.target:
                 await self.store.cancel(each.claim.item.id)
                 await self._heard.wait()
                 await anyio.wait_all_tasks_blocked()
@@ -95,7 +95,7 @@ class CancelsWhatIsTaken(NoPoll):
 
 
 async def _hangs(home: HomeHarness, name: str) -> tuple[AgentId, ItemId]:
-    """A command runs: it can be told nothing, so that nobody looks whether there is anything."""
+    """Start a command. It takes no messages, so that its worker does not look for any."""
     agent = await home.add_agent(name, "shell")
     item = await home.send(agent, "sleep 25")
     await home.wait_for_event(agent, ev.ToolStarted)
@@ -145,7 +145,7 @@ def test_cancel_before_one_more_worker_adopts_a_lane_stops_the_run(tmp_path: Pat
 
 
 def test_cancel_before_the_turn_begins_stops_the_run(tmp_path: Path) -> None:
-    """A process that waits has a seat, and nobody in it."""
+    """A process that waits has a worker without a run."""
     watched: list[CancelsWhatIsTaken] = []
 
     def watch(store: Store) -> Store:
@@ -156,7 +156,7 @@ def test_cancel_before_the_turn_begins_stops_the_run(tmp_path: Path) -> None:
         async with running_daemon(tmp_path, wrap_store=watch) as harness:
             ada = await harness.add_agent("ada")
             await harness.send_and_wait(ada, say("one"))
-            watched[0].whom = ada
+            watched[0].target = ada
             item = await harness.send(ada, script({"text": "two"}, "hang"))
 
             assert (await harness.wait_until_settled(item)).status == "cancelled"

@@ -82,7 +82,7 @@ def test_only_a_resumed_item_mentions_the_earlier_attempt(
 
 @pytest.mark.parametrize("how", ["again", "own_turn", "self"])
 def test_every_run_of_an_agent_has_its_time_and_its_tools(tmp_path: Path, how: str) -> None:
-    """Also those that nobody has claimed an item for."""
+    """This includes runs without a claimed item."""
 
     async def main() -> None:
         async with running_daemon(tmp_path, interrupt=1.0) as harness:
@@ -214,7 +214,7 @@ def test_item_of_a_cli_killed_in_mid_turn_is_retried(tmp_path: Path, victim: str
             keeper = parent(cli)
             os.kill({"cli": cli, "keeper": keeper, "outer": parent(keeper)}[victim], signal.SIGKILL)
             if victim == "outer":
-                # Nobody needs it as long as the keeper lives.
+                # The outer process is not needed as long as the keeper lives.
                 harness.gates.open("go")
                 assert (await harness.wait_until_settled(item)).attempt == 1
                 return
@@ -288,7 +288,7 @@ async def _no_home(harness: DaemonHarness) -> AgentId:
 
 
 async def _no_role(harness: DaemonHarness) -> AgentId:
-    return await harness.add_agent("ada", role="nobody")
+    return await harness.add_agent("ada", role="missing")
 
 
 async def _no_program(harness: DaemonHarness) -> AgentId:

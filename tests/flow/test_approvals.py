@@ -123,7 +123,7 @@ def test_ids_that_fit_nothing_or_several_are_refused(tmp_path: Path) -> None:
         assert [each.returncode for each in done] == [3, 3, 3, 2, 3, 3, 3]
         assert "matches several" in done[3].stderr
         assert len(approvals(home)) == 2
-        assert home.run("approvals", "nobody").returncode == 3
+        assert home.run("approvals", "missing").returncode == 3
         assert home.run("approvals", "-n", "0").returncode == 2
 
 
@@ -243,7 +243,7 @@ class Shifted(SystemClock):
 
 
 def test_a_waiting_run_has_no_slot_and_trips_no_clock(tmp_path: Path) -> None:
-    """Another one runs meanwhile, and has no time any more when an hour has passed."""
+    """Another run uses the slot, and reaches its time limit after an hour."""
 
     async def main() -> None:
         clock = Shifted()
@@ -283,7 +283,7 @@ def unannounced() -> str:
 
 
 def test_a_question_that_stays_open_is_no_silence(tmp_path: Path) -> None:
-    """Whoever else says nothing in that hour is warned, and stopped."""
+    """Another run that prints nothing in that hour is warned about, and stopped."""
 
     async def main() -> None:
         clock = Shifted()
@@ -375,7 +375,7 @@ def test_a_second_question_of_the_same_run_is_another(tmp_path: Path) -> None:
 
 def test_only_named_approvers_may_answer(tmp_path: Path) -> None:
     with cli_home(tmp_path) as home:
-        home.add_agent("ada", approvers="cli:nobody-here,library")
+        home.add_agent("ada", approvers="cli:other-user,library")
         home.up()
         item = home.send("ada", *ASKS)
         [question] = asked(home)
@@ -395,8 +395,8 @@ def test_only_named_approvers_may_answer(tmp_path: Path) -> None:
 
         assert (refused.returncode, denied.returncode) == (4, 4)
         assert "may not answer for ada" in refused.stderr
-        assert "Allowed are: cli:nobody-here, library" in refused.stderr
-        assert "cli:nobody-here, library" in shown
+        assert "Allowed are: cli:other-user, library" in refused.stderr
+        assert "cli:other-user, library" in shown
         assert [each["status"] for each in still_open] == ["open"]
         assert settled(home, item) == "completed"
         assert resolved(home) == [("allow", "library")]

@@ -49,7 +49,7 @@ async def question(harness: HomeHarness, agent: AgentId) -> Approval:
 async def allowed(
     harness: HomeHarness, agent: AgentId, **fields: Any
 ) -> list[tuple[str, str, float]]:
-    """What may be spent once somebody has allowed more."""
+    """The limits after a user has allowed more."""
     answer = ApprovalAnswer(True, "eve", SystemClock().now(), **fields)
     async with open_operations(load(harness.place / "home")) as desk:
         answered = await answer_approval(desk, await question(harness, agent), answer)
@@ -295,7 +295,7 @@ def test_who_was_paused_by_hand_stays_paused_when_more_is_allowed(tmp_path: Path
         approved = home.run("approve", asked["id"])
         shown = json.loads(home.run("agent", "show", "ada", "--json").stdout)
 
-        # It was done, or stopped by its own limit: the day is why nobody goes on.
+        # It was done, or stopped by its own limit: the limit of the day is why no run starts.
         assert "the budget of its day is spent: 1.20 of 1.00 USD" in asked["tool_input"]["why"]
         assert approved.returncode == 0
         assert (shown["state"], home.item(waiting).status) == ("paused", "queued")
@@ -330,13 +330,13 @@ def test_approver_can_move_an_agent_over_budget_to_another_provider(tmp_path: Pa
         [asked] = eventually(home.list_approvals, "a question")
         home.run("down")
         unable = home.run("approve", asked["id"], "--provider", "shell")
-        unknown = home.run("approve", asked["id"], "--provider", "nobody")
+        unknown = home.run("approve", asked["id"], "--provider", "missing")
         still = home.list_approvals()
         switched = home.run("approve", asked["id"], "--provider", "codex", "--json")
         ada = json.loads(home.run("agent", "show", "ada", "--json").stdout)
 
         assert (unable.returncode, "shell cannot" in unable.stderr) == (2, True)
-        assert (unknown.returncode, "nobody" in unknown.stderr) == (2, True)
+        assert (unknown.returncode, "missing" in unknown.stderr) == (2, True)
         assert still == [asked]
         answered = json.loads(switched.stdout)
         assert (answered["status"], answered["provider"]) == ("resolved", "codex")

@@ -79,13 +79,13 @@ def test_an_agent_that_goes_round_in_circles_is_stopped_within_one_tool_call(
                 assert (asked.about, asked.run, asked.status) == ("budget", run.id, "open")
                 if budget.day_tokens:
                     # Three are within the limit; the fourth answer is beyond it, and a model that
-                    # takes no time may have asked for one more before anybody could stop it.
+                    # takes no time may have asked for one more before the daemon could stop it.
                     assert 3 <= _calls(harness.cwd) <= 5
                     assert run.usage.input_tokens is not None
                     assert count_tokens(run.usage) >= LIMIT
 
         anyio.run(main)
-        # Whoever is stopped asks for no more.
+        # A stopped run makes no more requests.
         if budget.day_tokens:
             assert 4 <= len(harness.server.main_requests) <= 6
 

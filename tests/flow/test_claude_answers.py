@@ -95,7 +95,7 @@ def test_a_run_is_stopped_while_it_asks(tmp_path: Path) -> None:
         async with harness.library() as library:
             run = await harness.start(library, "work", mode="default")
             await wait_for_event(run, is_approval_request)
-            await run.cancel("nobody is there")
+            await run.cancel("no user is there")
             return await harness.read_record(await run.result())
 
     with cli_harness(tmp_path, [touching("one")]) as harness:

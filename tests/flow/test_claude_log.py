@@ -49,7 +49,7 @@ def delegate(ask: ModelRequest) -> ModelAnswer:
         return answer(call("Bash", command="echo in a"), call("Bash", command="exit 3"))
     return answer(
         call("Agent", description="look", prompt=SEARCH, subagent_type="general-purpose"),
-        call("Bash", command="echo meanwhile"),
+        call("Bash", command="echo in parallel"),
     )
 
 
@@ -57,7 +57,7 @@ def delegate(ask: ModelRequest) -> ModelAnswer:
 def test_every_tool_in_the_log_is_in_the_record(tmp_path: Path, is_one_shot: bool) -> None:
     options = {"one_shot": is_one_shot}
     with cli_harness(tmp_path, delegate, options=options) as harness:
-        played = harness.run("ask somebody to look")
+        played = harness.run("ask an agent to look")
 
         assert (played.run.status, played.run.text) == ("completed", "Done.")
         assert [text.text for text in played.events_of(ev.TextFinal)] == ["Done."]

@@ -116,7 +116,7 @@ def test_an_argument_of_any_bytes_is_just_not_found(home: Path, words: list[str]
 def test_output_that_goes_nowhere_is_a_plain_failure(
     home: Path, shell: str, code: int, said: str
 ) -> None:
-    # A pipe that nobody reads is closed before the command can write into it.
+    # A pipe without a reader is closed before the command can write into it.
     line = shell.format(command=COMMAND).replace("| true", "| exec 0<&-")
 
     done = subprocess.run(
@@ -173,7 +173,7 @@ def test_tail_prints_the_last_events_as_lines_of_json(home: Path) -> None:
     assert ended["at"].endswith("Z")
 
 
-@pytest.mark.parametrize("words", [["show", "run_nope"], ["tail", "run_nope"], ["tail", "nobody"]])
+@pytest.mark.parametrize("words", [["show", "run_nope"], ["tail", "run_nope"], ["tail", "missing"]])
 def test_unknown_id_is_not_found(home: Path, words: list[str]) -> None:
     done = steadyrun(home, *words)
 

@@ -91,15 +91,15 @@ def looked(home: Path, settings: str) -> tuple[dict[str, Any], dict[str, str]]:
 def test_the_real_codex_is_found_tested_and_logged_in(tmp_path: Path) -> None:
     home, settings = tmp_path / "home", f'command = ["{real_codex()}"]'
 
-    nobody, warning = looked(home, settings)
+    without_login, warning = looked(home, settings)
     (home / ".codex").mkdir()
     (home / ".codex" / "auth.json").touch(mode=0)
-    somebody, fine = looked(home, settings)
+    with_login, fine = looked(home, settings)
 
-    assert (nobody["path"], nobody["login"]) == (str(real_codex()), None)
+    assert (without_login["path"], without_login["login"]) == (str(real_codex()), None)
     assert (warning["state"], "no login was found" in warning["detail"]) == ("warn", True)
-    assert somebody["version"] in fine["detail"]
-    assert (somebody["is_tested"], somebody["login"]) == (True, "~/.codex/auth.json")
+    assert with_login["version"] in fine["detail"]
+    assert (with_login["is_tested"], with_login["login"]) == (True, "~/.codex/auth.json")
     assert fine["state"] == "ok"
 
 

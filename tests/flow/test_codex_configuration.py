@@ -179,7 +179,7 @@ def test_cancel_ends_a_script_and_its_commands(tmp_path: Path, then: str) -> Non
         assert len(harness.server.main_requests) == 1
 
 
-# -- projects that nobody trusts
+# -- untrusted projects
 
 
 @pytest.mark.parametrize("is_one_shot", [False, True], ids=["app server", "one shot"])

@@ -487,7 +487,7 @@ def test_message_after_the_end_is_refused(tmp_path: Path) -> None:
         ) as driver:
             await driver.begin(turn)
             await sink.wait_for_end(1)
-            idle = await driver.steer(Offer("offer", "to nobody"))
+            idle = await driver.steer(Offer("offer", "without a turn"))
             await close_and_wait(driver, harness)
         return late, idle
 

@@ -53,7 +53,7 @@ def unrecorded(
         await first(driver)
         cli = find_cli(harness)
         os.kill(cli, signal.SIGSTOP)
-        # A keeper that is stopped tells the CLI nothing, and a locked store lets nobody write.
+        # A stopped keeper sends the CLI nothing, and a locked store accepts no write.
         os.kill(parent(cli), signal.SIGSTOP)
         await driver.send(**wish)
         await wait_for_item(harness, is_noted)
@@ -67,7 +67,7 @@ def unrecorded(
 
 @contextmanager
 def locked(harness: CliHarness) -> Iterator[None]:
-    """Nobody else can write to the store."""
+    """Lock the store, so that no other process can write to it."""
     with closing(sqlite3.connect(harness.home / "steadyrun.db", isolation_level=None)) as store:
         store.execute("BEGIN IMMEDIATE")
         yield

@@ -108,7 +108,7 @@ def test_invalid_time_is_refused(text: str) -> None:
 
 
 def test_an_agent_that_is_not_there_is_not_found(tmp_path: Path) -> None:
-    missing = steadyrun(tmp_path / "home", "cost", "nobody")
+    missing = steadyrun(tmp_path / "home", "cost", "missing")
     wrong = steadyrun(tmp_path / "home", "cost", "--by", "week")
 
     assert (missing.returncode, wrong.returncode) == (3, 2)

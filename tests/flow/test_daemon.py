@@ -62,7 +62,7 @@ def test_files_of_old_runs_are_deleted_and_the_record_stays(home: CliHome) -> No
     daemon.kill()
     daemon.wait()
     [run] = [each for each in home.runs() if each.item == old]
-    # What is none of ours is left alone, and in nobody's way.
+    # A file that the daemon did not write is left alone and does no harm.
     stray = home.path / "processes" / "stray"
     stray.write_text("what is this?")
     home.up()
@@ -259,13 +259,13 @@ def test_a_detached_one_answers_when_its_command_returns(home: CliHome) -> None:
 
 def test_a_configuration_that_is_wrong_starts_nothing(home: CliHome) -> None:
     home.path.mkdir(mode=0o700)
-    (home.path / "config.toml").write_text('[agents.ada]\nprovider = "nobody"\nhome = "."\n')
+    (home.path / "config.toml").write_text('[agents.ada]\nprovider = "missing"\nhome = "."\n')
 
     here = home.run("up")
     detached = home.run("up", "--detach")
 
     assert here.returncode == 2
-    assert "nobody" in here.stderr
+    assert "'missing'" in here.stderr
     assert detached.returncode == 2
     assert not (home.path / "daemon" / "socket").exists()
     (home.path / "config.toml").unlink()
@@ -389,7 +389,7 @@ def test_waiting_command_reports_why_an_agent_could_not_start(home: CliHome) -> 
     assert home.run("send", "ada", "hello", "--wait").returncode == 0
 
 
-def test_whoever_has_asked_for_the_end_may_leave(home: CliHome) -> None:
+def test_daemon_drains_after_the_down_command_was_killed(home: CliHome) -> None:
     gate = home.place / "gate"
     home.add_agent("ada")
     daemon = home.up()

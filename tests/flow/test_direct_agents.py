@@ -231,7 +231,7 @@ class TestRealClis:
             parts = [part["text"] for part in harness.server.main_requests[0].body["system"]]
             whole = "\n".join(parts)
             assert told in whole
-            # As much as it says of itself when nobody tells it anything.
+            # The prompt of the CLI itself, as it is without any instructions, is in it too.
             assert len(whole) > len(told) + 5_000
             assert whole.index("Claude Code") < whole.index(told)
 

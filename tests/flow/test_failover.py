@@ -175,7 +175,7 @@ def test_item_started_on_another_provider_continues_there(tmp_path: Path) -> Non
 
 
 def test_process_of_one_provider_gets_no_turn_for_another(tmp_path: Path) -> None:
-    """Whoever had begun the item elsewhere was killed before it could end the old process."""
+    """The daemon that began the item elsewhere was killed before it could end the old process."""
 
     async def main() -> None:
         _configure(tmp_path)

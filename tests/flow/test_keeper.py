@@ -1,4 +1,4 @@
-"""Does a CLI outlive its driver, and does nothing outlive the CLI's end?
+"""Tests that a CLI outlives its driver, and that no process outlives the end of the CLI.
 
 Everything here is real: keepers, drivers, badly behaved CLIs and kill -9. After each test nothing
 of it may be running.
@@ -107,7 +107,9 @@ def test_cli_gets_what_the_spec_contains_and_nothing_of_the_driver(
     os.close(writing)
 
     assert json.loads(answer)["pid"] > 0
-    assert os.read(reading, 1000) == b"", "nobody else has the driver's descriptors, or complains"
+    assert os.read(reading, 1000) == b"", (
+        "no other process has the driver's descriptors or writes to them"
+    )
     os.close(reading)
     eventually(lambda: not is_locked(place), "the end")
     journal = (place / "journal").read_bytes()
@@ -1012,7 +1014,7 @@ def _without_privileges() -> list[str]:
 
 
 def _setpriv_of_another_user(tmp_path: Path) -> Path:
-    """A program that lets anybody become that user."""
+    """A program that runs as that user for every caller."""
     require("root", os.geteuid() == 0, "only root can make a program run as another user")
     program = tmp_path / "setpriv"
     shutil.copy(str(shutil.which("setpriv")), program)

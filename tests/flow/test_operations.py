@@ -46,7 +46,7 @@ def script(work: Path) -> list[tuple[str, Struct]]:
             AddAgentRequest(name="ada", provider="scripted", home=home, fallback=("shell",)),
         ),
         ("agent.add", AddAgentRequest(name="ada", provider="scripted", home=home)),
-        ("agent.add", AddAgentRequest(name="bob", provider="nobody", home=home)),
+        ("agent.add", AddAgentRequest(name="bob", provider="missing", home=home)),
         ("agent.add", AddAgentRequest(name="bob", provider="shell", home=f"{home}/nowhere")),
         ("agent.add", AddAgentRequest(name="bob", provider="shell", home=home, role="none")),
         ("agent.set", SetAgentRequest(name="ada", model="m", mode="plan", clear=("fallback",))),

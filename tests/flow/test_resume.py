@@ -18,7 +18,7 @@ MISSING = "scr_0123456789abcdef"
 def resumed(
     place: Path, resume: str | None = MISSING, **wishes: Any
 ) -> tuple[Run, list[StoredEvent]]:
-    """A run that was to go on with a conversation that nobody knows."""
+    """A run that was to resume an unknown conversation."""
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(place)}
     config = load(home=place / "home", cwd=place, environ=environ)
 

@@ -290,7 +290,7 @@ def test_no_prompt_is_a_usage_error(home: Path, stdin: str, said: str) -> None:
 
 
 def test_an_unknown_provider_is_not_found_and_the_known_ones_are_named(home: Path) -> None:
-    done = steadyrun(home, "run", "x", "--provider", "nobody")
+    done = steadyrun(home, "run", "x", "--provider", "missing")
 
     assert done.returncode == 3
     assert "scripted, shell" in done.stderr
@@ -405,7 +405,7 @@ def test_a_detached_run_goes_on_without_the_command(home: Path, tmp_path: Path) 
     assert done.stderr == f"steadyrun tail {run_id} -f\n"
     assert (before["run"], before["status"]) == (run_id, "running")
     assert types[-3:] == ["text.final", "text.final", "run.completed"]
-    eventually(lambda: not find_processes_of(tmp_path), "the end of whoever has driven it")
+    eventually(lambda: not find_processes_of(tmp_path), "the end of its driver")
 
 
 def test_detach_as_json_names_the_run(home: Path) -> None:
@@ -455,7 +455,7 @@ def test_ctrl_c_twice_cancels_it(home: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def hanging_up() -> Iterator[None]:
-    """Whoever started the tests may have made them, and so their children, deaf to SIGHUP."""
+    """Restore SIGHUP: the parent of the tests may have made them and their children ignore it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -637,7 +637,7 @@ def test_a_recording_is_played_without_a_home(home: Path, tmp_path: Path) -> Non
         (["nowhere"], 3, "no run or file"),
         (["run_x"], 3, "no run or file"),
         (["{file}"], 2, "--provider"),
-        (["{file}", "--provider", "nobody"], 3, "scripted, shell"),
+        (["{file}", "--provider", "missing"], 3, "scripted, shell"),
         (["{broken}", "--provider", "shell"], 2, "broken.jsonl:1"),
         (["{folder}", "--provider", "shell"], 2, "journal cannot be read"),
     ],

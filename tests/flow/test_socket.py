@@ -123,7 +123,7 @@ def test_a_folder_that_was_open_to_others_is_closed(home: Path) -> None:
     with_daemon(home, look)
 
 
-# In the folder already when it becomes somebody else: no directory on the way can stop it.
+# The process enters the folder before it changes its user: no directory above can stop it.
 STRANGER = """
 import os, socket, sys
 os.chdir(sys.argv[1])
@@ -138,7 +138,7 @@ print(end.makefile().read(), end="")
 
 
 def test_another_user_is_turned_away_even_if_every_file_is_open(home: Path) -> None:
-    require("root", os.geteuid() == 0, "only root can become somebody else")
+    require("root", os.geteuid() == 0, "only root can become another user")
     answers: list[str] = []
 
     def ask() -> str:
@@ -244,7 +244,7 @@ def test_bad_lines_are_answered_and_the_next_good_one_too(home: Path) -> None:
     with_daemon(home, look)
 
 
-def test_whoever_does_not_greet_gets_nothing_but_the_end(home: Path) -> None:
+def test_client_without_a_greeting_may_only_stop_the_daemon(home: Path) -> None:
     async def look(desk: OperationContext, daemon: SmallDaemon) -> None:
         [refused] = await raw(home, 1, b'{"jsonrpc":"2.0","id":1,"method":"agent.list"}\n')
         [stopped] = await raw(
@@ -440,7 +440,7 @@ def test_slow_reader_gets_every_stored_event_once_without_blocking_others(
         play = Play(daemon, await start(daemon))
         await play.begin()
         async with client.follow(home, FollowRequest(after=0)) as (_, events):
-            # All of it is written while nobody reads: far more than fits between the two.
+            # All of it is written while the client does not read: far more than the socket holds.
             for number in range(batches):
                 for _ in range(each):
                     play.say_live(ev.TextDelta("x" * size))

@@ -26,14 +26,14 @@ ADA = AgentId("agt_ada")
 
 
 async def _until_cancelled(store: SqliteStore, item: ItemId, watch: Waiter) -> None:
-    """Give whoever steers the time to take it back, which must not happen."""
+    """Give the caller of `steer` the time to take the message back, which must not happen."""
     with anyio.move_on_after(WRONG_SECONDS):
         while not (await store.item(item)).cancel_requested:
             await watch.wait()
 
 
 def test_absorbed_message_is_not_returned(tmp_path: Path) -> None:
-    """Whoever holds the lane has taken it, the run ends, and only then its offer is recorded."""
+    """The holder has taken the message, the run ends, and only then its offer is recorded."""
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     config = load(home=tmp_path / "home", cwd=tmp_path, environ=environ)
     answers: list[Offered | Refused] = []

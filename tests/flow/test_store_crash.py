@@ -1,4 +1,4 @@
-"""Does the record keep its word when its writer is killed at any moment?
+"""Tests that the record keeps its promises when its writer is killed at any moment.
 
 A real process writes all it can and is killed, again and again, on the same home. After each kill
 the store must hold everything that was acknowledged, once and as acknowledged, and of every write
@@ -270,7 +270,7 @@ async def _lane(store: SqliteStore, agent: AgentId) -> Lane | None:
 def _compare(model: Model, seen: Seen) -> None:
     """Nothing is missing, nothing is there that was not written, and all is as it was told."""
     for item in seen.items.values():
-        assert item.id in model.items, f"nobody accepted {item}"
+        assert item.id in model.items, f"not an accepted item: {item}"
         assert model.agrees_on(item), f"promised {model.items[item.id]}, found {item}"
     for agent, lane in seen.lanes.items():
         assert (lane.ready_at is not None) == (lane.queued > 0 and lane.status != "held")
@@ -406,7 +406,7 @@ def _nursery(home: Path, place: Path) -> Iterator[Iterator[Child]]:
 
 @contextlib.contextmanager
 def _bystander(home: Path, tally: Tally, *, is_wanted: bool) -> Iterator[None]:
-    """Sometimes another connection outlives the writer: then nobody recovers the log on opening."""
+    """Sometimes another connection outlives the writer: then opening recovers no log."""
     if not is_wanted:
         yield
         return

@@ -1,7 +1,7 @@
-"""What does a user meet when the store's file, place or disk is not as it should be?
+"""Tests the errors that a user gets when the file, folder or disk of the store is faulty.
 
-Always an error of ours with a name, never one of SQLite's, and never a file that is worse than
-before.
+The user always gets a named error of steadyrun, never one of SQLite, and the file is never worse
+than before.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def filled(home: Path, template: Path) -> Path:
-    """A home with some hundred items and events in it; nobody has it open."""
+    """A home with some hundred items and events in it; no process has it open."""
     shutil.copytree(template, home)
     return home
 

@@ -1,4 +1,4 @@
-"""Can several processes share one home? They write in turn, hear and outlive each other.
+"""Tests processes that share one home: they write in turn, notify and outlive each other.
 
 The test is one of the processes, `Actor` the others.
 """
@@ -34,7 +34,7 @@ from tests.children.store_actor import one_event
 
 CHILD = Path(__file__).parents[1] / "children" / "store_actor.py"
 PATIENCE_SECONDS = 60.0
-# So long that whoever wakes earlier was woken by a hint.
+# A process that wakes earlier was woken by a hint.
 NO_POLL_SECONDS = 3600.0
 ALL = 1_000_000
 AGENTS = [AgentId("agt_a"), AgentId("agt_b"), AgentId("agt_c")]
@@ -278,7 +278,7 @@ def test_an_accepted_item_wakes_who_waits_for_work_in_another_process(
 # -- stopped and killed
 
 
-def test_a_process_stopped_while_idle_holds_nobody_up(
+def test_process_stopped_while_idle_blocks_no_other_process(
     home: Path, start: Callable[[], Actor]
 ) -> None:
     idle = start()
@@ -287,7 +287,7 @@ def test_a_process_stopped_while_idle_holds_nobody_up(
 
     async def write(store: SqliteStore) -> None:
         for n in range(50):
-            await store.accept(Message(AGENTS[1], f"meanwhile {n}"))
+            await store.accept(Message(AGENTS[1], f"message {n}"))
         assert (await store.lane(AGENTS[1])).queued == 51
 
     with_store(home, write, patience_seconds=1.0)

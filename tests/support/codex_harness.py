@@ -41,7 +41,7 @@ def request_command(command: str) -> ModelAnswer:
 
 
 def stopped_codex_harness(folder: Path, script: ServerSteps) -> AbstractContextManager[CliHarness]:
-    """A Codex that waits until somebody lets it go on."""
+    """A Codex that is stopped until the test continues it."""
     program = folder / "codex"
     program.write_text(f'#!/bin/sh\nkill -STOP $$\nexec {real_codex()} "$@"\n')
     program.chmod(0o755)

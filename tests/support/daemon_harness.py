@@ -220,7 +220,7 @@ async def wait_for(ask: Callable[[], Any], what: str) -> None:
 
 
 class CapturedLog(logging.Handler):
-    """What an operator would read meanwhile."""
+    """Collects the log lines that an operator would read."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -256,7 +256,7 @@ def capture_log(*, has_bugs: bool = False) -> Iterator[CapturedLog]:
 
 @asynccontextmanager
 async def open_home(place: Path) -> AsyncIterator[HomeHarness]:
-    """A home, for somebody who is no daemon."""
+    """A home, for a process that is not a daemon."""
     with anyio.fail_after(TIMEOUT_SECONDS):
         store = await SqliteStore.open(place / "home")
         try:

@@ -43,7 +43,7 @@ class Talker(Generic[D]):
         return said
 
     def write(self, line: Line) -> list[DialectOutput]:
-        """This was sent by somebody who gives no keys, as in a recording."""
+        """Report a line that was sent without a key, as in a recording."""
         return self._sent(line if isinstance(line, bytes) else json.dumps(line).encode(), "")
 
     def _sent(self, raw: bytes, key: str) -> list[DialectOutput]:

@@ -45,7 +45,7 @@ from tests.support.real_cli_harness import (
 )
 
 # When what the driver was killed in comes to its end.
-UNATTENDED, ATTENDED = "while nobody is there", "after somebody has come"
+UNATTENDED, ATTENDED = "without a driver", "with the next driver"
 WHEN_RELEASED = (UNATTENDED, ATTENDED)
 # What a CLI prints when its turn is over.
 IDLE = {"claude": b'"state":"idle"', "codex": b'"method":"turn/completed"'}
@@ -245,8 +245,8 @@ def adopt_after_kill(
 ) -> HomeRecord:
     """What is recorded of a run whose driver is killed after `before`.
 
-    The CLI waits for `let_go`: it comes while nobody is there, or when the next program, which is
-    this one, has come and has done `then`.
+    The CLI waits for `let_go`: it comes while no driver runs, or after the next program, which is
+    this one, has started and has done `then`.
     """
 
     async def main() -> HomeRecord:
@@ -308,12 +308,12 @@ def after_event(kind: str, *others: Callable[[], Awaitable[object]]) -> Before:
 
 
 async def wait_for_offer(run: RunHandle) -> None:
-    """A message was offered to the run, by whomever."""
+    """Wait until a driver has offered a message to the run."""
     await wait_for_event(run, lambda event: isinstance(event, ev.FollowupOffered))
 
 
 async def accept_message(harness: CliHarness, run: str, message: str) -> None:
-    """Put a message into the lane of a run, with nobody there to take it."""
+    """Put a message into the lane of a run while no driver can take it."""
     store = await SqliteStore.open(harness.home)
     try:
         await store.accept(Message((await store.run(RunId(run))).agent, message))
@@ -346,7 +346,7 @@ def find_cli(harness: CliHarness) -> int:
 
 
 def _parent(pid: int) -> int:
-    """Who has started a process; one that is gone meanwhile counts as its own child."""
+    """The parent of a process; a process that has ended counts as its own parent."""
     try:
         return parent(pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -367,7 +367,7 @@ async def wait_for(ask: Callable[[], Any], what: str) -> None:
 
 
 async def wait_for_bytes(harness: CliHarness, words: bytes, file: str = "journal") -> None:
-    """Wait until the CLI has printed them, or was told, whoever reads it."""
+    """Wait until the file has these bytes of the CLI, its output or its input."""
 
     def is_there() -> bool:
         return any(words in each.read_bytes() for each in harness.home.glob(f"processes/*/{file}"))
@@ -422,7 +422,7 @@ class BlockingCommand:
 
     @property
     def alive(self) -> list[int]:
-        """Those of it that run; one that nobody has buried yet does not."""
+        """Its processes that run; a zombie that was not waited for does not count."""
         return [
             pid for pid in map(int, self._read_pids()) if read_process_state(pid) not in {"Z", "X"}
         ]

@@ -54,7 +54,7 @@ def real_program(name: str) -> Path:
 
 
 def claude_environment(home: Path, base_url: str) -> dict[str, str]:
-    """All that the CLI gets to see: no key but a dummy, nobody to call but the simulated server."""
+    """The whole environment of the CLI: a dummy key, and the simulated server as its only peer."""
     environment = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(home),

@@ -49,7 +49,7 @@ def codex_home(
 
 
 def codex_environment(folder: Path) -> dict[str, str]:
-    """All that the CLI gets to see: no key but a dummy, nobody to call but its config's server."""
+    """The whole environment of the CLI: a dummy key, and the server of its config as only peer."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
     return {
