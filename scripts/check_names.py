@@ -1,0 +1,157 @@
+"""Checks that names follow the rules: nouns for modules and classes, verbs for functions.
+
+- No class or type alias is defined twice in the package.
+- Modules and classes are not named by a participle, an adverb or a preposition.
+- Functions and methods begin with a verb of `VERBS`, or with a prefix of `PREFIXES`.
+- A `Protocol` stands in a contract file, or has two implementations in the package.
+
+Names that follow another rule are listed here, each group with its reason.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path("src/steadyrun")
+CONTRACTS = {"dialect.py", "driver.py", "store.py"}
+# Words that end like a participle and are nouns, and past participles that name a value: a change
+# or an event that has happened.
+NOUNS_BY_SIGHT = {"framing", "stopping", "embed", "feed", "seed", "shared", "scripted", "string"}
+NOT_NOUNS = {
+    "about", "after", "again", "apart", "around", "aside", "before", "behind", "beside", "between",
+    "beyond", "ever", "here", "kept", "known", "left", "live_again", "lost", "maybe", "never",
+    "often", "once", "said", "seen", "somehow", "soon", "then", "there", "told", "twice", "until",
+    "warm", "when", "where", "whoever",
+}  # fmt: skip
+# A boolean, a conversion, a callback, a context or a decorated value.
+PREFIXES = {
+    "is", "are", "was", "has", "have", "had", "can", "may", "must", "needs", "should", "as", "at",
+    "by", "for", "from", "in", "of", "on", "per", "to", "with", "without",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A name and the place where it is defined."""
+
+    name: str
+    where: str
+
+
+def main() -> int:
+    """Print every name that breaks a rule."""
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+    problems = [
+        *_find_repeated(trees),
+        *_find_wrong_nouns(trees),
+        *_find_wrong_verbs(trees),
+        *_find_lone_protocols(trees),
+    ]
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    classes = sum(1 for tree in trees.values() for _ in _classes(tree))
+    print(f"names: {len(trees)} modules, {classes} classes, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+def _find_repeated(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    places = defaultdict(list)
+    for path, tree in trees.items():
+        for name, line in _types(tree):
+            places[name].append(f"{path}:{line}")
+    for name, found in sorted(places.items()):
+        if len(found) > 1:
+            yield f"{name} is defined {len(found)} times: {', '.join(found)}"
+
+
+def _types(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The classes and type aliases of a module."""
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=name):
+                yield name, node.lineno
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                if _is_type_name(name):
+                    yield name, node.lineno
+            case _:
+                pass
+
+
+def _is_type_name(name: str) -> bool:
+    bare = name.lstrip("_")
+    return bare[:1].isupper() and not bare.isupper()
+
+
+def _find_wrong_nouns(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    for path, tree in trees.items():
+        if not path.stem.startswith("__") and _is_no_noun(path.stem):
+            yield f"{path}: the module's name is not a noun"
+        for node in _classes(tree):
+            if _is_no_noun(_words(node.name)[-1]) and not _is_value(node):
+                yield f"{path}:{node.lineno} class {node.name}: the name is not a noun"
+
+
+def _is_no_noun(word: str) -> bool:
+    last = word.rsplit("_", 1)[-1]
+    if last in NOUNS_BY_SIGHT:
+        return False
+    return last in NOT_NOUNS or last.endswith(("ed", "ing"))
+
+
+def _is_value(node: ast.ClassDef) -> bool:
+    """Whether the class is data: an event or a change is named by what has happened."""
+    bases = {ast.unparse(base).rsplit(".", 1)[-1] for base in node.bases}
+    is_error = any(base in ERRORS or base.endswith(("Error", "Exception")) for base in bases)
+    return is_error or bool(node.decorator_list) or any(_is_struct(base) for base in bases)
+
+
+def _is_struct(base: str) -> bool:
+    return base == "Struct" or base.startswith("_")
+
+
+def _classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
+    return (node for node in tree.body if isinstance(node, ast.ClassDef))
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name in CamelCase, in lower case."""
+    spaced = "".join(f" {char}" if char.isupper() else char for char in name.lstrip("_"))
+    return spaced.lower().split() or [name]
+
+
+def _find_wrong_verbs(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_exempt(node):
+                first = node.name.strip("_").split("_")[0]
+                if first not in PREFIXES and first not in VERBS:
+                    yield f"{path}:{node.lineno} {node.name}: the name does not begin with a verb"
+
+
+def _is_exempt(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Properties are values; names with two underscores are Python's; `_` is no name."""
+    decorators = {ast.unparse(each).rsplit(".", 1)[-1] for each in node.decorator_list}
+    is_value = bool(decorators & {"property", "cached_property", "setter"})
+    return is_value or node.name.startswith("__") or not node.name.strip("_")
+
+
+def _find_lone_protocols(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    for path, tree in trees.items():
+        if path.name in CONTRACTS and path.parent == PACKAGE:
+            continue
+        for node in _classes(tree):
+            is_protocol = any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+            if is_protocol and node.name not in TWO_IMPLEMENTATIONS:
+                yield f"{path}:{node.lineno} Protocol {node.name} is in no contract file"
+
+
+# Protocols outside the contract files; each has two implementations in the package or its tests.
+TWO_IMPLEMENTATIONS: dict[str, str] = {}
+ERRORS = {"SteadyrunError"}
+VERBS: set[str] = set()
+
+if __name__ == "__main__":
+    sys.exit(main())
