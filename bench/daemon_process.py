@@ -63,7 +63,7 @@ async def send_and_wait(daemon: Daemon, agent: Agent, message: Message) -> Item:
         found = (await daemon.accept(message)).item
         while not found.is_settled:
             is_news = await watch.wait(_LOOK_SECONDS)
-            is_busy = daemon.process_state(agent.id) == "busy"
+            is_busy = daemon.find_process_state(agent.id) == "busy"
             if not is_news or (was_busy and not is_busy):
                 found = await store.item(found.id)
             was_busy = was_busy or is_busy

@@ -29,7 +29,7 @@ NOT_NOUNS = {
 # A boolean, a conversion, a callback, a context or a decorated value.
 PREFIXES = {
     "is", "are", "was", "has", "have", "had", "can", "may", "must", "needs", "should", "as", "at",
-    "by", "for", "from", "in", "of", "on", "per", "to", "with", "without",
+    "by", "for", "from", "in", "next", "of", "on", "per", "to", "with", "without",
 }  # fmt: skip
 
 
@@ -123,12 +123,22 @@ def _words(name: str) -> list[str]:
 
 
 def _find_wrong_verbs(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    allowed = {*NOUN_FUNCTIONS, *_read_verbs(trees)}
     for path, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_exempt(node):
-                first = node.name.strip("_").split("_")[0]
-                if first not in PREFIXES and first not in VERBS:
+                name = node.name.strip("_")
+                first = name.split("_")[0]
+                if name not in allowed and first not in PREFIXES and first not in VERBS:
                     yield f"{path}:{node.lineno} {node.name}: the name does not begin with a verb"
+
+
+def _read_verbs(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    """The verbs of the store that read: each is named by what it returns."""
+    for group in _classes(trees[PACKAGE / "store.py"]):
+        for node in group.body:
+            if isinstance(node, ast.AsyncFunctionDef) and ast.unparse(node.returns or node) != "None":
+                yield node.name
 
 
 def _is_exempt(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -151,7 +161,57 @@ def _find_lone_protocols(trees: dict[Path, ast.Module]) -> Iterator[str]:
 # Protocols outside the contract files; each has two implementations in the package or its tests.
 TWO_IMPLEMENTATIONS: dict[str, str] = {}
 ERRORS = {"SteadyrunError"}
-VERBS: set[str] = set()
+# Functions that are not named by a verb.
+NOUN_FUNCTIONS = {
+    "abilities": "a reading of the Launcher contract",
+    "approvals": "a method of the public library",
+    "arg": "makes the description of a field",
+    "connection_lost": "a method of asyncio.Protocol",
+    "connection_made": "a method of asyncio.Protocol",
+    "costs": "a method of the public library",
+    "data_received": "a method of asyncio.Protocol",
+    "down": "a command",
+    "error": "a method of argparse",
+    "events": "a method of the public library",
+    "exec": "a system call",
+    "fileno": "a method of files",
+    "hidden": "makes the description of a field",
+    "monotonic": "a reading of the Clock contract",
+    "now": "a reading of the Clock contract",
+    "opener": "a parameter of open()",
+    "prctl": "a system call",
+    "up": "a command",
+}
+VERBS = {
+    "abandon", "abort", "absorb", "accept", "acquire", "act", "add", "adopt", "advance",
+    "align", "answer", "append", "apply", "approve", "ask", "attach", "attempt", "become",
+    "begin", "bind", "boot", "build", "call", "cancel", "cap", "carry", "catch", "change",
+    "check", "choose", "claim", "classify", "clean", "clear", "climb", "close", "coalesce",
+    "collect", "commit", "compact", "compute", "conclude", "confirm", "connect", "continue",
+    "copy", "count", "create", "cut", "decide", "decode", "delete", "deliver", "deny",
+    "deposit", "describe", "detach", "detect", "disconnect", "dispatch", "do", "doctor",
+    "drain", "drive", "drop", "emit", "encode", "end", "enforce", "escape", "estimate",
+    "exchange", "exit", "expand", "expect", "explain", "export", "extend", "extract", "fail",
+    "feed", "file", "fill", "find", "finish", "flush", "follow", "forget", "format", "free",
+    "generate", "get", "give", "greet", "group", "hand", "handle", "hash", "hold", "ignore", "ingest",
+    "inspect", "interrupt", "intersect", "iter", "iterate", "join", "keep", "kill", "label",
+    "launch", "leave", "let", "limit", "link", "list", "load", "locate", "lock", "log", "look",
+    "main", "maintain", "make", "mark", "mask", "match", "measure", "merge", "migrate", "name",
+    "nest", "normalize", "note", "notify", "number", "offer", "open", "orphan", "pack", "pad",
+    "parse", "pass", "pause", "perform", "place", "plan", "play", "poll", "pop", "postpone",
+    "prepare", "print", "publish", "put", "query", "quote", "reach", "react", "read", "reap",
+    "recall", "receive", "recheck", "reconcile", "record", "recover", "refuse", "register",
+    "release", "remember", "remove", "repair", "repeat", "replace", "replay", "report",
+    "request", "requeue", "require", "reset", "resolve", "restart", "restore", "result",
+    "resume", "retire", "retry", "return", "reveal", "ring", "run", "sanitize", "save", "scrub",
+    "seal", "see", "select", "send", "serve", "set", "settle", "share", "shorten", "show",
+    "shut", "shutdown", "signal", "silence", "spawn", "spell", "split", "spool", "start",
+    "steer", "step", "stop", "store", "stream", "strip", "subscribe", "subtract", "suggest",
+    "summarize", "summon", "suspect", "sweep", "switch", "sync", "tail", "take", "tell", "tick",
+    "touch", "track", "transact", "truncate", "trust", "try", "tune", "unlock", "unwrap",
+    "update", "use", "validate", "wait", "wake", "walk", "watch", "withdraw", "work", "wrap",
+    "write",
+}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

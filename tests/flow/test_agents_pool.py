@@ -273,7 +273,7 @@ def test_a_process_that_goes_on_by_itself_is_not_closed(tmp_path: Path) -> None:
             await harness.send_and_wait(bob, script({"wait": 2.2}, {"text": "two"}))
 
             assert (await harness.store.lane(ada)).status == "warm"
-            assert harness.daemon.process_state(ada) == "background"
+            assert harness.daemon.find_process_state(ada) == "background"
             assert (await harness.store.lane(bob)).status == "idle"
 
     anyio.run(main)

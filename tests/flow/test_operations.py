@@ -27,7 +27,7 @@ from steadyrun.operations.gates import CloseGateRequest, ListGatesRequest, OpenG
 from steadyrun.operations.items import ItemRequest, ListItemsRequest, SendRequest
 from steadyrun.operations.registry import BY_NAME, OPERATIONS, Operation
 from steadyrun.operations.runs import CancelRequest
-from steadyrun.testing.clock import FakeClock, seeded_ids
+from steadyrun.testing.clock import FakeClock, make_ids
 from tests.support.fake_daemon import opened, served
 
 PATIENCE_SECONDS = 60.0
@@ -93,14 +93,14 @@ async def asked(work: Path, way: Way) -> Answers:
 
 async def in_process(home: Path, work: Path) -> Answers:
     clock = FakeClock()
-    async with opened(home, clock=clock, ids=seeded_ids(clock, 7)) as (desk, _):
+    async with opened(home, clock=clock, ids=make_ids(clock, 7)) as (desk, _):
         return await asked(work, lambda operation, given: operation.do(desk, given))
 
 
 async def over_socket(home: Path, work: Path) -> Answers:
     clock = FakeClock()
     with anyio.fail_after(PATIENCE_SECONDS):
-        async with served(home, clock=clock, ids=seeded_ids(clock, 7)):
+        async with served(home, clock=clock, ids=make_ids(clock, 7)):
             return await asked(
                 work, lambda operation, given: client.call(home, operation, given)
             )  # fmt: skip

@@ -49,7 +49,7 @@ from steadyrun.model.usage import Cost, Usage
 from steadyrun.store import Start, Started, Store
 from steadyrun.stores.memory.store import MemoryStore
 from steadyrun.stores.sqlite import SqliteStore
-from steadyrun.testing.clock import START, FakeClock, seeded_ids
+from steadyrun.testing.clock import START, FakeClock, make_ids
 from steadyrun.testing.store_conformance.fixtures import ALL, read_everything
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class World(RuleBasedStateMachine):
         self.home = Path(tempfile.mkdtemp(prefix="steadyrun-"))
         self.runner = asyncio.Runner()
         self.clock = FakeClock()
-        self.names = seeded_ids(self.clock, 1)
+        self.names = make_ids(self.clock, 1)
         self.agents: list[AgentId] = []
         self.holders: list[HolderId] = [HolderId("hld_none")]
         self.items: list[ItemId] = [ItemId("itm_none")]
@@ -201,13 +201,13 @@ class World(RuleBasedStateMachine):
         engine = await SqliteStore.open(
             self.home,
             clock=self.clock,
-            ids=seeded_ids(self.clock, 2),
+            ids=make_ids(self.clock, 2),
             scrubber=scrubber,
             accounts=self.accounts,
         )
         reference = MemoryStore(
             self.clock,
-            ids=seeded_ids(self.clock, 2),
+            ids=make_ids(self.clock, 2),
             scrubber=scrubber,
             accounts=self.accounts,
             machine=platform.node(),

@@ -34,7 +34,7 @@ from steadyrun.errors import (
 from steadyrun.lib import jsonrpc
 from steadyrun.lib.framing import LineSplitter
 from steadyrun.lib.jsonrpc import RpcFailure, RpcNotification, RpcResponse
-from steadyrun.lib.unix_socket import socket_path
+from steadyrun.lib.unix_socket import shorten_path
 from steadyrun.operations.documents import StreamStart
 from steadyrun.operations.events import FollowRequest
 from steadyrun.operations.registry import BY_NAME, Operation
@@ -171,7 +171,7 @@ class DaemonConnection:
 
 async def _open_socket(home: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
-        with socket_path(locate_folder(home)) as path:
+        with shorten_path(locate_folder(home)) as path:
             return await asyncio.open_unix_connection(path)
     except OSError as error:
         raise DaemonUnreachable(home, found=os.strerror(error.errno or 0)) from error

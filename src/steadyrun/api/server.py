@@ -34,7 +34,7 @@ from steadyrun.lib import jsonrpc
 from steadyrun.lib.jsonrpc import RpcNotification, RpcRequest
 from steadyrun.lib.jsonrpc_peer import RpcPeer, RpcService
 from steadyrun.lib.task_group import task_group
-from steadyrun.lib.unix_socket import socket_path
+from steadyrun.lib.unix_socket import shorten_path
 from steadyrun.model.event_json import to_public
 from steadyrun.operations.context import OperationContext
 from steadyrun.operations.events import EventFeed
@@ -90,7 +90,7 @@ def _bind(folder: Path) -> socket.socket:
     folder.chmod(0o700)
     (folder / "socket").unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    with socket_path(folder) as path:
+    with shorten_path(folder) as path:
         listener.bind(path)
         Path(path).chmod(0o600)
     listener.listen(_BACKLOG)

@@ -80,7 +80,7 @@ class DaemonHandle:
         return await self._daemon.accept(message)
 
     def find_process_state(self, agent: AgentId) -> ProcessState | None:
-        return self._daemon.process_state(agent)
+        return self._daemon.find_process_state(agent)
 
     def is_waiting(self, agent: AgentId) -> bool:
         return self._daemon.is_waiting(agent)

@@ -23,7 +23,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
 _OF_TOOLS = "mcp"
 
 
-def identifies_account(name: str) -> bool:
+def is_account_setting(name: str) -> bool:
     """Whether a setting of this name identifies the account of a provider."""
     return _IDENTIFYING.search(_CAMEL.sub("_", name).upper()) is not None
 
@@ -38,7 +38,7 @@ def find_account_values(
     named = {value for _, value in found}
     yield from found
     for name, template in env.items():
-        if identifies_account(name) or name in named:
+        if is_account_setting(name) or name in named:
             value = _expand_or_none(template, environ)
             if value != "":
                 yield f"env.{name}", value
@@ -51,7 +51,7 @@ def _find_in_options(path: str, value: object, *, is_part: bool) -> Iterator[tup
         case dict():
             for name, inner in value.items():
                 if not name.startswith(_OF_TOOLS):
-                    part = is_part or identifies_account(name)
+                    part = is_part or is_account_setting(name)
                     yield from _find_in_options(f"{path}.{name}", inner, is_part=part)
         case list():
             for n, inner in enumerate(value):

@@ -99,7 +99,7 @@ def find_line(text: str, path: KeyPath) -> int | None:
         spent += len(piece)
         if spent > _SEARCH_CHARS:
             return None
-        if _contains(_try_parse(piece), path):
+        if _has_key(_try_parse(piece), path):
             return line
         header = statement if is_header else header
     return None
@@ -187,7 +187,7 @@ def _try_parse(text: str) -> Table | None:
         return None
 
 
-def _contains(data: object, path: KeyPath) -> bool:
+def _has_key(data: object, path: KeyPath) -> bool:
     for key in path:
         if not isinstance(data, dict) or key not in data:
             return False

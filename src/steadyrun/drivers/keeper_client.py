@@ -20,7 +20,7 @@ from steadyrun.errors import KeeperFailed, KeeperGone, LaunchFailed, LeaseLost
 from steadyrun.lib.flock import is_locked, wait_until_unlocked
 from steadyrun.lib.framing import Frame
 from steadyrun.lib.signal import Signal
-from steadyrun.lib.unix_socket import socket_path
+from steadyrun.lib.unix_socket import shorten_path
 from steadyrun.model.ids import HolderId
 
 VERSION = 1
@@ -223,7 +223,7 @@ async def connect(directory: Path, holder: HolderId, agent: str, fence: int) -> 
 
 async def _connect(directory: Path, link: KeeperConnection) -> KeeperConnection:
     try:
-        with socket_path(directory) as path:
+        with shorten_path(directory) as path:
             await asyncio.get_running_loop().create_unix_connection(lambda: link, path)
     except OSError as error:
         raise KeeperGone(directory.name, found=str(error.strerror)) from error

@@ -44,7 +44,7 @@ class KeptProcess:
 
     async def write(self, key: str, at: int, raw: bytes) -> int | None:
         """Write one line to its input; return its number, or None if the process has ended."""
-        with self._unless_gone():
+        with self._ignore_gone():
             if self._link:
                 number = await self._link.send_frame(key, at, raw)
                 self.written_at = self._clock.monotonic()
@@ -55,23 +55,23 @@ class KeptProcess:
         """Deposit the line with which the keeper interrupts the open turn if no driver is left."""
         if self._link and raw != self._will:
             self._will = raw
-            with self._unless_gone():
+            with self._ignore_gone():
                 await self._link.deposit_will(raw)
 
     async def signal(self, number: int) -> bool:
-        with self._unless_gone():
+        with self._ignore_gone():
             if self._link:
                 await self._link.send_signal(number)
                 return True
         return False
 
     async def close_input(self) -> None:
-        with self._unless_gone():
+        with self._ignore_gone():
             if self._link:
                 await self._link.close_input()
 
     async def stop(self, reason: str) -> None:
-        with self._unless_gone():
+        with self._ignore_gone():
             if self._link:
                 await self._link.stop(reason)
 
@@ -98,7 +98,7 @@ class KeptProcess:
         return any(frame.key == keeper.WILL_KEY for frame in sent)
 
     @contextmanager
-    def _unless_gone(self) -> Iterator[None]:
+    def _ignore_gone(self) -> Iterator[None]:
         """Ignore `KeeperGone` if the process has ended or its input is closed."""
         try:
             yield

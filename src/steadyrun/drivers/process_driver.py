@@ -103,12 +103,12 @@ class ProcessDriver:
     async def begin(self, turn: Turn, *, is_wanted: Callable[[], bool] = lambda: True) -> bool:
         if "multi_turn" not in self._dialect.abilities:
             return False
-        async with self._sending():
+        async with self._lock_input():
             if self._opening and await self._exchange.send(self._dialect.open(self._opening)):
                 self._opening = None
         while not self._cursor.has_begun(turn.key):
             seen = self._exchange.changed.count
-            async with self._sending():
+            async with self._lock_input():
                 if not is_wanted():
                     return False
                 if self._dialect.is_ready:
@@ -128,7 +128,7 @@ class ProcessDriver:
     async def steer(self, offer: Offer) -> Refused | None:
         while True:
             seen = self._exchange.changed.count
-            async with self._sending():
+            async with self._lock_input():
                 is_open = self._turns.is_open
                 answer = self._dialect.steer(offer) if is_open else Refused("no turn is running")
                 if isinstance(answer, Refused):
@@ -139,12 +139,12 @@ class ProcessDriver:
             await self._exchange.changed.wait(seen)
 
     async def recall(self, offer: str) -> bool:
-        async with self._sending():
+        async with self._lock_input():
             send = self._dialect.recall(offer)
             return send is not None and await self._exchange.send([send])
 
     async def interrupt(self) -> bool:
-        async with self._sending():
+        async with self._lock_input():
             match self._dialect.interrupt():
                 case Send() as send:
                     return await self._exchange.send([send])
@@ -154,7 +154,7 @@ class ProcessDriver:
                     return False
 
     async def decide(self, approval: str, verdict: Verdict) -> None:
-        async with self._sending():
+        async with self._lock_input():
             await self._exchange.send(self._dialect.decide(approval, verdict))
 
     async def close(self) -> None:
@@ -164,7 +164,7 @@ class ProcessDriver:
         await self._process.stop(reason)
 
     @asynccontextmanager
-    async def _sending(self) -> AsyncIterator[None]:
+    async def _lock_input(self) -> AsyncIterator[None]:
         """Hold the lock, after everything that was recorded has been replayed."""
         await self._caught_up.wait(since=0)
         async with self._lock:

@@ -129,7 +129,7 @@ def find_login(program: Program, env: Mapping[str, str]) -> str | None:
     if (
         not program.login_file
         or not folder.is_absolute()
-        or not _exists(folder / program.login_file)
+        or not _is_there(folder / program.login_file)
     ):
         return None
     return f"${name}/{program.login_file}" if place else f"~/{usual}/{program.login_file}"
@@ -207,7 +207,7 @@ def _split_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _exists(path: Path) -> bool:
+def _is_there(path: Path) -> bool:
     try:
         path.stat()
     except (OSError, ValueError):

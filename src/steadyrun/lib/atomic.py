@@ -14,7 +14,7 @@ def write_file(path: Path, content: bytes, *, is_durable: bool = True) -> None:
 
     With `is_durable` the file and its name are on the disk when this returns.
     """
-    with _replacement(path) as draft:
+    with _open_draft(path) as draft:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
@@ -27,7 +27,7 @@ def write_file(path: Path, content: bytes, *, is_durable: bool = True) -> None:
 
 def write_link(path: Path, target: Path) -> None:
     """Create or replace the symbolic link `path`."""
-    with _replacement(path) as draft:
+    with _open_draft(path) as draft:
         draft.symlink_to(target)
 
 
@@ -41,7 +41,7 @@ def sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _replacement(path: Path) -> Iterator[Path]:
+def _open_draft(path: Path) -> Iterator[Path]:
     """A free name beside `path`. What the block creates there takes the place of `path`; if the
     block fails, it is removed."""
     draft = path.with_name(f".new-{os.urandom(8).hex()}")

@@ -13,7 +13,7 @@ SOCKET = "socket"
 
 
 @contextmanager
-def socket_path(directory: Path) -> Iterator[str]:
+def shorten_path(directory: Path) -> Iterator[str]:
     """A short path to the file `socket` in `directory`, valid in the block."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

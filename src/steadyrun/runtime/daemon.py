@@ -26,7 +26,7 @@ HEARTBEAT_SECONDS = 30.0
 CLEAR_SECONDS = 3600.0
 
 
-async def _nothing() -> None:
+async def _deliver_nothing() -> None:
     """There is nothing to deliver."""
 
 
@@ -56,7 +56,7 @@ class Daemon:
         # When to look again for files of old processes.
         self._clear_at = 0.0
 
-    async def recover(self, drain: Callable[[], Awaitable[None]] = _nothing) -> Recovered:
+    async def recover(self, drain: Callable[[], Awaitable[None]] = _deliver_nothing) -> Recovered:
         """Adopt what an earlier daemon has left. The time in which there was no daemon does not
         count for its runs. `drain` delivers spooled calls, once it is known which gates are
         open."""
@@ -173,7 +173,7 @@ class Daemon:
         """Accept a message, and start it at once if there is a free slot."""
         return await self.dispatcher.accept(message)
 
-    def process_state(self, agent: AgentId) -> Literal["idle", "busy", "background"] | None:
+    def find_process_state(self, agent: AgentId) -> Literal["idle", "busy", "background"] | None:
         """What the agent's process does, if there is one."""
         worker = self.workers.find(agent)
         live = worker.slot.live if worker else None

@@ -56,20 +56,20 @@ class ProcessPool:
         while True:
             await anyio.sleep(_TICK_SECONDS)
             limit = self._clock.monotonic() - self.capacity.idle_seconds
-            for slot in list(self._closable()) if self.capacity.idle_seconds else ():
+            for slot in list(self._find_closable()) if self.capacity.idle_seconds else ():
                 if slot.idle_since < limit:
                     tasks.start_soon(self.close, slot)
 
     async def make_room(self, slot: ProcessSlot) -> None:
         """Close the processes that have waited longest, as long as there are too many."""
         while self._count_others(slot) >= self.capacity.processes:
-            oldest = min(self._closable(), key=lambda each: each.idle_since, default=None)
+            oldest = min(self._find_closable(), key=lambda each: each.idle_since, default=None)
             if oldest is None:
                 return
             log_event("process.evicted", agent=oldest.lane.agent.name)
             await self.close(oldest)
 
-    def keeps(self, slot: ProcessSlot) -> bool:
+    def may_keep(self, slot: ProcessSlot) -> bool:
         """Whether the process may wait for the next item."""
         live = slot.live
         if live is None or self.is_draining or "multi_turn" not in live.connection.abilities:
@@ -101,7 +101,7 @@ class ProcessPool:
     def _count_others(self, slot: ProcessSlot) -> int:
         return sum(each.process is not None and each is not slot for each in self._slots)
 
-    def _closable(self) -> Iterator[ProcessSlot]:
+    def _find_closable(self) -> Iterator[ProcessSlot]:
         for slot in self._slots:
             if slot.live and slot.is_idle and not slot.live.has_background:
                 yield slot

@@ -27,6 +27,6 @@ class FakeClock:
         self._monotonic += by.total_seconds()
 
 
-def seeded_ids(clock: Clock, seed: int) -> Ids:
+def make_ids(clock: Clock, seed: int) -> Ids:
     """Make ids that are the same for the same seed, so that two stores can be compared whole."""
     return Ids(clock.now, random.Random(seed).getrandbits)  # noqa: S311 (not a secret)

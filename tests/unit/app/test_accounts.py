@@ -10,7 +10,7 @@ import pytest
 from steadyrun.app.accounts import compute_accounts
 from steadyrun.app.home_key import load_home_key
 from steadyrun.config import Config, load
-from steadyrun.config.accounts import identifies_account
+from steadyrun.config.accounts import is_account_setting
 from steadyrun.errors import StoreUnusable
 
 KEY = "sk-4711-ziegelrot-und-grasgruen"
@@ -43,7 +43,7 @@ def env(provider: str = "claude", **entries: str) -> str:
     ],
 )  # fmt: skip
 def test_a_name_says_that_it_is_about_an_account(name: str) -> None:
-    assert identifies_account(name)
+    assert is_account_setting(name)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_name_says_that_it_is_about_an_account(name: str) -> None:
     ],
 )  # fmt: skip
 def test_a_name_says_nothing_about_an_account(name: str) -> None:
-    assert not identifies_account(name)
+    assert not is_account_setting(name)
 
 
 def test_who_is_given_nothing_has_the_login_of_the_machine(tmp_path: Path) -> None:

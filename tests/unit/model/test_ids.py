@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from steadyrun.lib.clock import SystemClock
 from steadyrun.model.ids import Ids
-from steadyrun.testing.clock import FakeClock, seeded_ids
+from steadyrun.testing.clock import FakeClock, make_ids
 
 ID = re.compile(r"[a-z]{3}_[0-9abcdefghjkmnpqrstvwxyz]{26}")
 CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -34,7 +34,7 @@ def test_an_id_tells_when_it_was_made() -> None:
 @given(st.lists(st.integers(-5, 2000), min_size=1, max_size=30), st.integers(0, 2**32))
 def test_ids_of_one_maker_sort_as_they_were_made(steps: list[int], seed: int) -> None:
     clock = FakeClock()
-    ids, made = seeded_ids(clock, seed), []
+    ids, made = make_ids(clock, seed), []
 
     for step in steps:
         # The clock may also step back.
@@ -55,7 +55,7 @@ def test_id_of_a_later_millisecond_sorts_later_for_any_maker(milliseconds: int) 
 
 def test_the_same_seed_makes_the_same_ids() -> None:
     clock = FakeClock()
-    first, second, other = seeded_ids(clock, 1), seeded_ids(clock, 1), seeded_ids(clock, 2)
+    first, second, other = make_ids(clock, 1), make_ids(clock, 1), make_ids(clock, 2)
 
     assert [first.new_run(), first.new_item()] == [second.new_run(), second.new_item()]
     assert first.new_run() != other.new_run()

@@ -84,16 +84,16 @@ class OpenOffers:
         async with self._lock:
             room = MAX_OFFER_BYTES - sum(self.open.values())
             most = _MOST_OPEN - len(self.open)
-            is_full = most <= 0 or not await self._fits(claim, room)
+            is_full = most <= 0 or not await self._has_room(claim, room)
             taken = (
                 [] if is_full else await self._store.offer_followups(claim, most, max_bytes=room)
             )
             self.may_have_more = is_full or bool(taken)
-            self.open |= {item.id: _size(item) for item in taken}
+            self.open |= {item.id: _measure(item) for item in taken}
         for item in taken:
             await self.offer(item)
 
-    async def _fits(self, claim: Claim, room: int) -> bool:
+    async def _has_room(self, claim: Claim, room: int) -> bool:
         """Whether the next item may be open beside the others; alone it may be of any length."""
         if not self.open:
             return True
@@ -102,16 +102,16 @@ class OpenOffers:
             for item in await self._store.items(claim.agent)
             if item.status == "queued" and item.delivery == "none" and item.followup == "steer"
         ]
-        return bool(waiting) and _size(min(waiting, key=lambda item: item.seq)) <= room
+        return bool(waiting) and _measure(min(waiting, key=lambda item: item.seq)) <= room
 
     async def offer(self, item: Item) -> None:
         """Offer a message to the turn; one that is turned down is returned with the reason."""
-        self.open[item.id] = _size(item)
+        self.open[item.id] = _measure(item)
         refused = await self._send(item)
         # What an earlier holder had sent may have been settled since.
         if refused and item.id in self.open:
             await self._process.note(FollowupReturned(item.id, item.text, refused.reason))
-            await self._turn_down(item.id)
+            await self._return_offer(item.id)
         elif item.id in self._withdrawn:
             # It was withdrawn while it was being sent: then there was nothing to take back.
             await self.withdraw(item.id)
@@ -131,7 +131,7 @@ class OpenOffers:
         for offer in sorted(self.open):
             item = await self._store.item(offer)
             await self._process.note(FollowupReturned(offer, item.text, why))
-            await self._turn_down(offer)
+            await self._return_offer(offer)
 
     async def settle(self, event: Event | Foreign) -> None:
         """The process has reported what became of an offer."""
@@ -140,7 +140,7 @@ class OpenOffers:
                 await self._store.absorb(self._lane.lease.claim, ItemId(item))
                 self.forget(ItemId(item))
             case FollowupReturned(item, _, _) if item in self.open:
-                await self._turn_down(ItemId(item))
+                await self._return_offer(ItemId(item))
             case _:
                 pass
 
@@ -155,12 +155,12 @@ class OpenOffers:
         self._has_more = self._has_more or snapshot.has_steerable
         for item in snapshot.followups:
             events = (each.event for each in reversed(snapshot.events))
-            last = next((event for event in events if _item_of(event) == item.id), None)
+            last = next((event for event in events if _find_item(event) == item.id), None)
             await self._load_one(item, last)
 
     async def _load_one(self, item: Item, last: Event | Foreign | None) -> None:
         if item.delivery == "offered":
-            self.open[item.id] = _size(item)
+            self.open[item.id] = _measure(item)
             await self.settle(last) if last else self._unsent.append(item)
         elif isinstance(last, FollowupReturned) and self._lane.agent.is_direct:
             # The earlier holder was killed while it was turning the item down.
@@ -191,7 +191,7 @@ class OpenOffers:
         files = await anyio.to_thread.run_sync(find_files, item.payload.files, home)
         return with_files(item.text, [(replace(file, media_type=None), at) for file, at in files])
 
-    async def _turn_down(self, item: ItemId) -> None:
+    async def _return_offer(self, item: ItemId) -> None:
         async with self._lock:
             if item not in self.open:
                 # Turned down already, for another reason.
@@ -202,11 +202,11 @@ class OpenOffers:
             self.forget(item)
 
 
-def _size(item: Item) -> int:
+def _measure(item: Item) -> int:
     return len(item.text.encode())
 
 
-def _item_of(event: Event | Foreign) -> str | None:
+def _find_item(event: Event | Foreign) -> str | None:
     match event:
         case FollowupOffered(item, _) | FollowupAbsorbed(item, _) | FollowupReturned(item, _, _):
             return item

@@ -68,7 +68,7 @@ class ProcessSlot:
         """Whether there is only a process that waits."""
         return not self.lane.lease.is_held and self.live is not None and not self.live.is_closing
 
-    def present(self) -> PresentProcess:
+    def describe(self) -> PresentProcess:
         """What the next turn has to fit to."""
         process = self.process
         if process is None:

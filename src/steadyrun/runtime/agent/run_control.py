@@ -58,7 +58,7 @@ class RunControl:
         """The run goes on in this process."""
         self._run, self._process, self._is_ending = run, process, False
 
-    def _process_of(self, run: ActiveRun) -> LaneProcess | None:
+    def _find_process(self, run: ActiveRun) -> LaneProcess | None:
         return self._process if self._run is run else None
 
     # -- the turn
@@ -80,7 +80,7 @@ class RunControl:
 
     async def resume_stop(self, run: ActiveRun) -> None:
         """There is no turn to send; a stop request may be older than this holder's lease."""
-        process = self._process_of(run)
+        process = self._find_process(run)
         if run.stop and process and not run.is_over:
             await self._end_turn(run, process)
 
@@ -99,7 +99,7 @@ class RunControl:
         if run.stop or run.is_over:
             return
         run.stop = StopRequest(reason, why, self._clock.now())
-        process = self._process_of(run)
+        process = self._find_process(run)
         if process:
             await self._end_turn(run, process)
 
@@ -164,7 +164,7 @@ class RunControl:
 
     async def _send_answer(self, run: ActiveRun, approval: Approval) -> None:
         """Send the provider the answer of a person; the driver sends it once."""
-        process, answer = self._process_of(run), approval.answer
+        process, answer = self._find_process(run), approval.answer
         if process is None or answer is None or process.live.row.id != approval.process:
             return
         verdict = Verdict(
@@ -195,7 +195,7 @@ class RunControl:
     def find_due(self, now: float) -> list[Deed]:
         """What is to be done because something has taken too long."""
         run = self._lane.run
-        process = self._process_of(run) if run else None
+        process = self._find_process(run) if run else None
         driver = process.live.connection.driver if process else None
         if run is None or process is None or driver is None or not run.timer.is_due(now):
             return []

@@ -50,7 +50,7 @@ class RunStarter:
                 return
             try:
                 plan = await self._plan(run)
-                process = await self._process_for(plan)
+                process = await self._find_or_launch(plan)
             except (LeaseLost, StoreFailed):
                 raise
             except SteadyrunError as error:
@@ -69,14 +69,14 @@ class RunStarter:
         """What is sent, and to which process. The process that the plan is made for may exit while
         it is made: then another plan is needed."""
         while True:
-            present = self._slot.present()
+            present = self._slot.describe()
             request = TurnRequest(self._lane.agent, run.claim, run.id, present, self._lane.retry)
             plan = await self._lane.outage.write(partial(self._turns.build, request), "start")
-            if self._slot.present() == present:
+            if self._slot.describe() == present:
                 return plan
 
-    async def _process_for(self, plan: TurnPlan) -> LaneProcess:
-        process, present = self._slot.process, self._slot.present()
+    async def _find_or_launch(self, plan: TurnPlan) -> LaneProcess:
+        process, present = self._slot.process, self._slot.describe()
         if process and (present.adopted_turn or (plan.seal and plan.seal == present.seal)):
             process.adopted_turn = None
             return process

@@ -36,7 +36,7 @@ from steadyrun.runtime.process_pool import ProcessPool
 from steadyrun.runtime.prompt.builder import Turns
 from steadyrun.runtime.recovery import AbandonedProcess
 from steadyrun.runtime.run.active_run import ActiveRun, StopRequest
-from steadyrun.runtime.run.retry import RetryDecision, build_metadata, starts_conversation
+from steadyrun.runtime.run.retry import RetryDecision, build_metadata, is_new_conversation
 from steadyrun.runtime.run.timeouts import Timeouts
 from steadyrun.store import Started
 
@@ -122,7 +122,7 @@ class AgentWorker:
         if isinstance(lease, Claim) and run:
             active = lane.make_run(lease, run.id, is_adopted=True)
             active.load(run, self._clock, credit=credit)
-            lane.retry = NEW_CONVERSATION if starts_conversation(run) else None
+            lane.retry = NEW_CONVERSATION if is_new_conversation(run) else None
             active.load_cancel_request(self._clock.now())
             active.is_begun = lease.item.kind == "self" or lease.item.delivery == "own_turn"
             lane.attach(active)
@@ -136,14 +136,14 @@ class AgentWorker:
 
     async def work(self) -> None:
         """Run the item to its end, and what the process goes on with by itself."""
-        run = self._current_run()
+        run = self._require_run()
         if not run.is_begun:
-            await self._starter.send(self._current_run())
+            await self._starter.send(self._require_run())
         else:
             await self.control.resume_stop(run)
         await self._finish()
 
-    def _current_run(self) -> ActiveRun:
+    def _require_run(self) -> ActiveRun:
         assert self.lane.run
         return self.lane.run
 
@@ -154,13 +154,15 @@ class AgentWorker:
         while True:
             if self.slot.process:
                 await wait_until_idle(self.lane, self.slot.process, self.lane.deps.timeouts)
-            run = self._current_run()
+            run = self._require_run()
             if not run.is_over:
                 run.end_by(Orphaned(self._clock.now()))
             retry = await self._decide_retry(run)
             if retry is not None and await self._retry(run, retry):
-                await self._starter.send(self._current_run())
-            elif await (self._rest(run) if self._can_rest() else self._close(run)):
+                await self._starter.send(self._require_run())
+            elif await (
+                self._settle_warm(run) if self._can_rest() else self._settle_and_close(run)
+            ):
                 return
 
     def _can_rest(self) -> bool:
@@ -168,7 +170,7 @@ class AgentWorker:
         process = self.slot.process
         if process is None or not process.is_usable or process.offers.open:
             return False
-        return self._pool is not None and self._pool.keeps(self.slot)
+        return self._pool is not None and self._pool.may_keep(self.slot)
 
     async def _decide_retry(self, run: ActiveRun) -> RetryDecision | None:
         await write_cut(self.lane, run)
@@ -193,7 +195,7 @@ class AgentWorker:
         self.lane.attach(active)
         return True
 
-    async def _rest(self, run: ActiveRun) -> bool:
+    async def _settle_warm(self, run: ActiveRun) -> bool:
         """Settle, and keep the process; False if it has begun another turn."""
         lane = self.lane
         async with lane.turn_lock:
@@ -207,12 +209,12 @@ class AgentWorker:
                 self.slot.idle_since = self._clock.monotonic()
             return True
 
-    async def _close(self, run: ActiveRun) -> bool:
+    async def _settle_and_close(self, run: ActiveRun) -> bool:
         """Let the process end, then settle; False if it has begun another turn."""
         live, lane = self.slot.live, self.lane
         if live and not live.is_gone:
             await live.close()
-            if await self._continues(live):
+            if await self._wait_for_own_turn(live):
                 return False
             await live.stop("shutdown")
         async with lane.turn_lock:
@@ -225,7 +227,7 @@ class AgentWorker:
         lane.detach()
         return True
 
-    async def _continues(self, live: LiveProcess) -> bool:
+    async def _wait_for_own_turn(self, live: LiveProcess) -> bool:
         """Whether the process begins a turn by itself, in place of ending."""
         timeouts, run = self.lane.deps.timeouts, self.lane.run
         is_awaited = live.has_background and not self.lane.stop
@@ -289,16 +291,16 @@ async def wait_until_idle(lane: Lane, process: LaneProcess, timeouts: Timeouts) 
     while not live.is_gone:
         while not _is_over(lane) and not live.is_gone:
             await live.connection.wait_changed()
-        if await _begins_turn(lane, process, timeouts.offer):
+        if await _wait_for_turn(lane, process, timeouts.offer):
             continue
         if offers.open and not live.is_gone:
             await offers.withdraw_all()
-            if await _begins_turn(lane, process, timeouts.interrupt):
+            if await _wait_for_turn(lane, process, timeouts.interrupt):
                 continue
         return
 
 
-async def _begins_turn(lane: Lane, process: LaneProcess, limit: float | None) -> bool:
+async def _wait_for_turn(lane: Lane, process: LaneProcess, limit: float | None) -> bool:
     """Whether an open offer begins a turn, before the limit and before all offers are settled."""
     live = process.live
     with anyio.move_on_after(limit or None):

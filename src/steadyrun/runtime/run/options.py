@@ -83,25 +83,27 @@ def _check_mode(value: object) -> Problem | None:
 
 def _check_text(value: object) -> Problem | None:
     if not isinstance(value, str) or not value:
-        return _expected("a text", value)
+        return _build_problem("a text", value)
     encode_utf8(value)
     return Problem("must not contain a NUL character") if "\0" in value else None
 
 
 def _check_tools(value: object) -> Problem | None:
     if not _is_list_of(value, str):
-        return _expected("a list of names", value, hint='Like this: tools=["Read"]')
+        return _build_problem("a list of names", value, hint='Like this: tools=["Read"]')
     return check_tools(None, tuple(value))  # type: ignore[arg-type]
 
 
 def _check_images(value: object) -> Problem | None:
     hint = 'Like this: images=[Image("image/png", data)]'
-    return None if _is_list_of(value, Image) else _expected("a list of Image", value, hint=hint)
+    return (
+        None if _is_list_of(value, Image) else _build_problem("a list of Image", value, hint=hint)
+    )
 
 
 def _check_object(value: object) -> Problem | None:
     if not isinstance(value, dict):
-        return _expected("an object", value, hint="Give a dict.")
+        return _build_problem("an object", value, hint="Give a dict.")
     try:
         msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -123,7 +125,7 @@ def _check_env(env: object) -> Problem | None:
 
 
 def _check_switch(value: object) -> Problem | None:
-    return None if isinstance(value, bool) else _expected("True or False", value)
+    return None if isinstance(value, bool) else _build_problem("True or False", value)
 
 
 def _check_turns(value: object) -> Problem | None:
@@ -136,7 +138,9 @@ def _is_list_of(value: object, kind: type) -> bool:
     return is_list and all(isinstance(each, kind) for each in value)  # type: ignore[attr-defined]
 
 
-def _expected(what: str, found: object, *, hint: str = "Leave it out if there is none.") -> Problem:
+def _build_problem(
+    what: str, found: object, *, hint: str = "Leave it out if there is none."
+) -> Problem:
     return Problem(f"expected {what}, found {repr(found)[:80]}", hint)
 
 

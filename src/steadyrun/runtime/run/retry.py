@@ -115,7 +115,7 @@ def carry_over(before: Run) -> Metadata:
     return {} if known is None else {METADATA_KEY: known}
 
 
-def starts_conversation(run: Run) -> bool:
+def is_new_conversation(run: Run) -> bool:
     """Whether the run was created to start a new conversation."""
     match run.metadata.get(METADATA_KEY):
         case {"after": "conversation"}:

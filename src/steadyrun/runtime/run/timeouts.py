@@ -194,7 +194,7 @@ class RunTimer:
             if now > asked_at + limit:
                 self.approvals[name] = math.inf
                 yield DenyApproval(name)
-        activity = None if is_stopping else self._activity(now, process)
+        activity = None if is_stopping else self._build_activity(now, process)
         deadline = next_deadline(self._timeouts, activity) if activity else None
         if activity is None or deadline is None:
             return
@@ -209,7 +209,7 @@ class RunTimer:
             self._warned_of = process.output_at
             yield WarnOfStall(round(silent * 1000))
 
-    def _activity(self, now: float, process: ProcessActivity) -> Activity:
+    def _build_activity(self, now: float, process: ProcessActivity) -> Activity:
         return Activity(
             self._started_at,
             self._sent_at,
