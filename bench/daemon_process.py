@@ -50,7 +50,7 @@ async def add_agents(daemon: Daemon, folder: Path, count: int) -> list[Agent]:
     for number in range(count):
         home = folder / f"agent-{number}"
         home.mkdir(parents=True)
-        agents.append(Agent(around.ids.new_agent(), home.name, ("scripted",), str(home)))
+        agents.append(Agent(around.ids.make_agent(), home.name, ("scripted",), str(home)))
         await around.store.add_agent(agents[-1])
     return agents
 

@@ -173,7 +173,7 @@ async def _fill(filled: _Filled, count: int) -> None:
         await store_setup.accept_all(store, [Message(agent.id, "Task.") for agent in agents])
         holder = await store.join("bench")
         for started in await store.start(holder.id, store_setup.create_run, AGENTS):
-            claim, process = started.claim, store_setup.ids.new_process()
+            claim, process = started.claim, store_setup.ids.make_process()
             await store.open_process(claim, _make_process(process, claim.agent))
             await store.settle(claim, Finished(_read_now(), "cancelled", stop_reason="shutdown"))
             filled.processes[claim.agent], filled.offsets[claim.agent] = process, 0
@@ -204,7 +204,9 @@ def _fill_run(connection: Connection, started: Started, filled: _Filled) -> None
         batch = _make_batch(filled, claim.agent, run, count, is_first=number == 0)
         encoded = runs.EncodedBatch.from_batch(batch, _SETTINGS.scrubber)
         runs.append(connection, claim, encoded, _SETTINGS)
-    items.accept(connection, store_setup.ids.new_item(), Message(claim.agent, "Task."), _read_now())
+    items.accept(
+        connection, store_setup.ids.make_item(), Message(claim.agent, "Task."), _read_now()
+    )
     end = Finished(_read_now(), "completed", text="Done.")
     last = runs.LastWrites(end, None)
     claims.settle(connection, claim, last, _read_now(), _SETTINGS, keep_warm=False)

@@ -69,7 +69,7 @@ async def accept_all(store: SqliteStore, messages: Sequence[Message]) -> None:
 
 
 def make_agent(number: int) -> Agent:
-    return Agent(ids.new_agent(), f"agent-{number}", (PROVIDER,), "/home/agent")
+    return Agent(ids.make_agent(), f"agent-{number}", (PROVIDER,), "/home/agent")
 
 
 def make_process(agent: AgentId) -> Process:
@@ -77,4 +77,4 @@ def make_process(agent: AgentId) -> Process:
 
 
 def create_run(agent: Agent, item: Item) -> Created:
-    return Created(ids.new_run(), agent.id, item.id, PROVIDER, datetime.now(UTC))
+    return Created(ids.make_run(), agent.id, item.id, PROVIDER, datetime.now(UTC))

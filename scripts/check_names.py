@@ -137,7 +137,10 @@ def _read_verbs(trees: dict[Path, ast.Module]) -> Iterator[str]:
     """The verbs of the store that read: each is named by what it returns."""
     for group in _classes(trees[PACKAGE / "store.py"]):
         for node in group.body:
-            if isinstance(node, ast.AsyncFunctionDef) and ast.unparse(node.returns or node) != "None":
+            if (
+                isinstance(node, ast.AsyncFunctionDef)
+                and ast.unparse(node.returns or node) != "None"
+            ):
                 yield node.name
 
 
@@ -193,7 +196,8 @@ VERBS = {
     "drain", "drive", "drop", "emit", "encode", "end", "enforce", "escape", "estimate",
     "exchange", "exit", "expand", "expect", "explain", "export", "extend", "extract", "fail",
     "feed", "file", "fill", "find", "finish", "flush", "follow", "forget", "format", "free",
-    "generate", "get", "give", "greet", "group", "hand", "handle", "hash", "hold", "ignore", "ingest",
+    "generate", "get", "give", "greet", "group", "hand", "handle", "hash", "hold", "ignore",
+    "ingest",
     "inspect", "interrupt", "intersect", "iter", "iterate", "join", "keep", "kill", "label",
     "launch", "leave", "let", "limit", "link", "list", "load", "locate", "lock", "log", "look",
     "main", "maintain", "make", "mark", "mask", "match", "measure", "merge", "migrate", "name",

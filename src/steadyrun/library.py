@@ -103,7 +103,7 @@ class Steadyrun:
         validate_prompt(prompt)
         validate_options(options)
         home = str(await anyio.to_thread.run_sync(resolve_directory, cwd))
-        new_run = self._deps.ids.new_run()
+        new_run = self._deps.ids.make_run()
         new_agent, request = await build_direct_run(
             self._deps, new_run, provider, home, options, role
         )

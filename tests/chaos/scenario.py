@@ -133,7 +133,7 @@ class Scenario:
         folder = self.place / name
         folder.mkdir()
         provider = "shell" if name == SHELL else "scripted"
-        agent = Agent(Ids(SystemClock().now).new_agent(), name, (provider,), str(folder))
+        agent = Agent(Ids(SystemClock().now).make_agent(), name, (provider,), str(folder))
         await self.store.add_agent(agent)
         self.agents[name] = agent.id
 

@@ -84,7 +84,7 @@ class Stage:
         folder = self.scene.place / "real"
         folder.mkdir()
         ids = Ids(SystemClock().now)
-        agent = Agent(ids.new_agent(), "real", (self.cli.name,), str(folder))
+        agent = Agent(ids.make_agent(), "real", (self.cli.name,), str(folder))
         agent = msgspec.structs.replace(agent, policy=Policy(self.cli.mode))
         await self.scene.store.add_agent(agent)
         self.scene.agents["real"] = agent.id

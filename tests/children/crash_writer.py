@@ -268,10 +268,10 @@ class _Writer:
                 await self._do(Cancel(item), self._store.cancel(item))
 
     async def _hire(self, holder: HolderId) -> None:
-        name = self._ids.new_agent()
+        name = self._ids.make_agent()
         agent = Agent(name, name, ("claude",), "/", is_direct=True)
         message = structs.replace(self._message(), agent=agent.id)
-        op = Hire(holder, agent, message, self._ids.new_run(), self._clock.now())
+        op = Hire(holder, agent, message, self._ids.make_run(), self._clock.now())
         hire = self._store.start_direct(holder, agent, message, partial(created_by, op))
         await self._work((await self._do(op, hire)).claim)
 
@@ -293,7 +293,7 @@ class _Writer:
                 await self._accept(self._message())
 
     async def _begin(self, claim: Claim) -> None:
-        run, now = self._ids.new_run(), self._clock.now()
+        run, now = self._ids.make_run(), self._clock.now()
         created = Created(run, claim.agent, claim.item.id, "claude", now)
         await self._do(Begin(claim, created), self._store.change(claim, run, created))
 
@@ -314,14 +314,14 @@ class _Writer:
         return run.id
 
     async def _start(self, holder: HolderId) -> list[Claim]:
-        op = StartOne(holder, self._ids.new_run(), self._clock.now())
+        op = StartOne(holder, self._ids.make_run(), self._clock.now())
         started = await self._do(op, self._store.start(holder, partial(created_by, op)))
         return [each.claim for each in started]
 
     async def _work(self, claim: Claim) -> None:
         """Run the claim's item, whose run was made, and give the lane up or keep it."""
         run = await self._run_of(claim)
-        process, now = self._ids.new_process(), self._clock.now()
+        process, now = self._ids.make_process(), self._clock.now()
         opened = Process(process, claim.agent, "claude", "here", "keeper", now)
         await self._do(OpenProcess(claim, opened), self._store.open_process(claim, opened))
         launched: Launched | None = Launched(now, process)

@@ -39,9 +39,9 @@ async def write_run(store: Store) -> RunId:
     """Accept a message, claim it, and record a run the way the runtime does."""
     clock = SystemClock()
     ids = Ids(clock.now)
-    run, process = ids.new_run(), ids.new_process()
+    run, process = ids.make_run(), ids.make_process()
     # A run that no agent was asked for belongs to an agent of its own name.
-    agent = Agent(ids.new_agent(), run, ("scripted",), home=".", is_direct=True)
+    agent = Agent(ids.make_agent(), run, ("scripted",), home=".", is_direct=True)
     holder, now = await store.join("first-run"), clock.now()
 
     def opened(agent: Agent, item: Item) -> Created:

@@ -43,7 +43,7 @@ class Actor:
         self._ids = Ids(SystemClock().now)
         self._holder = HolderId("")
         self._claim: Claim | None = None
-        self._run, self._process = self._ids.new_run(), self._ids.new_process()
+        self._run, self._process = self._ids.make_run(), self._ids.make_process()
         self._offset = 0
 
     async def obey(self) -> None:

@@ -427,16 +427,16 @@ class Recorder:
     async def begin(cls, store: SqliteStore) -> "Recorder":
         now = SystemClock().now()
         ids = Ids(SystemClock().now)
-        agent = Agent(ids.new_agent(), "ada", ("scripted",), home=".")
+        agent = Agent(ids.make_agent(), "ada", ("scripted",), home=".")
         await store.add_agent(agent)
         await store.accept(Message(agent.id, "go"))
         holder = await store.join("test")
-        run = ids.new_run()
+        run = ids.make_run()
         [started] = await store.start(
             holder.id, lambda agent, item: Created(run, agent.id, item.id, "scripted", now)
         )
         claim = started.claim
-        process = Process(ids.new_process(), agent.id, "scripted", "here", "none", now)
+        process = Process(ids.make_process(), agent.id, "scripted", "here", "none", now)
         await store.open_process(claim, process)
         await store.change(claim, run, Launched(now, process.id))
         return cls(store, claim, run, process)

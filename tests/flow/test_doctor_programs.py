@@ -273,9 +273,9 @@ def test_a_launch_without_the_program_says_how_to_get_it(tmp_path: Path) -> None
         with FileWatches() as watches:
             drivers = KeeperLauncher(tmp_path, {"claude": setup}, clock=clock, watches=watches)
             ids = Ids(clock.now)
-            process = ids.new_process()
+            process = ids.make_process()
             place = drivers.name_directory(process)
-            row = Process(process, ids.new_agent(), "claude", "here", place, clock.now())
+            row = Process(process, ids.make_agent(), "claude", "here", place, clock.now())
             await drivers.launch(row, LaunchRequest(Turn("run_1", "x"), str(tmp_path)))
 
     with pytest.raises(LaunchFailed) as caught:

@@ -127,7 +127,7 @@ async def working(
             tasks.start_soon(daemon.serve)
             running = DaemonHarness(harness.cwd.parent, around.store, daemon, told)
             chain, policy = (harness.cli.name, other.name), Policy(harness.cli.mode)
-            agent = Agent(around.ids.new_agent(), "ada", chain, str(harness.cwd), policy=policy)
+            agent = Agent(around.ids.make_agent(), "ada", chain, str(harness.cwd), policy=policy)
             await around.store.add_agent(agent)
             yield running, agent.id
             await daemon.shut_down(drain_seconds=10, keep=False)

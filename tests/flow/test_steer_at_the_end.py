@@ -40,7 +40,7 @@ def test_absorbed_message_is_not_returned(tmp_path: Path) -> None:
 
     async def main() -> tuple[ItemId, bool]:
         store = await SqliteStore.open(config.locations.home)
-        holder, run = (await store.join("test")).id, Ids(lambda: NOW).new_run()
+        holder, run = (await store.join("test")).id, Ids(lambda: NOW).make_run()
         await store.add_agent(Agent(ADA, "ada", ("scripted",), str(tmp_path)))
         await store.accept(Message(ADA, "work"))
         [started] = await store.start(

@@ -345,7 +345,7 @@ async def _finish(store: SqliteStore, model: Model, hold: Lease) -> None:
         return
     orphaned = Orphaned(hold.item.created_at)
     if hold.item.run is None:
-        run = Ids(SystemClock().now).new_run()
+        run = Ids(SystemClock().now).make_run()
         created = Created(run, hold.agent, hold.item.id, "claude", hold.item.created_at)
         model.apply(Begin(hold, created), await store.change(hold, run, created))
     model.settle(hold, orphaned, await store.settle(hold, orphaned))

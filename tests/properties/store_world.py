@@ -215,7 +215,7 @@ class World(RuleBasedStateMachine):
         return engine, reference
 
     def _add(self, name: str, *chain: str) -> None:
-        agent = Agent(self.names.new_agent(), name, chain, "/")
+        agent = Agent(self.names.make_agent(), name, chain, "/")
         self.agents.append(agent.id)
         self._both(lambda store: store.add_agent(agent))
 
@@ -235,7 +235,7 @@ class World(RuleBasedStateMachine):
     def _accept_and_start(
         self, agent: AgentId, key: str | None, holder: HolderId, but_not: Collection[str]
     ) -> None:
-        run, now, message = self.names.new_run(), self.clock.now(), Message(agent, "now", key=key)
+        run, now, message = self.names.make_run(), self.clock.now(), Message(agent, "now", key=key)
 
         def opened(agent: Agent, item: Item) -> Created:
             return Created(run, agent.id, item.id, agent.provider, now)
@@ -248,7 +248,7 @@ class World(RuleBasedStateMachine):
 
     def _create(self, work: Work) -> None:
         run, claim, account = (
-            self.names.new_run(),
+            self.names.make_run(),
             work.claim,
             [None, None, "y"][len(work.runs) % 3],
         )
@@ -273,7 +273,7 @@ class World(RuleBasedStateMachine):
             self.works.append(Work(went_on, processes=work.processes, opened=work.opened))
 
     def _hire(self, n: int, agent: Agent, message: Message) -> None:
-        holder, run, now = self._holder(n), self.names.new_run(), self.clock.now()
+        holder, run, now = self._holder(n), self.names.make_run(), self.clock.now()
 
         def opened(agent: Agent, item: Item) -> Created:
             return Created(run, agent.id, item.id, agent.provider, now)
@@ -290,7 +290,7 @@ class World(RuleBasedStateMachine):
     ) -> list[Work]:
         """Mostly with a new run for each item, now and then with one that exists."""
         holder, now = self._holder(n), self.clock.now()
-        runs = [self.names.new_run() for _ in range(limit)]
+        runs = [self.names.make_run() for _ in range(limit)]
         if n == 3 and self.works:
             runs = [work.runs[-1] for work in self.works[-limit:]] + runs
 
@@ -341,7 +341,7 @@ class World(RuleBasedStateMachine):
         provider = PROVIDERS[len(work.processes) % 2]
         account = self.accounts.get(provider, "")
         process = Process(
-            self.names.new_process(), claim.agent, provider, "here", "/k", now, account=account
+            self.names.make_process(), claim.agent, provider, "here", "/k", now, account=account
         )
         work.processes.append(process.id)
         self._both(lambda store: store.open_process(claim, process))

@@ -135,7 +135,7 @@ class Lockstep(World):
         is_direct=st.booleans(),
     )
     def hire(self, n: int, name: str, chain: tuple[str, ...], is_direct: bool) -> None:
-        agent = Agent(self.names.new_agent(), name, chain, "/", is_direct=is_direct)
+        agent = Agent(self.names.make_agent(), name, chain, "/", is_direct=is_direct)
         message = Message(agent.id if n else self._agent(n), "at once")
         self.agents.append(agent.id)
         self._hire(n, agent, message)

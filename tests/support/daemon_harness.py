@@ -87,7 +87,7 @@ class HomeHarness:
     async def add_agent(self, name: str, provider: str = "scripted", **fields: Any) -> AgentId:
         home = self.place / name
         home.mkdir(exist_ok=True)
-        agent = Agent(Ids(SystemClock().now).new_agent(), name, (provider,), str(home))
+        agent = Agent(Ids(SystemClock().now).make_agent(), name, (provider,), str(home))
         await self.store.add_agent(msgspec.structs.replace(agent, **fields))
         return agent.id
 

@@ -146,7 +146,7 @@ class SmallDaemon:
                     await watch.wait()
 
     def _opened(self, agent: Agent, item: Item) -> Created:
-        return Created(self.ids.new_run(), agent.id, item.id, agent.provider, self.clock.now())
+        return Created(self.ids.make_run(), agent.id, item.id, agent.provider, self.clock.now())
 
 
 class Play:
@@ -158,7 +158,7 @@ class Play:
         self._offset = 0
         agent = started.agent
         self._process = Process(
-            daemon.ids.new_process(), agent.id, agent.provider, "here", "none", self._clock.now()
+            daemon.ids.make_process(), agent.id, agent.provider, "here", "none", self._clock.now()
         )
 
     async def play(self) -> None:

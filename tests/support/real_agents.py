@@ -37,7 +37,7 @@ async def real_agent(
             tasks.start_soon(daemon.serve)
             running = DaemonHarness(harness.cwd.parent, around.store, daemon, told)
             agent = Agent(
-                around.ids.new_agent(),
+                around.ids.make_agent(),
                 "ada",
                 (harness.cli.name,),
                 str(harness.cwd),

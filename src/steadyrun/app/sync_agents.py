@@ -55,7 +55,7 @@ async def sync_agents(config: Config, store: Store, ids: Ids) -> SyncReport:
     added, changed, resumed = [], [], []
     for name, agent in wanted.items():
         if name not in known:
-            await store.add_agent(replace(agent, id=ids.new_agent()))
+            await store.add_agent(replace(agent, id=ids.make_agent()))
             added.append(name)
             continue
         if await _update_agent(store, agent, known[name]):

@@ -30,14 +30,14 @@ def is_secret_name(name: str) -> bool:
 def expand(template: str, environ: Mapping[str, str], *, setting: str) -> str:
     """Replace every `${VAR}` by its value and `$$` by a dollar sign; an error names `setting`."""
 
-    def value(token: re.Match[str]) -> str:
+    def find_value(token: re.Match[str]) -> str:
         if token[1] is None:
             return "$"
         if token[1] not in environ:
             raise VariableUnset(token[1], setting=setting)
         return environ[token[1]]
 
-    return _TOKEN.sub(value, template)
+    return _TOKEN.sub(find_value, template)
 
 
 def find_secret_values(name: str, template: str, environ: Mapping[str, str]) -> Iterator[str]:

@@ -175,7 +175,7 @@ class Directory:
         self.sent += 1
         return self.sent
 
-    def journal_size(self) -> int:
+    def measure_journal(self) -> int:
         return os.fstat(self.journal).st_size
 
     def cut_stderr(self) -> None:
@@ -464,7 +464,7 @@ class Keeper:
         elif do == "eof":
             self._input.finish()
         elif not self._will or self._input.write(
-            WILL_KEY, self._directory.journal_size(), self._will
+            WILL_KEY, self._directory.measure_journal(), self._will
         ):
             wait_seconds = 0
         self._ladder.due_at = time.monotonic() + wait_seconds

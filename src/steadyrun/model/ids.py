@@ -27,19 +27,19 @@ class Ids:
         self._randbits = randbits
         self._last = 0
 
-    def new_agent(self) -> AgentId:
+    def make_agent(self) -> AgentId:
         return AgentId(self._make("agt"))
 
-    def new_item(self) -> ItemId:
+    def make_item(self) -> ItemId:
         return ItemId(self._make("itm"))
 
-    def new_run(self) -> RunId:
+    def make_run(self) -> RunId:
         return RunId(self._make("run"))
 
-    def new_process(self) -> ProcessId:
+    def make_process(self) -> ProcessId:
         return ProcessId(self._make("prc"))
 
-    def new_holder(self) -> HolderId:
+    def make_holder(self) -> HolderId:
         return HolderId(self._make("hld"))
 
     def _make(self, prefix: str) -> str:

@@ -168,7 +168,7 @@ async def add(context: OperationContext, request: AddAgentRequest) -> AgentDocum
     _check_name(request.name)
     _check_lists(request, hint="Leave it out.")
     agent = Agent(
-        context.ids.new_agent(),
+        context.ids.make_agent(),
         request.name,
         (request.provider, *(request.fallback or ())),
         request.home,

@@ -50,7 +50,7 @@ async def spool_call(
     call = SpooledCall(op, dict(request), key)
     _parse_call(call)
     # Calls are executed in the order of their file names.
-    name = f"{ids.new_item().removeprefix('itm_')}.json"
+    name = f"{ids.make_item().removeprefix('itm_')}.json"
     return await anyio.to_thread.run_sync(_write, locate_spool(home), name, call)
 
 

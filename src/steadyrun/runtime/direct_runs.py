@@ -128,7 +128,7 @@ class DirectRuns:
 
     async def _create_missing_run(self, claim: Claim, agent: Agent) -> Run:
         """The holder was killed before it had created the run."""
-        run = self.deps.ids.new_run()
+        run = self.deps.ids.make_run()
         turns = DirectTurns(self.deps, RunRequest())
         created = await turns.create_run(run, agent, claim.item)
         return await self.deps.store.change(claim, run, created)

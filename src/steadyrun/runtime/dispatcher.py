@@ -149,7 +149,7 @@ class Dispatcher:
 
     def _make_start(self, limit: int) -> Start:
         # Ids are made here: the store may call `create` in another thread.
-        runs = iter([self._deps.ids.new_run() for _ in range(limit)])
+        runs = iter([self._deps.ids.make_run() for _ in range(limit)])
         now = self._deps.clock.now()
 
         def create(agent: Agent, item: Item) -> Created:
@@ -193,7 +193,7 @@ class Dispatcher:
 
     async def _create_missing_run(self, claim: Claim, agent: Agent) -> Run:
         """The holder was killed before it had created the run. A retry stays with its provider."""
-        run, now = self._deps.ids.new_run(), self._deps.clock.now()
+        run, now = self._deps.ids.make_run(), self._deps.clock.now()
         before = await self._store.run(claim.item.before) if claim.item.before else None
         agent = agent.with_provider(before.provider) if before else agent
         created = self._turns.make_run(run, agent, claim.item, now)

@@ -209,13 +209,13 @@ def cancel_item(item: Item, reason: ErrorFact | None, now: datetime) -> Item:
     return item
 
 
-def after_run(item: Item, run: Run, now: datetime) -> Item:
+def settle_after_run(item: Item, run: Run, now: datetime) -> Item:
     """What becomes of a running item when the run of its lane has ended.
 
     An offer that the run did not take is queued. A completed item has the last text of the run, a
     failed item has the error of the run, a cancelled item keeps the reason of its cancellation.
     """
-    status = _status_after(item, run)
+    status = _choose_status(item, run)
     if status == "queued":
         return requeue_item(item, now)
     error = {"cancelled": item.error, "failed": run.error}.get(status)
@@ -223,7 +223,7 @@ def after_run(item: Item, run: Run, now: datetime) -> Item:
     return _settle(replace(item, reply=reply, error=error), status, now)
 
 
-def _status_after(item: Item, run: Run) -> ItemStatus:
+def _choose_status(item: Item, run: Run) -> ItemStatus:
     if item.delivery == "offered":
         return "queued"
     is_absorbed = item.delivery == "absorbed"
@@ -327,7 +327,7 @@ def answer_approval(approval: Approval, answer: ApprovalAnswer) -> Approval:
     return approval.with_answer(answer)
 
 
-def resumes_lane(approval: Approval) -> bool:
+def is_lane_resumed(approval: Approval) -> bool:
     """Whether the answer lets the lane of the agent be claimed again."""
     is_allowed = approval.answer is not None and approval.answer.is_allowed
     return approval.about == "budget" and is_allowed and not approval.is_paused_besides

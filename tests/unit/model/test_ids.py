@@ -17,7 +17,13 @@ CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 def test_each_kind_has_its_own_prefix() -> None:
     ids = Ids(SystemClock().now)
 
-    made = [ids.new_agent(), ids.new_item(), ids.new_run(), ids.new_process(), ids.new_holder()]
+    made = [
+        ids.make_agent(),
+        ids.make_item(),
+        ids.make_run(),
+        ids.make_process(),
+        ids.make_holder(),
+    ]
 
     assert [name[:4] for name in made] == ["agt_", "itm_", "run_", "prc_", "hld_"]
     assert all(ID.fullmatch(name) for name in made)
@@ -26,7 +32,7 @@ def test_each_kind_has_its_own_prefix() -> None:
 def test_an_id_tells_when_it_was_made() -> None:
     clock = FakeClock(datetime(2026, 5, 4, 3, 2, 1, 999_000, tzinfo=UTC))
 
-    number = _number(Ids(clock.now).new_run())
+    number = _number(Ids(clock.now).make_run())
 
     assert number >> 80 == int(clock.now().timestamp() * 1000)
 
@@ -39,7 +45,7 @@ def test_ids_of_one_maker_sort_as_they_were_made(steps: list[int], seed: int) ->
     for step in steps:
         # The clock may also step back.
         clock.advance(timedelta(milliseconds=step))
-        made.append(ids.new_item())
+        made.append(ids.make_item())
 
     assert made == sorted(set(made))
 
@@ -47,25 +53,25 @@ def test_ids_of_one_maker_sort_as_they_were_made(steps: list[int], seed: int) ->
 @given(st.integers(1, 10**9))
 def test_id_of_a_later_millisecond_sorts_later_for_any_maker(milliseconds: int) -> None:
     clock = FakeClock()
-    early = Ids(clock.now, lambda bits: 2**bits - 1).new_run()
+    early = Ids(clock.now, lambda bits: 2**bits - 1).make_run()
     clock.advance(timedelta(milliseconds=milliseconds))
 
-    assert early < Ids(clock.now, lambda _: 0).new_run()
+    assert early < Ids(clock.now, lambda _: 0).make_run()
 
 
 def test_the_same_seed_makes_the_same_ids() -> None:
     clock = FakeClock()
     first, second, other = make_ids(clock, 1), make_ids(clock, 1), make_ids(clock, 2)
 
-    assert [first.new_run(), first.new_item()] == [second.new_run(), second.new_item()]
-    assert first.new_run() != other.new_run()
+    assert [first.make_run(), first.make_item()] == [second.make_run(), second.make_item()]
+    assert first.make_run() != other.make_run()
 
 
 def test_two_makers_do_not_meet() -> None:
     clock = FakeClock()
     one, two = Ids(clock.now), Ids(clock.now)
 
-    made = {maker.new_item() for _ in range(500) for maker in (one, two)}
+    made = {maker.make_item() for _ in range(500) for maker in (one, two)}
 
     assert len(made) == 1000
 

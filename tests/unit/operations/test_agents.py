@@ -398,7 +398,7 @@ def test_listing_a_hundred_agents_needs_as_many_queries_as_one(
     async def asked(count: int) -> int:
         for _ in range(count):
             name = f"agent{len(await context.store.agents())}"
-            agent = Agent(context.ids.new_agent(), name, ("scripted",), str(tmp_path))
+            agent = Agent(context.ids.make_agent(), name, ("scripted",), str(tmp_path))
             await context.store.add_agent(agent)
         counted = Counted(context.store)
         seen = desk_of(cast("Store", counted), tmp_path, clock=context.clock)

@@ -56,7 +56,7 @@ def test_costs_of_all_time_need_as_many_queries_as_one_day(tmp_path: Path) -> No
         clock = FakeClock()
         store = Counting(clock)
         context = desk_of(store, tmp_path, clock=clock)
-        ada = Agent(context.ids.new_agent(), "ada", ("scripted",), str(tmp_path))
+        ada = Agent(context.ids.make_agent(), "ada", ("scripted",), str(tmp_path))
         await store.add_agent(ada)
         await spend(context, ada, 1.0)
 
@@ -75,7 +75,7 @@ def test_day_begins_at_midnight_of_the_configured_zone(tmp_path: Path) -> None:
         plain = desk_of(MemoryStore(clock), tmp_path, clock=clock)
         zone = midnight_at(clock.now() + timedelta(minutes=30))
         context = replace(plain, budgets=BudgetRules(zone))
-        ada = Agent(context.ids.new_agent(), "ada", ("scripted",), str(tmp_path))
+        ada = Agent(context.ids.make_agent(), "ada", ("scripted",), str(tmp_path))
         await context.store.add_agent(ada)
         await spend(context, ada, 1.0)
         clock.advance(timedelta(hours=1))

@@ -66,7 +66,7 @@ class Record:
         [started] = await self.store.start(
             holder.id,
             lambda agent, item: Created(
-                self._daemon.ids.new_run(),
+                self._daemon.ids.make_run(),
                 agent.id,
                 item.id,
                 agent.provider,

@@ -291,7 +291,7 @@ class EffectHandler:
     ) -> Run:
         """Create a run of an item that is retried, or that the process has begun by itself: then it
         is on the account that the process was launched with."""
-        run, agent = self._lane.deps.ids.new_run(), self._lane.agent
+        run, agent = self._lane.deps.ids.make_run(), self._lane.agent
         created = await self._turns.create_run(run, agent, claim.item)
         metadata = {**created.metadata, **metadata}
         created = replace(created, metadata=metadata, account=account)

@@ -79,7 +79,7 @@ class ProcessSlot:
     async def launch(self, plan: TurnPlan) -> LaneProcess:
         """Start a process for this turn."""
         deps, agent, outage = self.lane.deps, self.lane.agent, self.lane.outage
-        name, now = deps.ids.new_process(), deps.clock.now()
+        name, now = deps.ids.make_process(), deps.clock.now()
         place = deps.launcher.name_directory(name)
         account = find_account(agent.provider, deps.store.accounts)
         row = Process(

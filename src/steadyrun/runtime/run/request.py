@@ -92,7 +92,7 @@ def _build_agent(deps: Deps, run: RunId, provider: str, home: str, options: RunO
         Budget(run=options.get("max_cost_usd")),
     )
     return Agent(
-        deps.ids.new_agent(),
+        deps.ids.make_agent(),
         run,
         (provider,),
         home,

@@ -17,18 +17,18 @@ class MemoryAgents(MemoryBase):
     """The verbs of `AgentStore`."""
 
     async def add_agent(self, agent: Agent) -> None:
-        with self._transaction([agent.id]) as t:
+        with self._begin_transaction([agent.id]) as t:
             tables.add_agent(t, agent)
 
     async def set_agent(self, agent: Agent, *, was: Agent) -> None:
-        with self._transaction([agent.id]) as t:
+        with self._begin_transaction([agent.id]) as t:
             stored = rules.require_present(t.agents.get(agent.id), agent.id)
             rules.require_unchanged(stored, agent, was)
             tables.require_free_name(t, agent)
             t.agents[agent.id] = agent
 
     async def remove_agent(self, agent: AgentId) -> None:
-        with self._transaction([agent]) as t:
+        with self._begin_transaction([agent]) as t:
             stored = rules.require_present(t.agents.get(agent), agent)
             rules.require_idle(stored, tables.find_lane(t, agent))
             approvals.withdraw_of_agent(t, agent)
@@ -55,7 +55,7 @@ class MemoryAgents(MemoryBase):
         return next((each for each in current if each and each.token == token), None)
 
     async def retire_token(self, lease: Lease, provider: str, reason: str) -> None:
-        with self._transaction([lease.agent]) as t:
+        with self._begin_transaction([lease.agent]) as t:
             rules.require_owner(t.lanes.get(lease.agent), lease)
             session = t.sessions.get((lease.agent, provider))
             if session:
@@ -66,9 +66,9 @@ class MemoryAgents(MemoryBase):
         return tables.find_lane(self._tables, agent)
 
     async def pause(self, agent: AgentId) -> None:
-        with self._transaction([agent]) as t:
+        with self._begin_transaction([agent]) as t:
             approvals.pause(t, agent)
 
     async def resume(self, agent: AgentId) -> None:
-        with self._transaction([agent]) as t:
+        with self._begin_transaction([agent]) as t:
             tables.set_paused(t, agent, is_paused=False)

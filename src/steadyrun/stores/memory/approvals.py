@@ -80,7 +80,7 @@ def find_approval(t: Tables, approval: ApprovalId) -> Approval:
 
 def answer(t: Tables, approval: ApprovalId, given: ApprovalAnswer) -> Approval:
     answered = rules.answer_approval(find_approval(t, approval), given)
-    if answered is not t.approvals[approval] and rules.resumes_lane(answered):
+    if answered is not t.approvals[approval] and rules.is_lane_resumed(answered):
         set_paused(t, answered.agent, is_paused=False)
     t.approvals[approval] = answered
     return answered

@@ -56,7 +56,7 @@ class MemoryBase:
         self._machine = machine
 
     @contextmanager
-    def _transaction(self, agents: Iterable[AgentId]) -> Iterator[Tables]:
+    def _begin_transaction(self, agents: Iterable[AgentId]) -> Iterator[Tables]:
         copy = self._tables.copy()
         yield copy
         self._tables.become(copy)

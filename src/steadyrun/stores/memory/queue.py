@@ -21,8 +21,8 @@ class MemoryQueue(MemoryBase):
     """The verbs of `QueueStore`."""
 
     async def accept(self, message: Message, start: Start | None = None) -> Accepted:
-        now, new = self._clock.now(), self._ids.new_item()
-        with self._transaction([]) as t:
+        now, new = self._clock.now(), self._ids.make_item()
+        with self._begin_transaction([]) as t:
             accepted = tables.accept(t, new, message, now)
             for started in self._start_ready(t, start, 1, message.agent, now) if start else ():
                 accepted = accepted.with_started(started)
@@ -32,7 +32,7 @@ class MemoryQueue(MemoryBase):
     async def cancel(self, item: ItemId, reason: str | None = None) -> Item:
         now, why = self._clock.now(), build_cancel_fact(reason and self._scrubber.clean(reason))
         found = tables.find_item(self._tables, item)
-        with self._transaction([found.agent]) as t:
+        with self._begin_transaction([found.agent]) as t:
             cancelled = rules.cancel_item(found, why, now)
             tables.save_items(t, [cancelled])
             if found.status == "queued":
@@ -61,7 +61,7 @@ class MemoryQueue(MemoryBase):
 
     async def join(self, kind: str) -> Holder:
         now = self._clock.now()
-        holder = Holder(self._ids.new_holder(), kind, self._machine, __version__, now)
+        holder = Holder(self._ids.make_holder(), kind, self._machine, __version__, now)
         self._tables.holders[holder.id] = holder
         return holder
 
@@ -72,7 +72,7 @@ class MemoryQueue(MemoryBase):
         return sorted(self._tables.holders.values(), key=lambda h: h.id)
 
     async def reap(self, holder: HolderId, *, lasting: bool = True) -> list[AbandonedLane]:
-        with self._transaction([]) as t:
+        with self._begin_transaction([]) as t:
             tables.require_holder(t, holder)
             alive = {each.id: each for each in t.holders.values() if each.is_alive}
             lanes = [
@@ -98,7 +98,7 @@ class MemoryQueue(MemoryBase):
         excluded: Collection[str] = (),
     ) -> list[Started]:
         now, start = self._clock.now(), Start(holder, create_run, excluded)
-        with self._transaction([]) as t:
+        with self._begin_transaction([]) as t:
             started = self._start_ready(t, start, limit, agent, now)
         self.hints.notify((each.agent.id for each in started), Hint.STATE)
         return started
@@ -110,8 +110,8 @@ class MemoryQueue(MemoryBase):
         message: Message,
         create_run: Callable[[Agent, Item], Created],
     ) -> Started:
-        now, new = self._clock.now(), self._ids.new_item()
-        with self._transaction([agent.id]) as t:
+        now, new = self._clock.now(), self._ids.make_item()
+        with self._begin_transaction([agent.id]) as t:
             tables.require_holder(t, holder)
             rules.require_message_for(agent.id, message, "start_direct")
             tables.add_agent(t, agent)
@@ -123,14 +123,14 @@ class MemoryQueue(MemoryBase):
             return started[0]
 
     async def start_unprompted(self, lease: Lease, message: Message) -> Claim:
-        now, new = self._clock.now(), self._ids.new_item()
-        with self._transaction([lease.agent]) as t:
+        now, new = self._clock.now(), self._ids.make_item()
+        with self._begin_transaction([lease.agent]) as t:
             rules.require_warm(t.lanes.get(lease.agent), lease, "start_unprompted")
             item = tables.accept_and_run(t, lease, message, new, now, "start_unprompted")
             return Claim(lease.agent, lease.holder, lease.fence, item)
 
     async def release_lane(self, lease: Lease) -> None:
-        with self._transaction([lease.agent]) as t:
+        with self._begin_transaction([lease.agent]) as t:
             lane = rules.require_warm(t.lanes.get(lease.agent), lease, "release_lane")
             tables.save_lane(t, rules.free_lane(lane, self._clock.now()))
 

@@ -18,7 +18,7 @@ class MemoryRuns(MemoryBase):
     """The verbs of `RunStore`."""
 
     async def change(self, claim: Claim, run: RunId, change: RunChange) -> Run:
-        with self._transaction([claim.agent]) as t:
+        with self._begin_transaction([claim.agent]) as t:
             rules.require_held(t.lanes.get(claim.agent), claim)
             if run in t.runs:
                 rules.require_own(t.runs[run].agent, claim, "run", run)
@@ -40,14 +40,14 @@ class MemoryRuns(MemoryBase):
         return sorted(found, key=lambda r: r.id, reverse=True)[:limit]
 
     async def open_process(self, lease: Lease, process: Process) -> None:
-        with self._transaction([lease.agent]) as t:
+        with self._begin_transaction([lease.agent]) as t:
             rules.require_owner(t.lanes.get(lease.agent), lease)
             is_stored = process.id in t.processes
             rules.require_own_process(process, lease, is_stored=is_stored)
             t.processes[process.id] = process
 
     async def close_process(self, lease: Lease, process: ProcessId) -> None:
-        with self._transaction([lease.agent]) as t:
+        with self._begin_transaction([lease.agent]) as t:
             rules.require_owner(t.lanes.get(lease.agent), lease)
             found = tables.find_process(t, process)
             rules.require_own(found.agent, lease, "process", process)
@@ -72,7 +72,7 @@ class MemoryRuns(MemoryBase):
         self, claim: Claim, limit: int = 1, *, max_bytes: int = MAX_OFFER_BYTES
     ) -> list[Item]:
         now = self._clock.now()
-        with self._transaction([claim.agent]) as t:
+        with self._begin_transaction([claim.agent]) as t:
             lane = rules.require_held(t.lanes.get(claim.agent), claim)
             found = tables.list_steerable(t, lane.agent)[:limit]
             count = rules.count_fitting((len(item.text.encode()) for item in found), max_bytes)
@@ -82,14 +82,14 @@ class MemoryRuns(MemoryBase):
             return offers
 
     async def absorb(self, claim: Claim, item: ItemId) -> None:
-        with self._transaction([claim.agent]) as t:
+        with self._begin_transaction([claim.agent]) as t:
             rules.require_held(t.lanes.get(claim.agent), claim)
             main = _find_main(t, claim, "absorb")
             offer = rules.require_offer(tables.find_item(t, item), claim)
             tables.save_items(t, [rules.absorb_item(offer, main)])
 
     async def return_offer(self, claim: Claim, item: ItemId) -> None:
-        with self._transaction([claim.agent]) as t:
+        with self._begin_transaction([claim.agent]) as t:
             lane = rules.require_held(t.lanes.get(claim.agent), claim)
             offer = rules.require_offer(tables.find_item(t, item), claim)
             returned = rules.requeue_item(offer, self._clock.now())
@@ -97,8 +97,8 @@ class MemoryRuns(MemoryBase):
             tables.save_lane(t, rules.count_requeued(lane, [returned]))
 
     async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
-        now, new = self._clock.now(), self._ids.new_item()
-        with self._transaction([claim.agent]) as t:
+        now, new = self._clock.now(), self._ids.make_item()
+        with self._begin_transaction([claim.agent]) as t:
             rules.require_held(t.lanes.get(claim.agent), claim)
             run = _find_ended_run(t, _find_main(t, claim, "continue_with"), "continue_with")
             running = tables.list_items(t, claim.agent, "running")
@@ -107,14 +107,16 @@ class MemoryRuns(MemoryBase):
             else:
                 offer = rules.require_offer(tables.find_item(t, to), claim)
                 started = tables.run_item(t, rules.start_item(offer, "own_turn", now))
-            ended = [rules.after_run(i, run, now) for i in running if i.delivery != "offered"]
+            ended = [
+                rules.settle_after_run(i, run, now) for i in running if i.delivery != "offered"
+            ]
             tables.save_items(t, ended)
             tables.save_lane(t, rules.count_requeued(t.lanes[claim.agent], ended))
             return replace(claim, item=started)
 
     async def retry(self, claim: Claim, *, spends: bool) -> Claim:
         now = self._clock.now()
-        with self._transaction([claim.agent]) as t:
+        with self._begin_transaction([claim.agent]) as t:
             lane = rules.require_held(t.lanes.get(claim.agent), claim)
             item = _find_main(t, claim, "retry")
             prepared = rules.retry_item(item, _find_ended_run(t, item, "retry"), spends=spends)
@@ -133,7 +135,7 @@ class MemoryRuns(MemoryBase):
         keep_warm: bool = False,
     ) -> Item:
         now = self._clock.now()
-        with self._transaction([claim.agent]) as t:
+        with self._begin_transaction([claim.agent]) as t:
             rules.require_held(t.lanes.get(claim.agent), claim)
             item = _find_main(t, claim, "settle")
             if batch:
@@ -142,7 +144,7 @@ class MemoryRuns(MemoryBase):
                 self._change(t, item.run, change)
             run = _find_ended_run(t, item, "settle")
             running = tables.list_items(t, claim.agent, "running")
-            ended = [rules.after_run(each, run, now) for each in running]
+            ended = [rules.settle_after_run(each, run, now) for each in running]
             tables.save_items(t, ended)
             lane = rules.count_requeued(t.lanes[claim.agent], ended)
             tables.save_lane(t, rules.end_claim(lane, now, keep_warm=keep_warm))

@@ -26,7 +26,7 @@ class MemoryEvents(MemoryBase):
     """The verbs of `EventStore`."""
 
     async def append(self, lease: Lease, batch: Batch) -> AppendResult:
-        with self._transaction([lease.agent]) as t:
+        with self._begin_transaction([lease.agent]) as t:
             rules.require_owner(t.lanes.get(lease.agent), lease)
             return self._append(t, lease, batch)
 
@@ -66,7 +66,7 @@ class MemoryApprovals(MemoryBase):
 
     async def answer(self, approval: ApprovalId, answer: ApprovalAnswer) -> Approval:
         clean = replace(answer, reason=self._scrubber.clean(answer.reason))
-        with self._transaction([]) as t:
+        with self._begin_transaction([]) as t:
             before = t.approvals.get(approval)
             answered = approvals.answer(t, approval, clean)
             if answered.about == "budget" and answered is not before:
@@ -102,7 +102,7 @@ class MemoryGates(MemoryBase):
     async def update_gate(
         self, provider: str, news: GateReport, *, account: str | None = None
     ) -> Gate:
-        with self._transaction([]) as t:
+        with self._begin_transaction([]) as t:
             gate = self._gates.update(t, provider, account, news, self._clock.now())
         self.hints.notify_all()
         return gate
@@ -118,7 +118,7 @@ class MemoryStore(
     """The reference store. It never awaits inside a verb, so each verb is one step."""
 
     async def put(self, key: str, value: bytes) -> None:
-        with self._transaction([]) as t:
+        with self._begin_transaction([]) as t:
             t.kv[key] = value
 
     async def get(self, key: str) -> bytes | None:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 _MOST_READERS = 4
 
 
-def reads(
+def make_read(
     query: Callable[Concatenate[Connection, P], T],
 ) -> Callable[Concatenate["SqliteReads", P], Coroutine[Any, Any, T]]:
     """Make a query a verb with the same parameters, which runs it in a worker thread."""
@@ -46,27 +46,27 @@ def reads(
 class SqliteReads:
     """The verbs that only read."""
 
-    agent = reads(queries.agent)
-    agents = reads(queries.agents)
-    session = reads(rows.maybe_session)
-    token = reads(queries.token)
-    lane = reads(rows.lane)
-    item = reads(rows.item)
-    items = reads(queries.items)
-    run = reads(rows.run)
-    runs = reads(queries.runs)
-    process = reads(rows.process)
-    open_processes = reads(queries.open_processes)
-    pending_requests = reads(queries.pending_requests)
-    events = reads(queries.events)
-    approval = reads(approvals.find_approval)
-    approvals = reads(approvals.list_approvals)
-    agent_overviews = reads(overview.agent_overviews)
-    lane_snapshots = reads(snapshot.lane_snapshots)
-    run_costs = reads(queries.run_costs)
-    usage = reads(queries.usage)
-    usage_by = reads(queries.usage_by)
-    get = reads(kv.get)
+    agent = make_read(queries.agent)
+    agents = make_read(queries.agents)
+    session = make_read(rows.find_session)
+    token = make_read(queries.token)
+    lane = make_read(rows.lane)
+    item = make_read(rows.item)
+    items = make_read(queries.items)
+    run = make_read(rows.run)
+    runs = make_read(queries.runs)
+    process = make_read(rows.process)
+    open_processes = make_read(queries.open_processes)
+    pending_requests = make_read(queries.pending_requests)
+    events = make_read(queries.events)
+    approval = make_read(approvals.find_approval)
+    approvals = make_read(approvals.list_approvals)
+    agent_overviews = make_read(overview.agent_overviews)
+    lane_snapshots = make_read(snapshot.lane_snapshots)
+    run_costs = make_read(queries.run_costs)
+    usage = make_read(queries.usage)
+    usage_by = make_read(queries.usage_by)
+    get = make_read(kv.get)
 
     def __init__(self, path: Path, liveness: Liveness, accounts: Accounts) -> None:
         self.accounts = accounts
@@ -85,7 +85,7 @@ class SqliteReads:
 
     async def check(self) -> list[str]:
         """The problems that SQLite finds in its file; an empty list if there are none."""
-        return await self.read(_quick_check)
+        return await self.read(_check_quickly)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Run a query in a worker thread, on a connection of its own."""
@@ -109,6 +109,6 @@ class SqliteReads:
             self._readers.pop().close()
 
 
-def _quick_check(connection: Connection) -> list[str]:
+def _check_quickly(connection: Connection) -> list[str]:
     found = [str(row[0]) for row in connection.execute("PRAGMA quick_check")]
     return [] if found == ["ok"] else found

@@ -179,7 +179,7 @@ class SqliteQueue(SqliteBase):
     """The writing verbs of `QueueStore`."""
 
     async def accept(self, message: Message, start: Start | None = None) -> Accepted:
-        now, item = self._clock.now(), self._ids.new_item()
+        now, item = self._clock.now(), self._ids.make_item()
 
         def accept(connection: Connection) -> Accepted:
             accepted = items.accept(connection, item, message, now)
@@ -204,7 +204,7 @@ class SqliteQueue(SqliteBase):
 
     async def join(self, kind: str) -> Holder:
         now = self._clock.now()
-        holder = Holder(self._ids.new_holder(), kind, platform.node(), __version__, now)
+        holder = Holder(self._ids.make_holder(), kind, platform.node(), __version__, now)
         with translate_errors(self._path):
             self._liveness.acquire(holder.id)
         await self._write(lambda c: holders.add(c, holder))
@@ -241,7 +241,7 @@ class SqliteQueue(SqliteBase):
         message: Message,
         create_run: Callable[[Agent, Item], Created],
     ) -> Started:
-        now, item = self._clock.now(), self._ids.new_item()
+        now, item = self._clock.now(), self._ids.make_item()
 
         def start_direct(connection: Connection) -> Started:
             holders.require(connection, holder)
@@ -269,7 +269,7 @@ class SqliteQueue(SqliteBase):
         return claims.start(connection, start, limit, agent, now, self._settings)
 
     async def start_unprompted(self, lease: Lease, message: Message) -> Claim:
-        now, new = self._clock.now(), self._ids.new_item()
+        now, new = self._clock.now(), self._ids.make_item()
         return await self._write(
             lambda c: claims.start_unprompted(c, lease, message, new, now), lease.agent
         )
@@ -314,7 +314,7 @@ class SqliteRuns(SqliteBase):
         await self._write(lambda c: offers.return_offer(c, claim, item, now), claim.agent)
 
     async def continue_with(self, claim: Claim, to: ItemId | Message) -> Claim:
-        now, new = self._clock.now(), self._ids.new_item()
+        now, new = self._clock.now(), self._ids.make_item()
         return await self._write(
             lambda c: claims.continue_with(c, claim, to, new, now), claim.agent
         )

@@ -170,7 +170,7 @@ async def check_what_an_account_was_refused_is_not_forgotten_by_others(
 ) -> None:
     """News by name, as a daemon tells it that begins: of every account that is known."""
     work, now = await harness.open(accounts=WORK), harness.clock.now()
-    run = harness.ids.new_run()
+    run = harness.ids.make_run()
     await work.update_gate("claude", Limited(run, now, now + MINUTE, "limit"), account="home")
 
     [gate] = await work.gates(include_others=True)
@@ -193,7 +193,7 @@ async def _started(scene: Scene, store: Store | None = None, limit: int = 5) -> 
 def _opened(harness: StoreHarness) -> Callable[[Agent, Item], Created]:
     def opened(agent: Agent, item: Item) -> Created:
         now = harness.clock.now()
-        return Created(harness.ids.new_run(), agent.id, item.id, agent.provider, now)
+        return Created(harness.ids.make_run(), agent.id, item.id, agent.provider, now)
 
     return opened
 

@@ -320,12 +320,12 @@ async def check_the_lane_of_a_direct_agent_is_claimed_by_name(harness: StoreHarn
 
 
 def _direct(harness: StoreHarness, name: str) -> Agent:
-    return Agent(harness.ids.new_agent(), name, ("claude",), "/home/x", is_direct=True)
+    return Agent(harness.ids.make_agent(), name, ("claude",), "/home/x", is_direct=True)
 
 
 def _opened(harness: StoreHarness) -> Callable[[Agent, Item], Created]:
     now = harness.clock.now()
-    return lambda agent, item: Created(harness.ids.new_run(), agent.id, item.id, "claude", now)
+    return lambda agent, item: Created(harness.ids.make_run(), agent.id, item.id, "claude", now)
 
 
 def _unknown(agent: Agent, item: Item) -> Created:

@@ -39,7 +39,7 @@ async def check_a_closed_gate_is_passed_by(harness: StoreHarness) -> None:
     assert accepted.started.agent.provider == accepted.started.run.provider == "codex"
     await scene.finish(accepted.started.claim)
 
-    bo = Agent(harness.ids.new_agent(), "bo", ("claude", "codex"), "/home/bo")
+    bo = Agent(harness.ids.make_agent(), "bo", ("claude", "codex"), "/home/bo")
     hired = await scene.store.start_direct(
         scene.holder, bo, Message(bo.id, "work"), _opened(harness)
     )
@@ -148,7 +148,7 @@ async def check_a_direct_run_is_refused_if_its_whole_chain_is_closed(harness: St
     scene = await set_scene(harness)
     for provider in ("claude", "codex"):
         await _close(scene, provider)
-    bo = Agent(harness.ids.new_agent(), "bo", ("claude", "codex"), "/home/bo")
+    bo = Agent(harness.ids.make_agent(), "bo", ("claude", "codex"), "/home/bo")
 
     verb = scene.store.start_direct(scene.holder, bo, Message(bo.id, "work"), _opened(harness))
 
@@ -185,6 +185,6 @@ async def _started(scene: Scene) -> list[Started]:
 def _opened(harness: StoreHarness) -> Callable[[Agent, Item], Created]:
     def opened(agent: Agent, item: Item) -> Created:
         now = harness.clock.now()
-        return Created(harness.ids.new_run(), agent.id, item.id, agent.provider, now)
+        return Created(harness.ids.make_run(), agent.id, item.id, agent.provider, now)
 
     return opened

@@ -182,7 +182,7 @@ async def add_agent(
     fallback: Sequence[str] = (),
 ) -> AgentId:
     chain = (provider, *fallback)
-    agent = Agent(harness.ids.new_agent(), name, chain, f"/home/{name}", "a model of its first")
+    agent = Agent(harness.ids.make_agent(), name, chain, f"/home/{name}", "a model of its first")
     await store.add_agent(agent)
     return agent.id
 
@@ -210,7 +210,7 @@ def make_run_creator(**fields: Any) -> Callable[[Agent, Item], Created]:
         at = item.started_at
         assert at
         values = {"provider": agent.provider, **fields}
-        return Created(Ids(lambda: at).new_run(), agent.id, item.id, at=at, **values)
+        return Created(Ids(lambda: at).make_run(), agent.id, item.id, at=at, **values)
 
     return create_run
 
@@ -225,7 +225,7 @@ async def begin(harness: StoreHarness, store: Store, claim: Claim, **fields: Any
 async def create(harness: StoreHarness, store: Store, claim: Claim, **fields: Any) -> RunId:
     """Create a run for the claim's item."""
     harness.clock.advance(TICK)
-    run, now = harness.ids.new_run(), harness.clock.now()
+    run, now = harness.ids.make_run(), harness.clock.now()
     fields.setdefault("provider", "claude")
     await store.change(claim, run, Created(run, claim.agent, claim.item.id, at=now, **fields))
     return run
@@ -234,7 +234,7 @@ async def create(harness: StoreHarness, store: Store, claim: Claim, **fields: An
 async def open_process(
     harness: StoreHarness, store: Store, claim: Claim, provider: str = "claude"
 ) -> ProcessId:
-    process, now = harness.ids.new_process(), harness.clock.now()
+    process, now = harness.ids.make_process(), harness.clock.now()
     await store.open_process(
         claim,
         Process(

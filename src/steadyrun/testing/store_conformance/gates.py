@@ -214,7 +214,7 @@ async def _started(scene: Scene) -> list[Started]:
 def _opened(harness: StoreHarness) -> Callable[[Agent, Item], Created]:
     def opened(agent: Agent, item: Item) -> Created:
         now = harness.clock.now()
-        return Created(harness.ids.new_run(), agent.id, item.id, agent.provider, now)
+        return Created(harness.ids.make_run(), agent.id, item.id, agent.provider, now)
 
     return opened
 

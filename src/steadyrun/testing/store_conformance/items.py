@@ -29,7 +29,7 @@ from steadyrun.testing.store_conformance.harness import StoreHarness
 async def check_an_agent_is_found_by_name_and_by_id(harness: StoreHarness) -> None:
     store = await harness.open()
     policy = Policy("plan", ("Read", "Edit"), Budget(run=1.5))
-    ada = Agent(harness.ids.new_agent(), "ada", ("claude", "codex"), "/home/ada", "opus", policy)
+    ada = Agent(harness.ids.make_agent(), "ada", ("claude", "codex"), "/home/ada", "opus", policy)
     await store.add_agent(ada)
     bo = await add_agent(harness, store, "Bo")
 
@@ -44,9 +44,9 @@ async def check_a_name_is_taken_once(harness: StoreHarness) -> None:
     ada = await add_agent(harness, store, "ada")
 
     for name, agent in [
-        ("ada", harness.ids.new_agent()),
+        ("ada", harness.ids.make_agent()),
         ("bo", ada),
-        (ada, harness.ids.new_agent()),
+        (ada, harness.ids.make_agent()),
     ]:
         error = await expect_refused(
             store, NameTaken, store.add_agent(Agent(agent, name, ("codex",), "/"))

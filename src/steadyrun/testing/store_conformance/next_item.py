@@ -237,7 +237,7 @@ async def check_an_item_that_was_absorbed_later_ends_with_that_run(harness: Stor
 def _writes(ending: _Ending) -> list[Callable[[], Awaitable[object]]]:
     """What the claim that went on could break."""
     scene, store, claim = ending.scene, ending.store, ending.claim
-    run, now, offer = scene.harness.ids.new_run(), scene.harness.clock.now(), ending.later[1].id
+    run, now, offer = scene.harness.ids.make_run(), scene.harness.clock.now(), ending.later[1].id
     created = Created(run, claim.agent, claim.item.id, "claude", now)
     return [
         lambda: store.settle(claim),

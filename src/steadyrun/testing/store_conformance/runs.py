@@ -59,19 +59,19 @@ async def check_a_run_is_bound_to_its_claims_item(harness: StoreHarness) -> None
     await scene.store.change(claim, await scene.begin(claim), scene.ended("failed"))
 
     for created in (
-        Created(ids.new_run(), ids.new_agent(), first.id, "claude", now),
-        Created(ids.new_run(), scene.agent, second.id, "claude", now),
-        Created(ids.new_run(), scene.agent, None, "claude", now),
+        Created(ids.make_run(), ids.make_agent(), first.id, "claude", now),
+        Created(ids.make_run(), scene.agent, second.id, "claude", now),
+        Created(ids.make_run(), scene.agent, None, "claude", now),
     ):
         await expect_refused(
             scene.store, ChangeRefused, scene.store.change(claim, created.id, created)
         )
-    right = Created(ids.new_run(), scene.agent, first.id, "claude", now)
+    right = Created(ids.make_run(), scene.agent, first.id, "claude", now)
     await expect_refused(
-        scene.store, ChangeRefused, scene.store.change(claim, ids.new_run(), right)
+        scene.store, ChangeRefused, scene.store.change(claim, ids.make_run(), right)
     )
     await scene.store.change(claim, right.id, right)
-    another = Created(ids.new_run(), scene.agent, first.id, "claude", now)
+    another = Created(ids.make_run(), scene.agent, first.id, "claude", now)
     await expect_refused(scene.store, ChangeRefused, scene.store.change(claim, another.id, another))
 
 
@@ -98,7 +98,7 @@ async def check_changing_no_run_is_refused(harness: StoreHarness) -> None:
 
     for change in (Launched(now), Adopted(now), Touched(now), scene.ended()):
         await expect_refused(
-            scene.store, ChangeRefused, scene.store.change(claim, harness.ids.new_run(), change)
+            scene.store, ChangeRefused, scene.store.change(claim, harness.ids.make_run(), change)
         )
     await scene.store.change(claim, await scene.begin(claim), scene.ended("failed"))
     retried = await scene.store.retry(claim, spends=False)
@@ -177,9 +177,9 @@ async def check_a_process_belongs_to_one_agent(harness: StoreHarness) -> None:
     mine = await store.process(working.process)
 
     await expect_refused(store, ChangeRefused, store.open_process(claim, mine))
-    foreign = msgspec.structs.replace(mine, id=harness.ids.new_process(), agent=other.claim.agent)
+    foreign = msgspec.structs.replace(mine, id=harness.ids.make_process(), agent=other.claim.agent)
     await expect_refused(store, ChangeRefused, store.open_process(claim, foreign))
-    for process in (other.process, harness.ids.new_process()):
+    for process in (other.process, harness.ids.make_process()):
         await expect_refused(store, NotFound, store.close_process(claim, process))
     assert len(await store.open_processes()) == 2
     assert await store.open_processes(claim.agent) == [mine]
@@ -246,7 +246,7 @@ async def check_usage_is_told_apart_by_agent_provider_and_model(harness: StoreHa
     assert await scene.store.usage_by("agent", since=since) == {name: second}
     assert await scene.store.usage_by("provider", agent=scene.agent) == {"claude": both}
     assert await scene.store.usage_by("model") == {"": both}
-    assert await scene.store.usage_by("model", agent=harness.ids.new_agent()) == {}
+    assert await scene.store.usage_by("model", agent=harness.ids.make_agent()) == {}
 
 
 async def check_a_day_of_usage_is_a_date_of_the_zone(harness: StoreHarness) -> None:
@@ -277,7 +277,7 @@ async def check_usage_keeps_known_estimated_and_unknown_apart(harness: StoreHarn
 
     assert total == UsageSum(5, 40, 20, 0, 4, 0.75, 2.0, 2, 16)
     assert await scene.store.usage(agent=scene.agent) == total
-    assert await scene.store.usage(agent=harness.ids.new_agent()) == UsageSum()
+    assert await scene.store.usage(agent=harness.ids.make_agent()) == UsageSum()
     assert (await scene.store.usage(since=start + timedelta(hours=2))).runs == 3
 
 

@@ -79,10 +79,10 @@ async def check_a_run_that_cannot_be_opened_starts_nothing(harness: StoreHarness
         raise ChangeRefused("open", found=f"{agent.name} may not do {item.text}")
 
     def mistaken(agent: Agent, item: Item) -> Created:
-        return Created(harness.ids.new_run(), agent.id, known.claim.item.id, "claude", now)
+        return Created(harness.ids.make_run(), agent.id, known.claim.item.id, "claude", now)
 
     def elsewhere(agent: Agent, item: Item) -> Created:
-        return Created(harness.ids.new_run(), known.agent.id, item.id, "claude", now)
+        return Created(harness.ids.make_run(), known.agent.id, item.id, "claude", now)
 
     def twice(agent: Agent, item: Item) -> Created:
         return Created(known.run.id, agent.id, item.id, "claude", now)
@@ -269,6 +269,6 @@ async def _started(scene: Scene) -> list[Started]:
 def _opened(harness: StoreHarness, **fields: object) -> Opener:
     def opened(agent: Agent, item: Item) -> Created:
         known = {"provider": agent.provider, "at": harness.clock.now(), **fields}
-        return Created(harness.ids.new_run(), agent.id, item.id, **known)  # type: ignore[arg-type]
+        return Created(harness.ids.make_run(), agent.id, item.id, **known)  # type: ignore[arg-type]
 
     return opened

@@ -220,9 +220,9 @@ async def _settled_or_lost(working: Working) -> bool:
 def _writes(working: Working, offer: ItemId) -> list[tuple[str, Callable[[], Awaitable[object]]]]:
     """Every write that names a claim."""
     scene, store, claim = working.scene, working.store, working.claim
-    now, new = scene.harness.clock.now(), scene.harness.ids.new_run()
+    now, new = scene.harness.clock.now(), scene.harness.ids.make_run()
     opened = Process(
-        scene.harness.ids.new_process(), claim.agent, "claude", "here", "/keepers/2", now
+        scene.harness.ids.make_process(), claim.agent, "claude", "here", "/keepers/2", now
     )
     created = Created(new, claim.agent, claim.item.id, "claude", now)
     return [

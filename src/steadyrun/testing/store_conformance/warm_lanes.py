@@ -108,7 +108,7 @@ async def check_a_warm_lane_writes_for_its_process(harness: StoreHarness) -> Non
     store, hold = working.store, _hold(working)
 
     appended = await store.append(hold, working.batch(0, 10, run=None, token=working.token("one")))
-    opened = harness.ids.new_process()
+    opened = harness.ids.make_process()
     await store.open_process(
         hold, Process(opened, hold.agent, "claude", "here", "/keepers/2", harness.clock.now())
     )
@@ -318,7 +318,7 @@ def _writes(working: Working) -> list[Callable[[], Awaitable[object]]]:
     """Every write that a warm lane allows."""
     store, hold, ids = working.store, _hold(working), working.scene.harness.ids
     now = working.scene.harness.clock.now()
-    opened = Process(ids.new_process(), hold.agent, "claude", "here", "/keepers/2", now)
+    opened = Process(ids.make_process(), hold.agent, "claude", "here", "/keepers/2", now)
     return [
         lambda: store.start_unprompted(hold, Message(hold.agent, "by itself", "self")),
         lambda: store.release_lane(hold),

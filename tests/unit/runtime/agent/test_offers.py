@@ -70,13 +70,13 @@ async def _offering() -> tuple[MemoryStore, Process, OpenOffers, list[Item]]:
     """A run, and two messages that have come since."""
     clock = FakeClock()
     ids, store = Ids(clock.now), MemoryStore(clock)
-    agent = Agent(ids.new_agent(), "ada", ("scripted",), "/")
+    agent = Agent(ids.make_agent(), "ada", ("scripted",), "/")
     holder = await store.join("worker")
     started = await store.start_direct(
         holder.id,
         agent,
         Message(agent.id, "work"),
-        lambda agent, item: Created(ids.new_run(), agent.id, item.id, "scripted", clock.now()),
+        lambda agent, item: Created(ids.make_run(), agent.id, item.id, "scripted", clock.now()),
     )
     lane = _make_lane(store, clock, agent)
     lane.lease.set(started.claim)

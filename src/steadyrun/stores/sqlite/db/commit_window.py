@@ -23,9 +23,9 @@ class CommitWindow:
         self._at = 0.0
         self._regulars: AbstractSet[str] = frozenset()
 
-    def width_seconds(self, now: float) -> float:
+    def compute_width(self, now: float) -> float:
         """How long a commit may be delayed, by the recent writes per second."""
-        rate = self._rate * self._faded(now)
+        rate = self._rate * self._compute_decay(now)
         if rate < BUSY_PER_SECOND:
             return 0.0
         width = NARROWEST_SECONDS * rate / BUSY_PER_SECOND
@@ -35,12 +35,12 @@ class CommitWindow:
         """Whether every lane of the last commit has a write in this one already."""
         return self._regulars <= lanes
 
-    def committed(self, now: float, writes: int, lanes: AbstractSet[str]) -> None:
+    def record_commit(self, now: float, writes: int, lanes: AbstractSet[str]) -> None:
         elapsed = max(now - self._at, 1e-6)
-        faded = self._faded(now)
+        faded = self._compute_decay(now)
         self._rate = self._rate * faded + writes / elapsed * (1 - faded)
         self._at = now
         self._regulars = lanes
 
-    def _faded(self, now: float) -> float:
+    def _compute_decay(self, now: float) -> float:
         return math.exp(-max(now - self._at, 0.0) / _MEMORY_SECONDS)

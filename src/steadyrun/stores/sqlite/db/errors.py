@@ -54,7 +54,7 @@ def _of_sqlite(error: sqlite3.Error, path: Path) -> StoreFailed:
     code = getattr(error, "sqlite_errorcode", uncoded)
     match code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            failure: StoreFailed = busy(path)
+            failure: StoreFailed = build_busy(path)
         case sqlite3.SQLITE_FULL:
             failure = StoreFull("the device is full", path=path, hint=_ROOM)
         case sqlite3.SQLITE_IOERR if code in _NO_ROOM:
@@ -81,7 +81,7 @@ def _of_system(error: OSError, path: Path) -> StoreFailed:
     return StoreUnusable(f"cannot be used: {error.strerror}", path=where, hint=_PLACE)
 
 
-def busy(path: Path) -> StoreBusy:
+def build_busy(path: Path) -> StoreBusy:
     return StoreBusy(
         "another process has held the store for too long",
         path=path,

@@ -40,7 +40,7 @@ def prepare(path: Path) -> None:
     connection = connect(path)
     try:
         _refuse_foreign(connection, path)
-        is_behind = _version(connection) < len(steps())
+        is_behind = _read_version(connection) < len(read_migrations())
         if is_behind:
             connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         if not _has_log(connection):
@@ -72,7 +72,7 @@ def _use_log(connection: sqlite3.Connection) -> None:
 
 
 @cache
-def steps() -> tuple[str, ...]:
+def read_migrations() -> tuple[str, ...]:
     """The numbered migrations, in order. Plain files, as keepers need: to ask `importlib.resources`
     for them takes longer than to open the store."""
     files = sorted((Path(migrations.__file__).parent).glob("*.sql"))
@@ -100,9 +100,9 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN EXCLUSIVE")
     try:
         _refuse_foreign(connection, path)
-        done = _version(connection)
-        for number, script in enumerate(steps()[done:], start=done + 1):
-            for statement in _statements(script):
+        done = _read_version(connection)
+        for number, script in enumerate(read_migrations()[done:], start=done + 1):
+            for statement in _split_statements(script):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -123,17 +123,17 @@ def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
             path=path,
             hint="Point STEADYRUN_HOME at another directory, or move the file away.",
         )
-    found, known = _version(connection), len(steps())
+    found, known = _read_version(connection), len(read_migrations())
     if found > known:
         raise StoreFromFuture(path, found=found, known=known)
 
 
-def _version(connection: sqlite3.Connection) -> int:
+def _read_version(connection: sqlite3.Connection) -> int:
     [version] = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
 
 
-def _statements(script: str) -> list[str]:
+def _split_statements(script: str) -> list[str]:
     statements, text = [], ""
     for line in script.splitlines(keepends=True):
         text += line

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from steadyrun.lib.backoff import iterate_delays
 from steadyrun.lib.flock import open_lock, try_lock, unlock
-from steadyrun.stores.sqlite.db.errors import busy
+from steadyrun.stores.sqlite.db.errors import build_busy
 
 # Longer than any transaction of ours; a stopped process is the likely reason when it passes.
 PATIENCE_SECONDS = 30.0
@@ -34,24 +34,24 @@ class WriteLock:
     def begin(self, connection: sqlite3.Connection) -> None:
         """Begin an immediate transaction, or raise `StoreBusy` when patience ends."""
         limit = time.monotonic() + self._patience_seconds
-        self._until(lambda: try_lock(self._descriptor), limit)
+        self._wait_until(lambda: try_lock(self._descriptor), limit)
         try:
-            self._until(lambda: _begins(connection), limit)
+            self._wait_until(lambda: _try_begin(connection), limit)
         finally:
             unlock(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def _until(self, succeeds: Callable[[], bool], limit: float) -> None:
+    def _wait_until(self, succeeds: Callable[[], bool], limit: float) -> None:
         pauses = iterate_delays(_FIRST_PAUSE_SECONDS, longest=_LONGEST_PAUSE_SECONDS)
         while not succeeds():
             if time.monotonic() > limit:
-                raise busy(self._database)
+                raise build_busy(self._database)
             self._pause.wait(next(pauses))
 
 
-def _begins(connection: sqlite3.Connection) -> bool:
+def _try_begin(connection: sqlite3.Connection) -> bool:
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:

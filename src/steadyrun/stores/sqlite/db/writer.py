@@ -120,7 +120,7 @@ class Writer:
             self._connection = schema.connect(path)
             # From here on, whatever another process writes is news. The first look may have to wait
             # for one that is just opening or closing: only after it does the turnstile wait alone.
-            self._version = self._data_version()
+            self._version = self._read_data_version()
             schema.tune_writer(self._connection)
         # Unknown: a library may be built with another default than FULL for a write-ahead log.
         self._is_full: bool | None = None
@@ -189,7 +189,7 @@ class Writer:
         group = _Group()
         arrival: _Write[Any] | _Signal | None = self._queue.get()
         begun = time.monotonic()
-        deadline = begun + self._window.width_seconds(begun)
+        deadline = begun + self._window.compute_width(begun)
         while arrival is not None:
             group.add(arrival)
             arrival = self._next(group, deadline)
@@ -215,7 +215,7 @@ class Writer:
         except Exception as error:  # noqa: BLE001 (the thread must live; every caller gets the error)
             self._fail(group, to_store_error(error, self._path))
         self.commits += 1
-        self._window.committed(time.monotonic(), len(group.writes), group.lanes)
+        self._window.record_commit(time.monotonic(), len(group.writes), group.lanes)
         self._loop.call_soon_threadsafe(_answer_all, group.writes)
 
     def _transact(self, group: _Group) -> None:
@@ -274,12 +274,12 @@ class Writer:
 
     def _check_for_changes(self) -> None:
         """`data_version` changes when another connection commits, never by our own commits."""
-        version = self._data_version()
+        version = self._read_data_version()
         if version != self._version:
             self._version = version
             self._loop.call_soon_threadsafe(self._on_change)
 
-    def _data_version(self) -> int:
+    def _read_data_version(self) -> int:
         [version] = self._connection.execute("PRAGMA data_version").fetchone()
         return int(version)
 

@@ -9,7 +9,7 @@ from steadyrun.model.agent import Agent
 from steadyrun.model.ids import AgentId
 from steadyrun.stores import rules
 from steadyrun.stores.sqlite.sql import approvals, rows
-from steadyrun.stores.sqlite.sql.rows import Connection, maybe_micros
+from steadyrun.stores.sqlite.sql.rows import Connection, to_maybe_micros
 
 _NAME_IN_USE = """
     SELECT 1 FROM agents
@@ -25,7 +25,7 @@ _REMOVE_LANE = "DELETE FROM lanes WHERE agent_id = :agent"
 
 
 def add(connection: Connection, agent: Agent) -> None:
-    if rows.one(connection, _ID_IN_USE, {"agent": agent.id}):
+    if rows.fetch_one(connection, _ID_IN_USE, {"agent": agent.id}):
         raise NameTaken(agent.name)
     _require_free_name(connection, agent)
     _put(connection, agent)
@@ -33,14 +33,14 @@ def add(connection: Connection, agent: Agent) -> None:
 
 
 def change(connection: Connection, agent: Agent, was: Agent) -> None:
-    stored = rules.require_present(rows.maybe_agent(connection, agent.id), agent.id)
+    stored = rules.require_present(rows.find_agent(connection, agent.id), agent.id)
     rules.require_unchanged(stored, agent, was)
     _require_free_name(connection, agent)
     _put(connection, agent)
 
 
 def remove(connection: Connection, agent: AgentId, now: datetime) -> None:
-    stored = rules.require_present(rows.maybe_agent(connection, agent), agent)
+    stored = rules.require_present(rows.find_agent(connection, agent), agent)
     rules.require_idle(stored, rows.lane(connection, agent))
     approvals.withdraw_of_agent(connection, agent)
     _put(connection, replace(stored, removed_at=now))
@@ -48,7 +48,7 @@ def remove(connection: Connection, agent: AgentId, now: datetime) -> None:
 
 
 def _require_free_name(connection: Connection, agent: Agent) -> None:
-    if rows.one(connection, _NAME_IN_USE, {"agent": agent.id, "name": agent.name}):
+    if rows.fetch_one(connection, _NAME_IN_USE, {"agent": agent.id, "name": agent.name}):
         raise NameTaken(agent.name)
 
 
@@ -58,7 +58,7 @@ def _put(connection: Connection, agent: Agent) -> None:
         "name": agent.name,
         "provider": agent.provider,
         "is_direct": agent.is_direct,
-        "removed_at": maybe_micros(agent.removed_at),
+        "removed_at": to_maybe_micros(agent.removed_at),
         "body": rows.encode(agent),
         "chain": rows.to_json_list(agent.providers),
     }

@@ -24,7 +24,7 @@ from steadyrun.stores import rules
 from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.sql import items, rows
 from steadyrun.stores.sqlite.sql.events import EventLog
-from steadyrun.stores.sqlite.sql.rows import Connection, micros
+from steadyrun.stores.sqlite.sql.rows import Connection, to_micros
 
 _ADD = """
     INSERT INTO approvals
@@ -130,7 +130,7 @@ def answer(
         _save(connection, answered)
         if answered.about == "budget":
             _add_event(connection, answered, settings)
-        if rules.resumes_lane(answered):
+        if rules.is_lane_resumed(answered):
             items.set_paused(connection, answered.agent, False)
     return answered
 
@@ -143,7 +143,7 @@ def _add_event(connection: Connection, answered: Approval, settings: StoreSettin
 
 
 def find_approval(connection: Connection, approval: ApprovalId) -> Approval:
-    row = rows.one(connection, _SELECT, {"approval": approval})
+    row = rows.fetch_one(connection, _SELECT, {"approval": approval})
     if row is None:
         raise NotFound("approval", approval)
     return _from(row)
@@ -182,7 +182,7 @@ def _add(connection: Connection, approval: Approval) -> None:
         "agent": approval.agent,
         "run": approval.run,
         "about": approval.about,
-        "asked_at": micros(approval.asked_at),
+        "asked_at": to_micros(approval.asked_at),
         "body": rows.encode(approval),
     }
     connection.execute(_ADD, values)

@@ -17,7 +17,7 @@ from steadyrun.stores import rules
 from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.sql import gates, items, rows, runs
 from steadyrun.stores.sqlite.sql.events import EventLog
-from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, PROCESS_COLUMNS, Connection, micros
+from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, PROCESS_COLUMNS, Connection, to_micros
 from steadyrun.stores.sqlite.sql.runs import LastWrites
 
 # As long as no gate is closed, the first provider of every chain does the work.
@@ -122,8 +122,8 @@ def _hold(
     connection: Connection, agent: AgentId, holder: HolderId, fence: int, now: datetime
 ) -> Claim:
     connection.execute(_HOLD, {"agent": agent, "holder": holder, "fence": fence})
-    [head] = connection.execute(_START_HEAD, {"agent": agent, "now": micros(now)}).fetchall()
-    return Claim(agent, holder, fence, rows.item_from(head))
+    [head] = connection.execute(_START_HEAD, {"agent": agent, "now": to_micros(now)}).fetchall()
+    return Claim(agent, holder, fence, rows.decode_item(head))
 
 
 def _start(
@@ -139,7 +139,7 @@ def _start(
         replace(claim, item=replace(claim.item, run=run.id)),
         run,
         agent,
-        rows.maybe_session(connection, agent.id, run.provider),
+        rows.find_session(connection, agent.id, run.provider),
         _find_newest_process(connection, agent.id),
         rows.run(connection, claim.item.before) if claim.item.before else None,
         gates.is_probe(connection, run),
@@ -147,15 +147,15 @@ def _start(
 
 
 def _find_newest_process(connection: Connection, agent: AgentId) -> Process | None:
-    row = rows.one(connection, _NEWEST_PROCESS, {"agent": agent})
-    return None if row is None else rows.process_from(row)
+    row = rows.fetch_one(connection, _NEWEST_PROCESS, {"agent": agent})
+    return None if row is None else rows.decode_process(row)
 
 
 def start_unprompted(
     connection: Connection, lease: Lease, message: Message, new: ItemId, now: datetime
 ) -> Claim:
     """`new` is the id of the item that the message becomes."""
-    lane = rows.maybe_lane(connection, lease.agent)
+    lane = rows.find_lane(connection, lease.agent)
     lane = rules.require_warm(lane, lease, "start_unprompted")
     _, item = _accept_and_run(connection, lane, message, new, now, "start_unprompted")
     return Claim(lease.agent, lease.holder, lease.fence, item)
@@ -175,7 +175,7 @@ def _accept_and_run(
 
 
 def release_lane(connection: Connection, lease: Lease, now: datetime) -> None:
-    lane = rows.maybe_lane(connection, lease.agent)
+    lane = rows.find_lane(connection, lease.agent)
     lane = rules.require_warm(lane, lease, "release_lane")
     items.save_lane(connection, rules.free_lane(lane, now))
 
@@ -184,7 +184,7 @@ def continue_with(
     connection: Connection, claim: Claim, to: ItemId | Message, new: ItemId, now: datetime
 ) -> Claim:
     """`new` is the id of the item that a message becomes."""
-    lane = rules.require_held(rows.maybe_lane(connection, claim.agent), claim)
+    lane = rules.require_held(rows.find_lane(connection, claim.agent), claim)
     item = runs.find_main(connection, claim, "continue_with")
     run = _find_ended_run(connection, item, "continue_with")
     running = items.list_running(connection, claim.agent)
@@ -194,14 +194,16 @@ def continue_with(
         offer = rules.require_offer(rows.item(connection, to), claim)
         started = rules.start_item(offer, "own_turn", now)
         items.save_items(connection, [started])
-    ended = [rules.after_run(each, run, now) for each in running if each.delivery != "offered"]
+    ended = [
+        rules.settle_after_run(each, run, now) for each in running if each.delivery != "offered"
+    ]
     items.save_items(connection, ended)
     items.save_lane(connection, rules.count_requeued(lane, ended))
     return replace(claim, item=started)
 
 
 def retry(connection: Connection, claim: Claim, now: datetime, *, spends: bool) -> Claim:
-    lane = rules.require_held(rows.maybe_lane(connection, claim.agent), claim)
+    lane = rules.require_held(rows.find_lane(connection, claim.agent), claim)
     item = runs.find_main(connection, claim, "retry")
     run = _find_ended_run(connection, item, "retry")
     prepared = rules.retry_item(item, run, spends=spends)
@@ -222,12 +224,12 @@ def settle(
     *,
     keep_warm: bool,
 ) -> Item:
-    lane = rules.require_held(rows.maybe_lane(connection, claim.agent), claim)
+    lane = rules.require_held(rows.find_lane(connection, claim.agent), claim)
     item = runs.find_main(connection, claim, "settle")
     log = EventLog(connection, claim.agent, lane.event_seq)
     run = runs.end(connection, claim, item, last, log, settings)
     ended = {
-        each.id: rules.after_run(each, run, now)
+        each.id: rules.settle_after_run(each, run, now)
         for each in items.list_running(connection, claim.agent)
     }
     items.save_items(connection, ended.values())

@@ -96,7 +96,7 @@ def is_probe(connection: Connection, run: Run) -> bool:
 
 
 def _find(connection: Connection, provider: str, account: str) -> Gate | None:
-    row = rows.one(connection, _SELECT_GATE, {"provider": provider, "account": account})
+    row = rows.fetch_one(connection, _SELECT_GATE, {"provider": provider, "account": account})
     return None if row is None else _gate.decode(row[0])
 
 

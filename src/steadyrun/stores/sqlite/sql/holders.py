@@ -14,8 +14,8 @@ from steadyrun.stores.sqlite.sql.rows import (
     ITEM_COLUMNS,
     PROCESS_COLUMNS,
     Connection,
-    micros,
-    moment,
+    from_micros,
+    to_micros,
 )
 
 _ADD_HOLDER = "INSERT INTO holders VALUES (:holder, :kind, :machine, :version, :now)"
@@ -28,7 +28,7 @@ def add(connection: Connection, holder: Holder) -> None:
         "kind": holder.kind,
         "machine": holder.machine,
         "version": holder.version,
-        "now": micros(holder.joined_at),
+        "now": to_micros(holder.joined_at),
     }
     connection.execute(_ADD_HOLDER, values)
 
@@ -42,7 +42,7 @@ _HOLDERS = "SELECT holder_id, kind, machine, version, joined_at FROM holders ORD
 
 def list_holders(connection: Connection, liveness: Liveness) -> list[Holder]:
     return [
-        Holder(name, kind, machine, version, moment(joined_at), liveness.is_alive(name))
+        Holder(name, kind, machine, version, from_micros(joined_at), liveness.is_alive(name))
         for name, kind, machine, version, joined_at in connection.execute(_HOLDERS)
     ]
 
@@ -52,7 +52,7 @@ _IS_HOLDER = "SELECT 1 FROM holders WHERE holder_id = :holder"
 
 def require(connection: Connection, holder: HolderId) -> None:
     """The holder was not removed by a reaper that found it dead."""
-    if rows.one(connection, _IS_HOLDER, {"holder": holder}) is None:
+    if rows.fetch_one(connection, _IS_HOLDER, {"holder": holder}) is None:
         raise HolderGone(holder)
 
 
@@ -112,14 +112,14 @@ _PROCESSES = f"""
 def _load_lanes(connection: Connection, leases: Sequence[Lease]) -> list[AbandonedLane]:
     """What is stored of these lanes: one query for each table, for any number of lanes."""
     values = {"agents": rows.to_json_list(lease.agent for lease in leases)}
-    agents = {a.id: a for a in map(rows.agent_from, connection.execute(_AGENTS, values))}
-    items = {i.agent: i for i in map(rows.item_from, connection.execute(_MAINS, values))}
+    agents = {a.id: a for a in map(rows.decode_agent, connection.execute(_AGENTS, values))}
+    items = {i.agent: i for i in map(rows.decode_item, connection.execute(_MAINS, values))}
     found = connection.execute(
         _RUNS, {"runs": rows.to_json_list(i.run for i in items.values())}
     ).fetchall()
     runs = {run.id: run for run in (rows.run_from(connection, row) for row in found)}
     processes: dict[AgentId, list[Process]] = {agent: [] for agent in agents}
-    for process in map(rows.process_from, connection.execute(_PROCESSES, values)):
+    for process in map(rows.decode_process, connection.execute(_PROCESSES, values)):
         processes[process.agent].append(process)
     abandoned = []
     for lease in leases:

@@ -11,7 +11,7 @@ from steadyrun.model.item import Item, Message, Payload
 from steadyrun.store import DEDUP_RETENTION, Accepted, Lane
 from steadyrun.stores import rules
 from steadyrun.stores.sqlite.sql import rows
-from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, Connection, maybe_micros, micros
+from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, Connection, to_maybe_micros, to_micros
 
 _FORGET_KEYS = "DELETE FROM dedup WHERE expires_at <= :now"
 _FIND_KEY = "SELECT item_id FROM dedup WHERE agent_id = :agent AND key = :key"
@@ -54,15 +54,15 @@ def accept_in(
 ) -> tuple[Lane, Accepted]:
     """Accept a message into a lane that was read in this transaction; the lane after it."""
     if message.key is not None:
-        connection.execute(_FORGET_KEYS, {"now": micros(now)})
+        connection.execute(_FORGET_KEYS, {"now": to_micros(now)})
         key = {"agent": message.agent, "key": message.key}
-        stored = rows.one(connection, _FIND_KEY, key)
+        stored = rows.fetch_one(connection, _FIND_KEY, key)
         if stored:
             return lane, Accepted(rows.item(connection, stored[0]), is_new=False)
-        expires = micros(now + DEDUP_RETENTION)
+        expires = to_micros(now + DEDUP_RETENTION)
         connection.execute(_ADD_KEY, {**key, "item": new, "expires": expires})
     item = rules.create_item(new, message, lane, now)
-    connection.execute(_ADD_ITEM, _item_values(item))
+    connection.execute(_ADD_ITEM, _encode_item(item))
     lane = rules.count_accepted(lane, item, now)
     save_lane(connection, lane)
     return lane, Accepted(item, is_new=True)
@@ -80,15 +80,15 @@ def cancel(connection: Connection, item: ItemId, reason: ErrorFact | None, now: 
 
 
 def list_running(connection: Connection, agent: AgentId) -> list[Item]:
-    return [rows.item_from(row) for row in connection.execute(_RUNNING, {"agent": agent})]
+    return [rows.decode_item(row) for row in connection.execute(_RUNNING, {"agent": agent})]
 
 
 def save_items(connection: Connection, items: Iterable[Item]) -> None:
     for item in items:
         values = {
             **msgspec.structs.asdict(item),
-            "started_at": maybe_micros(item.started_at),
-            "settled_at": maybe_micros(item.settled_at),
+            "started_at": to_maybe_micros(item.started_at),
+            "settled_at": to_maybe_micros(item.settled_at),
             "error": rows.encode(item.error) if item.error else None,
         }
         del values["payload"], values["created_at"]
@@ -96,7 +96,7 @@ def save_items(connection: Connection, items: Iterable[Item]) -> None:
 
 
 def save_lane(connection: Connection, lane: Lane) -> None:
-    values = {**msgspec.structs.asdict(lane), "ready_at": maybe_micros(lane.ready_at)}
+    values = {**msgspec.structs.asdict(lane), "ready_at": to_maybe_micros(lane.ready_at)}
     connection.execute(_SAVE_LANE, values)
 
 
@@ -108,11 +108,11 @@ def set_paused(connection: Connection, agent: AgentId, is_paused: bool) -> None:
 _GIVEN = ("agent", "seq", "kind", "text", "on_lost", "followup")
 
 
-def _item_values(item: Item) -> dict[str, object]:
+def _encode_item(item: Item) -> dict[str, object]:
     values: dict[str, object] = msgspec.structs.asdict(item)
     return {
         "item": item.id,
-        "now": micros(item.created_at),
+        "now": to_micros(item.created_at),
         "payload": None if item.payload == Payload() else rows.encode(item.payload),
         **{name: values[name] for name in _GIVEN},
     }

@@ -12,5 +12,5 @@ def put(connection: Connection, key: str, value: bytes) -> None:
 
 
 def get(connection: Connection, key: str) -> bytes | None:
-    row = rows.one(connection, _GET, {"key": key})
+    row = rows.fetch_one(connection, _GET, {"key": key})
     return None if row is None else bytes(row[0])

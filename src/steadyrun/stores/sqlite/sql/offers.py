@@ -22,9 +22,9 @@ _STEERABLE = f"""
 def offer_followups(
     connection: Connection, claim: Claim, limit: int, max_bytes: int, now: datetime
 ) -> list[Item]:
-    lane = rules.require_held(rows.maybe_lane(connection, claim.agent), claim)
+    lane = rules.require_held(rows.find_lane(connection, claim.agent), claim)
     values = {"agent": claim.agent, "limit": limit}
-    found = [rows.item_from(row) for row in connection.execute(_STEERABLE, values).fetchall()]
+    found = [rows.decode_item(row) for row in connection.execute(_STEERABLE, values).fetchall()]
     count = rules.count_fitting((len(item.text.encode()) for item in found), max_bytes)
     offers = [rules.offer_item(item, now) for item in found[:count]]
     items.save_items(connection, offers)
@@ -33,14 +33,14 @@ def offer_followups(
 
 
 def absorb(connection: Connection, claim: Claim, item: ItemId) -> None:
-    rules.require_held(rows.maybe_lane(connection, claim.agent), claim)
+    rules.require_held(rows.find_lane(connection, claim.agent), claim)
     main = runs.find_main(connection, claim, "absorb")
     offer = rules.require_offer(rows.item(connection, item), claim)
     items.save_items(connection, [rules.absorb_item(offer, main)])
 
 
 def return_offer(connection: Connection, claim: Claim, item: ItemId, now: datetime) -> None:
-    lane = rules.require_held(rows.maybe_lane(connection, claim.agent), claim)
+    lane = rules.require_held(rows.find_lane(connection, claim.agent), claim)
     offer = rules.require_offer(rows.item(connection, item), claim)
     returned = rules.requeue_item(offer, now)
     items.save_items(connection, [returned])

@@ -7,7 +7,7 @@ from steadyrun.model.usage import UsageSum
 from steadyrun.store import AgentOverview
 from steadyrun.stores.sqlite.sql import rows
 from steadyrun.stores.sqlite.sql.queries import USAGE_COLUMNS
-from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, LANE_COLUMNS, Connection, micros
+from steadyrun.stores.sqlite.sql.rows import ITEM_COLUMNS, LANE_COLUMNS, Connection, to_micros
 
 _AGENTS = f"""
     SELECT body, {LANE_COLUMNS}
@@ -42,7 +42,7 @@ def agent_overviews(
 ) -> list[AgentOverview]:
     connection.execute("BEGIN")
     try:
-        return _load(connection, {"agent": agent, "since": micros(since)})
+        return _load(connection, {"agent": agent, "since": to_micros(since)})
     finally:
         connection.execute("COMMIT")
 
@@ -50,16 +50,16 @@ def agent_overviews(
 def _load(connection: Connection, chosen: dict[str, object]) -> list[AgentOverview]:
     found = connection.execute(_AGENTS, chosen).fetchall()
     sessions = {row[:2]: row[2:] for row in connection.execute(_SESSIONS, chosen)}
-    active = {row[1]: rows.item_from(row) for row in connection.execute(_ACTIVE, chosen)}
+    active = {row[1]: rows.decode_item(row) for row in connection.execute(_ACTIVE, chosen)}
     usages = {row[0]: UsageSum(*row[1:]) for row in connection.execute(_USAGE, chosen)}
     overviews = []
     for body, *lane in found:
-        agent = rows.agent_from((body,))
+        agent = rows.decode_agent((body,))
         stored, item = sessions.get((agent.id, agent.provider)), active.get(agent.id)
-        session = rows.session_from(stored) if stored else None
+        session = rows.decode_session(stored) if stored else None
         run = item.run if item else None
         usage = usages.get(agent.id, UsageSum())
         overviews.append(
-            AgentOverview(agent, rows.lane_from(tuple(lane)), session, item, run, usage)
+            AgentOverview(agent, rows.decode_lane(tuple(lane)), session, item, run, usage)
         )
     return overviews

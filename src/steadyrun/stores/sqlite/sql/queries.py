@@ -24,8 +24,8 @@ from steadyrun.stores.sqlite.sql.rows import (
     ITEM_COLUMNS,
     PROCESS_COLUMNS,
     Connection,
-    maybe_micros,
-    moment,
+    from_micros,
+    to_maybe_micros,
 )
 
 _AGENT = """
@@ -40,14 +40,14 @@ _AGENTS = """
 
 
 def agent(connection: Connection, name: str) -> Agent:
-    row = rows.one(connection, _AGENT, {"name": name})
+    row = rows.fetch_one(connection, _AGENT, {"name": name})
     if row is None:
         raise NotFound("agent", name)
-    return rows.agent_from(row)
+    return rows.decode_agent(row)
 
 
 def agents(connection: Connection) -> list[Agent]:
-    return [rows.agent_from(row) for row in connection.execute(_AGENTS)]
+    return [rows.decode_agent(row) for row in connection.execute(_AGENTS)]
 
 
 _REQUESTS = """
@@ -97,8 +97,8 @@ _NEWEST_SESSION = """
 
 
 def token(connection: Connection, provider: str, token: str) -> ResumeToken | None:
-    row = rows.one(connection, _NEWEST_SESSION, {"provider": provider, "token": token})
-    return None if row is None else rows.session_from(row).current
+    row = rows.fetch_one(connection, _NEWEST_SESSION, {"provider": provider, "token": token})
+    return None if row is None else rows.decode_session(row).current
 
 
 def items(
@@ -114,7 +114,7 @@ def items(
     conditions += ["item_id < :before"] if before is not None else []
     sql = _build_page(ITEM_COLUMNS, "items", conditions, "item_id DESC")
     found = connection.execute(sql, {"agent": agent, "before": before, "limit": limit})
-    return [rows.item_from(row) for row in found]
+    return [rows.decode_item(row) for row in found]
 
 
 def runs(
@@ -147,7 +147,7 @@ def open_processes(connection: Connection, agent: AgentId | None = None) -> list
     conditions += ["agent_id = :agent"] if agent is not None else []
     sql = _build_page(PROCESS_COLUMNS, "processes", conditions, "process_id")
     found = connection.execute(sql, {"agent": agent, "limit": -1})
-    return [rows.process_from(row) for row in found]
+    return [rows.decode_process(row) for row in found]
 
 
 def events(
@@ -213,7 +213,7 @@ _USAGE = f"""
 def usage(
     connection: Connection, *, agent: AgentId | None = None, since: datetime | None = None
 ) -> UsageSum:
-    values = {"agent": agent, "since": maybe_micros(since)}
+    values = {"agent": agent, "since": to_maybe_micros(since)}
     return UsageSum(*connection.execute(_USAGE, values).fetchone())
 
 
@@ -235,7 +235,7 @@ def usage_by(
     zone: tzinfo = UTC,
 ) -> dict[str, UsageSum]:
     def local_date(at: int) -> str:
-        return moment(at).astimezone(zone).date().isoformat()
+        return from_micros(at).astimezone(zone).date().isoformat()
 
     # SQLite has no time zones. The function replaces the one of an earlier call.
     connection.create_function("local_date", 1, local_date)
@@ -246,7 +246,7 @@ def usage_by(
           AND runs.created_at >= coalesce(:since, runs.created_at)
         GROUP BY 1
     """  # noqa: S608
-    found = connection.execute(sql, {"agent": agent, "since": maybe_micros(since)})
+    found = connection.execute(sql, {"agent": agent, "since": to_maybe_micros(since)})
     return {key: UsageSum(*row) for key, *row in found}
 
 

@@ -54,23 +54,23 @@ PROCESS_COLUMNS = """
 """
 
 
-def micros(at: datetime) -> int:
+def to_micros(at: datetime) -> int:
     return (at - _EPOCH) // _MICROSECOND
 
 
-def maybe_micros(at: datetime | None) -> int | None:
-    return None if at is None else micros(at)
+def to_maybe_micros(at: datetime | None) -> int | None:
+    return None if at is None else to_micros(at)
 
 
-def moment(at: int) -> datetime:
+def from_micros(at: int) -> datetime:
     return _EPOCH + timedelta(microseconds=at)
 
 
-def maybe_moment(at: int | None) -> datetime | None:
-    return None if at is None else moment(at)
+def from_maybe_micros(at: int | None) -> datetime | None:
+    return None if at is None else from_micros(at)
 
 
-def one(connection: Connection, sql: str, parameters: Mapping[str, object]) -> Row | None:
+def fetch_one(connection: Connection, sql: str, parameters: Mapping[str, object]) -> Row | None:
     row: Row | None = connection.execute(sql, parameters).fetchone()
     return row
 
@@ -80,28 +80,28 @@ def to_json_list(names: Iterable[str | None]) -> str:
     return encode([*names]).decode()
 
 
-def item_from(row: Row) -> Item:
+def decode_item(row: Row) -> Item:
     values = list(row)
-    values[6], values[10] = moment(row[6]), bool(row[10])
-    values[13], values[14] = maybe_moment(row[13]), maybe_moment(row[14])
+    values[6], values[10] = from_micros(row[6]), bool(row[10])
+    values[13], values[14] = from_maybe_micros(row[13]), from_maybe_micros(row[14])
     values[18] = None if row[18] is None else _error.decode(row[18])
     values[19] = Payload() if row[19] is None else _payload.decode(row[19])
     return Item(*values)
 
 
-def lane_from(row: Row) -> Lane:
-    return Lane(row[0], row[1], bool(row[2]), maybe_moment(row[3]), *row[4:])
+def decode_lane(row: Row) -> Lane:
+    return Lane(row[0], row[1], bool(row[2]), from_maybe_micros(row[3]), *row[4:])
 
 
-def process_from(row: Row) -> Process:
+def decode_process(row: Row) -> Process:
     identity, (opened_at, offset), marks, saved = row[:5], row[5:7], row[7:10], row[10:13]
     state = None if saved[0] is None else SavedState(*saved)
-    closed_at = maybe_moment(row[13])
-    fields = (*identity, moment(opened_at), offset, Marks(*marks), state, closed_at)
+    closed_at = from_maybe_micros(row[13])
+    fields = (*identity, from_micros(opened_at), offset, Marks(*marks), state, closed_at)
     return Process(*fields, *row[14:16])
 
 
-def agent_from(row: Row) -> Agent:
+def decode_agent(row: Row) -> Agent:
     return _agent.decode(row[0])
 
 
@@ -127,7 +127,7 @@ def count_events(connection: Connection, run: RunId) -> tuple[int, int]:
     return events, tools
 
 
-def session_from(row: Row) -> Session:
+def decode_session(row: Row) -> Session:
     return _session.decode(row[0])
 
 
@@ -142,56 +142,56 @@ _SELECT_SESSION = """
 """
 
 
-def maybe_lane(connection: Connection, agent: AgentId) -> Lane | None:
-    row = one(connection, _SELECT_LANE, {"agent": agent})
-    return None if row is None else lane_from(row)
+def find_lane(connection: Connection, agent: AgentId) -> Lane | None:
+    row = fetch_one(connection, _SELECT_LANE, {"agent": agent})
+    return None if row is None else decode_lane(row)
 
 
 def lane(connection: Connection, agent: AgentId) -> Lane:
-    found = maybe_lane(connection, agent)
+    found = find_lane(connection, agent)
     if found is None:
         raise NotFound("agent", agent)
     return found
 
 
-def maybe_agent(connection: Connection, agent: AgentId) -> Agent | None:
-    row = one(connection, _SELECT_AGENT, {"agent": agent})
-    return None if row is None else agent_from(row)
+def find_agent(connection: Connection, agent: AgentId) -> Agent | None:
+    row = fetch_one(connection, _SELECT_AGENT, {"agent": agent})
+    return None if row is None else decode_agent(row)
 
 
 def agent(connection: Connection, agent: AgentId) -> Agent:
-    found = maybe_agent(connection, agent)
+    found = find_agent(connection, agent)
     if found is None:
         raise NotFound("agent", agent)
     return found
 
 
 def item(connection: Connection, item: ItemId) -> Item:
-    row = one(connection, _SELECT_ITEM, {"item": item})
+    row = fetch_one(connection, _SELECT_ITEM, {"item": item})
     if row is None:
         raise NotFound("item", item)
-    return item_from(row)
+    return decode_item(row)
 
 
 def process(connection: Connection, process: ProcessId) -> Process:
-    row = one(connection, _SELECT_PROCESS, {"process": process})
+    row = fetch_one(connection, _SELECT_PROCESS, {"process": process})
     if row is None:
         raise NotFound("process", process)
-    return process_from(row)
+    return decode_process(row)
 
 
-def maybe_run(connection: Connection, run: RunId) -> Run | None:
-    row = one(connection, _SELECT_RUN, {"run": run})
+def find_run(connection: Connection, run: RunId) -> Run | None:
+    row = fetch_one(connection, _SELECT_RUN, {"run": run})
     return None if row is None else run_from(connection, row)
 
 
 def run(connection: Connection, run: RunId) -> Run:
-    found = maybe_run(connection, run)
+    found = find_run(connection, run)
     if found is None:
         raise NotFound("run", run)
     return found
 
 
-def maybe_session(connection: Connection, agent: AgentId, provider: str) -> Session | None:
-    row = one(connection, _SELECT_SESSION, {"agent": agent, "provider": provider})
-    return None if row is None else session_from(row)
+def find_session(connection: Connection, agent: AgentId, provider: str) -> Session | None:
+    row = fetch_one(connection, _SELECT_SESSION, {"agent": agent, "provider": provider})
+    return None if row is None else decode_session(row)

@@ -38,7 +38,7 @@ from steadyrun.stores import rules
 from steadyrun.stores.sqlite.db.settings import StoreSettings
 from steadyrun.stores.sqlite.sql import approvals, gates, items, rows
 from steadyrun.stores.sqlite.sql.events import NEXT_CURSOR, EventLog
-from steadyrun.stores.sqlite.sql.rows import EVENT_SEQ, Connection, maybe_micros, micros
+from steadyrun.stores.sqlite.sql.rows import EVENT_SEQ, Connection, to_maybe_micros, to_micros
 
 
 class EncodedBatch(Struct, frozen=True):
@@ -116,9 +116,9 @@ def end(
 def change(
     connection: Connection, claim: Claim, run: RunId, change_: RunChange, settings: StoreSettings
 ) -> Run:
-    lane = rules.require_held(rows.maybe_lane(connection, claim.agent), claim)
+    lane = rules.require_held(rows.find_lane(connection, claim.agent), claim)
     log = EventLog(connection, claim.agent, lane.event_seq)
-    before = rows.maybe_run(connection, run)
+    before = rows.find_run(connection, run)
     if before is not None:
         rules.require_own(before.agent, claim, "run", run)
     elif isinstance(change_, Created):
@@ -130,7 +130,7 @@ def change(
 
 def create(connection: Connection, claim: Claim, created: Created, settings: StoreSettings) -> Run:
     """Create the run of an item that was claimed in this transaction and has no run."""
-    rules.require_unused(rows.maybe_run(connection, created.id))
+    rules.require_unused(rows.find_run(connection, created.id))
     rules.require_created_for(claim, created.id, created)
     run = scrub_run(step(None, set_account(created, settings.accounts)), settings.scrubber)
     connection.execute(_PUT_RUN, _run_values(run))
@@ -148,20 +148,20 @@ def append(
 
 
 def open_process(connection: Connection, lease: Lease, process: Process) -> None:
-    rules.require_owner(rows.maybe_lane(connection, lease.agent), lease)
-    is_stored = rows.one(connection, _SELECT_OWNER, {"process": process.id}) is not None
+    rules.require_owner(rows.find_lane(connection, lease.agent), lease)
+    is_stored = rows.fetch_one(connection, _SELECT_OWNER, {"process": process.id}) is not None
     rules.require_own_process(process, lease, is_stored=is_stored)
-    connection.execute(_ADD_PROCESS, _process_values(process))
+    connection.execute(_ADD_PROCESS, _encode_process(process))
 
 
 _SELECT_OWNER = "SELECT agent_id FROM processes WHERE process_id = :process"
 
 
 def close_process(connection: Connection, lease: Lease, process: ProcessId, now: datetime) -> None:
-    rules.require_owner(rows.maybe_lane(connection, lease.agent), lease)
+    rules.require_owner(rows.find_lane(connection, lease.agent), lease)
     found = rows.process(connection, process)
     rules.require_own(found.agent, lease, "process", process)
-    connection.execute(_CLOSE_PROCESS, {"process": process, "now": micros(now)})
+    connection.execute(_CLOSE_PROCESS, {"process": process, "now": to_micros(now)})
 
 
 class _Place(NamedTuple):
@@ -198,7 +198,7 @@ _SELECT_PLACE = f"""
 def _find_place(connection: Connection, lease: Lease, batch: Batch) -> _Place:
     """Find the place of a batch, if the lease is valid and the process is of its agent."""
     values = {"agent": lease.agent, "process": batch.process, "run": batch.run}
-    row = rows.one(connection, _SELECT_PLACE, values)
+    row = rows.fetch_one(connection, _SELECT_PLACE, values)
     if row is None:
         # A removed agent has no lane.
         raise LeaseLost(lease.agent, fence=lease.fence)
@@ -300,15 +300,15 @@ def _advance(connection: Connection, batch: Batch, marks: Marks) -> None:
 
 
 def _bind_token(connection: Connection, agent: AgentId, provider: str, token: ResumeToken) -> None:
-    session = rows.maybe_session(connection, agent, provider)
+    session = rows.find_session(connection, agent, provider)
     _put_session(connection, agent, rules.bind_token(session, provider, token))
 
 
 def retire_token(
     connection: Connection, lease: Lease, provider: str, reason: str, settings: StoreSettings
 ) -> None:
-    rules.require_owner(rows.maybe_lane(connection, lease.agent), lease)
-    session = rows.maybe_session(connection, lease.agent, provider)
+    rules.require_owner(rows.find_lane(connection, lease.agent), lease)
+    session = rows.find_session(connection, lease.agent, provider)
     if session:
         _put_session(connection, lease.agent, session.retire(settings.scrubber.clean(reason)))
 
@@ -334,7 +334,7 @@ def _run_values(run: Run) -> dict[str, object]:
         "agent": run.agent,
         "provider": run.provider,
         "status": run.status,
-        "created_at": micros(run.created_at),
+        "created_at": to_micros(run.created_at),
         "input_tokens": run.usage.input_tokens,
         "output_tokens": run.usage.output_tokens,
         "cache_read_tokens": run.usage.cache_read_tokens,
@@ -345,7 +345,7 @@ def _run_values(run: Run) -> dict[str, object]:
     }
 
 
-def _process_values(process: Process) -> dict[str, object]:
+def _encode_process(process: Process) -> dict[str, object]:
     saved = process.saved
     return {
         "process": process.id,
@@ -353,7 +353,7 @@ def _process_values(process: Process) -> dict[str, object]:
         "provider": process.provider,
         "machine": process.machine,
         "keeper": process.keeper,
-        "opened_at": micros(process.opened_at),
+        "opened_at": to_micros(process.opened_at),
         "offset": process.offset,
         "s": process.marks.s,
         "x": process.marks.x,
@@ -361,7 +361,7 @@ def _process_values(process: Process) -> dict[str, object]:
         "state": saved.state if saved else None,
         "sent": saved.sent if saved else None,
         "state_offset": saved.offset if saved else None,
-        "closed_at": maybe_micros(process.closed_at),
+        "closed_at": to_maybe_micros(process.closed_at),
         "seal": process.seal,
         "account": process.account,
     }

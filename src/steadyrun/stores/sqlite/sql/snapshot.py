@@ -60,11 +60,11 @@ def lane_snapshots(
     providers = dict(connection.execute(_PROVIDERS, values).fetchall())
     providers.update(connection.execute(_PROCESSES, values).fetchall())
     sessions = {
-        (agent, provider): rows.session_from((body,))
+        (agent, provider): rows.decode_session((body,))
         for agent, provider, body in connection.execute(_SESSIONS, values)
     }
     followups: dict[AgentId, list[Item]] = {agent: [] for agent in lanes}
-    for item in map(rows.item_from, connection.execute(_FOLLOWUPS, values)):
+    for item in map(rows.decode_item, connection.execute(_FOLLOWUPS, values)):
         followups[item.agent].append(item)
     steerable = {agent for [agent] in connection.execute(_STEERABLE, values)}
     named = [run for run in lanes.values() if run is not None]

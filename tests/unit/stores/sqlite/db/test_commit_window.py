@@ -15,7 +15,7 @@ MANY = frozenset(f"lane {n}" for n in range(50))
 def test_a_fresh_window_is_shut() -> None:
     window = CommitWindow()
 
-    assert window.width_seconds(100.0) == 0.0
+    assert window.compute_width(100.0) == 0.0
     assert window.is_complete(frozenset())
     assert window.is_complete({"a"})
 
@@ -24,22 +24,22 @@ def test_a_quiet_writer_never_waits() -> None:
     window = CommitWindow()
 
     for second in range(100, 110):
-        window.committed(float(second), 3, {"a"})
-        assert window.width_seconds(float(second)) == 0.0
-        assert window.width_seconds(second + 0.5) == 0.0
+        window.record_commit(float(second), 3, {"a"})
+        assert window.compute_width(float(second)) == 0.0
+        assert window.compute_width(second + 0.5) == 0.0
 
 
 def test_many_lanes_that_write_5000_times_a_second_gather_for_10_to_50_ms() -> None:
     window, now = _busy(per_second=5000, seconds=1.0)
 
-    assert 0.010 <= window.width_seconds(now) <= 0.050
+    assert 0.010 <= window.compute_width(now) <= 0.050
     assert not window.is_complete({"lane 1"})
     assert window.is_complete(MANY)
 
 
 def test_the_window_is_wider_the_busier_it_is() -> None:
     calm, brisk, wild = (
-        window.width_seconds(now)
+        window.compute_width(now)
         for window, now in (_busy(per_second=n, seconds=1.0) for n in (1_100, 3_000, 100_000))
     )
 
@@ -51,15 +51,15 @@ def test_a_lone_fast_writer_is_complete_with_every_write() -> None:
 
     for _ in range(5000):
         now += 0.0002
-        window.committed(now, 1, {"a"})
+        window.record_commit(now, 1, {"a"})
 
-    assert window.width_seconds(now) > 0
+    assert window.compute_width(now) > 0
     assert window.is_complete({"a"})
 
 
 def test_commit_does_not_wait_for_writers_without_a_lane() -> None:
     window = CommitWindow()
-    window.committed(100.0, 500, frozenset())
+    window.record_commit(100.0, 500, frozenset())
 
     assert window.is_complete(frozenset())
 
@@ -67,7 +67,7 @@ def test_commit_does_not_wait_for_writers_without_a_lane() -> None:
 def test_the_window_shuts_again_after_the_rush() -> None:
     window, now = _busy(per_second=100_000, seconds=1.0)
 
-    widths = [window.width_seconds(now + later) for later in (0.0, 0.1, 0.3, 1.0)]
+    widths = [window.compute_width(now + later) for later in (0.0, 0.1, 0.3, 1.0)]
 
     assert widths == sorted(widths, reverse=True)
     assert widths[-1] == 0.0
@@ -80,9 +80,9 @@ def test_the_width_is_nothing_or_within_bounds(
     window, now = CommitWindow(), 0.0
     for pause, writes in commits:
         now += pause
-        window.committed(now, writes, {"a", "b"})
+        window.record_commit(now, writes, {"a", "b"})
 
-    width = window.width_seconds(now + later)
+    width = window.compute_width(now + later)
 
     assert width == 0.0 or NARROWEST_SECONDS <= width <= WIDEST_SECONDS
 
@@ -92,5 +92,5 @@ def _busy(*, per_second: int, seconds: float) -> tuple[CommitWindow, float]:
     window, now = CommitWindow(), 100.0
     for _ in range(int(seconds / 0.01)):
         now += 0.01
-        window.committed(now, per_second // 100, MANY)
+        window.record_commit(now, per_second // 100, MANY)
     return window, now

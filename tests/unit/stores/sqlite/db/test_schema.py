@@ -18,7 +18,7 @@ from steadyrun.model.session import ResumeToken, Session
 from steadyrun.store import Lane
 from steadyrun.stores.sqlite import DATABASE, SqliteStore
 from steadyrun.stores.sqlite.db import schema
-from steadyrun.stores.sqlite.sql.rows import moment
+from steadyrun.stores.sqlite.sql.rows import from_micros
 
 _FIRST = """
     INSERT INTO agents VALUES ('agt_held', 'run_1', 'claude', CAST('
@@ -42,7 +42,7 @@ _SECOND = """
     INSERT INTO lanes VALUES ('agt_ada', 'idle', 0, NULL, NULL, 0, 0, 0);
 """
 _EVENTS = "INSERT INTO event_batches VALUES (1, 'agt_held', NULL, 'prc_1', 1, 2, 0, :body)"
-SAID = [Emitted(n, 0, moment(1000000), Note(text)) for n, text in ((1, "one"), (2, "two"))]
+SAID = [Emitted(n, 0, from_micros(1000000), Note(text)) for n, text in ((1, "one"), (2, "two"))]
 
 
 def test_what_the_first_version_wrote_is_kept(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_what_the_first_version_wrote_is_kept(tmp_path: Path) -> None:
             held = await store.lane(AgentId("agt_held"))
             assert held == Lane(held.agent, "held", False, None, HolderId("hld_1"), 3, 2, 1, 2)
             ready = await store.lane(AgentId("agt_ready"))
-            assert ready == Lane(ready.agent, "ready", True, moment(1000000), None, 0, 1, 1)
+            assert ready == Lane(ready.agent, "ready", True, from_micros(1000000), None, 0, 1, 1)
             item = await store.item(ItemId("itm_1"))
-            at = moment(1000000)
+            at = from_micros(1000000)
             assert item == Item(item.id, ready.agent, 1, "message", "go", "resume", at)
             agent = await store.agent("run_1")
             assert agent == Agent(held.agent, "run_1", ("claude",), "/", is_direct=True)
@@ -99,7 +99,7 @@ def _opened(agent: Agent, item: Item) -> Created:
 def _make_early(home: Path, steps: int = 1, rows: str = _FIRST) -> None:
     """The file as an early version made it: its steps, and some rows."""
     with closing(sqlite3.connect(home / DATABASE)) as connection:
-        for step in schema.steps()[:steps]:
+        for step in schema.read_migrations()[:steps]:
             connection.executescript(step)
         connection.executescript(rows)
         connection.execute(_EVENTS, {"body": encode_events(SAID, Scrubber())})

@@ -32,11 +32,11 @@ class OpenWindow(CommitWindow):
         self.commits: list[int] = []
         self._shuts_at = 0.0
 
-    def width_seconds(self, now: float) -> float:
+    def compute_width(self, now: float) -> float:
         self._shuts_at = now + LONG_SECONDS
         return LONG_SECONDS
 
-    def committed(self, now: float, writes: int, lanes: Set[str]) -> None:
+    def record_commit(self, now: float, writes: int, lanes: Set[str]) -> None:
         del lanes
         # Nothing is a commit that came about only because the time ran out.
         self.commits.append(writes if now < self._shuts_at else 0)
