@@ -31,6 +31,7 @@ check: setup ## formatting, lint, types, import rules, sizes
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_sizes.py
+	@$(BIN)/python scripts/check_prose.py
 
 format: setup ## rewrite the sources in the house format
 	@$(BIN)/ruff format .

@@ -24,7 +24,7 @@ NOT_NOUNS = {
     "about", "after", "again", "apart", "around", "aside", "before", "behind", "beside", "between",
     "beyond", "ever", "here", "kept", "known", "left", "live_again", "lost", "maybe", "never",
     "often", "once", "said", "seen", "somehow", "soon", "then", "there", "told", "twice", "until",
-    "warm", "when", "where", "whoever",
+    "warm", "when", "where",
 }  # fmt: skip
 # A boolean, a conversion, a callback, a context or a decorated value.
 PREFIXES = {

@@ -21,6 +21,8 @@ PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md")
 # Recorded traffic is what a CLI printed, and a licence is not ours to edit.
 EXEMPT = ("tests/recordings/claude", "tests/recordings/codex")
 LARGE_CLASS_LINES = 150
+# The value that a stored approval has in `by` if it was denied without a person.
+PUBLIC_VALUE = re.compile(r"[\"`]nobody[\"`]")
 
 
 def main() -> int:
@@ -46,7 +48,7 @@ def _check(path: Path) -> Iterator[str]:
         return
     text = path.read_text("utf-8")
     for number, line in enumerate(text.splitlines(), 1):
-        if found := BANNED.search(line.replace("_", " ")):
+        if found := BANNED.search(PUBLIC_VALUE.sub("", line).replace("_", " ")):
             yield f"{path}:{number} says {found.group()!r}: name the actor"
     if path.suffix == ".py":
         yield from _check_docstrings(path, ast.parse(text))

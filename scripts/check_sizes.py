@@ -19,10 +19,12 @@ MOST_ATTRIBUTES = 12
 MOST_METHODS = 20
 MOST_MODULES = 15
 # The model is one folder of pure data; a conformance suite has a module for each group of promises.
-LARGE_FOLDERS = {"model", "store_conformance", "provider_conformance", "model_servers"}
+# The tools of lib have one subject each and do not know each other.
+LARGE_FOLDERS = {"lib", "model", "store_conformance", "provider_conformance", "model_servers"}
 # Files over the question size, each with the reason why it has one subject.
 LONG_FILES = {
     "src/steadyrun/drivers/keeper.py": "it runs as one file, without the package around it",
+    "src/steadyrun/store.py": "it is the contract of the store, with its promises",
 }
 # Classes whose number of methods is that of the contract they implement.
 CONTRACT_CLASSES: dict[str, str] = {}
