@@ -28,11 +28,11 @@ class Recorded(StartedAppServer):
         self.lines: list[RecordedLine] = []
         super().__init__(folder, base_url)
 
-    def tell(self, *frames: Frame) -> None:
+    def send(self, *frames: Frame) -> None:
         self.lines += [RecordedLine("in", frame) for frame in frames]
         super().send(*frames)
 
-    def hear_until(
+    def read_until(
         self, is_last: Callable[[Frame], bool], seconds: float = TIMEOUT_SECONDS
     ) -> list[Frame]:
         frames = super().read_until(is_last, seconds)
@@ -42,7 +42,7 @@ class Recorded(StartedAppServer):
     def turn(self, thread: str, words: str) -> None:
         """A turn, from its beginning to its end."""
         self.start_turn(thread, words)
-        self.hear_until(is_turn_end)
+        self.read_until(is_turn_end)
 
     def events(self) -> list[Any]:
         return [known(seen) for seen in replay(Codex(), self.lines)]
@@ -85,7 +85,7 @@ def test_a_turn_beside_another_is_neither_lost_nor_a_follow_up(tmp_path: Path) -
             gates[word].wait_until_reached()
         for gate in gates.values():
             gate.open()
-            codex.hear_until(is_turn_end)
+            codex.read_until(is_turn_end)
         events = codex.events()
 
     [end] = ends(events)
@@ -107,7 +107,7 @@ def test_review_is_a_run_with_its_findings(tmp_path: Path) -> None:
         thread = codex.start_thread()
         what = {"type": "custom", "instructions": "look"}
         codex.hear_answer("review/start", threadId=thread, target=what)
-        codex.hear_until(is_turn_end)
+        codex.read_until(is_turn_end)
         codex.turn(thread, "go on")
         events = codex.events()
 
