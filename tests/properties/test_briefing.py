@@ -79,5 +79,5 @@ def _is_ours(line: str) -> bool:
         "", "Asked:", "Done, and what came of it:", "Said and decided:",
         "Files, the last one touched last:", "[End of the record.]",
     )  # fmt: skip
-    begins = ("This is what the conversation here", "What to do next: go on with")
+    begins = ("This is the work that is not in", "What to do next: continue with")
     return line in known or line.startswith(begins) or line.endswith(" more in the record)")

@@ -186,10 +186,11 @@ def test_what_could_not_be_sent_before_the_end_is_there_for_the_next(tmp_path: P
     async def main() -> None:
         async with recording(tmp_path) as record:
             await record.end(await record.begin("ada"))
-            took = Took(refusals=1)
+            took = Took(refusals=100)
             await record.told(took, waits=(60.0,))
-            assert (took.tries, took.names) == (1, [])
+            assert took.names == []
 
+            took.tries = 100
             await record.told(took)
 
         assert took.names == ["invoke_agent ada"]
