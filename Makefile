@@ -19,10 +19,10 @@ setup: $(STAMP) ## make the environment in .venv from hashed requirement files
 up: setup ## run the daemon with a demo agent, until Ctrl-C
 	@$(BIN)/python scripts/demo.py
 
-test: setup ## run all tests: about 7 minutes on two cores
+test: setup ## run all tests, four workers side by side
 	@$(BIN)/python scripts/run_tests.py
 
-test-fast: setup ## run the tests that start no daemon: less than a minute
+test-fast: setup ## run the tests that start no daemon
 	@$(BIN)/python scripts/run_tests.py --fast
 
 check: setup ## formatting, lint, types, import rules, sizes

@@ -19,7 +19,7 @@ MOST_ATTRIBUTES = 12
 MOST_METHODS = 20
 MOST_MODULES = 15
 # The model is one folder of pure data; a conformance suite has a module for each group of promises.
-# The tools of lib have one subject each and do not know each other.
+# lib is a collection of small tools, one subject each.
 LARGE_FOLDERS = {"lib", "model", "store_conformance", "provider_conformance", "model_servers"}
 # Files over the question size, each with the reason why it has one subject.
 LONG_FILES = {
